@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -13,41 +12,21 @@ import numpy as np
 import pytest
 
 from mtfc.backends.common.shares import Share
-from mtfc.compiler.ir.core import Program
-from mtfc.driver.training.data_sources import DataSource, open_source
-from tests.harness import load
-
-Batch = Mapping[str, Any]
-
-BATCH, LENGTH, IO, VOCAB = 8, 5, 3, 300
-
-CLASSIFIER = """\
-dim batch = 8
-dim io = 3
-dim classes = 300
-model small(x: f32[batch, io], scale: f32[io], labels: i32[batch]) {
-  param w: f32[io, classes] = normal()
-  loss = mean(square(einsum(x * scale, w -> [batch, classes]) - one_hot(labels, classes)))
-  return loss
-}
-"""
-
-TOKENS = """\
-dim batch = 8
-dim length = 5
-dim vocab = 300
-model lm(tokens: i32[batch, length]) {
-  param w: f32[vocab] = normal()
-  loss = mean(gather(w, tokens, vocab))
-  return loss
-}
-"""
-
-
-@lru_cache
-def program(source: str) -> Program:
-    (found,) = load(source).programs
-    return found
+from mtfc.driver.training.batch_iterators import DataSource
+from mtfc.driver.training.data_sources import open_source
+from tests.training.models import (
+    BATCH,
+    CLASSIFIER,
+    IO,
+    LENGTH,
+    TOKENS,
+    VOCAB,
+    Batch,
+    program,
+    shares,
+    steps,
+    taken,
+)
 
 
 def classified(count: int) -> dict[str, Any]:
@@ -119,19 +98,6 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Data
     return open
 
 
-def steps(source: DataSource, share: Share, seed: int | None, start: Any = None) -> Iterator[Batch]:
-    """Yield the batches of a source, and close it."""
-    iterator = source.batches(share, seed, start)
-    try:
-        while True:
-            try:
-                yield next(iterator)
-            except StopIteration:
-                return
-    finally:
-        iterator.close()
-
-
 def numbers(batch: Batch) -> list[int]:
     """Return the numbers of the examples in a batch; check that the inputs and the positions of each row agree."""
     if "tokens" in batch:
@@ -149,10 +115,6 @@ def numbers(batch: Batch) -> list[int]:
 
 def joined(lists: Iterable[list[int]]) -> list[int]:
     return list(chain.from_iterable(lists))
-
-
-def taken(source: DataSource, count: int, seed: int | None, share: Share | None = None) -> list[Batch]:
-    return list(islice(steps(source, share or Share(), seed), count))
 
 
 def test_every_example_comes_once_an_epoch(opened: Callable[..., DataSource]) -> None:
@@ -190,18 +152,6 @@ def test_micro_batches_are_consecutive_batches(opened: Callable[..., DataSource]
     epochs = list(map(numbers, taken(source, 4, seed=1)))
     for epoch in (epochs[:2], epochs[2:]):
         assert len(set(joined(epoch))) == 4 * BATCH, "an epoch has no example twice"
-
-
-ROWS = {"x": BATCH, "labels": BATCH, "tokens": BATCH, "scale": IO}
-
-
-def shares(processes: int) -> list[Share]:
-    part = BATCH // processes
-    split = ("x", "labels", "tokens")
-    return [
-        Share(dict.fromkeys(split, ((i * part, (i + 1) * part),)) | {"scale": ((1, 3),)})
-        for i in range(processes)
-    ]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])

@@ -8,63 +8,32 @@ the number of the next step, for any number of processes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
 from zlib import crc32
 
 import attrs
 
-from mtfc.backends.common.devices import Unavailable
 from mtfc.backends.common.shares import Ranges, Share
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import Array
-from mtfc.driver.errors import UsageError, say
+from mtfc.driver.errors import UsageError
+from mtfc.driver.training.batch_iterators import (
+    AHEAD,
+    BatchIterator,
+    DataSource,
+    Position,
+    PositionedIterator,
+    import_grain,
+)
 from mtfc.driver.training.data_inputs import DataInput, data_inputs
 from mtfc.driver.training.example_files import TOKEN_DTYPES, Examples, open_examples
+from mtfc.driver.training.user_data import FUNCTION, load_function
 from mtfc.reports.table import listed
-
-Position = Mapping[str, Any]
-"""A position in the data, as a checkpoint stores it: numbers and text, ready for JSON."""
-
-AHEAD = 4
-"""The number of steps that are read ahead."""
 
 THREADS = 2
 """The number of threads that read examples from files."""
-
-
-class BatchIterator(Protocol):
-    """The data of one step after the other, for one process: rows of each input, and all of an input that is not split.
-
-    With several micro-batches a step, arrays have their number as the first dimension.
-    """
-
-    def __next__(self) -> dict[str, Array]: ...
-
-    def state(self) -> Position:
-        """Return the position after the last step that `next` returned; steps read ahead do not count."""
-
-    def close(self) -> None:
-        """Stop reading ahead."""
-
-
-class DataSource(Protocol):
-    """The data of `--data` or `--eval`. steps_per_epoch: the number of steps in one pass; None if it is unknown."""
-
-    @property
-    def steps_per_epoch(self) -> int | None: ...
-
-    def description(self) -> str:
-        """Return a line for people: the number of examples and steps, and the examples that are left out."""
-
-    def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
-        """Return the steps for one process. Raises `UsageError`, and so does `next`; `next` also raises `CompileError`.
-
-        seed: shuffles the examples, in another order each epoch, without end. None gives one pass in the order of the data.
-        start: a position that `state` returned, of any process.
-        """
 
 
 def open_source(spec: str, program: Program, accumulate: int = 1) -> DataSource:
@@ -76,8 +45,16 @@ def open_source(spec: str, program: Program, accumulate: int = 1) -> DataSource:
     inputs = data_inputs(program)
     if not inputs:
         raise UsageError(f"model {program.name} has no inputs: leave out --data")
+    if _is_function(spec):
+        return load_function(spec, inputs, accumulate)
     path, dtype = _location(spec)
     return FileSource(open_examples(path, dtype, inputs), inputs, accumulate).checked()
+
+
+def _is_function(spec: str) -> bool:
+    """Return True for `MODULE:FUNCTION`; a name before the colon that is a file is that of a file of tokens."""
+    match = FUNCTION.fullmatch(spec)
+    return match is not None and match[2] not in TOKEN_DTYPES and not Path(match[1]).is_file()
 
 
 def _location(spec: str) -> tuple[str, str | None]:
@@ -140,8 +117,8 @@ class FileSource:
 
     def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
         reads = StepReads(self, share, ExampleOrder(self.examples.count, seed))
-        numbers = _grain().MapDataset.range(sys.maxsize if seed is not None else self.steps_per_epoch)
-        options = _grain().ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)
+        numbers = import_grain().MapDataset.range(sys.maxsize if seed is not None else self.steps_per_epoch)
+        options = import_grain().ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)
         iterator = iter(numbers.map(reads).to_iter_dataset(options))
         order = {"examples": self.examples.count, "per_step": self.per_step, "seed": seed}
         return PositionedIterator.at(iterator, order, start, self.examples.name)
@@ -160,7 +137,7 @@ class ExampleOrder:
 
         if self.seed is None:
             return positions
-        shuffled, last = _grain().experimental.index_shuffle, self.count - 1
+        shuffled, last = import_grain().experimental.index_shuffle, self.count - 1
         seed = crc32(f"{self.seed} {epoch}".encode())
         found = [shuffled(each, max_index=last, seed=seed, rounds=4) for each in positions.tolist()]
         return np.array(found, np.int64)
@@ -201,56 +178,3 @@ class StepReads:
                 known[ranges] = self.order.numbers(epoch, number * examples.dim.size + rows)
             batch[each.name] = examples.read(each, known[ranges])
         return batch
-
-
-@attrs.frozen(eq=False)
-class PositionedIterator:
-    """A grain iterator whose state also tells the order of the examples.
-
-    A checkpoint's position has a meaning only in the same order.
-    """
-
-    iterator: Any
-    order: Mapping[str, Any]
-
-    @classmethod
-    def at(
-        cls, iterator: Any, order: Mapping[str, Any], start: Position | None, name: str
-    ) -> PositionedIterator:
-        """Return the iterator at `start`, or with a message at the first step if the order is not that of `start`."""
-        if start is not None and start["order"] == order:
-            iterator.set_state(start["iterator"])
-        elif start is not None:
-            before, now = start["order"], order
-            changes = ", ".join(
-                f"{key} {before.get(key)} -> {now.get(key)}"
-                for key in {**before, **now}
-                if before.get(key) != now.get(key)
-            )
-            say(
-                f"{name}: the data has changed since the checkpoint ({changes}): reading starts at its first step"
-            )
-        return cls(iterator, order)
-
-    def __iter__(self) -> Iterator[dict[str, Array]]:
-        return self
-
-    def __next__(self) -> dict[str, Array]:
-        return dict(next(self.iterator))
-
-    def state(self) -> Position:
-        return {"order": dict(self.order), "iterator": self.iterator.get_state()}
-
-    def close(self) -> None:
-        self.iterator.close()
-
-
-def _grain() -> Any:
-    """Return the `grain` package. Raises `Unavailable` if it is not installed."""
-    try:
-        import grain
-    except ImportError as error:
-        raise Unavailable(
-            f"training reads data with the package grain, which cannot be imported ({error}): pip install 'mtfc[train]'"
-        ) from error
-    return grain

@@ -1,4 +1,4 @@
-"""Trainer for hours on JAX's devices, for `mtfc train`: data, checkpoints, metrics, one process or several."""
+"""Training for hours on JAX's devices, for `mtfc train`: data, checkpoints, metrics, one process or several."""
 
 from __future__ import annotations
 
