@@ -18,7 +18,7 @@ from mtfc.reports.training_report import TrainingStep
 
 if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import JaxProgram, TrainState
-    from mtfc.driver.training.data_sources import BatchIterator
+    from mtfc.driver.training.batch_iterators import BatchIterator
     from mtfc.driver.training.signals import Stop
 
 

@@ -22,8 +22,9 @@ from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.running import execution
+from mtfc.driver.training.batch_iterators import BatchIterator, DataSource
 from mtfc.driver.training.checkpoints import About, Checkpoints, are_finite, checksums, kinds
-from mtfc.driver.training.data_sources import BatchIterator, DataSource, open_source
+from mtfc.driver.training.data_sources import open_source
 from mtfc.driver.training.hosts import Hosts
 from mtfc.driver.training.loop import NotFinite, Schedule, TrainLoop
 from mtfc.driver.training.metrics import JsonLines, Lines, ProgressBar, Sink, TensorBoard, Throughput
