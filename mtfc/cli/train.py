@@ -58,6 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seed of parameters and of the order of data (default: 0)",
     )
     add_parameters(parser)
+    _add_results(parser)
+    add_selection(parser, "the first")
+    add_format(parser)
+
+
+def _add_results(parser: argparse.ArgumentParser) -> None:
+    """Add the options about checkpoints, figures and processes."""
     kept = parser.add_argument_group("checkpoints")
     kept.add_argument(
         "--dir", metavar="DIR", dest="folder", help="the folder for checkpoints and metrics.jsonl"
@@ -93,8 +100,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     hosts.add_argument(
         "--distributed", action="store_true", help="take these from SLURM, Open MPI, TPU pods or Kubernetes"
     )
-    add_selection(parser, "the first")
-    add_format(parser)
 
 
 def _index(text: str) -> int:
