@@ -2,8 +2,8 @@
 
 A network with parameters of 0 to 3 dimensions, some of them in a `repeat`, learns a function from a new batch in every step. mtfc
 trains the network under a layout that splits parameters and states. JAX differentiates the same network written by hand, optax
-makes the updates. Both start at the same values and compute in f64, so that a difference is one of formulas. Both compute schedules
-in f32 even then, and mtfc the norm by which gradients are clipped.
+makes the updates. Both start at the same values and compute in f64, so that a difference is one of formulas. But both compute
+schedules in f32, and mtfc the norm by which gradients are clipped.
 """
 
 from __future__ import annotations
