@@ -15,7 +15,7 @@ After this pass no gradient and no update is implicit; nothing is split yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import attrs
@@ -28,7 +28,12 @@ from mtfc.compiler.ir.training import GRAD_NORM, LEARNING_RATE, returned_outputs
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS, Dim, scalar
 from mtfc.compiler.passes.autodiff.backward import backward
-from mtfc.compiler.passes.autodiff.micro_batches import over_micro_batches, stacked, with_micro_dim
+from mtfc.compiler.passes.autodiff.micro_batches import (
+    over_micro_batches,
+    replaced_by,
+    stacked,
+    with_micro_dim,
+)
 from mtfc.compiler.passes.autodiff.update_equations import Updater, gradient_norm, inlined
 from mtfc.compiler.passes.pass_base import Pass
 
@@ -87,7 +92,7 @@ def _seeds(builder: Builder, forward: Function, training: Training | None) -> di
     """Return the seeds: 1 for the minimized value, or without training ones for every float output."""
     lines = {value: eqn.span for eqn in forward.body for value in eqn.results}
     seeds: dict[Value, Value] = {}
-    for output in forward.outputs:
+    for output in forward.handed_out:
         value = output.value
         wanted = training is None or output.name == training.minimize
         if wanted and value.type.dtype in FLOATS and value not in seeds:
@@ -103,16 +108,20 @@ def _named_gradients(body: Sequence[Equation], gradients: Mapping[Value, Value])
 
 
 def gradients_function(program: Program) -> Function:
-    """Return the function of forward's outputs and the gradients of all float inputs and parameters, zeros for unused ones."""
+    """Return the function of forward's outputs and the gradients of all float inputs and parameters, zeros for unused ones.
+
+    States have no gradient.
+    """
     forward = bound(program.function("forward"), training=True)
     builder = _continue(forward)
-    wanted = _float_arguments(forward, ("input", "parameter"))
+    arguments = _float_arguments(forward, ("input", "parameter"))
+    wanted = [value for value in arguments if value.name not in program.states]
     gradients = backward(builder, forward.body, _seeds(builder, forward, program.training), wanted)
     for value in wanted:
         if value not in gradients:
             gradients[value] = builder("full", dims=value.type.dims, value=0.0, dtype=value.type.dtype)
     outputs = [Output(f"d_{value.name}", gradients[value]) for value in wanted]
-    function = Function("gradients", forward.arguments, tuple(builder.body), (*forward.outputs, *outputs))
+    function = Function("gradients", forward.arguments, tuple(builder.body), (*forward.handed_out, *outputs))
     return rename_values(function, _named_gradients(builder.body, gradients))
 
 
@@ -129,13 +138,14 @@ def _clipped(
 class Differentiated:
     """Reported outputs, the loss first, and gradients of the parameters, in a builder's body.
 
-    Both belong to one batch, or are means over several.
+    Both belong to one batch, or are means over several. states: the new values of the model's states, after the last batch.
     """
 
     builder: Builder
     arguments: tuple[Argument, ...]
     outputs: Mapping[str, Value]
     gradients: dict[Value, Value]
+    states: Mapping[str, Value]
 
 
 def _whole_batch(forward: Function, training: Training) -> Differentiated:
@@ -144,7 +154,7 @@ def _whole_batch(forward: Function, training: Training) -> Differentiated:
     gradients = backward(builder, forward.body, _seeds(builder, forward, training), parameters)
     values = {output.name: output.value for output in forward.outputs}
     outputs = {name: values[name] for name in returned_outputs(forward, training)}
-    return Differentiated(builder, forward.arguments, outputs, gradients)
+    return Differentiated(builder, forward.arguments, outputs, gradients, replaced_by(forward))
 
 
 def _minimized(forward: Function, training: Training) -> Value:
@@ -162,49 +172,58 @@ def _micro_batches(forward: Function, training: Training, micro: Dim) -> Differe
         return backward(inner, body.body, {loss: seed}, _trained(body, training))
 
     names = returned_outputs(forward, training)
-    totals, sums = over_micro_batches(builder, forward, arguments, micro, names, gradients)
+    totals, sums, states = over_micro_batches(builder, forward, arguments, micro, names, gradients)
     dtypes = {output.name: output.value.type.dtype for output in forward.outputs}
     means = [builder("mul", total, builder.like(1 / micro.size, total)) for total in totals]
     outputs = {name: builder.cast(mean, dtypes[name]) for name, mean in zip(names, means, strict=True)}
-    return Differentiated(builder, arguments, outputs, sums)
+    return Differentiated(builder, arguments, outputs, sums, states)
 
 
 def gradient_functions(program: Program, training: Training, micro: Dim | None) -> Iterator[Function]:
     """Yield the parts of a step that compute loss and gradients, so that another optimizer can replace the file's.
 
     `batch_gradients` is for one batch, `step_gradients` for several micro-batches, and `clip_gradients` scales the gradients of
-    either. A gradient is an output that belongs to a parameter, and so is placed as the parameter is.
+    either. A gradient is an output that belongs to a parameter, and so is placed as the parameter is. In place of a gradient, a
+    state has its new value.
     """
     forward = bound(program.function("forward"), training=True)
-    yield _gradients("batch_gradients", _whole_batch(forward, training), training)
+    yield _gradients("batch_gradients", _whole_batch(forward, training), training, program.states)
     if micro is not None:
-        yield _gradients("step_gradients", _micro_batches(forward, training, micro), training)
+        found = _micro_batches(forward, training, micro)
+        yield _gradients("step_gradients", found, training, program.states)
     if training.clip is not None:
-        yield _clipping(forward, training, training.clip)
+        yield _clipping(forward, training, training.clip, program.states)
 
 
-def _gradients(name: str, found: Differentiated, training: Training) -> Function:
-    """Return the function of the loss and the gradient of each parameter, zeros for a parameter without a gradient."""
+def _gradients(name: str, found: Differentiated, training: Training, states: Collection[str]) -> Function:
+    """Return the function of the loss, the gradient of each parameter, and the new value of each state.
+
+    The gradient of a parameter that the loss does not depend on is zeros.
+    """
     builder, gradients = found.builder, found.gradients
     names = _named_gradients(builder.body, gradients)
     given = list[Output]()
     for value in (a.value for a in found.arguments if a.role == "parameter"):
-        gradient = gradients.get(value) or builder(
-            "full", dims=value.type.dims, value=0.0, dtype=value.type.dtype
-        )
-        given.append(Output(value.name, gradient, value.name))
+        new = found.states.get(value.name, value) if value.name in states else gradients.get(value)
+        if new is None:
+            new = builder("full", dims=value.type.dims, value=0.0, dtype=value.type.dtype)
+        given.append(Output(value.name, new, value.name))
     handed = Output(training.minimize, found.outputs[training.minimize])
     function = Function(name, found.arguments, tuple(builder.body), (handed, *_apart([handed], given)))
     return numbered(rename_values(function, names))
 
 
-def _clipping(forward: Function, training: Training, limit: float) -> Function:
-    """Return the function that clips gradients; an argument is a gradient, under the name of its parameter."""
+def _clipping(forward: Function, training: Training, limit: float, states: Collection[str]) -> Function:
+    """Return the function that clips gradients; an argument is a gradient, under the name of its parameter.
+
+    States stay as they are.
+    """
     arguments = tuple(argument for argument in forward.arguments if argument.role == "parameter")
     values = [argument.value for argument in arguments]
     builder = Builder(Names(value.name for value in values), training.span, "update")
-    clipped = _clipped(builder, {v: v for v in values}, gradient_norm(builder, values), limit)
-    outputs = tuple(Output(value.name, clipped[value], value.name) for value in values)
+    trained = [value for value in values if value.name not in states]
+    clipped = _clipped(builder, {v: v for v in trained}, gradient_norm(builder, trained), limit)
+    outputs = tuple(Output(value.name, clipped.get(value, value), value.name) for value in values)
     return Function("clip_gradients", arguments, tuple(builder.body), outputs)
 
 
@@ -234,7 +253,10 @@ def _built_in(builder: Builder, training: Training, gradients: Mapping[Value, Va
 
 
 def with_step(program: Program, training: Training, with_gradients: bool = False) -> Program:
-    """Add forward pass, gradients and updates as `step`; a parameter that is frozen, or has no gradient, stays as it is."""
+    """Add forward pass, gradients and updates as `step`.
+
+    A parameter that is frozen, or has no gradient, stays as it is. So does a state that the model does not update.
+    """
     forward, micro = bound(program.function("forward"), training=True), None
     if training.accumulate > 1:
         program, micro = with_micro_dim(program, training.accumulate)
@@ -248,10 +270,10 @@ def with_step(program: Program, training: Training, with_gradients: bool = False
         gradients = _clipped(builder, gradients, own[GRAD_NORM], training.clip)
     states, changed = _updated(builder, program, training, gradients)
     kept = (a.value for a in found.arguments if a.role == "parameter" and a.value not in gradients)
-    unchanged = (Output(value.name, value, value.name) for value in kept)
+    others = (Output(value.name, found.states.get(value.name, value), value.name) for value in kept)
     values = {**own, **found.outputs}
     handed = [Output(name, values[name]) for name in (training.minimize, *training.report)]
-    replacing = _apart(handed, (*changed, *unchanged))
+    replacing = _apart(handed, (*changed, *others))
     step = Function("step", (*found.arguments, *states), tuple(builder.body), (*handed, *replacing))
     functions = (*program.functions, *more, numbered(rename_values(step, names)))
     done = attrs.evolve(training, updates=(), learning_rate=None)

@@ -38,7 +38,7 @@ def step_reports(
 
     The learning rate is that of `optimizers`, where None stands for an optimizer with an error.
     """
-    outputs = {output.name: output.value.type for output in model.program.function("forward").outputs}
+    outputs = {output.name: output.value.type for output in model.program.function("forward").handed_out}
     found: dict[str, ast.Name] = {}
     for name in _once(decl.report or (), scope):
         if name.text in outputs:
