@@ -47,6 +47,7 @@ from mtfc.compiler.passes.autodiff.loss_scaling import (
 )
 from mtfc.compiler.passes.autodiff.micro_batches import over_micro_batches, stacked, with_micro_dim
 from mtfc.compiler.passes.autodiff.update_equations import Updater, gradient_norm, inlined
+from mtfc.compiler.passes.autodiff.wide_sums import with_wide_sums
 from mtfc.compiler.passes.pass_base import Pass
 
 
@@ -166,6 +167,8 @@ def _whole_batch(forward: Function, training: Training, is_step: bool = False) -
     scale = state.scale.value if state else None
     start = seed(builder, loss, training.loss_scale, scale)
     gradients = backward(builder, forward.body, {loss: start}, parameters)
+    if training.reduce:
+        gradients = with_wide_sums(builder, gradients, training.reduce, forward.outputs)
     values = {output.name: output.value for output in forward.outputs}
     outputs = {name: values[name] for name in returned_outputs(forward, training)}
     return Differentiated(builder, forward.arguments, outputs, gradients, state)
@@ -186,7 +189,8 @@ def _micro_batches(
     def gradients(inner: Builder, body: Function, scale: Value | None) -> dict[Value, Value]:
         loss = _minimized(body, training)
         start = seed(inner, loss, training.loss_scale, scale, 1 / micro.size)
-        return backward(inner, body.body, {loss: start}, _trained(body, training))
+        found = backward(inner, body.body, {loss: start}, _trained(body, training))
+        return with_wide_sums(inner, found, training.reduce, body.outputs) if training.reduce else found
 
     names = returned_outputs(forward, training)
     scale = state.scale.value if state else None
