@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtfc.driver.training.shares import Share
+from mtfc.backends.common.shares import Share
 
 SPECS = [
     ("rows", None),

@@ -14,6 +14,7 @@ from zlib import crc32
 
 import attrs
 
+from mtfc.backends.common.shares import Ranges, Share
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import Array
@@ -28,7 +29,6 @@ from mtfc.driver.training.batch_iterators import (
 )
 from mtfc.driver.training.data_inputs import DataInput, data_inputs
 from mtfc.driver.training.example_files import TOKEN_DTYPES, Examples, open_examples
-from mtfc.driver.training.shares import Ranges, Share
 from mtfc.driver.training.user_data import FUNCTION, load_function
 
 THREADS = 2
