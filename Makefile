@@ -20,7 +20,7 @@ $(VENV)/ready: pyproject.toml
 		|| { echo "mtfc needs Python 3.11 or later: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev,jax]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,jax,train]'
 	@touch $@
 
 demo: setup  ## train the handwritten digits on both backends, then compare the layouts

@@ -416,7 +416,8 @@ def test_labels_have_places() -> None:
 def test_a_compiled_model_has_a_short_text() -> None:
     compiled = mtfc.compile_text(MODEL, layout="both")
     assert re.fullmatch(
-        r"<Compiled small: mesh grid = \[rows: 2, cols: 3\], layout both \{batch: rows, io: cols\}, 2 parameters of 21 numbers>",
+        r"<Compiled small: mesh grid = \[rows: 2, cols: 3\], layout both \{batch: rows, io: cols\}, "
+        r"2 parameters of 21 numbers, \d+ B per device>",
         repr(compiled),
     )
 

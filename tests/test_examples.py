@@ -14,7 +14,7 @@ import pytest
 
 import mtfc
 from mtfc.compiler.ir.core import Program
-from mtfc.driver.data.npz import Arrays
+from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMesh, choose
 from mtfc.driver.running.execution import Session, load

@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_parameters(parser)
     parser.add_argument(
-        "--save", metavar="FILE.npz", help="write the outputs, or the trained parameters and losses"
+        "--save",
+        metavar="FILE",
+        help="write the outputs, or the trained parameters and losses: .npz, or .safetensors",
     )
     parser.add_argument(
         "--seed", metavar="N", type=seed, default=0, help="seed of drawn inputs and parameters (default: 0)"

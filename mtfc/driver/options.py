@@ -24,7 +24,7 @@ class CompileOptions:
 
 @attrs.frozen
 class RunOptions:
-    """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of NPZ files."""
+    """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of files of arrays."""
 
     file: str
     choice: Choice = attrs.field(factory=Choice)
@@ -41,7 +41,7 @@ class RunOptions:
 
 @attrs.frozen
 class VerifyOptions:
-    """The options of a verification. `data` and `params` are paths of NPZ files. backend: None runs both backends."""
+    """The options of a verification. `data` and `params` are paths of files of arrays. backend: None runs both backends."""
 
     file: str
     choice: Choice = attrs.field(factory=Choice)

@@ -11,7 +11,7 @@ import attrs
 from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim
-from mtfc.driver.data.npz import Array, Arrays
+from mtfc.driver.data.array_files import Array, Arrays
 
 
 def source(program: Program, backend: str) -> str:
@@ -38,9 +38,10 @@ class Session:
 
     @classmethod
     def start(cls, module: Any, seed: int, given: Arrays) -> Session:
-        """Start a session. Parameters that are not given are drawn from `seed`."""
-        drawn = {} if given.keys() == module.PARAMETERS.keys() else module.init(seed)
-        params = {**drawn, **module.shard(dict(given), {name: module.PARAMETERS[name] for name in given})}
+        """Start a session. Parameters that are not given are drawn from `seed`; the given ones are placed one at a time."""
+        params = {} if given.keys() == module.PARAMETERS.keys() else dict(module.init(seed))
+        for name in given:
+            params |= module.shard({name: given[name]}, {name: module.PARAMETERS[name]})
         return cls(module, params, module.init_state() if hasattr(module, "init_state") else {})
 
     def evaluate(self, function: str, inputs: Arrays, smaller: Dim | None = None) -> dict[str, Array]:

@@ -14,7 +14,7 @@ from time import monotonic
 
 import attrs
 
-from mtfc.driver.data.npz import Array, Arrays
+from mtfc.driver.data.array_files import Array, Arrays
 from mtfc.driver.running.execution import Session
 
 SHARE = 0.03

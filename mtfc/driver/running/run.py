@@ -11,9 +11,9 @@ import attrs
 from mtfc.backends.common import allocator
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim
+from mtfc.driver.data.array_files import Arrays, save_arrays
 from mtfc.driver.data.files import check_apart, check_writable
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters, read_batches
-from mtfc.driver.data.npz import Arrays, write_npz
 from mtfc.driver.errors import OK, UsageError, say
 from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
@@ -75,7 +75,7 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
         return FinishedRun(status, options.backend, case, training.steps, training.results)
     steps, results = _evaluate(session, program, data.batches, options.steps or data.batches.count)
     if options.save is not None:
-        write_npz(options.save, results.joined())
+        save_arrays(options.save, results.joined())
     return FinishedRun(OK, options.backend, case, steps, results)
 
 

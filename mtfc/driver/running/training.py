@@ -14,8 +14,8 @@ from math import isfinite
 import attrs
 
 from mtfc.compiler.ir.core import Program
+from mtfc.driver.data.array_files import Array, Arrays, save_arrays
 from mtfc.driver.data.inputs import Batches
-from mtfc.driver.data.npz import Array, Arrays, write_npz
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
 from mtfc.driver.running.execution import Session
 from mtfc.driver.running.interrupts import delayed_interrupt
@@ -152,7 +152,7 @@ class TrainingRun:
         assert self.save is not None
         if "loss" in parameters:
             say(f"{self.save} has no losses: a parameter is called `loss`")
-        write_npz(self.save, {"loss": losses_of(steps), **parameters})
+        save_arrays(self.save, {"loss": losses_of(steps), **parameters})
 
 
 def _all_finite(arrays: Arrays) -> bool:

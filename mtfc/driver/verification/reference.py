@@ -21,8 +21,8 @@ from mtfc.compiler.passes.autodiff.differentiate import Differentiate
 from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.mixed_precision import MixedPrecision, everything_in
 from mtfc.compiler.passes.pipelines import run as run_passes
+from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.data.inputs import Batches, draw_batch, read_batches
-from mtfc.driver.data.npz import Arrays
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMesh
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import Session, load
