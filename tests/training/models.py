@@ -7,9 +7,9 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
+from mtfc.backends.common.shares import Share
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.training.batch_iterators import DataSource
-from mtfc.driver.training.shares import Share
 from tests.harness import load
 
 Batch = Mapping[str, Any]

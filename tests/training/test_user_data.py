@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mtfc.backends.common.shares import Share
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.driver.errors import UsageError
 from mtfc.driver.training.batch_iterators import BatchIterator, DataSource
 from mtfc.driver.training.data_sources import open_source
-from mtfc.driver.training.shares import Share
 from tests.training.models import BATCH, CLASSIFIER, IO, program, shares, steps, taken
 
 ITEM = """

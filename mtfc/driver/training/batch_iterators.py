@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import attrs
 
 from mtfc.backends.common.devices import Unavailable
+from mtfc.backends.common.shares import Share
 from mtfc.driver.data.array_files import Array
 from mtfc.driver.errors import say
-from mtfc.driver.training.shares import Share
 
 Position = Mapping[str, Any]
 """A position in the data, as a checkpoint stores it: numbers and text, ready for JSON."""

@@ -22,6 +22,7 @@ from typing import Any
 
 import attrs
 
+from mtfc.backends.common.shares import Share
 from mtfc.driver.data.array_files import Array, StoredArray
 from mtfc.driver.data.fitting import Fitting
 from mtfc.driver.errors import UsageError
@@ -33,7 +34,6 @@ from mtfc.driver.training.batch_iterators import (
     import_grain,
 )
 from mtfc.driver.training.data_inputs import DataInput
-from mtfc.driver.training.shares import Share
 from mtfc.reports.table import listed
 
 FUNCTION = re.compile(r"([^\W\d][\w.]*):([^\W\d][\w.]*)")

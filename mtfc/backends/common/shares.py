@@ -7,10 +7,9 @@ that do not follow each other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import attrs
-
-from mtfc.driver.data.array_files import Array
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges of rows, ascending and apart."""
@@ -41,7 +40,7 @@ class Share:
         """Return the ranges of an input with `count` rows in the global batch."""
         return self.ranges.get(name, ((0, count),))
 
-    def rows(self, name: str, count: int) -> Array:
+    def rows(self, name: str, count: int) -> Any:
         """Return the numbers of the rows of an input that the process holds, ascending; `count` is that of the global batch."""
         import numpy as np
 
