@@ -17,7 +17,7 @@ from mtfc.cli.options import (
     seed,
 )
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.training.hosts import Hosts
+from mtfc.driver.training.hosts import Hosts, keep_libraries_off_stdout
 from mtfc.driver.training.train import TrainOptions
 from mtfc.driver.training.train import train as train_model
 
@@ -110,7 +110,10 @@ def _index(text: str) -> int:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    done = train_model(_options(options), sources, sys.stdout if options.format == "text" else None)
+    given = _options(options)
+    if given.hosts.are_several:
+        keep_libraries_off_stdout()
+    done = train_model(given, sources, sys.stdout if options.format == "text" else None)
     if done.leads:
         print(
             done.summary.table() if options.format == "text" else json.dumps(done.summary.record(), indent=2)

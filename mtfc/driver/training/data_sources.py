@@ -25,12 +25,11 @@ from mtfc.driver.training.batch_iterators import (
     DataSource,
     Position,
     PositionedIterator,
-    import_grain,
 )
 from mtfc.driver.training.data_inputs import DataInput, data_inputs
 from mtfc.driver.training.example_files import TOKEN_DTYPES, Examples, open_examples
+from mtfc.driver.training.packages import import_package
 from mtfc.driver.training.user_data import FUNCTION, load_function
-from mtfc.reports.table import listed
 
 THREADS = 2
 """The number of threads that read examples from files."""
@@ -39,16 +38,18 @@ THREADS = 2
 def open_source(spec: str, program: Program, accumulate: int = 1) -> DataSource:
     """Open data for the undistributed model. Raises `CompileError` (E501 to E504, E506), `UsageError` and `Unavailable`.
 
-    spec: a file `.npz` or `.npy`, `FILE:DTYPE` for a file of tokens, a directory of such files, or `MODULE:FUNCTION`. accumulate:
-    the number of micro-batches of a step.
+    spec: a file `.npz` or `.npy`, `NAME=FILE.npy,...` for several inputs, `FILE:DTYPE` for a file of tokens, a directory of such
+    files, or `MODULE:FUNCTION`. accumulate: the number of micro-batches of a step.
     """
     inputs = data_inputs(program)
     if not inputs:
         raise UsageError(f"model {program.name} has no inputs: leave out --data")
     if _is_function(spec):
         return load_function(spec, inputs, accumulate)
-    path, dtype = _location(spec)
-    return FileSource(open_examples(path, dtype, inputs), inputs, accumulate).checked()
+    try:
+        return FileSource(open_examples(*_location(spec), inputs), inputs, accumulate).checked()
+    except OSError as error:
+        raise UsageError(f"{spec}: {(error.strerror or str(error)).lower()}") from None
 
 
 def _is_function(spec: str) -> bool:
@@ -62,20 +63,20 @@ def _location(spec: str) -> tuple[str, str | None]:
     path, colon, dtype = spec.rpartition(":")
     if colon and dtype in TOKEN_DTYPES:
         return path, dtype
-    if Path(spec).is_dir() or Path(spec).suffix in (".npz", ".npy"):
+    if Path(spec).is_dir() or Path(spec).suffix in (".npz", ".npy"):  # `NAME=FILE.npy,...` ends so, too
         return spec, None
-    if colon and Path(path).exists():
+    if colon and Path(path).is_file():
         near = nearest(dtype, TOKEN_DTYPES)
-        help = f"did you mean {near}?" if near else f"a dtype is {listed(TOKEN_DTYPES)}"
-        raise UsageError(f"--data {spec}: unknown dtype {dtype} of tokens; {help}")
+        help = f"did you mean {near}?" if near else f"expected one of {', '.join(TOKEN_DTYPES)}"
+        raise UsageError(f"{spec}: unknown dtype {dtype} of tokens; {help}")
     if Path(spec).is_file():
-        raise UsageError(f"give the dtype of the tokens in {spec}: --data {spec}:uint16, for example")
-    raise UsageError(f"--data {spec}: {FORMS}")
+        raise UsageError(f"{spec}: give the dtype of its tokens, as in {spec}:uint16")
+    raise UsageError(f"{spec}: no such file or directory; {FORMS}")
 
 
 FORMS = (
-    "expected a file .npz or .npy, FILE:DTYPE for a file of tokens such as tokens.bin:uint16, a directory of such files,"
-    " or MODULE:FUNCTION"
+    "expected a file .npz or .npy, NAME=FILE.npy,... for several inputs, FILE:DTYPE for tokens such as tokens.bin:uint16,"
+    " a directory of such files, or MODULE:FUNCTION"
 )
 
 
@@ -117,8 +118,12 @@ class FileSource:
 
     def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
         reads = StepReads(self, share, ExampleOrder(self.examples.count, seed))
-        numbers = import_grain().MapDataset.range(sys.maxsize if seed is not None else self.steps_per_epoch)
-        options = import_grain().ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)
+        numbers = import_package("grain", "grain").MapDataset.range(
+            sys.maxsize if seed is not None else self.steps_per_epoch
+        )
+        options = import_package("grain", "grain").ReadOptions(
+            num_threads=THREADS, prefetch_buffer_size=AHEAD
+        )
         iterator = iter(numbers.map(reads).to_iter_dataset(options))
         order = {"examples": self.examples.count, "per_step": self.per_step, "seed": seed}
         return PositionedIterator.at(iterator, order, start, self.examples.name)
@@ -137,7 +142,7 @@ class ExampleOrder:
 
         if self.seed is None:
             return positions
-        shuffled, last = import_grain().experimental.index_shuffle, self.count - 1
+        shuffled, last = import_package("grain", "grain").experimental.index_shuffle, self.count - 1
         seed = crc32(f"{self.seed} {epoch}".encode())
         found = [shuffled(each, max_index=last, seed=seed, rounds=4) for each in positions.tolist()]
         return np.array(found, np.int64)

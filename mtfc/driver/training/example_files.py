@@ -6,6 +6,7 @@ without compression, as `numpy.savez` does; `numpy.savez_compressed` makes files
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,10 +21,12 @@ from mtfc.driver.data.array_files import Array, Arrays, StoredArray, stored_arra
 from mtfc.driver.data.fitting import Fitting, shape_text
 from mtfc.driver.errors import UsageError
 from mtfc.driver.training.data_inputs import DataInput
-from mtfc.reports.table import listed
 
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 """The dtypes of token files; their numbers are little-endian."""
+
+NAMED = re.compile(r"\w+=[^,=]+\.npy(,\w+=[^,=]+\.npy)*")
+"""`NAME=FILE.npy,...`: a file for each input."""
 
 OPEN_ARRAYS = 256
 """The number of arrays of a directory that are mapped at one time: each holds a file open."""
@@ -107,30 +110,31 @@ def open_examples(path: str, dtype: str | None, inputs: Sequence[DataInput]) -> 
 def _shards(path: str, dtype: str | None) -> tuple[str, ...]:
     """Return the files of a directory by name. Raises `UsageError` unless they are of one kind."""
     files = sorted(each for each in Path(path).iterdir() if each.is_file() and not each.name.startswith("."))
-    kinds = {"tokens" if dtype else each.suffix for each in files} & {".npz", ".npy", ".bin", "tokens"}
-    if kinds == {".bin"}:
-        raise UsageError(f"give the dtype of the tokens in {path}: --data {path}:uint16, for example")
+    wanted = (".bin",) if dtype else (".npz", ".npy", ".bin")
+    shards = [each for each in files if each.suffix in wanted]
+    kinds = sorted({each.suffix for each in shards})
+    if not kinds:
+        raise UsageError(f"the directory {path} has no file {' or '.join(wanted)}")
     if len(kinds) > 1:
-        raise UsageError(f"{path} has files of several kinds, {listed(sorted(kinds))}: a directory has one")
-    wanted = ".bin" if dtype else next(iter(kinds), "")
-    found = tuple(str(each) for each in files if each.suffix == wanted)
-    if not found:
-        expected = "no .bin file" if dtype else "no .npz, .npy or .bin file"
-        raise UsageError(f"{path} has {expected}")
-    return found
+        raise UsageError(f"the directory {path} has files {' and '.join(kinds)}: expected one kind")
+    if dtype is None and kinds == [".bin"]:
+        raise UsageError(f"the directory {path} has tokens: give their dtype, as in {path}:uint16")
+    return tuple(map(str, shards))
 
 
 def _opening(path: str, dtype: str | None, inputs: Sequence[DataInput]) -> Open:
     """Return the function that maps a file like `path`. Raises `UsageError` if the model has other inputs."""
     if dtype is not None:
         return partial(_map_tokens, dtype=dtype, input=_token_input(path, inputs))
+    if NAMED.fullmatch(path):
+        return _map_named
     if path.endswith(".npy"):
         if len(inputs) > 1:
-            names = listed([each.name for each in inputs])
+            names = ",".join(f"{each.name}=FILE.npy" for each in inputs)
             raise UsageError(
-                f"{path} holds one array, and the model has the inputs {names}: write an .npz file with an array for each"
+                f"{path} holds one array, and the model has {len(inputs)} inputs: give one for each, as in {names}"
             )
-        return partial(_map_npy, input=inputs[0])
+        return partial(_map_npy, name=inputs[0].name)
     return _map_npz
 
 
@@ -159,12 +163,18 @@ def _map_tokens(path: str, dtype: str, input: DataInput) -> Arrays:
     return {input.name: np.memmap(path, stored, "r", shape=(count, length))}
 
 
-def _map_npy(path: str, input: DataInput) -> Arrays:
+def _map_named(paths: str) -> Arrays:
+    """Map the arrays of `NAME=FILE.npy,...`."""
+    pairs = [each.split("=", 1) for each in paths.split(",")]
+    return {name: array for name, path in pairs for array in _map_npy(path, name).values()}
+
+
+def _map_npy(path: str, name: str) -> Arrays:
     import numpy as np
 
     _size(path)
     try:
-        return {input.name: np.load(path, mmap_mode="r", allow_pickle=False)}
+        return {name: np.load(path, mmap_mode="r", allow_pickle=False)}
     except ValueError as error:
         reason = "it holds Python objects" if "objects" in str(error) else "it is no NPY file"
         raise _unreadable(path, reason) from None
@@ -248,22 +258,22 @@ def _columns(
 ) -> tuple[Dim, tuple[DataInput, ...]]:
     """Return the dimension that counts examples, and the inputs with one row an example. Raises `CompileError` (E506).
 
-    An input with exactly the shape of a batch is the same in all batches, if another input of the one file has more rows, or if
-    its first dimension is another.
+    The dimension is that of inputs with other sizes than a batch, or else that of the first input. Inputs with another first
+    dimension are the same in all batches.
     """
     candidates = [each for each in inputs if each.shape]
     if not candidates:
         raise UsageError("the model has no input with dimensions, so there are no examples to read")
-    several = [each for each in candidates if any(shape[each.name][0] != each.rows for shape in shapes)]
-    members = several or candidates
-    dims = {each.type.dims[0]: each.name for each in members}
-    if several and len(dims) > 1:
-        found = ", ".join(f"`{dim.name}` of `{name}`" for dim, name in dims.items())
+    counting: dict[Dim, str] = {}
+    for each in candidates:
+        if any(shape[each.name][0] != each.rows for shape in shapes):
+            counting.setdefault(each.type.dims[0], each.name)
+    if len(counting) > 1:
+        found = ", ".join(f"`{dim.name}` of `{name}`" for dim, name in counting.items())
         message = f"the inputs have examples along different dimensions: {found}"
         raise CompileError([Diagnostic("E506", message, whole(path))])
-    dim = next(iter(dims))
-    counted = several if several and len(shapes) == 1 else candidates
-    return dim, tuple(each for each in counted if each.type.dims[0] == dim)
+    dim = next(iter(counting), candidates[0].type.dims[0])
+    return dim, tuple(each for each in candidates if each.type.dims[0] == dim)
 
 
 def _rows(path: str, shapes: Shapes, members: Sequence[DataInput]) -> int:

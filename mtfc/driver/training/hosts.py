@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -51,14 +54,14 @@ class Hosts:
         if not self.are_several:
             reserve(min(devices, MOST_VIRTUAL))
             return
+        if self.processes is not None and devices % self.processes:
+            raise UsageError(
+                f"the mesh has {devices} processors, which {self.processes} processes cannot share equally"
+            )
         jax = import_jax()
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.config.update("jax_enable_preemption_service", True)
         if self.processes is not None:
-            if devices % self.processes:
-                raise UsageError(
-                    f"the mesh has {devices} processors, which {self.processes} processes cannot share equally"
-                )
             reserve(devices // self.processes)
         try:
             jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT, **self._place())
@@ -75,3 +78,12 @@ class Hosts:
             "num_processes": self.processes,
             "process_id": self.process_id,
         }
+
+
+def keep_libraries_off_stdout() -> None:
+    """Let Python alone write to the standard output: Gloo prints a line for each group of processes that it connects."""
+    sys.stdout.flush()
+    own = os.dup(sys.stdout.fileno())
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    sys.stdout = os.fdopen(own, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
