@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from benchmarks import (
     accuracy,
     compile_time,
+    first_step,
     gpu,
     networks,
     peer_flax,
@@ -31,6 +32,7 @@ from benchmarks.figures import Figure
 
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "startup": startup.figures,
+    "first_step": first_step.figures,
     "compile": compile_time.figures,
     "networks": networks.figures,
     "simulation": simulation.figures,
