@@ -87,11 +87,8 @@ class Link:
     @property
     def shape_text(self) -> str:
         """Return `(heads d_k) d_model`, and what is joined."""
-        texts = [
-            " ".join(f"({' '.join(axis)})" if len(axis) != 1 else axis[0] for axis in part.axes)
-            for part in self.parts
-        ]
-        return f" joined along axis {self.rule.join} with ".join(dict.fromkeys(texts)) or "a scalar"
+        texts = [" ".join(map(_axis_text, part.axes)) or "a scalar" for part in self.parts]
+        return f" joined along axis {self.rule.join} with ".join(f"`{text}`" for text in texts)
 
     def split(self, tensor: Array) -> Iterator[tuple[Part, Array]]:
         """Yield the parts, and their numbers in the tensor."""
@@ -107,6 +104,10 @@ class Link:
 
         parts = [part.taken(values[part.parameter.name]) for part in self.parts]
         return np.concatenate(parts, self.rule.join) if len(parts) > 1 else parts[0]
+
+
+def _axis_text(axis: Sequence[str]) -> str:
+    return f"({' '.join(axis)})" if len(axis) > 1 else axis[0] if axis else "1"
 
 
 def links_of(weight_map: WeightMap, program: Program) -> tuple[Link, ...]:
