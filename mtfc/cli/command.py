@@ -26,7 +26,8 @@ Exit status: 0 success, 1 the program has errors, 2 wrong usage, 3 the environme
 SUBCOMMANDS = {
     "check": "diagnose a file under every declared layout",
     "compile": "compile a file, and print any stage of it",
-    "run": "execute a model, or train it",
+    "run": "execute a model, or train it for a few steps",
+    "train": "train a model for hours, with checkpoints, on one process or many",
     "verify": "compare every layout on every backend with the undistributed program",
     "export": "write parameters as safetensors, under our names or those of another library",
     "import": "read parameters that another library wrote",

@@ -170,7 +170,9 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
     )
     inputs = st.builds(ast.Input, here, names(), types())
     fn_args = st.builds(ast.FnArg, here, names(), st.none() | types(), st.none() | expressions())
-    precision = st.builds(ast.Precision, here, tuples(st.builds(ast.PrecisionRule, here, names(), names())))
+    precision = st.builds(
+        ast.Precision, here, tuples(st.builds(ast.PrecisionRule, here, names(), expressions()))
+    )
     settings = (st.none() | names(), st.none() | expressions(), st.none() | precision)
     pattern = st.builds(ast.Pattern, here, st.text("abcxyz_.*?[]!-0", max_size=8))
     patterns = tuples(pattern, 1)

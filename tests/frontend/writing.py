@@ -272,7 +272,7 @@ def _(node: ast.OptimizerDecl) -> str:
 
 @source.register
 def _(node: ast.PrecisionRule) -> str:
-    return f"{source(node.use)}: {source(node.dtype)}"
+    return f"{source(node.use)}: {source(node.value)}"
 
 
 @source.register

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mtfc.backends.common.shares import Share
 from mtfc.backends.jax.runtime import load
 
 Arrays = Mapping[str, Any]
@@ -62,6 +63,11 @@ class JaxProgram:
     def trains(self) -> bool:
         """True if the file has a `train` block for the model."""
         return hasattr(self.module, "train_step")
+
+    @property
+    def overlaps(self) -> bool:
+        """True if functions return before their results are there; on virtual devices they wait: see `runtime.load`."""
+        return self.mesh.size == 1 or self.mesh.devices.flat[0].platform != "cpu"
 
     @property
     def step_inputs(self) -> str:
@@ -114,7 +120,7 @@ class JaxProgram:
     def place(self, batch: Arrays, kind: str = "inputs") -> dict[str, Any]:
         """Return the batch on the devices of the mesh. Raises `ValueError` for arrays that do not fit.
 
-        An array is the whole one, or with several processes only the part that the devices of this process hold. Placed arrays
+        An array is the whole one, or with several processes only the rows that the devices of this process hold. Placed arrays
         and tracers stay as they are.
         """
         specs = self.module.LAYOUTS[kind]
@@ -125,33 +131,32 @@ class JaxProgram:
             return dict(self.module.shard(dict(batch), specs))
         return {name: self._part(kind, name, x) for name, x in batch.items()}
 
-    def share(self, kind: str = "inputs") -> dict[str, tuple[slice, ...]]:
-        """Return the part of each input that the devices of this process hold: one slice for each dimension."""
-        structs = self.abstract(kind).items()
-        return {name: _hull(struct.shape, struct.sharding) for name, struct in structs}
+    @cached_property
+    def share(self) -> Share:
+        """The rows of each input that the devices of this process hold."""
+        structs = {name: struct for name, struct in self.abstract("inputs").items() if struct.shape}
+        slices = {name: [index[0] for index in _indices(struct)] for name, struct in structs.items()}
+        return Share.of_slices(slices, {name: struct.shape[0] for name, struct in structs.items()})
 
     def _part(self, kind: str, name: str, x: Any) -> Any:
         """Place one array of several processes."""
         struct = self.abstract(kind).get(name)
         if struct is None or (isinstance(x, jax.Array) and not x.is_fully_addressable):
             return x  # the function that takes the batch names unknown arrays
-        local = np.asarray(x)
-        part = self.share(kind)[name]
-        held = tuple(s.stop - s.start for s in part)
+        local, axis = np.asarray(x).astype(struct.dtype, copy=False), int(kind == "batches")
+        rows = struct.shape[axis] if len(struct.shape) > axis else 1
+        held = (*struct.shape[:axis], len(self.share.rows(name, rows)), *struct.shape[axis + 1 :])
         if local.shape not in (struct.shape, held):
             raise ValueError(
                 f'"{name}" has shape {local.shape}: give the whole array, {struct.shape}, or the part of this process, {held}'
             )
-        local = local.astype(struct.dtype)
-        start = (0,) * local.ndim if local.shape == struct.shape else tuple(s.start for s in part)
 
         def shard(index: Any) -> Any:
-            spans = (span.indices(size)[:2] for span, size in zip(index, struct.shape, strict=True))
-            return local[
-                tuple(slice(a - first, b - first) for (a, b), first in zip(spans, start, strict=True))
-            ]
+            if local.shape == struct.shape:
+                return local[index]
+            return local[(*index[:axis], self.share.local(name, index[axis], rows), *index[axis + 1 :])]
 
-        return jax.make_array_from_callback(struct.shape, struct.sharding, shard)
+        return jax.make_array_from_callback(struct.shape, struct.sharding, shard, dtype=struct.dtype)
 
     @property
     def _replicated(self) -> NamedSharding:
@@ -163,8 +168,6 @@ class JaxProgram:
         return jax.ShapeDtypeStruct(tuple(sizes.values()), jax.numpy.dtype(dtype), sharding=sharding)
 
 
-def _hull(shape: tuple[int, ...], sharding: NamedSharding) -> tuple[slice, ...]:
-    """Return the smallest block that contains the shards of this process's devices."""
-    indices: Any = sharding.addressable_devices_indices_map(shape).values()
-    spans = [[span.indices(size)[:2] for span, size in zip(index, shape, strict=True)] for index in indices]
-    return tuple(slice(min(a for a, _ in dim), max(b for _, b in dim)) for dim in zip(*spans, strict=True))
+def _indices(struct: Any) -> Any:
+    """Return the indices of the shards on this process's devices."""
+    return struct.sharding.addressable_devices_indices_map(struct.shape).values()

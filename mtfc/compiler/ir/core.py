@@ -141,11 +141,20 @@ class Update:
 
 
 @attrs.frozen
+class LossScale:
+    """The factor of the loss in the backward pass. `is_dynamic` means that steps change the factor; `start` is the first one."""
+
+    start: float
+    is_dynamic: bool = False
+
+
+@attrs.frozen
 class Training:
     """The contents of a `train` block: the output of `forward` to minimize, and the way to do it.
 
-    A parameter without an update is frozen. `report` names further outputs of the step (see `training.py`). `learning_rate`
-    computes the learning rate of a step, if it is reported.
+    A parameter without an update is frozen. `reduce` is the dtype of sums of gradients, if it is not that of the computation.
+    `report` names further outputs of the step (see `training.py`). `learning_rate` computes the learning rate of a step, if it is
+    reported.
     """
 
     minimize: str
@@ -156,6 +165,8 @@ class Training:
     span: Span | None = None
     report: tuple[str, ...] = ()
     learning_rate: Function | None = None
+    reduce: str | None = None
+    loss_scale: LossScale | None = None
 
 
 @attrs.frozen(eq=False)

@@ -22,6 +22,7 @@ from mtfc.compiler.ir.core import (
     Equation,
     Function,
     Initializer,
+    LossScale,
     Output,
     Parameter,
     Program,
@@ -173,6 +174,7 @@ class _ProgramParser:
     def training(self, node: Node) -> Training:
         precision, clip, accumulate = (_child(node, rule) for rule in ("precision", "clip", "accumulate"))
         report, rate = _child(node, "report"), _child(self.tree, "rate")
+        reduce, scale = _child(node, "reduce"), _child(node, "loss_scale")
         return Training(
             minimize=_first_name(node),
             updates=tuple(self.update(update) for update in _children(self.tree, "update")),
@@ -182,7 +184,12 @@ class _ProgramParser:
             span=self.span(node),
             report=tuple(_names(report)) if report else (),
             learning_rate=self.function(rate) if rate else None,
+            reduce=_first_name(reduce) if reduce else None,
+            loss_scale=self.loss_scale(scale) if scale else None,
         )
+
+    def loss_scale(self, node: Node) -> LossScale:
+        return LossScale(_number(_tokens(node, "NUMBER")[0]), _token(node, "DYNAMIC") is not None)
 
     def update(self, node: Node) -> Update:
         *parameters, _ = _names(node)

@@ -183,6 +183,11 @@ class _Printer:
             text += f" report ({', '.join(map(name_text, training.report))})"
         if training.precision:
             text += f" precision ({', '.join(training.precision)})"
+        if training.reduce:
+            text += f" reduce {training.reduce}"
+        if training.loss_scale:
+            dynamic = "dynamic " if training.loss_scale.is_dynamic else ""
+            text += f" loss_scale {dynamic}{number_text(training.loss_scale.start)}"
         if training.clip is not None:
             text += f" clip {number_text(training.clip)}"
         return text if training.accumulate == 1 else f"{text} accumulate {training.accumulate}"

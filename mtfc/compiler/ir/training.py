@@ -22,7 +22,8 @@ from mtfc.compiler.ir.types import TensorType, scalar
 
 GRAD_NORM = "grad_norm"
 LEARNING_RATE = "learning_rate"
-BUILT_IN = (GRAD_NORM, LEARNING_RATE)
+LOSS_SCALE = "loss_scale"
+BUILT_IN = (GRAD_NORM, LEARNING_RATE, LOSS_SCALE)
 
 
 def of_role(function: Function, role: str) -> list[Value]:
@@ -77,6 +78,8 @@ def report_error(training: Training, program: Program) -> str | None:
     unknown = [name for name in training.report if name not in known and name not in BUILT_IN]
     if unknown:
         return f"{unknown[0]} is reported, and is no output of forward"
+    if LOSS_SCALE in training.report and LOSS_SCALE not in known and training.loss_scale is None:
+        return "the loss scale is reported, and there is none"
     return _rate_error(training, LEARNING_RATE in training.report and LEARNING_RATE not in known)
 
 

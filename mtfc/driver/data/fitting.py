@@ -10,7 +10,7 @@ import attrs
 from mtfc.compiler.diagnostics import Diagnostics, Span, nearest
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.types import FLOATS, TensorType
-from mtfc.driver.data.array_files import Array, stored_arrays, whole
+from mtfc.driver.data.array_files import Array, StoredArray, stored_arrays, whole
 from mtfc.reports.table import listed
 
 
@@ -38,9 +38,10 @@ def shape_text(type: TensorType) -> str:
 class Fitting:
     """The arrays of one file, and diagnostics about arrays that do not fit their types."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, arrays: Mapping[str, StoredArray] | None = None) -> None:
+        """Check `arrays`, or those that the file at `path` holds. Raises `CompileError` (E501)."""
         self.path = path
-        self.arrays = stored_arrays(path)
+        self.arrays = stored_arrays(path) if arrays is None else arrays
         self.diagnostics = Diagnostics()
 
     def error(self, code: str, message: str, span: Span | None = None, help: str | None = None) -> None:

@@ -18,9 +18,6 @@ from mtfc.driver.data.fitting import Fitting, LazyArrays, as_type
 from mtfc.driver.errors import UsageError, say
 from mtfc.reports.table import listed
 
-"""Ops with an operand of indices into their dimension `dim`."""
-
-
 Refusal = Callable[[Dim, Sequence[str]], str | None]
 """Returns the reason why a dimension cannot have that size in these inputs, or None: see `remainder.Resizing.refusal`."""
 
@@ -85,7 +82,8 @@ def inputs_of(function: Function) -> list[Argument]:
     return [argument for argument in function.arguments if argument.role == "input"]
 
 
-def _types(function: Function) -> dict[str, TensorType]:
+def input_types(function: Function) -> dict[str, TensorType]:
+    """Return the type of each input as the whole array has it."""
     return {argument.value.name: argument.value.type.unsplit() for argument in inputs_of(function)}
 
 
@@ -95,7 +93,7 @@ def read_batches(path: str, function: Function, refusal: Refusal | None = None) 
     A last batch with fewer rows is taken unless there is a `refusal`.
     """
     fitting = Fitting(path)
-    types, arrays, fits = _types(function), {}, {}
+    types, arrays, fits = input_types(function), {}, {}
     for argument in inputs_of(function):
         name, type = argument.value.name, types[argument.value.name]
         if name not in fitting.arrays:
@@ -155,10 +153,10 @@ def _check_rest(
 
 def draw_batch(function: Function, seed: int, number: int = 1) -> Batches:
     """Draw batches from a seed: standard normal numbers, indices in range, truth values. All batches share the scalars."""
-    types = _types(function)
+    types = input_types(function)
     several = frozenset(name for name, type in types.items() if type.dims and number > 1)
     arrays = {
-        name: _draw(name, type, _bound(name, function.body), seed, number if name in several else 1)
+        name: _draw(name, type, index_bound(name, function.body) or 2, seed, number if name in several else 1)
         for name, type in types.items()
     }
     return Batches(types, arrays, number, several)
@@ -184,14 +182,14 @@ def _drawn(entropy: list[int], type: TensorType, bound: int) -> Array:
     return np.asarray(numbers).astype(numpy_dtype(np, type.dtype))
 
 
-def _bound(name: str, body: Iterable[Equation]) -> int:
-    """Return the bound of drawn integers: the size of the smallest dimension that the input indexes, or 2."""
+def index_bound(name: str, body: Iterable[Equation]) -> int | None:
+    """Return the size of the smallest dimension that an input indexes; None if the input indexes no dimension."""
     uses = (
         eqn.attrs["dim"]
         for eqn in body
         if has_trait(eqn, "indexes") and any(v.name == name for v in eqn.operands)
     )
-    return min((dim.size for dim in uses if isinstance(dim, Dim)), default=2)
+    return min((dim.size for dim in uses if isinstance(dim, Dim)), default=None)
 
 
 def given_parameters(path: str | None, partial: bool, seed: int, program: Program) -> LazyArrays:

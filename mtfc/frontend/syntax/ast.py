@@ -448,10 +448,10 @@ class OptimizerDecl(Node):
 
 
 class PrecisionRule(Node):
-    """`compute: bf16`"""
+    """`compute: bf16` or `loss_scale: 1024`"""
 
     use: Name
-    dtype: Name
+    value: Expr
 
 
 class Precision(Node):

@@ -24,12 +24,30 @@ from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Training, Value, walk
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.rewrite import Substitution, names_of, rename_values
-from mtfc.compiler.ir.training import GRAD_NORM, LEARNING_RATE, returned_outputs, update_of, updated
+from mtfc.compiler.ir.training import (
+    GRAD_NORM,
+    LEARNING_RATE,
+    LOSS_SCALE,
+    returned_outputs,
+    update_of,
+    updated,
+)
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS, Dim, scalar
 from mtfc.compiler.passes.autodiff.backward import backward
+from mtfc.compiler.passes.autodiff.loss_scaling import (
+    ScaleState,
+    is_finite,
+    kept_unless,
+    next_scale,
+    scale_state,
+    scale_value,
+    seed,
+    unscaled,
+)
 from mtfc.compiler.passes.autodiff.micro_batches import over_micro_batches, stacked, with_micro_dim
 from mtfc.compiler.passes.autodiff.update_equations import Updater, gradient_norm, inlined
+from mtfc.compiler.passes.autodiff.wide_sums import with_wide_sums
 from mtfc.compiler.passes.pass_base import Pass
 
 
@@ -129,44 +147,58 @@ def _clipped(
 class Differentiated:
     """Reported outputs, the loss first, and gradients of the parameters, in a builder's body.
 
-    Both belong to one batch, or are means over several.
+    Both belong to one batch, or are means over several. A loss scale is still a factor of the gradients; `state` has the states
+    of a dynamic one.
     """
 
     builder: Builder
     arguments: tuple[Argument, ...]
     outputs: Mapping[str, Value]
     gradients: dict[Value, Value]
+    state: ScaleState | None = None
 
 
-def _whole_batch(forward: Function, training: Training) -> Differentiated:
+def _whole_batch(forward: Function, training: Training, is_step: bool = False) -> Differentiated:
     builder = _continue(forward)
     parameters = _trained(forward, training)
-    gradients = backward(builder, forward.body, _seeds(builder, forward, training), parameters)
+    state = scale_state(builder, training.loss_scale) if is_step else None
+    loss = _minimized(forward, training)
+    builder.span = next((eqn.span for eqn in forward.body if loss in eqn.results), None)
+    scale = state.scale.value if state else None
+    start = seed(builder, loss, training.loss_scale, scale)
+    gradients = backward(builder, forward.body, {loss: start}, parameters)
+    if training.reduce:
+        gradients = with_wide_sums(builder, gradients, training.reduce, forward.outputs)
     values = {output.name: output.value for output in forward.outputs}
     outputs = {name: values[name] for name in returned_outputs(forward, training)}
-    return Differentiated(builder, forward.arguments, outputs, gradients)
+    return Differentiated(builder, forward.arguments, outputs, gradients, state)
 
 
 def _minimized(forward: Function, training: Training) -> Value:
     return next(output.value for output in forward.outputs if output.name == training.minimize)
 
 
-def _micro_batches(forward: Function, training: Training, micro: Dim) -> Differentiated:
+def _micro_batches(
+    forward: Function, training: Training, micro: Dim, is_step: bool = False
+) -> Differentiated:
     """Return the mean outputs and gradients over a loop's micro-batches."""
     arguments = tuple(stacked(argument, micro) for argument in forward.arguments)
     builder = Builder(Names(argument.value.name for argument in arguments), training.span, "backward")
+    state = scale_state(builder, training.loss_scale) if is_step else None
 
-    def gradients(inner: Builder, body: Function) -> dict[Value, Value]:
+    def gradients(inner: Builder, body: Function, scale: Value | None) -> dict[Value, Value]:
         loss = _minimized(body, training)
-        seed = inner("full", dims=(), value=1 / micro.size, dtype=loss.type.dtype)
-        return backward(inner, body.body, {loss: seed}, _trained(body, training))
+        start = seed(inner, loss, training.loss_scale, scale, 1 / micro.size)
+        found = backward(inner, body.body, {loss: start}, _trained(body, training))
+        return with_wide_sums(inner, found, training.reduce, body.outputs) if training.reduce else found
 
     names = returned_outputs(forward, training)
-    totals, sums = over_micro_batches(builder, forward, arguments, micro, names, gradients)
+    scale = state.scale.value if state else None
+    totals, sums = over_micro_batches(builder, forward, arguments, micro, names, gradients, scale)
     dtypes = {output.name: output.value.type.dtype for output in forward.outputs}
     means = [builder("mul", total, builder.like(1 / micro.size, total)) for total in totals]
     outputs = {name: builder.cast(mean, dtypes[name]) for name, mean in zip(names, means, strict=True)}
-    return Differentiated(builder, arguments, outputs, sums)
+    return Differentiated(builder, arguments, outputs, sums, state)
 
 
 def gradient_functions(program: Program, training: Training, micro: Dim | None) -> Iterator[Function]:
@@ -185,7 +217,7 @@ def gradient_functions(program: Program, training: Training, micro: Dim | None) 
 
 def _gradients(name: str, found: Differentiated, training: Training) -> Function:
     """Return the function of the loss and the gradient of each parameter, zeros for a parameter without a gradient."""
-    builder, gradients = found.builder, found.gradients
+    builder, gradients = found.builder, _without_scale(found, training)
     names = _named_gradients(builder.body, gradients)
     given = list[Output]()
     for value in (a.value for a in found.arguments if a.role == "parameter"):
@@ -208,6 +240,13 @@ def _clipping(forward: Function, training: Training, limit: float) -> Function:
     return Function("clip_gradients", arguments, tuple(builder.body), outputs)
 
 
+def _without_scale(found: Differentiated, training: Training) -> dict[Value, Value]:
+    """Return the gradients of the loss itself."""
+    if training.loss_scale is None:
+        return found.gradients
+    return unscaled(found.builder, found.gradients, training.loss_scale, found.state)
+
+
 def _updated(
     builder: Builder, program: Program, training: Training, gradients: Mapping[Value, Value]
 ) -> tuple[list[Argument], list[Output]]:
@@ -223,11 +262,15 @@ def _updated(
     return states, outputs
 
 
-def _built_in(builder: Builder, training: Training, gradients: Mapping[Value, Value]) -> dict[str, Value]:
-    """Append the norm of the gradients and the learning rate, where the step needs them."""
+def _built_in(
+    builder: Builder, training: Training, gradients: Mapping[Value, Value], state: ScaleState | None
+) -> dict[str, Value]:
+    """Append the norm of the gradients, the learning rate and the loss scale, where the step needs them."""
     found = dict[str, Value]()
-    if training.clip is not None or GRAD_NORM in training.report:
+    if training.clip is not None or state is not None or GRAD_NORM in training.report:
         found[GRAD_NORM] = gradient_norm(builder, gradients.values())
+    if training.loss_scale is not None and LOSS_SCALE in training.report:
+        found[LOSS_SCALE] = scale_value(builder, training.loss_scale, state)
     if training.learning_rate is not None:
         found[LEARNING_RATE] = inlined(builder, training.learning_rate)
     return found
@@ -239,14 +282,25 @@ def with_step(program: Program, training: Training, with_gradients: bool = False
     if training.accumulate > 1:
         program, micro = with_micro_dim(program, training.accumulate)
     more = tuple(gradient_functions(program, training, micro)) if with_gradients else ()
-    found = _whole_batch(forward, training) if micro is None else _micro_batches(forward, training, micro)
-    builder, gradients = found.builder, found.gradients
-    names = _named_gradients(builder.body, gradients)
+    found = (
+        _whole_batch(forward, training, is_step=True)
+        if micro is None
+        else _micro_batches(forward, training, micro, is_step=True)
+    )
+    builder, state = found.builder, found.state
+    names = _named_gradients(builder.body, found.gradients)
     builder.stage, builder.span = "update", training.span
-    own = _built_in(builder, training, gradients)
+    gradients = _without_scale(found, training)
+    own = _built_in(builder, training, gradients, state)
+    good = is_finite(builder, own[GRAD_NORM]) if state else None
     if training.clip is not None:
         gradients = _clipped(builder, gradients, own[GRAD_NORM], training.clip)
     states, changed = _updated(builder, program, training, gradients)
+    if state is not None and good is not None:
+        builder.span = training.span
+        changed = kept_unless(builder, good, changed, (*found.arguments, *states))
+        changed += next_scale(builder, good, state)
+        states += state.arguments
     kept = (a.value for a in found.arguments if a.role == "parameter" and a.value not in gradients)
     unchanged = (Output(value.name, value, value.name) for value in kept)
     values = {**own, **found.outputs}

@@ -25,8 +25,8 @@ from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import Dim, TensorType, scalar
 from mtfc.compiler.passes.autodiff.update_equations import wide
 
-Gradients = Callable[[Builder, Function], Mapping[Value, Value]]
-"""Appends to the builder the gradients of a function's parameters: parameter -> gradient."""
+Gradients = Callable[[Builder, Function, "Value | None"], Mapping[Value, Value]]
+"""Appends to the builder the gradients of a function's parameters for a loss scale: parameter -> gradient."""
 
 
 def gathered_anew(eqn: Equation) -> list[Value]:
@@ -59,16 +59,20 @@ def over_micro_batches(
     micro: Dim,
     outputs: Sequence[str],
     gradients: Gradients,
+    scale: Value | None = None,
 ) -> tuple[tuple[Value, ...], dict[Value, Value]]:
     """Append the loop; return the sums over micro-batches of the named `outputs` and of each parameter's gradient.
 
     `arguments` are the forward function's, with stacked inputs. The sums are carries, pending or not, so each sum is completed
-    once.
+    once. `scale` is a loss scale that is a state of the step.
     """
     body, counted = _counted(b, fresh_copy(forward), micro)
     inner = Builder(names_of(body), b.span, "backward")
     inner.body = list(body.body)
-    found = gradients(inner, body)
+    scaled = Value(inner.names.fresh(scale.name), scale.type) if scale else None
+    found = gradients(inner, body, scaled)
+    if scaled:
+        body = attrs.evolve(body, arguments=(*body.arguments, Argument(scaled, "parameter")))
     inner.span = b.span
     values = {output.name: output.value for output in body.outputs}
     sums = {f"sum_{name}": wide(inner, values[name]) for name in outputs}
@@ -77,6 +81,7 @@ def over_micro_batches(
     operands = [_zeros(b, argument.value) for argument in region.arguments if argument.role == "carried"]
     operands += [argument.value for argument in arguments if argument.role == "parameter"]
     operands += [counted["step"]] if counted else []
+    operands += [scale] if scale else []
     operands += [argument.value for argument in arguments if argument.role == "input"]
     operands += [counted["number"]] if counted else []
     like = Equation(
