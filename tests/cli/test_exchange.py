@@ -478,7 +478,7 @@ def test_missing_files(mtfc: Mtfc) -> None:
 
 
 def test_memory_holds_one_parameter_and_one_tensor(mtfc: Mtfc) -> None:
-    """Of 24 parameters of 1 MB each, three are in memory at most: one gathered, its tensor, and what writing needs."""
+    """The peak of memory is below three parameters, of 24."""
     import tracemalloc
 
     names = [f"p{i}" for i in range(24)]
