@@ -30,7 +30,7 @@ from mtfc.driver.data.files import check_apart, check_writable
 from mtfc.driver.data.fitting import kind_of
 from mtfc.driver.data.inputs import stored_parameters
 from mtfc.driver.errors import UsageError
-from mtfc.driver.exchange.links import Link, Part, links_of, regex
+from mtfc.driver.exchange.links import Part, TensorLink, links_of, regex
 from mtfc.driver.exchange.weight_map import Rule, WeightMap, holes, read_map
 from mtfc.driver.loading.selection import select_program
 from mtfc.driver.loading.sources import Sources
@@ -104,14 +104,14 @@ def _written(
 # Moving numbers
 
 
-def _exported(links: Sequence[Link], ours: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
+def _exported(links: Sequence[TensorLink], ours: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
     """Return their tensors. The parameters of a rule are read once for all of its tensors, which follow each other."""
 
     @lru_cache(maxsize=1)
     def values(names: tuple[str, ...]) -> dict[str, Array]:
         return {name: ours[name].read() for name in names}
 
-    def reader(link: Link, dtype: str) -> Callable[[], Array]:
+    def reader(link: TensorLink, dtype: str) -> Callable[[], Array]:
         names = tuple(part.parameter.name for part in link.parts)
         return lambda: link.joined(values(names)).astype(numpy_type(dtype), copy=False)
 
@@ -123,10 +123,10 @@ def _exported(links: Sequence[Link], ours: Mapping[str, StoredArray]) -> dict[st
 
 
 def _imported(
-    parameters: Iterable[Parameter], links: Sequence[Link], theirs: Mapping[Link, StoredArray]
+    parameters: Iterable[Parameter], links: Sequence[TensorLink], theirs: Mapping[TensorLink, StoredArray]
 ) -> dict[str, StoredArray]:
     """Return our parameters."""
-    places: dict[str, list[tuple[Link, Part]]] = {parameter.name: [] for parameter in parameters}
+    places: dict[str, list[tuple[TensorLink, Part]]] = {parameter.name: [] for parameter in parameters}
     for link in links:
         for part in link.parts:
             places[part.parameter.name].append((link, part))
@@ -142,8 +142,8 @@ def _imported(
 def _gathered(
     shape: tuple[int, ...],
     dtype: str,
-    places: Iterable[tuple[Link, Part]],
-    theirs: Mapping[Link, StoredArray],
+    places: Iterable[tuple[TensorLink, Part]],
+    theirs: Mapping[TensorLink, StoredArray],
 ) -> Array:
     """Read a parameter, tensor by tensor."""
     import numpy as np
@@ -171,11 +171,11 @@ class _Tensors:
 
     path: str
     weight_map: WeightMap
-    links: Sequence[Link]
+    links: Sequence[TensorLink]
     arrays: Mapping[str, StoredArray]
     diagnostics: Diagnostics = attrs.field(factory=Diagnostics)
 
-    def fitting(self) -> dict[Link, StoredArray]:
+    def fitting(self) -> dict[TensorLink, StoredArray]:
         """Return the tensor of each link. Raises `CompileError` (E502 to E505)."""
         names = {link: self._name(link) for link in self.links}
         self._check_missing([link for link, name in names.items() if name is None])
@@ -186,10 +186,10 @@ class _Tensors:
         self.diagnostics.raise_if_errors()
         return found
 
-    def _name(self, link: Link) -> str | None:
+    def _name(self, link: TensorLink) -> str | None:
         return next((name for name in link.names if name in self.arrays), None)
 
-    def _check_missing(self, links: Iterable[Link]) -> None:
+    def _check_missing(self, links: Iterable[TensorLink]) -> None:
         for rule, same in _by_rule(links):
             name = same[0].names[0]
             near = nearest(name, self.arrays)
@@ -197,7 +197,7 @@ class _Tensors:
             message = f"{self.path} has no tensor `{name}`{_more(same)}"
             self.diagnostics.add("E502", message, rule.span("theirs"), help=help)
 
-    def _check_shapes(self, links: Iterable[Link], names: Mapping[Link, str | None]) -> None:
+    def _check_shapes(self, links: Iterable[TensorLink], names: Mapping[TensorLink, str | None]) -> None:
         for rule, same in _by_rule(links):
             link, name = same[0], names[same[0]] or ""
             shape = self.arrays[name].shape
@@ -207,7 +207,7 @@ class _Tensors:
             )
             self.diagnostics.add("E503", message, rule.span("theirs"), help=_other_sizes(link, shape))
 
-    def _check_kinds(self, links: Iterable[Link], names: Mapping[Link, str | None]) -> None:
+    def _check_kinds(self, links: Iterable[TensorLink], names: Mapping[TensorLink, str | None]) -> None:
         for rule, same in _by_rule(links):
             name = names[same[0]] or ""
             dtype, type = self.arrays[name].dtype, same[0].parts[0].parameter.type.dtype
@@ -247,8 +247,8 @@ class _Tensors:
         return None
 
 
-def _by_rule(links: Iterable[Link]) -> Iterator[tuple[Rule, list[Link]]]:
-    rules: dict[int, list[Link]] = {}
+def _by_rule(links: Iterable[TensorLink]) -> Iterator[tuple[Rule, list[TensorLink]]]:
+    rules: dict[int, list[TensorLink]] = {}
     for link in links:
         rules.setdefault(id(link.rule), []).append(link)
     return ((same[0].rule, same) for same in rules.values())
@@ -258,7 +258,7 @@ def _more(alike: Sequence[object]) -> str:
     return f" (and {len(alike) - 1} more alike)" if len(alike) > 1 else ""
 
 
-def _other_sizes(link: Link, shape: tuple[int, ...]) -> str | None:
+def _other_sizes(link: TensorLink, shape: tuple[int, ...]) -> str | None:
     """Return help for a tensor of a wrong shape: sizes of dimensions that fit, or the order of axes."""
     if len(shape) == len(link.shape) and len(link.parts) == 1:
         axes = zip(link.parts[0].axes, link.shape, shape, strict=True)

@@ -69,7 +69,7 @@ class Part:
 
 
 @attrs.frozen(slots=False, eq=False)
-class Link:
+class TensorLink:
     """A tensor of the other library: its possible names, and its parts along axis `rule.join`."""
 
     names: tuple[str, ...]
@@ -110,7 +110,7 @@ def _axis_text(axis: Sequence[str]) -> str:
     return f"({' '.join(axis)})" if len(axis) > 1 else axis[0] if axis else "1"
 
 
-def links_of(weight_map: WeightMap, program: Program) -> tuple[Link, ...]:
+def links_of(weight_map: WeightMap, program: Program) -> tuple[TensorLink, ...]:
     """Return a link for each tensor of the other library. Raises `CompileError` (E507)."""
     diagnostics = Diagnostics()
     matching = _Matching(weight_map, {each.name: each for each in program.parameters}, diagnostics)
@@ -134,7 +134,7 @@ class _Matching:
     ) -> None:
         self.diagnostics.add(CODE, message, rule.span(key), labels, help)
 
-    def links(self, rule: Rule) -> Iterator[Link]:
+    def links(self, rule: Rule) -> Iterator[TensorLink]:
         unknown = {hole for pattern in rule.ours for hole in holes(pattern)} - holes(rule.theirs[0])
         if unknown:
             self.error(rule, "ours", f"`{{{min(unknown)}}}` is not in `theirs`")
@@ -161,7 +161,7 @@ class _Matching:
 
     def _numbered(
         self, rule: Rule, binding: Mapping[str, str], parameters: Sequence[Parameter]
-    ) -> Iterator[Link]:
+    ) -> Iterator[TensorLink]:
         """Yield the links of some parameters: one for each element of the dimensions that number tensors."""
         numbers = sorted(holes(rule.theirs[0]) - binding.keys())
         for name, parameter in product(numbers, parameters):
@@ -187,7 +187,7 @@ class _Matching:
                 Part(parameter, tuple(index.get(name) for name in parameter.type.names), dims, axes)
                 for parameter, (dims, axes) in zip(parameters, known, strict=True)
             )
-            yield Link(names, parts, rule)
+            yield TensorLink(names, parts, rule)
 
     def _shape(
         self, rule: Rule, parameter: Parameter, axes: Axes | None, numbers: Sequence[str]
@@ -251,7 +251,7 @@ class _Matching:
             self.error(rule, "ours", f"parts of shapes {shown} cannot be joined along axis {rule.join}")
         return len(others) == 1
 
-    def check_all_linked(self, links: Sequence[Link]) -> None:
+    def check_all_linked(self, links: Sequence[TensorLink]) -> None:
         """Report parameters without a rule, and tensors or parts of parameters that two rules give."""
         places: dict[tuple[str, tuple[int | None, ...]], Rule] = {}
         names: dict[str, Rule] = {}
