@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 from benchmarks import (
     accuracy,
     compile_time,
+    data,
     gpu,
     networks,
+    peer_flax,
     peer_gspmd,
     peer_jax,
     peer_optax,
@@ -31,6 +33,7 @@ from benchmarks.figures import Figure
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "startup": startup.figures,
     "compile": compile_time.figures,
+    "data": data.figures,
     "networks": networks.figures,
     "simulation": simulation.figures,
     "accuracy": accuracy.figures,
@@ -38,6 +41,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "jax": peer_jax.figures,
     "gspmd": peer_gspmd.figures,
     "optax": peer_optax.figures,
+    "flax": peer_flax.figures,
     "rules": rules.figures,
     "solver": solver.figures,
     "tiling": tiling.figures,
