@@ -36,8 +36,8 @@ def dense(inputs: int, outputs: int) -> int:
 class Example:
     """A file, the number of parameters at the sizes in the file, and the options of its verification.
 
-    small: sizes for `verify`, as on the command line. mesh: a mesh for all layouts; None leaves each on its own. on_jax: number of
-    layouts that JAX runs, as XLA takes long to compile deep networks.
+    small: sizes for `verify`, as on the command line. mesh: a mesh for all layouts; None leaves each on its own. on_jax: number
+    of layouts that JAX runs, as XLA takes long to compile deep networks.
     """
 
     file: str
