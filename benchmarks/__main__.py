@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from benchmarks import (
     accuracy,
     compile_time,
+    data,
     first_step,
     gpu,
     networks,
@@ -34,6 +35,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "startup": startup.figures,
     "first_step": first_step.figures,
     "compile": compile_time.figures,
+    "data": data.figures,
     "networks": networks.figures,
     "simulation": simulation.figures,
     "accuracy": accuracy.figures,
