@@ -219,6 +219,9 @@ def test_other_data_than_that_of_the_checkpoint_starts_at_its_first_step(
     iterator.close()
     assert numbers(first) == numbers(taken(large, 1, 2)[0])
     assert "the data has changed since the checkpoint (examples 20 -> 40)" in capsys.readouterr().err
+    for start in ({}, {"order": {"function": "a:b", "seed": 2}, "iterator": {"items": 3, "own": None}}):
+        (first,) = islice(steps(large, Share(), 2, start), 1)
+        assert numbers(first) == numbers(taken(large, 1, 2)[0])
 
 
 def test_a_read_touches_only_its_rows(tmp_path: Path) -> None:
@@ -280,18 +283,18 @@ ERRORS: dict[str, tuple[str, dict[str, bytes], str]] = {
         {},
         "lost.bin:1:1: E501: cannot read arrays: no such file or directory",
     ),
-    "no directory": ("lost", {}, "--data lost: no such file or directory; expected a file .npz or .npy,"),
-    "a long name": (300 * "x", {}, f"--data {300 * 'x'}: file name too long"),
-    "no dtype": ("a.bin", {"a.bin": b""}, "--data a.bin: give the dtype of its tokens, as in a.bin:uint16"),
+    "no directory": ("lost", {}, "lost: no such file or directory; expected a file .npz or .npy,"),
+    "a long name": (300 * "x", {}, f"{300 * 'x'}: file name too long"),
+    "no dtype": ("a.bin", {"a.bin": b""}, "a.bin: give the dtype of its tokens, as in a.bin:uint16"),
     "an unknown dtype": (
         "a.bin:uint61",
         {"a.bin": b""},
-        "--data a.bin:uint61: unknown dtype uint61 of tokens; did you mean uint",
+        "a.bin:uint61: unknown dtype uint61 of tokens; did you mean uint",
     ),
     "a dtype of floats": (
         "a.bin:f8",
         {"a.bin": b""},
-        "--data a.bin:f8: unknown dtype f8 of tokens; expected one of uint8, uint16, uint32, uint64, int8,",
+        "a.bin:f8: unknown dtype f8 of tokens; expected one of uint8, uint16, uint32, uint64, int8,",
     ),
     "no dtype of a directory": (
         "shards",
@@ -405,7 +408,7 @@ ERRORS: dict[str, tuple[str, dict[str, bytes], str]] = {
         "x.npy",
         {"x.npy": npy(X)},
         "x.npy holds one array, and the model has 3 inputs: give one for each,"
-        " --data x=FILE.npy,scale=FILE.npy,labels=FILE.npy",
+        " as in x=FILE.npy,scale=FILE.npy,labels=FILE.npy",
     ),
 }
 

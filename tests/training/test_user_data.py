@@ -251,17 +251,17 @@ LOADING: dict[str, tuple[str, str | None, str]] = {
     "no module": (
         "lost_batches:batches",
         None,
-        "--data lost_batches:batches: no module lost_batches in this directory, and none installed",
+        "lost_batches:batches: no module lost_batches in this directory or installed, and no file lost_batches",
     ),
     "no function": (
         "user_batches:batch",
         "def batches():\n    pass",
-        "--data user_batches:batch: the module user_batches has no function batch",
+        "user_batches:batch: the module user_batches has no function batch",
     ),
     "no function but a value": (
         "user_batches:batches",
         "batches = 3",
-        "--data user_batches:batches: batches is an int; expected a function that returns batches",
+        "user_batches:batches: batches is an int; expected a function that returns batches",
     ),
     "a module that raises": (
         "user_batches:batches",

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import attrs
 
-from mtfc.backends.common.devices import Unavailable
 from mtfc.backends.common.shares import Share
 from mtfc.driver.data.array_files import Array
 from mtfc.driver.errors import say
@@ -73,10 +72,10 @@ class PositionedIterator:
         cls, iterator: Any, order: Mapping[str, Any], start: Position | None, name: str
     ) -> PositionedIterator:
         """Return the iterator at `start`, or with a message at the first step if the order is not that of `start`."""
-        if start is not None and start["order"] == order:
+        before = start["order"] if start else None
+        if start and before == order:
             iterator.set_state(start["iterator"])
-        elif start is not None:
-            before = start["order"]
+        elif before:
             changes = ", ".join(
                 f"{key} {before.get(key)} -> {order.get(key)}"
                 for key in {**before, **order}
@@ -100,14 +99,3 @@ class PositionedIterator:
         closing = Thread(target=self.iterator.close, daemon=True)
         closing.start()
         closing.join(CLOSING_SECONDS)
-
-
-def import_grain() -> Any:
-    """Return the `grain` package. Raises `Unavailable` if it is not installed."""
-    try:
-        import grain
-    except ImportError as error:
-        raise Unavailable(
-            f"training reads data with the package grain, which cannot be imported ({error}): pip install 'mtfc[train]'"
-        ) from error
-    return grain

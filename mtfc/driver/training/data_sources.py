@@ -25,10 +25,10 @@ from mtfc.driver.training.batch_iterators import (
     DataSource,
     Position,
     PositionedIterator,
-    import_grain,
 )
 from mtfc.driver.training.data_inputs import DataInput, data_inputs
 from mtfc.driver.training.example_files import TOKEN_DTYPES, Examples, open_examples
+from mtfc.driver.training.packages import import_package
 from mtfc.driver.training.user_data import FUNCTION, load_function
 
 THREADS = 2
@@ -49,7 +49,7 @@ def open_source(spec: str, program: Program, accumulate: int = 1) -> DataSource:
     try:
         return FileSource(open_examples(*_location(spec), inputs), inputs, accumulate).checked()
     except OSError as error:
-        raise UsageError(f"--data {spec}: {(error.strerror or str(error)).lower()}") from None
+        raise UsageError(f"{spec}: {(error.strerror or str(error)).lower()}") from None
 
 
 def _is_function(spec: str) -> bool:
@@ -68,10 +68,10 @@ def _location(spec: str) -> tuple[str, str | None]:
     if colon and Path(path).is_file():
         near = nearest(dtype, TOKEN_DTYPES)
         help = f"did you mean {near}?" if near else f"expected one of {', '.join(TOKEN_DTYPES)}"
-        raise UsageError(f"--data {spec}: unknown dtype {dtype} of tokens; {help}")
+        raise UsageError(f"{spec}: unknown dtype {dtype} of tokens; {help}")
     if Path(spec).is_file():
-        raise UsageError(f"--data {spec}: give the dtype of its tokens, as in {spec}:uint16")
-    raise UsageError(f"--data {spec}: no such file or directory; {FORMS}")
+        raise UsageError(f"{spec}: give the dtype of its tokens, as in {spec}:uint16")
+    raise UsageError(f"{spec}: no such file or directory; {FORMS}")
 
 
 FORMS = (
@@ -118,8 +118,12 @@ class FileSource:
 
     def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
         reads = StepReads(self, share, ExampleOrder(self.examples.count, seed))
-        numbers = import_grain().MapDataset.range(sys.maxsize if seed is not None else self.steps_per_epoch)
-        options = import_grain().ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)
+        numbers = import_package("grain", "grain").MapDataset.range(
+            sys.maxsize if seed is not None else self.steps_per_epoch
+        )
+        options = import_package("grain", "grain").ReadOptions(
+            num_threads=THREADS, prefetch_buffer_size=AHEAD
+        )
         iterator = iter(numbers.map(reads).to_iter_dataset(options))
         order = {"examples": self.examples.count, "per_step": self.per_step, "seed": seed}
         return PositionedIterator.at(iterator, order, start, self.examples.name)
@@ -138,7 +142,7 @@ class ExampleOrder:
 
         if self.seed is None:
             return positions
-        shuffled, last = import_grain().experimental.index_shuffle, self.count - 1
+        shuffled, last = import_package("grain", "grain").experimental.index_shuffle, self.count - 1
         seed = crc32(f"{self.seed} {epoch}".encode())
         found = [shuffled(each, max_index=last, seed=seed, rounds=4) for each in positions.tolist()]
         return np.array(found, np.int64)

@@ -132,7 +132,7 @@ def _opening(path: str, dtype: str | None, inputs: Sequence[DataInput]) -> Open:
         if len(inputs) > 1:
             names = ",".join(f"{each.name}=FILE.npy" for each in inputs)
             raise UsageError(
-                f"{path} holds one array, and the model has {len(inputs)} inputs: give one for each, --data {names}"
+                f"{path} holds one array, and the model has {len(inputs)} inputs: give one for each, as in {names}"
             )
         return partial(_map_npy, name=inputs[0].name)
     return _map_npz

@@ -31,9 +31,9 @@ from mtfc.driver.training.batch_iterators import (
     BatchIterator,
     Position,
     PositionedIterator,
-    import_grain,
 )
 from mtfc.driver.training.data_inputs import DataInput
+from mtfc.driver.training.packages import import_package
 from mtfc.reports.table import listed
 
 FUNCTION = re.compile(r"([^\W\d][\w.]*):([^\W\d][\w.]*)")
@@ -63,7 +63,7 @@ class UserSource:
     def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
         shard = self._shard(share) if self.is_sharded else None
         steps = UserSteps(self, share, seed, shard)
-        prefetched = import_grain().experimental.ThreadPrefetchDatasetIterator(steps, AHEAD)
+        prefetched = import_package("grain", "grain").experimental.ThreadPrefetchDatasetIterator(steps, AHEAD)
         order = {"function": self.name, "seed": seed}
         return PositionedIterator.at(prefetched, order, start, self.name)
 
@@ -108,16 +108,14 @@ def load_function(spec: str, inputs: Sequence[DataInput], accumulate: int) -> Us
         if not f"{module_name}.".startswith(f"{error.name}."):
             raise UsageError(f"{module_name} needs the module {error.name}, which is not installed") from None
         raise UsageError(
-            f"--data {spec}: no module {error.name} in this directory, and none installed"
+            f"{spec}: no module {error.name} in this directory or installed, and no file {module_name}"
         ) from None
     try:
         function = attrgetter(name)(module)
     except AttributeError:
-        raise UsageError(f"--data {spec}: the module {module_name} has no function {name}") from None
+        raise UsageError(f"{spec}: the module {module_name} has no function {name}") from None
     if not callable(function):
-        raise UsageError(
-            f"--data {spec}: {name} is {_kind(function)}; expected a function that returns batches"
-        )
+        raise UsageError(f"{spec}: {name} is {_kind(function)}; expected a function that returns batches")
     return UserSource(spec, function, inputs, accumulate)
 
 
