@@ -78,7 +78,7 @@ def test_finite_step_has_no_cause() -> None:
 def test_forward_pass(count: int) -> None:
     problem = cause("mean(square(exp(y) - target))", scale=3000.0, count=count)
     assert problem is not None
-    assert (problem.code, problem.line) == ("E501", line_of("loss ="))
+    assert (problem.code, problem.line) == ("E701", line_of("loss ="))
     loop = ", at micro = 0" if count > 1 else ""
     number = problem.message.split()[0]
     assert problem.message == f"{number} of 4 numbers that `exp` makes are infinite, in the forward pass of step 12{loop}"

@@ -239,7 +239,8 @@ def _placed(shards: Shards, type: TensorType) -> Shards:
 
 def _slice(shards: Shards, dim: Dim, index: int) -> Shards:
     axis = shards.type.dims.index(dim)
-    arrays = tuple(array.take(index, axis) for array in shards.arrays)
+    position = (slice(None),) * axis + (index,)
+    arrays = tuple(np.asarray(array[position]) for array in shards.arrays)
     return Shards(shards.mesh, sliced_type(shards.type, dim), arrays)
 
 

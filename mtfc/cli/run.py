@@ -6,6 +6,7 @@ import argparse
 import json
 
 from mtfc.backends.registry import BACKENDS
+from mtfc.cli.errors import show_diagnostics
 from mtfc.cli.options import add_format, add_parameters, add_selection, add_source, chosen, count, seed
 from mtfc.driver.data.files import report_to
 from mtfc.driver.loading.sources import Sources
@@ -49,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", metavar="N", type=seed, default=0, help="seed of drawn inputs and parameters (default: 0)"
     )
+    parser.add_argument(
+        "--debug-nans",
+        action="store_true",
+        help="in training, show the line that makes the first number that is not finite",
+    )
     add_selection(parser, "the first")
     add_format(parser)
 
@@ -62,6 +68,8 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
     done = run_model(_options(options), sources, show)
     print(done.report() if options.format == "text" else json.dumps(done.record(), indent=2), file=to)
+    if done.cause:
+        show_diagnostics([done.cause], sources, options.format)
     return done.status
 
 
@@ -78,4 +86,5 @@ def _options(options: argparse.Namespace) -> RunOptions:
         options.params_partial,
         options.save,
         options.seed,
+        options.debug_nans,
     )

@@ -24,7 +24,10 @@ class CompileOptions:
 
 @attrs.frozen
 class RunOptions:
-    """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of files of arrays."""
+    """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of files of arrays.
+
+    debug_nans: find the equation that makes the first number that is not finite.
+    """
 
     file: str
     choice: Choice = attrs.field(factory=Choice)
@@ -37,6 +40,7 @@ class RunOptions:
     params_partial: bool = False
     save: str | None = None
     seed: int = 0
+    debug_nans: bool = False
 
 
 @attrs.frozen

@@ -27,7 +27,7 @@ from mtfc.driver.running.execution import without_warnings
 if TYPE_CHECKING:
     from mtfc.backends.interpreter import Shards
 
-CODE = "E501"
+CODE = "E701"
 STAGES = {"forward": "forward pass", "backward": "backward pass", "update": "update"}
 HALF = "f16 holds numbers up to 65504: compute in bf16, or in f32 where numbers grow, with `cast(x, f32)`"
 SHOWN = 4
