@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import attrs
 
 from mtfc.driver.loading.choice import Choice
+from mtfc.driver.running.generation import Generation
 
 
 @attrs.frozen
@@ -26,6 +27,7 @@ class CompileOptions:
 class RunOptions:
     """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of files of arrays.
 
+    generation: the prompts that a model continues, in place of `data`.
     debug_nans: find the equation that makes the first number that is not finite.
     """
 
@@ -40,6 +42,7 @@ class RunOptions:
     params_partial: bool = False
     save: str | None = None
     seed: int = 0
+    generation: Generation | None = None
     debug_nans: bool = False
 
 
