@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from benchmarks import (
     accuracy,
     compile_time,
+    data,
     gpu,
     networks,
     peer_flax,
@@ -32,6 +33,7 @@ from benchmarks.figures import Figure
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "startup": startup.figures,
     "compile": compile_time.figures,
+    "data": data.figures,
     "networks": networks.figures,
     "simulation": simulation.figures,
     "accuracy": accuracy.figures,
