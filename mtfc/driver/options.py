@@ -59,6 +59,17 @@ class VerifyOptions:
 
 
 @attrs.frozen
+class ExchangeOptions:
+    """The options of an export or import of weights. source: a file or folder of arrays. map: the path of a map of weights."""
+
+    file: str
+    source: str
+    output: str
+    choice: Choice = attrs.field(factory=Choice)
+    map: str | None = None
+
+
+@attrs.frozen
 class SearchOptions:
     """The options of a search. None leaves a choice to the file or to the machine.
 
