@@ -63,7 +63,9 @@ def step_of(body: str, scale: float, count: int, **changed: Any) -> tuple[str, S
     return MODEL.replace("BODY", body).replace("COUNT", str(count)), StepInputs(parameters, state, batch, 11)
 
 
-def cause(body: str, scale: float = 1.0, count: int = 1, entry: str = "", **changed: Any) -> Diagnostic | None:
+def cause(
+    body: str, scale: float = 1.0, count: int = 1, entry: str = "", **changed: Any
+) -> Diagnostic | None:
     text, inputs = step_of(body, scale, count, **changed)
     (program,) = load(text.replace("minimize loss;", f"minimize loss; {entry};") if entry else text).programs
     return find_not_finite(program, inputs)
@@ -80,7 +82,10 @@ def test_forward_pass(count: int) -> None:
     assert (problem.code, problem.line) == ("E701", line_of("loss ="))
     loop = ", at micro = 0" if count > 1 else ""
     number = problem.message.split()[0]
-    assert problem.message == f"{number} of 4 numbers that `exp` makes are infinite, in the forward pass of step 12{loop}"
+    assert (
+        problem.message
+        == f"{number} of 4 numbers that `exp` makes are infinite, in the forward pass of step 12{loop}"
+    )
     assert problem.help is not None and problem.help.startswith("y: f32[batch] is from ")
 
 
@@ -95,7 +100,10 @@ def test_library_function_is_shown_in_both_places() -> None:
     problem = cause("mean(sharpened(y))", scale=3000.0)
     assert problem is not None
     assert "`exp`" in problem.message
-    assert {problem.line, *(label.line for label in problem.labels)} == {line_of("loss ="), line_of("return exp")}
+    assert {problem.line, *(label.line for label in problem.labels)} == {
+        line_of("loss ="),
+        line_of("return exp"),
+    }
 
 
 @pytest.mark.parametrize(
