@@ -15,7 +15,7 @@ import numpy as np
 
 EXAMPLE = Path(__file__).with_name("transformer_seq2seq.mtf")
 BATCH, POSITIONS, WORDS, SHORTEST = 128, 9, 20, 3
-STEPS, HELD_OUT = 300, 4
+STEPS, HELD_OUT = 450, 4
 SIZES = {
     "batch": BATCH,
     "positions": POSITIONS,
@@ -29,7 +29,7 @@ SIZES = {
 }
 SETTINGS = {
     "precision.compute": "f32",
-    "optimizer": "adam(learning_rate = schedules.cosine(step, peak = 5e-3, warmup = 50, steps = 300), beta2 = 0.98)",
+    "optimizer": "adam(learning_rate = schedules.cosine(step, peak = 5e-3, warmup = 50, steps = 450), beta2 = 0.98)",
 }
 
 
