@@ -14,15 +14,20 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 
-def mtfc(*arguments: str, folder: Path = ROOT) -> str:
-    """Run the command in a folder, and return its standard output. Raises an error with its messages if it fails."""
+def python(*arguments: str | Path, folder: Path = ROOT) -> str:
+    """Run Python in a folder, and return its standard output. Raises an error with its messages if it fails."""
     slow = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
     paths = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     env = {name: value for name, value in os.environ.items() if name not in slow} | paths
-    command = [sys.executable, "-m", "mtfc", *arguments]
+    command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def mtfc(*arguments: str, folder: Path = ROOT) -> str:
+    """Run the command in a folder, and return its standard output."""
+    return python("-m", "mtfc", *arguments, folder=folder)
 
 
 def figures(log: Path) -> list[dict[str, Any]]:
