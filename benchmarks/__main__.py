@@ -27,6 +27,7 @@ from benchmarks import (
     solver,
     startup,
     tiling,
+    weights,
 )
 from benchmarks.figures import Figure
 
@@ -34,6 +35,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "startup": startup.figures,
     "compile": compile_time.figures,
     "data": data.figures,
+    "weights": weights.figures,
     "networks": networks.figures,
     "simulation": simulation.figures,
     "accuracy": accuracy.figures,
