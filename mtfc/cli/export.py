@@ -20,7 +20,9 @@ A map of weights has the names and shapes of another library: see docs/weights.m
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_exchange(
-        parser, "--params", "the parameters, by full name: .npz, .safetensors, or a folder of shards"
+        parser,
+        "--params",
+        "the parameters, by full name: .npz, .safetensors, or a folder of shards or checkpoints",
     )
 
 

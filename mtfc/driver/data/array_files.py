@@ -1,4 +1,4 @@
-"""Named arrays in files, read and written one at a time: NPZ files, safetensors files, and folders of safetensors shards.
+"""Named arrays in files, read and written one at a time: NPZ, safetensors, folders of shards, and checkpoints of `mtfc train`.
 
 The arrays of a large model are never in memory together: a file is opened for its names, shapes and dtypes, and the numbers of an
 array are read when they are needed. `stored_arrays` alone knows the kinds of files. Arrays of Python objects are refused, so
@@ -14,6 +14,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
@@ -174,16 +175,21 @@ def _read(path: Path, content: Callable[[], Array]) -> Array:
         raise _unreadable(str(path), error) from None
 
 
-def _safetensors(path: Path) -> dict[str, StoredArray]:
+def _package(module: str, package: str, path: Path) -> Any:
+    """Return a module that reading `path` needs. Raises `Unavailable` if its package is not installed."""
     try:
-        from safetensors import SafetensorError, safe_open
+        return import_module(module)
     except ImportError as error:
-        reason = f"needs the package safetensors, which cannot be imported ({error})"
+        reason = f"needs the package {package}, which cannot be imported ({error})"
         raise Unavailable(f"reading {path} {reason}: pip install 'mtfc[train]'") from None
+
+
+def _safetensors(path: Path) -> dict[str, StoredArray]:
+    library = _package("safetensors", "safetensors", path)
     path.open("rb").close()  # a fault of the file system, in its own words
     try:
-        file: Any = safe_open(str(path), framework="numpy")
-    except SafetensorError as error:
+        file: Any = library.safe_open(str(path), framework="numpy")
+    except library.SafetensorError as error:
         reason = str(error).removeprefix("Error while deserializing header: ")
         raise ValueError(f"it is no safetensors file, or damaged ({reason})") from None
 
@@ -199,7 +205,12 @@ def _safetensors(path: Path) -> dict[str, StoredArray]:
 
 
 def _folder(path: Path) -> dict[str, StoredArray]:
-    """Return the arrays of the shards that an index names, or of the only safetensors file."""
+    """Return the arrays of the newest checkpoint, of the shards that an index names, or of the only safetensors file."""
+    steps = [
+        each for each in (path, *path.glob("[0-9]*"), *path.glob("checkpoints/[0-9]*")) if _is_step(each)
+    ]
+    if steps:
+        return _checkpoint(max(steps, key=lambda step: int(step.name)))
     indices = sorted(path.glob(f"*{SAFETENSORS}.index.json"))
     if len(indices) == 1:
         return _sharded(indices[0])
@@ -207,7 +218,43 @@ def _folder(path: Path) -> dict[str, StoredArray]:
     if len(files) == 1 and not indices:
         return _safetensors(files[0])
     found = ", ".join(each.name for each in (*indices, *files))
-    raise ValueError(f"it is a folder with {found or 'no safetensors files'}; expected one file, or an index")
+    raise ValueError(
+        f"it is a folder with {found or 'no safetensors files'}; expected one file, an index, or checkpoints"
+    )
+
+
+def _is_step(path: Path) -> bool:
+    """Return True for the checkpoint of one step, a folder that is named after the step."""
+    return path.name.isdecimal() and (path / "about" / "metadata").is_file() and (path / "state").is_dir()
+
+
+def _checkpoint(step: Path) -> dict[str, StoredArray]:
+    """Return the parameters of a checkpoint: see `training/checkpoints.py`."""
+    import numpy as np
+
+    from mtfc.driver.training.checkpoints import About
+
+    library = _package("orbax.checkpoint", "orbax-checkpoint", step)
+    about = _undamaged(lambda: About.of(json.loads((step / "about" / "metadata").read_bytes())))
+
+    def content(name: str) -> Array:
+        kind, _, own = name.partition("/")
+        wanted = library.args.PyTreeRestore(
+            item={kind: {own: 0}},
+            restore_args={kind: {own: library.RestoreArgs(restore_type=np.ndarray)}},
+            partial_restore=True,
+        )
+        with library.Checkpointer(library.PyTreeCheckpointHandler()) as reader:
+            array = reader.restore((step / "state").resolve(), args=wanted)[kind][own]
+        if int(array.view(f"u{array.itemsize}").sum(dtype=np.uint64)) % 2**32 != about.sums[name]:
+            raise ValueError("the numbers have changed since they were written")
+        return array
+
+    def stored(name: str) -> StoredArray:
+        dtype, shape = about.arrays[name]
+        return StoredArray(shape, dtype, lambda: _read(step, lambda: content(name)))
+
+    return {name.removeprefix("params/"): stored(name) for name in about.arrays if name.startswith("params/")}
 
 
 def _sharded(index: Path) -> dict[str, StoredArray]:
