@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +127,21 @@ def changed(names: list[str]) -> str:
     return f"the numbers of {', '.join(names)} have changed since they were written"
 
 
+@lru_cache
 def orbax() -> Any:
-    """Return the package orbax without its log, as errors are reported here. Raises `Unavailable` if it is missing."""
+    """Return the package orbax, and silence it: its errors are reported here. Raises `Unavailable` if it is missing.
+
+    After an error tensorstore still ends its other reads, and complains that nobody waits for them.
+    """
     package = import_package("orbax.checkpoint", "orbax-checkpoint")
     logging.getLogger("absl").setLevel(logging.CRITICAL + 1)
+    before = sys.unraisablehook
+
+    def hook(error: Any) -> None:
+        if str(error.exc_value) != "Event loop is closed":
+            before(error)
+
+    sys.unraisablehook = hook
     return package
 
 
@@ -143,12 +156,20 @@ def faults() -> Iterator[None]:
         raise ValueError(reason_of(error)) from None
 
 
+DAMAGE = {"NOT_FOUND": "missing", "DATA_LOSS": "damaged", "OUT_OF_RANGE": "cut off"}
+"""The states of a file by the words that errors of tensorstore begin with."""
+
+
 def reason_of(error: BaseException) -> str:
-    """Return the reason of an error of orbax or tensorstore: the system's words, or the start of its own."""
+    """Return the reason of an error of orbax or tensorstore in the system's words, or shortened."""
     text = str(error)
-    found = re.search(r"OS error \d+: (?:[A-Z_0-9]+ )?([^\]\n]+)", text)
-    if found:
-        return found[1].lower()
+    system = re.search(r"OS error \d+: (?:[A-Z_0-9]+ )?([^\]\n]+)", text)
+    if system and not text.startswith(tuple(DAMAGE)):
+        return system[1].lower()
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
-    return text.strip().partition("\n")[0][:REASON] or type(error).__name__
+    if state := DAMAGE.get(text.partition(":")[0]):
+        array = re.search(r'"([\w.]+)/', text)
+        return f"a file of its arrays is {state}" + (f" (found at {array[1]})" if array else "")
+    short = text.strip().partition("\n")[0][:REASON]
+    return short if type(error) is ValueError else f"its files are damaged ({type(error).__name__} {short})"
