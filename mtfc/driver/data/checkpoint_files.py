@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -134,7 +135,8 @@ def orbax() -> Any:
     After an error tensorstore still ends its other reads, and complains that nobody waits for them.
     """
     package = import_package("orbax.checkpoint", "orbax-checkpoint")
-    logging.getLogger("absl").setLevel(logging.CRITICAL + 1)
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     before = sys.unraisablehook
 
     def hook(error: Any) -> None:
@@ -163,9 +165,9 @@ DAMAGE = {"NOT_FOUND": "missing", "DATA_LOSS": "damaged", "OUT_OF_RANGE": "cut o
 def reason_of(error: BaseException) -> str:
     """Return the reason of an error of orbax or tensorstore in the system's words, or shortened."""
     text = str(error)
-    system = re.search(r"OS error \d+: (?:[A-Z_0-9]+ )?([^\]\n]+)", text)
-    if system and not text.startswith(tuple(DAMAGE)):
-        return system[1].lower()
+    system = re.search(r"os_error_code='(\d+)'", text)
+    if system and not text.startswith("NOT_FOUND"):
+        return os.strerror(int(system[1])).lower()
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     if state := DAMAGE.get(text.partition(":")[0]):
