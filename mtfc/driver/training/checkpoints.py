@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,12 @@ def checksums(state: Any) -> dict[str, int]:
 
 def are_finite(state: Any) -> bool:
     """Return True if the state has no number that is not finite."""
+    return bool(_finite_test()(dict(_named_arrays(state))))
+
+
+@cache
+def _finite_test() -> Any:
+    """Return the compiled test, which JAX keeps for further calls."""
     import jax
     from jax import numpy as jnp
 
@@ -184,7 +191,7 @@ def are_finite(state: Any) -> bool:
         floats = [x for x in arrays.values() if jnp.issubdtype(x.dtype, jnp.floating)]
         return jnp.all(jnp.stack([jnp.isfinite(x).all() for x in floats])) if floats else True
 
-    return bool(jax.jit(test)(dict(_named_arrays(state))))
+    return jax.jit(test)
 
 
 def _sum_of_bits(x: Any) -> Any:
