@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from benchmarks import (
     accuracy,
     compile_time,
+    data,
+    first_step,
     gpu,
     networks,
     peer_flax,
@@ -31,7 +33,9 @@ from benchmarks.figures import Figure
 
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "startup": startup.figures,
+    "first_step": first_step.figures,
     "compile": compile_time.figures,
+    "data": data.figures,
     "networks": networks.figures,
     "simulation": simulation.figures,
     "accuracy": accuracy.figures,

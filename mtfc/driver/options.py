@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import attrs
 
 from mtfc.driver.loading.choice import Choice
+from mtfc.driver.running.generation import Generation
 
 
 @attrs.frozen
@@ -24,7 +25,11 @@ class CompileOptions:
 
 @attrs.frozen
 class RunOptions:
-    """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of files of arrays."""
+    """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of files of arrays.
+
+    generation: the prompts that a model continues, in place of `data`.
+    debug_nans: find the equation that makes the first number that is not finite.
+    """
 
     file: str
     choice: Choice = attrs.field(factory=Choice)
@@ -37,6 +42,8 @@ class RunOptions:
     params_partial: bool = False
     save: str | None = None
     seed: int = 0
+    generation: Generation | None = None
+    debug_nans: bool = False
 
 
 @attrs.frozen
@@ -51,6 +58,17 @@ class VerifyOptions:
     params: str | None = None
     params_partial: bool = False
     seed: int = 0
+
+
+@attrs.frozen
+class ExchangeOptions:
+    """The options of an export or import of weights. source: a file or folder of arrays. map: the path of a map of weights."""
+
+    file: str
+    source: str
+    output: str
+    choice: Choice = attrs.field(factory=Choice)
+    map: str | None = None
 
 
 @attrs.frozen

@@ -111,7 +111,13 @@ def _(node: ast.Param) -> str:
 
 @source.register
 def _(node: ast.State) -> str:
-    return f"state {source(node.name)} = {source(node.value)}"
+    type = f": {source(node.type)}" if node.type else ""
+    return f"state {source(node.name)}{type} = {source(node.value)}"
+
+
+@source.register
+def _(node: ast.StateUpdate) -> str:
+    return f"update {source(node.name)} = {source(node.value)}"
 
 
 @source.register

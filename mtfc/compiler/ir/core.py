@@ -100,6 +100,11 @@ class Function:
     body: tuple[Equation, ...]
     outputs: tuple[Output, ...]
 
+    @property
+    def handed_out(self) -> tuple[Output, ...]:
+        """The outputs that replace no argument."""
+        return tuple(output for output in self.outputs if output.updates is None)
+
 
 def source_file(functions: Sequence[Function]) -> str | None:
     """Return the user's file, not an imported one: the file of the first input with a span, or else of anything with a span."""
@@ -119,12 +124,16 @@ class Initializer:
 
 @attrs.frozen
 class Parameter:
-    """A model's parameter: its full name, global type, initial value, and the place of its declaration."""
+    """A model's parameter: its full name, global type, initial value, and the place of its declaration.
+
+    is_state: True for the state of a model. It has no gradient; a training step replaces it by an output of the model.
+    """
 
     name: str
     type: TensorType
     init: Initializer
     span: Span | None = None
+    is_state: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -183,6 +192,11 @@ class Program:
     training: Training | None = None
     mesh: Mesh | None = None
     layout: Layout | None = None
+
+    @property
+    def states(self) -> frozenset[str]:
+        """The names of the model's states."""
+        return frozenset(parameter.name for parameter in self.parameters if parameter.is_state)
 
     @property
     def placed_on(self) -> Mesh:

@@ -166,7 +166,8 @@ class _Printer:
         yield from (f"dim {name_text(dim.name)} = {dim.size}" for dim in program.dims.values())
         for p in program.parameters:
             init = _call_text(p.init.name, p.init.args)
-            yield f"param {name_text(p.name)}: {self.type(p.type)} = {init}{self.at(p.span)}"
+            keyword = "state" if p.is_state else "param"
+            yield f"{keyword} {name_text(p.name)}: {self.type(p.type)} = {init}{self.at(p.span)}"
         if program.training:
             yield self.training(program.training)
             if program.training.learning_rate:

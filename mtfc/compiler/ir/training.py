@@ -41,14 +41,14 @@ def update_of(training: Training, parameter: str) -> Function:
 
 def returned_outputs(forward: Function, training: Training) -> tuple[str, ...]:
     """Return the names of the outputs of `forward` that the step returns, the loss first."""
-    outputs = {output.name for output in forward.outputs}
+    outputs = {output.name for output in forward.handed_out}
     return (training.minimize, *(name for name in training.report if name in outputs))
 
 
 def updates_error(training: Training, program: Program) -> str | None:
     """Return the first mistake in a program's updates, or None. The bodies of their functions are not checked."""
     updated = [name for update in training.updates for name in update.parameters]
-    declared = {parameter.name: parameter.type for parameter in program.parameters}
+    declared = {each.name: each.type for each in program.parameters if not each.is_state}
     if len(updated) != len(set(updated)) or not declared.keys() >= set(updated):
         return "a parameter that the program declares has at most one update, and nothing else has one"
     errors = (_update_error(update, declared) for update in training.updates)
@@ -71,7 +71,7 @@ def _update_error(update: Update, declared: Mapping[str, TensorType]) -> str | N
 
 def report_error(training: Training, program: Program) -> str | None:
     """Return the first mistake in a program's reports, or None."""
-    known = {output.name for output in program.function("forward").outputs}
+    known = {output.name for output in program.function("forward").handed_out}
     names = (training.minimize, *training.report)
     if len(set(names)) != len(names):
         return "the step returns two values of one name"

@@ -302,6 +302,11 @@ def _clean(folder: Path) -> None:
             shutil.rmtree(each, ignore_errors=True)
 
 
+def are_finite(state: Any) -> bool:
+    """Return True if the state has no number that is not finite."""
+    return bool(_checks()(dict(_named_arrays(state)))[FINITE])
+
+
 @lru_cache
 def _record_arguments() -> Any:
     """Return the class of orbax's arguments for the record: a function that returns the record, called in a thread."""
@@ -344,7 +349,7 @@ def _record_handler() -> Any:
 def _checked(about: About, checks: Mapping[str, Any]) -> About:
     """Return the record with its checksums, which waits for them. Raises `NotFinite`."""
     if not bool(checks[FINITE]):
-        raise NotFinite(f"the state after step {about.step} has numbers that are not finite")
+        raise NotFinite(f"the parameters after step {about.step} are not finite")
     return attrs.evolve(about, sums={name: int(x) for name, x in checks.items() if name != FINITE})
 
 

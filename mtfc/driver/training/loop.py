@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from mtfc.driver.training.checkpoints import NotFinite
+from mtfc.driver.training.checkpoints import NotFinite, are_finite
 from mtfc.driver.training.metrics import Sink, Throughput
 from mtfc.reports.training_report import TrainingStep
 
@@ -91,6 +91,7 @@ class TrainLoop:
             if stopped or self._pauses(step):
                 self._finish(*pending)
                 pending = None
+                self._check_state(step)
                 self._pause(step)
             if stopped:
                 return step == self.schedule.total
@@ -105,6 +106,11 @@ class TrainLoop:
             import jax
 
             self.before = (jax.tree.map(jax.numpy.copy, self.state), batch)
+
+    def _check_state(self, step: int) -> None:
+        """Raise `NotFinite` if the step has made numbers that are not finite, where the state before it is kept."""
+        if self.keep_before and not are_finite(self.state):
+            raise NotFinite(f"the parameters after step {step} are not finite")
 
     def _pauses(self, step: int) -> bool:
         """Return True if the loss of this step is read before the next step."""

@@ -171,7 +171,7 @@ class Throughput:
     @classmethod
     def of(cls, inputs: Mapping[str, tuple[str, tuple[int, ...]]], accumulate: int) -> Throughput:
         """Return the throughput of inputs by name, each dtype and shape: tokens if there are integers of two dimensions."""
-        tokens = [shape for dtype, shape in inputs.values() if dtype == "i32" and len(shape) == 2]
+        tokens = [shape for dtype, shape in inputs.values() if dtype == "int32" and len(shape) == 2]
         if tokens:
             return cls("tokens", accumulate * max(rows * length for rows, length in tokens))
         rows = [shape[0] for _, shape in inputs.values() if shape]

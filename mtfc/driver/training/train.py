@@ -14,6 +14,7 @@ import attrs
 
 from mtfc.backends.common import allocator
 from mtfc.backends.common.devices import Unavailable, import_jax
+from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.checkpoint_files import CHECKPOINTS, About
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters
@@ -22,6 +23,7 @@ from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.running import execution
+from mtfc.driver.running.nan_search import StepInputs, find_not_finite
 from mtfc.driver.training.batch_iterators import BatchIterator, DataSource
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds
 from mtfc.driver.training.data_sources import open_source
@@ -94,11 +96,15 @@ class TrainOptions:
 
 @attrs.frozen
 class FinishedTraining:
-    """The summary of a training run, and the exit status of the command. leads: True in process 0, which prints."""
+    """The summary of a training run, and the exit status of the command.
+
+    leads: True in process 0, which prints. cause: the equation that made numbers which are not finite.
+    """
 
     status: int
     summary: TrainingSummary
     leads: bool
+    cause: Diagnostic | None = None
 
 
 def train(options: TrainOptions, sources: Sources, to: TextIO | None) -> FinishedTraining:
@@ -151,6 +157,17 @@ def _predicted(options: TrainOptions, selection: Selection, sources: Sources) ->
     return float(simulate_layout(case.lower(selection.program), hardware).record()["step_seconds"])
 
 
+def on_host(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whole arrays on the host; processes exchange the parts that only some of them hold."""
+    import numpy as np
+    from jax.experimental.multihost_utils import process_allgather
+
+    several = import_jax().process_count() > 1
+    return {
+        name: np.asarray(process_allgather(x, tiled=True) if several else x) for name, x in arrays.items()
+    }
+
+
 @attrs.frozen
 class Trainer:
     """A training run: the program on its devices, the data, and where results go."""
@@ -201,8 +218,9 @@ class Trainer:
             stop = stack.enter_context(stop_by_signal(import_jax().process_count() > 1))
             loop = self._loop(state, batches, saving, stack, first)
             status = self._train(loop, stop, saving)
+            cause = self._cause(loop) if status == ERRORS and loop.before is not None else None
         summary = TrainingSummary(loop.steps, first, self.case.name, dict(self.case.mesh.axes), saving.last)
-        return FinishedTraining(status, summary, self.leads)
+        return FinishedTraining(status, summary, self.leads, cause)
 
     def _loop(
         self, state: TrainState, batches: BatchIterator, saving: Saving, stack: ExitStack, first: int
@@ -237,8 +255,6 @@ class Trainer:
                 saving.at_end(loop.state, loop.position)
         except NotFinite as error:
             self._say(f"{error}: {saving.where()}")
-            if loop.before is not None:
-                self._find_cause(loop)
             return ERRORS
         if not is_done:
             self._say(f"stopped after step {int(loop.state.step)}: {saving.where()}")
@@ -248,8 +264,16 @@ class Trainer:
             )
         return OK if is_done else INTERRUPTED
 
-    def _find_cause(self, loop: TrainLoop) -> None:
-        """Show the line of source that made the first number that is not finite."""
+    def _cause(self, loop: TrainLoop) -> Diagnostic | None:
+        """Return the place in the source that made the first number which is not finite, in the last step."""
+        assert loop.before is not None
+        state, batch = loop.before
+        parameters, optimizer, inputs = map(on_host, (state.params, state.optimizer, batch))
+        step = StepInputs(parameters, optimizer, inputs, int(state.step))
+        cause = find_not_finite(self.program, step, self.case.lower(self.program))
+        if cause is None:
+            self._say(f"step {step.number + 1} gives finite numbers when it is repeated on the interpreter")
+        return cause
 
     @contextmanager
     def _checkpoints(self) -> Iterator[Checkpoints]:

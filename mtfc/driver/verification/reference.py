@@ -162,7 +162,7 @@ def _accumulate(program: Program) -> int:
 
 def _parts(results: Arrays, program: Program) -> dict[Part, Arrays]:
     """Split the results of `gradients` into outputs and gradients; a gradient goes by the name of its value."""
-    outputs = [output.name for output in program.function("forward").outputs]
+    outputs = [output.name for output in program.function("forward").handed_out]
     gradients = {name.removeprefix("d_"): array for name, array in results.items() if name not in outputs}
     return {"outputs": {name: results[name] for name in outputs}, "gradients": gradients}
 

@@ -232,7 +232,15 @@ class Param(Node):
 
 
 class State(Node):
-    """`state m = zeros_like(p)`, in an optimizer."""
+    """`state m = zeros_like(p)`, in an optimizer, or `state mean: [hidden] = 0`, in a model or a function."""
+
+    name: Name
+    type: Type | None
+    value: Expr
+
+
+class StateUpdate(Node):
+    """`update mean = 0.9 * mean + 0.1 * m`, in a model or a function."""
 
     name: Name
     value: Expr
@@ -275,7 +283,7 @@ class Scan(Node):
     body: tuple[Statement, ...]
 
 
-Statement = Assign | Param | State | Return | Yield | Repeat | Scan | DimDecl | Broken
+Statement = Assign | Param | State | StateUpdate | Return | Yield | Repeat | Scan | DimDecl | Broken
 
 
 # Declarations

@@ -216,7 +216,7 @@ class TreeBuilder:
 def _targets(tokens: Sequence[Token]) -> Iterator[str]:
     """Yield the names that a text seems to bind: `a` and `b` in `a, b = ...`, `h` in `h += ...` and in `param h ...`."""
     texts = [token.text for token in tokens]
-    for text in texts[texts[:1] in (["param"], ["state"], ["yield"]) :]:
+    for text in texts[texts[:1] in (["param"], ["state"], ["update"], ["yield"]) :]:
         if text.isidentifier():
             yield text
         elif text != ",":

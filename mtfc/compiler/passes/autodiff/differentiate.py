@@ -15,7 +15,7 @@ After this pass no gradient and no update is implicit; nothing is split yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import attrs
@@ -45,7 +45,12 @@ from mtfc.compiler.passes.autodiff.loss_scaling import (
     seed,
     unscaled,
 )
-from mtfc.compiler.passes.autodiff.micro_batches import over_micro_batches, stacked, with_micro_dim
+from mtfc.compiler.passes.autodiff.micro_batches import (
+    over_micro_batches,
+    replaced_by,
+    stacked,
+    with_micro_dim,
+)
 from mtfc.compiler.passes.autodiff.update_equations import Updater, gradient_norm, inlined
 from mtfc.compiler.passes.autodiff.wide_sums import with_wide_sums
 from mtfc.compiler.passes.pass_base import Pass
@@ -105,7 +110,7 @@ def _seeds(builder: Builder, forward: Function, training: Training | None) -> di
     """Return the seeds: 1 for the minimized value, or without training ones for every float output."""
     lines = {value: eqn.span for eqn in forward.body for value in eqn.results}
     seeds: dict[Value, Value] = {}
-    for output in forward.outputs:
+    for output in forward.handed_out:
         value = output.value
         wanted = training is None or output.name == training.minimize
         if wanted and value.type.dtype in FLOATS and value not in seeds:
@@ -121,16 +126,20 @@ def _named_gradients(body: Sequence[Equation], gradients: Mapping[Value, Value])
 
 
 def gradients_function(program: Program) -> Function:
-    """Return the function of forward's outputs and the gradients of all float inputs and parameters, zeros for unused ones."""
+    """Return the function of forward's outputs and the gradients of all float inputs and parameters, zeros for unused ones.
+
+    States have no gradient.
+    """
     forward = bound(program.function("forward"), training=True)
     builder = _continue(forward)
-    wanted = _float_arguments(forward, ("input", "parameter"))
+    arguments = _float_arguments(forward, ("input", "parameter"))
+    wanted = [value for value in arguments if value.name not in program.states]
     gradients = backward(builder, forward.body, _seeds(builder, forward, program.training), wanted)
     for value in wanted:
         if value not in gradients:
             gradients[value] = builder("full", dims=value.type.dims, value=0.0, dtype=value.type.dtype)
     outputs = [Output(f"d_{value.name}", gradients[value]) for value in wanted]
-    function = Function("gradients", forward.arguments, tuple(builder.body), (*forward.outputs, *outputs))
+    function = Function("gradients", forward.arguments, tuple(builder.body), (*forward.handed_out, *outputs))
     return rename_values(function, _named_gradients(builder.body, gradients))
 
 
@@ -147,15 +156,16 @@ def _clipped(
 class Differentiated:
     """Reported outputs, the loss first, and gradients of the parameters, in a builder's body.
 
-    Both belong to one batch, or are means over several. A loss scale is still a factor of the gradients; `state` has the states
-    of a dynamic one.
+    Both belong to one batch, or are means over several. A loss scale is still a factor of the gradients; `scale` has the states
+    of a dynamic one. states: the new values of the model's states, after the last batch.
     """
 
     builder: Builder
     arguments: tuple[Argument, ...]
     outputs: Mapping[str, Value]
     gradients: dict[Value, Value]
-    state: ScaleState | None = None
+    states: Mapping[str, Value]
+    scale: ScaleState | None = None
 
 
 def _whole_batch(forward: Function, training: Training, is_step: bool = False) -> Differentiated:
@@ -171,7 +181,7 @@ def _whole_batch(forward: Function, training: Training, is_step: bool = False) -
         gradients = with_wide_sums(builder, gradients, training.reduce, forward.outputs)
     values = {output.name: output.value for output in forward.outputs}
     outputs = {name: values[name] for name in returned_outputs(forward, training)}
-    return Differentiated(builder, forward.arguments, outputs, gradients, state)
+    return Differentiated(builder, forward.arguments, outputs, gradients, replaced_by(forward), state)
 
 
 def _minimized(forward: Function, training: Training) -> Value:
@@ -194,49 +204,58 @@ def _micro_batches(
 
     names = returned_outputs(forward, training)
     scale = state.scale.value if state else None
-    totals, sums = over_micro_batches(builder, forward, arguments, micro, names, gradients, scale)
+    totals, sums, states = over_micro_batches(builder, forward, arguments, micro, names, gradients, scale)
     dtypes = {output.name: output.value.type.dtype for output in forward.outputs}
     means = [builder("mul", total, builder.like(1 / micro.size, total)) for total in totals]
     outputs = {name: builder.cast(mean, dtypes[name]) for name, mean in zip(names, means, strict=True)}
-    return Differentiated(builder, arguments, outputs, sums, state)
+    return Differentiated(builder, arguments, outputs, sums, states, state)
 
 
 def gradient_functions(program: Program, training: Training, micro: Dim | None) -> Iterator[Function]:
     """Yield the parts of a step that compute loss and gradients, so that another optimizer can replace the file's.
 
     `batch_gradients` is for one batch, `step_gradients` for several micro-batches, and `clip_gradients` scales the gradients of
-    either. A gradient is an output that belongs to a parameter, and so is placed as the parameter is.
+    either. A gradient is an output that belongs to a parameter, and so is placed as the parameter is. In place of a gradient, a
+    state has its new value.
     """
     forward = bound(program.function("forward"), training=True)
-    yield _gradients("batch_gradients", _whole_batch(forward, training), training)
+    yield _gradients("batch_gradients", _whole_batch(forward, training), training, program.states)
     if micro is not None:
-        yield _gradients("step_gradients", _micro_batches(forward, training, micro), training)
+        found = _micro_batches(forward, training, micro)
+        yield _gradients("step_gradients", found, training, program.states)
     if training.clip is not None:
-        yield _clipping(forward, training, training.clip)
+        yield _clipping(forward, training, training.clip, program.states)
 
 
-def _gradients(name: str, found: Differentiated, training: Training) -> Function:
-    """Return the function of the loss and the gradient of each parameter, zeros for a parameter without a gradient."""
+def _gradients(name: str, found: Differentiated, training: Training, states: Collection[str]) -> Function:
+    """Return the function of the loss, the gradient of each parameter, and the new value of each state.
+
+    The gradient of a parameter that the loss does not depend on is zeros.
+    """
     builder, gradients = found.builder, _without_scale(found, training)
     names = _named_gradients(builder.body, gradients)
     given = list[Output]()
     for value in (a.value for a in found.arguments if a.role == "parameter"):
-        gradient = gradients.get(value) or builder(
-            "full", dims=value.type.dims, value=0.0, dtype=value.type.dtype
-        )
-        given.append(Output(value.name, gradient, value.name))
+        new = found.states.get(value.name, value) if value.name in states else gradients.get(value)
+        if new is None:
+            new = builder("full", dims=value.type.dims, value=0.0, dtype=value.type.dtype)
+        given.append(Output(value.name, new, value.name))
     handed = Output(training.minimize, found.outputs[training.minimize])
     function = Function(name, found.arguments, tuple(builder.body), (handed, *_apart([handed], given)))
     return numbered(rename_values(function, names))
 
 
-def _clipping(forward: Function, training: Training, limit: float) -> Function:
-    """Return the function that clips gradients; an argument is a gradient, under the name of its parameter."""
+def _clipping(forward: Function, training: Training, limit: float, states: Collection[str]) -> Function:
+    """Return the function that clips gradients; an argument is a gradient, under the name of its parameter.
+
+    States stay as they are.
+    """
     arguments = tuple(argument for argument in forward.arguments if argument.role == "parameter")
     values = [argument.value for argument in arguments]
     builder = Builder(Names(value.name for value in values), training.span, "update")
-    clipped = _clipped(builder, {v: v for v in values}, gradient_norm(builder, values), limit)
-    outputs = tuple(Output(value.name, clipped[value], value.name) for value in values)
+    trained = [value for value in values if value.name not in states]
+    clipped = _clipped(builder, {v: v for v in trained}, gradient_norm(builder, trained), limit)
+    outputs = tuple(Output(value.name, clipped.get(value, value), value.name) for value in values)
     return Function("clip_gradients", arguments, tuple(builder.body), outputs)
 
 
@@ -244,7 +263,7 @@ def _without_scale(found: Differentiated, training: Training) -> dict[Value, Val
     """Return the gradients of the loss itself."""
     if training.loss_scale is None:
         return found.gradients
-    return unscaled(found.builder, found.gradients, training.loss_scale, found.state)
+    return unscaled(found.builder, found.gradients, training.loss_scale, found.scale)
 
 
 def _updated(
@@ -277,7 +296,10 @@ def _built_in(
 
 
 def with_step(program: Program, training: Training, with_gradients: bool = False) -> Program:
-    """Add forward pass, gradients and updates as `step`; a parameter that is frozen, or has no gradient, stays as it is."""
+    """Add forward pass, gradients and updates as `step`.
+
+    A parameter that is frozen, or has no gradient, stays as it is. So does a state that the model does not update.
+    """
     forward, micro = bound(program.function("forward"), training=True), None
     if training.accumulate > 1:
         program, micro = with_micro_dim(program, training.accumulate)
@@ -287,22 +309,22 @@ def with_step(program: Program, training: Training, with_gradients: bool = False
         if micro is None
         else _micro_batches(forward, training, micro, is_step=True)
     )
-    builder, state = found.builder, found.state
+    builder, scale = found.builder, found.scale
     names = _named_gradients(builder.body, found.gradients)
     builder.stage, builder.span = "update", training.span
     gradients = _without_scale(found, training)
-    own = _built_in(builder, training, gradients, state)
-    good = is_finite(builder, own[GRAD_NORM]) if state else None
+    own = _built_in(builder, training, gradients, scale)
+    good = is_finite(builder, own[GRAD_NORM]) if scale else None
     if training.clip is not None:
         gradients = _clipped(builder, gradients, own[GRAD_NORM], training.clip)
     states, changed = _updated(builder, program, training, gradients)
-    if state is not None and good is not None:
+    changed += [Output(name, value, name) for name, value in found.states.items()]
+    if scale is not None and good is not None:
         builder.span = training.span
         changed = kept_unless(builder, good, changed, (*found.arguments, *states))
-        changed += next_scale(builder, good, state)
-        states += state.arguments
-    kept = (a.value for a in found.arguments if a.role == "parameter" and a.value not in gradients)
-    unchanged = (Output(value.name, value, value.name) for value in kept)
+        changed += next_scale(builder, good, scale)
+        states += scale.arguments
+    unchanged = _unchanged(found.arguments, changed)
     values = {**own, **found.outputs}
     handed = [Output(name, values[name]) for name in (training.minimize, *training.report)]
     replacing = _apart(handed, (*changed, *unchanged))
@@ -310,6 +332,14 @@ def with_step(program: Program, training: Training, with_gradients: bool = False
     functions = (*program.functions, *more, numbered(rename_values(step, names)))
     done = attrs.evolve(training, updates=(), learning_rate=None)
     return attrs.evolve(program, functions=functions, training=done)
+
+
+def _unchanged(arguments: Iterable[Argument], changed: Iterable[Output]) -> Iterator[Output]:
+    """Yield the outputs for parameters and states that the step leaves as they are."""
+    updated = {output.updates for output in changed}
+    for value in (argument.value for argument in arguments if argument.role == "parameter"):
+        if value.name not in updated:
+            yield Output(value.name, value, value.name)
 
 
 def _apart(handed: Iterable[Output], replacing: Iterable[Output]) -> tuple[Output, ...]:

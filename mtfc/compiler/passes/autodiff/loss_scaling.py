@@ -4,9 +4,9 @@ The seed of the backward pass is the scale S instead of 1. Gradients are divided
 norm is computed and before clipping.
 
 A dynamic scale is a state of the step, and so is the number of good steps in a row. A step whose gradients are not all finite
-keeps parameters and states, and halves the scale. After `PATIENCE` good steps in a row the scale doubles. The decision is
-`norm <= the largest f32`, with the joint norm of all gradients. The norm is one sum over all processors, which clipping computes
-too. So all processors decide alike, and the decision costs one scalar in an all-reduce.
+keeps parameters and states, also those of the model, and halves the scale. After `PATIENCE` good steps in a row the scale
+doubles. The decision is `norm <= the largest f32`, with the joint norm of all gradients. The norm is one sum over all processors,
+which clipping computes too. So all processors decide alike, and the decision costs one scalar in an all-reduce.
 
 Sources: Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2; the constants are those of jmp and NVIDIA Apex.
 """

@@ -43,13 +43,14 @@ class VariableNames:
 
 
 class BlockBuilder(Builder):
-    """Collects the equations of `forward` or of a loop's body."""
+    """Collects the equations of `forward` or of a loop's body. updates: the new values of states, by full name."""
 
     def __init__(self, variables: Collection[str], parent: BlockBuilder | None = None) -> None:
         seen: set[str] = parent.variables.seen if parent else set()
         self.variables: VariableNames = VariableNames(variables, seen)
-        super().__init__(self.variables.others)
+        super().__init__(self.variables.others, stage=parent.stage if parent else "forward")
         self.parent = parent
+        self.updates: dict[str, Value] = {}
         self.call: Span | None = parent.call if parent else None
         self._own: set[Value] = set()
 
@@ -186,13 +187,16 @@ class FunctionBuilder:
         self.arguments.append(Argument(value, role, span))
         return value
 
-    def parameter(self, name: str, type: TensorType, init: Initializer, span: Span) -> Value:
-        """Declare a parameter; in `repeat` loops it is stacked along their dimensions."""
+    def parameter(
+        self, name: str, type: TensorType, init: Initializer, span: Span, is_state: bool = False
+    ) -> Value:
+        """Declare a parameter or a state; in `repeat` loops it is stacked along their dimensions."""
         full = self.stacked(type)
-        self.slices[name] = type
+        if not is_state:
+            self.slices[name] = type
         place = self.block.located(span)
         value = self.argument(name, full, "parameter", place)
-        self.parameters.append(Parameter(name, full, init, place))
+        self.parameters.append(Parameter(name, full, init, place, is_state))
         return self.block.parameter(value)
 
     def stacked(self, type: TensorType) -> TensorType:
@@ -229,7 +233,14 @@ class FunctionBuilder:
 
     def function(self, name: str) -> Function:
         arguments = sorted(self.arguments, key=lambda argument: argument.role != "input")
-        return Function(name, tuple(arguments), tuple(self._root.body), tuple(self.outputs))
+        outputs = (*self.outputs, *self._replacing())
+        return Function(name, tuple(arguments), tuple(self._root.body), outputs)
+
+    def _replacing(self) -> Iterator[Output]:
+        """Yield the outputs that replace states, with names that no other output has."""
+        taken = {output.name for output in self.outputs}
+        for name, value in self._root.updates.items():
+            yield Output(f"{name}.new" if name in taken else name, value, name)
 
     def all_dims(self) -> dict[str, Dim]:
         """Return every dimension of the program by name, in the order of appearance."""

@@ -41,7 +41,7 @@ def step_reports(
     to report.
     """
     built_in = [name for name in BUILT_IN if is_scaled or name != LOSS_SCALE]
-    outputs = {output.name: output.value.type for output in model.program.function("forward").outputs}
+    outputs = {output.name: output.value.type for output in model.program.function("forward").handed_out}
     found: dict[str, ast.Name] = {}
     for name in _once(decl.report or (), scope):
         if name.text in outputs:

@@ -1,0 +1,31 @@
+"""`mtfc run` on models with state: files of parameters hold it, and `forward` reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import Mtfc
+from tests.harness import SINGLE
+from tests.test_model_state import NORMALIZED, ByHand, drawn
+
+
+@pytest.mark.parametrize("layout", ["both", "fsdp"])
+def test_saved_parameters_hold_the_state_that_forward_reads(mtfc: Mtfc, folder: Path, layout: str) -> None:
+    (folder / "m.mtf").write_text(NORMALIZED.replace("SETTINGS", ""))
+    np.savez("train.npz", x=np.concatenate([batch["x"] for batch in drawn(5, 8, 8)]))
+    options = ["--layout", layout, "--backend", "numpy"]
+    assert mtfc("run", "m.mtf", "--train", "--data", "train.npz", "--save", "w.npz", *options).status == 0
+    by_hand = ByHand()
+    for batch in drawn(5, 8, 8):
+        by_hand.step(batch["x"])
+    np.savez("new.npz", **drawn(1, 8, 8)[0])
+    assert (
+        mtfc("run", "m.mtf", "--params", "w.npz", "--data", "new.npz", "--save", "y.npz", *options).status
+        == 0
+    )
+    with np.load("w.npz") as saved, np.load("y.npz") as outputs, np.load("new.npz") as new:
+        SINGLE.check({name: saved[name] for name in by_hand.arrays}, dict(by_hand.arrays), layout)
+        np.testing.assert_allclose(outputs["y"], by_hand.forward(new["x"]), rtol=1e-4, atol=1e-5)
