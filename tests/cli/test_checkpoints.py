@@ -337,3 +337,42 @@ def test_a_signal_ends_after_the_step_and_saves(files: Path, mtfc: Mtfc, number:
 def steps_written(folder: Path) -> list[str]:
     """Return the lines of a file that is being written."""
     return (folder / "metrics.jsonl").read_text().splitlines() if (folder / "metrics.jsonl").exists() else []
+
+
+# Parameters of a checkpoint elsewhere
+
+
+def test_checkpoints_as_parameters(files: Path, mtfc: Mtfc) -> None:
+    """`--params` takes a run, its newest checkpoint, or another one; a model takes the parameters that it shares."""
+    place = files / "run" / "checkpoints"
+    w = {step: read_parameter(place / step, About.read(place / step), "w") for step in ("2", "4")}
+    assert not np.array_equal(w["2"], w["4"])
+    x = np.ones((8, 4), np.float32)
+    np.savez("x.npz", x=x)
+    for path, step in (("run", "4"), ("run/checkpoints", "4"), ("run/checkpoints/2", "2")):
+        used = mtfc(
+            "run", "model.mtf", "--model", "use", "--params", path, "--data", "x.npz", "--save", "h.npz"
+        )
+        assert used.status == OK and quiet(used), used.err
+        np.testing.assert_allclose(np.load("h.npz")["h"], np.tanh(x @ w[step]), rtol=1e-5)
+    written = mtfc("export", "model.mtf", "--params", "run", "-o", "w.npz")
+    assert written.status == OK, written.err
+    exported = np.load("w.npz")
+    assert sorted(exported) == ["v", "w"]
+    np.testing.assert_array_equal(exported["w"], w["4"])
+    tuned = train(mtfc, "--steps", "1", "--params", "run", "--dir", "tuned")
+    assert tuned.status == OK and quiet(tuned), tuned.err
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+def test_damaged_parameters(files: Path, mtfc: Mtfc, damage: Any) -> None:
+    place = files / "run" / "checkpoints" / "4"
+    for path in [*(place / "state" / "d").iterdir(), place / "about" / "about.json"]:
+        damage(path)
+        used = mtfc("run", "model.mtf", "--model", "use", "--params", "run")
+        assert used.status == ERRORS and "Traceback" not in used.err
+        assert "error[E501]: cannot read arrays: " in used.err
+    shutil.rmtree(files / "run" / "checkpoints")
+    (files / "run" / "checkpoints").mkdir()
+    none = mtfc("run", "model.mtf", "--params", "run")
+    assert none.status == ERRORS and "E501" in none.err

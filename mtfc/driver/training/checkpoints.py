@@ -13,7 +13,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic
@@ -68,13 +68,15 @@ class Checkpoints:
             "state": ocp.PyTreeCheckpointHandler(use_compression=False, restore_concurrent_gb=READING_GB),
             "about": _record_handler(),
         }
-        with ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(**handlers)) as writer:
-            checkpoints = cls(folder, keep, writer, ThreadPoolExecutor(1, "checkpoints"))
-            try:
-                yield checkpoints
-                checkpoints.wait()
-            finally:
-                checkpoints.threads.shutdown()
+        with ExitStack() as stack:
+            if import_jax().process_count() == 1:
+                stack.callback(_clean, folder)  # after a save that has failed
+            handler = ocp.CompositeCheckpointHandler(**handlers)
+            writer = stack.enter_context(ocp.AsyncCheckpointer(handler))
+            threads = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
+            checkpoints = cls(folder, keep, writer, threads)
+            yield checkpoints
+            checkpoints.wait()
 
     @property
     def steps(self) -> list[int]:
@@ -116,15 +118,9 @@ class Checkpoints:
                 ended.result()
 
     def _finish(self) -> None:
-        """Wait for orbax, then remove the oldest checkpoints, and after an error the temporary folder."""
-        jax = import_jax()
-        try:
-            self.writer.wait_until_finished()
-        except BaseException:
-            if jax.process_count() == 1:
-                _clean(self.folder)
-            raise
-        for step in self.steps[: -self.keep] if jax.process_index() == 0 else ():
+        """Wait for orbax, then remove the oldest checkpoints."""
+        self.writer.wait_until_finished()
+        for step in self.steps[: -self.keep] if import_jax().process_index() == 0 else ():
             removed = self.folder / f"{step}.removed"
             self.place(step).rename(removed)
             shutil.rmtree(removed, ignore_errors=True)
