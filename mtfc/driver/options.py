@@ -28,6 +28,7 @@ class RunOptions:
     """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of files of arrays.
 
     generation: the prompts that a model continues, in place of `data`.
+    debug_nans: find the equation that makes the first number that is not finite.
     """
 
     file: str
@@ -42,6 +43,7 @@ class RunOptions:
     save: str | None = None
     seed: int = 0
     generation: Generation | None = None
+    debug_nans: bool = False
 
 
 @attrs.frozen

@@ -16,7 +16,6 @@ from mtfc.compiler.diagnostics import CompileError
 from mtfc.driver.data.array_files import StoredArray, save_arrays, stored_arrays, write_arrays
 from mtfc.driver.data.fitting import LazyArrays
 from mtfc.driver.running.execution import Session
-from mtfc.driver.training.checkpoints import Checkpoints
 from tests.cli.conftest import Mtfc
 
 RNG = np.random.default_rng(0)
@@ -166,8 +165,8 @@ def damaged(folder: Path) -> dict[str, tuple[str, str]]:
         "none.safetensors": "it is no safetensors file, or damaged (header too small)",
         "text.safetensors": "it is no safetensors file, or damaged (header too large)",
         "missing.safetensors": "no such file or directory",
-        "empty": "it is a folder with no safetensors files; expected one file, an index, or checkpoints",
-        "two": f"it is a folder with {SHARDS['w']}, {SHARDS['bias']}; expected one file, an index, or checkpoints",
+        "empty": "it is a folder with no safetensors files; expected one file, or an index",
+        "two": f"it is a folder with {SHARDS['w']}, {SHARDS['bias']}; expected one file, or an index",
         "lost": f"model.safetensors.index.json names the shard {SHARDS['bias']}, which is missing",
         "wrong": f"model.safetensors.index.json says that {SHARDS['bias']} has the array `bias`, and it has not",
         "escape": "model.safetensors.index.json is damaged: expected `weight_map`, the file of each array",
@@ -227,33 +226,3 @@ def test_arrays_of_memory_need_a_dtype_that_the_file_has(folder: Path) -> None:
         save_arrays("out.safetensors", {"z": np.zeros(2, np.complex64)})
     with pytest.raises(CompileError):
         stored_arrays("out.safetensors")
-
-
-def test_parameters_of_a_checkpoint(mtfc: Mtfc, folder: Path) -> None:
-    """The folder of a training run gives its newest checkpoint, bit by bit; a step's folder gives that step."""
-    training = ["train", "model.mtf", "--dir", "trained", "--save-every", "1", "--layout", "data"]
-    assert mtfc(*training, "--steps", "3").status == 0
-    found = {}
-    for path in ("trained", "trained/checkpoints", "trained/checkpoints/3", "trained/checkpoints/2"):
-        outcome = mtfc("export", "model.mtf", "--params", path, "-o", "out.safetensors")
-        assert outcome.status == 0, outcome.err
-        found[path] = load_file("out.safetensors")
-    with Checkpoints.open(Path("trained/checkpoints"), read_only=True) as checkpoints:
-        for step, paths in ((3, [*found][:3]), (2, [*found][3:])):
-            expected = checkpoints.manager.restore(step)["state"]["params"]
-            for path in paths:
-                assert found[path].keys() == {"w", "bias"}
-                assert all(np.array_equal(found[path][name], x) for name, x in expected.items())
-    assert mtfc("run", "model.mtf", "--params", "trained", "--backend", "jax").status == 0
-    about = Path("trained/checkpoints/3/about/metadata")
-    record = json.loads(about.read_bytes())
-    record["sums"]["params/w"] += 1
-    about.write_text(json.dumps(record))
-    outcome = mtfc("run", "model.mtf", "--params", "trained")
-    assert outcome.status == 1
-    assert "error[E501]: cannot read arrays: it is damaged\n --> trained/checkpoints/3:1:1" in outcome.err
-    about.write_text("{")
-    assert (
-        "error[E501]: cannot read arrays: it is damaged"
-        in mtfc("run", "model.mtf", "--params", "trained").err
-    )

@@ -1,4 +1,6 @@
-"""Named arrays in files, read and written one at a time: NPZ, safetensors, folders of shards, and checkpoints of `mtfc train`.
+"""Named arrays in files, read and written one at a time: NPZ files, safetensors files, folders of safetensors shards.
+
+The parameters in a checkpoint of `mtfc train` are read in the same way.
 
 The arrays of a large model are never in memory together: a file is opened for its names, shapes and dtypes, and the numbers of an
 array are read when they are needed. `stored_arrays` alone knows the kinds of files. Arrays of Python objects are refused, so
@@ -14,7 +16,6 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +25,7 @@ import attrs
 
 from mtfc.backends.common.devices import Unavailable
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
+from mtfc.driver.data.checkpoint_files import PARAMETERS, About, newest_checkpoint, read_parameter
 from mtfc.driver.data.files import OUTPUTS, write_atomically
 from mtfc.driver.errors import UsageError
 
@@ -175,21 +177,16 @@ def _read(path: Path, content: Callable[[], Array]) -> Array:
         raise _unreadable(str(path), error) from None
 
 
-def _package(module: str, package: str, path: Path) -> Any:
-    """Return a module that reading `path` needs. Raises `Unavailable` if its package is not installed."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        reason = f"needs the package {package}, which cannot be imported ({error})"
-        raise Unavailable(f"reading {path} {reason}: pip install 'mtfc[train]'") from None
-
-
 def _safetensors(path: Path) -> dict[str, StoredArray]:
-    library = _package("safetensors", "safetensors", path)
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        reason = f"needs the package safetensors, which cannot be imported ({error})"
+        raise Unavailable(f"reading {path} {reason}: pip install 'mtfc[train]'") from None
     path.open("rb").close()  # a fault of the file system, in its own words
     try:
-        file: Any = library.safe_open(str(path), framework="numpy")
-    except library.SafetensorError as error:
+        file: Any = safe_open(str(path), framework="numpy")
+    except SafetensorError as error:
         reason = str(error).removeprefix("Error while deserializing header: ")
         raise ValueError(f"it is no safetensors file, or damaged ({reason})") from None
 
@@ -205,12 +202,9 @@ def _safetensors(path: Path) -> dict[str, StoredArray]:
 
 
 def _folder(path: Path) -> dict[str, StoredArray]:
-    """Return the arrays of the newest checkpoint, of the shards that an index names, or of the only safetensors file."""
-    steps = [
-        each for each in (path, *path.glob("[0-9]*"), *path.glob("checkpoints/[0-9]*")) if _is_step(each)
-    ]
-    if steps:
-        return _checkpoint(max(steps, key=lambda step: int(step.name)))
+    """Return the parameters of a checkpoint, or the arrays of the shards that an index names, or of the only safetensors file."""
+    if checkpoint := newest_checkpoint(path):
+        return _checkpoint(checkpoint)
     indices = sorted(path.glob(f"*{SAFETENSORS}.index.json"))
     if len(indices) == 1:
         return _sharded(indices[0])
@@ -218,43 +212,25 @@ def _folder(path: Path) -> dict[str, StoredArray]:
     if len(files) == 1 and not indices:
         return _safetensors(files[0])
     found = ", ".join(each.name for each in (*indices, *files))
-    raise ValueError(
-        f"it is a folder with {found or 'no safetensors files'}; expected one file, an index, or checkpoints"
-    )
+    raise ValueError(f"it is a folder with {found or 'no safetensors files'}; expected one file, or an index")
 
 
-def _is_step(path: Path) -> bool:
-    """Return True for the checkpoint of one step, a folder that is named after the step."""
-    return path.name.isdecimal() and (path / "about" / "metadata").is_file() and (path / "state").is_dir()
-
-
-def _checkpoint(step: Path) -> dict[str, StoredArray]:
-    """Return the parameters of a checkpoint: see `training/checkpoints.py`."""
-    import numpy as np
-
-    from mtfc.driver.training.checkpoints import About
-
-    library = _package("orbax.checkpoint", "orbax-checkpoint", step)
-    about = _undamaged(lambda: About.of(json.loads((step / "about" / "metadata").read_bytes())))
-
-    def content(name: str) -> Array:
-        kind, _, own = name.partition("/")
-        wanted = library.args.PyTreeRestore(
-            item={kind: {own: 0}},
-            restore_args={kind: {own: library.RestoreArgs(restore_type=np.ndarray)}},
-            partial_restore=True,
-        )
-        with library.Checkpointer(library.PyTreeCheckpointHandler()) as reader:
-            array = reader.restore((step / "state").resolve(), args=wanted)[kind][own]
-        if int(array.view(f"u{array.itemsize}").sum(dtype=np.uint64)) % 2**32 != about.sums[name]:
-            raise ValueError("the numbers have changed since they were written")
-        return array
+def _checkpoint(path: Path) -> dict[str, StoredArray]:
+    about = About.read(path)
 
     def stored(name: str) -> StoredArray:
-        dtype, shape = about.arrays[name]
-        return StoredArray(shape, dtype, lambda: _read(step, lambda: content(name)))
+        dtype, shape = about.arrays[PARAMETERS + name]
 
-    return {name.removeprefix("params/"): stored(name) for name in about.arrays if name.startswith("params/")}
+        def read() -> Array:
+            try:
+                return read_parameter(path, about, name)
+            except ValueError as error:
+                raise _unreadable(str(path), error) from None
+
+        return StoredArray(shape, dtype, read)
+
+    names = [name.removeprefix(PARAMETERS) for name in about.arrays if name.startswith(PARAMETERS)]
+    return {name: stored(name) for name in names}
 
 
 def _sharded(index: Path) -> dict[str, StoredArray]:
