@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -14,6 +15,7 @@ from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.driver.data.array_files import Array, Arrays, StoredArray, whole
+from mtfc.driver.data.checkpoint_files import newest_checkpoint
 from mtfc.driver.data.fitting import Fitting, LazyArrays, as_type
 from mtfc.driver.errors import UsageError, say
 from mtfc.reports.table import listed
@@ -220,13 +222,15 @@ def stored_parameters(path: str, program: Program, partial: bool = False) -> dic
     """Return the arrays of all parameters by full name, or of some if `partial`, in the dtypes of the file.
 
     Raises `CompileError` (E501 to E505) and `Unavailable`. A file of `--save` also holds the losses as `loss`, which is
-    ignored unless a parameter is called `loss`.
+    ignored unless a parameter is called `loss`. A checkpoint may belong to another model of the file, so its other parameters
+    are ignored.
     """
-    fitting = Fitting(path)
+    fitting, is_checkpoint = Fitting(path), newest_checkpoint(Path(path)) is not None
     declared = {parameter.name: parameter for parameter in program.parameters}
     for name, array in fitting.arrays.items():
         if name not in declared:
-            _unknown(name, declared, fitting)
+            if not is_checkpoint:
+                _unknown(name, declared, fitting)
             continue
         type, span = declared[name].type, declared[name].span
         if array.shape != tuple(dim.size for dim in type.dims):
