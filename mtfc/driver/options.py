@@ -27,7 +27,7 @@ class CompileOptions:
 class RunOptions:
     """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of files of arrays.
 
-    generation: the prompts that a model continues, in place of `data`.
+    averages: take the averages of parameters from `params`. generation: the prompts that a model continues, in place of `data`.
     """
 
     file: str
@@ -42,6 +42,7 @@ class RunOptions:
     save: str | None = None
     seed: int = 0
     generation: Generation | None = None
+    averages: bool = False
 
 
 @attrs.frozen

@@ -72,7 +72,7 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
         raise UsageError("--eval goes with --train; a model without training runs on --data")
     resizing = Resizing(options.file, options.choice, sources, selection)
     data = _data(options, program, resizing)
-    given = given_parameters(options.params, options.params_partial, options.seed, program)
+    given = given_parameters(options.params, options.params_partial, options.seed, program, options.averages)
     if options.train:
         allocator.keep_memory()
     session = Session.start(load(_lowered(case, program, options), options.backend), options.seed, given)
