@@ -15,6 +15,7 @@ from benchmarks import (
     accuracy,
     compile_time,
     data,
+    first_step,
     gpu,
     networks,
     peer_flax,
@@ -32,6 +33,7 @@ from benchmarks.figures import Figure
 
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "startup": startup.figures,
+    "first_step": first_step.figures,
     "compile": compile_time.figures,
     "data": data.figures,
     "networks": networks.figures,

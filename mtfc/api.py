@@ -86,9 +86,13 @@ class Compiled:
     the same object.
     """
 
-    program: Program
     machines: Mapping[str, Hardware]
     _placed: Program
+
+    @cached_property
+    def program(self) -> Program:
+        """The program of one processor: its forward pass, and its training step if the file trains the model."""
+        return lower(self._placed, self._placed.mesh, self._placed.layout)
 
     @cached_property
     def _module(self) -> Program:
@@ -202,8 +206,8 @@ class Compiled:
         return program.place(batch, program.step_inputs if stacked else "inputs")
 
     def _check_trained(self, name: str) -> None:
-        if self.program.training is None:
-            model = self.program.name
+        if self._placed.training is None:
+            model = self._placed.name
             raise UsageError(
                 f"`{name}` needs a `train {model}` block, which the file of model `{model}` lacks"
             )
@@ -307,7 +311,7 @@ def compile_case(text: str, file: PathOption, choice: Choice) -> Compiled:
     with _showing(sources):
         selection = choose(text, file, choice, neighbour=sources.neighbour)
         case = selection.cases[0]
-        return Compiled(case.lower(selection.program), selection.hardware, case.placed(selection.program))
+        return Compiled(selection.hardware, case.placed(selection.program))
 
 
 def checked(text: str, file: PathOption, choice: Choice) -> Checked:

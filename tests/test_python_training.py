@@ -6,6 +6,7 @@ import doctest
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -128,6 +129,24 @@ def test_forward_maps_over_parameters_and_over_batches(layout: str) -> None:
     for i in range(3):
         np.testing.assert_allclose(ensemble["out"][i], p.forward(members[i], batch())["out"], rtol=1e-5)
         np.testing.assert_allclose(mapped["out"][i], p.forward(members[0], batch(i))["out"], rtol=1e-5)
+
+
+def test_a_step_is_mapped_but_not_differentiated(both: mtfc.api.Compiled) -> None:
+    import jax
+
+    states = [both.init(seed) for seed in range(2)]
+    stacked = jax.tree.map(lambda *xs: np.stack(xs), *states)
+    with pytest.raises(ValueError, match="differentiate `forward`"):
+        jax.grad(lambda params: both.value_and_grad(params, batch())[0])(states[0].params)
+    with pytest.raises(ValueError, match="differentiate `forward`"):
+        jax.grad(lambda params: both.train_step(attrs.evolve(states[0], params=params), batch())[1]["loss"])(
+            states[0].params
+        )
+    after, metrics = jax.vmap(lambda state: both.train_step(state, batch()))(stacked)
+    for i, state in enumerate(states):
+        alone, result = both.train_step(state, batch())
+        np.testing.assert_allclose(metrics["loss"][i], result["loss"], rtol=1e-6)
+        np.testing.assert_allclose(after.params["w"][i], alone.params["w"], rtol=1e-5)
 
 
 def test_optax_updates_the_parameters(both: mtfc.api.Compiled) -> None:

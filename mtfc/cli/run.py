@@ -7,6 +7,7 @@ import json
 import math
 
 from mtfc.backends.registry import BACKENDS
+from mtfc.cli.errors import show_diagnostics
 from mtfc.cli.options import add_format, add_parameters, add_selection, add_source, chosen, count, seed
 from mtfc.driver.data.files import report_to
 from mtfc.driver.errors import UsageError
@@ -62,6 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="seed of drawn inputs, parameters and texts (default: 0)",
     )
+    parser.add_argument(
+        "--debug-nans",
+        action="store_true",
+        help="in training, show the line that makes the first number that is not finite",
+    )
     _add_prompts(parser)
     add_selection(parser, "the first")
     add_format(parser)
@@ -106,6 +112,8 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
     done = run_model(_options(options), sources, show)
     print(done.report() if options.format == "text" else json.dumps(done.record(), indent=2), file=to)
+    if done.cause:
+        show_diagnostics([done.cause], sources, options.format)
     return done.status
 
 
@@ -123,6 +131,7 @@ def _options(options: argparse.Namespace) -> RunOptions:
         options.save,
         options.seed,
         _generation(options),
+        options.debug_nans,
         options.averages,
     )
 

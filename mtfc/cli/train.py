@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 
+from mtfc.cli.errors import show_diagnostics
 from mtfc.cli.options import (
     add_format,
     add_parameters,
@@ -118,6 +119,8 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         print(
             done.summary.table() if options.format == "text" else json.dumps(done.summary.record(), indent=2)
         )
+    if done.leads and done.cause:
+        show_diagnostics([done.cause], sources, options.format)
     return done.status
 
 

@@ -27,7 +27,9 @@ class CompileOptions:
 class RunOptions:
     """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of files of arrays.
 
-    averages: take the averages of parameters from `params`. generation: the prompts that a model continues, in place of `data`.
+    generation: the prompts that a model continues, in place of `data`.
+    debug_nans: find the equation that makes the first number that is not finite.
+    averages: take the averages of parameters from `params`.
     """
 
     file: str
@@ -42,6 +44,7 @@ class RunOptions:
     save: str | None = None
     seed: int = 0
     generation: Generation | None = None
+    debug_nans: bool = False
     averages: bool = False
 
 
@@ -57,6 +60,17 @@ class VerifyOptions:
     params: str | None = None
     params_partial: bool = False
     seed: int = 0
+
+
+@attrs.frozen
+class ExchangeOptions:
+    """The options of an export or import of weights. source: a file or folder of arrays. map: the path of a map of weights."""
+
+    file: str
+    source: str
+    output: str
+    choice: Choice = attrs.field(factory=Choice)
+    map: str | None = None
 
 
 @attrs.frozen

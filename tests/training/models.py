@@ -39,6 +39,16 @@ model lm(tokens: i32[batch, length]) {
 """
 
 
+SCALED = """\
+dim batch = 8
+model scaled(factor: f32[], x: f32[batch], chosen: bool[batch]) {
+  param w: f32[] = normal()
+  loss = mean(where(chosen, x * factor, 0.0) * w)
+  return loss
+}
+"""
+
+
 @lru_cache
 def program(source: str) -> Program:
     (found,) = load(source).programs

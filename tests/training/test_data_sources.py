@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import sys
 from collections.abc import Callable, Iterable
 from io import BytesIO
 from itertools import chain, islice
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mtfc.backends.common.devices import Unavailable
 from mtfc.backends.common.shares import Share
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.driver.errors import UsageError
@@ -23,6 +25,7 @@ from tests.training.models import (
     CLASSIFIER,
     IO,
     LENGTH,
+    SCALED,
     TOKENS,
     VOCAB,
     Batch,
@@ -431,9 +434,39 @@ def test_a_step_of_micro_batches_needs_as_many_examples(tmp_path: Path) -> None:
         open_source(write_npz(tmp_path, 30), program(CLASSIFIER), accumulate=4)
 
 
+def test_scalars_are_the_same_in_all_batches(tmp_path: Path) -> None:
+    arrays = {"factor": np.float64(3), "x": np.arange(16), "chosen": np.arange(16) % 3 == 0}
+    np.savez(tmp_path / "data.npz", **arrays)
+    for accumulate, shape in ((1, ()), (2, (2,))):
+        source = open_source(f"{tmp_path}/data.npz", program(SCALED), accumulate)
+        (batch,) = taken(source, 1, seed=3)
+        np.testing.assert_array_equal(batch["factor"], np.full(shape, 3, np.float32), strict=True)
+        np.testing.assert_array_equal(batch["chosen"], batch["x"] % 3 == 0, strict=True)
+
+
+@pytest.mark.parametrize("sizes", [[24, 0, 1, 15], [1] * 40])
+def test_shards_have_the_batches_of_one_file(tmp_path: Path, sizes: list[int]) -> None:
+    examples = np.arange(40 * LENGTH, dtype="<u2").reshape(40, LENGTH)
+    (tmp_path / "whole.bin").write_bytes(examples.tobytes())
+    (tmp_path / "shards").mkdir()
+    for i, rows in enumerate(np.split(examples, np.cumsum(sizes)[:-1])):
+        (tmp_path / "shards" / f"{i:02}.bin").write_bytes(rows.tobytes())
+    specs = (f"{tmp_path}/whole.bin:uint16", f"{tmp_path}/shards:uint16")
+    whole, shards = (taken(open_source(spec, program(TOKENS)), 7, seed=1) for spec in specs)
+    for one, other in zip(whole, shards, strict=True):
+        np.testing.assert_array_equal(one["tokens"], other["tokens"], strict=True)
+
+
 def test_one_batch_is_shuffled(tmp_path: Path) -> None:
     """With exactly one batch, inputs along the batch are examples, and others are constant."""
     source = open_source(write_npz(tmp_path, BATCH), program(CLASSIFIER))
     first, second = map(numbers, taken(source, 2, seed=1))
     assert sorted(first) == sorted(second) == list(range(BATCH))
     assert first != second
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grain", None)
+    source = open_source(write_npz(tmp_path, 16), program(CLASSIFIER))
+    with pytest.raises(Unavailable, match=r"needs the package grain.*: pip install 'mtfc\[train\]'"):
+        source.batches(Share(), 0)

@@ -95,7 +95,7 @@ class JaxProgram:
 
     def train_step(self, state: TrainState, batch: Arrays) -> tuple[TrainState, dict[str, Any]]:
         """Return the state after one more step, and the loss and reported values by name. The given state is donated."""
-        inputs = self.place(batch, self.step_inputs)
+        inputs, state = self.place(batch, self.step_inputs), _final(state, "train_step")
         step = state.step + 1
         metrics, params, optimizer = self.module.train_step(state.params, state.optimizer, inputs, state.step)
         return TrainState(step, params, optimizer), metrics
@@ -118,7 +118,7 @@ class JaxProgram:
         step: the number of the step, which random draws and schedules depend on. options: `accumulate` and `clip`, if the file
         asks for them.
         """
-        kind = "batches" if options.get("accumulate") else "inputs"
+        kind, params = "batches" if options.get("accumulate") else "inputs", _final(params, "value_and_grad")
         loss, gradients = self.module.value_and_grad(params, self.place(batch, kind), step, **options)
         return loss, gradients
 
@@ -176,3 +176,19 @@ class JaxProgram:
 def _indices(struct: Any) -> Any:
     """Return the indices of the shards on this process's devices."""
     return struct.sharding.addressable_devices_indices_map(struct.shape).values()
+
+
+def _final(tree: Any, name: str) -> Any:
+    """Return arrays that JAX refuses to differentiate: only `forward` has derivatives at every op."""
+
+    @jax.custom_jvp
+    def same(x: Any) -> Any:
+        return x
+
+    @same.defjvp
+    def refuse(*_: Any) -> Any:
+        raise ValueError(
+            f"`{name}` cannot be differentiated by JAX: differentiate `forward`, or call `value_and_grad`"
+        )
+
+    return jax.tree.map(lambda x: same(x) if isinstance(x, jax.core.Tracer) else x, tree)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -15,6 +16,7 @@ from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.training import average_of
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.driver.data.array_files import Array, Arrays, StoredArray, stored_arrays, whole
+from mtfc.driver.data.checkpoint_files import newest_checkpoint
 from mtfc.driver.data.fitting import Fitting, LazyArrays, as_type
 from mtfc.driver.errors import UsageError, say
 from mtfc.reports.table import listed
@@ -228,13 +230,16 @@ def stored_parameters(
 
     averages: take the averages of parameters that the file has averages of. Raises `CompileError` (E501 to E505), `UsageError`
     for a file without averages, and `Unavailable`. A file of `--save` also holds the losses as `loss`, which is ignored unless
-    a parameter is called `loss`, and perhaps averages.
+    a parameter is called `loss`, and perhaps averages. A checkpoint may belong to another model of the file, so its other
+    parameters are ignored.
     """
+    is_checkpoint = newest_checkpoint(Path(path)) is not None
     declared = {parameter.name: parameter for parameter in program.parameters}
     fitting = Fitting(path, _of_parameters(path, declared, averages))
     for name, array in fitting.arrays.items():
         if name not in declared:
-            _unknown(name, declared, fitting)
+            if not is_checkpoint:
+                _unknown(name, declared, fitting)
             continue
         type, span = declared[name].type, declared[name].span
         if array.shape != tuple(dim.size for dim in type.dims):

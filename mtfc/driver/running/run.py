@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from mtfc.backends.common import allocator
+from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim
 from mtfc.driver.data.array_files import Arrays, save_arrays
@@ -19,7 +20,9 @@ from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import RunOptions
 from mtfc.driver.running.execution import Session, load
+from mtfc.driver.running.nan_search import StepInputs, find_not_finite
 from mtfc.driver.running.remainder import Resizing
+from mtfc.driver.running.rewind import Copy
 from mtfc.driver.running.steps import BatchResults, evaluate, step_of
 from mtfc.driver.running.training import TrainingData, TrainingRun
 from mtfc.reports.run_report import StepRecord, run_json, summaries_of, summaries_text
@@ -27,7 +30,10 @@ from mtfc.reports.run_report import StepRecord, run_json, summaries_of, summarie
 
 @attrs.frozen
 class FinishedRun:
-    """The results of a run, and the exit status of the command. texts: what the model wrote, if there were prompts."""
+    """The results of a run, and the exit status of the command.
+
+    texts: the texts that the model wrote, if there were prompts. cause: the equation that made numbers which are not finite.
+    """
 
     status: int
     backend: str
@@ -35,6 +41,7 @@ class FinishedRun:
     steps: Sequence[StepRecord]
     results: BatchResults
     texts: Sequence[str] = ()
+    cause: Diagnostic | None = None
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
@@ -70,6 +77,10 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
         )
     if options.eval and not options.train:
         raise UsageError("--eval goes with --train; a model without training runs on --data")
+    if options.debug_nans and not options.train:
+        raise UsageError(
+            "--debug-nans goes with --train: it looks for the cause of a loss that is not finite"
+        )
     resizing = Resizing(options.file, options.choice, sources, selection)
     data = _data(options, program, resizing)
     given = given_parameters(options.params, options.params_partial, options.seed, program, options.averages)
@@ -78,9 +89,12 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
     session = Session.start(load(_lowered(case, program, options), options.backend), options.seed, given)
     session.smaller = _smaller(data, options, resizing)
     if options.train:
-        training = TrainingRun.start(session, program, data, options.save, show)
+        search = _search(data, resizing) if options.debug_nans else None
+        training = TrainingRun.start(session, program, data, options.save, show, search)
         status = training.run(options.steps or data.steps)
-        return FinishedRun(status, options.backend, case, training.steps, training.results)
+        return FinishedRun(
+            status, options.backend, case, training.steps, training.results, cause=training.cause
+        )
     steps, results = _evaluate(session, program, data.batches, options.steps or data.batches.count)
     texts = options.generation.texts(results.joined(), program) if options.generation else ()
     if options.save is not None:
@@ -157,6 +171,19 @@ def _smaller(data: TrainingData, options: RunOptions, resizing: Resizing) -> dic
         say(f"{rest}, and the layout's rules that do not divide it are left out" if given_up else rest)
         modules[dim] = load(_lowered(case, program, options), options.backend)
     return modules
+
+
+def _search(data: TrainingData, resizing: Resizing) -> Callable[[Copy], Diagnostic | None]:
+    """Return the search for the cause of numbers that are not finite, given the start of the step."""
+
+    def search(start: Copy) -> Diagnostic | None:
+        dim = data.batches.smaller(start.step) if data.accumulate == 1 else None
+        program = resizing.selection.program if dim is None else resizing.program(dim)
+        batch = data.batches.step(start.step, data.accumulate)
+        inputs = StepInputs(start.parameters, start.state, batch, start.step)
+        return find_not_finite(program, inputs, resizing.case(program).lower(program))
+
+    return search
 
 
 def _evaluate(

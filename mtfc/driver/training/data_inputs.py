@@ -43,7 +43,7 @@ class DataInput:
         if self.type.dtype not in FLOATS and array.dtype.kind in "iu" and array.size:
             self._check_range(array, place)
         with np.errstate(over="ignore"):
-            return np.ascontiguousarray(array, numpy_dtype(np, self.type.dtype))
+            return np.asarray(array, numpy_dtype(np, self.type.dtype), order="C")
 
     def _check_range(self, array: Array, place: Callable[[int], str]) -> None:
         """Raise `CompileError` if an integer is out of range. Dtypes whose integers are all in range cost nothing."""
