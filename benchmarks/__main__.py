@@ -28,6 +28,7 @@ from benchmarks import (
     solver,
     startup,
     tiling,
+    weights,
 )
 from benchmarks.figures import Figure
 
@@ -36,6 +37,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "first_step": first_step.figures,
     "compile": compile_time.figures,
     "data": data.figures,
+    "weights": weights.figures,
     "networks": networks.figures,
     "simulation": simulation.figures,
     "accuracy": accuracy.figures,
