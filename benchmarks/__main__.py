@@ -29,6 +29,7 @@ from benchmarks import (
     solver,
     startup,
     tiling,
+    weights,
 )
 from benchmarks.figures import Figure
 
@@ -37,6 +38,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "first_step": first_step.figures,
     "compile": compile_time.figures,
     "data": data.figures,
+    "weights": weights.figures,
     "networks": networks.figures,
     "simulation": simulation.figures,
     "accuracy": accuracy.figures,

@@ -12,6 +12,7 @@ from mtfc.driver.loading.sources import Sources
 EXAMPLES = """\
 examples:
   mtfc export model.mtf --params params.npz -o model.safetensors
+  mtfc export model.mtf --params runs/first -o model.safetensors
   mtfc export llama.mtf --params params.npz --map maps/llama_hf.toml -o model.safetensors
 
 A map of weights has the names and shapes of another library: see docs/weights.md.
@@ -20,7 +21,9 @@ A map of weights has the names and shapes of another library: see docs/weights.m
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_exchange(
-        parser, "--params", "the parameters, by full name: .npz, .safetensors, or a folder of shards"
+        parser,
+        "--params",
+        "the parameters: .npz, .safetensors, a folder of shards, or a --dir of `mtfc train`",
     )
 
 

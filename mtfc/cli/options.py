@@ -135,7 +135,7 @@ def add_parameters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--params",
         metavar="FILE",
-        help="initial values of all parameters, by full name: .npz, .safetensors, or a folder of shards (default: drawn)",
+        help="initial values of parameters: .npz, .safetensors, a folder of shards, or a --dir of `mtfc train` (default: drawn)",
     )
     parser.add_argument(
         "--params-partial", action="store_true", help="draw the parameters that --params lacks from --seed"

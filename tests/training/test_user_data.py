@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -150,6 +151,39 @@ def test_a_function_resumes_at_the_item_after_the_last_step(
     assert firsts == [[2 * i, 2 * i + 1] for i in range(at, at + 3)]
     restored = (tmp_path / "restored").read_text().split() if (tmp_path / "restored").exists() else []
     assert restored == (["6"] if at and kind.startswith("a state") else [])
+
+
+@pytest.mark.parametrize("before", ["no state", "a state"])
+@pytest.mark.parametrize("after", ["no state", "a state"])
+def test_a_checkpoint_stays_right_when_a_function_gets_or_loses_its_state(
+    written: Callable[..., DataSource], before: str, after: str
+) -> None:
+    iterator = written(SOURCES[before]).batches(Share(), 1)
+    for _ in range(3):
+        next(iterator)
+    state = iterator.state()
+    iterator.close()
+    sys.modules.pop("user_batches")
+    importlib.invalidate_caches()
+    text = SOURCES[after].replace("assert self.i == 0", "pass")
+    (batch,) = islice(steps(written(text + "# changed"), Share(), 1, state), 1)
+    assert batch["x"][0, 0] == 3
+
+
+def test_a_function_may_use_its_arrays_again(written: Callable[..., DataSource]) -> None:
+    source = written("""
+        def batches(shard_index, shard_count):
+            arrays = {**item(0), "x": np.zeros((8, 3), np.float32), "scale": np.zeros(3, np.float32)}
+            while True:
+                yield arrays
+                arrays["x"] += 1
+                arrays["scale"] += 1
+    """)
+    iterator = source.batches(Share(), 0)
+    batches = [next(iterator) for _ in range(6)]
+    iterator.close()
+    assert [batch["x"][0, 0] for batch in batches] == list(range(6))
+    assert [batch["scale"][0] for batch in batches] == list(range(6))
 
 
 def test_a_pass_without_a_seed_ends_with_the_items(written: Callable[..., DataSource]) -> None:

@@ -1,4 +1,6 @@
-"""Named arrays in files, read and written one at a time: NPZ files, safetensors files, and folders of safetensors shards.
+"""Named arrays in files, read and written one at a time: NPZ files, safetensors files, folders of safetensors shards.
+
+The parameters in a checkpoint of `mtfc train` are read in the same way.
 
 The arrays of a large model are never in memory together: a file is opened for its names, shapes and dtypes, and the numbers of an
 array are read when they are needed. `stored_arrays` alone knows the kinds of files. Arrays of Python objects are refused, so
@@ -23,6 +25,7 @@ import attrs
 
 from mtfc.backends.common.devices import Unavailable
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
+from mtfc.driver.data.checkpoint_files import PARAMETERS, About, newest_checkpoint, read_parameter
 from mtfc.driver.data.files import OUTPUTS, write_atomically
 from mtfc.driver.errors import UsageError
 
@@ -194,11 +197,14 @@ def _safetensors(path: Path) -> dict[str, StoredArray]:
             tuple(header.get_shape()), dtype, lambda: _read(path, lambda: file.get_tensor(name))
         )
 
-    return {name: stored(name) for name in file.offset_keys()}
+    names = file.keys()
+    return {name: stored(name) for name in names}
 
 
 def _folder(path: Path) -> dict[str, StoredArray]:
-    """Return the arrays of the shards that an index names, or of the only safetensors file."""
+    """Return the parameters of a checkpoint, or the arrays of the shards that an index names, or of the only safetensors file."""
+    if checkpoint := newest_checkpoint(path):
+        return _checkpoint(checkpoint)
     indices = sorted(path.glob(f"*{SAFETENSORS}.index.json"))
     if len(indices) == 1:
         return _sharded(indices[0])
@@ -207,6 +213,24 @@ def _folder(path: Path) -> dict[str, StoredArray]:
         return _safetensors(files[0])
     found = ", ".join(each.name for each in (*indices, *files))
     raise ValueError(f"it is a folder with {found or 'no safetensors files'}; expected one file, or an index")
+
+
+def _checkpoint(path: Path) -> dict[str, StoredArray]:
+    about = About.read(path)
+
+    def stored(name: str) -> StoredArray:
+        dtype, shape = about.arrays[PARAMETERS + name]
+
+        def read() -> Array:
+            try:
+                return read_parameter(path, about, name)
+            except ValueError as error:
+                raise _unreadable(str(path), error) from None
+
+        return StoredArray(shape, dtype, read)
+
+    names = [name.removeprefix(PARAMETERS) for name in about.arrays if name.startswith(PARAMETERS)]
+    return {name: stored(name) for name in names}
 
 
 def _sharded(index: Path) -> dict[str, StoredArray]:

@@ -1,125 +1,151 @@
 """Checkpoints of a training run: written by orbax while training goes on, whole or not at all, each process its own shards.
 
-A checkpoint is a folder named after its number of finished steps. It holds the arrays of a `TrainState`, whole arrays under every
-layout, and `About`: a record of the program, the position in the data and a checksum of each array. The checksum is a sum of the
-array's bits, so it does not depend on how the array is split. Orbax writes into a temporary folder and renames it at the end; a
-process that is killed leaves a temporary folder, which the next run removes.
+A checkpoint holds the arrays of a `TrainState`, whole arrays under every layout, and the record `About`. Orbax writes into a
+temporary folder and renames it at the end. A process that is killed leaves a temporary folder, which the next run removes.
+
+A save holds up the next step only while arrays are copied from a device to the host. On the CPU nothing is copied: orbax reads
+the buffers, so the next step cannot reuse them and allocates others. The devices compute checksums, and test that all numbers
+are finite; a thread reads the results while the arrays are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import attrs
 
-from mtfc.backends.common.devices import Unavailable
+from mtfc.backends.common.devices import Unavailable, import_jax
+from mtfc.driver.data.checkpoint_files import About, changed, faults, orbax, reason_of, steps_in
 from mtfc.driver.errors import FailedRequest, UsageError
-from mtfc.driver.training.packages import import_package
 
-FORMAT = 1
-"""The version of the folders' content."""
+TEMPORARY = ("*.orbax-checkpoint-tmp*", "*.removed")
+"""Names of folders that a killed process leaves: half written, and half removed."""
+
+READING_GB = 0.1
+"""Gigabytes of a checkpoint that are in the host's memory at a time beside the arrays that have been read."""
+
+SHOWN = 8
+"""Maximum number of arrays that a message names."""
+
+FINITE = "finite"
+"""The name of the test beside the checksums; names of arrays have a slash, but for `step`."""
 
 
-@attrs.frozen
-class About:
-    """The record beside the arrays of a checkpoint.
-
-    program: the name of the model. fingerprint: a hash of its undistributed IR. arrays: name, such as `params/w` -> dtype and
-    shape. sums: name -> checksum. data: position in the data after the last step, or None without data.
-    """
-
-    program: str
-    fingerprint: str
-    step: int
-    seed: int
-    arrays: Mapping[str, tuple[str, tuple[int, ...]]]
-    sums: Mapping[str, int]
-    data: Any = None
-
-    def record(self) -> dict[str, Any]:
-        """Return the content of the JSON file."""
-        return {"format": FORMAT, **attrs.asdict(self)}
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> About:
-        """Return the record that a JSON file holds. Raises `KeyError`, `TypeError` and `ValueError` for another content."""
-        if record["format"] != FORMAT:
-            raise ValueError(f"its format is {record['format']}, and this version of mtfc reads {FORMAT}")
-        arrays = {name: (dtype, tuple(shape)) for name, (dtype, shape) in record["arrays"].items()}
-        rest = {name: record[name] for name in ("program", "fingerprint", "step", "seed", "sums", "data")}
-        return cls(arrays=arrays, **rest)
+class NotFinite(Exception):
+    """The loss of a step, or the parameters after it, are not finite. The message says which."""
 
 
 @attrs.define
 class Checkpoints:
-    """The checkpoints in a folder. Use as a context: the end waits for the last checkpoint to be written."""
+    """The checkpoints in a folder. Use as a context: the end waits for the last checkpoint to be written.
+
+    keep: the number of newest ones that stay. under_way: the end of the last save; the result is None, or an error.
+    """
 
     folder: Path
-    manager: Any
+    keep: int
+    writer: Any
+    threads: ThreadPoolExecutor
+    under_way: Future[None] | None = None
 
     @classmethod
     @contextmanager
-    def open(cls, folder: Path, keep: int | None = None, read_only: bool = False) -> Iterator[Checkpoints]:
-        """Open the folder, which is made if it does not exist. keep: the number of newest checkpoints that stay; None keeps all.
+    def open(cls, folder: Path, keep: int) -> Iterator[Checkpoints]:
+        """Open the folder, which is made if it does not exist, and remove what a killed process has left there.
 
-        Raises `Unavailable` if the package orbax-checkpoint is missing or the folder cannot be written.
+        All processes must call this. Raises `UsageError` if the folder cannot be written, and `Unavailable` if orbax is missing.
         """
-        ocp = import_package("orbax.checkpoint", "orbax-checkpoint")
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, cleanup_tmp_directories=not read_only, create=not read_only, read_only=read_only
-        )
-        with _named(folder):
-            manager = ocp.CheckpointManager(folder.resolve(), options=options)
-        checkpoints = cls(folder, manager)
-        try:
+        ocp = orbax()
+        _make(folder)
+        handlers = {
+            "state": ocp.PyTreeCheckpointHandler(use_compression=False, restore_concurrent_gb=READING_GB),
+            "about": _record_handler(),
+        }
+        with ExitStack() as stack:
+            if import_jax().process_count() == 1:
+                stack.callback(_clean, folder)  # after a save that has failed
+            handler = ocp.CompositeCheckpointHandler(**handlers)
+            writer = stack.enter_context(ocp.AsyncCheckpointer(handler))
+            threads = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
+            checkpoints = cls(folder, keep, writer, threads)
             yield checkpoints
             checkpoints.wait()
-        finally:
-            manager.close()
 
     @property
     def steps(self) -> list[int]:
         """The steps of the whole checkpoints, in order."""
-        return sorted(self.manager.all_steps())
+        return steps_in(self.folder)
+
+    def place(self, step: int) -> Path:
+        return self.folder / str(step)
 
     def save(self, state: Any, about: About) -> None:
-        """Copy the state to the host, and write it while training goes on. Raises `Unavailable` if a write has failed."""
-        ocp = import_package("orbax.checkpoint", "orbax-checkpoint")
-        arguments = {"state": ocp.args.StandardSave(_own(state)), "about": ocp.args.JsonSave(about.record())}
-        with _named(self.folder):
-            self.manager.save(about.step, args=ocp.args.Composite(**arguments), force=True)
+        """Write a checkpoint while training goes on; `about` gets its checksums. The state may be donated afterwards.
+
+        Waits for the save before, and raises what `wait` raises.
+        """
+        self.wait()
+        ocp = orbax()
+        arrays = dict(_named_arrays(state))
+        checks = _checks()(arrays)
+        if _wait_for_each(arrays):
+            import_jax().block_until_ready(checks)
+        arguments = {
+            "state": ocp.args.PyTreeSave(_tree(state)),
+            "about": _record_arguments()(lambda: _checked(about, checks)),
+        }
+        with self._named():
+            self.writer.save(self.place(about.step).resolve(), args=ocp.args.Composite(**arguments))
+        self.under_way = self.threads.submit(self._finish)
+
+    def poll(self) -> None:
+        """Raise what `wait` raises, without waiting, if the last save has failed."""
+        if self.under_way is not None and self.under_way.done():
+            self.wait()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is written. Raises `Unavailable` if it cannot be written."""
-        with _named(self.folder):
-            self.manager.wait_until_finished()
+        """Wait until the last save has ended. Raises `Unavailable` if it cannot be written, and `NotFinite`."""
+        ended, self.under_way = self.under_way, None
+        if ended is not None:
+            with self._named():
+                ended.result()
 
-    def about(self, step: int) -> About:
-        """Return the record of a checkpoint. Raises `FailedRequest` if it is damaged."""
-        ocp = import_package("orbax.checkpoint", "orbax-checkpoint")
-        with self._damage(step):
-            found = self.manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))
-            return About.of(found.about)
+    def _finish(self) -> None:
+        """Wait for orbax, then remove the oldest checkpoints."""
+        self.writer.wait_until_finished()
+        for step in self.steps[: -self.keep] if import_jax().process_index() == 0 else ():
+            removed = self.folder / f"{step}.removed"
+            self.place(step).rename(removed)
+            shutil.rmtree(removed, ignore_errors=True)
 
-    def restore(self, step: int, abstract: Any) -> Any:
-        """Return the state of a checkpoint in the placements of an abstract state; each process reads its own part.
+    def restore(self, step: int, abstract: Any) -> tuple[Any, About]:
+        """Return the state of a checkpoint in the placements of an abstract state, and the record.
 
-        Raises `FailedRequest` if the checkpoint is damaged, or has other arrays than the state.
+        Each process reads its own part. Raises `FailedRequest` if the checkpoint is damaged, or has other arrays than the state.
         """
-        ocp = import_package("orbax.checkpoint", "orbax-checkpoint")
-        about = self.about(step)
-        self._check_arrays(about, kinds(abstract))
+        ocp = orbax()
         with self._damage(step):
-            wanted = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-            state = self.manager.restore(step, args=wanted).state
-            wrong = [name for name, found in checksums(state).items() if found != about.sums[name]]
+            about = About.read(self.place(step))
+        self._check_arrays(about, kinds(abstract))
+        tree = _tree(abstract)
+        types = ocp.checkpoint_utils.construct_restore_args(tree)
+        wanted = ocp.args.Composite(state=ocp.args.PyTreeRestore(tree, restore_args=types))
+        with self._damage(step):
+            with faults():
+                found = self.writer.restore(self.place(step).resolve(), args=wanted)["state"]
+            state = type(abstract)(**found)
+            sums = _checks()(dict(_named_arrays(state)))
+            wrong = [name for name, sum in about.sums.items() if int(sums[name]) != sum]
             if wrong:
-                raise ValueError(f"the numbers of {', '.join(wrong)} have changed since they were written")
-        return state
+                raise ValueError(changed(wrong))
+        return state, about
 
     def _check_arrays(self, about: About, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         """Raise `FailedRequest` with every array that is missing, unknown or of another type."""
@@ -136,65 +162,209 @@ class Checkpoints:
         ]
         found = [*missing, *other, *unknown]
         if found:
-            where = f"{self.folder / str(about.step)}, a checkpoint of model `{about.program}`"
+            where = f"{self.place(about.step)}, a checkpoint of model `{about.program}`"
             shown = "".join(f"\n  it {each}" for each in found[:SHOWN])
             more = f"\n  and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-            raise FailedRequest(f"{where}, does not fit the model:{shown}{more}")
+            raise FailedRequest(
+                f"{where}, does not fit the model:{shown}{more}\n"
+                "give another --dir, or start over in this one with --fresh"
+            )
 
     @contextmanager
     def _damage(self, step: int) -> Iterator[None]:
-        """Report any error of reading a checkpoint with the checkpoint's name and a remedy."""
+        """Report a checkpoint that cannot be read with its name and a remedy."""
         try:
             yield
-        except (FailedRequest, UsageError, Unavailable, KeyboardInterrupt):
+        except (OSError, ValueError) as error:
+            earlier = [each for each in self.steps if each < step]
+            remedy = f"remove it to go on from step {earlier[-1]}" if earlier else "start over with --fresh"
+            raise FailedRequest(f"{self.place(step)} cannot be read: {reason_of(error)}; {remedy}") from None
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Report a folder that cannot be written as a lack of the environment."""
+        try:
+            yield
+        except (NotFinite, Unavailable, KeyboardInterrupt):
             raise
         except Exception as error:  # orbax and tensorstore raise many kinds
-            earlier = [each for each in self.steps if each < step]
-            remedy = f"remove it to go on from step {earlier[-1]}" if earlier else "there is no earlier one"
-            reason = str(error).strip().partition("\n")[0][:REASON] or type(error).__name__
-            raise FailedRequest(f"{self.folder / str(step)} is damaged: {reason}; {remedy}") from None
+            last = f"the last one is {self.place(self.steps[-1])}" if self.steps else "there is none yet"
+            raise Unavailable(
+                f"cannot write a checkpoint to {self.folder}: {reason_of(error)}; {last}"
+            ) from None
 
 
-SHOWN = 8
-"""Maximum number of arrays that a message names."""
+@attrs.define
+class Saving:
+    """Decides when a checkpoint is due, and writes it. Without a folder none is.
 
-REASON = 200
-"""Maximum length of another library's message."""
+    about: the record of the last checkpoint, or of the start. every: steps between two checkpoints; None if `minutes`
+    decides. next: the step of the next one, which all processes agree on. since: the time of the last one, or of the start.
+    """
+
+    checkpoints: Checkpoints | None
+    about: About
+    every: int | None
+    minutes: float | None
+    next: int | None
+    since: float = attrs.field(factory=monotonic)
+
+    @classmethod
+    def of(
+        cls, checkpoints: Checkpoints | None, about: About, every: int | None, minutes: float | None
+    ) -> Saving:
+        """Return the schedule from the step of `about` on.
+
+        By minutes the first checkpoint comes after the first step: then the time of a step is known, and so is that the folder
+        can be written.
+        """
+        following = None if checkpoints is None else about.step + (every or 1)
+        return cls(checkpoints, about, every, minutes, following)
+
+    @property
+    def last(self) -> str | None:
+        """The newest whole checkpoint."""
+        steps = self.checkpoints.steps if self.checkpoints is not None else []
+        return str(self.checkpoints.place(steps[-1])) if self.checkpoints is not None and steps else None
+
+    def is_due(self, step: int) -> bool:
+        return step == self.next
+
+    def save(self, step: int, state: Any, position: Any) -> None:
+        """Write a checkpoint while training goes on, and set the step of the next one. Raises what `Checkpoints.wait` raises."""
+        assert self.checkpoints is not None
+        before, now = self.about.step, monotonic()
+        self.about = attrs.evolve(self.about, step=step, data=position)
+        self.checkpoints.save(state, self.about)
+        self.next = step + (self.every or self._steps_of_minutes((now - self.since) / (step - before)))
+        self.since = now
+
+    def check(self) -> None:
+        """Raise the error of a save that has failed. One of several processes must not end at another step than the others."""
+        if self.checkpoints is not None and import_jax().process_count() == 1:
+            self.checkpoints.poll()
+
+    def at_end(self, state: Any, position: Any) -> None:
+        """Write the last checkpoint, unless it has been, and wait for it. Raises what `Checkpoints.wait` raises."""
+        if self.checkpoints is not None:
+            if self.about.step != int(state.step):
+                self.save(int(state.step), state, position)
+            self.checkpoints.wait()
+
+    def where(self) -> str:
+        """Return a sentence about the last checkpoint, which is waited for. Raises `Unavailable` if it cannot be written."""
+        if self.checkpoints is None:
+            return "nothing is saved; --dir FOLDER keeps checkpoints"
+        with suppress(NotFinite):
+            self.checkpoints.wait()
+        return f"the last checkpoint is {self.last}" if self.last else "there is no checkpoint yet"
+
+    def _steps_of_minutes(self, seconds: float) -> int:
+        """Return the number of steps until the next checkpoint. seconds: of a step, as process 0 measures them."""
+        import numpy as np
+        from jax.experimental import multihost_utils
+
+        assert self.minutes is not None
+        steps = np.int32(max(1, min(MOST_STEPS, round(60 * self.minutes / seconds))))
+        return int(multihost_utils.broadcast_one_to_all(steps))
 
 
-def kinds(state: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return name -> dtype and shape of the arrays of a state."""
-    return {name: (array.dtype.name, tuple(array.shape)) for name, array in _named_arrays(state)}
+MOST_STEPS = 2**30
+"""Maximum number of steps between two checkpoints."""
 
 
-def checksums(state: Any) -> dict[str, int]:
-    """Return name -> sum of the array's bits, modulo 2**32. A sum does not depend on the layout."""
-    import jax
+def _make(folder: Path) -> None:
+    """Make the folder, and remove what a killed process has left."""
+    jax = import_jax()
+    if jax.process_index() == 0:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _clean(folder)
+            probe = folder / f"probe{TEMPORARY[1][1:]}"
+            probe.mkdir()
+            probe.rmdir()
+        except OSError as error:
+            raise UsageError(f"cannot write checkpoints to {folder}: {reason_of(error)}") from None
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
 
-    arrays = dict(_named_arrays(state))
-    sums = jax.jit(lambda arrays: {name: _sum_of_bits(x) for name, x in arrays.items()})(arrays)
-    return {name: int(x) for name, x in sums.items()}
+        multihost_utils.sync_global_devices("mtfc: checkpoints")
+
+
+def _clean(folder: Path) -> None:
+    """Remove half written and half removed checkpoints."""
+    for pattern in TEMPORARY:
+        for each in folder.glob(pattern):
+            shutil.rmtree(each, ignore_errors=True)
 
 
 def are_finite(state: Any) -> bool:
     """Return True if the state has no number that is not finite."""
-    return bool(_finite_test()(dict(_named_arrays(state))))
+    return bool(_checks()(dict(_named_arrays(state)))[FINITE])
 
 
-@cache
-def _finite_test() -> Any:
-    """Return the compiled test, which JAX keeps for further calls."""
-    import jax
-    from jax import numpy as jnp
+@lru_cache
+def _record_arguments() -> Any:
+    """Return the class of orbax's arguments for the record: a function that returns the record, called in a thread."""
+    ocp = orbax()
 
-    def test(arrays: Mapping[str, Any]) -> Any:
+    @attrs.define
+    class RecordArguments(ocp.args.CheckpointArgs):  # type: ignore[misc, name-defined]
+        record: Callable[[], About]
+
+    return RecordArguments
+
+
+@lru_cache
+def _record_handler() -> Any:
+    """Return orbax's handler of the record."""
+    ocp = orbax()
+    jax = import_jax()
+
+    class RecordHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc, name-defined]
+        """Writes the record once its checksums are there. An error keeps the checkpoint from being renamed."""
+
+        async def async_save(self, directory: Any, args: Any) -> list[Any]:
+            async def write() -> None:
+                record = args.record()
+                if jax.process_index() == 0:
+                    (directory / "about.json").write_text(record.text())
+
+            return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="about")]
+
+        def save(self, directory: Any, args: Any) -> None:
+            raise NotImplementedError
+
+        def restore(self, directory: Any, args: Any = None) -> None:
+            raise NotImplementedError
+
+    ocp.args.register_with_handler(RecordHandler, for_save=True, for_restore=True)(_record_arguments())
+    return RecordHandler()
+
+
+def _checked(about: About, checks: Mapping[str, Any]) -> About:
+    """Return the record with its checksums, which waits for them. Raises `NotFinite`."""
+    if not bool(checks[FINITE]):
+        raise NotFinite(f"the parameters after step {about.step} are not finite")
+    return attrs.evolve(about, sums={name: int(x) for name, x in checks.items() if name != FINITE})
+
+
+@lru_cache
+def _checks() -> Any:
+    """Return a compiled function from arrays by name to their checksums, and a test that all numbers are finite."""
+    jax = import_jax()
+    jnp = jax.numpy
+
+    def run(arrays: Mapping[str, Any]) -> dict[str, Any]:
         floats = [x for x in arrays.values() if jnp.issubdtype(x.dtype, jnp.floating)]
-        return jnp.all(jnp.stack([jnp.isfinite(x).all() for x in floats])) if floats else True
+        finite = jnp.all(jnp.stack([jnp.isfinite(x).all() for x in floats])) if floats else True
+        return {FINITE: finite, **{name: _sum_of_bits(x) for name, x in arrays.items()}}
 
-    return jax.jit(test)
+    return jax.jit(run)
 
 
 def _sum_of_bits(x: Any) -> Any:
+    """Return `checkpoint_files.sum_of_bits` of an array on devices."""
     from jax import lax
     from jax import numpy as jnp
 
@@ -203,35 +373,28 @@ def _sum_of_bits(x: Any) -> Any:
     return jnp.sum(words.astype(jnp.uint32), dtype=jnp.uint32)
 
 
+def _wait_for_each(arrays: Mapping[str, Any]) -> bool:
+    """Return True on several virtual devices, where two functions with collectives under way can block each other."""
+    devices = next(iter(arrays.values())).devices()
+    return len(devices) > 1 and next(iter(devices)).platform == "cpu"
+
+
+def kinds(state: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return name -> dtype and shape of the arrays of a state."""
+    return {name: (array.dtype.name, tuple(array.shape)) for name, array in _named_arrays(state)}
+
+
+def _tree(state: Any) -> dict[str, Any]:
+    """Return a state as dicts, as other programs would read it."""
+    return {"step": state.step, "params": state.params, "optimizer": state.optimizer}
+
+
 def _named_arrays(state: Any) -> Iterator[tuple[str, Any]]:
     yield "step", state.step
     for kind in ("params", "optimizer"):
         yield from ((f"{kind}/{name}", array) for name, array in getattr(state, kind).items())
 
 
-def _own(state: Any) -> Any:
-    """Return the state to write. On the CPU orbax reads the buffers later, and the next step overwrites them: copy them."""
-    import jax
-    from jax import numpy as jnp
-
-    on_cpu = next(iter(state.step.devices())).platform == "cpu"
-    return jax.tree.map(jnp.copy, state) if on_cpu else state
-
-
 def _typed(name: str, type: tuple[str, tuple[int, ...]]) -> str:
     dtype, shape = type
     return f"{name}: {dtype}[{', '.join(map(str, shape))}]"
-
-
-@contextmanager
-def _named(folder: Path) -> Iterator[None]:
-    """Report a folder that cannot be written as a lack of the environment."""
-    try:
-        yield
-    except (Unavailable, KeyboardInterrupt):
-        raise
-    except Exception as error:  # the errors of tensorstore are ValueErrors
-        reason = str(error).strip().partition("\n")[0][:REASON] or type(error).__name__
-        raise Unavailable(
-            f"cannot write checkpoints to {folder}: {reason}; the earlier ones are whole"
-        ) from None

@@ -118,13 +118,10 @@ class FileSource:
 
     def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
         reads = StepReads(self, share, ExampleOrder(self.examples.count, seed))
-        numbers = import_package("grain", "grain").MapDataset.range(
-            sys.maxsize if seed is not None else self.steps_per_epoch
-        )
-        options = import_package("grain", "grain").ReadOptions(
-            num_threads=THREADS, prefetch_buffer_size=AHEAD
-        )
-        iterator = iter(numbers.map(reads).to_iter_dataset(options))
+        grain = import_package("grain", "grain")
+        steps = self.steps_per_epoch if seed is None else sys.maxsize
+        options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)
+        iterator = iter(grain.MapDataset.range(steps).map(reads).to_iter_dataset(options))
         order = {"examples": self.examples.count, "per_step": self.per_step, "seed": seed}
         return PositionedIterator.at(iterator, order, start, self.examples.name)
 
@@ -142,8 +139,8 @@ class ExampleOrder:
 
         if self.seed is None:
             return positions
-        shuffled, last = import_package("grain", "grain").experimental.index_shuffle, self.count - 1
-        seed = crc32(f"{self.seed} {epoch}".encode())
+        shuffled = import_package("grain.experimental", "grain").index_shuffle
+        seed, last = crc32(f"{self.seed} {epoch}".encode()), self.count - 1
         found = [shuffled(each, max_index=last, seed=seed, rounds=4) for each in positions.tolist()]
         return np.array(found, np.int64)
 

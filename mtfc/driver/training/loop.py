@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from mtfc.driver.training.checkpoints import are_finite
+from mtfc.driver.training.checkpoints import NotFinite, are_finite
 from mtfc.driver.training.metrics import Sink, Throughput
 from mtfc.reports.training_report import TrainingStep
 
@@ -23,12 +23,16 @@ if TYPE_CHECKING:
     from mtfc.driver.training.signals import Stop
 
 
-class NotFinite(Exception):
-    """The loss of a step, or the parameters after it, are not finite. `message` says which."""
+class Saver(Protocol):
+    """Writes checkpoints when they are due."""
 
-    def __init__(self, step: int, message: str) -> None:
-        super().__init__(message)
-        self.step = step
+    def is_due(self, step: int) -> bool: ...
+
+    def save(self, step: int, state: TrainState, position: Any) -> None:
+        """Write a checkpoint while training goes on. position: of the data after the step."""
+
+    def check(self) -> None:
+        """Raise the error of a save that has failed: `NotFinite` or `Unavailable`. Called after each step."""
 
 
 @attrs.frozen
@@ -46,9 +50,8 @@ class Schedule:
 class TrainLoop:
     """A training run under way.
 
-    loss: the name of the minimized output. evaluate: parameters -> means over the evaluation data. save: called after every step
-    with its number and the position in the data, and writes a checkpoint if one is due. before: the state before the last step,
-    and its batch, kept to find the cause of a loss that is not finite.
+    loss: the name of the minimized output. evaluate: parameters -> means over the evaluation data. before: the state before the
+    last step, and its batch, kept to find the cause of a loss that is not finite.
     """
 
     program: JaxProgram
@@ -59,8 +62,7 @@ class TrainLoop:
     throughput: Throughput
     predicted: float | None
     evaluate: Callable[[Mapping[str, Any]], dict[str, float]]
-    is_due: Callable[[int], bool]
-    save: Callable[[int, TrainState, Any], None]
+    saver: Saver
     sinks: Sequence[Sink]
     keep_before: bool = False
     before: tuple[TrainState, Mapping[str, Any]] | None = None
@@ -69,7 +71,10 @@ class TrainLoop:
     position: Any = None
 
     def run(self, stop: Stop) -> bool:
-        """Train until the last step; return False if `stop` ended the run before. Raises `NotFinite`."""
+        """Train until the last step; return False if `stop` ended the run before.
+
+        Raises `NotFinite`, and the errors of data and of checkpoints.
+        """
         self.ended = perf_counter()
         step, pending = int(self.state.step), None
         batch = self._next() if step < self.schedule.total else {}
@@ -81,6 +86,7 @@ class TrainLoop:
             if pending is not None:
                 self._finish(*pending)
             pending = (step, metrics)
+            self.saver.check()
             stopped = stop.after(step)
             if stopped or self._pauses(step):
                 self._finish(*pending)
@@ -104,12 +110,12 @@ class TrainLoop:
     def _check_state(self, step: int) -> None:
         """Raise `NotFinite` if the step has made numbers that are not finite, where the state before it is kept."""
         if self.keep_before and not are_finite(self.state):
-            raise NotFinite(step, f"the parameters after step {step} are not finite")
+            raise NotFinite(f"the parameters after step {step} are not finite")
 
     def _pauses(self, step: int) -> bool:
         """Return True if the loss of this step is read before the next step."""
         at_once = step == self.schedule.total or not self.program.overlaps
-        return at_once or self.keep_before or self.schedule.evaluates(step) or self.is_due(step)
+        return at_once or self.keep_before or self.schedule.evaluates(step) or self.saver.is_due(step)
 
     def _finish(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Read the figures of a step, which waits for it. Raises `NotFinite`."""
@@ -122,7 +128,7 @@ class TrainLoop:
         self.steps.append(record)
         if not isfinite(loss):
             self._show(record)
-            raise NotFinite(step, f"the loss of step {step} is {loss}")
+            raise NotFinite(f"the loss of step {step} is {loss}")
         if not self.schedule.evaluates(step):
             self._show(record)
 
@@ -131,8 +137,8 @@ class TrainLoop:
         if self.schedule.evaluates(step):
             self.steps[-1] = attrs.evolve(self.steps[-1], evaluation=self.evaluate(self.state.params))
             self._show(self.steps[-1])
-        if self.is_due(step):
-            self.save(step, self.state, self.position)
+        if self.saver.is_due(step):
+            self.saver.save(step, self.state, self.position)
         self.ended = perf_counter()
 
     def _show(self, step: TrainingStep) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 import attrs
 
+from mtfc.backends.common.devices import Unavailable
 from mtfc.driver.errors import UsageError
 from mtfc.driver.training.packages import import_package
 from mtfc.reports.training_report import TrainingStep, step_line
@@ -29,42 +28,59 @@ class Sink(Protocol):
 class JsonLines:
     """A file with one JSON object a step. A run that goes on from a checkpoint drops the lines of later steps first."""
 
+    path: Path
     file: TextIO
 
     @classmethod
     def open(cls, path: Path, after: int) -> JsonLines:
-        """Open the file at the end of step `after`, the last one before this run. Raises `UsageError`."""
+        """Open the file at the end of step `after`, the last one before this run.
+
+        Raises `UsageError` if the file cannot be written, or has other lines than those of training.
+        """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists():
-                _keep_lines(path, lambda line: _step_of(line) <= after)
-            return cls(path.open("a", encoding="utf-8"))
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
+            if path.is_file():
+                _drop_later_lines(path, after)
+            return cls(path, path.open("a", encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"cannot write {path}: {reason.lower()}") from None
 
     def step(self, step: TrainingStep) -> None:
-        self.file.write(json.dumps(step.record()) + "\n")
-        self.file.flush()
+        """Write a line. Raises `Unavailable` if the disk is full."""
+        try:
+            self.file.write(json.dumps(step.record()) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise Unavailable(f"cannot write {self.path}: {(error.strerror or str(error)).lower()}") from None
 
     def close(self) -> None:
-        self.file.close()
+        with suppress(OSError):  # the part of a line that did not fit
+            self.file.close()
 
 
-def _step_of(line: str) -> int:
-    """Return the step of a line; a line that a killed process left unfinished counts as a step without end."""
+def _drop_later_lines(path: Path, after: int) -> None:
+    """Rewrite a file without the lines of steps after `after`, as a whole or not at all.
+
+    A killed process may leave a part of its last line. Raises `UsageError` if another line has no step.
+    """
+    lines = path.read_text("utf-8").splitlines(keepends=True)
+    steps = [_step_of(line) for line in lines]
+    if None in steps[:-1]:
+        raise UsageError(
+            f"{path} has lines that `mtfc train` has not written: name another file with --log, or another --dir"
+        )
+    part = path.with_name(f".{path.name}.part")
+    kept = [line for line, step in zip(lines, steps, strict=True) if step is not None and step <= after]
+    part.write_text("".join(kept), "utf-8")
+    part.replace(path)
+
+
+def _step_of(line: str) -> int | None:
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return sys.maxsize
-
-
-def _keep_lines(path: Path, keep: Callable[[str], bool]) -> None:
-    """Rewrite a file, as a whole or not at all, with the lines to keep."""
-    kept = [line for line in path.read_text("utf-8").splitlines(keepends=True) if keep(line)]
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.writelines(kept)
-    Path(name).replace(path)
+        return None
 
 
 @attrs.define

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from hashlib import sha256
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any, TextIO
 
 import attrs
@@ -17,6 +16,7 @@ from mtfc.backends.common import allocator
 from mtfc.backends.common.devices import Unavailable, import_jax
 from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
+from mtfc.driver.data.checkpoint_files import CHECKPOINTS, About
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, say
 from mtfc.driver.loading.choice import Choice
@@ -25,10 +25,10 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.running import execution
 from mtfc.driver.running.nan_search import StepInputs, find_not_finite
 from mtfc.driver.training.batch_iterators import BatchIterator, DataSource
-from mtfc.driver.training.checkpoints import About, Checkpoints, are_finite, checksums, kinds
+from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds
 from mtfc.driver.training.data_sources import open_source
 from mtfc.driver.training.hosts import Hosts
-from mtfc.driver.training.loop import NotFinite, Schedule, TrainLoop
+from mtfc.driver.training.loop import Schedule, TrainLoop
 from mtfc.driver.training.metrics import JsonLines, Lines, ProgressBar, Sink, TensorBoard, Throughput
 from mtfc.driver.training.peers import watched_peers
 from mtfc.driver.training.signals import stop_by_signal
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 EVALUATIONS = 10
 """The number of evaluations in a run that names no other."""
 
-FIRST_SAVE = 10
-"""The first step with a checkpoint if checkpoints are due by minutes: until then the time of a step is measured."""
+MINUTES = 10.0
+"""Minutes between checkpoints if no option names another time."""
 
 PROFILED = (3, 5)
 """The steps before a profile begins, and the steps in it."""
@@ -211,7 +211,7 @@ class Trainer:
             checkpoints = stack.enter_context(self._checkpoints()) if options.folder else None
             state, start = self._state(checkpoints)
             first = int(state.step)
-            saving = Saving(self, checkpoints, first)
+            saving = self._saving(checkpoints, first)
             batches = stack.enter_context(
                 closing(self.source.batches(self.on_devices.share, options.seed, start))
             )
@@ -242,8 +242,7 @@ class Trainer:
             Throughput.of(types, training.accumulate),
             self.predicted,
             self._evaluate,
-            saving.is_due,
-            saving.save,
+            saving,
             self._sinks(stack, first),
             self.options.debug_nans,
         )
@@ -252,15 +251,11 @@ class Trainer:
         """Run the loop and return the exit status."""
         try:
             is_done = loop.run(stop)
+            if loop.steps:
+                saving.at_end(loop.state, loop.position)
         except NotFinite as error:
             self._say(f"{error}: {saving.where()}")
             return ERRORS
-        if loop.steps:
-            try:
-                saving.at_end(loop.state, loop.position)
-            except NotFinite as error:
-                self._say(f"{error}: {saving.where()}")
-                return ERRORS
         if not is_done:
             self._say(f"stopped after step {int(loop.state.step)}: {saving.where()}")
         elif not loop.steps:
@@ -290,15 +285,24 @@ class Trainer:
         with Checkpoints.open(folder / CHECKPOINTS, self.options.keep) as checkpoints:
             yield checkpoints
 
+    def _saving(self, checkpoints: Checkpoints | None, first: int) -> Saving:
+        """Return the schedule of the checkpoints, with the record that all of them share."""
+        options = self.options
+        arrays = kinds(self.on_devices.abstract_state)
+        about = About(self.program.name, fingerprint(self.program), first, options.seed, arrays, sums={})
+        minutes = options.save_minutes or (None if options.save_every else MINUTES)
+        return Saving.of(checkpoints, about, options.save_every, minutes)
+
     def _state(self, checkpoints: Checkpoints | None) -> tuple[TrainState, Any]:
         """Return the state to start from and the position in the data: of the newest checkpoint, else of the first step."""
         if checkpoints is not None and checkpoints.steps:
             step = checkpoints.steps[-1]
-            about = checkpoints.about(step)
-            state = checkpoints.restore(step, self.on_devices.abstract_state)
-            self._say(f"going on from step {step}, {checkpoints.folder / str(step)}")
+            state, about = checkpoints.restore(step, self.on_devices.abstract_state)
+            self._say(f"going on from step {step}, {checkpoints.place(step)}")
             if about.fingerprint != fingerprint(self.program):
                 self._say("the model or its `train` block has changed since this checkpoint")
+            if about.seed != self.options.seed:
+                self._say(f"the seed was {about.seed} before this checkpoint, and is {self.options.seed} now")
             return state, about.data
         given = given_parameters(
             self.options.params, self.options.params_partial, self.options.seed, self.program
@@ -352,72 +356,8 @@ class Trainer:
             say(message)
 
 
-CHECKPOINTS, METRICS = "checkpoints", "metrics.jsonl"
-"""Names in the folder of a run."""
-
-
-@attrs.define
-class Saving:
-    """Decides when a checkpoint is due, and writes it. next: the step of the next one, which all processes agree on."""
-
-    trainer: Trainer
-    checkpoints: Checkpoints | None
-    first: int
-    next: int | None = None
-    last: str | None = None
-    since: float = attrs.field(factory=monotonic)
-
-    def __attrs_post_init__(self) -> None:
-        options = self.trainer.options
-        if self.checkpoints is not None and self.checkpoints.steps:
-            self.last = str(self.checkpoints.folder / str(self.checkpoints.steps[-1]))
-        if self.checkpoints is not None:
-            by_minutes = options.save_minutes is not None or options.save_every is None
-            self.next = self.first + (FIRST_SAVE if by_minutes else options.save_every or 1)
-
-    def is_due(self, step: int) -> bool:
-        return step == self.next
-
-    def save(self, step: int, state: TrainState, position: Any) -> None:
-        """Write a checkpoint while training goes on, and set the step of the next one. Raises `NotFinite`."""
-        assert self.checkpoints is not None
-        if not are_finite(state):
-            raise NotFinite(step, f"the parameters after step {step} are not finite")
-        options, program = self.trainer.options, self.trainer.program
-        about = About(
-            program.name, fingerprint(program), step, options.seed, kinds(state), checksums(state), position
-        )
-        self.checkpoints.save(state, about)
-        self.last = str(self.checkpoints.folder / str(step))
-        self.next = step + (options.save_every or self._steps_of_minutes(step))
-
-    def at_end(self, state: TrainState, position: Any) -> None:
-        """Write the last checkpoint, unless it is there already, and wait for it."""
-        step = int(state.step)
-        if self.checkpoints is not None and step not in self.checkpoints.steps:
-            self.save(step, state, position)
-            self.checkpoints.wait()
-
-    def where(self) -> str:
-        """Return a sentence about the last checkpoint."""
-        if self.checkpoints is None:
-            return "nothing is saved; --dir FOLDER keeps checkpoints"
-        return f"the last checkpoint is {self.last}" if self.last else "there is no checkpoint yet"
-
-    def _steps_of_minutes(self, step: int) -> int:
-        """Return the number of steps in the minutes between two checkpoints, as process 0 measures them."""
-        import numpy as np
-        from jax.experimental import multihost_utils
-
-        seconds = 60 * (self.trainer.options.save_minutes or MINUTES)
-        steps = np.int32(
-            max(1, min(2**30, round(seconds * (step - self.first) / (monotonic() - self.since))))
-        )
-        return int(multihost_utils.broadcast_one_to_all(steps))
-
-
-MINUTES = 10.0
-"""Minutes between checkpoints if no option names another time."""
+METRICS = "metrics.jsonl"
+"""The name in the folder of a run."""
 
 
 def _source(options: TrainOptions, program: Program, accumulate: int, leads: bool) -> DataSource:

@@ -170,12 +170,15 @@ class UserSteps:
             made = self._source.iterable(self._seed, self._shard)
             if not hasattr(made, "__iter__") and not hasattr(made, "__getitem__"):
                 raise UsageError(f"{self._source.name} returns {_kind(made)}; expected an iterable of dicts")
-            if self._shard is None and _has_state(made):
+            is_common = self._shard is None  # a checkpoint has the state of one process, for all of them
+            if is_common and _has_state(made):
                 self._restore(made)
             items: Iterator[Any] = iter(made)
-            if self._shard is None and self._stateful is None and _has_state(items):
+            if is_common and self._stateful is None and _has_state(items):
                 self._restore(items)
-        for _ in range(self._count if self._stateful is None else 0):
+        if self._stateful is None:
+            self._own = None
+        for _ in range(self._count if self._own is None else 0):
             self._next(items)
         return items
 
@@ -227,9 +230,12 @@ class UserSteps:
             fitting.accepts("input", input.name, type, input.span)
 
     def _rows(self, input: DataInput, array: Array, name: str) -> Array:
-        """Return this process's rows of an array, which has them alone if the function makes parts of batches."""
+        """Return a copy of this process's rows: the function may use its array again for the next item.
+
+        The array has only these rows if the function makes parts of batches.
+        """
         whole = not input.shape or (self._shard and self._source.has_examples(input))
-        rows = array if whole else array[self._share.rows(input.name, input.rows)]
+        rows = array.copy() if whole else array[self._share.rows(input.name, input.rows)]
         return input.converted(rows, lambda _: name)
 
 
