@@ -28,11 +28,13 @@ from benchmarks import (
     solver,
     startup,
     tiling,
+    training,
 )
 from benchmarks.figures import Figure
 
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "startup": startup.figures,
+    "training": training.figures,
     "first_step": first_step.figures,
     "compile": compile_time.figures,
     "data": data.figures,
