@@ -17,6 +17,7 @@ from benchmarks import (
     data,
     first_step,
     gpu,
+    gradient_sums,
     networks,
     peer_flax,
     peer_gspmd,
@@ -29,6 +30,7 @@ from benchmarks import (
     startup,
     tiling,
     training,
+    weights,
 )
 from benchmarks.figures import Figure
 
@@ -38,10 +40,12 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "first_step": first_step.figures,
     "compile": compile_time.figures,
     "data": data.figures,
+    "weights": weights.figures,
     "networks": networks.figures,
     "simulation": simulation.figures,
     "accuracy": accuracy.figures,
     "gpu": gpu.figures,
+    "sums": gradient_sums.figures,
     "jax": peer_jax.figures,
     "gspmd": peer_gspmd.figures,
     "optax": peer_optax.figures,

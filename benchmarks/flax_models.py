@@ -2,14 +2,19 @@
 """The digits network and the Transformer language model of `examples/`, as a user of Flax NNX writes them.
 
 The modules are those of Flax. `assign` copies the parameters of a generated module into them.
+
+    python -m benchmarks.flax_models TOKENS.npz DIMS     train one step of the language model; DIMS are JSON
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -115,3 +120,15 @@ def train_step(model: Any, optimizer: nnx.Optimizer[Any], batch: Arrays) -> Any:
     loss, gradients = nnx.value_and_grad(lambda model: model.loss(batch))(model)
     optimizer.update(model, gradients)
     return loss
+
+
+def first_step(tokens: str, dims: Mapping[str, int]) -> float:
+    """Return the loss of the first step on the first tokens of a file."""
+    batch = {"tokens": np.load(tokens)["tokens"][: dims["batch"]]}
+    model = LanguageModel(dims, nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adamw(1e-3, weight_decay=0.01), wrt=nnx.Param)
+    return float(train_step(model, optimizer, batch))
+
+
+if __name__ == "__main__":
+    print(first_step(sys.argv[1], json.loads(sys.argv[2])))

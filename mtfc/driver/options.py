@@ -29,6 +29,7 @@ class RunOptions:
 
     generation: the prompts that a model continues, in place of `data`.
     debug_nans: find the equation that makes the first number that is not finite.
+    averages: take the averages of parameters from `params`.
     """
 
     file: str
@@ -44,6 +45,7 @@ class RunOptions:
     seed: int = 0
     generation: Generation | None = None
     debug_nans: bool = False
+    averages: bool = False
 
 
 @attrs.frozen

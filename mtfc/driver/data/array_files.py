@@ -197,7 +197,8 @@ def _safetensors(path: Path) -> dict[str, StoredArray]:
             tuple(header.get_shape()), dtype, lambda: _read(path, lambda: file.get_tensor(name))
         )
 
-    return {name: stored(name) for name in file.offset_keys()}
+    names = file.keys()
+    return {name: stored(name) for name in names}
 
 
 def _folder(path: Path) -> dict[str, StoredArray]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from typing import Any
 
 import attrs
@@ -106,13 +105,16 @@ def _written(
 
 def _exported(links: Sequence[TensorLink], ours: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
     """Return their tensors. The parameters of a rule are read once for all of its tensors, which follow each other."""
+    held: dict[str, Array] = {}
 
-    @lru_cache(maxsize=1)
-    def values(names: tuple[str, ...]) -> dict[str, Array]:
-        return {name: ours[name].read() for name in names}
+    def values(names: Sequence[str]) -> dict[str, Array]:
+        if not held.keys() >= set(names):
+            held.clear()
+            held.update({name: ours[name].read() for name in names})
+        return held
 
     def reader(link: TensorLink, dtype: str) -> Callable[[], Array]:
-        names = tuple(part.parameter.name for part in link.parts)
+        names = [part.parameter.name for part in link.parts]
         return lambda: link.joined(values(names)).astype(numpy_type(dtype), copy=False)
 
     dtypes = [_common(ours[part.parameter.name].dtype for part in link.parts) for link in links]

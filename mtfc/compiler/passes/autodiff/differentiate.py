@@ -51,6 +51,7 @@ from mtfc.compiler.passes.autodiff.micro_batches import (
     stacked,
     with_micro_dim,
 )
+from mtfc.compiler.passes.autodiff.parameter_averages import averages_of
 from mtfc.compiler.passes.autodiff.update_equations import Updater, gradient_norm, inlined
 from mtfc.compiler.passes.autodiff.wide_sums import with_wide_sums
 from mtfc.compiler.passes.pass_base import Pass
@@ -318,6 +319,12 @@ def with_step(program: Program, training: Training, with_gradients: bool = False
     if training.clip is not None:
         gradients = _clipped(builder, gradients, own[GRAD_NORM], training.clip)
     states, changed = _updated(builder, program, training, gradients)
+    if training.average is not None:
+        builder.span = training.span
+        averages = averages_of(builder, training.average, changed, gradients)
+        states += averages.arguments
+        changed += averages.outputs
+        more = (*more, averages.function(forward))
     changed += [Output(name, value, name) for name, value in found.states.items()]
     if scale is not None and good is not None:
         builder.span = training.span
