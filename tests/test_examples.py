@@ -142,6 +142,8 @@ EXAMPLES = (
         "batch=8 length=4 vocab=8 d_model=8 heads=2 d_k=4 d_ff=8 layers=2 experts=4 groups=4 capacity=6 choices=4",
         "all:2;rows:2;cols:2",
     ),
+    # Radford et al. 2019, the smallest model; exactly that of transformers' GPT2LMHeadModel.
+    Example("gpt2", 124_439_808, "batch=4 length=4 vocab=8 d_model=8 heads=2 layers=2", "all:2", on_jax=1),
     # Llama 3 8B.
     Example(
         "llama",

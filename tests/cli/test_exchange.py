@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from tests.cli import gpt2_of_hugging_face as gpt2
 from tests.cli import llama_of_hugging_face as hugging_face
 from tests.cli.conftest import Mtfc
 from tests.cli.model import Outcome
@@ -148,6 +149,32 @@ def test_elements_of_rotary_pairs_change_places(mtfc: Mtfc, folder: Path) -> Non
     assert mtfc(*exporting, *SIZES).status == 0
     back = load_file("back.safetensors")
     assert all(np.array_equal(back[name], x) for name, x in of_meta(weights).items())
+
+
+# GPT-2
+
+
+@pytest.mark.parametrize("prefix", ["transformer.", ""])
+def test_a_gpt2_of_hugging_face_gives_equal_logits(mtfc: Mtfc, prefix: str) -> None:
+    """Queries, keys and values are one tensor. The checkpoint of OpenAI lacks the prefix, and has masks and a second table."""
+    weights = gpt2.draw()
+    stored = {name.replace("transformer.", prefix): x for name, x in weights.items()}
+    masks = {f"{prefix}h.{i}.attn.bias": np.ones((1, 1, 16, 16), bool) for i in range(3)}
+    save_file({**stored, **masks, "lm_head.weight": weights["transformer.wte.weight"]}, "gpt2.safetensors")
+    sizes = [word for name, size in gpt2.DIMS.items() for word in ("--dim", f"{name}={size}")]
+    mapped = [str(EXAMPLES / "gpt2.mtf"), "--map", str(EXAMPLES / "maps" / "gpt2_hf.toml"), *sizes]
+    outcome = mtfc("import", *mapped, "--from", "gpt2.safetensors", "-o", "ours.safetensors")
+    assert outcome.status == 0, outcome.err
+    np.savez("tokens.npz", tokens=drawn_tokens())
+    files = ["--params", "ours.safetensors", "--data", "tokens.npz", "--save", "outputs.npz"]
+    assert mtfc("run", mapped[0], *files, *sizes, "--layout", "data_parallel", "--mesh", "all:2").status == 0
+    with np.load("outputs.npz") as outputs:
+        expected = gpt2.logits(weights, drawn_tokens())
+        np.testing.assert_allclose(outputs["logits"], expected, rtol=0, atol=1e-5)
+    assert mtfc("export", *mapped, "--params", "ours.safetensors", "-o", "back.safetensors").status == 0
+    back = load_file("back.safetensors")
+    assert back.keys() == weights.keys()
+    assert all(np.array_equal(back[name], x) for name, x in weights.items())
 
 
 # Without a map
@@ -377,6 +404,7 @@ WRONG = {
         "two rules give the tensor `b`",
         16,
     ),
+    "a prefix that is no text": ("prefix = 3\n" + RULES, "`prefix` is a text", 1),
     "metadata": ("[metadata]\na = 3\n" + RULES, "`metadata` is a table of texts", 1),
 }
 
