@@ -64,13 +64,17 @@ class VerifyOptions:
 
 @attrs.frozen
 class ExchangeOptions:
-    """The options of an export or import of weights. source: a file or folder of arrays. map: the path of a map of weights."""
+    """The options of an export or import of weights.
+
+    source: a file or folder of arrays. map: the path of a map of weights. averages: take the averages of parameters.
+    """
 
     file: str
     source: str
     output: str
     choice: Choice = attrs.field(factory=Choice)
     map: str | None = None
+    averages: bool = False
 
 
 @attrs.frozen

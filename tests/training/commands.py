@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -28,6 +29,15 @@ def python(*arguments: str | Path, folder: Path = ROOT) -> str:
 def mtfc(*arguments: str, folder: Path = ROOT) -> str:
     """Run the command in a folder, and return its standard output."""
     return python("-m", "mtfc", *arguments, folder=folder)
+
+
+def imported(path: Path) -> Any:
+    """Return a file of Python as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def figures(log: Path) -> list[dict[str, Any]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.training.commands import EXAMPLES, figures, mtfc, options, python
+from tests.training.commands import EXAMPLES, figures, imported, mtfc, options, python
 
 TEXT_SIZES = {
     "batch": 16,
@@ -59,3 +60,23 @@ def test_experts_learn_by_all_to_all(text: Path) -> None:
     np.testing.assert_allclose(losses[0][:10], losses[1][:10], rtol=0, atol=1e-4)
     np.testing.assert_allclose(*losses, rtol=0, atol=1e-2)
     assert losses[0][-1] < 0.6 * losses[0][0]
+
+
+def test_the_translator_reverses_words(tmp_path: Path) -> None:
+    """More than 99 % of the words that beam search finds for held-out sequences are right."""
+    shown = python(EXAMPLES / "reversal.py", tmp_path)
+    found = re.search(r"^([\d.]+)% of ([\d,]+) held-out words are right$", shown, re.MULTILINE)
+    assert found is not None
+    assert float(found[1]) > 99
+    assert int(found[2].replace(",", "")) > 2000
+
+
+def test_reversed_words_are_held_out_by_their_sum() -> None:
+    reversal = imported(EXAMPLES / "reversal.py")
+    trained, held_out = reversal.batches(3), [*reversal.batches()]
+    assert len(held_out) == reversal.HELD_OUT
+    for each, remainders in ((next(trained), {*range(1, 10)}), (held_out[0], {0})):
+        assert {*(each["sources"].sum(axis=1) % 10).tolist()} <= remainders
+        for source, target in zip(each["sources"].tolist(), each["targets"].tolist(), strict=True):
+            words = [word for word in source if word]
+            assert target == [*words[::-1], 1, *[0] * (len(target) - len(words) - 1)]
