@@ -17,6 +17,7 @@ from benchmarks import (
     data,
     first_step,
     gpu,
+    gradient_sums,
     networks,
     peer_flax,
     peer_gspmd,
@@ -28,12 +29,14 @@ from benchmarks import (
     solver,
     startup,
     tiling,
+    training,
     weights,
 )
 from benchmarks.figures import Figure
 
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "startup": startup.figures,
+    "training": training.figures,
     "first_step": first_step.figures,
     "compile": compile_time.figures,
     "data": data.figures,
@@ -42,6 +45,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "simulation": simulation.figures,
     "accuracy": accuracy.figures,
     "gpu": gpu.figures,
+    "sums": gradient_sums.figures,
     "jax": peer_jax.figures,
     "gspmd": peer_gspmd.figures,
     "optax": peer_optax.figures,

@@ -163,13 +163,26 @@ class Compiled:
         return self._on_devices.train_step(state, batch)
 
     @public
+    def averaged(self, state: TrainState) -> dict[str, Any]:
+        """Return the parameters for `forward`, with the averages of those that are trained.
+
+        Raises `ValueError` unless the `train` block has an entry `average`.
+        """
+        self._check_trained("averaged")
+        training = self.program.training
+        if training is None or training.average is None:
+            raise UsageError("`averaged` needs an entry `average = 0.999` in the `train` block")
+        return self._on_devices.averaged(state)
+
+    @public
     def value_and_grad(
         self, params: Arrays, batch: Arrays, step: Any = 0, **options: bool
     ) -> tuple[Any, dict[str, Any]]:
         """Return the loss of a training step, and its gradients by parameter, split like the parameters.
 
         So another library, such as optax, can update the parameters. step: the number of the step, from 0, for random draws and
-        schedules. options: `accumulate=True` and `clip=True`, if the file has these entries.
+        schedules. options: `accumulate=True` and `clip=True`, if the file has these entries; `with_state=True` if the model has
+        state: then the first result is a pair of the loss and the parameters with the new state.
         """
         self._check_trained("value_and_grad")
         return self._on_devices.value_and_grad(params, batch, step, **options)

@@ -55,6 +55,14 @@ class Example:
 EXAMPLES = (
     # Handwritten digits: 64 pixels, one hidden layer of 1024 units, no biases.
     Example("digits", 64 * 1024 + 1024 * 10, "batch=8 hidden=16"),
+    # Convolutions of 3 x 3 pixels: from 1 to 16 channels, four of 16, one from 16 to 32, three of 32; a projection of 16 x 32;
+    # a scale, a bias, a mean and a variance for each normalized channel; a dense layer.
+    Example(
+        "digits_resnet",
+        9 * (16 + 4 * 16**2 + 16 * 32 + 3 * 32**2) + 16 * 32 + 4 * (5 * 16 + 5 * 32) + dense(32, 10),
+        "batch=8 narrow=4 height=8 width=4",
+        "all:2;nodes:2;parts:2",
+    ),
     # Mesh-TensorFlow paper, section 8.
     Example("two_layer", 128 * 512 + 512 + 512 * 128, "batch=8 io=8"),
     # SoyBean, section 2.2: 300 x 300 x 5 x 4 bytes = 1.8 MB; section 6.2, figure 8a.
@@ -134,6 +142,8 @@ EXAMPLES = (
         "batch=8 length=4 vocab=8 d_model=8 heads=2 d_k=4 d_ff=8 layers=2 experts=4 groups=4 capacity=6 choices=4",
         "all:2;rows:2;cols:2",
     ),
+    # Radford et al. 2019, the smallest model; exactly that of transformers' GPT2LMHeadModel.
+    Example("gpt2", 124_439_808, "batch=4 length=4 vocab=8 d_model=8 heads=2 layers=2", "all:2", on_jax=1),
     # Llama 3 8B.
     Example(
         "llama",

@@ -341,6 +341,18 @@ def test_forward_updates_states_alone_and_only_before_layouts() -> None:
     )
 
 
+def test_equations_that_the_model_shares_with_an_update_run_where_the_model_runs() -> None:
+    """Equal equations become one, which no rule of the optimizer's state may split."""
+    body = "state s: [hidden] = 0; update s = 0.5 * mean(h -> [hidden]); h = h - 0.5 * mean(h -> [hidden])"
+    source = model(body).replace(
+        "layout zero", "layout rows = { batch: rows, optimizer: { hidden: cols } }\nlayout zero"
+    )
+    step = lowered(source, layout="rows").function("step")
+    shared = next(eqn for eqn in step.body if eqn.path == "s")
+    assert (shared.stage, shared.layout) == ("forward", {})
+    agree(source, jax=False)
+
+
 def test_unused_calls_leave_no_state_behind() -> None:
     (program,) = mtfc_programs(model("_unused = centred(h)"))
     assert not program.states

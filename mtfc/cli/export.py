@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+import attrs
+
 from mtfc.cli.import_ import add_exchange, exchange_options, show_written
 from mtfc.driver.errors import OK
 from mtfc.driver.exchange.exchange import export_weights
@@ -25,8 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--params",
         "the parameters: .npz, .safetensors, a folder of shards, or a --dir of `mtfc train`",
     )
+    parser.add_argument("--averages", action="store_true", help="write the averages of parameters instead")
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    show_written(export_weights(exchange_options(options), sources), options)
+    given = attrs.evolve(exchange_options(options), averages=options.averages)
+    show_written(export_weights(given, sources), options)
     return OK

@@ -47,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_parameters(parser)
     parser.add_argument(
+        "--averages",
+        action="store_true",
+        help="start from the averages that --params has of trained parameters",
+    )
+    parser.add_argument(
         "--save",
         metavar="FILE",
         help="write the outputs, or the trained parameters and losses: .npz, or .safetensors",
@@ -127,6 +132,7 @@ def _options(options: argparse.Namespace) -> RunOptions:
         options.seed,
         _generation(options),
         options.debug_nans,
+        options.averages,
     )
 
 

@@ -29,6 +29,7 @@ class RunOptions:
 
     generation: the prompts that a model continues, in place of `data`.
     debug_nans: find the equation that makes the first number that is not finite.
+    averages: take the averages of parameters from `params`.
     """
 
     file: str
@@ -44,6 +45,7 @@ class RunOptions:
     seed: int = 0
     generation: Generation | None = None
     debug_nans: bool = False
+    averages: bool = False
 
 
 @attrs.frozen
@@ -62,13 +64,17 @@ class VerifyOptions:
 
 @attrs.frozen
 class ExchangeOptions:
-    """The options of an export or import of weights. source: a file or folder of arrays. map: the path of a map of weights."""
+    """The options of an export or import of weights.
+
+    source: a file or folder of arrays. map: the path of a map of weights. averages: take the averages of parameters.
+    """
 
     file: str
     source: str
     output: str
     choice: Choice = attrs.field(factory=Choice)
     map: str | None = None
+    averages: bool = False
 
 
 @attrs.frozen

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from tests.cli import gpt2_of_hugging_face as gpt2
 from tests.cli import llama_of_hugging_face as hugging_face
 from tests.cli.conftest import Mtfc
 from tests.cli.model import Outcome
@@ -148,6 +149,32 @@ def test_elements_of_rotary_pairs_change_places(mtfc: Mtfc, folder: Path) -> Non
     assert mtfc(*exporting, *SIZES).status == 0
     back = load_file("back.safetensors")
     assert all(np.array_equal(back[name], x) for name, x in of_meta(weights).items())
+
+
+# GPT-2
+
+
+@pytest.mark.parametrize("prefix", ["transformer.", ""])
+def test_a_gpt2_of_hugging_face_gives_equal_logits(mtfc: Mtfc, prefix: str) -> None:
+    """Queries, keys and values are one tensor. The checkpoint of OpenAI lacks the prefix, and has masks and a second table."""
+    weights = gpt2.draw()
+    stored = {name.replace("transformer.", prefix): x for name, x in weights.items()}
+    masks = {f"{prefix}h.{i}.attn.bias": np.ones((1, 1, 16, 16), bool) for i in range(3)}
+    save_file({**stored, **masks, "lm_head.weight": weights["transformer.wte.weight"]}, "gpt2.safetensors")
+    sizes = [word for name, size in gpt2.DIMS.items() for word in ("--dim", f"{name}={size}")]
+    mapped = [str(EXAMPLES / "gpt2.mtf"), "--map", str(EXAMPLES / "maps" / "gpt2_hf.toml"), *sizes]
+    outcome = mtfc("import", *mapped, "--from", "gpt2.safetensors", "-o", "ours.safetensors")
+    assert outcome.status == 0, outcome.err
+    np.savez("tokens.npz", tokens=drawn_tokens())
+    files = ["--params", "ours.safetensors", "--data", "tokens.npz", "--save", "outputs.npz"]
+    assert mtfc("run", mapped[0], *files, *sizes, "--layout", "data_parallel", "--mesh", "all:2").status == 0
+    with np.load("outputs.npz") as outputs:
+        expected = gpt2.logits(weights, drawn_tokens())
+        np.testing.assert_allclose(outputs["logits"], expected, rtol=0, atol=1e-5)
+    assert mtfc("export", *mapped, "--params", "ours.safetensors", "-o", "back.safetensors").status == 0
+    back = load_file("back.safetensors")
+    assert back.keys() == weights.keys()
+    assert all(np.array_equal(back[name], x) for name, x in weights.items())
 
 
 # Without a map
@@ -300,6 +327,29 @@ def test_random_axes(order: list[str], joined: list[bool], data: st.DataObject) 
     np.testing.assert_array_equal(back[chosen], values[chosen])
 
 
+def test_braces_of_both_names(mtfc: Mtfc) -> None:
+    """Braces of `ours` stand for a text without a dot; one rule serves parameters of different shapes."""
+    Path("deep.mtf").write_text(
+        "import nn\ndim batch = 2\ndim io = 3\ndim h1 = 4\ndim h2 = 5\n"
+        "model deep(x: [batch, io]) {\n  a = nn.dense[d_out = h1](x) as first\n"
+        "  b = nn.dense[d_out = h2](a) as second\n  return b\n}\n"
+    )
+    Path("deep.toml").write_text(
+        '[[rule]]\ntheirs = "net.{layer}.kernel"\nours = "{layer}.w"\n'
+        '[[rule]]\ntheirs = "net.{layer}.bias"\nours = "{layer}.bias"\n'
+    )
+    rng = np.random.default_rng(0)
+    shapes = {"first.kernel": (3, 4), "first.bias": (4,), "second.kernel": (4, 5), "second.bias": (5,)}
+    theirs = {f"net.{name}": rng.standard_normal(shape) for name, shape in shapes.items()}
+    save_file(theirs, "theirs.safetensors")
+    mapped = ["deep.mtf", "--map", "deep.toml"]
+    outcome = mtfc("import", *mapped, "--from", "theirs.safetensors", "-o", "ours.safetensors")
+    assert outcome.status == 0, outcome.err
+    ours = load_file("ours.safetensors")
+    assert ours.keys() == {"first.w", "first.bias", "second.w", "second.bias"}
+    assert all(np.array_equal(ours[name], theirs[f"net.{name.replace('w', 'kernel')}"]) for name in ours)
+
+
 def replaced(old: str, new: str) -> str:
     assert old in RULES
     return RULES.replace(old, new)
@@ -377,6 +427,7 @@ WRONG = {
         "two rules give the tensor `b`",
         16,
     ),
+    "a prefix that is no text": ("prefix = 3\n" + RULES, "`prefix` is a text", 1),
     "metadata": ("[metadata]\na = 3\n" + RULES, "`metadata` is a table of texts", 1),
 }
 

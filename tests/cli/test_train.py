@@ -166,3 +166,22 @@ def test_a_model_without_a_train_block_is_refused(mtfc: Mtfc, folder: Path) -> N
     found = mtfc("train", "model.mtf", "--steps", "2")
     assert (found.status, found.out) == (2, "")
     assert "the file has no `train small` block" in found.err
+
+
+def test_an_error_of_the_data_loses_no_step(
+    mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "short_data.py").write_text(
+        "import numpy as np\n"
+        "def batches():\n"
+        "    arrays = dict(np.load('data.npz'))\n"
+        "    for i in range(0, 12, 4):\n"
+        "        yield {name: x[i : i + 4] for name, x in arrays.items()}\n"
+        "    raise OSError('the disk has gone')\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    found = mtfc("train", "model.mtf", "--data", "short_data:batches", "--steps", "9", "--dir", "run")
+    assert found.status == 2
+    assert "the disk has gone" in found.err
+    assert "after step 3: the last checkpoint is run/checkpoints/3" in found.err
+    assert [each["step"] for each in records(folder / "run" / "metrics.jsonl")] == [1, 2, 3]

@@ -215,6 +215,7 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
             *settings,
             st.none() | expressions(),
             st.none() | expressions(),
+            st.none() | expressions(),
             st.none() | tuples(names(), 1),
             groups,
         )

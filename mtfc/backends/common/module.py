@@ -69,6 +69,8 @@ def summary(function: Function) -> str:
     """Return a function's docstring."""
     if function.name == "clip_gradients":
         return "Scale the gradients so that their joint norm is at most the limit that the file gives."
+    if function.name == "averaged":
+        return "Return the params with their averages, for `forward`."
     also = {"parameter": "params", "state": "state"}
     groups = FORMS[function.name].gives
     more = ", and the new params and state" if also.keys() == groups.keys() else ""
@@ -200,7 +202,8 @@ def shape_text(type: TensorType) -> str:
 
 def initial_states(program: Program, module: str, dtype: Callable[[str], str]) -> list[tuple[str, str]]:
     """Return the text of each state before the first step, as a global array. `module` is `np` or `jnp`."""
-    states = (a for f in program.functions for a in f.arguments if a.role == "state")
+    arguments = (a for f in program.functions for a in f.arguments if a.role == "state")
+    states = {argument.value.name: argument for argument in arguments}.values()
     found = []
     for state in states:
         type, start = state.value.type, state.initial

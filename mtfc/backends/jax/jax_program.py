@@ -100,6 +100,11 @@ class JaxProgram:
         metrics, params, optimizer = self.module.train_step(state.params, state.optimizer, inputs, state.step)
         return TrainState(step, params, optimizer), metrics
 
+    def averaged(self, state: TrainState) -> dict[str, Any]:
+        """Return the parameters with the averages of those that are trained, placed like the parameters."""
+        params: dict[str, Any] = self.module.averaged(state.params, state.optimizer)
+        return params
+
     def forward(self, params: Arrays, batch: Arrays) -> dict[str, Any]:
         """Return the outputs of the model, outside of training."""
         outputs: dict[str, Any] = self.module.forward(params, self.place(batch))

@@ -163,7 +163,7 @@ class Training:
 
     A parameter without an update is frozen. `reduce` is the dtype of sums of gradients, if it is not that of the computation.
     `report` names further outputs of the step (see `training.py`). `learning_rate` computes the learning rate of a step, if it is
-    reported.
+    reported. `average` is the share of the parameters' averages that a step keeps, if it keeps averages.
     """
 
     minimize: str
@@ -176,6 +176,7 @@ class Training:
     learning_rate: Function | None = None
     reduce: str | None = None
     loss_scale: LossScale | None = None
+    average: float | None = None
 
 
 @attrs.frozen(eq=False)

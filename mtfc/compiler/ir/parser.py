@@ -179,7 +179,7 @@ class _ProgramParser:
     def training(self, node: Node) -> Training:
         precision, clip, accumulate = (_child(node, rule) for rule in ("precision", "clip", "accumulate"))
         report, rate = _child(node, "report"), _child(self.tree, "rate")
-        reduce, scale = _child(node, "reduce"), _child(node, "loss_scale")
+        reduce, scale, average = (_child(node, rule) for rule in ("reduce", "loss_scale", "average"))
         return Training(
             minimize=_first_name(node),
             updates=tuple(self.update(update) for update in _children(self.tree, "update")),
@@ -191,6 +191,7 @@ class _ProgramParser:
             learning_rate=self.function(rate) if rate else None,
             reduce=_first_name(reduce) if reduce else None,
             loss_scale=self.loss_scale(scale) if scale else None,
+            average=_number(_tokens(average, "NUMBER")[0]) if average else None,
         )
 
     def loss_scale(self, node: Node) -> LossScale:

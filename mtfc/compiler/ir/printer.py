@@ -191,6 +191,8 @@ class _Printer:
             text += f" loss_scale {dynamic}{number_text(training.loss_scale.start)}"
         if training.clip is not None:
             text += f" clip {number_text(training.clip)}"
+        if training.average is not None:
+            text += f" average {number_text(training.average)}"
         return text if training.accumulate == 1 else f"{text} accumulate {training.accumulate}"
 
     def update(self, update: Update) -> Iterator[str]:

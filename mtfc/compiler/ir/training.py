@@ -26,6 +26,11 @@ LOSS_SCALE = "loss_scale"
 BUILT_IN = (GRAD_NORM, LEARNING_RATE, LOSS_SCALE)
 
 
+def average_of(parameter: str) -> str:
+    """Return the name of a parameter's average in the step's state and in files."""
+    return f"{parameter}.average"
+
+
 def of_role(function: Function, role: str) -> list[Value]:
     return [argument.value for argument in function.arguments if argument.role == role]
 

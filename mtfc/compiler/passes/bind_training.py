@@ -18,6 +18,7 @@ import attrs
 
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.training_flag import bound
+from mtfc.compiler.passes.dce import live_only
 from mtfc.compiler.passes.pass_base import Pass
 
 
@@ -31,6 +32,7 @@ class BindTraining(Pass):
 
 
 def _without_updates(function: Function) -> Function:
-    """Drop the outputs of `forward` that update states."""
-    is_forward = function.name == "forward"
-    return attrs.evolve(function, outputs=function.handed_out) if is_forward else function
+    """Drop the outputs of `forward` that update states, and the equations that only these outputs need."""
+    if function.name != "forward" or function.handed_out == function.outputs:
+        return function
+    return live_only(attrs.evolve(function, outputs=function.handed_out))

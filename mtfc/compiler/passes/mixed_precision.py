@@ -205,6 +205,8 @@ class Retyping:
         return [self._as(value, dtype) if value in floats else value for value in operands]
 
     def _as(self, value: Value, dtype: str) -> Value:
+        if value in self.literals and self.builder.stage == "update":
+            return self.builder("constant", name="c", value=self.literals[value].attrs["value"], dtype=dtype)
         if value in self.literals:
             return self.builder.constant(self.literals[value].attrs["value"], dtype)  # type: ignore[arg-type]
         return self.builder.cast(value, dtype)

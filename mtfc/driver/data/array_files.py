@@ -25,7 +25,8 @@ import attrs
 
 from mtfc.backends.common.devices import Unavailable
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
-from mtfc.driver.data.checkpoint_files import PARAMETERS, About, newest_checkpoint, read_parameter
+from mtfc.compiler.ir.training import average_of
+from mtfc.driver.data.checkpoint_files import OPTIMIZER, PARAMETERS, About, newest_checkpoint, read_array
 from mtfc.driver.data.files import OUTPUTS, write_atomically
 from mtfc.driver.errors import UsageError
 
@@ -216,21 +217,24 @@ def _folder(path: Path) -> dict[str, StoredArray]:
 
 
 def _checkpoint(path: Path) -> dict[str, StoredArray]:
+    """Return the parameters of a checkpoint, and the averages of parameters."""
     about = About.read(path)
 
     def stored(name: str) -> StoredArray:
-        dtype, shape = about.arrays[PARAMETERS + name]
+        dtype, shape = about.arrays[name]
 
         def read() -> Array:
             try:
-                return read_parameter(path, about, name)
+                return read_array(path, about, name)
             except ValueError as error:
                 raise _unreadable(str(path), error) from None
 
         return StoredArray(shape, dtype, read)
 
     names = [name.removeprefix(PARAMETERS) for name in about.arrays if name.startswith(PARAMETERS)]
-    return {name: stored(name) for name in names}
+    averages = {average_of(name): f"{OPTIMIZER}{average_of(name)}" for name in names}
+    found = {name: stored(place) for name, place in averages.items() if place in about.arrays}
+    return {**found, **{name: stored(PARAMETERS + name) for name in names}}
 
 
 def _sharded(index: Path) -> dict[str, StoredArray]:

@@ -28,8 +28,8 @@ FORMAT = 1
 CHECKPOINTS, STATE, RECORD = "checkpoints", "state", "about/about.json"
 """Names in the folder of a run, and in the folder of a checkpoint."""
 
-PARAMETERS = "params/"
-"""The start of the names of parameters."""
+PARAMETERS, OPTIMIZER = "params/", "optimizer/"
+"""The starts of the names of parameters, and of the states of the optimizer."""
 
 REASON = 200
 """Maximum length of another library's message."""
@@ -102,16 +102,22 @@ def newest_checkpoint(path: Path) -> Path | None:
 
 def read_parameter(place: Path, about: About, name: str) -> Any:
     """Return a parameter of a checkpoint as a NumPy array. Raises `Unavailable`, and `ValueError` with the fault."""
+    return read_array(place, about, PARAMETERS + name)
+
+
+def read_array(place: Path, about: About, array_name: str) -> Any:
+    """Return an array of a checkpoint, by its name in the record. Raises as `read_parameter` does."""
     import numpy as np
 
     ocp = orbax()
-    wanted = {"params": {name: 0}}
-    types = {"params": {name: ocp.RestoreArgs(restore_type=np.ndarray)}}
+    kind, _, name = array_name.partition("/")
+    wanted = {kind: {name: 0}}
+    types = {kind: {name: ocp.RestoreArgs(restore_type=np.ndarray)}}
     arguments = ocp.args.PyTreeRestore(wanted, restore_args=types, partial_restore=True)
     with faults(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        array = reader.restore((place / STATE).resolve(), args=arguments)["params"][name]
-    if sum_of_bits(array) != about.sums[PARAMETERS + name]:
-        raise ValueError(changed([PARAMETERS + name]))
+        array = reader.restore((place / STATE).resolve(), args=arguments)[kind][name]
+    if sum_of_bits(array) != about.sums[array_name]:
+        raise ValueError(changed([array_name]))
     return array
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -13,8 +13,9 @@ from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Argument, Equation, Function, Program
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
+from mtfc.compiler.ir.training import average_of
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
-from mtfc.driver.data.array_files import Array, Arrays, StoredArray, whole
+from mtfc.driver.data.array_files import Array, Arrays, StoredArray, stored_arrays, whole
 from mtfc.driver.data.checkpoint_files import newest_checkpoint
 from mtfc.driver.data.fitting import Fitting, LazyArrays, as_type
 from mtfc.driver.errors import UsageError, say
@@ -194,17 +195,21 @@ def index_bound(name: str, body: Iterable[Equation]) -> int | None:
     return min((dim.size for dim in uses if isinstance(dim, Dim)), default=None)
 
 
-def given_parameters(path: str | None, partial: bool, seed: int, program: Program) -> LazyArrays:
+def given_parameters(
+    path: str | None, partial: bool, seed: int, program: Program, averages: bool = False
+) -> LazyArrays:
     """Return the parameters of a file, or none without a file; print the names of parameters that the file lacks.
 
-    Each is read when it is asked for. partial: the file may lack parameters, which are drawn from the seed. Raises
-    `UsageError`, and the errors of `stored_parameters`.
+    Each is read when it is asked for. partial: the file may lack parameters, which are drawn from the seed. averages: take the
+    averages of parameters that the file has averages of. Raises `UsageError`, and the errors of `stored_parameters`.
     """
     if path is None:
+        if averages:
+            raise UsageError("--averages goes with --params: it takes averages from that file")
         if partial:
             raise UsageError("--params-partial goes with --params: without a file all parameters are drawn")
         return LazyArrays()
-    stored = stored_parameters(path, program, partial)
+    stored = stored_parameters(path, program, partial, averages)
     missing = [parameter.name for parameter in program.parameters if parameter.name not in stored]
     if missing:
         number = f"{len(missing)} of {len(program.parameters)} parameters"
@@ -218,15 +223,19 @@ def _reader(array: StoredArray, type: TensorType) -> Callable[[], Array]:
     return lambda: as_type(array.read(), type)
 
 
-def stored_parameters(path: str, program: Program, partial: bool = False) -> dict[str, StoredArray]:
+def stored_parameters(
+    path: str, program: Program, partial: bool = False, averages: bool = False
+) -> dict[str, StoredArray]:
     """Return the arrays of all parameters by full name, or of some if `partial`, in the dtypes of the file.
 
-    Raises `CompileError` (E501 to E505) and `Unavailable`. A file of `--save` also holds the losses as `loss`, which is
-    ignored unless a parameter is called `loss`. A checkpoint may belong to another model of the file, so its other parameters
-    are ignored.
+    averages: take the averages of parameters that the file has averages of. Raises `CompileError` (E501 to E505), `UsageError`
+    for a file without averages, and `Unavailable`. A file of `--save` also holds the losses as `loss`, which is ignored unless
+    a parameter is called `loss`, and perhaps averages. A checkpoint may belong to another model of the file, so its other
+    parameters are ignored.
     """
-    fitting, is_checkpoint = Fitting(path), newest_checkpoint(Path(path)) is not None
+    is_checkpoint = newest_checkpoint(Path(path)) is not None
     declared = {parameter.name: parameter for parameter in program.parameters}
+    fitting = Fitting(path, _of_parameters(path, declared, averages))
     for name, array in fitting.arrays.items():
         if name not in declared:
             if not is_checkpoint:
@@ -242,6 +251,19 @@ def stored_parameters(path: str, program: Program, partial: bool = False) -> dic
             fitting.missing("parameter", name, declared[name].span, taken=declared, otherwise=PARTIAL)
     fitting.diagnostics.raise_if_errors()
     return {name: fitting.arrays[name] for name in declared if name in fitting.arrays}
+
+
+def _of_parameters(path: str, declared: Collection[str], averages: bool) -> dict[str, StoredArray]:
+    """Return the arrays of a file without averages; if `averages`, the averages under the names of their parameters."""
+    arrays = stored_arrays(path)
+    names = {average_of(name): name for name in declared if average_of(name) not in declared}
+    found = {names[name]: array for name, array in arrays.items() if name in names}
+    if averages and not found:
+        raise UsageError(
+            f"{path} has no averages of parameters: `average = 0.999` in a `train` block makes some"
+        )
+    kept = {name: array for name, array in arrays.items() if name not in names}
+    return {**kept, **found} if averages else kept
 
 
 PARTIAL = "`--params-partial` draws what the file lacks from --seed"

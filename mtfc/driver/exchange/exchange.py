@@ -64,7 +64,7 @@ def export_weights(options: ExchangeOptions, sources: Sources) -> WrittenFile:
     """Write all parameters, from a file under our names. Raises `CompileError`, `UsageError` and `Unavailable`."""
     program, weight_map = _start(options, "--params", sources)
     links = links_of(weight_map, program) if weight_map else ()
-    ours = stored_parameters(options.source, program)
+    ours = stored_parameters(options.source, program, averages=options.averages)
     return _written(options, program, weight_map, _exported(links, ours) if weight_map else ours)
 
 

@@ -104,14 +104,18 @@ class _Reader:
 
     def read(self) -> WeightMap:
         content = self._toml()
-        self._known(content, ("rule", "ignore", "split", "metadata"), self.top)
+        self._known(content, ("prefix", "rule", "ignore", "split", "metadata"), self.top)
         places = self._places()
         rules = content.get("rule", [])
         if not isinstance(rules, list) or len(rules) != len(places) or not rules:
             if not self.diagnostics.errors:
                 self.error("a map has at least one rule, below a line `[[rule]]`", self.top)
             rules = []
-        read = [self._rule(rule, spans) for rule, spans in zip(rules, places, strict=False)]
+        prefix = content.get("prefix", "")
+        if not isinstance(prefix, str):
+            self.error("`prefix` is a text", self._at("prefix"))
+            prefix = ""
+        read = [self._rule(rule, spans, prefix) for rule, spans in zip(rules, places, strict=False)]
         return WeightMap(
             self.file,
             tuple(rule for rule in read if rule is not None),
@@ -167,7 +171,8 @@ class _Reader:
 
     # Rules
 
-    def _rule(self, rule: Any, spans: Mapping[str, Span]) -> Rule | None:
+    def _rule(self, rule: Any, spans: Mapping[str, Span], prefix: str) -> Rule | None:
+        """Return a rule, whose names may begin with the prefix; None if it cannot be read."""
         self._known(rule, ("theirs", "ours", "dims", "join"), spans["rule"])
         lacking = [key for key in ("theirs", "ours") if not rule.get(key)]
         if lacking:
@@ -180,7 +185,8 @@ class _Reader:
         dims = self._dims(rule.get("dims"), len(ours), spans.get("dims", spans["rule"]))
         if len({holes(pattern) for pattern in theirs}) > 1:
             self.error("the names of `theirs` have different `{...}`", spans["theirs"])
-        return Rule(theirs, ours, dims, self._join(rule, len(ours), spans), spans)
+        names = (*(prefix + name for name in theirs), *theirs) if prefix else theirs
+        return Rule(names, ours, dims, self._join(rule, len(ours), spans), spans)
 
     def _join(self, rule: Mapping[str, Any], number: int, spans: Mapping[str, Span]) -> int:
         join = rule.get("join", 0)

@@ -10,6 +10,7 @@ import attrs
 
 from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.training import average_of
 from mtfc.compiler.ir.types import Dim
 from mtfc.driver.data.array_files import Array, Arrays
 
@@ -70,6 +71,15 @@ class Session:
 
     def optimizer_state(self) -> dict[str, Array]:
         return dict(self.module.unshard(self.state, self.module.STATE))
+
+    def averages(self) -> dict[str, Array]:
+        """Return the average of each trained parameter as `NAME.average`, if the file asks for averages."""
+        module = self.module
+        if not hasattr(module, "averaged"):
+            return {}
+        found = module.unshard(module.averaged(self.params, self.state), module.PARAMETERS)
+        names = {name: average_of(name) for name in module.PARAMETERS if average_of(name) in module.STATE}
+        return {average: found[name] for name, average in names.items()}
 
     def restore(self, parameters: Arrays, state: Arrays) -> None:
         """Continue from global arrays, as `parameters` and `optimizer_state` return them."""

@@ -83,7 +83,7 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
         )
     resizing = Resizing(options.file, options.choice, sources, selection)
     data = _data(options, program, resizing)
-    given = given_parameters(options.params, options.params_partial, options.seed, program)
+    given = given_parameters(options.params, options.params_partial, options.seed, program, options.averages)
     if options.train:
         allocator.keep_memory()
     session = Session.start(load(_lowered(case, program, options), options.backend), options.seed, given)

@@ -177,7 +177,8 @@ class TrainingRun:
         assert self.save is not None
         if "loss" in parameters:
             say(f"{self.save} has no losses: a parameter is called `loss`")
-        save_arrays(self.save, {"loss": losses_of(steps), **parameters})
+        arrays = {"loss": losses_of(steps), **self.session.averages(), **parameters}
+        save_arrays(self.save, arrays)
 
 
 def _all_finite(arrays: Arrays) -> bool:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from mtfc.compiler.diagnostics import CompileError
+from mtfc.driver.errors import UsageError
 from mtfc.driver.training.checkpoints import NotFinite, are_finite
 from mtfc.driver.training.metrics import Sink, Throughput
 from mtfc.reports.training_report import TrainingStep
@@ -78,21 +80,27 @@ class TrainLoop:
         self.ended = perf_counter()
         step, pending = int(self.state.step), None
         batch = self._next() if step < self.schedule.total else {}
+        error: Exception | None = None
         while step < self.schedule.total:
             self._keep(batch)
             self.state, metrics = self.program.train_step(self.state, batch)
             step, self.position = step + 1, self.batches.state()
-            batch = self._next() if step < self.schedule.total else {}
+            try:
+                batch = self._next() if step < self.schedule.total else {}
+            except (UsageError, CompileError) as failed:  # raised after the running step has been finished
+                error = failed
             if pending is not None:
                 self._finish(*pending)
             pending = (step, metrics)
             self.saver.check()
             stopped = stop.after(step)
-            if stopped or self._pauses(step):
+            if stopped or error or self._pauses(step):
                 self._finish(*pending)
                 pending = None
                 self._check_state(step)
                 self._pause(step)
+            if error is not None:
+                raise error
             if stopped:
                 return step == self.schedule.total
         return True

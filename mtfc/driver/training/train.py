@@ -14,7 +14,7 @@ import attrs
 
 from mtfc.backends.common import allocator
 from mtfc.backends.common.devices import Unavailable, import_jax
-from mtfc.compiler.diagnostics import Diagnostic
+from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.checkpoint_files import CHECKPOINTS, About
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters
@@ -200,6 +200,8 @@ class Trainer:
         accumulate = program.training.accumulate
         source = _source(options, program, accumulate, leads)
         evaluation = open_source(options.eval, program) if options.eval else None
+        if evaluation is not None and leads:
+            say(f"evaluation: {evaluation.description()}")
         total = _total(options, source)
         on_devices = JaxProgram.of(execution.source(case.lower(program), "jax"))
         return cls(options, program, case, predicted, to, on_devices, source, evaluation, total, leads)
@@ -221,6 +223,12 @@ class Trainer:
             cause = self._cause(loop) if status == ERRORS and loop.before is not None else None
         summary = TrainingSummary(loop.steps, first, self.case.name, dict(self.case.mesh.axes), saving.last)
         return FinishedTraining(status, summary, self.leads, cause)
+
+    def _save_alone(self, loop: TrainLoop, saving: Saving) -> None:
+        """Save the finished steps after an error of the data, which with several processes the others may not have."""
+        if loop.steps and import_jax().process_count() == 1:
+            saving.at_end(loop.state, loop.position)
+            self._say(f"after step {int(loop.state.step)}: {saving.where()}")
 
     def _loop(
         self, state: TrainState, batches: BatchIterator, saving: Saving, stack: ExitStack, first: int
@@ -256,6 +264,9 @@ class Trainer:
         except NotFinite as error:
             self._say(f"{error}: {saving.where()}")
             return ERRORS
+        except (UsageError, CompileError):
+            self._save_alone(loop, saving)
+            raise
         if not is_done:
             self._say(f"stopped after step {int(loop.state.step)}: {saving.where()}")
         elif not loop.steps:
@@ -280,8 +291,10 @@ class Trainer:
         """Open the folder; with `--fresh` earlier results are moved aside."""
         assert self.options.folder is not None
         folder = Path(self.options.folder)
-        if self.options.fresh and self.leads:
-            _move_aside(folder)
+        if self.options.fresh:
+            if self.leads:
+                _move_aside(folder)
+            _wait_for_others("earlier results are moved")
         with Checkpoints.open(folder / CHECKPOINTS, self.options.keep) as checkpoints:
             yield checkpoints
 
@@ -428,6 +441,14 @@ def fingerprint(program: Program) -> str:
     text = print_program(attrs.evolve(program, mesh=None, layout=None))
     lines = (line.partition("  //")[0] for line in text.splitlines())  # comments show the lines of the file
     return sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _wait_for_others(name: str) -> None:
+    """Wait until every process has come to this place; all give the same name."""
+    if import_jax().process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(name)
 
 
 def _move_aside(folder: Path) -> None:

@@ -499,6 +499,7 @@ class TrainDecl(Node):
     precision: Precision | None
     accumulate: Expr | None
     clip: Expr | None
+    average: Expr | None
     report: tuple[Name, ...] | None
     groups: tuple[OptimizerFor | Frozen, ...] = ()
 

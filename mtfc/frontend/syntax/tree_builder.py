@@ -28,7 +28,7 @@ LARGEST_INTEGER = 2**63 - 1
 N = TypeVar("N", bound=ast.Node)
 
 # The entries of a `train` block.
-SETTINGS = ("minimize", "optimizer", "precision", "accumulate", "clip", "report")
+SETTINGS = ("minimize", "optimizer", "precision", "accumulate", "clip", "average", "report")
 GROUPS = ("optimizer for", "frozen")
 """The entries of a `train` block for some of the parameters."""
 # Rules that make a tuple of their children.

@@ -51,6 +51,7 @@ from mtfc.compiler.passes.autodiff.micro_batches import (
     stacked,
     with_micro_dim,
 )
+from mtfc.compiler.passes.autodiff.parameter_averages import averages_of
 from mtfc.compiler.passes.autodiff.update_equations import Updater, gradient_norm, inlined
 from mtfc.compiler.passes.autodiff.wide_sums import with_wide_sums
 from mtfc.compiler.passes.pass_base import Pass
@@ -267,9 +268,17 @@ def _without_scale(found: Differentiated, training: Training) -> dict[Value, Val
 
 
 def _updated(
-    builder: Builder, program: Program, training: Training, gradients: Mapping[Value, Value]
+    builder: Builder,
+    program: Program,
+    training: Training,
+    gradients: Mapping[Value, Value],
+    good: Value | None,
 ) -> tuple[list[Argument], list[Output]]:
-    """Append the update of every parameter with a gradient; return the states' arguments and the outputs."""
+    """Append the update of every parameter with a gradient; return the states' arguments and the outputs.
+
+    good: the decision of a step with a dynamic loss scale. Each parameter is kept right after its update, so that the new and the
+    old values of all parameters never exist together.
+    """
     spans = {parameter.name: parameter.span for parameter in program.parameters}
     updater = Updater(builder)
     states, outputs = list[Argument](), list[Output]()
@@ -277,7 +286,7 @@ def _updated(
         builder.span = spans[parameter.name]
         found = updater.apply(update_of(training, parameter.name), parameter, gradient)
         states += found[0]
-        outputs += found[1]
+        outputs += kept_unless(builder, good, found[1], (parameter, *(a.value for a in found[0])))
     return states, outputs
 
 
@@ -317,11 +326,18 @@ def with_step(program: Program, training: Training, with_gradients: bool = False
     good = is_finite(builder, own[GRAD_NORM]) if scale else None
     if training.clip is not None:
         gradients = _clipped(builder, gradients, own[GRAD_NORM], training.clip)
-    states, changed = _updated(builder, program, training, gradients)
-    changed += [Output(name, value, name) for name, value in found.states.items()]
-    if scale is not None and good is not None:
+    states, changed = _updated(builder, program, training, gradients, good)
+    others = list[Output]()
+    if training.average is not None:
         builder.span = training.span
-        changed = kept_unless(builder, good, changed, (*found.arguments, *states))
+        averages = averages_of(builder, training.average, changed, gradients)
+        states += averages.arguments
+        others += averages.outputs
+        more = (*more, averages.function(forward))
+    others += [Output(name, value, name) for name, value in found.states.items()]
+    builder.span = training.span
+    changed += kept_unless(builder, good, others, [a.value for a in (*found.arguments, *states)])
+    if scale is not None and good is not None:
         changed += next_scale(builder, good, scale)
         states += scale.arguments
     unchanged = _unchanged(found.arguments, changed)

@@ -14,7 +14,17 @@ import attrs
 
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Equation, Function, Initializer, Output, Parameter, Role, Value
+from mtfc.compiler.ir.core import (
+    Argument,
+    Equation,
+    Function,
+    Initializer,
+    Output,
+    Parameter,
+    Role,
+    Stage,
+    Value,
+)
 from mtfc.compiler.ir.loops import sliced_type, stacked_type
 from mtfc.compiler.ir.types import Dim, TensorType
 
@@ -51,6 +61,7 @@ class BlockBuilder(Builder):
         super().__init__(self.variables.others, stage=parent.stage if parent else "forward")
         self.parent = parent
         self.updates: dict[str, Value] = {}
+        self._constants_of: dict[Stage, dict[tuple[str, str], Value]] = {}
         self.call: Span | None = parent.call if parent else None
         self._own: set[Value] = set()
 
@@ -58,6 +69,11 @@ class BlockBuilder(Builder):
         self._own.update(eqn.results)
         span = self.located(eqn.span)
         super().append(eqn if span is eqn.span else attrs.evolve(eqn, span=span))
+
+    def constant(self, value: float | int | bool, dtype: str) -> Value:
+        """Return the scalar `value`. The update of a state shares no constants with other equations."""
+        self._constants = self._constants_of.setdefault(self.stage, {})
+        return super().constant(value, dtype)
 
     def located(self, span: Span | None) -> Span | None:
         """Return a place in a function with the call that is being inlined."""

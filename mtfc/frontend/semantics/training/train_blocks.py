@@ -55,6 +55,7 @@ def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Mod
     precision = elaborate_precision(decl.precision, scope) if decl.precision else None
     clip = _clip(decl.clip, scope) if decl.clip else None
     accumulate = _micro_batches(decl.accumulate, scope) if decl.accumulate else 1
+    average = _average(decl.average, scope) if decl.average else None
     stored = {
         name: type.with_dtype(precision.params if precision else type.dtype)
         for name, type in model.slices.items()
@@ -77,6 +78,7 @@ def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Mod
         report.learning_rate,
         precision.reduce if precision else None,
         precision.loss_scale if precision else None,
+        average,
     )
     return attrs.evolve(model, program=attrs.evolve(model.program, training=training))
 
@@ -147,6 +149,15 @@ def _clip(node: ast.Expr, scope: Scope) -> float | None:
     if value is None or value > 0:
         return value
     scope.error("E410", f"gradients are clipped to a norm above 0, found {value}", node.span)
+    return None
+
+
+def _average(node: ast.Expr, scope: Scope) -> float | None:
+    value = number(node, scope)
+    if value is None or 0 < value < 1:
+        return value
+    message = f"expected the share of an average that a step keeps, between 0 and 1, found {value}"
+    scope.error("E410", message, node.span)
     return None
 
 
