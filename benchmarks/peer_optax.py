@@ -222,10 +222,10 @@ def largest_difference(call: str, optimizer: Any, backend: str) -> float:
     """Return the largest difference of all steps and parameters, relative to the largest element of the parameter."""
     import jax
 
-    with setting_kept("jax_enable_x64"):
+    with setting_kept("jax_enable_x64"):  # a generated module in f64 changes it for the whole process
         ours = list(trained(call, backend))
-        jax.config.update("jax_enable_x64", True)
-        theirs = list(by_optax(optimizer, ours[0]))
+        with jax.enable_x64(True):
+            theirs = list(by_optax(optimizer, ours[0]))
     return max(relative(a[key], b[key]) for a, b in zip(ours, theirs, strict=True) for key in a)
 
 
