@@ -273,9 +273,8 @@ def test_a_bound_has_as_much_as_time_allows() -> None:
     pricer, space = LayoutPricer.of(program, TORUS), space_of(program.function("forward"))
     bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
     known = bound.known(layouts(space, mesh), frozenset(range(len(space.columns))))
-    for seconds in (bound.seconds, bound.sure_seconds):
-        assert (seconds(known, until=monotonic() - 1) == 0).all()
-        assert (seconds(known, until=monotonic() + 60) == seconds(known)).all()
+    assert (bound.seconds(known, until=monotonic() - 1) == 0).all()
+    assert (bound.seconds(known, until=monotonic() + 60) == bound.seconds(known)).all()
 
 
 @pytest.mark.parametrize("objective", ["time", "overlap", "memory"])
@@ -298,6 +297,21 @@ def test_the_optimum_is_that_of_all_layouts(name: str, hardware: Hardware, objec
     assert found.is_optimal
     assert found.objective == min(every)
     assert found.evaluated < len(every)
+
+
+def test_progress_ends_with_the_bound_at_the_best_cost() -> None:
+    program, told = example("digits"), list[tuple[float, float]]()
+    pricer, shapes = LayoutPricer.of(program, TORUS), list(meshes(8, 2))
+
+    def progress(doing: str, best: float | None, bound: float | None) -> None:
+        told.append((best if best is not None else np.inf, bound if bound is not None else 0.0))
+
+    forward, until = program.function("forward"), monotonic() + 60
+    found = search(pricer.undistributed(), forward, shapes, TORUS, pricer, until, progress=progress)
+    costs, bounds = zip(*told, strict=True)
+    assert found.is_optimal and told[-1] == (found.objective, found.lower_bound)
+    assert sorted(costs, reverse=True) == list(costs) and sorted(bounds) == list(bounds)
+    assert len(set(bounds)) > 3
 
 
 @pytest.mark.parametrize("name", ["transformer_lm", "moe_lm", "alexnet"])
@@ -332,8 +346,8 @@ def test_a_layout_without_splittable_dimensions_has_no_neighbours() -> None:
     assert on.neighbours(row).tolist() == [row.tolist()]
 
 
-def test_whole_layouts_wait_for_their_full_bounds() -> None:
-    """Facts of a few layouts are found only when these are next: until then others may rule them out."""
+def test_layouts_above_the_limit_do_not_get_their_full_bounds() -> None:
+    """Facts of a few layouts are found only if the bound by common equations does not rule these layouts out."""
     text = """\
 dim batch = 8
 dim io = 8
@@ -352,13 +366,14 @@ model m(x: [batch, io], y: [batch, hidden]) {
         LayoutBound(space_of(program.function("forward")), step, mesh, SLOW_LINKS), False, "time"
     )
     block = on.start()
-    while block.depth < len(on.order):
+    while block.depth < len(on.order) - 1:
         block = on.children(block, np.inf, until)
-    blocks = list(on.parts(block))
-    assert len(step.found) == 1 < len(blocks)
-    full = on.full(blocks[0], np.inf, until)
-    assert len(step.found) == 2
-    assert full.is_full and full.bounds.min() >= blocks[0].bounds.min()
+    least = on.bound.seconds(on.bound.known(block.rows, frozenset(on.order[:-1])), only_common=True).min()
+    assert len(step.found) == 1
+    assert not len(on.children(block, least, until).rows)
+    assert len(step.found) == 1
+    assert len(on.children(block, np.inf, until).rows)
+    assert len(step.found) > 1
 
 
 def test_the_papers_layout_of_the_language_model_is_proven_best() -> None:

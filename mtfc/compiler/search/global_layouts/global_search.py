@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
+from math import inf
 from time import monotonic
 
 import attrs
@@ -64,16 +65,12 @@ NEVER = 1e9
 
 @attrs.frozen(eq=False)
 class PartialLayouts:
-    """Layouts on one mesh of which the first `depth` columns, in the branching order, are decided; bounds ascend.
-
-    is_full: True if all columns are decided and bounds are as large as they get.
-    """
+    """Layouts on one mesh of which the first `depth` columns, in the branching order, are decided; bounds ascend."""
 
     on: Branching
     depth: int
     rows: Rows
     bounds: Seconds
-    is_full: bool = False
 
     def where(self, kept: Booleans | Integers | slice) -> PartialLayouts:
         """Return some of the rows."""
@@ -137,21 +134,8 @@ class Branching:
         return child
 
     def parts(self, block: PartialLayouts) -> Iterator[PartialLayouts]:
-        """Cut a block into blocks of few rows; whole rows of one block have the same facts."""
-        groups = np.zeros(len(block.rows), np.int64)
-        if block.depth == len(self.order):
-            groups = self.bound.alike(MaskRange(block.rows, block.rows))
-        for group in np.unique(groups):
-            part = block.where(groups == group)
-            yield from (part.where(slice(i, i + BLOCK)) for i in range(0, len(part.rows), BLOCK))
-
-    def full(self, block: PartialLayouts, limit: float, until: float) -> PartialLayouts:
-        """Return the whole rows below the limit, with full bounds as far as these are found `until` then, in their order."""
-        bounds = block.bounds
-        if self.objective != "memory":
-            bounds = np.maximum(bounds, self.bound.seconds(MaskRange(block.rows, block.rows), until=until))
-        found = attrs.evolve(block, bounds=bounds, is_full=True).where(np.argsort(bounds, kind="stable"))
-        return found.where(found.bounds < limit)
+        """Cut a block into blocks of few rows."""
+        return (block.where(slice(i, i + BLOCK)) for i in range(0, len(block.rows), BLOCK))
 
     def _bounds(self, block: PartialLayouts, until: float) -> Iterator[Callable[[MaskRange], Seconds]]:
         """Yield bounds that may rule rows out, the cheapest first."""
@@ -162,14 +146,8 @@ class Branching:
         yield self._too_large
         if len(block.rows) >= MANY or block.depth in (self.storage, len(self.order)):
             is_open = block.depth <= self.storage < len(self.order)
-            yield lambda known: self.bound.sure_seconds(known, is_open, until)
-            if block.depth < len(self.order):
-                yield lambda known: self._seconds(known, block.depth, is_open, until)
-
-    def _seconds(self, known: MaskRange, depth: int, is_open: bool, until: float) -> Seconds:
-        """Return full bounds if there are many rows, or where storage begins; whole rows wait for theirs."""
-        is_due = len(known.low) >= MANY or depth == self.storage
-        return self.bound.seconds(known, is_open, until) if is_due else np.zeros(len(known.low))
+            yield lambda known: self.bound.seconds(known, is_open, until, only_common=True)
+            yield lambda known: self.bound.seconds(known, is_open, until)
 
     def _too_large(self, known: MaskRange) -> Seconds:
         return np.where(self.bound.memory(known) > self.bound.hardware.device.memory, np.inf, 0.0)
@@ -190,7 +168,7 @@ class Branching:
         while block.depth < len(self.order) and monotonic() < until:
             block = self.children(block, np.inf, until)
             block = block.where(np.argsort(block.bounds, kind="stable")[:BEAM])
-        return self.full(block, np.inf, until) if block.depth == len(self.order) else block
+        return block
 
     def neighbours(self, row: Rows) -> Rows:
         """Return the row, and all rows that differ in the split of one dimension; storage follows the computation."""
@@ -230,8 +208,7 @@ def _is_new(rows: Rows, joints: Sequence[int]) -> Booleans:
 class BranchAndBound:
     """One search. room: bytes of memory of a processor. until: the end, a time of `time.monotonic`.
 
-    working_on: a block that is being replaced in the queue by others. waiting: meshes without a block in the queue yet, those of
-    the fewest axes last. refuted: a layout whose price is below its bound.
+    working_on: a block that is being replaced in the queue by others. refuted: a layout whose price is below its bound.
     """
 
     pricing: Pricing
@@ -244,7 +221,6 @@ class BranchAndBound:
     evaluated: int = 0
     queue: list[tuple[float, int, int, int, PartialLayouts]] = attrs.field(factory=list)
     working_on: PartialLayouts | None = None
-    waiting: list[Branching] = attrs.field(factory=list)
     is_interrupted: bool = False
     refuted: Layout | None = None
     order: Iterator[int] = attrs.field(factory=count)
@@ -264,49 +240,45 @@ class BranchAndBound:
         self.least_memory = min(price.memory, self.least_memory or price.memory)
         if price.tiled <= self.room and value_of(price, self.objective) < self.limit:
             self.best = price, mesh, layout
-            self.progress("searching", self.limit, self.bound)
+            self._report()
         return price
+
+    def _report(self) -> None:
+        """Report the best cost and the bound of all layouts."""
+        known = (each if each < inf else None for each in (self.limit, min(self.bound, self.limit)))
+        self.progress(f"{self.evaluated} layouts compiled", *known)
 
     @property
     def limit(self) -> float:
         """The cost of the best layout so far."""
-        return value_of(self.best[0], self.objective) if self.best else float("inf")
+        return value_of(self.best[0], self.objective) if self.best else inf
 
     @property
     def bound(self) -> float:
         """A lower bound on the cost of all layouts that were not priced yet."""
         waiting = [block for *_, block in self.queue[:1]]
         blocks = [*waiting, self.working_on] if self.working_on else waiting
-        least = min((float(block.bounds[0]) for block in blocks), default=float("inf"))
+        least = min((float(block.bounds[0]) for block in blocks), default=inf)
         return least * (1 - ROUNDING)
 
     def run(self, branchings: Sequence[Branching], known: Iterable[tuple[Mesh, Layout]]) -> None:
         """Search until the best layout is proven, time is up, or `KeyboardInterrupt`."""
-        self.waiting = sorted(branchings, key=lambda on: -on.axes)
+        for on in branchings:
+            self._push(on.start())
         try:
             for mesh, layout in known:
                 self.try_out(mesh, layout)
             self._run(branchings)
         except KeyboardInterrupt:
             self.is_interrupted = True
-            for on in self.waiting:
-                self._push(on.start())
 
     def _run(self, branchings: Sequence[Branching]) -> None:
-        """Branch on meshes of few axes first; their layouts rule out many of the others.
-
-        If that proves nothing in a part of the time, descend to good layouts before branching goes on.
-        """
+        """Branch for a part of the time. If that proves nothing, descend to good layouts before branching goes on."""
         started, seconds = monotonic(), self.until - monotonic()
         if self.best is None:
-            for on in reversed(self.waiting):
+            for on in branchings:
                 self._dive(on, started + DIVING * seconds)
-        numbers = sorted({on.axes for on in branchings})
-        for i, number in enumerate(numbers):
-            while self.waiting and self.waiting[-1].axes == number:
-                self._push(self.waiting[-1].start())
-                self.waiting.pop()
-            self._branch(started + PROVING * (i + 1) / len(numbers) * seconds)
+        self._branch(started + PROVING * seconds)
         if self.bound < self.limit and self.objective != "memory":
             until = monotonic() + DESCENDING * seconds
             for on in sorted(branchings, key=lambda on: not self._has_best(on)):
@@ -314,9 +286,11 @@ class BranchAndBound:
         self._branch(self.until)
         if self.best is None and self.bound < self.limit:
             self._split_nothing(branchings[0])
+        self._report()
 
     def _branch(self, until: float) -> None:
         while self.bound < self.limit and monotonic() < until:
+            self._report()
             self.working_on = self.queue[0][-1]
             heapq.heappop(self.queue)
             self._work_out(self.working_on)
@@ -340,7 +314,7 @@ class BranchAndBound:
 
         The descent starts at the best layout if that layout is on this mesh, else at the layout that splits as little as allowed.
         """
-        row, best = on.row(self.best[2].rules if self.best and self._has_best(on) else Rules()), float("inf")
+        row, best = on.row(self.best[2].rules if self.best and self._has_best(on) else Rules()), inf
         found: list[tuple[float, Rows]] = []
         while monotonic() < until:
             rows = on.neighbours(row)
@@ -355,13 +329,11 @@ class BranchAndBound:
                 self.try_row(on, row, score if score < NEVER else 0.0)
 
     def _work_out(self, block: PartialLayouts) -> None:
-        """Decide one more column of a block; or find full bounds; or, where these are known, price the first row."""
+        """Decide one more column of a block; or, where all columns are decided, price the first row."""
         if block.depth < len(block.on.order):
             children = block.on.children(block, self.limit, self.until)
             for part in block.on.parts(children.where(np.argsort(children.bounds, kind="stable"))):
                 self._push(part)
-        elif not block.is_full:
-            self._push(block.on.full(block, self.limit, self.until))
         else:
             self.try_row(block.on, block.rows[0], float(block.bounds[0]))
             self._push(block.where(slice(1, None)))
@@ -374,7 +346,7 @@ class BranchAndBound:
     def nothing_fits(self) -> NothingFits:
         is_open = self.queue or self.refuted
         found = "no layout was found whose memory suffices" if is_open else "no layout's memory suffices"
-        has = f": a device has {bytes_text(int(self.room))}" if self.room < float("inf") else ""
+        has = f": a device has {bytes_text(int(self.room))}" if self.room < inf else ""
         least = self.least_memory
         needs = f", and the least that was seen is {bytes_text(least)}" if least is not None else ""
         return NothingFits(f"{found}{has}{needs}; --storage may need less")
@@ -400,7 +372,7 @@ def search(
     stored, too. Raises `NothingFits`. `KeyboardInterrupt` ends the search with the best layout so far; without any, it is raised.
     """
     space, facts = space_of(forward, fixed, storage), StepFacts.of(step, hardware.device)
-    room = hardware.device.memory if objective != "memory" else float("inf")
+    room = hardware.device.memory if objective != "memory" else inf
     searching = BranchAndBound(pricing, objective, room, until, progress)
     bounds = (LayoutBound(space, facts, mesh, hardware, objective == "overlap") for mesh in meshes)
     searching.run([Branching.on(bound, len(meshes) > 1, objective) for bound in bounds], known)
