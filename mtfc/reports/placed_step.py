@@ -98,7 +98,8 @@ def longest_path(base: SimulatedGraph) -> Iterator[int]:
 def _before(task: int, base: SimulatedGraph, begin: float) -> int | None:
     """Return the task that ends when a task begins, among its predecessors or before it on its device."""
     graph, times = base.graph, base.timeline
-    needed = graph.predecessors.other[graph.predecessors.first[task] : graph.predecessors.first[task + 1]]
+    sources, targets = graph.ends
+    needed = sources[targets == task]
     ended = needed[times.end[needed] == begin]
     if len(ended):
         return int(ended.min())

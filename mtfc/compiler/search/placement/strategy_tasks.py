@@ -33,11 +33,6 @@ from mtfc.compiler.search.placement.operators.operator_graph import OperatorGrap
 from mtfc.compiler.search.placement.operators.strategy import Configuration, OperatorConfigurations
 from mtfc.compiler.search.placement.part_costs import StepForms, optimizer_states
 from mtfc.compiler.search.placement.task_graph_builder import (
-    ADDED,
-    COLLECTED,
-    NORM,
-    RETURNED,
-    TAKEN,
     Array,
     FlatGraph,
     FlatStrategy,
@@ -181,7 +176,6 @@ class StrategyTasks:
         place = {step: i for i, step in enumerate(self.graph.steps)}
         self._steps = [[(place[step], step) for step in each.steps] for each in self.graph.operators]
         self.plan = self._plan(place)
-        self.edge_targets = edge_targets(self.plan.blocks)
         self.room = np.array([64, 64, 4])  # of `built`
 
     def update_seconds(self, size: int) -> float:
@@ -286,12 +280,6 @@ class StrategyTasks:
         return self.index[
             BlockName(summed, use.maker, use.value) if is_pending else BlockName(plain, use.maker)
         ]
-
-
-def edge_targets(blocks: Array) -> Array:
-    """Return for each block the other block to which its edges may lead, or -1."""
-    column = {TAKEN: 7, RETURNED: 7, COLLECTED: 3, ADDED: 2, NORM: 2}
-    return np.array([row[column[row[0]]] if row[0] in column else -1 for row in blocks.tolist()], np.int64)
 
 
 def _place(argument: int | None, step: OperatorStep) -> int:

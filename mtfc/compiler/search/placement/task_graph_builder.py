@@ -40,6 +40,12 @@ class TaskBlocks(NamedTuple):
     def size(self) -> int:
         return len(self.device)
 
+    @property
+    def ends(self) -> tuple[Array, Array]:
+        """The source and the target of each edge, with tasks of all blocks numbered together."""
+        of = self.edges
+        return self.offsets[of[:, 0]] + of[:, 1], self.offsets[of[:, 2]] + of[:, 3]
+
 
 TAKEN, STEP, SUMMED, RETURNED, COLLECTED, BACK, ADDED, READ, NORM, KNOWN, UPDATED, STORED = range(12)
 """The kinds of blocks, in the order of `strategy_tasks.BlockKind`."""

@@ -14,12 +14,11 @@ from mtfc.compiler.search.jit import jit, warm_up
 from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy
 from mtfc.compiler.search.placement.simulator.full_simulator import (
     ROUNDING,
-    IndexedGraph,
     TaskTimes,
-    indexed_graph,
     simulate,
 )
 from mtfc.compiler.search.placement.simulator.incremental_simulator import (
+    SENT,
     StateArrays,
     allocate,
     apply_change,
@@ -54,7 +53,6 @@ def propose_strategy(
     plan: Any,
     known: Any,
     placed: Any,
-    edge_targets: Array,
     room: Array,
     last: int,
     memory: StateArrays,
@@ -67,14 +65,13 @@ def propose_strategy(
     which is faster than passing named ones. room: see `build_blocks`.
     """
     new = build_blocks(numbers, FlatGraph(*plan), PartTables(*known), FlatStrategy(*placed), room)
-    return propose_blocks(numbers, new, edge_targets, last, memory, held, limits)
+    return propose_blocks(numbers, new, last, memory, held, limits)
 
 
 @jit
 def propose_blocks(
     numbers: Array,
     new: TaskBlocks,
-    edge_targets: Array,
     last: int,
     memory: StateArrays,
     held: Array,
@@ -83,26 +80,24 @@ def propose_blocks(
     """Return the outcome of a step with new blocks, its seconds, the change of bytes sent, and the bytes that each device
     holds.
 
-    edge_targets: see `apply_change`. last: the fate of the last proposal. held [device]: bytes before. limits: bytes that a
-    device has, and seconds of the step.
+    last: the fate of the last proposal. held [device]: bytes before. limits: bytes that a device has, and seconds of the step.
     """
-    current, change, run = open_state(memory)
+    state = open_state(memory)
     if last == KEPT:
-        if not commit_change(current, change, run):
-            return CROWDED, np.inf, 0, held
+        commit_change(state)
     elif last == FORGOTTEN:
-        revert_change(current, change, run)
+        revert_change(state)
     sent, held = 0, held.copy()
     for i in range(len(numbers)):
-        sent += new.sent[i] - current.sent[numbers[i]]
-        held += new.held[i] - current.held[numbers[i]]
+        sent += new.sent[i] - state.blocks[numbers[i], SENT]
+        held += new.held[i] - state.held[numbers[i]]
     if held.max() > limits[0]:
         return ENDED, np.inf, sent, held
-    if not apply_change(current, numbers, new, edge_targets, change, run):
+    if not apply_change(state, numbers, new):
         return CROWDED, np.inf, sent, held
-    seconds = simulate_change(current, change, run, limits[1])
+    seconds = simulate_change(state, limits[1])
     if seconds == np.inf:
-        revert_change(current, change, run)
+        revert_change(state)
         return ENDED, seconds, sent, held
     return PENDING, seconds, sent, held
 
@@ -115,9 +110,9 @@ SLACK = 256
 
 @attrs.frozen(eq=False)
 class SimulatedGraph:
-    """An indexed task graph and its timeline."""
+    """A task graph and its timeline."""
 
-    graph: IndexedGraph
+    graph: TaskBlocks
     timeline: TaskTimes
 
 
@@ -135,28 +130,27 @@ class EvaluatedStrategy:
     sent: int
     held: Array
     _tasks: StrategyTasks
-    _simulated: tuple[TaskBlocks, TaskTimes] | None = None
+    _simulated: SimulatedGraph | None = None
 
     @cached_property
     def base(self) -> SimulatedGraph:
         """The task graph with its timeline. Requires finite seconds."""
         assert self.seconds < inf
-        blocks, timeline = self._simulated or simulate_blocks(self._tasks, self.placed)[:2]
-        return SimulatedGraph(indexed_graph(blocks), timeline)
+        return self._simulated or simulate_blocks(self._tasks, self.placed)[0]
 
 
 def simulate_blocks(
     tasks: StrategyTasks, placed: FlatStrategy, limit: float = inf, numbers: Array | None = None
-) -> tuple[TaskBlocks, TaskTimes, float]:
+) -> tuple[SimulatedGraph, float]:
     """Build and simulate the task graph of a strategy, or some of its blocks (FlexFlow, Algorithm 1).
 
-    Return the graph, its timeline and the makespan, which is infinite if it exceeds the limit or the memory.
+    Return the graph with its timeline, and the makespan, which is infinite if it exceeds the limit or the memory.
     """
     blocks = tasks.build(np.arange(len(tasks.names)) if numbers is None else numbers, placed)
     times = TaskTimes(np.empty(blocks.size), np.empty(blocks.size), np.empty(blocks.size, np.uint32))
-    if blocks.held.sum(axis=0).max(initial=0) > tasks.memory:
-        return blocks, times, inf
-    return blocks, times, float(simulate(blocks, times, limit, tasks.links.idle + 1))
+    fits = blocks.held.sum(axis=0).max(initial=0) <= tasks.memory
+    seconds = float(simulate(blocks, times, limit, tasks.links.idle + 1)) if fits else inf
+    return SimulatedGraph(blocks, times), seconds
 
 
 class StrategyEvaluator:
@@ -179,9 +173,9 @@ class StrategyEvaluator:
         """Evaluate a strategy by full simulation."""
         self.count += 1
         placed = self.tasks.placed(strategy)
-        blocks, times, seconds = simulate_blocks(self.tasks, placed, limit)
-        held, sent = blocks.held.sum(axis=0), int(blocks.sent.sum())
-        return EvaluatedStrategy(strategy, placed, seconds, sent, held, self.tasks, (blocks, times))
+        found, seconds = simulate_blocks(self.tasks, placed, limit)
+        held, sent = found.graph.held.sum(axis=0), int(found.graph.sent.sum())
+        return EvaluatedStrategy(strategy, placed, seconds, sent, held, self.tasks, found)
 
     def delta(
         self, old: EvaluatedStrategy, changes: Mapping[int, Configuration], limit: float = inf
@@ -221,7 +215,6 @@ class StrategyEvaluator:
                 self._plan,
                 tuple(self.tasks.forms.tables),
                 tuple(placed),
-                self.tasks.edge_targets,
                 self.tasks.room,
                 last,
                 self._memory,
@@ -235,7 +228,7 @@ class StrategyEvaluator:
         """Load a strategy's graph and timeline, in new room if they do not fit."""
         self._known = self._last = None
         base = found.base
-        size = len(base.graph.device), len(base.graph.owner)
+        size = base.graph.size, len(base.graph.edges)
         known = room(self._memory)
         tasks, edges = (max(ROOM * n + SLACK, (1 + more) * had) for n, had in zip(size, known, strict=True))
         if (tasks, edges) != known:
@@ -251,6 +244,6 @@ class StrategyEvaluator:
 
     def _compile(self) -> None:
         none, placed = np.zeros(0, np.int64), self.tasks.placed(())
-        found = simulate_blocks(self.tasks, placed, inf, none)[:2]
+        found = simulate_blocks(self.tasks, placed, inf, none)[0]
         nothing = EvaluatedStrategy((), placed, 0.0, 0, np.zeros(self.tasks.links.count), self.tasks, found)
         self._proposed(none, placed, nothing, inf)
