@@ -35,6 +35,7 @@ from mtfc.compiler.search.placement.part_costs import StepForms, optimizer_state
 from mtfc.compiler.search.placement.task_graph_builder import (
     Array,
     FlatGraph,
+    FlatPlacement,
     FlatStrategy,
     TaskBlocks,
     build_blocks,
@@ -209,7 +210,7 @@ class StrategyTasks:
 
     def build(self, numbers: Array, placed: FlatStrategy) -> TaskBlocks:
         """Make the blocks with some numbers, which are ascending."""
-        return build_blocks(numbers, self.plan, self.forms.tables, placed, self.room)
+        return build_blocks(numbers, FlatPlacement(self.plan, self.forms.tables, placed), self.room)
 
     def _plan(self, place: Mapping[OperatorStep, int]) -> FlatGraph:
         bundles: list[ParameterBundle] = [

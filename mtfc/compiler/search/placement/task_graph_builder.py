@@ -114,6 +114,14 @@ class FlatStrategy(NamedTuple):
     devices: Array
 
 
+class FlatPlacement(NamedTuple):
+    """A strategy of a graph, with the sizes and times of parts."""
+
+    graph: FlatGraph
+    tables: PartTables
+    strategy: FlatStrategy
+
+
 class ReplicaGroups(NamedTuple):
     """The devices that hold the same piece of a bundle's parameters. Groups of bundle i begin at `at[i]`.
 
@@ -130,33 +138,32 @@ TICK = 2.0**-44
 
 
 class BlockBuffers(NamedTuple):
-    """Buffers for blocks. used [3]: tasks, edges, and tasks before the current block; overflowing entries are only counted.
-    members [device]: a scratch set of devices.
+    """Buffers for blocks, whose replica groups are known. used [3]: tasks, edges, and tasks before the current block; overflowing
+    entries are only counted. members [device]: a scratch set of devices.
     """
 
     blocks: TaskBlocks
+    groups: ReplicaGroups
     used: Array
     members: Array
 
 
 @jit
-def build_blocks(
-    numbers: Array, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, room: Array
-) -> TaskBlocks:
+def build_blocks(numbers: Array, placement: FlatPlacement, room: Array) -> TaskBlocks:
     """Build the blocks with some numbers, which are ascending.
 
     room [3]: the sizes of buffers for tasks, edges and replica groups; grows if they do not suffice.
     """
-    devices = len(graph.port)
+    bundles, devices = len(placement.graph.bundles), len(placement.graph.port)
     while True:
-        at, members = np.empty(len(graph.bundles) + 1, np.int64), np.empty((room[2], devices), np.bool_)
+        at, members = np.empty(bundles + 1, np.int64), np.empty((room[2], devices), np.bool_)
         groups = ReplicaGroups(at, members, np.empty(room[2], np.int64))
-        if find_groups(numbers, graph, tables, strategy, groups):
+        if find_groups(numbers, placement, groups):
             break
         room[2] *= 2
     while True:
-        out = _empty(len(numbers), room[0], room[1], devices)
-        _build(numbers, graph, tables, strategy, groups, out)
+        out = _empty(len(numbers), room[0], room[1], devices, groups)
+        _build(numbers, placement, out)
         tasks, edges = out.used[0], out.used[1]
         if tasks <= room[0] and edges <= room[1]:
             break
@@ -168,7 +175,7 @@ def build_blocks(
 
 
 @jit_internal
-def _empty(count: int, tasks: int, edges: int, devices: int) -> BlockBuffers:
+def _empty(count: int, tasks: int, edges: int, devices: int, groups: ReplicaGroups) -> BlockBuffers:
     blocks = TaskBlocks(
         np.empty(count + 1, np.int64),
         np.empty(count + 1, np.int64),
@@ -178,39 +185,32 @@ def _empty(count: int, tasks: int, edges: int, devices: int) -> BlockBuffers:
         np.zeros(count, np.int64),
         np.zeros((count, devices)),
     )
-    return BlockBuffers(blocks, np.zeros(3, np.int64), np.empty(devices, np.bool_))
+    return BlockBuffers(blocks, groups, np.zeros(3, np.int64), np.empty(devices, np.bool_))
 
 
 @jit_no_refcount
-def _build(
-    numbers: Array,
-    graph: FlatGraph,
-    tables: PartTables,
-    strategy: FlatStrategy,
-    groups: ReplicaGroups,
-    out: BlockBuffers,
-) -> None:
+def _build(numbers: Array, placement: FlatPlacement, out: BlockBuffers) -> None:
     out.blocks.offsets[0] = out.blocks.edge_offsets[0] = 0
     for i in range(len(numbers)):
         own = numbers[i]
-        kind = graph.blocks[own, 0]
+        kind = placement.graph.blocks[own, 0]
         out.used[2] = out.used[0]
         if kind in (STEP, BACK):
-            _add_pass(own, i, graph, tables, strategy, out)
+            _add_pass(own, i, placement, out)
         elif kind in (TAKEN, RETURNED):
-            _add_transfers(own, i, graph, tables, strategy, out)
+            _add_transfers(own, i, placement, out)
         elif kind in (SUMMED, COLLECTED):
-            _add_sum(own, i, graph, tables, strategy, out)
+            _add_sum(own, i, placement, out)
         elif kind == ADDED:
-            _add_gradients(own, i, graph, tables, strategy, groups, out)
+            _add_gradients(own, i, placement, out)
         elif kind == NORM:
-            _add_norm(own, i, graph, tables, strategy, out)
+            _add_norm(own, i, placement, out)
         elif kind in (READ, KNOWN):
-            _add_task(out, graph.idle, 0.0)
+            _add_task(out, placement.graph.idle, 0.0)
         elif kind == STORED:
-            _add_stored(own, i, graph, groups, out)
+            _add_stored(own, i, placement.graph, out)
         else:
-            _add_updates(own, i, graph, groups, out)
+            _add_updates(own, i, placement.graph, out)
         out.blocks.offsets[i + 1], out.blocks.edge_offsets[i + 1] = out.used[0], out.used[1]
 
 
@@ -234,10 +234,9 @@ def _add_edge(out: BlockBuffers, block: int, task: int, after: int, other: int) 
 
 
 @jit_inline
-def _add_pass(
-    own: int, i: int, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, out: BlockBuffers
-) -> None:
+def _add_pass(own: int, i: int, placement: FlatPlacement, out: BlockBuffers) -> None:
     """Add a pass of a step: a task for each part."""
+    graph, tables, strategy = placement
     step, before = graph.blocks[own, 1], graph.blocks[own, 2]
     form, devices = strategy.form[step], strategy.devices[graph.operator[step]]
     for part in range(tables.forms[form, PARTS]):
@@ -250,10 +249,9 @@ def _add_pass(
 
 
 @jit_inline
-def _add_transfers(
-    own: int, i: int, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, out: BlockBuffers
-) -> None:
+def _add_transfers(own: int, i: int, placement: FlatPlacement, out: BlockBuffers) -> None:
     """Add the transfers of a value to its user's parts, or of its cotangent back to its maker's parts."""
+    graph, tables, strategy = placement
     kind, maker, output, user, taken, is_pending, block, after, dims, item = graph.blocks[own]
     here, there = strategy.devices[graph.operator[maker]], strategy.devices[graph.operator[user]]
     parts, targets = tables.forms[strategy.form[maker], PARTS], tables.forms[strategy.form[user], PARTS]
@@ -393,10 +391,9 @@ def _next_member(members: Array, device: int) -> int:
 
 
 @jit_inline
-def _add_sum(
-    own: int, i: int, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, out: BlockBuffers
-) -> None:
+def _add_sum(own: int, i: int, placement: FlatPlacement, out: BlockBuffers) -> None:
     """Add the all-reduce of a pending value, or of its cotangent, among the parts that have terms."""
+    graph, tables, strategy = placement
     step, output, block = graph.blocks[own, 1], graph.blocks[own, 2], graph.blocks[own, 3]
     form, devices = strategy.form[step], strategy.devices[graph.operator[step]]
     parts, table = tables.forms[form, PARTS], tables.forms[form, FIRST] + output
@@ -412,16 +409,10 @@ def _add_sum(
 
 
 @jit_inline
-def _add_gradients(
-    own: int,
-    i: int,
-    graph: FlatGraph,
-    tables: PartTables,
-    strategy: FlatStrategy,
-    groups: ReplicaGroups,
-    out: BlockBuffers,
-) -> None:
+def _add_gradients(own: int, i: int, placement: FlatPlacement, out: BlockBuffers) -> None:
     """Add the all-reduce of a bundle's gradients. If they are clipped, each device then reads its gradient for the norm."""
+    graph, tables, strategy = placement
+    groups = out.groups
     bundle, after = graph.blocks[own, 1], graph.blocks[own, 2]
     for number in range(groups.at[bundle], groups.at[bundle + 1]):
         members, size = groups.members[number], groups.sizes[number]
@@ -439,10 +430,9 @@ def _add_gradients(
 
 
 @jit_inline
-def _add_norm(
-    own: int, i: int, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, out: BlockBuffers
-) -> None:
+def _add_norm(own: int, i: int, placement: FlatPlacement, out: BlockBuffers) -> None:
     """Add the all-reduce of the gradient norm, among all devices that have gradients."""
+    graph, tables, strategy = placement
     out.members[:] = False
     for user in range(len(graph.users)):
         step, back = graph.users[user]
@@ -454,8 +444,9 @@ def _add_norm(
 
 
 @jit_inline
-def _add_updates(own: int, i: int, graph: FlatGraph, groups: ReplicaGroups, out: BlockBuffers) -> None:
+def _add_updates(own: int, i: int, graph: FlatGraph, out: BlockBuffers) -> None:
     """Add the update of a bundle on each device, after its gradients are added up or the norm is known."""
+    groups = out.groups
     bundle, before, end = graph.blocks[own, 1], graph.blocks[own, 2], -1
     for number in range(groups.at[bundle], groups.at[bundle + 1]):
         members, size = groups.members[number], groups.sizes[number]
@@ -468,8 +459,9 @@ def _add_updates(own: int, i: int, graph: FlatGraph, groups: ReplicaGroups, out:
 
 
 @jit_inline
-def _add_stored(own: int, i: int, graph: FlatGraph, groups: ReplicaGroups, out: BlockBuffers) -> None:
+def _add_stored(own: int, i: int, graph: FlatGraph, out: BlockBuffers) -> None:
     """Add the bytes of a bundle that is not trained."""
+    groups = out.groups
     bundle = graph.blocks[own, 1]
     for number in range(groups.at[bundle], groups.at[bundle + 1]):
         for device in range(len(graph.port)):
@@ -484,14 +476,13 @@ def _tasks_of_sum(count: int) -> int:
 
 
 @jit_internal
-def find_groups(
-    numbers: Array, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, found: ReplicaGroups
-) -> bool:
+def find_groups(numbers: Array, placement: FlatPlacement, found: ReplicaGroups) -> bool:
     """Find the replica groups of the bundles that some blocks belong to; return whether there was room.
 
     A parameter is cut wherever a region that some step uses ends. The pieces are then grouped by the devices that hold
     them.
     """
+    graph = placement.graph
     wanted = np.zeros(len(graph.bundles), np.bool_)
     for block in numbers:
         if graph.blocks[block, 0] in (ADDED, UPDATED, STORED):
@@ -501,22 +492,16 @@ def find_groups(
         found.at[bundle + 1] = found.at[bundle]
         first, last = graph.bundles[bundle, 2], graph.bundles[bundle, 3]
         for parameter in range(first, last if wanted[bundle] else first):
-            if not _find_groups_of(bundle, parameter, graph, tables, strategy, found):
+            if not _find_groups_of(bundle, parameter, placement, found):
                 return False
     return True
 
 
 @jit_internal
-def _find_groups_of(
-    bundle: int,
-    parameter: int,
-    graph: FlatGraph,
-    tables: PartTables,
-    strategy: FlatStrategy,
-    found: ReplicaGroups,
-) -> bool:
+def _find_groups_of(bundle: int, parameter: int, placement: FlatPlacement, found: ReplicaGroups) -> bool:
     """Add the groups of a parameter; return whether there was room."""
-    bounds, holders = _regions_used(bundle, parameter, graph, tables, strategy)
+    graph = placement.graph
+    bounds, holders = _regions_used(bundle, parameter, placement)
     marks, steps = _grid_marks(bounds)
     pieces = 1
     for step in steps:
@@ -550,10 +535,9 @@ def _add_to_group(bundle: int, mine: Array, size: int, found: ReplicaGroups) -> 
 
 
 @jit_internal
-def _regions_used(
-    bundle: int, parameter: int, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy
-) -> Any:
+def _regions_used(bundle: int, parameter: int, placement: FlatPlacement) -> Any:
     """Return the regions of a parameter that are used, and their devices. [region, 2 * dimension], [region, device]"""
+    graph, tables, strategy = placement
     first, last, places = graph.bundles[bundle, 0], graph.bundles[bundle, 1], graph.parameters[parameter, 2]
     most = 0
     for i in range(last - first):

@@ -33,6 +33,7 @@ from mtfc.compiler.search.placement.strategy_tasks import StrategyTasks
 from mtfc.compiler.search.placement.task_graph_builder import (
     Array,
     FlatGraph,
+    FlatPlacement,
     FlatStrategy,
     PartTables,
     TaskBlocks,
@@ -64,7 +65,9 @@ def propose_strategy(
     A proposal is one compiled call, as calls take more time than small graphs do. The encodings are passed as plain tuples,
     which is faster than passing named ones. room: see `build_blocks`.
     """
-    new = build_blocks(numbers, FlatGraph(*plan), PartTables(*known), FlatStrategy(*placed), room)
+    new = build_blocks(
+        numbers, FlatPlacement(FlatGraph(*plan), PartTables(*known), FlatStrategy(*placed)), room
+    )
     return propose_blocks(numbers, new, last, memory, held, limits)
 
 
