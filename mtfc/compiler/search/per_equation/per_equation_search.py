@@ -259,8 +259,8 @@ def of_few_axes(meshes: Sequence[Mesh]) -> list[Mesh]:
 
 def _excess(answer: _Answer, objective: Objective, hardware: Hardware, pricing: Pricing) -> float:
     """Return the bytes that the smallest compiled solution needs beyond the memory; 0 if one fits, or there is none."""
-    held = [pricing(mesh, each.layout).tiled for each, mesh in _promising(answer, objective)]
-    return max(0.0, min(held, default=0) - hardware.device.memory)
+    needed = [pricing(mesh, each.layout).tiled for each, mesh in _promising(answer, objective)]
+    return max(0.0, min(needed, default=0) - hardware.device.memory)
 
 
 def _with_memory(hardware: Hardware, memory: float) -> Hardware:

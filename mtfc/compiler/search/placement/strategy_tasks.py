@@ -167,7 +167,7 @@ class StrategyTasks:
     ) -> None:
         self.flow, self.graph = flow, flow.graph
         self.forms, self.links = StepForms(flow, hardware.device, choices), device_links(hardware, devices)
-        self.states, self.memory = optimizer_states(training), hardware.device.memory
+        self.states, self.capacity = optimizer_states(training), hardware.device.memory
         self.bandwidth = hardware.device.bandwidth.peak
         self.number = {step: i for i, operator in enumerate(self.graph.operators) for step in operator.steps}
         self.clips = training is not None and training.clip is not None

@@ -25,7 +25,7 @@ class TaskBlocks(NamedTuple):
     """Blocks of tasks, one after the other. Block i has the tasks from `offsets[i]` and the edges from `edge_offsets[i]`.
 
     device, seconds [task]: the device or port of a task, and its duration. edges [edge, 4]: block and task number of a
-    predecessor, then of its successor. sent [block]: bytes sent between devices. held [block, device]: bytes kept.
+    predecessor, then of its successor. sent [block]: bytes sent between devices. memory [block, device]: bytes kept.
     """
 
     offsets: Array
@@ -34,7 +34,7 @@ class TaskBlocks(NamedTuple):
     seconds: Array
     edges: Array
     sent: Array
-    held: Array
+    memory: Array
 
     @property
     def size(self) -> int:
@@ -67,7 +67,7 @@ class FlatGraph(NamedTuple):
     operator [step]. bundles [bundle, 4]: first user and end of users, first parameter and end of parameters. users [user,
     2]: a step, and the block of its backward pass or -1. parameters [parameter, 3]: dimensions, bytes of an element, and
     the offset in `places`, where each user of the bundle has the number of its table or -1. port, latency, bandwidth
-    [sender, receiver]. idle: the pseudo-device of tasks without duration. memory: bytes/s of a device's memory. states:
+    [sender, receiver]. idle: the pseudo-device of tasks without duration. memory_bandwidth: bytes/s of a device's memory. states:
     optimizer states per parameter. clips: 1 if gradients are clipped by their norm.
     """
 
@@ -81,7 +81,7 @@ class FlatGraph(NamedTuple):
     latency: Array
     bandwidth: Array
     idle: int
-    memory: float
+    memory_bandwidth: float
     states: int
     clips: bool
 
@@ -170,7 +170,7 @@ def build_blocks(numbers: Array, placement: FlatPlacement, room: Array) -> TaskB
         room[0], room[1] = max(tasks, room[0]), max(edges, room[1])
     b = out.blocks
     return TaskBlocks(
-        b.offsets, b.edge_offsets, b.device[:tasks], b.seconds[:tasks], b.edges[:edges], b.sent, b.held
+        b.offsets, b.edge_offsets, b.device[:tasks], b.seconds[:tasks], b.edges[:edges], b.sent, b.memory
     )
 
 
@@ -242,7 +242,7 @@ def _add_pass(own: int, i: int, placement: FlatPlacement, out: BlockBuffers) -> 
     for part in range(tables.forms[form, PARTS]):
         if graph.blocks[own, 0] == STEP:
             _add_task(out, devices[part], tables.seconds[form, 0])
-            out.blocks.held[i, devices[part]] += tables.forms[form, KEPT]
+            out.blocks.memory[i, devices[part]] += tables.forms[form, KEPT]
         else:
             _add_task(out, devices[part], tables.seconds[form, 1])
             _add_edge(out, before, part, own, part)
@@ -272,7 +272,7 @@ def _add_transfers(own: int, i: int, placement: FlatPlacement, out: BlockBuffers
                 task = sums - 1 if is_pending else giver
                 ends = _add_transfer(i, here[giver], there[part], size, graph, out)
                 if ends >= 0:
-                    out.blocks.held[i, there[part]] += size
+                    out.blocks.memory[i, there[part]] += size
                 _connect(own, block, task, after, part, ends, out)
             else:
                 task = first if is_pending else giver
@@ -424,7 +424,7 @@ def _add_gradients(own: int, i: int, placement: FlatPlacement, out: BlockBuffers
                     _add_edge(out, back, part, own, start)
         for device in range(len(members) if graph.clips else 0):
             if members[device]:
-                read = _add_task(out, device, size / graph.memory)
+                read = _add_task(out, device, size / graph.memory_bandwidth)
                 _add_edge(out, own, end, own, read)
                 _add_edge(out, own, read, after, 0)
 
@@ -453,9 +453,9 @@ def _add_updates(own: int, i: int, graph: FlatGraph, out: BlockBuffers) -> None:
         end += _tasks_of_sum(members.sum())
         for device in range(len(members)):
             if members[device]:
-                task = _add_task(out, device, size * (3 + 2 * graph.states) / graph.memory)
+                task = _add_task(out, device, size * (3 + 2 * graph.states) / graph.memory_bandwidth)
                 _add_edge(out, before, 0 if graph.clips else end, own, task)
-                out.blocks.held[i, device] += size * (2 + graph.states)
+                out.blocks.memory[i, device] += size * (2 + graph.states)
 
 
 @jit_inline
@@ -466,7 +466,7 @@ def _add_stored(own: int, i: int, graph: FlatGraph, out: BlockBuffers) -> None:
     for number in range(groups.at[bundle], groups.at[bundle + 1]):
         for device in range(len(graph.port)):
             if groups.members[number, device]:
-                out.blocks.held[i, device] += groups.sizes[number]
+                out.blocks.memory[i, device] += groups.sizes[number]
 
 
 @jit_inline
@@ -597,7 +597,7 @@ def _grid_marks(bounds: Array) -> Any:
 @jit_internal
 def _piece_size(number: int, marks: Array, steps: Array, bounds: Array, holders: Array, mine: Array) -> int:
     """Return the elements of a piece of the grid, 0 if no device has it; `mine` receives the devices that have it."""
-    inside, size, is_held = np.ones(len(bounds), np.bool_), 1, False
+    inside, size, is_used = np.ones(len(bounds), np.bool_), 1, False
     for dim in range(len(steps) - 1, -1, -1):
         at = number % steps[dim]
         number //= steps[dim]
@@ -609,5 +609,5 @@ def _piece_size(number: int, marks: Array, steps: Array, bounds: Array, holders:
     for device in range(len(mine)):
         for region in range(len(bounds)):
             mine[device] |= inside[region] and holders[region, device]
-        is_held |= mine[device]
-    return size if is_held else 0
+        is_used |= mine[device]
+    return size if is_used else 0

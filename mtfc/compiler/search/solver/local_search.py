@@ -52,11 +52,11 @@ class Incumbent:
         a = self.arrays
         choices = np.zeros(a.size, np.int64)
         for node in range(a.size):
-            held = [
+            used = [
                 a.bytes[a.usage[item] :][: a.first[node + 1] - a.first[node]]
                 for item in range(a.items[node], a.items[node + 1])
             ]
-            choices[node] = np.sum(held, axis=0).argmin() if held else 0
+            choices[node] = np.sum(used, axis=0).argmin() if used else 0
         return self.offer(choices)
 
     def polish(self, prices: Floats) -> bool:

@@ -67,10 +67,10 @@ class NetworkArrays(NamedTuple):
     def used(self, choices: Integers) -> Floats:
         """Return the memory that a choice uses in each row. [rows]"""
         owner = np.repeat(np.arange(self.size), np.diff(self.items))
-        held = self.bytes[self.usage + choices[owner]]
+        used = self.bytes[self.usage + choices[owner]]
         change = np.zeros(len(self.free) + 1)
-        np.add.at(change, self.start, held)
-        np.add.at(change, self.end, -held)
+        np.add.at(change, self.start, used)
+        np.add.at(change, self.end, -used)
         return change.cumsum()[:-1]
 
 

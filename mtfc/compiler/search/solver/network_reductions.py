@@ -56,11 +56,11 @@ def rows_of(intervals: Integers) -> Integers:
     return rows
 
 
-def profile(starts: Integers, ends: Integers, held: Integers, rows: int) -> Integers:
-    """Return the bytes held in each row. [rows]"""
+def profile(starts: Integers, ends: Integers, used: Integers, rows: int) -> Integers:
+    """Return the bytes used in each row. [rows]"""
     change = np.zeros(rows + 1, np.int64)
-    np.add.at(change, starts, held)
-    np.add.at(change, ends, -held)
+    np.add.at(change, starts, used)
+    np.add.at(change, ends, -used)
     return change.cumsum()[:rows]
 
 

@@ -56,8 +56,8 @@ def propose_strategy(
     placed: Any,
     room: Array,
     last: int,
-    memory: StateArrays,
-    held: Array,
+    arrays: StateArrays,
+    memory: Array,
     limits: tuple[float, float],
 ) -> Any:
     """Build the changed blocks of a strategy and propose them: see `propose_blocks`.
@@ -68,7 +68,7 @@ def propose_strategy(
     new = build_blocks(
         numbers, FlatPlacement(FlatGraph(*plan), PartTables(*known), FlatStrategy(*placed)), room
     )
-    return propose_blocks(numbers, new, last, memory, held, limits)
+    return propose_blocks(numbers, new, last, arrays, memory, limits)
 
 
 @jit
@@ -76,33 +76,33 @@ def propose_blocks(
     numbers: Array,
     new: TaskBlocks,
     last: int,
-    memory: StateArrays,
-    held: Array,
+    arrays: StateArrays,
+    memory: Array,
     limits: tuple[float, float],
 ) -> Any:
     """Return the outcome of a step with new blocks, its seconds, the change of bytes sent, and the bytes that each device
     holds.
 
-    last: the fate of the last proposal. held [device]: bytes before. limits: bytes that a device has, and seconds of the step.
+    last: the fate of the last proposal. memory [device]: bytes before. limits: bytes that a device has, and seconds of the step.
     """
-    state = open_state(memory)
+    state = open_state(arrays)
     if last == KEPT:
         commit_change(state)
     elif last == FORGOTTEN:
         revert_change(state)
-    sent, held = 0, held.copy()
+    sent, memory = 0, memory.copy()
     for i in range(len(numbers)):
         sent += new.sent[i] - state.blocks[numbers[i], SENT]
-        held += new.held[i] - state.held[numbers[i]]
-    if held.max() > limits[0]:
-        return ENDED, np.inf, sent, held
+        memory += new.memory[i] - state.memory[numbers[i]]
+    if memory.max() > limits[0]:
+        return ENDED, np.inf, sent, memory
     if not apply_change(state, numbers, new):
-        return CROWDED, np.inf, sent, held
+        return CROWDED, np.inf, sent, memory
     seconds = simulate_change(state, limits[1])
     if seconds == np.inf:
         revert_change(state)
-        return ENDED, seconds, sent, held
-    return PENDING, seconds, sent, held
+        return ENDED, seconds, sent, memory
+    return PENDING, seconds, sent, memory
 
 
 ROOM = 2
@@ -124,14 +124,14 @@ class EvaluatedStrategy:
     """A strategy and its step.
 
     seconds: infinite if the step exceeds a limit or the memory; then there is no timeline. sent: bytes sent between
-    devices. held: bytes on each device.
+    devices. memory: bytes on each device.
     """
 
     strategy: Strategy
     placed: FlatStrategy
     seconds: float
     sent: int
-    held: Array
+    memory: Array
     _tasks: StrategyTasks
     _simulated: SimulatedGraph | None = None
 
@@ -151,7 +151,7 @@ def simulate_blocks(
     """
     blocks = tasks.build(np.arange(len(tasks.names)) if numbers is None else numbers, placed)
     times = TaskTimes(np.empty(blocks.size), np.empty(blocks.size), np.empty(blocks.size, np.uint32))
-    fits = blocks.held.sum(axis=0).max(initial=0) <= tasks.memory
+    fits = blocks.memory.sum(axis=0).max(initial=0) <= tasks.capacity
     seconds = float(simulate(blocks, times, limit, tasks.links.idle + 1)) if fits else inf
     return SimulatedGraph(blocks, times), seconds
 
@@ -169,7 +169,7 @@ class StrategyEvaluator:
         self._known: EvaluatedStrategy | None = None
         self._last: EvaluatedStrategy | None = None
         self._plan = tuple(tasks.plan)
-        self._memory: StateArrays = allocate(1, 0, len(tasks.names), tasks.links.idle + 1, tasks.links.count)
+        self._arrays: StateArrays = allocate(1, 0, len(tasks.names), tasks.links.idle + 1, tasks.links.count)
         warm_up(self._compile)
 
     def full(self, strategy: Strategy, limit: float = inf) -> EvaluatedStrategy:
@@ -177,8 +177,8 @@ class StrategyEvaluator:
         self.count += 1
         placed = self.tasks.placed(strategy)
         found, seconds = simulate_blocks(self.tasks, placed, limit)
-        held, sent = found.graph.held.sum(axis=0), int(found.graph.sent.sum())
-        return EvaluatedStrategy(strategy, placed, seconds, sent, held, self.tasks, found)
+        memory, sent = found.graph.memory.sum(axis=0), int(found.graph.sent.sum())
+        return EvaluatedStrategy(strategy, placed, seconds, sent, memory, self.tasks, found)
 
     def delta(
         self, old: EvaluatedStrategy, changes: Mapping[int, Configuration], limit: float = inf
@@ -194,8 +194,8 @@ class StrategyEvaluator:
             return self.full(strategy, limit)
         self.count += 1
         placed = self.tasks.changed(old.placed, changes)
-        seconds, sent, held = self._proposed(self._touched(changes), placed, old, limit * (1 + ROUNDING))
-        found = EvaluatedStrategy(strategy, placed, seconds, old.sent + int(sent), held, self.tasks)
+        seconds, sent, memory = self._proposed(self._touched(changes), placed, old, limit * (1 + ROUNDING))
+        found = EvaluatedStrategy(strategy, placed, seconds, old.sent + int(sent), memory, self.tasks)
         self._last = found if seconds < inf else None
         self._known = old
         return found
@@ -213,31 +213,31 @@ class StrategyEvaluator:
                 is_loaded = True
             last = IDLE if self._last is None else KEPT if self._last is old else FORGOTTEN
             self._known = self._last = None
-            becomes, seconds, sent, held = propose_strategy(
+            becomes, seconds, sent, memory = propose_strategy(
                 numbers,
                 self._plan,
                 tuple(self.tasks.forms.tables),
                 tuple(placed),
                 self.tasks.room,
                 last,
-                self._memory,
-                old.held,
-                (float(self.tasks.memory), limit),
+                self._arrays,
+                old.memory,
+                (float(self.tasks.capacity), limit),
             )
             if becomes != CROWDED:
-                return seconds, sent, held
+                return seconds, sent, memory
 
     def _load(self, found: EvaluatedStrategy, more: bool = False) -> None:
         """Load a strategy's graph and timeline, in new room if they do not fit."""
         self._known = self._last = None
         base = found.base
         size = base.graph.size, len(base.graph.edges)
-        known = room(self._memory)
+        known = room(self._arrays)
         tasks, edges = (max(ROOM * n + SLACK, (1 + more) * had) for n, had in zip(size, known, strict=True))
         if (tasks, edges) != known:
             links = self.tasks.links
-            self._memory = allocate(tasks, edges, len(self.tasks.names), links.idle + 1, links.count)
-        load_state(self._memory, base.graph, base.timeline)
+            self._arrays = allocate(tasks, edges, len(self.tasks.names), links.idle + 1, links.count)
+        load_state(self._arrays, base.graph, base.timeline)
         self._known = found
 
     def _touched(self, operators: Collection[int]) -> Array:

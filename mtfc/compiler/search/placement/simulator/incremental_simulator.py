@@ -59,15 +59,15 @@ class DeltaState(NamedTuple):
     """A task graph with its timeline, a change of it, and the simulation of the change.
 
     Of the graph: seconds, device [task]. key [task]: its block and its number there, which break ties. first_edge [2, task]: the
-    first edges from it and to it, or NONE. edges, blocks: see the columns above. held [block, device]: bytes kept. load [device]:
-    seconds of all its tasks.
+    first edges from it and to it, or NONE. edges, blocks: see the columns above. memory [block, device]: bytes kept. load
+    [device]: seconds of all its tasks.
 
     Of the timeline: ready, end [task]. place [task]: its place in the queue. order [place]: the task. done [task]: seconds of it
     and of all earlier tasks on its device. previous [task]: the task before it on its device, or NONE. earliest [device]: the
     place of its first task.
 
-    Of a change, whose blocks are in the graph already: old_blocks, old_held: the rows of the replaced blocks. new_load [device].
-    mark [task]: SAME, ALTERED or LOST; marked: all tasks with other marks than SAME. Between proposals all marks are SAME, and no
+    Of a change, whose blocks are in the graph already: old_blocks, old_memory: rows of the replaced blocks. new_load [device]. mark
+    [task]: SAME, ALTERED or LOST; marked: all tasks with other marks than SAME. Between proposals all marks are SAME, and no
     edge is gone.
 
     Of a simulation: new_ready, new_end [task]: the new timeline; the end is infinite for tasks that were not taken yet. taken:
@@ -102,8 +102,8 @@ class DeltaState(NamedTuple):
     edges: Array
     blocks: Array
     old_blocks: Array
-    held: Array
-    old_held: Array
+    memory: Array
+    old_memory: Array
     load: Array
     new_load: Array
     free: Array
@@ -132,26 +132,26 @@ def allocate(tasks: int, edges: int, blocks: int, devices: int, computing: int) 
     )
 
 
-def room(memory: StateArrays) -> tuple[int, int]:
+def room(arrays: StateArrays) -> tuple[int, int]:
     """Return the number of tasks and edges for which there is room."""
-    return memory[1].shape[1] - ENDS, len(memory[5])
+    return arrays[1].shape[1] - ENDS, len(arrays[5])
 
 
 @jit_internal
-def open_state(memory: StateArrays) -> DeltaState:
+def open_state(arrays: StateArrays) -> DeltaState:
     """Name the parts of the state."""
-    counts, f, keys, i, marks, edges, blocks, held, d, last = memory
+    counts, f, keys, i, marks, edges, blocks, memory, d, last = arrays
     times = f[0], f[1], f[2], f[3], f[4], f[5], f[6]
     numbers = i[:2], i[2], i[3], i[4], i[5], i[6], i[7], i[8], i[9], i[10], i[11]
     devices = d[0], d[1], d[2], d[3], d[4], d[5], last[0], last[1], last[2]
-    own = blocks[0], blocks[1], held[0], held[1]
+    own = blocks[0], blocks[1], memory[0], memory[1]
     return DeltaState(counts, *times, keys, *numbers, marks, edges, *own, *devices)
 
 
 @jit
-def load_state(memory: StateArrays, graph: TaskBlocks, times: TaskTimes) -> None:
+def load_state(arrays: StateArrays, graph: TaskBlocks, times: TaskTimes) -> None:
     """Load a graph and its timeline, for which there is room."""
-    _load(open_state(memory), np.arange(len(graph.sent)), graph, times)
+    _load(open_state(arrays), np.arange(len(graph.sent)), graph, times)
 
 
 @jit_no_refcount
@@ -191,8 +191,8 @@ def _add_blocks(s: DeltaState, numbers: Array, new: TaskBlocks) -> None:
         row[BEGIN], row[SIZE] = begin + task, new.offsets[i + 1] - task
         row[FIRST_EDGE], row[EDGE_COUNT] = first + edge, new.edge_offsets[i + 1] - edge
         row[SENT] = new.sent[i]
-        for device in range(new.held.shape[1]):
-            s.held[number, device] = new.held[i, device]
+        for device in range(new.memory.shape[1]):
+            s.memory[number, device] = new.memory[i, device]
         for k in range(row[SIZE]):
             at = row[BEGIN] + k
             s.device[at], s.seconds[at] = new.device[task + k], new.seconds[task + k]
@@ -267,8 +267,8 @@ def _remove_block(s: DeltaState, i: int, number: int) -> None:
     for column in range(NUMBER):
         s.old_blocks[i, column] = row[column]
     s.old_blocks[i, NUMBER] = number
-    for device in range(s.held.shape[1]):
-        s.old_held[i, device] = s.held[number, device]
+    for device in range(s.memory.shape[1]):
+        s.old_memory[i, device] = s.memory[number, device]
     for task in range(row[BEGIN], row[BEGIN] + row[SIZE]):
         _mark(s, task, LOST)
         s.new_load[s.device[task]] -= s.seconds[task]
@@ -299,8 +299,8 @@ def revert_change(s: DeltaState) -> None:
         row = s.old_blocks[i]
         for column in range(NUMBER):
             s.blocks[row[NUMBER], column] = row[column]
-        for device in range(s.held.shape[1]):
-            s.held[row[NUMBER], device] = s.old_held[i, device]
+        for device in range(s.memory.shape[1]):
+            s.memory[row[NUMBER], device] = s.old_memory[i, device]
         for e in range(row[FIRST_EDGE], row[FIRST_EDGE] + row[EDGE_COUNT]):
             s.edges[e, GONE] = 0
     _unmark(s)
