@@ -18,9 +18,9 @@ import pytest
 
 from mtfc.backends.numpy.placement_transfers import holders, replicated_pieces, stored_regions, transfers
 from mtfc.compiler.cost.event_simulator import makespan, simulate
+from mtfc.compiler.cost.tables.device_links import device_links
 from mtfc.compiler.cost.task_graph import Task, TaskGraph
 from mtfc.compiler.search.found import NothingFits
-from mtfc.compiler.search.placement.device_links import device_links
 from mtfc.compiler.search.placement.mcmc import SearchBudget
 from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
 from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts

@@ -18,6 +18,7 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.cost.topology import lie_as_one
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.printer import bytes_text
@@ -32,7 +33,6 @@ from mtfc.compiler.search.found import (
     silent,
     value_of,
 )
-from mtfc.compiler.search.global_layouts.collective_tables import Seconds
 from mtfc.compiler.search.global_layouts.effect_bounds import Booleans, MaskRange
 from mtfc.compiler.search.global_layouts.layout_bound import BLOCK, LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import Integers, Rows, layout_of, space_of

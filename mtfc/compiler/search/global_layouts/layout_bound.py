@@ -20,8 +20,8 @@ from mtfc.compiler.analysis.dimension_names import computed
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.memory import Splitting
 from mtfc.compiler.cost.model import regimes
+from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.cost.topology import Topology
-from mtfc.compiler.search.global_layouts.collective_tables import Seconds
 from mtfc.compiler.search.global_layouts.effect_bounds import (
     EffectBounds,
     MaskRange,

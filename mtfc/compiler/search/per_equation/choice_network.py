@@ -14,9 +14,9 @@ from math import floor, log10
 import attrs
 import numpy as np
 
+from mtfc.compiler.cost.tables.reshard_costs import Numbers
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.types import TensorType
-from mtfc.compiler.search.per_equation.conversions import Numbers
 from mtfc.compiler.search.per_equation.equation_strategies import Strategy
 from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, AssignmentProblem, Integers, Ragged
 

@@ -13,6 +13,13 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.analysis.liveness import takes_over, unstored
+from mtfc.compiler.cost.tables.reshard_costs import (
+    Conversions,
+    Indices,
+    Numbers,
+    TensorPlacements,
+    in_time,
+)
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, stacked_type
 from mtfc.compiler.ir.opdef import no_flops
@@ -20,13 +27,6 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.types import FLOATS, Axes, Mesh, TensorType
 from mtfc.compiler.search.per_equation.choice_network import ChoiceEdge, ChoiceNetwork, ChoiceNode, Owner
-from mtfc.compiler.search.per_equation.conversions import (
-    Conversions,
-    Indices,
-    Numbers,
-    TensorPlacements,
-    in_time,
-)
 from mtfc.compiler.search.per_equation.equation_strategies import PlacedStrategies, Strategy, strategies
 
 Work = Callable[[Equation, Sequence[Equation]], Sequence[float]]
@@ -92,8 +92,8 @@ def _splits(type: TensorType, names: Collection[str]) -> tuple[Axes, ...]:
 class ValueNetwork:
     """Collects nodes and edges. For each value, it knows the node that makes the value and the nodes that use it.
 
-    gradients: the weight of communicating gradients to the update. until: the time of `time.monotonic` after which `NotFound` is
-    raised. unstored: values without memory of their own, with the values that they are read from.
+    gradients: the weight of communicating gradients to the update. until: the time of `time.monotonic` after which `TimeoutError`
+    is raised. unstored: values without memory of their own, with the values that they are read from.
     """
 
     mesh: Mesh

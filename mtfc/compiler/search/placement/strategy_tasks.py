@@ -25,9 +25,9 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.tables.device_links import device_links
 from mtfc.compiler.ir.core import Training, Value
 from mtfc.compiler.ir.types import ITEM_BYTES
-from mtfc.compiler.search.placement.device_links import device_links
 from mtfc.compiler.search.placement.operators.cotangent_flow import CotangentFlow
 from mtfc.compiler.search.placement.operators.operator_graph import OperatorGraph, OperatorStep
 from mtfc.compiler.search.placement.operators.strategy import Configuration, OperatorConfigurations

@@ -66,8 +66,8 @@ class DeltaState(NamedTuple):
     and of all earlier tasks on its device. previous [task]: the task before it on its device, or NONE. earliest [device]: the
     place of its first task.
 
-    Of a change, whose blocks are in the graph already: old_blocks, old_memory: rows of the replaced blocks. new_load [device]. mark
-    [task]: SAME, ALTERED or LOST; marked: all tasks with other marks than SAME. Between proposals all marks are SAME, and no
+    Of a change, whose blocks are in the graph already: old_blocks, old_memory: rows of the replaced blocks. new_load [device].
+    mark [task]: SAME, ALTERED or LOST; marked: all tasks with other marks than SAME. Between proposals all marks are SAME, and no
     edge is gone.
 
     Of a simulation: new_ready, new_end [task]: the new timeline; the end is infinite for tasks that were not taken yet. taken:
