@@ -1,7 +1,8 @@
 """Draw the figures of the documentation: `make figures`, or `python -m benchmarks.plots NAME ...` for some of them.
 
-`timeline`: two layouts of AlexNet on eight K80s. `losses`: training the digits under every layout. Each is an SVG file in
-`docs/images/`, drawn from numbers that the program prints or computes.
+`timeline`: two layouts of AlexNet on eight K80s. `losses`: training the digits under every layout. `search`: the bound and the
+best cost of two searches over time. Each is an SVG file in `docs/images/`, drawn from numbers that the program prints or
+computes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import Any
 
 import matplotlib
@@ -21,6 +23,9 @@ matplotlib.use("svg")
 from matplotlib import patches, pyplot
 
 import mtfc
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import SearchOptions
+from mtfc.driver.searching.search import search
 
 IMAGES = Path("docs/images")
 STAGES = {"forward": "#4c78a8", "backward": "#f58518", "update": "#54a24b"}
@@ -97,7 +102,39 @@ def trained(layout: str, data: dict[str, Any], steps: int, batch: int = 120) -> 
     return found
 
 
-PLOTS: dict[str, Callable[[], Any]] = {"timeline": timeline, "losses": losses}
+SEARCHES = {
+    "VGG-16 on 8 P100": SearchOptions("examples/vgg16.mtf", target="p100_cluster", devices=8),
+    "NMT on 16 P100": SearchOptions("examples/nmt.mtf", target="p100_cluster", devices=16, budget=120.0),
+}
+
+
+def searches() -> Any:
+    """Draw the best cost and the bound of searches for global layouts, from their beginning to the proof."""
+    figure, axes = pyplot.subplots(1, len(SEARCHES), figsize=(9, 3))
+    for axis, (title, options) in zip(axes, SEARCHES.items(), strict=True):
+        seconds, best, bound = zip(*told(options), strict=True)
+        axis.step(seconds, best, where="post", label="best layout so far")
+        axis.step(seconds, bound, where="post", label="lower bound of all layouts")
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.set_xlabel("seconds of the search")
+    axes[0].set_ylabel("milliseconds of a step")
+    axes[0].legend(frameon=False, fontsize=9)
+    return figure
+
+
+def told(options: SearchOptions) -> list[tuple[float, float, float]]:
+    """Search; return what the search reports: its seconds so far, and milliseconds of the best step and of the bound."""
+    started, found = monotonic(), list[tuple[float, float, float]]()
+
+    def progress(doing: str, best: float | None, bound: float | None) -> None:
+        if best is not None and bound is not None:
+            found.append((monotonic() - started, 1e3 * best, 1e3 * bound))
+
+    search(options, Sources(), progress)
+    return found
+
+
+PLOTS: dict[str, Callable[[], Any]] = {"timeline": timeline, "losses": losses, "search": searches}
 
 
 def main(names: list[str]) -> None:
