@@ -19,7 +19,7 @@ from math import inf, prod
 import attrs
 import numpy as np
 
-from mtfc.compiler.search.jit import jit
+from mtfc.compiler.search.jit import jit, jit_internal
 from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
 from mtfc.compiler.search.placement.operators.strategy import Configuration, OperatorConfigurations
 from mtfc.compiler.search.placement.part_costs import ONE
@@ -383,18 +383,26 @@ def raise_along(
     for e in range(len(sources)):
         source, target = sources[e], targets[e]
         a, b = operator[source], operator[target]
+        ends = found[source] + seconds[source].reshape(-1, 1)
         for j in range(most):
-            if not allowed[b, j]:
-                continue
-            for q in range(room):
-                least = np.inf
-                for i in range(most):
-                    if allowed[a, i] and (a != b or i == j):
-                        latest = -np.inf
-                        for p in range(room):
-                            latest = max(latest, found[source, i, p] + tables[e, i, j, p, q])
-                        least = min(least, latest + seconds[source, i])
-                found[target, j, q] = max(found[target, j, q], least)
+            for q in range(room if allowed[b, j] else 0):
+                received = _received(ends, tables[e, :, j, :, q], allowed[a], j if a == b else -1)
+                found[target, j, q] = max(found[target, j, q], received)
+
+
+@jit_internal
+def _received(ends: Array, table: Array, allowed: Array, only: int) -> float:
+    """Return when everything is received from all parts of a source [configuration, part] that end at some times, under the best
+    allowed configuration, or under one only.
+    """
+    least = np.inf
+    for i in range(len(ends)):
+        if allowed[i] and only in (-1, i):
+            latest = -np.inf
+            for p in range(ends.shape[1]):
+                latest = max(latest, ends[i, p] + table[i, p])
+            least = min(least, latest)
+    return least
 
 
 @jit
@@ -414,47 +422,64 @@ def add_work(
     lies after the first start of these operators and before the least rest after them, or with the work `later`, before the
     end.
     """
-    count, most, room = work.shape
-    head, tail, counts = np.full(count, np.inf), np.full(count, np.inf), np.ones(count, np.bool_)
+    head, tail = np.full(len(work), np.inf), np.full(len(work), np.inf)
+    counts = np.ones(len(work), np.bool_)
     for step in range(len(operator)):
         o = operator[step]
-        for c in range(most):
-            for p in range(parts[o, c]):
-                if allowed[o, c] and seconds[step, c] > 0:
-                    counts[o] &= start[step, c, p] > -np.inf and rest[step, c, p] > -np.inf
-                    head[o], tail[o] = min(head[o], start[step, c, p]), min(tail[o], rest[step, c, p])
+        for c in range(work.shape[1]):
+            for p in range(parts[o, c] if allowed[o, c] and seconds[step, c] > 0 else 0):
+                counts[o] &= start[step, c, p] > -np.inf and rest[step, c, p] > -np.inf
+                head[o], tail[o] = min(head[o], start[step, c, p]), min(tail[o], rest[step, c, p])
+    head[~counts] = np.inf
+    _add_stretches(head, tail, work, 0.0, allowed, found)
+    _add_stretches(head, np.minimum(tail, 0.0), work + later, common, allowed, found)
+
+
+@jit_internal
+def _add_stretches(
+    head: Array, tail: Array, work: Array, common: float, allowed: Array, found: Array
+) -> None:
+    """Raise bounds by the work between the first `head` and the last `tail` of each stretch of operators.
+
+    Operators with an infinite head do not count.
+    """
+    count, most, room = work.shape
     least, sums = np.full((count, room), np.inf), np.full(count, np.inf)
-    done, own = np.zeros(room), np.zeros(room)
-    for kind in range(2):
-        for o in range(count):
-            least[o], sums[o] = np.inf, np.inf
-            for c in range(most):
-                if allowed[o, c]:
-                    total = 0.0
-                    for d in range(room):
-                        each = work[o, c, d] + kind * later[o, c, d]
-                        least[o, d] = min(least[o, d], each)
-                        total += each
-                    sums[o] = min(sums[o], total)
-        for first in range(count):
-            done[:] = 0.0
-            total, begin, end = common * kind, np.inf, np.inf
-            for last in range(first, count):
-                if not counts[last] or head[last] == np.inf:
-                    continue
-                begin, end, total = min(begin, head[last]), min(end, tail[last]), total + sums[last]
-                for d in range(room):
-                    done[d] += least[last, d]
-                around = begin + (min(end, 0.0) if kind else end)
-                for o in range(first, last + 1):
-                    for c in range(most):
-                        if counts[o] and allowed[o, c]:
-                            mean, busiest = total - sums[o], 0.0
-                            for d in range(room):
-                                own[d] = work[o, c, d] + kind * later[o, c, d]
-                                mean += own[d]
-                                busiest = max(busiest, done[d] - least[o, d] + own[d])
-                            found[o, c] = max(found[o, c], around + max(mean / room, busiest))
+    for o in range(count):
+        for c in range(most):
+            if allowed[o, c]:
+                least[o] = np.minimum(least[o], work[o, c])
+                sums[o] = min(sums[o], work[o, c].sum())
+    for first in range(count):
+        done, total, begin, end = np.zeros(room), common, np.inf, np.inf
+        for last in range(first, count):
+            if head[last] == np.inf:
+                continue
+            begin, end = min(begin, head[last]), min(end, tail[last])
+            done += least[last]
+            total += sums[last]
+            for o in range(first, last + 1):
+                if head[o] < np.inf:
+                    others = total - sums[o]
+                    _raise_operator(work[o], least[o], begin + end, done, others, allowed[o], found[o])
+
+
+@jit_internal
+def _raise_operator(
+    work: Array, least: Array, around: float, done: Array, others: float, allowed: Array, found: Array
+) -> None:
+    """Raise the bounds of an operator in a stretch.
+
+    around: seconds outside of the stretch. done [device]: the least work of the stretch, with the operator's own, `least`.
+    others: the least work of other operators on all devices together.
+    """
+    for c in range(len(work)):
+        if allowed[c]:
+            mean, busiest = others, 0.0
+            for d in range(len(done)):
+                mean += work[c, d]
+                busiest = max(busiest, done[d] - least[d] + work[c, d])
+            found[c] = max(found[c], around + max(mean / len(done), busiest))
 
 
 def lower_bound(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations]) -> float:

@@ -176,7 +176,7 @@ class StrategyTasks:
         self.touching = [np.array(blocks) for blocks in blocks_of_operators(self.names, self.number)]
         place = {step: i for i, step in enumerate(self.graph.steps)}
         self._steps = [[(place[step], step) for step in each.steps] for each in self.graph.operators]
-        self.plan = self._plan(place)
+        self.flat_graph = self._flat_graph(place)
         self.room = np.array([64, 64, 4])  # of `built`
 
     def update_seconds(self, size: int) -> float:
@@ -210,9 +210,9 @@ class StrategyTasks:
 
     def build(self, numbers: Array, placed: FlatStrategy) -> TaskBlocks:
         """Make the blocks with some numbers, which are ascending."""
-        return build_blocks(numbers, FlatPlacement(self.plan, self.forms.tables, placed), self.room)
+        return build_blocks(numbers, FlatPlacement(self.flat_graph, self.forms.tables, placed), self.room)
 
-    def _plan(self, place: Mapping[OperatorStep, int]) -> FlatGraph:
+    def _flat_graph(self, place: Mapping[OperatorStep, int]) -> FlatGraph:
         bundles: list[ParameterBundle] = [
             name.of for name in self.names if name.kind in ("updated", "stored")
         ]

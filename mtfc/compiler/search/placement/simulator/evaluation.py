@@ -51,9 +51,9 @@ IDLE, FORGOTTEN, KEPT = range(3)
 @jit
 def propose_strategy(
     numbers: Array,
-    plan: Any,
-    known: Any,
-    placed: Any,
+    graph: Any,
+    tables: Any,
+    strategy: Any,
     room: Array,
     last: int,
     arrays: StateArrays,
@@ -65,9 +65,8 @@ def propose_strategy(
     A proposal is one compiled call, as calls take more time than small graphs do. The encodings are passed as plain tuples,
     which is faster than passing named ones. room: see `build_blocks`.
     """
-    new = build_blocks(
-        numbers, FlatPlacement(FlatGraph(*plan), PartTables(*known), FlatStrategy(*placed)), room
-    )
+    placement = FlatPlacement(FlatGraph(*graph), PartTables(*tables), FlatStrategy(*strategy))
+    new = build_blocks(numbers, placement, room)
     return propose_blocks(numbers, new, last, arrays, memory, limits)
 
 
@@ -168,7 +167,7 @@ class StrategyEvaluator:
         self.count = 0
         self._known: EvaluatedStrategy | None = None
         self._last: EvaluatedStrategy | None = None
-        self._plan = tuple(tasks.plan)
+        self._graph = tuple(tasks.flat_graph)
         self._arrays: StateArrays = allocate(1, 0, len(tasks.names), tasks.links.idle + 1, tasks.links.count)
         warm_up(self._compile)
 
@@ -215,7 +214,7 @@ class StrategyEvaluator:
             self._known = self._last = None
             becomes, seconds, sent, memory = propose_strategy(
                 numbers,
-                self._plan,
+                self._graph,
                 tuple(self.tasks.forms.tables),
                 tuple(placed),
                 self.tasks.room,
