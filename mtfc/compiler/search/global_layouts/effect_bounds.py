@@ -25,14 +25,7 @@ from mtfc.compiler.cost.stored_parameters import StoredParameter
 from mtfc.compiler.cost.tables.collective_tables import CollectiveTables, Seconds
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.search.global_layouts.layout_space import (
-    AXES,
-    Columns,
-    Integers,
-    LayoutSpace,
-    Rows,
-    union,
-)
+from mtfc.compiler.search.global_layouts.layout_space import AXES, Columns, Integers, LayoutSpace, Rows, union
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 
 Booleans: TypeAlias = NDArray[np.bool_]

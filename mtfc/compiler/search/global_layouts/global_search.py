@@ -65,7 +65,10 @@ NEVER = 1e9
 
 @attrs.frozen(eq=False)
 class PartialLayouts:
-    """Layouts on one mesh of which the first `depth` columns, in the branching order, are decided; bounds ascend."""
+    """Layouts on one mesh of which the first `depth` columns, in the branching order, are decided; bounds ascend.
+
+    A depth of one more than there are columns means that the bounds are those of all facts.
+    """
 
     on: Branching
     depth: int
@@ -147,7 +150,19 @@ class Branching:
         if len(block.rows) >= MANY or block.depth in (self.storage, len(self.order)):
             is_open = block.depth <= self.storage < len(self.order)
             yield lambda known: self.bound.seconds(known, is_open, until, only_common=True)
-            yield lambda known: self.bound.seconds(known, is_open, until)
+            if block.depth < len(self.order):
+                yield lambda known: self.bound.seconds(known, is_open, until)
+
+    def complete(self, block: PartialLayouts, limit: float, until: float) -> Iterator[PartialLayouts]:
+        """Yield whole layouts with the same facts as the first one, with full bounds and one deeper; and the other layouts."""
+        is_split = block.rows[:, self.bound.mixed] != 0
+        alike = (is_split == is_split[0]).all(axis=1)
+        yield block.where(~alike)
+        same = block.where(alike)
+        bounds = self.bound.seconds(MaskRange(same.rows, same.rows), until=until)
+        found = attrs.evolve(same, depth=block.depth + 1, bounds=np.maximum(same.bounds, bounds))
+        found = found.where(np.argsort(found.bounds, kind="stable"))
+        yield found.where(found.bounds < limit)
 
     def _too_large(self, known: MaskRange) -> Seconds:
         return np.where(self.bound.memory(known) > self.bound.hardware.device.memory, np.inf, 0.0)
@@ -329,10 +344,13 @@ class BranchAndBound:
                 self.try_row(on, row, score if score < NEVER else 0.0)
 
     def _work_out(self, block: PartialLayouts) -> None:
-        """Decide one more column of a block; or, where all columns are decided, price the first row."""
+        """Decide one more column of a block; or find full bounds of whole layouts; or, where these are known, price the first."""
         if block.depth < len(block.on.order):
             children = block.on.children(block, self.limit, self.until)
             for part in block.on.parts(children.where(np.argsort(children.bounds, kind="stable"))):
+                self._push(part)
+        elif block.depth == len(block.on.order) and self.objective != "memory":
+            for part in block.on.complete(block, self.limit, self.until):
                 self._push(part)
         else:
             self.try_row(block.on, block.rows[0], float(block.bounds[0]))

@@ -22,11 +22,7 @@ from mtfc.compiler.cost.memory import Splitting
 from mtfc.compiler.cost.model import regimes
 from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.cost.topology import Topology
-from mtfc.compiler.search.global_layouts.effect_bounds import (
-    EffectBounds,
-    MaskRange,
-    SearchSetting,
-)
+from mtfc.compiler.search.global_layouts.effect_bounds import EffectBounds, MaskRange, SearchSetting
 from mtfc.compiler.search.global_layouts.layout_space import Columns, Integers, Rows, union
 from mtfc.compiler.search.global_layouts.step_facts import Facts
 from mtfc.compiler.search.global_layouts.sum_bound import SumBound
@@ -59,6 +55,11 @@ class LayoutBound(SearchSetting):
         for shard, times in self.step.facts(self.step.mixed).arithmetic.items():
             found[self.columns(shard.dims)] += shard.amount * times
         return sorted(found.items(), key=lambda item: -item[1])
+
+    @cached_property
+    def mixed(self) -> list[int]:
+        """The columns whose split decides which facts a layout has."""
+        return sorted(self.columns(self.step.mixed))
 
     def known(self, rows: Rows, decided: Columns) -> MaskRange:
         """Return the masks of layouts of which only some columns are decided."""
@@ -141,12 +142,12 @@ class LayoutBound(SearchSetting):
         self, known: MaskRange, only_common: bool = False
     ) -> Iterator[tuple[LayoutBound, Facts, Integers]]:
         """Yield layouts together that have the same facts, and whose programs may be in the same regime of the cost model."""
-        columns = sorted(self.columns(self.step.mixed))
         names = [
-            frozenset(name for name in self.step.mixed if self.space.number.get(name) == i) for i in columns
+            frozenset(name for name in self.step.mixed if self.space.number.get(name) == i)
+            for i in self.mixed
         ]
         for bound, rows in self._regimes(known):
-            is_split = (known.high[rows][:, columns] != 0) | only_common
+            is_split = (known.high[rows][:, self.mixed] != 0) | only_common
             splits, groups = np.unique(is_split, axis=0, return_inverse=True)
             for i, split in enumerate(splits):
                 facts = bound.step.facts(frozenset[str]().union(*compress(names, split)))

@@ -11,9 +11,8 @@ Each axis that storage adds is added to one dimension.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property, reduce
-from math import isqrt
 from operator import or_
 from typing import TypeAlias
 
@@ -166,31 +165,6 @@ def values_of(function: Function) -> Iterator[Value]:
     for eqn in walk(function.body):
         yield from eqn.results
         yield from (argument.value for region in eqn.regions for argument in region.arguments)
-
-
-def meshes(devices: int, most_axes: int, names: Sequence[str] = AXES) -> Iterator[Mesh]:
-    """Yield all shapes of `devices` processors with up to `most_axes` axes, in all orders of sizes: the innermost axis matters.
-
-    Axes have the first of the `names`.
-    """
-    for number in range(1, most_axes + 1):
-        for sizes in _factors(devices, number):
-            yield Mesh("found_mesh", tuple(zip(names, sizes, strict=False)))
-
-
-def _factors(product: int, number: int) -> Iterator[tuple[int, ...]]:
-    """Yield ordered factorizations. One processor has a single mesh, with one axis of size one."""
-    if number == 1:
-        yield (product,)
-        return
-    for first in _divisors(product):
-        yield from ((first, *rest) for rest in _factors(product // first, number - 1))
-
-
-def _divisors(number: int) -> list[int]:
-    """Return the divisors but for 1 and the number itself, in ascending order."""
-    small = [each for each in range(2, isqrt(number) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)})
 
 
 def layout_of(space: LayoutSpace, masks: list[int], mesh: Mesh) -> Layout:

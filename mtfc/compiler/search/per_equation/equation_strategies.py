@@ -77,11 +77,7 @@ def _placed(eqn: Equation, rule: LayoutRule, strategy: Strategy, mesh: Mesh) -> 
 
 
 def strategies(
-    eqn: Equation,
-    mesh: Mesh,
-    splittable: Collection[str],
-    pending: Collection[int],
-    until: float = inf,
+    eqn: Equation, mesh: Mesh, splittable: Collection[str], pending: Collection[int], until: float = inf
 ) -> Iterator[Strategy]:
     """Yield all strategies that are legal for an equation.
 

@@ -13,13 +13,7 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.analysis.liveness import takes_over, unstored
-from mtfc.compiler.cost.tables.reshard_costs import (
-    Conversions,
-    Indices,
-    Numbers,
-    TensorPlacements,
-    in_time,
-)
+from mtfc.compiler.cost.tables.reshard_costs import Conversions, Indices, Numbers, TensorPlacements, in_time
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, stacked_type
 from mtfc.compiler.ir.opdef import no_flops

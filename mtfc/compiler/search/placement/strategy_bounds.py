@@ -2,7 +2,7 @@
 
 All forward passes come before the loss and all backward passes after it, so a step takes at least the sum of the bounds of both
 passes. A pass has two bounds. Paths: a part starts after the parts that it waits for, each under its best allowed
-configuration. Work: between the first start of some operators' parts and the last end, the devices compute all of these parts.
+configuration. Work: the devices compute all parts.
 
 Transfers between two operators depend on their two configurations only. So `TransferTimes` has a table for each use of a value:
 the longest path of tasks for each pair of configurations and each pair of parts. A transfer waits for earlier transfers of the
@@ -37,10 +37,9 @@ class TransferTimes:
     end of the user's backward pass to the start of the maker's.
 
     updated [step, configuration, part]: from the end of the backward pass to the end of updates that its operator alone
-    determines. sharers, others [pair]: a step, and another operator with common parameters. shared [pair, own
-    configuration, the other's, part]: the same for updates that both determine. work [kind, operator, configuration,
-    device]: seconds of devices in forward passes, backward passes and updates. common: seconds of further updates, of all
-    devices together.
+    determines. sharers, others [pair]: a step, and another operator with common parameters. shared [pair, own configuration, the
+    other's, part]: the same for updates that both determine. work [kind, operator, configuration, device]: seconds of devices in
+    forward passes, and in backward passes and updates. common: seconds of further updates, of all devices together.
     """
 
     operator: Array
@@ -94,7 +93,7 @@ class _Tables:
         self.room = tasks.links.count
         self.updated = np.full((len(self.steps), self.parts.shape[1], self.room), -inf)
         self.shared: list[tuple[int, int, Array]] = []
-        self.work = np.zeros((3, *self.parts.shape, self.room))
+        self.work = np.zeros((2, *self.parts.shape, self.room))
         self.common = 0.0
 
     def times(self) -> TransferTimes:
@@ -131,7 +130,7 @@ class _Tables:
                 form, known = self.tasks.forms.number(step, configuration.degrees), self.tasks.forms.tables
                 found[:, i, c] = known.seconds[form] * (1.0, bool(self.tasks.flow.gradients[step]))
                 for device in configuration.devices:
-                    self.work[:2, operator, c, device] += found[:, i, c]
+                    self.work[:, operator, c, device] += found[:, i, c]
         return found
 
     def _of_uses(self, uses: Sequence[ValueUse], between: Callable[[ValueUse], Array]) -> Array:
@@ -205,7 +204,7 @@ class _Tables:
         own = operators[0]
         if len(operators) == 1:
             for c, _ in self._pairs(own, own):
-                self.work[2, own, c] += self._update_work(name)
+                self.work[1, own, c] += self._update_work(name)
                 for step in bundle.steps:
                     self._raise(self.updated[self.number[step], c], step, name)
         elif len(operators) == 2:
@@ -224,7 +223,7 @@ class _Tables:
             for step, table in tables.items():
                 at = (i, j) if self.tasks.number[step] == own else (j, i)
                 self._raise(table[at], step, name)
-        self.work[2, own, : len(self.choices[own])] += least[: len(self.choices[own])]
+        self.work[1, own, : len(self.choices[own])] += least[: len(self.choices[own])]
         for step, table in tables.items():
             self.shared.append((self.number[step], other if self.tasks.number[step] == own else own, table))
 
@@ -319,12 +318,12 @@ class StrategyBounds:
         t = self.times
         start = self._longest(self.forth, self.zero, t.forward, allowed)
         rest = self._longest(self.to_loss, self._loss(-t.forward), t.forward, allowed)
-        nothing = np.zeros_like(t.work[0])
-        found = self._of_pass(start, rest, t.forward, t.work[0], nothing, 0.0, allowed)
+        found = self._of_pass(start, rest, t.forward, seconds_of_work(t.work[0], 0.0, allowed), allowed)
         if t.loss >= 0:
             start = self._longest(self.back, self._loss(t.forward), t.backward, allowed)
             rest = self._longest(self.to_start, self._updates(allowed), t.backward, allowed)
-            found = found + self._of_pass(start, rest, t.backward, t.work[1], t.work[2], t.common, allowed)
+            work = seconds_of_work(t.work[1], t.common, allowed)
+            found = found + self._of_pass(start, rest, t.backward, work, allowed)
         return np.where(allowed, found, inf)
 
     def _loss(self, seconds: Array) -> Array:
@@ -348,21 +347,12 @@ class StrategyBounds:
         raise_along(edges.sources, edges.targets, edges.tables, self.times.operator, seconds, allowed, found)
         return found
 
-    def _of_pass(
-        self,
-        start: Array,
-        rest: Array,
-        seconds: Array,
-        work: Array,
-        later: Array,
-        common: float,
-        allowed: Array,
-    ) -> Array:
-        """Return the bounds of a pass. `start`: earliest start of parts. `rest`: least time after their ends."""
-        t = self.times
-        found = np.zeros(allowed.shape)
-        np.maximum.at(found, t.operator, (start + rest).max(axis=2) + seconds)
-        add_work(t.operator, t.parts, start, rest, seconds, work, later, common, allowed, found)
+    def _of_pass(self, start: Array, rest: Array, seconds: Array, work: Array, allowed: Array) -> Array:
+        """Return the bounds of a pass. `start`: earliest start of parts. `rest`: least time after their ends. `work`: bounds by
+        the work of devices.
+        """
+        found = work.copy()
+        np.maximum.at(found, self.times.operator, (start + rest).max(axis=2) + seconds)
         return np.maximum(found, np.where(allowed, found, inf).min(axis=1).max())
 
 
@@ -405,81 +395,17 @@ def _received(ends: Array, table: Array, allowed: Array, only: int) -> float:
     return least
 
 
-@jit
-def add_work(
-    operator: Array,
-    parts: Array,
-    start: Array,
-    rest: Array,
-    seconds: Array,
-    work: Array,
-    later: Array,
-    common: float,
-    allowed: Array,
-    found: Array,
-) -> None:
-    """Raise bounds [operator, configuration] by work [operator, configuration, device] of consecutive operators. This work
-    lies after the first start of these operators and before the least rest after them, or with the work `later`, before the
-    end.
+def seconds_of_work(work: Array, common: float, allowed: Array) -> Array:
+    """Return the least seconds of the busiest device, and of all devices on average, for each operator and configuration.
+
+    work [operator, configuration, device]. common: further seconds of all devices together.
     """
-    head, tail = np.full(len(work), np.inf), np.full(len(work), np.inf)
-    counts = np.ones(len(work), np.bool_)
-    for step in range(len(operator)):
-        o = operator[step]
-        for c in range(work.shape[1]):
-            for p in range(parts[o, c] if allowed[o, c] and seconds[step, c] > 0 else 0):
-                counts[o] &= start[step, c, p] > -np.inf and rest[step, c, p] > -np.inf
-                head[o], tail[o] = min(head[o], start[step, c, p]), min(tail[o], rest[step, c, p])
-    head[~counts] = np.inf
-    _add_stretches(head, tail, work, 0.0, allowed, found)
-    _add_stretches(head, np.minimum(tail, 0.0), work + later, common, allowed, found)
-
-
-@jit_internal
-def _add_stretches(
-    head: Array, tail: Array, work: Array, common: float, allowed: Array, found: Array
-) -> None:
-    """Raise bounds by the work between the first `head` and the last `tail` of each stretch of operators.
-
-    Operators with an infinite head do not count.
-    """
-    count, most, room = work.shape
-    least, sums = np.full((count, room), np.inf), np.full(count, np.inf)
-    for o in range(count):
-        for c in range(most):
-            if allowed[o, c]:
-                least[o] = np.minimum(least[o], work[o, c])
-                sums[o] = min(sums[o], work[o, c].sum())
-    for first in range(count):
-        done, total, begin, end = np.zeros(room), common, np.inf, np.inf
-        for last in range(first, count):
-            if head[last] == np.inf:
-                continue
-            begin, end = min(begin, head[last]), min(end, tail[last])
-            done += least[last]
-            total += sums[last]
-            for o in range(first, last + 1):
-                if head[o] < np.inf:
-                    others = total - sums[o]
-                    _raise_operator(work[o], least[o], begin + end, done, others, allowed[o], found[o])
-
-
-@jit_internal
-def _raise_operator(
-    work: Array, least: Array, around: float, done: Array, others: float, allowed: Array, found: Array
-) -> None:
-    """Raise the bounds of an operator in a stretch.
-
-    around: seconds outside of the stretch. done [device]: the least work of the stretch, with the operator's own, `least`.
-    others: the least work of other operators on all devices together.
-    """
-    for c in range(len(work)):
-        if allowed[c]:
-            mean, busiest = others, 0.0
-            for d in range(len(done)):
-                mean += work[c, d]
-                busiest = max(busiest, done[d] - least[d] + work[c, d])
-            found[c] = max(found[c], around + max(mean / len(done), busiest))
+    on_devices = np.where(allowed[:, :, None], work, inf).min(axis=1)
+    busiest = (on_devices.sum(axis=0) - on_devices[:, None] + work).max(axis=2)
+    own = work.sum(axis=2)
+    least = np.where(allowed, own, inf).min(axis=1)
+    total = common + least.sum() - least[:, None] + own
+    return np.maximum(busiest, total / work.shape[2])
 
 
 def lower_bound(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations]) -> float:
@@ -501,13 +427,13 @@ def _least(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations]) -> T
     steps = graph.steps
     uses = [name.of for name in tasks.names if name.kind == "taken"]
     has_gradient = [use.value in tasks.flow.gradients[use.user] for use in uses]
-    work, seconds = np.zeros((3, len(graph.operators), 1, 1)), np.zeros((2, len(steps), 1))
+    work, seconds = np.zeros((2, len(graph.operators), 1, 1)), np.zeros((2, len(steps), 1))
     for i, step in enumerate(steps):
         operator = tasks.number[step]
         form, known = tasks.forms.number(step, ()), tasks.forms.tables
         whole = known.seconds[form] * (1.0, bool(tasks.flow.gradients[step]))
         seconds[:, i, 0] = whole / max(prod(n for _, n in each) for each in choices[operator].degrees)
-        work[:2, operator, 0, 0] += whole / count
+        work[:, operator, 0, 0] += whole / count
     sizes = [
         value.type.local_bytes(ONE) for n in tasks.names if n.kind == "updated" for value in n.of.parameters
     ]

@@ -18,7 +18,6 @@ the tasks of blocks from the flat arrays that are written here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal, get_args
 
 import attrs
@@ -62,12 +61,6 @@ class ParameterBundle:
 
     parameters: tuple[Value, ...]
     steps: tuple[OperatorStep, ...]
-
-    @cached_property
-    def places(self) -> list[tuple[int | None, ...]]:
-        """For each step, the index of each parameter among the step's arguments; None if the step does not use it."""
-        found = [{value: i for i, value in enumerate(step.arguments)} for step in self.steps]
-        return [tuple(each.get(value) for value in self.parameters) for each in found]
 
 
 @attrs.frozen
@@ -229,9 +222,11 @@ class StrategyTasks:
         places: list[int] = []
         for bundle in bundles:
             steps, first = sum(last - first for first, last, *_ in ends), len(parameters)
-            for i, value in enumerate(bundle.parameters):
+            for value in bundle.parameters:
                 parameters.append((len(value.type.dims), ITEM_BYTES[value.type.dtype], len(places)))
-                places += [_place(at[i], step) for step, at in zip(bundle.steps, bundle.places, strict=True)]
+                for step in bundle.steps:
+                    own = (*step.outputs, *step.inputs, *step.arguments)
+                    places.append(own.index(value) if value in own else -1)
             ends.append((steps, steps + len(bundle.steps), first, len(parameters)))
         return FlatGraph(
             rows,
@@ -281,8 +276,3 @@ class StrategyTasks:
         return self.index[
             BlockName(summed, use.maker, use.value) if is_pending else BlockName(plain, use.maker)
         ]
-
-
-def _place(argument: int | None, step: OperatorStep) -> int:
-    """Return the number of an argument's table in its step, or -1."""
-    return -1 if argument is None else len(step.outputs) + len(step.inputs) + argument

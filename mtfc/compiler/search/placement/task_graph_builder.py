@@ -579,18 +579,11 @@ def _region_number(bounds: Array, count: int, numbers: Array, begin: int, likely
 def _grid_marks(bounds: Array) -> Any:
     """Return the ends of regions along each dimension, sorted, and the number of intervals. [dimension, mark], [dimension]"""
     count, dims = len(bounds), bounds.shape[1] // 2
-    marks, steps = np.zeros((dims, 2 * count), np.int64), np.full(dims, -1)
+    marks, steps = np.zeros((dims, 2 * count), np.int64), np.zeros(dims, np.int64)
     for dim in range(dims):
-        for i in range(2 * count):
-            mark, at = bounds[i // 2, 2 * dim + i % 2], 0
-            while at <= steps[dim] and marks[dim, at] < mark:
-                at += 1
-            if at <= steps[dim] and marks[dim, at] == mark:
-                continue
-            steps[dim] += 1
-            for other in range(steps[dim], at, -1):
-                marks[dim, other] = marks[dim, other - 1]
-            marks[dim, at] = mark
+        found = np.unique(bounds[:, 2 * dim : 2 * dim + 2])
+        marks[dim, : len(found)] = found
+        steps[dim] = len(found) - 1
     return marks, steps
 
 

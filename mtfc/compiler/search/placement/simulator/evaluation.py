@@ -12,11 +12,7 @@ import numpy as np
 
 from mtfc.compiler.search.jit import jit, warm_up
 from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy
-from mtfc.compiler.search.placement.simulator.full_simulator import (
-    ROUNDING,
-    TaskTimes,
-    simulate,
-)
+from mtfc.compiler.search.placement.simulator.full_simulator import ROUNDING, TaskTimes, simulate
 from mtfc.compiler.search.placement.simulator.incremental_simulator import (
     SENT,
     StateArrays,

@@ -33,11 +33,9 @@ ROUNDING = 1e-9
 @jit
 def simulate(blocks: TaskBlocks, times: TaskTimes, limit: float, devices: int) -> float:
     """Fill the timeline; return the makespan, or infinity if it exceeds the limit."""
-    first, waiting, missing = _successors(blocks)
-    count = len(missing)
-    queue, load = np.empty((2, count + 1), np.uint32), np.zeros((2, devices))
-    limit *= 1 + ROUNDING
-    return _run(blocks, first, waiting, times, missing, queue[0], queue[1], np.arange(count), load, limit)
+    queue, load = np.empty((2, blocks.offsets[-1] + 1), np.uint32), np.zeros((2, devices))
+    keys = np.arange(blocks.offsets[-1])
+    return _run(blocks, _successors(blocks), times, queue, keys, load, limit * (1 + ROUNDING))
 
 
 @jit_internal
@@ -61,20 +59,19 @@ def _successors(blocks: TaskBlocks) -> Any:
 @jit_no_refcount
 def _run(
     blocks: TaskBlocks,
-    first: Array,
-    waiting: Array,
+    successors: Any,
     times: TaskTimes,
-    missing: Array,
-    after: Array,
-    before: Array,
+    queue: Array,
     keys: Array,
-    by_device: Array,
+    room: Array,
     limit: float,
 ) -> float:
-    """Take tasks from the ready queue. first, waiting, missing: see `_successors`; of `missing`, those that have not ended."""
+    """Take tasks from the ready queue."""
+    first, waiting, missing = successors  # `missing` becomes the number of predecessors that have not ended
     ready, end, order = times
+    after, before = queue
     device, seconds = blocks.device, blocks.seconds
-    free, load = by_device  # when a device has done all its tasks; its work and its idle time so far
+    free, load = room  # when a device has done all its tasks; its work and its idle time so far
     makespan, taken = 0.0, np.uint32(0)
     for task in range(len(device)):
         load[device[task]] += seconds[task]

@@ -1,7 +1,8 @@
 """Delta simulation: the timeline of a changed task graph from the old one, equal to full simulation to the last bit.
 
 `apply_change` adds new blocks beside those that they replace. `simulate_change` keeps the old timeline up to the first place
-where the two may differ, and takes the other tasks one by one as full simulation does. `commit_change` removes the replaced
+where the two may differ, and takes the other tasks one by one as full simulation does. Where the timeline is certain to be the
+old one but for a time shift, up to the next place where the two may differ, it is copied. `commit_change` removes the replaced
 blocks, and `revert_change` the new ones.
 
 The predecessors of a task are looked up when the first of them ends in a simulation. So the tasks that are kept cost nothing.
@@ -17,7 +18,7 @@ microseconds, and there are fifty kinds of numbers.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,14 +40,18 @@ INDEX = 32
 TASKS, EDGES, LIVE, EPOCH = range(4)
 """Entries of `counts`."""
 OLD_TASKS, OLD_EDGES, NUMBERS, MARKED, FIRST = range(4, 9)
-NEAR, TAKEN = range(9, 11)
+NEAR, TAKEN, REACHED, AHEAD, ATTEMPT = range(9, 14)
 """The meaning of the entries of `counts`:
 
 - of the graph: numbers of tasks and of edges in use, tasks in the queue, and the epoch
 - of a change: numbers of tasks and of edges before it, its blocks, marked tasks, and the first place of the queue that it
   touches; later the first place from which tasks are simulated
-- of a simulation: the task where the search for a queue position begins, and the tasks taken
+- of a simulation: the task where the search for a queue position begins; tasks taken; the place in the old queue that lies behind
+  as many tasks, without removed tasks; the place after all taken tasks; and the number of taken tasks before the next attempt to
+  copy
 """
+APART = 128
+"""Places that are worth copying, and tasks between two attempts."""
 SOURCE, TARGET, NEXT, PREVIOUS, GONE = 0, 1, 2, 4, 6
 """Columns of `edges`: both ends, the next and the previous edge with the same source, the same two with the same target, and 1 if
 the edge belongs to a replaced block.
@@ -73,9 +78,9 @@ class DeltaState(NamedTuple):
     Of a simulation: new_ready, new_end [task]: the new timeline; the end is infinite for tasks that were not taken yet. taken:
     tasks in the order in which they were taken. soonest, missing [task]: ready time as far as known, and number of open
     predecessors; both are valid where seen [task] is the current epoch. after, before: the ready queue, see `full_simulator.py`.
-    free [device]: the end of its last task. spent [device]: its work and its idle time so far. last [device]: the last old task
-    that was kept, or NONE. first_done, first_last [device]: seconds of the tasks before the first that was taken; the last of
-    them. work [device]: room.
+    new_previous [task]: the task that was taken before it on its device. free [device]: the end of its last task. spent [device]:
+    its work and its idle time so far. last, old_last [device]: its last task so far, in the new and in the old timeline, or NONE.
+    first_done, first_last [device]: seconds of the tasks before the first that was taken; the last of them. work [device]: room.
     """
 
     counts: Array
@@ -98,6 +103,7 @@ class DeltaState(NamedTuple):
     after: Array
     before: Array
     taken: Array
+    new_previous: Array
     mark: Array
     edges: Array
     blocks: Array
@@ -112,6 +118,7 @@ class DeltaState(NamedTuple):
     first_done: Array
     earliest: Array
     last: Array
+    old_last: Array
     first_last: Array
 
 
@@ -119,16 +126,16 @@ def allocate(tasks: int, edges: int, blocks: int, devices: int, computing: int) 
     """Allocate room for some numbers of tasks, edges and blocks. `computing` devices are not ports."""
     tasks += ENDS
     return (
-        np.zeros(11, np.uint32),
+        np.zeros(14, np.uint32),
         np.full((7, tasks), np.inf),
         np.zeros(tasks, np.int64),
-        np.full((12, tasks), NONE, np.uint32),
+        np.full((13, tasks), NONE, np.uint32),
         np.zeros(tasks, np.uint8),
         np.zeros((edges, 8), np.uint32),
         np.zeros((2, blocks, 6), np.int64),
         np.zeros((2, blocks, computing)),
         np.zeros((6, devices)),
-        np.zeros((3, devices), np.uint32),
+        np.zeros((4, devices), np.uint32),
     )
 
 
@@ -142,8 +149,8 @@ def open_state(arrays: StateArrays) -> DeltaState:
     """Name the parts of the state."""
     counts, f, keys, i, marks, edges, blocks, memory, d, last = arrays
     times = f[0], f[1], f[2], f[3], f[4], f[5], f[6]
-    numbers = i[:2], i[2], i[3], i[4], i[5], i[6], i[7], i[8], i[9], i[10], i[11]
-    devices = d[0], d[1], d[2], d[3], d[4], d[5], last[0], last[1], last[2]
+    numbers = i[:2], i[2], i[3], i[4], i[5], i[6], i[7], i[8], i[9], i[10], i[11], i[12]
+    devices = d[0], d[1], d[2], d[3], d[4], d[5], last[0], last[1], last[2], last[3]
     own = blocks[0], blocks[1], memory[0], memory[1]
     return DeltaState(counts, *times, keys, *numbers, marks, edges, *own, *devices)
 
@@ -343,24 +350,31 @@ def simulate_change(s: DeltaState, limit: float) -> float:
         return np.inf
     ends = np.uint32(len(s.after) - 1)
     while s.after[ends] != ends:
-        if s.spent[take_task(s, s.after[ends])] > limit:
+        task = s.after[ends]
+        is_same = s.place[task] == s.counts[REACHED] >= s.counts[AHEAD]
+        if is_same and s.counts[TAKEN] >= s.counts[ATTEMPT] and _is_shifted(s, task):
+            _copy(s, s.soonest[task] - s.ready[task])
+        elif s.spent[take_task(s, task)] > limit:
             return np.inf
-    return float(s.free.max())
+    makespan = float(s.free.max())
+    return makespan if makespan <= limit else np.inf
 
 
 @jit_inline
 def _begin(s: DeltaState, limit: float) -> bool:
     """Skip the tasks that do not change. Return False if the limit is certain to be exceeded."""
-    s.counts[TAKEN] = 0
-    now = _first_change(s)
+    s.counts[TAKEN] = s.counts[AHEAD] = s.counts[ATTEMPT] = 0
+    s.counts[FIRST], now = _next_change(s, 0, s.counts[FIRST], 0.0)
     _find_last(s, s.counts[FIRST])
     for device in range(len(s.last)):
         last = s.last[device]
         s.first_last[device], s.first_done[device] = last, s.done[last] if last != NONE else 0.0
+        s.old_last[device] = last
         s.free[device] = s.end[last] if last != NONE else 0.0
         s.spent[device] = s.new_load[device] + s.free[device] - s.first_done[device]
         if s.spent[device] > limit:
             return False
+    _reach(s, s.counts[FIRST])
     _find_ready(s, now)
     return True
 
@@ -382,34 +396,46 @@ def _find_last(s: DeltaState, place: int) -> None:
 
 
 @jit_inline
-def _first_change(s: DeltaState) -> float:
-    """Set FIRST to the place up to which the queue stays the same. Return a time: exactly the tasks before this place are
-    ready before it.
-    """
-    until = s.counts[FIRST]
-    soonest = s.ready[s.order[until]] if until < s.counts[LIVE] else np.inf
-    for i in range(s.counts[MARKED]):
-        if s.mark[s.marked[i]] == ALTERED:
-            soonest = min(soonest, _soonest_ready(s, s.marked[i]))
-    low = 0
-    while low < until:
-        middle = (low + until) >> 1
-        if s.ready[s.order[middle]] < soonest:
-            low = middle + 1
-        else:
-            until = middle
-    s.counts[FIRST] = until
-    return float(soonest)
+def _reach(s: DeltaState, place: int) -> None:
+    """Set REACHED to a place, or to the first place after it whose task is not removed."""
+    while place < s.counts[LIVE] and s.mark[s.order[place]] == LOST:
+        s.old_last[s.device[s.order[place]]] = s.order[place]
+        place += 1
+    s.counts[REACHED] = place
 
 
 @jit_inline
-def _soonest_ready(s: DeltaState, task: int) -> float:
+def _next_change(s: DeltaState, low: int, until: int, shift: float) -> Any:
+    """Return the place from `low` up to which the queue stays the same, at most `until`, if old times go on with a shift.
+
+    Return also a time: exactly the tasks before this place are ready before it.
+    """
+    soonest = s.ready[s.order[until]] + shift if until < s.counts[LIVE] else np.inf
+    for i in range(s.counts[MARKED]):
+        task = s.marked[i]
+        if s.mark[task] == ALTERED and s.new_end[task] == np.inf:
+            soonest = min(soonest, _soonest_ready(s, task, shift))
+    first, last = np.int64(low), np.int64(until)
+    while first < last:
+        middle = (first + last) >> 1
+        if s.ready[s.order[middle]] + shift < soonest:
+            first = middle + 1
+        else:
+            last = middle
+    return last, soonest
+
+
+@jit_inline
+def _soonest_ready(s: DeltaState, task: int, shift: float) -> float:
     """Return when an altered task is ready, or infinity if it waits for another altered task."""
     soonest, e = 0.0, s.first_edge[1, task]
     while e != NONE:
         if not s.edges[e, GONE]:
             source = s.edges[e, SOURCE]
-            soonest = max(soonest, s.end[source] if s.mark[source] == SAME else np.inf)
+            end = end_of(s, source)
+            if end == np.inf and s.mark[source] == SAME:
+                end = s.end[source] + shift
+            soonest = max(soonest, end)
         e = s.edges[e, NEXT + 1]
     return float(soonest)
 
@@ -421,12 +447,12 @@ def _find_ready(s: DeltaState, now: float) -> None:
     s.counts[NEAR] = clear(s.after, s.before)
     for device in range(len(s.last)):
         task = s.last[device]
-        while task != NONE and s.end[task] >= now:
+        while task != NONE and end_of(s, task) >= now:
             _check_successors(s, task)
-            task = s.previous[task]
+            task = _before(s, task)
     for i in range(s.counts[MARKED]):
         check_ready(s, s.marked[i])
-    place = s.counts[FIRST]
+    place = s.counts[REACHED]
     while place < s.counts[LIVE] and s.ready[s.order[place]] == 0:
         check_ready(s, s.order[place])
         place += 1
@@ -454,6 +480,12 @@ def take_task(s: DeltaState, task: int) -> int:
     s.free[device], s.new_ready[task] = end, ready
     s.taken[s.counts[TAKEN]] = task
     s.counts[TAKEN] += 1
+    s.new_previous[task], s.last[device] = s.last[device], task
+    if s.place[task] != NONE:
+        passed = s.order[s.counts[REACHED]]
+        s.old_last[s.device[passed]] = passed
+        _reach(s, s.counts[REACHED] + 1)
+        s.counts[AHEAD] = max(s.counts[AHEAD], s.place[task] + 1)
     e = s.first_edge[0, task]
     while e != NONE:
         if not s.edges[e, GONE]:
@@ -461,6 +493,53 @@ def take_task(s: DeltaState, task: int) -> int:
         e = s.edges[e, NEXT]
     s.new_end[task] = end
     return int(device)
+
+
+@jit_inline
+def _is_shifted(s: DeltaState, task: int) -> bool:
+    """Return whether the state is the old one but for a time shift; the same tasks have been taken, and the next is the same.
+
+    Tasks to come are ready no earlier than the next one. So only tasks matter that end later, the last ones of their devices.
+    """
+    now, before = s.soonest[task], s.ready[task]
+    for device in range(len(s.last)):
+        new, old = s.last[device], s.old_last[device]
+        while (new != NONE and end_of(s, new) > now) or (old != NONE and s.end[old] > before):
+            if new != old or end_of(s, new) - s.end[old] != now - before:
+                return False
+            new, old = _before(s, new), s.previous[old]
+    return True
+
+
+@jit_inline
+def _before(s: DeltaState, task: int) -> int:
+    """Return the task before another one on its device, in the new timeline."""
+    return int(s.previous[task] if s.place[task] < s.counts[FIRST] else s.new_previous[task])
+
+
+@jit_inline
+def _copy(s: DeltaState, shift: float) -> None:
+    """Take tasks with their old times and a shift, up to the next change, if these are many."""
+    first, until = s.counts[REACHED], s.counts[LIVE]
+    for i in range(s.counts[MARKED]):
+        task = s.marked[i]
+        if first <= s.place[task] < until and s.new_end[task] == np.inf:
+            until = s.place[task]
+    until, now = _next_change(s, first, until, shift)
+    if until >= first + APART:
+        for place in range(first, until):
+            task = s.order[place]
+            device, end = s.device[task], s.end[task] + shift
+            s.new_ready[task], s.new_end[task] = s.ready[task] + shift, end
+            s.spent[device] += end - s.seconds[task] - s.free[device]
+            s.free[device], s.new_previous[task] = end, s.last[device]
+            s.last[device] = s.old_last[device] = task
+            s.taken[s.counts[TAKEN]] = task
+            s.counts[TAKEN] += 1
+        s.counts[AHEAD] = until
+        _reach(s, until)
+        _find_ready(s, now)
+    s.counts[ATTEMPT] = s.counts[TAKEN] + APART
 
 
 @jit_inline
@@ -476,16 +555,22 @@ def _notify(s: DeltaState, task: int, end: float) -> None:
 
 
 @jit_inline
+def end_of(s: DeltaState, task: int) -> float:
+    """Return the end of a task in the new timeline, infinite if the task was not taken."""
+    return float(s.end[task] if s.place[task] < s.counts[FIRST] else s.new_end[task])
+
+
+@jit_inline
 def check_ready(s: DeltaState, task: int) -> None:
     """Look up the open predecessors of a task, once per simulation, and enqueue it if there are none."""
-    if s.seen[task] == s.counts[EPOCH] or s.mark[task] == LOST:
+    if s.seen[task] == s.counts[EPOCH] or s.mark[task] == LOST or s.new_end[task] < np.inf:
         return
     s.seen[task] = s.counts[EPOCH]
     soonest, missing, e = 0.0, 0, s.first_edge[1, task]
     while e != NONE:
         if not s.edges[e, GONE]:
             source = s.edges[e, SOURCE]
-            end = s.end[source] if s.place[source] < s.counts[FIRST] else s.new_end[source]
+            end = end_of(s, source)
             missing += end == np.inf
             soonest = max(soonest, end if end < np.inf else 0.0)
         e = s.edges[e, NEXT + 1]
