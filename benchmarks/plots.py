@@ -104,7 +104,9 @@ def trained(layout: str, data: dict[str, Any], steps: int, batch: int = 120) -> 
 
 SEARCHES = {
     "VGG-16 on 8 P100": SearchOptions("examples/vgg16.mtf", target="p100_cluster", devices=8),
-    "NMT on 16 P100": SearchOptions("examples/nmt.mtf", target="p100_cluster", devices=16, budget=120.0),
+    "Transformer and its storage on 512 TPU v2": SearchOptions(
+        "examples/transformer_lm.mtf", target="tpu_v2", storage=True, budget=120.0
+    ),
 }
 
 

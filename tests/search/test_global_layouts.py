@@ -347,8 +347,8 @@ def test_a_layout_without_splittable_dimensions_has_no_neighbours() -> None:
     assert on.neighbours(row).tolist() == [row.tolist()]
 
 
-def test_layouts_above_the_limit_do_not_get_their_full_bounds() -> None:
-    """Facts of a few layouts are found only if the bound by common equations does not rule these layouts out."""
+def test_whole_layouts_wait_for_their_full_bounds() -> None:
+    """Facts of a few layouts are found only when these are next: until then others may rule them out."""
     text = """\
 dim batch = 8
 dim io = 8
@@ -367,14 +367,13 @@ model m(x: [batch, io], y: [batch, hidden]) {
         LayoutBound(space_of(program.function("forward")), step, mesh, SLOW_LINKS), False, "time"
     )
     block = on.start()
-    while block.depth < len(on.order) - 1:
+    while block.depth < len(on.order):
         block = on.children(block, np.inf, until)
-    least = on.bound.seconds(on.bound.known(block.rows, frozenset(on.order[:-1])), only_common=True).min()
     assert len(step.found) == 1
-    assert not len(on.children(block, least, until).rows)
-    assert len(step.found) == 1
-    assert len(on.children(block, np.inf, until).rows)
-    assert len(step.found) > 1
+    others, full = on.complete(block, np.inf, until)
+    assert len(step.found) == 2
+    assert len(others.rows) and len(others.rows) + len(full.rows) == len(block.rows)
+    assert full.depth == block.depth + 1 and full.bounds.min() >= block.bounds.min()
 
 
 def test_the_papers_layout_of_the_language_model_is_proven_best() -> None:
