@@ -150,8 +150,15 @@ class Branching:
         if len(block.rows) >= MANY or block.depth in (self.storage, len(self.order)):
             is_open = block.depth <= self.storage < len(self.order)
             yield lambda known: self.bound.seconds(known, is_open, until, only_common=True)
-            if block.depth < len(self.order):
-                yield lambda known: self.bound.seconds(known, is_open, until)
+            is_due = block.depth == self.storage
+            if block.depth < len(self.order):  # whole layouts wait
+                yield (
+                    lambda known: (
+                        self.bound.seconds(known, is_open, until)
+                        if is_due or len(known.low) >= MANY
+                        else np.zeros(len(known.low))
+                    )
+                )
 
     def complete(self, block: PartialLayouts, limit: float, until: float) -> Iterator[PartialLayouts]:
         """Yield whole layouts with the same facts as the first one, with full bounds and one deeper; and the other layouts."""

@@ -72,10 +72,6 @@ class UndoStep:
     others: tuple[int, ...]
     strategies: Integers
 
-    def undo(self, choices: Integers) -> None:
-        """Complete `choices`, in which every remaining node has its choice."""
-        choices[self.node] = self.strategies[tuple(choices[list(self.others)])]
-
 
 class ReducibleNetwork:
     """Nodes by number. `tables[i][j]` has shape [strategies of i, strategies of j], and `tables[j][i]` is its transpose."""
@@ -161,7 +157,7 @@ class ReducibleNetwork:
         left = list(self.nodes)
         complete[left] = choices[left]
         for step in reversed(self.steps):
-            step.undo(complete)
+            complete[step.node] = step.strategies[tuple(complete[list(step.others)])]
         return complete
 
     def settle_memory(self) -> None:
