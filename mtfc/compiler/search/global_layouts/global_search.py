@@ -307,7 +307,9 @@ class BranchAndBound:
                 self._descend(on, until)
         self._branch(self.until)
         if self.best is None and self.bound < self.limit:
-            self._split_nothing(branchings[0])
+            self.try_row(
+                branchings[0], branchings[0].row(Rules()), 0.0
+            )  # the only layout that was found in time
         self._report()
 
     def _branch(self, until: float) -> None:
@@ -323,10 +325,6 @@ class BranchAndBound:
         block = on.dive(until)
         if len(block.rows) and block.depth == len(on.order):
             self.try_row(on, block.rows[0], float(block.bounds[0]))
-
-    def _split_nothing(self, on: Branching) -> None:
-        """Price the layout that splits as little as allowed: there was no time to find another layout."""
-        self.try_row(on, on.row(Rules()), 0.0)
 
     def _has_best(self, on: Branching) -> bool:
         return self.best is not None and self.best[1] == on.bound.mesh
