@@ -318,12 +318,11 @@ class StrategyBounds:
         t = self.times
         start = self._longest(self.forth, self.zero, t.forward, allowed)
         rest = self._longest(self.to_loss, self._loss(-t.forward), t.forward, allowed)
-        found = self._of_pass(start, rest, t.forward, seconds_of_work(t.work[0], 0.0, allowed), allowed)
+        found = self._of_pass(start, rest, t.forward, t.work[0], 0.0, allowed)
         if t.loss >= 0:
             start = self._longest(self.back, self._loss(t.forward), t.backward, allowed)
             rest = self._longest(self.to_start, self._updates(allowed), t.backward, allowed)
-            work = seconds_of_work(t.work[1], t.common, allowed)
-            found = found + self._of_pass(start, rest, t.backward, work, allowed)
+            found = found + self._of_pass(start, rest, t.backward, t.work[1], t.common, allowed)
         return np.where(allowed, found, inf)
 
     def _loss(self, seconds: Array) -> Array:
@@ -347,12 +346,26 @@ class StrategyBounds:
         raise_along(edges.sources, edges.targets, edges.tables, self.times.operator, seconds, allowed, found)
         return found
 
-    def _of_pass(self, start: Array, rest: Array, seconds: Array, work: Array, allowed: Array) -> Array:
-        """Return the bounds of a pass. `start`: earliest start of parts. `rest`: least time after their ends. `work`: bounds by
-        the work of devices.
+    def _of_pass(
+        self, start: Array, rest: Array, seconds: Array, work: Array, common: float, allowed: Array
+    ) -> Array:
+        """Return the bounds of a pass. `start`: earliest start of parts. `rest`: least time after their ends.
+
+        All parts run between the first start and the least rest. Parts without a start or a rest may run in the other pass, so
+        the work of their operators does not count.
         """
-        found = work.copy()
-        np.maximum.at(found, self.times.operator, (start + rest).max(axis=2) + seconds)
+        operator, work = self.times.operator, work.copy()
+        counts = np.isfinite(self.zero) & allowed[operator][:, :, None] & (seconds > 0)[:, :, None]
+        is_apart = np.isinf(start + rest)
+        work[operator[(counts & is_apart).any(axis=(1, 2))]] = 0.0
+        counts &= ~is_apart
+        outside = start.min(where=counts, initial=inf) + rest.min(where=counts, initial=0.0)
+        on_devices, own = np.where(allowed[:, :, None], work, inf).min(axis=1), work.sum(axis=2)
+        busiest = (on_devices.sum(axis=0) - on_devices[:, None] + work).max(axis=2)
+        least = np.where(allowed, own, inf).min(axis=1)
+        mean = (common + least.sum() - least[:, None] + own) / work.shape[2]
+        found = np.maximum(busiest, mean) + (outside if counts.any() else 0.0)
+        np.maximum.at(found, operator, (start + rest).max(axis=2) + seconds)
         return np.maximum(found, np.where(allowed, found, inf).min(axis=1).max())
 
 
@@ -393,19 +406,6 @@ def _received(ends: Array, table: Array, allowed: Array, only: int) -> float:
                 latest = max(latest, ends[i, p] + table[i, p])
             least = min(least, latest)
     return least
-
-
-def seconds_of_work(work: Array, common: float, allowed: Array) -> Array:
-    """Return the least seconds of the busiest device, and of all devices on average, for each operator and configuration.
-
-    work [operator, configuration, device]. common: further seconds of all devices together.
-    """
-    on_devices = np.where(allowed[:, :, None], work, inf).min(axis=1)
-    busiest = (on_devices.sum(axis=0) - on_devices[:, None] + work).max(axis=2)
-    own = work.sum(axis=2)
-    least = np.where(allowed, own, inf).min(axis=1)
-    total = common + least.sum() - least[:, None] + own
-    return np.maximum(busiest, total / work.shape[2])
 
 
 def lower_bound(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations]) -> float:
