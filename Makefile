@@ -8,10 +8,10 @@ MTFC := $(BIN)/mtfc
 SOURCES := mtfc tests examples benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format tables docs figures bench fuzz examples clean
+.PHONY: help setup demo test lint format tables docs figures bench fuzz kill-test examples clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/ready  ## make .venv with everything installed
 
@@ -20,7 +20,7 @@ $(VENV)/ready: pyproject.toml
 		|| { echo "mtfc needs Python 3.11 or later: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev,jax]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,jax,train]'
 	@touch $@
 
 demo: setup  ## train the handwritten digits on both backends, then compare the layouts
@@ -54,6 +54,9 @@ bench: setup  ## measure speed against the figures to reach
 
 fuzz: setup  ## a longer campaign of random programs (FUZZ_MINUTES=10)
 	FUZZ_MINUTES=$(or $(FUZZ_MINUTES),10) $(BIN)/python -m pytest tests/fuzz
+
+kill-test: setup  ## kill a training run at random moments (KILLS=50), and compare its bits
+	KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest tests/training/test_kill.py
 
 examples: setup  ## verify every layout of the examples on both backends
 	EVERY_LAYOUT=1 $(BIN)/python -m pytest tests/test_examples.py --numprocesses 2 --dist worksteal

@@ -1,8 +1,8 @@
 """Draw the figures of the documentation: `make figures`, or `python -m benchmarks.plots NAME ...` for some of them.
 
-`timeline`: two layouts of AlexNet on eight K80s. `losses`: training the digits under every layout. `search`: the bound and the
-best cost of two searches over time. Each is an SVG file in `docs/images/`, drawn from numbers that the program prints or
-computes.
+`timeline`: two layouts of AlexNet on eight K80s. `losses`: training the language model of `examples/pylib_lm` under each layout,
+which takes about five minutes. `search`: the bound and the best cost of two searches over time. Each is an SVG file in
+`docs/images/`, drawn from numbers that the program prints or computes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
@@ -22,7 +21,6 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import patches, pyplot
 
-import mtfc
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching.search import search
@@ -61,45 +59,49 @@ def traced(file: str, layout: str, target: str) -> list[dict[str, Any]]:
 
 
 def losses() -> Any:
-    """Draw the losses of training the digits under every layout, and how far they are from those of one device."""
-    with TemporaryDirectory() as folder:
-        subprocess.run(
-            [sys.executable, Path("examples/digits.py").absolute(), "--write-only"], cwd=folder, check=True
-        )
-        data = dict(np_load(Path(folder) / "build/digits/train.npz"))
-    layouts = re.findall(r"^layout (\w+)", Path("examples/digits.mtf").read_text("utf-8"), re.MULTILINE)
-    curves = {layout: trained(layout, data, 240) for layout in layouts}
-    first = curves["replicated"]
-    figure, (above, below) = pyplot.subplots(2, 1, figsize=(7, 4.4), sharex=True)
-    for i, (layout, curve) in enumerate(curves.items()):
-        above.plot(curve, label=layout, linewidth=6 - i, alpha=0.6)
-        if layout != "replicated":
-            below.plot([abs(a - b) for a, b in zip(curve, first, strict=True)], label=layout, linewidth=1)
-    above.set_ylabel("loss")
+    """Draw the losses of a language model under each layout, their distance to the first one, and held-out bits per byte."""
+    curves = {layout: trained(layout) for layout in LAYOUTS}
+    first = [step["loss"] for step in curves[LAYOUTS[0]]]
+    figure, ((above, right), (below, unused)) = pyplot.subplots(2, 2, figsize=(9, 4.6), sharex=True)
+    for i, (layout, steps) in enumerate(curves.items()):
+        numbers, found = [step["step"] for step in steps], [step["loss"] for step in steps]
+        above.plot(numbers, found, label=layout, linewidth=4 - i, alpha=0.6)
+        distance = [abs(a - b) for a, b in zip(found, first, strict=True)]
+        below.plot(numbers, distance, label=layout, linewidth=0.7)
+    above.set_ylabel("loss in nats")
     above.legend(frameon=False, fontsize=8)
-    below.set_ylabel("distance to `replicated`")
-    below.set_yscale("symlog", linthresh=1e-8)
+    below.set_ylabel(f"distance to `{LAYOUTS[0]}`", fontsize=8)
+    below.set_yscale("symlog", linthresh=1e-7)
     below.set_xlabel("training step")
+    evaluated = [step for step in curves[LAYOUTS[0]] if HELD_OUT in step]
+    right.plot([step["step"] for step in evaluated], [step[HELD_OUT] for step in evaluated], marker="o")
+    right.set_ylabel("held-out bits per byte")
+    right.set_xlabel("training step")
+    right.tick_params(labelbottom=True)
+    unused.set_axis_off()
     return figure
 
 
-def np_load(path: Path) -> Any:
-    import numpy as np
-
-    return np.load(path)
+LAYOUTS = ("data_parallel", "model_parallel", "fsdp", "hybrid")
+HELD_OUT = "eval/bits_per_byte"
 
 
-def trained(layout: str, data: dict[str, Any], steps: int, batch: int = 120) -> list[float]:
-    """Return the loss of each step on JAX, on eight virtual devices. Plain gradient descent has no state."""
-    module = mtfc.compile("examples/digits.mtf", layout=layout).load("jax")
-    params, state = module.init(seed=0), dict[str, Any]()
-    found: list[float] = []
-    for step in range(steps):
-        first = step * batch % len(data["images"])
-        arrays = {name: array[first : first + batch] for name, array in data.items()}
-        outputs, params, state = module.train_step(params, state, module.shard(arrays, module.INPUTS), step)
-        found.append(float(outputs["loss"]))
-    return found
+def trained(layout: str) -> list[dict[str, Any]]:
+    """Return the figures of each step of `examples/pylib_lm`, which `build/pylib_lm` keeps.
+
+    Only the first layout evaluates.
+    """
+    folder, example = Path("build/pylib_lm"), Path("examples/pylib_lm")
+    log = folder / f"{layout}.jsonl"
+    if not log.exists():
+        subprocess.run([sys.executable, example / "prepare.py", folder], check=True)
+        evaluation = ("--eval", f"{folder}/held_out.bin:uint8", "--eval-every", "100")
+        options = (*("--steps", "800", "--layout", layout), *(evaluation if layout == LAYOUTS[0] else ()))
+        written = ("--log", f"{log}.part")
+        data = ("--data", f"{folder}/train.bin:uint8")
+        subprocess.run([*MTFC, "train", example / "pylib_lm.mtf", *data, *options, *written], check=True)
+        Path(f"{log}.part").rename(log)
+    return [json.loads(line) for line in log.read_text("utf-8").splitlines()]
 
 
 SEARCHES = {

@@ -161,7 +161,7 @@ def verify(
 ) -> Verification:
     """Compare every layout, or one, on every backend with the undistributed program: the record of `mtfc verify --format json`.
 
-    Inputs and parameters are drawn from `seed`, unless `data` and `params` name .npz files with them. With `params_partial`,
+    Inputs and parameters are drawn from `seed`, unless `data` and `params` name files with them. With `params_partial`,
     parameters that the file lacks are drawn. `dtype`, `"f32"` or `"f64"`, is the dtype of the whole computation, if given. JAX
     makes its devices when it is first used, so verify large meshes before that. Raises `Unavailable` if JAX is missing or has
     too few devices.

@@ -48,6 +48,7 @@ from mtfc.driver.values import (
 from mtfc.frontend.syntax.lexer import decode
 
 if TYPE_CHECKING:
+    from mtfc.backends.jax.jax_program import Arrays, JaxProgram, TrainState
     from mtfc.driver.records import Costs, Difference, Explanation, LayoutCost, Search, Step, Verification
 
 __all__ = [
@@ -69,12 +70,29 @@ __all__ = [
 class Compiled:
     """A model compiled for one layout: the program of one processor, in every form. machines: the machines of its file.
 
-    Two compiled models are equal only if they are the same object.
+    `init`, `train_step`, `value_and_grad` and `forward` run on JAX's devices:
+
+    >>> import jax, numpy, mtfc
+    >>> p = mtfc.compile("examples/two_layer.mtf", layout="hybrid")
+    >>> state = p.init(seed=0)
+    >>> state
+    <TrainState after step 0: 3 parameters, 0 arrays of the optimizer>
+    >>> batch = {name: numpy.ones((64, 128), "float32") for name in ("x", "target")}
+    >>> state, metrics = p.train_step(state, batch)
+    >>> print(f"{metrics['loss']:.2f}", state.params["w"].sharding.spec)
+    1.14 P(None, 'cols')
+
+    Batches are whole arrays; with several processes also the part of a process. Two compiled models are equal only if they are
+    the same object.
     """
 
-    program: Program
     machines: Mapping[str, Hardware]
     _placed: Program
+
+    @cached_property
+    def program(self) -> Program:
+        """The program of one processor: its forward pass, and its training step if the file trains the model."""
+        return lower(self._placed, self._placed.mesh, self._placed.layout)
 
     @cached_property
     def _module(self) -> Program:
@@ -111,6 +129,88 @@ class Compiled:
         """
         one_of("backend", backend, tuple(BACKENDS))
         return cast(ModuleType, execution.load(self._module, backend))
+
+    @cached_property
+    def _on_devices(self) -> JaxProgram:
+        """The program on JAX's devices. Raises `Unavailable`."""
+        from mtfc.backends.jax.jax_program import JaxProgram
+
+        return JaxProgram.of(self.jax())
+
+    @property
+    def abstract_state(self) -> TrainState:
+        """The training state as `jax.ShapeDtypeStruct`s with shardings, which a checkpoint can be restored into."""
+        return self._on_devices.abstract_state
+
+    @public
+    def init(self, seed: int = 0) -> TrainState:
+        """Return the state before the first step: a pytree of `jax.Array`s with a `NamedSharding` each.
+
+        Every device draws only its own part, and every layout draws the same numbers. Raises `Unavailable` if JAX is missing or
+        has too few devices.
+        """
+        number_option("seed", seed, 0, 2**32 - 1)
+        return self._on_devices.init(seed)
+
+    @public
+    def train_step(self, state: TrainState, batch: Arrays) -> tuple[TrainState, dict[str, Any]]:
+        """Return the state after one more training step, and the loss and reported values as scalars by name.
+
+        The given state is donated: use the returned one. batch: the inputs by name; with `accumulate = K` their first dimension
+        is K. Works under `jax.jit`. Raises `ValueError` for a model without a `train` block, and for arrays that do not fit.
+        """
+        self._check_trained("train_step")
+        return self._on_devices.train_step(state, batch)
+
+    @public
+    def averaged(self, state: TrainState) -> dict[str, Any]:
+        """Return the parameters for `forward`, with the averages of those that are trained.
+
+        Raises `ValueError` unless the `train` block has an entry `average`.
+        """
+        self._check_trained("averaged")
+        training = self.program.training
+        if training is None or training.average is None:
+            raise UsageError("`averaged` needs an entry `average = 0.999` in the `train` block")
+        return self._on_devices.averaged(state)
+
+    @public
+    def value_and_grad(
+        self, params: Arrays, batch: Arrays, step: Any = 0, **options: bool
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the loss of a training step, and its gradients by parameter, split like the parameters.
+
+        So another library, such as optax, can update the parameters. step: the number of the step, from 0, for random draws and
+        schedules. options: `accumulate=True` and `clip=True`, if the file has these entries; `with_state=True` if the model has
+        state: then the first result is a pair of the loss and the parameters with the new state.
+        """
+        self._check_trained("value_and_grad")
+        return self._on_devices.value_and_grad(params, batch, step, **options)
+
+    @public
+    def forward(self, params: Arrays, batch: Arrays) -> dict[str, Any]:
+        """Return the outputs of the model by name, outside of training.
+
+        `jax.jit`, `jax.grad` and `jax.vmap` work on this function. Under `jax.vmap` each device computes its part of every
+        element, so a mapped dimension is not split.
+        """
+        return self._on_devices.forward(params, batch)
+
+    @public
+    def place(self, batch: Arrays, stacked: bool = False) -> dict[str, Any]:
+        """Return a batch on the devices, split as `forward` takes it; `stacked`: as `train_step` takes it.
+
+        The other functions place their batches by themselves. Placing the next batch ahead hides the copy to the devices.
+        """
+        program = self._on_devices
+        return program.place(batch, program.step_inputs if stacked else "inputs")
+
+    def _check_trained(self, name: str) -> None:
+        if self._placed.training is None:
+            model = self._placed.name
+            raise UsageError(
+                f"`{name}` needs a `train {model}` block, which the file of model `{model}` lacks"
+            )
 
     def cost(self) -> LayoutCost:
         """Return the computation, communication and memory of one device, as in the output of `mtfc cost --format json`."""
@@ -211,7 +311,7 @@ def compile_case(text: str, file: PathOption, choice: Choice) -> Compiled:
     with _showing(sources):
         selection = choose(text, file, choice, neighbour=sources.neighbour)
         case = selection.cases[0]
-        return Compiled(case.lower(selection.program), selection.hardware, case.placed(selection.program))
+        return Compiled(selection.hardware, case.placed(selection.program))
 
 
 def checked(text: str, file: PathOption, choice: Choice) -> Checked:

@@ -416,7 +416,8 @@ def test_labels_have_places() -> None:
 def test_a_compiled_model_has_a_short_text() -> None:
     compiled = mtfc.compile_text(MODEL, layout="both")
     assert re.fullmatch(
-        r"<Compiled small: mesh grid = \[rows: 2, cols: 3\], layout both \{batch: rows, io: cols\}, 2 parameters of 21 numbers>",
+        r"<Compiled small: mesh grid = \[rows: 2, cols: 3\], layout both \{batch: rows, io: cols\}, "
+        r"2 parameters of 21 numbers, \d+ B per device>",
         repr(compiled),
     )
 
@@ -458,7 +459,7 @@ def test_a_compiled_model_is_a_table_in_notebooks() -> None:
 def test_html_is_escaped() -> None:
     """Names in files lack these characters, but names in programs from elsewhere may have them."""
     compiled = mtfc.compile_text(MODEL, layout="both")
-    renamed = attrs.evolve(compiled, program=attrs.evolve(compiled.program, name="<b>&"))
+    renamed = attrs.evolve(compiled, placed=attrs.evolve(compiled._placed, name="<b>&"))
     assert Table(renamed._repr_html_()).cells[0] == "<b>&"
 
 

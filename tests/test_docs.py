@@ -194,6 +194,8 @@ TITLES = {
     "E504": "an array of a wrong kind of numbers",
     "E505": "an array for an unknown parameter",
     "E506": "different numbers of batches",
+    "E701": "a number that is not finite in training",
+    "E507": "a map of weights that does not fit the model",
 }
 
 

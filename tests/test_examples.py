@@ -14,7 +14,7 @@ import pytest
 
 import mtfc
 from mtfc.compiler.ir.core import Program
-from mtfc.driver.data.npz import Arrays
+from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMesh, choose
 from mtfc.driver.running.execution import Session, load
@@ -36,15 +36,15 @@ def dense(inputs: int, outputs: int) -> int:
 class Example:
     """A file, the number of parameters at the sizes in the file, and the options of its verification.
 
-    small: sizes for `verify`, as on the command line. mesh: a mesh for all layouts; None leaves each on its own. is_deep: True if
-    XLA takes long to compile the example, so that JAX runs the first layout only.
+    small: sizes for `verify`, as on the command line. mesh: a mesh for all layouts; None leaves each on its own. on_jax: number
+    of layouts that JAX runs, as XLA takes long to compile deep networks.
     """
 
     file: str
     parameters: int
     small: str = ""
     mesh: str | None = None
-    is_deep: bool = False
+    on_jax: int = 2
 
     @property
     def dims(self) -> dict[str, int]:
@@ -55,6 +55,14 @@ class Example:
 EXAMPLES = (
     # Handwritten digits: 64 pixels, one hidden layer of 1024 units, no biases.
     Example("digits", 64 * 1024 + 1024 * 10, "batch=8 hidden=16"),
+    # Convolutions of 3 x 3 pixels: from 1 to 16 channels, four of 16, one from 16 to 32, three of 32; a projection of 16 x 32;
+    # a scale, a bias, a mean and a variance for each normalized channel; a dense layer.
+    Example(
+        "digits_resnet",
+        9 * (16 + 4 * 16**2 + 16 * 32 + 3 * 32**2) + 16 * 32 + 4 * (5 * 16 + 5 * 32) + dense(32, 10),
+        "batch=8 narrow=4 height=8 width=4",
+        "all:2;nodes:2;parts:2",
+    ),
     # Mesh-TensorFlow paper, section 8.
     Example("two_layer", 128 * 512 + 512 + 512 * 128, "batch=8 io=8"),
     # SoyBean, section 2.2: 300 x 300 x 5 x 4 bytes = 1.8 MB; section 6.2, figure 8a.
@@ -84,7 +92,7 @@ EXAMPLES = (
         23_834_568,
         "batch=4 height=75 width=75 grain=2 classes=8 middle=1",
         "nodes:2;gpus:2",
-        is_deep=True,
+        on_jax=0,
     ),
     # torchvision's resnet101.
     Example(
@@ -92,7 +100,7 @@ EXAMPLES = (
         44_549_160,
         "batch=8 height=32 width=32 stem=4 blocks2=1 blocks3=1 blocks4=2 blocks5=1 classes=8",
         "nodes:2;gpus:2",
-        is_deep=True,
+        on_jax=1,
     ),
     # Kim 2014, table 1: a vocabulary of 18,765 words; two classes.
     Example(
@@ -134,6 +142,8 @@ EXAMPLES = (
         "batch=8 length=4 vocab=8 d_model=8 heads=2 d_k=4 d_ff=8 layers=2 experts=4 groups=4 capacity=6 choices=4",
         "all:2;rows:2;cols:2",
     ),
+    # Radford et al. 2019, the smallest model; exactly that of transformers' GPT2LMHeadModel.
+    Example("gpt2", 124_439_808, "batch=4 length=4 vocab=8 d_model=8 heads=2 layers=2", "all:2", on_jax=1),
     # Llama 3 8B.
     Example(
         "llama",
@@ -189,16 +199,16 @@ CASES = [(example, layout) for example in EXAMPLES for layout in layouts(example
 def test_the_layout_gives_the_same_on_both_backends(example: Example, layout: str, tmp_path: Path) -> None:
     """The test runs in f64, because rounding grows through the deep networks and is coarse in bf16.
 
-    The first layout draws the parameters on each backend. The other layouts read them from a file: XLA takes long to compile many
-    draws. JAX runs the first layout and the last one, which splits the most, or all if EVERY_LAYOUT is set (`make examples`).
+    The first layout draws the parameters on each backend. The other layouts, and deep networks, read them from a file: XLA takes
+    long to compile many draws. JAX runs the first layout and the last one, which splits the most, or the first or none of a deep
+    network; if EVERY_LAYOUT is set (`make examples`), it runs all.
     """
     options: dict[str, Any] = {"layout": layout, "mesh": example.mesh, "dims": example.dims}
     first, *_, last = [*layouts(example.file)] * 2
-    if layout != first:
+    if layout != first or example.on_jax < 2:
         np.savez(tmp_path / "params.npz", **drawn(example))
         options["params"] = tmp_path / "params.npz"
-    on_jax = {first} if example.is_deep else {first, last}
-    if layout not in on_jax and "EVERY_LAYOUT" not in os.environ:
+    if layout not in (first, last)[: example.on_jax] and "EVERY_LAYOUT" not in os.environ:
         options["backend"] = "numpy"
     found = mtfc.verify(path(example), dtype="f64", **options)
     assert found["ok"], found

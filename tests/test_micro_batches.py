@@ -13,6 +13,7 @@ from mtfc.compiler.cost.memory import MemoryUse, memory_of
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.loops import region_of
+from mtfc.compiler.ir.ops.collectives import KIND_OF
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
 from tests.harness import SINGLE, Arrays, call, communication, jax_module, lowered, reference, simulate
@@ -107,6 +108,24 @@ def test_stored_parameters_are_gathered_and_gradients_scattered_in_each_micro_ba
     one, several = sent("fsdp", 1), sent("fsdp", 3)
     for kind in ("all_gather", "reduce_scatter"):
         assert elements(several, kind) == elements(one, kind) > 0
+
+
+@pytest.mark.parametrize(
+    "precision",
+    ["", "compute: bf16", "compute: bf16, reduce: f32", "compute: f16, loss_scale: dynamic"],
+)
+def test_each_layer_is_gathered_inside_of_the_loops(precision: str) -> None:
+    """No micro-batch holds the gathered parameters, or the whole gradients, of two layers at once."""
+    entry = f"precision = {{ {precision} }}; accumulate" if precision else "accumulate"
+    source = LAYERED.format(batch=4, accumulate=3).replace("accumulate", entry)
+    (loop,) = [eqn for eqn in lowered(source, "step", "fsdp").function("step").body if eqn.regions]
+    inside = [eqn for eqn in walk(region_of(loop).body) if "axes" in eqn.attrs]
+    moved = [value for eqn in inside for value in (*eqn.operands, *eqn.results)]
+    assert {dim.name for value in moved for dim in value.type.dims} == {"d", "hidden"}
+    layers = [region_of(eqn) for eqn in region_of(loop).body if eqn.regions]
+    for kind, number in (("all_gather", 4), ("reduce_scatter", 2)):
+        ops = [each for region in layers for each in walk(region.body) if KIND_OF.get(each.op) == kind]
+        assert sum(len(each.operands) for each in ops) == number
 
 
 @pytest.mark.parametrize("layout", ["replicated", "optimizer_sharded"])

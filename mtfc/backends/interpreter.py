@@ -8,9 +8,9 @@ is not placed yet runs on one processor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
@@ -45,7 +45,28 @@ class Shards:
     arrays: tuple[Array, ...]
 
 
-def interpret(function: Function, program: Program, arguments: Mapping[str, Array]) -> dict[str, Array]:
+class Observer(Protocol):
+    """Sees an execution: every equation with its arrays, and the values that enter and leave loops."""
+
+    def computed(self, eqn: Equation, operands: Sequence[Shards], results: Sequence[Shards]) -> None:
+        """An equation without a region has been evaluated."""
+
+    def iterates(self, eqn: Equation, index: int) -> None:
+        """A loop begins an iteration."""
+
+    def entered(self, source: Value, argument: Value) -> None:
+        """An argument of the iteration has the array of `source`, or a slice of it."""
+
+    def left(self, source: Value, result: Value) -> None:
+        """A result of the loop has the array of `source`, stacked or not."""
+
+    def ended(self, eqn: Equation) -> None:
+        """The last iteration of a loop has ended."""
+
+
+def interpret(
+    function: Function, program: Program, arguments: Mapping[str, Array], observer: Observer | None = None
+) -> dict[str, Array]:
     """Return the function's outputs by name, from its arguments by name; all arrays are global.
 
     Raises `Disagreement` if an array does not fit its type.
@@ -56,15 +77,21 @@ def interpret(function: Function, program: Program, arguments: Mapping[str, Arra
         value = argument.value
         array = np.asarray(arguments[value.name]).astype(numpy_dtype(np, value.type.dtype))
         known[value] = distribute(array, value.type, mesh)
-    _execute(function.body, known, mesh)
+    _execute(function.body, known, mesh, observer)
     return {output.name: assemble(known[output.value]) for output in function.outputs}
 
 
-def _execute(body: Iterable[Equation], known: dict[Value, Shards], mesh: Mesh) -> None:
+def _execute(
+    body: Iterable[Equation], known: dict[Value, Shards], mesh: Mesh, observer: Observer | None
+) -> None:
     """Add the equations' results to `known`."""
     for eqn in body:
-        found = _iterated if eqn.regions else _moved if _communicates(eqn) else _evaluated
-        results = found(eqn, known, mesh)
+        if eqn.regions:
+            results = _iterated(eqn, known, mesh, observer)
+        else:
+            results = (_moved if _communicates(eqn) else _evaluated)(eqn, known, mesh)
+            if observer:
+                observer.computed(eqn, [known[value] for value in eqn.operands], results)
         known.update(zip(eqn.results, results, strict=True))
 
 
@@ -142,7 +169,9 @@ def _moved(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple[Sh
     return tuple(distribute(array, value.type, mesh) for array, value in pairs)
 
 
-def _iterated(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple[Shards, ...]:
+def _iterated(
+    eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh, observer: Observer | None
+) -> tuple[Shards, ...]:
     """Return a loop's results, by executing its region once for each index."""
     region, dim = region_of(eqn), dim_of(eqn)
     state = {
@@ -156,7 +185,11 @@ def _iterated(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple
             a.value: _slice(state[a.value], dim, index) if a.role == "sliced" else state[a.value]
             for a in region.arguments
         }
-        _execute(region.body, inside, mesh)
+        if observer:
+            _observe_arguments(eqn, index, index == order[0], observer)
+        _execute(region.body, inside, mesh, observer)
+        if observer:
+            _observe_results(eqn, index == order[-1], observer)
         new = {
             o.name: _placed(inside[o.value], result.type if o.updates else sliced_type(result.type, dim))
             for o, result in zip(region.outputs, eqn.results, strict=True)
@@ -174,6 +207,24 @@ def _iterated(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple
     )
 
 
+def _observe_arguments(eqn: Equation, index: int, is_first: bool, observer: Observer) -> None:
+    """Tell which values the arguments of an iteration come from: operands, or what the iteration before has left."""
+    region = region_of(eqn)
+    observer.iterates(eqn, index)
+    updates = {output.updates: output.value for output in region.outputs if output.updates is not None}
+    for operand, argument in pairs(eqn):
+        left = argument.role == "carried" and not is_first
+        observer.entered(updates[argument.value.name] if left else operand, argument.value)
+
+
+def _observe_results(eqn: Equation, is_last: bool, observer: Observer) -> None:
+    for output, result in zip(region_of(eqn).outputs, eqn.results, strict=True):
+        if is_last or output.updates is None:
+            observer.left(output.value, result)
+    if is_last:
+        observer.ended(eqn)
+
+
 def _placed(shards: Shards, type: TensorType) -> Shards:
     """Return the value placed as `type` says: at level `placed` no reshard does that yet.
 
@@ -188,7 +239,8 @@ def _placed(shards: Shards, type: TensorType) -> Shards:
 
 def _slice(shards: Shards, dim: Dim, index: int) -> Shards:
     axis = shards.type.dims.index(dim)
-    arrays = tuple(array.take(index, axis) for array in shards.arrays)
+    position = (slice(None),) * axis + (index,)
+    arrays = tuple(np.asarray(array[position]) for array in shards.arrays)
     return Shards(shards.mesh, sliced_type(shards.type, dim), arrays)
 
 

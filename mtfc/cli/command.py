@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from keyword import iskeyword
 from typing import Any, Protocol, cast
 
 from mtfc.cli.errors import encode_anything, guarded, show_diagnostics
@@ -25,8 +26,11 @@ Exit status: 0 success, 1 the program has errors, 2 wrong usage, 3 the environme
 SUBCOMMANDS = {
     "check": "diagnose a file under every declared layout",
     "compile": "compile a file, and print any stage of it",
-    "run": "execute a model, or train it",
+    "run": "execute a model, or train it for a few steps",
+    "train": "train a model for hours, with checkpoints, on one process or many",
     "verify": "compare every layout on every backend with the undistributed program",
+    "export": "write parameters as safetensors, under our names or those of another library",
+    "import": "read parameters that another library wrote",
     "cost": "print computation, communication and memory per device",
     "explain": "print the rules of a layout that cause its collectives",
     "search": "find the best layout for a machine",
@@ -50,7 +54,8 @@ class Subcommand(Protocol):
 
 
 def _subcommand(name: str) -> Subcommand:
-    return cast(Subcommand, import_module(f"mtfc.cli.{name}"))
+    """Return the module of a subcommand; the name of a module is no keyword of Python."""
+    return cast(Subcommand, import_module(f"mtfc.cli.{name}{'_' * iskeyword(name)}"))
 
 
 MAY_BE_EMPTY = ("layout", "passes")
@@ -79,12 +84,10 @@ class _Version(argparse.Action):
     """Print the installed version. Other commands save the time to read it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
-        from importlib.metadata import PackageNotFoundError, version
+        from mtfc.driver.version import installed_version
 
-        try:
-            print(f"mtfc {version('mtfc')}")
-        except PackageNotFoundError:
-            print("mtfc, not installed")
+        version = installed_version()
+        print(f"mtfc {version}" if version else "mtfc, not installed")
         parser.exit()
 
 

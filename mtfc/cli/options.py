@@ -133,7 +133,9 @@ def add_selection(
 def add_parameters(parser: argparse.ArgumentParser) -> None:
     """Add the options that name parameters to start from."""
     parser.add_argument(
-        "--params", metavar="FILE.npz", help="initial values of all parameters, by full name (default: drawn)"
+        "--params",
+        metavar="FILE",
+        help="initial values of parameters: .npz, .safetensors, a folder of shards, or a --dir of `mtfc train` (default: drawn)",
     )
     parser.add_argument(
         "--params-partial", action="store_true", help="draw the parameters that --params lacks from --seed"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 
 from mtfc.backends.registry import BACKENDS
+from mtfc.cli.errors import show_diagnostics
 from mtfc.cli.options import add_format, add_parameters, add_selection, add_source, chosen, count, seed
 from mtfc.driver.data.files import report_to
+from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import RunOptions
+from mtfc.driver.running.generation import Generation
 from mtfc.driver.running.run import run as run_model
 from mtfc.reports.run_report import StepRecord, step_text
 
@@ -18,6 +22,7 @@ examples:
   mtfc run model.mtf --data batch.npz --save outputs.npz
   mtfc run model.mtf --train --steps 100 --data train.npz --save params.npz --backend jax
   mtfc run model.mtf --params params.npz --data test.npz --layout "batch:rows" --mesh "rows:4"
+  mtfc run lm.mtf --model generate --params params.npz --prompt "def " --temperature 0.5 --seed 3
 
 An NPZ file of data holds an array for each input. If the first dimension of an array is k times that of the
 input, the array holds k batches. For fewer rows at the end the model is compiled a second time.
@@ -42,13 +47,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_parameters(parser)
     parser.add_argument(
-        "--save", metavar="FILE.npz", help="write the outputs, or the trained parameters and losses"
+        "--averages",
+        action="store_true",
+        help="start from the averages that --params has of trained parameters",
     )
     parser.add_argument(
-        "--seed", metavar="N", type=seed, default=0, help="seed of drawn inputs and parameters (default: 0)"
+        "--save",
+        metavar="FILE",
+        help="write the outputs, or the trained parameters and losses: .npz, or .safetensors",
     )
+    parser.add_argument(
+        "--seed",
+        metavar="N",
+        type=seed,
+        default=0,
+        help="seed of drawn inputs, parameters and texts (default: 0)",
+    )
+    parser.add_argument(
+        "--debug-nans",
+        action="store_true",
+        help="in training, show the line that makes the first number that is not finite",
+    )
+    _add_prompts(parser)
     add_selection(parser, "the first")
     add_format(parser)
+
+
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a model that writes text."""
+    group = parser.add_argument_group("text, of a model of bytes that continues prompts")
+    group.add_argument(
+        "--prompt",
+        metavar="TEXT",
+        action="append",
+        dest="prompts",
+        help="print this text and how the model continues it; repeatable",
+    )
+    group.add_argument(
+        "--temperature",
+        metavar="T",
+        type=_temperature,
+        help="0 takes the most probable byte, 1 draws as the model says (default: 0.8)",
+    )
+    group.add_argument("--tokens", metavar="N", type=count, help="print at most N new bytes of each text")
+
+
+def _temperature(text: str) -> float:
+    """Return a temperature, as an option's type."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, not `{text}`")
+    return found
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
@@ -60,6 +112,8 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
     done = run_model(_options(options), sources, show)
     print(done.report() if options.format == "text" else json.dumps(done.record(), indent=2), file=to)
+    if done.cause:
+        show_diagnostics([done.cause], sources, options.format)
     return done.status
 
 
@@ -76,4 +130,15 @@ def _options(options: argparse.Namespace) -> RunOptions:
         options.params_partial,
         options.save,
         options.seed,
+        _generation(options),
+        options.debug_nans,
+        options.averages,
     )
+
+
+def _generation(options: argparse.Namespace) -> Generation | None:
+    given = {name: getattr(options, name) for name in ("temperature", "tokens")}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if options.prompts is None and chosen:
+        raise UsageError(f"--{next(iter(chosen))} goes with --prompt, the text to continue")
+    return None if options.prompts is None else Generation(tuple(options.prompts), **chosen)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import attrs
 
 from mtfc.driver.loading.choice import Choice
+from mtfc.driver.running.generation import Generation
 
 
 @attrs.frozen
@@ -24,7 +25,12 @@ class CompileOptions:
 
 @attrs.frozen
 class RunOptions:
-    """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of NPZ files."""
+    """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of files of arrays.
+
+    generation: the prompts that a model continues, in place of `data`.
+    debug_nans: find the equation that makes the first number that is not finite.
+    averages: take the averages of parameters from `params`.
+    """
 
     file: str
     choice: Choice = attrs.field(factory=Choice)
@@ -37,11 +43,14 @@ class RunOptions:
     params_partial: bool = False
     save: str | None = None
     seed: int = 0
+    generation: Generation | None = None
+    debug_nans: bool = False
+    averages: bool = False
 
 
 @attrs.frozen
 class VerifyOptions:
-    """The options of a verification. `data` and `params` are paths of NPZ files. backend: None runs both backends."""
+    """The options of a verification. `data` and `params` are paths of files of arrays. backend: None runs both backends."""
 
     file: str
     choice: Choice = attrs.field(factory=Choice)
@@ -51,6 +60,21 @@ class VerifyOptions:
     params: str | None = None
     params_partial: bool = False
     seed: int = 0
+
+
+@attrs.frozen
+class ExchangeOptions:
+    """The options of an export or import of weights.
+
+    source: a file or folder of arrays. map: the path of a map of weights. averages: take the averages of parameters.
+    """
+
+    file: str
+    source: str
+    output: str
+    choice: Choice = attrs.field(factory=Choice)
+    map: str | None = None
+    averages: bool = False
 
 
 @attrs.frozen

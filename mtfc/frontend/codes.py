@@ -83,7 +83,13 @@ CODES = {
     "E417": "an option that changes nothing in a `train` block",
     "E418": "a pattern that no parameter matches",
     "E419": "a loss that depends on frozen parameters alone",
+    "E420": "a state whose type is missing or superfluous",
+    "E421": "an update of something that is no state of the body",
+    "E422": "a state that is updated twice",
+    "E423": "an assignment to the state of a model",
+    "E424": "a state in a `scan`",
     "W601": "work that processors duplicate",
     "W602": "two layout rules that need one mesh axis in an equation",
     "W603": "a value that is never used",
+    "W604": "a state that is never updated",
 }

@@ -15,6 +15,7 @@ from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim, Mesh
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, declare_layouts
+from mtfc.frontend.semantics.bodies.model_state import never_updated
 from mtfc.frontend.semantics.calls.function_calls import check_signature
 from mtfc.frontend.semantics.models import Model, elaborate_model
 from mtfc.frontend.semantics.names.dims_and_meshes import Sizes, declare_meshes
@@ -99,13 +100,14 @@ def elaborate(
 
 
 def _unused(file: ast.File, scope: Scope) -> Iterator[Diagnostic]:
-    """Yield W603 for the models and functions of a file."""
+    """Yield W603 and W604 for the models and functions of a file."""
     decls: list[ast.ModelDecl | ast.FnDecl] = [
         *declarations_of(file, ast.ModelDecl),
         *declarations_of(file, ast.FnDecl),
     ]
     for decl in decls:
         yield from scope.reports.unused(decl).warnings()
+        yield from never_updated(decl)
 
 
 def _hardware(file: ast.File, scope: Scope) -> dict[str, Hardware | None]:

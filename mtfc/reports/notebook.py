@@ -14,8 +14,16 @@ from mtfc.reports.table import flops_text
 
 
 def line(program: Program) -> str:
-    """Return `<Compiled net: mesh grid = [rows: 2, cols: 4], layout hybrid {batch: rows}, 3 parameters of 33,024 numbers>`"""
-    parts = [_mesh(program.placed_on), f"layout {_layout(program)}", _parameters(program)]
+    """Return `<Compiled net: mesh grid = [rows: 2, cols: 4], layout hybrid {batch: rows}, 3 parameters of 33,024 numbers, 2 KB
+    per device>`
+    """
+    memory = bytes_text(whole(layout_cost(program).memory.parts()["total"]))
+    parts = [
+        _mesh(program.placed_on),
+        f"layout {_layout(program)}",
+        _parameters(program),
+        f"{memory} per device",
+    ]
     return f"<Compiled {program.name}: {', '.join(parts)}>"
 
 

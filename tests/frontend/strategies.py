@@ -117,7 +117,8 @@ def statements() -> st.SearchStrategy[ast.Statement]:
     simple: st.SearchStrategy[ast.Statement] = (
         st.builds(ast.Assign, here, tuples(names(), 1, 2), expressions())
         | st.builds(ast.Param, here, names(), types(), expressions())
-        | st.builds(ast.State, here, names(), expressions())
+        | st.builds(ast.State, here, names(), st.none() | types(), expressions())
+        | st.builds(ast.StateUpdate, here, names(), expressions())
         | st.builds(ast.Return, here, tuples(expressions(), 1))
         | st.builds(ast.Yield, here, names(), expressions())
         | st.builds(ast.DimDecl, here, names(), expressions())
@@ -170,7 +171,9 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
     )
     inputs = st.builds(ast.Input, here, names(), types())
     fn_args = st.builds(ast.FnArg, here, names(), st.none() | types(), st.none() | expressions())
-    precision = st.builds(ast.Precision, here, tuples(st.builds(ast.PrecisionRule, here, names(), names())))
+    precision = st.builds(
+        ast.Precision, here, tuples(st.builds(ast.PrecisionRule, here, names(), expressions()))
+    )
     settings = (st.none() | names(), st.none() | expressions(), st.none() | precision)
     pattern = st.builds(ast.Pattern, here, st.text("abcxyz_.*?[]!-0", max_size=8))
     patterns = tuples(pattern, 1)
@@ -210,6 +213,7 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
             here,
             names(),
             *settings,
+            st.none() | expressions(),
             st.none() | expressions(),
             st.none() | expressions(),
             st.none() | tuples(names(), 1),

@@ -158,6 +158,7 @@ optimizer heavy(learning_rate = 0.1, momentum = 0.9) (p, g) {
 }
 model net(x: f32[batch, length, model], ids: i32[batch], scale: [], flag: bool[]) {
   repeat layers checkpoint { x = nn.norm(x) + dense[d_out = model](x) as ffn }
+  state seen: i32[] = 0; update seen = seen + 1
   state = zeros([batch])
   scan x_t = x along length {
     state = where(flag, sum(x_t, over = [model]), -state ** 2)

@@ -111,7 +111,13 @@ def _(node: ast.Param) -> str:
 
 @source.register
 def _(node: ast.State) -> str:
-    return f"state {source(node.name)} = {source(node.value)}"
+    type = f": {source(node.type)}" if node.type else ""
+    return f"state {source(node.name)}{type} = {source(node.value)}"
+
+
+@source.register
+def _(node: ast.StateUpdate) -> str:
+    return f"update {source(node.name)} = {source(node.value)}"
 
 
 @source.register
@@ -272,12 +278,14 @@ def _(node: ast.OptimizerDecl) -> str:
 
 @source.register
 def _(node: ast.PrecisionRule) -> str:
-    return f"{source(node.use)}: {source(node.dtype)}"
+    return f"{source(node.use)}: {source(node.value)}"
 
 
 @source.register
 def _(node: ast.TrainDecl) -> str:
-    settings = {key: getattr(node, key) for key in ("optimizer", "precision", "accumulate", "clip")}
+    settings = {
+        key: getattr(node, key) for key in ("optimizer", "precision", "accumulate", "clip", "average")
+    }
     entries = [f"{key} = {source(value)}" for key, value in settings.items() if value]
     entries += [f"minimize {source(node.minimize)}"] if node.minimize else []
     for group in node.groups:

@@ -248,7 +248,9 @@ def _training(draw: Any, scope: Scope, returned: str, rough: bool) -> str:
     if scope.options.accumulated or draw(st.integers(0, 5)) == 5:
         entries.append(f"accumulate = {draw(st.integers(2, 3))}")
     if rough:
-        entries.append("precision = { params: f32, compute: bf16 }")
+        reduce = draw(st.sampled_from(("", ", reduce: f32")))
+        scale = draw(st.sampled_from(("", ", loss_scale: 64", ", loss_scale: dynamic")))
+        entries.append(f"precision = {{ params: f32, compute: bf16{reduce}{scale} }}")
     if draw(st.booleans()):
         entries.append(f"report {', '.join(_reported(draw, scope, returned, optimizer))}")
     declared = OWN if optimizer.startswith("own") else ""

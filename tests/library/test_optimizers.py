@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from benchmarks.peer_optax import relative
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.parser import read_program
 from mtfc.compiler.ir.printer import print_program
 from tests.harness import Arrays, jax_module, load, lowered, numpy_module
 from tests.program_equality import same_program
 
-STEPS = 12
+STEPS, FEW = 100, 12
 LAYERS = 3
+LIMIT = 1e-6
+"""The largest accepted difference from optax in f32, relative to the largest element of a parameter."""
 
 SOURCE = """
 import schedules
@@ -83,36 +86,41 @@ def by_layer(params: Arrays) -> Arrays:
     }
 
 
-def by_optax(optimizer: optax.GradientTransformation, start: Arrays) -> list[Arrays]:
+def by_optax(optimizer: optax.GradientTransformation, start: Arrays, steps: int) -> list[Arrays]:
     """Compute the same steps with optax, with separate parameters for each layer."""
-    params = {key: jnp.asarray(x) for key, x in by_layer(start).items()}
-    state, found = optimizer.init(params), [params]
-    for step in range(STEPS):
-        given = {name[1]: x for name, x in gradients(step).items()}
+
+    @jax.jit
+    def updated(params: Arrays, state: Any, given: Arrays) -> Any:
         grads = {
-            (name, i): jnp.asarray(given["w" if x.ndim == 2 else "b"])
+            (name, i): given["gw" if x.ndim == 2 else "gb"]
             * (2.0 ** (LAYERS - 1 - i) if name.startswith("layers.") else 1.0)
             for (name, i), x in params.items()
         }
         updates, state = optimizer.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
+        return optax.apply_updates(params, updates), state
+
+    params = {key: jnp.asarray(x) for key, x in by_layer(start).items()}
+    state, found = optimizer.init(params), [params]
+    for step in range(steps):
+        params, state = updated(params, state, gradients(step))
         found.append(params)
     return found
 
 
-def check(optimizer: str, expected: optax.GradientTransformation, declarations: str = "") -> None:
+def check(
+    optimizer: str, expected: optax.GradientTransformation, declarations: str = "", steps: int = FEW
+) -> None:
     """Assert every step under every layout, and on both backends under a layout that splits all state."""
     text = source(optimizer, declarations)
     programs = {layout: lowered(text, layout=layout) for layout in LAYOUTS}
     modules = {f"numpy, {layout}": numpy_module(program) for layout, program in programs.items()}
     modules["jax, sharded"] = jax_module(programs["sharded"])
-    actual = {name: trained(module, STEPS)[0] for name, module in modules.items()}
-    wanted = by_optax(expected, actual["numpy, alone"][0])
+    actual = {name: trained(module, steps)[0] for name, module in modules.items()}
+    wanted = by_optax(expected, actual["numpy, alone"][0], steps)
     for name, found in actual.items():
         for step, (params, right) in enumerate(zip(found, wanted, strict=True)):
             for key, x in by_layer(params).items():
-                what = f"{key} after {step} steps: {name}"
-                np.testing.assert_allclose(x, right[key], rtol=2e-5, atol=2e-6, err_msg=what)
+                assert relative(x, right[key]) <= LIMIT, f"{key} after {step} steps: {name}"
 
 
 OPTIMIZERS: dict[str, optax.GradientTransformation] = {
@@ -138,7 +146,7 @@ OPTIMIZERS: dict[str, optax.GradientTransformation] = {
 
 @pytest.mark.parametrize("call", OPTIMIZERS)
 def test_optimizers_make_the_steps_of_optax(call: str) -> None:
-    check(call, OPTIMIZERS[call])
+    check(call, OPTIMIZERS[call], steps=STEPS)
 
 
 ADAGRAD = """
@@ -222,12 +230,12 @@ def test_state_has_the_dimensions_that_it_needs() -> None:
 def test_state_and_update_are_of_the_stored_dtype(call: str) -> None:
     """Steps of bf16 parameters follow those of f32 up to rounding; numbers of the step are computed in f32."""
     text = source(call)
-    exact, _ = trained(numpy_module(lowered(text, layout="split")), STEPS)
+    exact, _ = trained(numpy_module(lowered(text, layout="split")), FEW)
     for dtype, tolerance in (("bf16", 0.1), ("f64", 1e-5)):
         narrow = text.replace("train m {", f"train m {{ precision = {{ params: {dtype}, compute: f32 }};")
         program = lowered(narrow, layout="split")
         for module in (numpy_module(program), jax_module(program)):
-            found, state = trained(module, STEPS)
+            found, state = trained(module, FEW)
             assert {np.asarray(x).dtype.name for x in (*found[-1].values(), *state.values())} == {
                 {"bf16": "bfloat16", "f64": "float64"}[dtype]
             }
@@ -266,39 +274,3 @@ def test_updates_are_part_of_the_text() -> None:
 def names(program: Program) -> list[tuple[str, ...]]:
     assert program.training is not None
     return [update.parameters for update in program.training.updates]
-
-
-# Schedules
-
-RECORDING = "optimizer record(value) (p, g) { p = 0.0 * p + value }"
-
-
-def transformer(step: int) -> float:
-    """ "Attention is all you need", section 5.3, for d_model = 16 and 8 steps of warm-up; it counts from 1."""
-    return float(16**-0.5 * min((step + 1) ** -0.5, (step + 1) * 8**-1.5))
-
-
-SCHEDULES: dict[str, Callable[[int], Any]] = {
-    "constant(0.3)": optax.constant_schedule(0.3),
-    "linear_warmup(step, peak = 0.3, warmup = 7)": optax.linear_schedule(0.0, 0.3, 7),
-    "warmup_rsqrt(step, peak = rsqrt(io * hidden * 4), warmup = 8)": transformer,
-    "cosine(step, peak = 0.3, warmup = 7, steps = 30)": optax.warmup_cosine_decay_schedule(0.0, 0.3, 7, 30),
-    "cosine(step, peak = 0.3, warmup = 0, steps = 25, end = 0.1)": optax.cosine_decay_schedule(
-        0.3, 25, alpha=1 / 3
-    ),
-    "step_decay(step, start = 0.3, factor = 0.5, every = 6)": optax.exponential_decay(
-        0.3, 6, 0.5, staircase=True
-    ),
-    "exponential_decay(step, start = 0.3, factor = 0.9, every = 5)": optax.exponential_decay(0.3, 5, 0.9),
-}
-
-
-@pytest.mark.parametrize("call", SCHEDULES)
-def test_schedules_are_those_of_optax(call: str) -> None:
-    """Return the values of a schedule for 40 steps, read from a parameter that the optimizer sets to them."""
-    program = lowered(source(f"record(schedules.{call})", RECORDING), layout="alone")
-    for module in (numpy_module(program), jax_module(program)):
-        found, _ = trained(module, 40)
-        for step, params in enumerate(found[1:]):
-            expected = np.float32(SCHEDULES[call](step))
-            np.testing.assert_allclose(params["b"], np.full(8, expected), rtol=2e-6, atol=1e-7)

@@ -63,7 +63,10 @@ def devices(count: int) -> list[Any]:
     Raises `Unavailable` if JAX is missing, has already started with fewer devices, or cannot make enough.
     """
     jax = import_jax()
-    reserve(min(count, MOST_VIRTUAL))
+    if (
+        not jax.distributed.is_initialized()
+    ):  # else each process has reserved its part before it joined the others
+        reserve(min(count, MOST_VIRTUAL))
     found = _of_kind(jax, None)
     if len(found) >= count:
         return found[:count]

@@ -15,6 +15,7 @@ The modules of both backends have the same form, so that code that runs a module
 - `forward(params, inputs) -> outputs`, `gradients(params, inputs) -> outputs`, `train_step(params, state, inputs, step) ->
   (outputs, params, state)`. Each argument and result is a dict from name to sharded array; `step` counts from 0. A module has the
   functions that the program has (`train_step` is the IR's `step`).
+- `averaged(params, state) -> params`, if the step keeps averages: the params with their averages.
 - `value_and_grad(params, inputs, step=0) -> (loss, gradients)`, if the program trains; see `module.value_and_grad`.
 - `shard(arrays, layouts) -> arrays` turns a dict of global NumPy arrays into sharded ones: `shard({"x": x}, INPUTS)`.
   `unshard(arrays, layouts) -> arrays` is the reverse: `unshard(outputs, OUTPUTS["forward"])`.

@@ -42,6 +42,12 @@ FORMS: Mapping[str, Form] = {
     ),
     "batch_gradients": Form("batch_gradients", _MODEL, counts=True, gives=_GRADIENTS),
     "step_gradients": Form("step_gradients", _MODEL, counts=True, gives=_GRADIENTS),
+    "averaged": Form(
+        "averaged",
+        {"parameter": "params", "state": "state"},
+        outputs=False,
+        gives={"parameter": "params"},
+    ),
     "clip_gradients": Form("clip_gradients", _GRADIENTS, outputs=False, gives=_GRADIENTS),
 }
 """Name of a function in the program -> its form."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from mtfc.backends.common.emitter import WIDTH
 from mtfc.backends.common.forms import FORMS, NAMES
-from mtfc.compiler.ir.core import Function, Output, Parameter, Program, walk
+from mtfc.compiler.ir.core import Function, Parameter, Program, walk
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.printer import layout_summary
@@ -65,32 +65,32 @@ def is_wide(program: Program) -> bool:
     return any(value.type.dtype == "f64" for value in (*arguments, *defined))
 
 
-def results(function: Function) -> list[Output]:
-    """Return the outputs that replace no argument."""
-    return [output for output in function.outputs if output.updates is None]
-
-
 def summary(function: Function) -> str:
     """Return a function's docstring."""
     if function.name == "clip_gradients":
         return "Scale the gradients so that their joint norm is at most the limit that the file gives."
+    if function.name == "averaged":
+        return "Return the params with their averages, for `forward`."
     also = {"parameter": "params", "state": "state"}
     groups = FORMS[function.name].gives
     more = ", and the new params and state" if also.keys() == groups.keys() else ""
     more = ", and the gradients of params" if "gradients" in groups.values() else more
-    return f"Compute {', '.join(output.name for output in results(function))}{more}."
+    return f"Compute {', '.join(output.name for output in function.handed_out)}{more}."
 
 
-def value_and_grad(program: Program) -> list[str]:
+def value_and_grad(program: Program, module: str) -> list[str]:
     """Return the function that computes the loss and its gradients, as `jax.value_and_grad` of the loss would.
 
     The list is empty if the program has no functions of gradients. `accumulate` and `clip` are arguments if the file asks for
-    them.
+    them, and `with_state` if the model has state. `module` is `np` or `jnp`.
     """
     if not program.has_function("batch_gradients") or program.training is None:
         return []
     accumulates, clips = (program.has_function(name) for name in ("step_gradients", "clip_gradients"))
-    options = ["accumulate=False"] * accumulates + ["clip=False"] * clips
+    states = [parameter.name for parameter in program.parameters if parameter.is_state]
+    options = (
+        ["accumulate=False"] * accumulates + ["clip=False"] * clips + ["with_state=False"] * bool(states)
+    )
     signature = ", ".join(["params", "inputs", "step=0", *(["*", *options] if options else [])])
     chosen = "(step_gradients if accumulate else batch_gradients)" if accumulates else "batch_gradients"
     gradients = "clip_gradients(gradients) if clip else gradients" if clips else "gradients"
@@ -104,11 +104,32 @@ def value_and_grad(program: Program) -> list[str]:
         ),
         *(["    clip: scale the gradients as `train_step` does."] * clips),
         "    step: the number of the step, for random draws and schedules.",
+        *(
+            ["    with_state: the first result is (loss, params), the params with the model's new state."]
+            * bool(states)
+        ),
         '    """',
         f"    outputs, gradients = {chosen}(params, inputs, step)",
-        f'    return outputs["{program.training.minimize}"], {gradients}',
+        *(_new_state(program.training.minimize, gradients, module) if states else ()),
+        *([] if states else [f'    return outputs["{program.training.minimize}"], {gradients}']),
     ]
-    return ["\n".join(lines) + "\n"]
+    table = [f"MODEL_STATE = {_strings(states)}\n"] * bool(states)
+    return [*table, "\n".join(lines) + "\n"]
+
+
+def _new_state(loss: str, gradients: str, module: str) -> list[str]:
+    """Return the statements that tell new states from gradients: a state has a gradient of zeros."""
+    return [
+        "    new = {name: gradients[name] for name in MODEL_STATE}",
+        f"    gradients = {{**gradients, **{{name: {module}.zeros_like(params[name]) for name in MODEL_STATE}}}}",
+        f'    loss = outputs["{loss}"]',
+        f"    return (loss, {{**params, **new}}) if with_state else loss, {gradients}",
+    ]
+
+
+def _strings(names: Iterable[str]) -> str:
+    """Return a tuple of strings as text, a name on each line."""
+    return "(\n" + "".join(f'    "{name}",\n' for name in names) + ")"
 
 
 def tables(program: Program, layout: Callable[[TensorType], str]) -> str:
@@ -121,7 +142,7 @@ def tables(program: Program, layout: Callable[[TensorType], str]) -> str:
         lines.append(_table("BATCHES", batches, layout))
     lines.append("OUTPUTS = {\n")
     for function in program.functions:
-        entries = ((output.name, layout(output.value.type)) for output in results(function))
+        entries = ((output.name, layout(output.value.type)) for output in function.handed_out)
         lines.append(f'    "{NAMES[function.name]}": {dict_text(entries, indent=4)},\n')
     return "".join([*lines, "}\n\n", _types(program)])
 
@@ -181,7 +202,8 @@ def shape_text(type: TensorType) -> str:
 
 def initial_states(program: Program, module: str, dtype: Callable[[str], str]) -> list[tuple[str, str]]:
     """Return the text of each state before the first step, as a global array. `module` is `np` or `jnp`."""
-    states = (a for f in program.functions for a in f.arguments if a.role == "state")
+    arguments = (a for f in program.functions for a in f.arguments if a.role == "state")
+    states = {argument.value.name: argument for argument in arguments}.values()
     found = []
     for state in states:
         type, start = state.value.type, state.initial

@@ -33,10 +33,18 @@ def definitions(files: tuple[str, ...]) -> Mapping[str, str]:
     found = {}
     for file in files:
         text = (Path(__file__).parents[1] / file).read_text("utf-8")
+        lines = text.encode().splitlines()
         for node in ast.parse(text).body:
-            source = f"{ast.get_source_segment(text, node)}\n"
+            source = _source(lines, node)
             if isinstance(node, ast.FunctionDef):
                 found[node.name] = source
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 found[node.targets[0].id] = source
     return found
+
+
+def _source(lines: list[bytes], node: ast.stmt) -> str:
+    """Return the text of a statement; `ast.get_source_segment` splits the whole file into lines for each one."""
+    assert node.end_lineno is not None
+    *inner, last = lines[node.lineno - 1 : node.end_lineno]
+    return b"\n".join([*inner, last[: node.end_col_offset], b""]).decode()

@@ -111,7 +111,7 @@ def generate(program: Program) -> str:
     mesh = program.placed_on
     sections = [tables(program, spec), _make_mesh(mesh), PLACING, *_initial(program)]
     sections += [_function(program, function) for function in program.functions]
-    sections += value_and_grad(program)
+    sections += value_and_grad(program, "jnp")
     text = "\n".join(sections)
     sections += prelude(text, PRELUDE)
     drawn = [re.sub(r"\bnp\.", "jnp.", source) for source in prelude(text, RANDOM)]

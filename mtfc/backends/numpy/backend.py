@@ -83,7 +83,7 @@ def generate(program: Program, checked: bool = False) -> str:
     functions = [
         Emitter(speech).function(f, NAMES[f.name], summary(f), _checks(program, f)) for f in program.functions
     ]
-    sections = [layouts, *_initial(program), *functions, *value_and_grad(program)]
+    sections = [layouts, *_initial(program), *functions, *value_and_grad(program, "np")]
     sections += [SIMULATION, *prelude("\n".join(sections), PRELUDE, PUBLIC)]
     body = "\n\n".join(sections)
     return f"{HEADER.format(title=title(program))}\n{imports(IMPORTS, body)}\n{body}"

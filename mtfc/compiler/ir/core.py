@@ -100,6 +100,11 @@ class Function:
     body: tuple[Equation, ...]
     outputs: tuple[Output, ...]
 
+    @property
+    def handed_out(self) -> tuple[Output, ...]:
+        """The outputs that replace no argument."""
+        return tuple(output for output in self.outputs if output.updates is None)
+
 
 def source_file(functions: Sequence[Function]) -> str | None:
     """Return the user's file, not an imported one: the file of the first input with a span, or else of anything with a span."""
@@ -119,12 +124,16 @@ class Initializer:
 
 @attrs.frozen
 class Parameter:
-    """A model's parameter: its full name, global type, initial value, and the place of its declaration."""
+    """A model's parameter: its full name, global type, initial value, and the place of its declaration.
+
+    is_state: True for the state of a model. It has no gradient; a training step replaces it by an output of the model.
+    """
 
     name: str
     type: TensorType
     init: Initializer
     span: Span | None = None
+    is_state: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -141,11 +150,20 @@ class Update:
 
 
 @attrs.frozen
+class LossScale:
+    """The factor of the loss in the backward pass. `is_dynamic` means that steps change the factor; `start` is the first one."""
+
+    start: float
+    is_dynamic: bool = False
+
+
+@attrs.frozen
 class Training:
     """The contents of a `train` block: the output of `forward` to minimize, and the way to do it.
 
-    A parameter without an update is frozen. `report` names further outputs of the step (see `training.py`). `learning_rate`
-    computes the learning rate of a step, if it is reported.
+    A parameter without an update is frozen. `reduce` is the dtype of sums of gradients, if it is not that of the computation.
+    `report` names further outputs of the step (see `training.py`). `learning_rate` computes the learning rate of a step, if it is
+    reported. `average` is the share of the parameters' averages that a step keeps, if it keeps averages.
     """
 
     minimize: str
@@ -156,6 +174,9 @@ class Training:
     span: Span | None = None
     report: tuple[str, ...] = ()
     learning_rate: Function | None = None
+    reduce: str | None = None
+    loss_scale: LossScale | None = None
+    average: float | None = None
 
 
 @attrs.frozen(eq=False)
@@ -172,6 +193,11 @@ class Program:
     training: Training | None = None
     mesh: Mesh | None = None
     layout: Layout | None = None
+
+    @property
+    def states(self) -> frozenset[str]:
+        """The names of the model's states."""
+        return frozenset(parameter.name for parameter in self.parameters if parameter.is_state)
 
     @property
     def placed_on(self) -> Mesh:

@@ -22,6 +22,7 @@ from mtfc.compiler.ir.core import (
     Equation,
     Function,
     Initializer,
+    LossScale,
     Output,
     Parameter,
     Program,
@@ -147,12 +148,16 @@ class _ProgramParser:
         return Program(
             name=_first_name(self.tree),
             dims=self.dims,
-            parameters=tuple(self.parameter(node) for node in _children(self.tree, "param")),
+            parameters=tuple(self.parameter(node) for node in self._declared()),
             functions=tuple(self.function(node) for node in _children(self.tree, "function")),
             training=self.training(train) if train else None,
             mesh=self.mesh(mesh) if mesh else None,
             layout=self.program_layout(layout) if layout else None,
         )
+
+    def _declared(self) -> Iterator[Node]:
+        """Yield the nodes of parameters and states, in order."""
+        return (n for n in self.tree.children if isinstance(n, Tree) and n.data in ("param", "state"))
 
     def mesh(self, node: Node) -> Mesh:
         axes = ((_first_name(a), int(_tokens(a, "NUMBER")[0])) for a in _children(node, "mesh_axis"))
@@ -168,11 +173,13 @@ class _ProgramParser:
     def parameter(self, node: Node) -> Parameter:
         (call,) = _children(node, "call")
         init = Initializer(_first_name(call), _settings(call))
-        return Parameter(_first_name(node), self.type_of(node), init, self.span(node))
+        is_state = node.data == "state"
+        return Parameter(_first_name(node), self.type_of(node), init, self.span(node), is_state)
 
     def training(self, node: Node) -> Training:
         precision, clip, accumulate = (_child(node, rule) for rule in ("precision", "clip", "accumulate"))
         report, rate = _child(node, "report"), _child(self.tree, "rate")
+        reduce, scale, average = (_child(node, rule) for rule in ("reduce", "loss_scale", "average"))
         return Training(
             minimize=_first_name(node),
             updates=tuple(self.update(update) for update in _children(self.tree, "update")),
@@ -182,7 +189,13 @@ class _ProgramParser:
             span=self.span(node),
             report=tuple(_names(report)) if report else (),
             learning_rate=self.function(rate) if rate else None,
+            reduce=_first_name(reduce) if reduce else None,
+            loss_scale=self.loss_scale(scale) if scale else None,
+            average=_number(_tokens(average, "NUMBER")[0]) if average else None,
         )
+
+    def loss_scale(self, node: Node) -> LossScale:
+        return LossScale(_number(_tokens(node, "NUMBER")[0]), _token(node, "DYNAMIC") is not None)
 
     def update(self, node: Node) -> Update:
         *parameters, _ = _names(node)

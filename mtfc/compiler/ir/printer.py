@@ -166,7 +166,8 @@ class _Printer:
         yield from (f"dim {name_text(dim.name)} = {dim.size}" for dim in program.dims.values())
         for p in program.parameters:
             init = _call_text(p.init.name, p.init.args)
-            yield f"param {name_text(p.name)}: {self.type(p.type)} = {init}{self.at(p.span)}"
+            keyword = "state" if p.is_state else "param"
+            yield f"{keyword} {name_text(p.name)}: {self.type(p.type)} = {init}{self.at(p.span)}"
         if program.training:
             yield self.training(program.training)
             if program.training.learning_rate:
@@ -183,8 +184,15 @@ class _Printer:
             text += f" report ({', '.join(map(name_text, training.report))})"
         if training.precision:
             text += f" precision ({', '.join(training.precision)})"
+        if training.reduce:
+            text += f" reduce {training.reduce}"
+        if training.loss_scale:
+            dynamic = "dynamic " if training.loss_scale.is_dynamic else ""
+            text += f" loss_scale {dynamic}{number_text(training.loss_scale.start)}"
         if training.clip is not None:
             text += f" clip {number_text(training.clip)}"
+        if training.average is not None:
+            text += f" average {number_text(training.average)}"
         return text if training.accumulate == 1 else f"{text} accumulate {training.accumulate}"
 
     def update(self, update: Update) -> Iterator[str]:

@@ -57,6 +57,11 @@ def _passing_group(opdef: OpDef, eqn: Equation, axis: str) -> tuple[int, ...]:
     return next((group for group in opdef.linear(eqn) if all(map(is_pending, group))), ())
 
 
+def is_cast_of_terms(eqn: Equation) -> bool:
+    """Return True for a cast of terms whose pending sum is to be completed after the cast, in the wider dtype."""
+    return bool(eqn.attrs.get("sums"))
+
+
 def type_with(eqn: Equation, dim: str) -> TensorType:
     """Return the type of a result, or else of an operand, that has dimension `dim`: it shows how the equation splits `dim`."""
     return next(v.type for v in (*eqn.results, *eqn.operands) if dim in v.type.names)

@@ -22,7 +22,13 @@ from mtfc.compiler.ir.types import TensorType, scalar
 
 GRAD_NORM = "grad_norm"
 LEARNING_RATE = "learning_rate"
-BUILT_IN = (GRAD_NORM, LEARNING_RATE)
+LOSS_SCALE = "loss_scale"
+BUILT_IN = (GRAD_NORM, LEARNING_RATE, LOSS_SCALE)
+
+
+def average_of(parameter: str) -> str:
+    """Return the name of a parameter's average in the step's state and in files."""
+    return f"{parameter}.average"
 
 
 def of_role(function: Function, role: str) -> list[Value]:
@@ -40,14 +46,14 @@ def update_of(training: Training, parameter: str) -> Function:
 
 def returned_outputs(forward: Function, training: Training) -> tuple[str, ...]:
     """Return the names of the outputs of `forward` that the step returns, the loss first."""
-    outputs = {output.name for output in forward.outputs}
+    outputs = {output.name for output in forward.handed_out}
     return (training.minimize, *(name for name in training.report if name in outputs))
 
 
 def updates_error(training: Training, program: Program) -> str | None:
     """Return the first mistake in a program's updates, or None. The bodies of their functions are not checked."""
     updated = [name for update in training.updates for name in update.parameters]
-    declared = {parameter.name: parameter.type for parameter in program.parameters}
+    declared = {each.name: each.type for each in program.parameters if not each.is_state}
     if len(updated) != len(set(updated)) or not declared.keys() >= set(updated):
         return "a parameter that the program declares has at most one update, and nothing else has one"
     errors = (_update_error(update, declared) for update in training.updates)
@@ -70,13 +76,15 @@ def _update_error(update: Update, declared: Mapping[str, TensorType]) -> str | N
 
 def report_error(training: Training, program: Program) -> str | None:
     """Return the first mistake in a program's reports, or None."""
-    known = {output.name for output in program.function("forward").outputs}
+    known = {output.name for output in program.function("forward").handed_out}
     names = (training.minimize, *training.report)
     if len(set(names)) != len(names):
         return "the step returns two values of one name"
     unknown = [name for name in training.report if name not in known and name not in BUILT_IN]
     if unknown:
         return f"{unknown[0]} is reported, and is no output of forward"
+    if LOSS_SCALE in training.report and LOSS_SCALE not in known and training.loss_scale is None:
+        return "the loss scale is reported, and there is none"
     return _rate_error(training, LEARNING_RATE in training.report and LEARNING_RATE not in known)
 
 

@@ -7,7 +7,8 @@ Names and scopes
  2. A value is defined once, before its uses, and is not used outside the function or region that defines it.
  3. The program declares the argument of each parameter, with the argument's global type. Training minimizes an output of
     `forward` that is a floating-point scalar; it reports other outputs, or the built-in reports of `training.py`.
- 4. An output that updates an argument is the only one that does, and has the argument's type. Training has at most one update
+ 4. An output that updates an argument is the only one that does, and has the argument's type. `forward` updates states alone,
+    and only before layouts are assigned: `bind-training` drops these outputs. Training has at most one update
     for a parameter, whose function is as `training.py` describes it. `differentiate` moves the updates into `step`.
 
 Dimensions and types
@@ -144,7 +145,7 @@ def _check_program(program: Program) -> None:
 
 
 def _check_minimized(program: Program, name: str) -> None:
-    outputs = {output.name: output.value.type for output in program.function("forward").outputs}
+    outputs = {output.name: output.value.type for output in program.function("forward").handed_out}
     type = outputs.get(name)
     if type is None or type.dims or type.dtype not in FLOATS:
         found = "no output" if type is None else f"a {type}"
@@ -415,5 +416,10 @@ class _FunctionCheck:
         updated, found = self.arguments.get(output.updates or ""), output.value.type
         if not self.rule.fitting:
             updated, found = updated and updated.unsplit(), found.unsplit()
+        updates_state = output.updates in self.program.states and not self.rule.layouts
+        if output.updates is not None and self.function.name == "forward" and not updates_state:
+            raise VerifyError(
+                "`forward` updates states of the model alone, before layouts are assigned", where
+            )
         if output.updates is not None and updated != found:
             raise VerifyError(f"it is {output.value.type} and updates {output.updates}", where)

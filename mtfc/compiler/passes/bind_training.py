@@ -3,9 +3,11 @@
 `differentiate` binds the flag to true in the functions that it adds. The flag then remains in `forward` only, where this pass
 binds it to false. With training=true the flag is true there too: the operators of a placement are those of a training step.
 
+A run outside of training leaves the model's states as they are: `forward` loses the outputs that update them.
+
 Input:   %training: bool[] = training; %y: f32[batch] = where %training, %dropped, %x
 Output:  %y: f32[batch] = transpose %x dims=[batch]
-After this pass no `training` remains.
+After this pass no `training` remains, and `forward` updates nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.training_flag import bound
+from mtfc.compiler.passes.dce import live_only
 from mtfc.compiler.passes.pass_base import Pass
 
 
@@ -25,4 +28,11 @@ class BindTraining(Pass):
     training: bool = False
 
     def run(self, program: Program) -> Program:
-        return program.map_functions(lambda function: bound(function, self.training))
+        return program.map_functions(lambda function: _without_updates(bound(function, self.training)))
+
+
+def _without_updates(function: Function) -> Function:
+    """Drop the outputs of `forward` that update states, and the equations that only these outputs need."""
+    if function.name != "forward" or function.handed_out == function.outputs:
+        return function
+    return live_only(attrs.evolve(function, outputs=function.handed_out))

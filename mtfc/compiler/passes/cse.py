@@ -80,16 +80,23 @@ def _yielded_once(eqn: Equation, same: Substitution) -> Equation:
 
 
 def share(function: Function, named: set[str]) -> Function:
-    first: dict[Hashable, tuple[Value, ...]] = {}
+    first: dict[Hashable, int] = {}
     same = Substitution()
-    body = []
+    body: list[Equation] = []
     for original in function.body:
         eqn = same.equation(original)
         eqn = _yielded_once(_shared_inside(eqn, named), same) if eqn.regions else eqn
-        results = first.setdefault(_key(eqn, named), eqn.results) if not eqn.regions else eqn.results
-        if results is eqn.results:
+        place = len(body) if eqn.regions else first.setdefault(_key(eqn, named), len(body))
+        if place == len(body):
             body.append(eqn)
-        for mine, shared in zip(eqn.results, results, strict=True):
-            if mine is not shared:
-                same[mine] = shared
+            continue
+        body[place] = _of_both(body[place], eqn)
+        for mine, shared in zip(eqn.results, body[place].results, strict=True):
+            same[mine] = shared
     return same.function(function, body)
+
+
+def _of_both(first: Equation, later: Equation) -> Equation:
+    """Return the first of two equal equations. If only the first belongs to the update of a state, it leaves that stage."""
+    is_early = first.stage == "update" != later.stage
+    return attrs.evolve(first, stage=later.stage) if is_early else first

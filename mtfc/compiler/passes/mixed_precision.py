@@ -4,7 +4,8 @@ A file asks for this with `precision = { params: f32, compute: bf16 }`. Paramete
 first dtype. Each use of a parameter, and each float input, is cast to the second. Tensors made without operands have the second.
 If the model casts to a wider dtype, the values that follow stay wide: of two operands the narrower one is cast. Values that
 depend only on literals and integers, such as the sine of a position, keep the model's dtype until they meet another operand's.
-The minimized value is returned in f32.
+The minimized value is returned in f32. The state of a model is stored like a parameter, and its update is computed in that dtype:
+in 8 bits of a mantissa, a running mean would lose small steps.
 
 Input:   %h: f32[batch, io] = mul %x, %w                           with precision = { params: f32, compute: bf16 }
 Output:  %w_2: bf16[io] = cast %w; %x_2: bf16[batch, io] = cast %x; %h: bf16[batch, io] = mul %x_2, %w_2
@@ -13,7 +14,7 @@ After this pass no equation computes in f32 but where the model says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 import attrs
@@ -34,7 +35,7 @@ class MixedPrecision(Pass):
     def run(self, program: Program) -> Program:
         if program.training is None or program.training.precision is None:
             return program
-        return _retyped(program, Retyping(*program.training.precision))
+        return _retyped(program, Retyping(*program.training.precision, states=program.states))
 
 
 def everything_in(program: Program, dtype: str) -> Program:
@@ -68,16 +69,21 @@ class Retyping:
     made: float values that depend on no float input or parameter.
     literals: the constants among them.
     everything: the model's own casts go to the dtype of the computation too.
+    states: the names of the model's states. kept: the states as stored, which stand in `new`; an equation that updates no state
+    reads them in the dtype of the computation.
     """
 
-    def __init__(self, stored: str, computed: str, everything: bool = False) -> None:
-        self.stored, self.computed, self.everything = stored, computed, everything
+    def __init__(
+        self, stored: str, computed: str, everything: bool = False, states: Collection[str] = ()
+    ) -> None:
+        self.stored, self.computed, self.everything, self.states = stored, computed, everything, states
 
     def function(self, function: Function) -> Function:
         self.builder = Builder(Names())
         self.new = Substitution()
         self.literals: dict[Value, Equation] = {}
         self.made: set[Value] = set()
+        self.kept: set[Value] = set()
         arguments = tuple(self._argument(argument) for argument in function.arguments)
         for eqn in function.body:
             self._equation(eqn)
@@ -89,25 +95,35 @@ class Retyping:
         dtype = self.stored if argument.role == "parameter" and old.type.dtype in FLOATS else old.type.dtype
         value = Value(self.builder.names.fresh(old.name), old.type.with_dtype(dtype))
         self.builder.span = argument.span
-        self.new[old] = self.builder.cast(value, self.computed) if dtype in FLOATS else value
+        is_kept = old.name in self.states and argument.role == "parameter"
+        if is_kept and dtype in FLOATS:
+            self.kept.add(value)
+        is_cast = dtype in FLOATS and not is_kept
+        self.new[old] = self.builder.cast(value, self.computed) if is_cast else value
         return attrs.evolve(argument, value=value)
 
     def _output(self, output: Output) -> Output:
         value = self.new[output.value]
+        if output.updates is not None and output.value.type.dtype in FLOATS:
+            return attrs.evolve(output, value=self.builder.cast(value, self.stored))
+        value = self._as_computed(value)
         scalar_loss = not value.type.dims and value.type.dtype in FLOATS
         return attrs.evolve(output, value=self.builder.cast(value, "f32") if scalar_loss else value)
 
-    def region(self, region: Function, operands: Sequence[Value], dim: Dim, made: set[Value]) -> Function:
-        """Return a loop's region for retyped operands, of which some are `made`; carries keep their dtype."""
+    def region(self, region: Function, operands: Sequence[Value], dim: Dim, outside: Retyping) -> Function:
+        """Return a loop's region for retyped operands, of which some are `made` or `kept`; carries keep their dtype."""
         self.builder, self.new, self.literals, self.made = Builder(Names()), Substitution(), {}, set()
+        self.kept = set()
         arguments = []
         for argument, operand in zip(region.arguments, operands, strict=True):
             type = sliced_type(operand.type, dim) if argument.role == "sliced" else operand.type
             value = Value(self.builder.names.fresh(argument.value.name), type)
             arguments.append(attrs.evolve(argument, value=value))
             self.new[argument.value] = value
-            if operand in made and argument.role != "carried":
+            if operand in outside.made and argument.role != "carried":
                 self.made.add(value)
+            if operand in outside.kept and argument.role != "carried":
+                self.kept.add(value)
         for eqn in region.body:
             self._equation(eqn)
         dtypes = {a.value.name: a.value.type.dtype for a in arguments}
@@ -121,21 +137,25 @@ class Retyping:
         )
 
     def _loop(self, eqn: Equation) -> None:
-        operands = [self.new[value] for value in eqn.operands]
+        roles = [argument.role for argument in region_of(eqn).arguments]
+        given = [self.new[value] for value in eqn.operands]
+        operands = [
+            self._as_computed(v) if role == "carried" else v for v, role in zip(given, roles, strict=True)
+        ]
         inner = Retyping(self.stored, self.computed, self.everything)
-        region = inner.region(region_of(eqn), operands, dim_of(eqn), self.made)
+        region = inner.region(region_of(eqn), operands, dim_of(eqn), self)
         loop = make_loop(self.builder.names, region, operands, eqn)
         self.builder.append(loop)
         for old, new in zip(eqn.results, loop.results, strict=True):
             self.new[old] = new
 
     def _equation(self, eqn: Equation) -> None:
-        self.builder.span = eqn.span
+        self.builder.span, self.builder.stage = eqn.span, eqn.stage
         if eqn.regions:
             self._loop(eqn)
             return
         eqn = self._made_as_computed(eqn)
-        given = [self.new[value] for value in eqn.operands]
+        given = [self._read(self.new[value], eqn) for value in eqn.operands]
         operands = self._agreeing(given)
         types = OPS[eqn.op].infer([value.type for value in operands], eqn.attrs)
         results = tuple(
@@ -149,12 +169,27 @@ class Retyping:
             self.made.update(results)
         self.builder.append(attrs.evolve(eqn, operands=tuple(operands), results=results))
 
+    def _read(self, value: Value, eqn: Equation) -> Value:
+        """Return a value as an equation reads it: the update of a state reads no float narrower than the stored dtype."""
+        if eqn.stage != "update":
+            return self._as_computed(value)
+        is_narrow = value.type.dtype in FLOATS and ITEM_BYTES[value.type.dtype] < ITEM_BYTES[self.stored]
+        return self._as(value, self.stored) if is_narrow and not has_trait(eqn, "cast") else value
+
+    def _as_computed(self, value: Value) -> Value:
+        """Return a state in the dtype of the computation, and any other value as it is."""
+        return self.builder.cast(value, self.computed) if value in self.kept else value
+
     def _made_as_computed(self, eqn: Equation) -> Equation:
-        """Return an equation that creates floats (a constant, ones, a one-hot tensor) in the dtype of the computation."""
+        """Return an equation that creates floats (a constant, ones, a one-hot tensor) in the dtype of the computation.
+
+        In the update of a state, this is the stored dtype.
+        """
         is_kept = has_trait(eqn, "cast") and not self.everything
         if is_kept or eqn.attrs.get("dtype") not in FLOATS:
             return eqn
-        return attrs.evolve(eqn, attrs={**eqn.attrs, "dtype": self.computed})
+        dtype = self.stored if eqn.stage == "update" else self.computed
+        return attrs.evolve(eqn, attrs={**eqn.attrs, "dtype": dtype})
 
     def _agreeing(self, operands: list[Value]) -> list[Value]:
         """Cast float operands to one dtype: the widest of those not in `made`, else the widest that are no literals."""
@@ -170,6 +205,8 @@ class Retyping:
         return [self._as(value, dtype) if value in floats else value for value in operands]
 
     def _as(self, value: Value, dtype: str) -> Value:
+        if value in self.literals and self.builder.stage == "update":
+            return self.builder("constant", name="c", value=self.literals[value].attrs["value"], dtype=dtype)
         if value in self.literals:
             return self.builder.constant(self.literals[value].attrs["value"], dtype)  # type: ignore[arg-type]
         return self.builder.cast(value, dtype)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -12,13 +13,13 @@ from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Argument, Equation, Function, Program
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
+from mtfc.compiler.ir.training import average_of
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
-from mtfc.driver.data.npz import Array, Arrays, Fitting, whole
+from mtfc.driver.data.array_files import Array, Arrays, StoredArray, stored_arrays, whole
+from mtfc.driver.data.checkpoint_files import newest_checkpoint
+from mtfc.driver.data.fitting import Fitting, LazyArrays, as_type
 from mtfc.driver.errors import UsageError, say
 from mtfc.reports.table import listed
-
-"""Ops with an operand of indices into their dimension `dim`."""
-
 
 Refusal = Callable[[Dim, Sequence[str]], str | None]
 """Returns the reason why a dimension cannot have that size in these inputs, or None: see `remainder.Resizing.refusal`."""
@@ -84,7 +85,8 @@ def inputs_of(function: Function) -> list[Argument]:
     return [argument for argument in function.arguments if argument.role == "input"]
 
 
-def _types(function: Function) -> dict[str, TensorType]:
+def input_types(function: Function) -> dict[str, TensorType]:
+    """Return the type of each input as the whole array has it."""
     return {argument.value.name: argument.value.type.unsplit() for argument in inputs_of(function)}
 
 
@@ -94,7 +96,7 @@ def read_batches(path: str, function: Function, refusal: Refusal | None = None) 
     A last batch with fewer rows is taken unless there is a `refusal`.
     """
     fitting = Fitting(path)
-    types, arrays, fits = _types(function), {}, {}
+    types, arrays, fits = input_types(function), {}, {}
     for argument in inputs_of(function):
         name, type = argument.value.name, types[argument.value.name]
         if name not in fitting.arrays:
@@ -154,10 +156,10 @@ def _check_rest(
 
 def draw_batch(function: Function, seed: int, number: int = 1) -> Batches:
     """Draw batches from a seed: standard normal numbers, indices in range, truth values. All batches share the scalars."""
-    types = _types(function)
+    types = input_types(function)
     several = frozenset(name for name, type in types.items() if type.dims and number > 1)
     arrays = {
-        name: _draw(name, type, _bound(name, function.body), seed, number if name in several else 1)
+        name: _draw(name, type, index_bound(name, function.body) or 2, seed, number if name in several else 1)
         for name, type in types.items()
     }
     return Batches(types, arrays, number, several)
@@ -183,63 +185,85 @@ def _drawn(entropy: list[int], type: TensorType, bound: int) -> Array:
     return np.asarray(numbers).astype(numpy_dtype(np, type.dtype))
 
 
-def _bound(name: str, body: Iterable[Equation]) -> int:
-    """Return the bound of drawn integers: the size of the smallest dimension that the input indexes, or 2."""
+def index_bound(name: str, body: Iterable[Equation]) -> int | None:
+    """Return the size of the smallest dimension that an input indexes; None if the input indexes no dimension."""
     uses = (
         eqn.attrs["dim"]
         for eqn in body
         if has_trait(eqn, "indexes") and any(v.name == name for v in eqn.operands)
     )
-    return min((dim.size for dim in uses if isinstance(dim, Dim)), default=2)
+    return min((dim.size for dim in uses if isinstance(dim, Dim)), default=None)
 
 
-@attrs.frozen
-class GivenParameters:
-    """Parameters from a file, and the names of missing parameters, which are drawn."""
-
-    values: Arrays
-    missing: tuple[str, ...] = ()
-
-
-def given_parameters(path: str | None, partial: bool, seed: int, program: Program) -> dict[str, Array]:
+def given_parameters(
+    path: str | None, partial: bool, seed: int, program: Program, averages: bool = False
+) -> LazyArrays:
     """Return the parameters of a file, or none without a file; print the names of parameters that the file lacks.
 
-    partial: the file may lack parameters, which are drawn from the seed. Raises `UsageError`, and the errors of
-    `read_parameters`.
+    Each is read when it is asked for. partial: the file may lack parameters, which are drawn from the seed. averages: take the
+    averages of parameters that the file has averages of. Raises `UsageError`, and the errors of `stored_parameters`.
     """
     if path is None:
+        if averages:
+            raise UsageError("--averages goes with --params: it takes averages from that file")
         if partial:
             raise UsageError("--params-partial goes with --params: without a file all parameters are drawn")
-        return {}
-    given = read_parameters(path, program, partial)
-    if given.missing:
-        number = f"{len(given.missing)} of {len(program.parameters)} parameters"
-        say(f"{path} lacks {number}, drawn from seed {seed}: {', '.join(given.missing)}")
-    return dict(given.values)
+        return LazyArrays()
+    stored = stored_parameters(path, program, partial, averages)
+    missing = [parameter.name for parameter in program.parameters if parameter.name not in stored]
+    if missing:
+        number = f"{len(missing)} of {len(program.parameters)} parameters"
+        say(f"{path} lacks {number}, drawn from seed {seed}: {', '.join(missing)}")
+    return LazyArrays(
+        {p.name: _reader(stored[p.name], p.type) for p in program.parameters if p.name in stored}
+    )
 
 
-def read_parameters(path: str, program: Program, partial: bool = False) -> GivenParameters:
-    """Read values by full name, of all parameters, or of some if `partial`. Raises `CompileError` (E501 to E505).
+def _reader(array: StoredArray, type: TensorType) -> Callable[[], Array]:
+    return lambda: as_type(array.read(), type)
 
-    A file of `--save` also holds the losses as `loss`, which is ignored unless a parameter is called `loss`.
+
+def stored_parameters(
+    path: str, program: Program, partial: bool = False, averages: bool = False
+) -> dict[str, StoredArray]:
+    """Return the arrays of all parameters by full name, or of some if `partial`, in the dtypes of the file.
+
+    averages: take the averages of parameters that the file has averages of. Raises `CompileError` (E501 to E505), `UsageError`
+    for a file without averages, and `Unavailable`. A file of `--save` also holds the losses as `loss`, which is ignored unless
+    a parameter is called `loss`, and perhaps averages. A checkpoint may belong to another model of the file, so its other
+    parameters are ignored.
     """
-    fitting = Fitting(path)
+    is_checkpoint = newest_checkpoint(Path(path)) is not None
     declared = {parameter.name: parameter for parameter in program.parameters}
-    values = {}
+    fitting = Fitting(path, _of_parameters(path, declared, averages))
     for name, array in fitting.arrays.items():
         if name not in declared:
-            _unknown(name, declared, fitting)
+            if not is_checkpoint:
+                _unknown(name, declared, fitting)
             continue
         type, span = declared[name].type, declared[name].span
         if array.shape != tuple(dim.size for dim in type.dims):
             fitting.misshaped("parameter", name, type, span)
         else:
-            values[name] = fitting.converted("parameter", name, type, span)
-    missing = tuple(name for name in declared if name not in fitting.arrays)
-    for name in () if partial else missing:
-        fitting.missing("parameter", name, declared[name].span, taken=declared, otherwise=PARTIAL)
+            fitting.accepts("parameter", name, type, span)
+    for name in declared:
+        if name not in fitting.arrays and not partial:
+            fitting.missing("parameter", name, declared[name].span, taken=declared, otherwise=PARTIAL)
     fitting.diagnostics.raise_if_errors()
-    return GivenParameters(values, missing)
+    return {name: fitting.arrays[name] for name in declared if name in fitting.arrays}
+
+
+def _of_parameters(path: str, declared: Collection[str], averages: bool) -> dict[str, StoredArray]:
+    """Return the arrays of a file without averages; if `averages`, the averages under the names of their parameters."""
+    arrays = stored_arrays(path)
+    names = {average_of(name): name for name in declared if average_of(name) not in declared}
+    found = {names[name]: array for name, array in arrays.items() if name in names}
+    if averages and not found:
+        raise UsageError(
+            f"{path} has no averages of parameters: `average = 0.999` in a `train` block makes some"
+        )
+    kept = {name: array for name, array in arrays.items() if name not in names}
+    return {**kept, **found} if averages else kept
 
 
 PARTIAL = "`--params-partial` draws what the file lacks from --seed"

@@ -87,6 +87,13 @@ def select(
     return choose(text, name, choice, every_layout, neighbour, or_placement=or_placement)
 
 
+def select_program(file: str, choice: Choice, sources: Sources) -> Program:
+    """Read a file and return its chosen model, at sizes that its layouts need not fit. Raises `CompileError` and `UsageError`."""
+    sources.add_choice(choice)
+    name = sources.read(file)
+    return choose(sources.texts[name], name, choice, neighbour=sources.neighbour, skip_illegal=True).program
+
+
 def choose(
     text: str,
     file: str,

@@ -10,8 +10,9 @@ import attrs
 
 from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.training import average_of
 from mtfc.compiler.ir.types import Dim
-from mtfc.driver.data.npz import Array, Arrays
+from mtfc.driver.data.array_files import Array, Arrays
 
 
 def source(program: Program, backend: str) -> str:
@@ -38,9 +39,10 @@ class Session:
 
     @classmethod
     def start(cls, module: Any, seed: int, given: Arrays) -> Session:
-        """Start a session. Parameters that are not given are drawn from `seed`."""
-        drawn = {} if given.keys() == module.PARAMETERS.keys() else module.init(seed)
-        params = {**drawn, **module.shard(dict(given), {name: module.PARAMETERS[name] for name in given})}
+        """Start a session. Parameters that are not given are drawn from `seed`; the given ones are placed one at a time."""
+        params = {} if given.keys() == module.PARAMETERS.keys() else dict(module.init(seed))
+        for name in given:
+            params |= module.shard({name: given[name]}, {name: module.PARAMETERS[name]})
         return cls(module, params, module.init_state() if hasattr(module, "init_state") else {})
 
     def evaluate(self, function: str, inputs: Arrays, smaller: Dim | None = None) -> dict[str, Array]:
@@ -69,6 +71,15 @@ class Session:
 
     def optimizer_state(self) -> dict[str, Array]:
         return dict(self.module.unshard(self.state, self.module.STATE))
+
+    def averages(self) -> dict[str, Array]:
+        """Return the average of each trained parameter as `NAME.average`, if the file asks for averages."""
+        module = self.module
+        if not hasattr(module, "averaged"):
+            return {}
+        found = module.unshard(module.averaged(self.params, self.state), module.PARAMETERS)
+        names = {name: average_of(name) for name in module.PARAMETERS if average_of(name) in module.STATE}
+        return {average: found[name] for name, average in names.items()}
 
     def restore(self, parameters: Arrays, state: Arrays) -> None:
         """Continue from global arrays, as `parameters` and `optimizer_state` return them."""

@@ -93,8 +93,8 @@ def _conflicts(program: Program, resized: Program, dim: str, inputs: Sequence[st
 
 def _apart(program: Program, resized: Program, dim: str) -> Iterator[str]:
     """Yield the outputs that cannot be joined along their first dimension."""
-    types = {output.name: output.value.type for output in resized.function("forward").outputs}
-    for output in program.function("forward").outputs:
+    types = {output.name: output.value.type for output in resized.function("forward").handed_out}
+    for output in program.function("forward").handed_out:
         if output.value.type.dims[1:] != types[output.name].dims[1:]:
             yield f"a dimension of output `{output.name}` that is not its first depends on `{dim}`"
 

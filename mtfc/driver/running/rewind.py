@@ -14,7 +14,7 @@ from time import monotonic
 
 import attrs
 
-from mtfc.driver.data.npz import Array, Arrays
+from mtfc.driver.data.array_files import Array, Arrays
 from mtfc.driver.running.execution import Session
 
 SHARE = 0.03
@@ -66,6 +66,22 @@ class Rewind:
                 self._restore(self.proven)
                 break
         return self.session.parameters()
+
+    def start_of_failure(self, step: int, is_finite: Callable[[Arrays], bool]) -> Copy:
+        """Return the start of the step that made numbers which are not finite, `step` or an earlier one since the last copy.
+
+        is_finite: tells if parameters are finite.
+        """
+        copy = self.proven or self.new
+        assert copy is not None, "a copy is taken before the first step"
+        self._restore(copy)
+        while copy.step < step:
+            self.again(copy.step)
+            after = _copied(self.session.parameters())
+            if not is_finite(after):
+                break
+            copy = Copy(copy.step + 1, after, _copied(self.session.optimizer_state()))
+        return copy
 
     def _restore(self, copy: Copy) -> None:
         self.session.restore(copy.parameters, copy.state)

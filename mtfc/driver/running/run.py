@@ -9,17 +9,20 @@ from typing import Any
 import attrs
 
 from mtfc.backends.common import allocator
+from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim
+from mtfc.driver.data.array_files import Arrays, save_arrays
 from mtfc.driver.data.files import check_apart, check_writable
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters, read_batches
-from mtfc.driver.data.npz import Arrays, write_npz
 from mtfc.driver.errors import OK, UsageError, say
 from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import RunOptions
 from mtfc.driver.running.execution import Session, load
+from mtfc.driver.running.nan_search import StepInputs, find_not_finite
 from mtfc.driver.running.remainder import Resizing
+from mtfc.driver.running.rewind import Copy
 from mtfc.driver.running.steps import BatchResults, evaluate, step_of
 from mtfc.driver.running.training import TrainingData, TrainingRun
 from mtfc.reports.run_report import StepRecord, run_json, summaries_of, summaries_text
@@ -27,25 +30,36 @@ from mtfc.reports.run_report import StepRecord, run_json, summaries_of, summarie
 
 @attrs.frozen
 class FinishedRun:
-    """The results of a run, and the exit status of the command."""
+    """The results of a run, and the exit status of the command.
+
+    texts: the texts that the model wrote, if there were prompts. cause: the equation that made numbers which are not finite.
+    """
 
     status: int
     backend: str
     case: LayoutOnMesh
     steps: Sequence[StepRecord]
     results: BatchResults
+    texts: Sequence[str] = ()
+    cause: Diagnostic | None = None
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
-        return run_json(self.backend, self.case.name, self.case.mesh, self.steps, self._summaries())
+        written = {"texts": list(self.texts)} if self.texts else {}
+        case, summaries = self.case, self._summaries()
+        return {**run_json(self.backend, case.name, case.mesh, self.steps, summaries), **written}
 
     def report(self) -> str:
-        """Return a line for each output."""
-        return summaries_text(self._summaries())
+        """Return the texts, or a line for each output."""
+        return BETWEEN.join(self.texts) if self.texts else summaries_text(self._summaries())
 
     def _summaries(self) -> dict[str, dict[str, Any]]:
         """Summarize each output; the mean of a scalar output weighs each batch by its number of rows."""
         return summaries_of(self.results.joined(), self.results.weighted())
+
+
+BETWEEN = f"\n{'-' * 80}\n"
+"""The line between two texts."""
 
 
 def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None]) -> FinishedRun:
@@ -53,6 +67,7 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
 
     show: receives some of the training steps as they end.
     """
+    _check_prompts(options)
     _check_files(options)
     selection = select(options.file, options.choice, sources)
     program, case = selection.program, selection.cases[0]
@@ -62,21 +77,40 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
         )
     if options.eval and not options.train:
         raise UsageError("--eval goes with --train; a model without training runs on --data")
+    if options.debug_nans and not options.train:
+        raise UsageError(
+            "--debug-nans goes with --train: it looks for the cause of a loss that is not finite"
+        )
     resizing = Resizing(options.file, options.choice, sources, selection)
     data = _data(options, program, resizing)
-    given = given_parameters(options.params, options.params_partial, options.seed, program)
+    given = given_parameters(options.params, options.params_partial, options.seed, program, options.averages)
     if options.train:
         allocator.keep_memory()
     session = Session.start(load(_lowered(case, program, options), options.backend), options.seed, given)
     session.smaller = _smaller(data, options, resizing)
     if options.train:
-        training = TrainingRun.start(session, program, data, options.save, show)
+        search = _search(data, resizing) if options.debug_nans else None
+        training = TrainingRun.start(session, program, data, options.save, show, search)
         status = training.run(options.steps or data.steps)
-        return FinishedRun(status, options.backend, case, training.steps, training.results)
+        return FinishedRun(
+            status, options.backend, case, training.steps, training.results, cause=training.cause
+        )
     steps, results = _evaluate(session, program, data.batches, options.steps or data.batches.count)
+    texts = options.generation.texts(results.joined(), program) if options.generation else ()
     if options.save is not None:
-        write_npz(options.save, results.joined())
-    return FinishedRun(OK, options.backend, case, steps, results)
+        save_arrays(options.save, results.joined())
+    return FinishedRun(OK, options.backend, case, steps, results, texts)
+
+
+def _check_prompts(options: RunOptions) -> None:
+    """Raise `UsageError` for options that exclude prompts."""
+    if options.generation is None:
+        return
+    if options.train or options.data or options.steps:
+        others = "--train" if options.train else "--data" if options.data else "--steps"
+        raise UsageError(f"--prompt and {others}: a prompt is the input of one batch, without training")
+    if options.params is None:
+        say(f"no --params: the parameters are drawn from seed {options.seed}, so the text has no sense")
 
 
 def _check_files(options: RunOptions) -> None:
@@ -99,6 +133,8 @@ def _data(options: RunOptions, program: Program, resizing: Resizing) -> Training
     accumulate = program.training.accumulate if options.train and program.training else 1
     joining = partial(resizing.refusal, joined=True)
     evaluation = read_batches(options.eval, forward, joining) if options.eval else None
+    if options.generation is not None:
+        return TrainingData(options.generation.batch(program, options.seed), None, 1)
     if options.data is None:
         say(f"no --data: the inputs are drawn from seed {options.seed}")
         return TrainingData(draw_batch(forward, options.seed), evaluation, accumulate)
@@ -135,6 +171,19 @@ def _smaller(data: TrainingData, options: RunOptions, resizing: Resizing) -> dic
         say(f"{rest}, and the layout's rules that do not divide it are left out" if given_up else rest)
         modules[dim] = load(_lowered(case, program, options), options.backend)
     return modules
+
+
+def _search(data: TrainingData, resizing: Resizing) -> Callable[[Copy], Diagnostic | None]:
+    """Return the search for the cause of numbers that are not finite, given the start of the step."""
+
+    def search(start: Copy) -> Diagnostic | None:
+        dim = data.batches.smaller(start.step) if data.accumulate == 1 else None
+        program = resizing.selection.program if dim is None else resizing.program(dim)
+        batch = data.batches.step(start.step, data.accumulate)
+        inputs = StepInputs(start.parameters, start.state, batch, start.step)
+        return find_not_finite(program, inputs, resizing.case(program).lower(program))
+
+    return search
 
 
 def _evaluate(

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from mtfc.compiler.ir.core import Program
+from mtfc.driver.data.array_files import Array, Arrays
 from mtfc.driver.data.inputs import Batches
-from mtfc.driver.data.npz import Array, Arrays
 from mtfc.driver.running.execution import Session
 from mtfc.reports.run_report import StepRecord
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from mtfc.compiler.ir.core import Program, walk
-from mtfc.driver.data.npz import Array, Arrays
+from mtfc.driver.data.array_files import Array, Arrays
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.reports.verification_report import NOUNS, CaseResult, Errors, Part
 

@@ -21,8 +21,8 @@ from mtfc.compiler.passes.autodiff.differentiate import Differentiate
 from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.mixed_precision import MixedPrecision, everything_in
 from mtfc.compiler.passes.pipelines import run as run_passes
+from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.data.inputs import Batches, draw_batch, read_batches
-from mtfc.driver.data.npz import Arrays
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMesh
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import Session, load
@@ -162,7 +162,7 @@ def _accumulate(program: Program) -> int:
 
 def _parts(results: Arrays, program: Program) -> dict[Part, Arrays]:
     """Split the results of `gradients` into outputs and gradients; a gradient goes by the name of its value."""
-    outputs = [output.name for output in program.function("forward").outputs]
+    outputs = [output.name for output in program.function("forward").handed_out]
     gradients = {name.removeprefix("d_"): array for name, array in results.items() if name not in outputs}
     return {"outputs": {name: results[name] for name in outputs}, "gradients": gradients}
 

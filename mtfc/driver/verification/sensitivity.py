@@ -11,7 +11,7 @@ import attrs
 
 from mtfc.compiler.ir.core import Argument, Function, Output, Program, Value
 from mtfc.compiler.ir.types import FLOATS
-from mtfc.driver.data.npz import Array, Arrays
+from mtfc.driver.data.array_files import Array, Arrays
 
 RUNS = 8
 """Number of training runs with noise; each run draws its own noise."""

@@ -23,8 +23,8 @@ import attrs
 from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.mixed_precision import everything_in
+from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.data.inputs import given_parameters
-from mtfc.driver.data.npz import Arrays
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
@@ -67,7 +67,7 @@ def verify(
     if "jax" in backends:
         _start_jax(selection.cases)
     program = everything_in(selection.program, options.dtype) if options.dtype else selection.program
-    given = given_parameters(options.params, options.params_partial, options.seed, program)
+    given = dict(given_parameters(options.params, options.params_partial, options.seed, program))
     with without_warnings():
         return _compared(program, selection, backends, given, options, show)
 

@@ -75,7 +75,7 @@ def _operands(node: ast.Node) -> list[ast.Name]:
         found = (node.left, node.right)
     elif isinstance(node, ast.Call):
         found = node.arguments
-    elif isinstance(node, ast.Keyword | ast.Assign | ast.State | ast.Yield):
+    elif isinstance(node, ast.Keyword | ast.Assign | ast.State | ast.StateUpdate | ast.Yield):
         found = (node.value,)
     elif isinstance(node, ast.Return):
         found = node.values

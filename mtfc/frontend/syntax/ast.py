@@ -232,7 +232,15 @@ class Param(Node):
 
 
 class State(Node):
-    """`state m = zeros_like(p)`, in an optimizer."""
+    """`state m = zeros_like(p)`, in an optimizer, or `state mean: [hidden] = 0`, in a model or a function."""
+
+    name: Name
+    type: Type | None
+    value: Expr
+
+
+class StateUpdate(Node):
+    """`update mean = 0.9 * mean + 0.1 * m`, in a model or a function."""
 
     name: Name
     value: Expr
@@ -275,7 +283,7 @@ class Scan(Node):
     body: tuple[Statement, ...]
 
 
-Statement = Assign | Param | State | Return | Yield | Repeat | Scan | DimDecl | Broken
+Statement = Assign | Param | State | StateUpdate | Return | Yield | Repeat | Scan | DimDecl | Broken
 
 
 # Declarations
@@ -448,10 +456,10 @@ class OptimizerDecl(Node):
 
 
 class PrecisionRule(Node):
-    """`compute: bf16`"""
+    """`compute: bf16` or `loss_scale: 1024`"""
 
     use: Name
-    dtype: Name
+    value: Expr
 
 
 class Precision(Node):
@@ -491,6 +499,7 @@ class TrainDecl(Node):
     precision: Precision | None
     accumulate: Expr | None
     clip: Expr | None
+    average: Expr | None
     report: tuple[Name, ...] | None
     groups: tuple[OptimizerFor | Frozen, ...] = ()
 

@@ -23,7 +23,7 @@ WIDTH = 100
 INDENT = 2
 
 # Aligned declarations, and the token at which their second column begins; the last column begins at the `=`.
-ALIGNED = {"dim": 2, "mesh": 2, "layout": 2, "param": 3}
+ALIGNED = {"dim": 2, "mesh": 2, "layout": 2, "param": 3, "state": 3}
 
 NAMES = ("NAME", "PATH", WORD)
 OPERAND_ENDS = (*NAMES, "NUMBER", "TRUE", "FALSE")
@@ -188,11 +188,13 @@ def _runs(entries: Sequence[BracketEntry], indent: int) -> list[list[int]]:
 
 def _keyword(parts: Parts, indent: int) -> str | None:
     """Return the keyword of an entry that is to be aligned; None for an entry of another kind or of several lines."""
-    if len(parts) < 2 or any(isinstance(part, Bracket) and part.is_broken for part in parts):
+    if len(parts) < 3 or any(isinstance(part, Bracket) and part.is_broken for part in parts):
         return None
     first, second = parts[:2]
     if isinstance(first, Bracket) or isinstance(second, Bracket) or second.kind not in NAMES:
         return None
+    if first.text == "state" and not (isinstance(parts[2], Token) and parts[2].text == ":"):
+        return None  # of an optimizer, without a type
     return first.text if first.text in ALIGNED and len(_flat(parts)) <= WIDTH - indent else None
 
 

@@ -28,7 +28,7 @@ LARGEST_INTEGER = 2**63 - 1
 N = TypeVar("N", bound=ast.Node)
 
 # The entries of a `train` block.
-SETTINGS = ("minimize", "optimizer", "precision", "accumulate", "clip", "report")
+SETTINGS = ("minimize", "optimizer", "precision", "accumulate", "clip", "average", "report")
 GROUPS = ("optimizer for", "frozen")
 """The entries of a `train` block for some of the parameters."""
 # Rules that make a tuple of their children.
@@ -216,7 +216,7 @@ class TreeBuilder:
 def _targets(tokens: Sequence[Token]) -> Iterator[str]:
     """Yield the names that a text seems to bind: `a` and `b` in `a, b = ...`, `h` in `h += ...` and in `param h ...`."""
     texts = [token.text for token in tokens]
-    for text in texts[texts[:1] in (["param"], ["state"], ["yield"]) :]:
+    for text in texts[texts[:1] in (["param"], ["state"], ["update"], ["yield"]) :]:
         if text.isidentifier():
             yield text
         elif text != ",":

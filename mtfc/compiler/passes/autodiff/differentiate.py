@@ -15,7 +15,7 @@ After this pass no gradient and no update is implicit; nothing is split yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import attrs
@@ -24,12 +24,36 @@ from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Training, Value, walk
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.rewrite import Substitution, names_of, rename_values
-from mtfc.compiler.ir.training import GRAD_NORM, LEARNING_RATE, returned_outputs, update_of, updated
+from mtfc.compiler.ir.training import (
+    GRAD_NORM,
+    LEARNING_RATE,
+    LOSS_SCALE,
+    returned_outputs,
+    update_of,
+    updated,
+)
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS, Dim, scalar
 from mtfc.compiler.passes.autodiff.backward import backward
-from mtfc.compiler.passes.autodiff.micro_batches import over_micro_batches, stacked, with_micro_dim
+from mtfc.compiler.passes.autodiff.loss_scaling import (
+    ScaleState,
+    is_finite,
+    kept_unless,
+    next_scale,
+    scale_state,
+    scale_value,
+    seed,
+    unscaled,
+)
+from mtfc.compiler.passes.autodiff.micro_batches import (
+    over_micro_batches,
+    replaced_by,
+    stacked,
+    with_micro_dim,
+)
+from mtfc.compiler.passes.autodiff.parameter_averages import averages_of
 from mtfc.compiler.passes.autodiff.update_equations import Updater, gradient_norm, inlined
+from mtfc.compiler.passes.autodiff.wide_sums import with_wide_sums
 from mtfc.compiler.passes.pass_base import Pass
 
 
@@ -87,7 +111,7 @@ def _seeds(builder: Builder, forward: Function, training: Training | None) -> di
     """Return the seeds: 1 for the minimized value, or without training ones for every float output."""
     lines = {value: eqn.span for eqn in forward.body for value in eqn.results}
     seeds: dict[Value, Value] = {}
-    for output in forward.outputs:
+    for output in forward.handed_out:
         value = output.value
         wanted = training is None or output.name == training.minimize
         if wanted and value.type.dtype in FLOATS and value not in seeds:
@@ -103,16 +127,20 @@ def _named_gradients(body: Sequence[Equation], gradients: Mapping[Value, Value])
 
 
 def gradients_function(program: Program) -> Function:
-    """Return the function of forward's outputs and the gradients of all float inputs and parameters, zeros for unused ones."""
+    """Return the function of forward's outputs and the gradients of all float inputs and parameters, zeros for unused ones.
+
+    States have no gradient.
+    """
     forward = bound(program.function("forward"), training=True)
     builder = _continue(forward)
-    wanted = _float_arguments(forward, ("input", "parameter"))
+    arguments = _float_arguments(forward, ("input", "parameter"))
+    wanted = [value for value in arguments if value.name not in program.states]
     gradients = backward(builder, forward.body, _seeds(builder, forward, program.training), wanted)
     for value in wanted:
         if value not in gradients:
             gradients[value] = builder("full", dims=value.type.dims, value=0.0, dtype=value.type.dtype)
     outputs = [Output(f"d_{value.name}", gradients[value]) for value in wanted]
-    function = Function("gradients", forward.arguments, tuple(builder.body), (*forward.outputs, *outputs))
+    function = Function("gradients", forward.arguments, tuple(builder.body), (*forward.handed_out, *outputs))
     return rename_values(function, _named_gradients(builder.body, gradients))
 
 
@@ -129,89 +157,128 @@ def _clipped(
 class Differentiated:
     """Reported outputs, the loss first, and gradients of the parameters, in a builder's body.
 
-    Both belong to one batch, or are means over several.
+    Both belong to one batch, or are means over several. A loss scale is still a factor of the gradients; `scale` has the states
+    of a dynamic one. states: the new values of the model's states, after the last batch.
     """
 
     builder: Builder
     arguments: tuple[Argument, ...]
     outputs: Mapping[str, Value]
     gradients: dict[Value, Value]
+    states: Mapping[str, Value]
+    scale: ScaleState | None = None
 
 
-def _whole_batch(forward: Function, training: Training) -> Differentiated:
+def _whole_batch(forward: Function, training: Training, is_step: bool = False) -> Differentiated:
     builder = _continue(forward)
     parameters = _trained(forward, training)
-    gradients = backward(builder, forward.body, _seeds(builder, forward, training), parameters)
+    state = scale_state(builder, training.loss_scale) if is_step else None
+    loss = _minimized(forward, training)
+    builder.span = next((eqn.span for eqn in forward.body if loss in eqn.results), None)
+    scale = state.scale.value if state else None
+    start = seed(builder, loss, training.loss_scale, scale)
+    gradients = backward(builder, forward.body, {loss: start}, parameters)
+    if training.reduce:
+        gradients = with_wide_sums(builder, gradients, training.reduce, forward.outputs)
     values = {output.name: output.value for output in forward.outputs}
     outputs = {name: values[name] for name in returned_outputs(forward, training)}
-    return Differentiated(builder, forward.arguments, outputs, gradients)
+    return Differentiated(builder, forward.arguments, outputs, gradients, replaced_by(forward), state)
 
 
 def _minimized(forward: Function, training: Training) -> Value:
     return next(output.value for output in forward.outputs if output.name == training.minimize)
 
 
-def _micro_batches(forward: Function, training: Training, micro: Dim) -> Differentiated:
+def _micro_batches(
+    forward: Function, training: Training, micro: Dim, is_step: bool = False
+) -> Differentiated:
     """Return the mean outputs and gradients over a loop's micro-batches."""
     arguments = tuple(stacked(argument, micro) for argument in forward.arguments)
     builder = Builder(Names(argument.value.name for argument in arguments), training.span, "backward")
+    state = scale_state(builder, training.loss_scale) if is_step else None
 
-    def gradients(inner: Builder, body: Function) -> dict[Value, Value]:
+    def gradients(inner: Builder, body: Function, scale: Value | None) -> dict[Value, Value]:
         loss = _minimized(body, training)
-        seed = inner("full", dims=(), value=1 / micro.size, dtype=loss.type.dtype)
-        return backward(inner, body.body, {loss: seed}, _trained(body, training))
+        start = seed(inner, loss, training.loss_scale, scale, 1 / micro.size)
+        found = backward(inner, body.body, {loss: start}, _trained(body, training))
+        return with_wide_sums(inner, found, training.reduce, body.outputs) if training.reduce else found
 
     names = returned_outputs(forward, training)
-    totals, sums = over_micro_batches(builder, forward, arguments, micro, names, gradients)
+    scale = state.scale.value if state else None
+    totals, sums, states = over_micro_batches(builder, forward, arguments, micro, names, gradients, scale)
     dtypes = {output.name: output.value.type.dtype for output in forward.outputs}
     means = [builder("mul", total, builder.like(1 / micro.size, total)) for total in totals]
     outputs = {name: builder.cast(mean, dtypes[name]) for name, mean in zip(names, means, strict=True)}
-    return Differentiated(builder, arguments, outputs, sums)
+    return Differentiated(builder, arguments, outputs, sums, states, state)
 
 
 def gradient_functions(program: Program, training: Training, micro: Dim | None) -> Iterator[Function]:
     """Yield the parts of a step that compute loss and gradients, so that another optimizer can replace the file's.
 
     `batch_gradients` is for one batch, `step_gradients` for several micro-batches, and `clip_gradients` scales the gradients of
-    either. A gradient is an output that belongs to a parameter, and so is placed as the parameter is.
+    either. A gradient is an output that belongs to a parameter, and so is placed as the parameter is. In place of a gradient, a
+    state has its new value.
     """
     forward = bound(program.function("forward"), training=True)
-    yield _gradients("batch_gradients", _whole_batch(forward, training), training)
+    yield _gradients("batch_gradients", _whole_batch(forward, training), training, program.states)
     if micro is not None:
-        yield _gradients("step_gradients", _micro_batches(forward, training, micro), training)
+        found = _micro_batches(forward, training, micro)
+        yield _gradients("step_gradients", found, training, program.states)
     if training.clip is not None:
-        yield _clipping(forward, training, training.clip)
+        yield _clipping(forward, training, training.clip, program.states)
 
 
-def _gradients(name: str, found: Differentiated, training: Training) -> Function:
-    """Return the function of the loss and the gradient of each parameter, zeros for a parameter without a gradient."""
-    builder, gradients = found.builder, found.gradients
+def _gradients(name: str, found: Differentiated, training: Training, states: Collection[str]) -> Function:
+    """Return the function of the loss, the gradient of each parameter, and the new value of each state.
+
+    The gradient of a parameter that the loss does not depend on is zeros.
+    """
+    builder, gradients = found.builder, _without_scale(found, training)
     names = _named_gradients(builder.body, gradients)
     given = list[Output]()
     for value in (a.value for a in found.arguments if a.role == "parameter"):
-        gradient = gradients.get(value) or builder(
-            "full", dims=value.type.dims, value=0.0, dtype=value.type.dtype
-        )
-        given.append(Output(value.name, gradient, value.name))
+        new = found.states.get(value.name, value) if value.name in states else gradients.get(value)
+        if new is None:
+            new = builder("full", dims=value.type.dims, value=0.0, dtype=value.type.dtype)
+        given.append(Output(value.name, new, value.name))
     handed = Output(training.minimize, found.outputs[training.minimize])
     function = Function(name, found.arguments, tuple(builder.body), (handed, *_apart([handed], given)))
     return numbered(rename_values(function, names))
 
 
-def _clipping(forward: Function, training: Training, limit: float) -> Function:
-    """Return the function that clips gradients; an argument is a gradient, under the name of its parameter."""
+def _clipping(forward: Function, training: Training, limit: float, states: Collection[str]) -> Function:
+    """Return the function that clips gradients; an argument is a gradient, under the name of its parameter.
+
+    States stay as they are.
+    """
     arguments = tuple(argument for argument in forward.arguments if argument.role == "parameter")
     values = [argument.value for argument in arguments]
     builder = Builder(Names(value.name for value in values), training.span, "update")
-    clipped = _clipped(builder, {v: v for v in values}, gradient_norm(builder, values), limit)
-    outputs = tuple(Output(value.name, clipped[value], value.name) for value in values)
+    trained = [value for value in values if value.name not in states]
+    clipped = _clipped(builder, {v: v for v in trained}, gradient_norm(builder, trained), limit)
+    outputs = tuple(Output(value.name, clipped.get(value, value), value.name) for value in values)
     return Function("clip_gradients", arguments, tuple(builder.body), outputs)
 
 
+def _without_scale(found: Differentiated, training: Training) -> dict[Value, Value]:
+    """Return the gradients of the loss itself."""
+    if training.loss_scale is None:
+        return found.gradients
+    return unscaled(found.builder, found.gradients, training.loss_scale, found.scale)
+
+
 def _updated(
-    builder: Builder, program: Program, training: Training, gradients: Mapping[Value, Value]
+    builder: Builder,
+    program: Program,
+    training: Training,
+    gradients: Mapping[Value, Value],
+    good: Value | None,
 ) -> tuple[list[Argument], list[Output]]:
-    """Append the update of every parameter with a gradient; return the states' arguments and the outputs."""
+    """Append the update of every parameter with a gradient; return the states' arguments and the outputs.
+
+    good: the decision of a step with a dynamic loss scale. Each parameter is kept right after its update, so that the new and the
+    old values of all parameters never exist together.
+    """
     spans = {parameter.name: parameter.span for parameter in program.parameters}
     updater = Updater(builder)
     states, outputs = list[Argument](), list[Output]()
@@ -219,36 +286,61 @@ def _updated(
         builder.span = spans[parameter.name]
         found = updater.apply(update_of(training, parameter.name), parameter, gradient)
         states += found[0]
-        outputs += found[1]
+        outputs += kept_unless(builder, good, found[1], (parameter, *(a.value for a in found[0])))
     return states, outputs
 
 
-def _built_in(builder: Builder, training: Training, gradients: Mapping[Value, Value]) -> dict[str, Value]:
-    """Append the norm of the gradients and the learning rate, where the step needs them."""
+def _built_in(
+    builder: Builder, training: Training, gradients: Mapping[Value, Value], state: ScaleState | None
+) -> dict[str, Value]:
+    """Append the norm of the gradients, the learning rate and the loss scale, where the step needs them."""
     found = dict[str, Value]()
-    if training.clip is not None or GRAD_NORM in training.report:
+    if training.clip is not None or state is not None or GRAD_NORM in training.report:
         found[GRAD_NORM] = gradient_norm(builder, gradients.values())
+    if training.loss_scale is not None and LOSS_SCALE in training.report:
+        found[LOSS_SCALE] = scale_value(builder, training.loss_scale, state)
     if training.learning_rate is not None:
         found[LEARNING_RATE] = inlined(builder, training.learning_rate)
     return found
 
 
 def with_step(program: Program, training: Training, with_gradients: bool = False) -> Program:
-    """Add forward pass, gradients and updates as `step`; a parameter that is frozen, or has no gradient, stays as it is."""
+    """Add forward pass, gradients and updates as `step`.
+
+    A parameter that is frozen, or has no gradient, stays as it is. So does a state that the model does not update.
+    """
     forward, micro = bound(program.function("forward"), training=True), None
     if training.accumulate > 1:
         program, micro = with_micro_dim(program, training.accumulate)
     more = tuple(gradient_functions(program, training, micro)) if with_gradients else ()
-    found = _whole_batch(forward, training) if micro is None else _micro_batches(forward, training, micro)
-    builder, gradients = found.builder, found.gradients
-    names = _named_gradients(builder.body, gradients)
+    found = (
+        _whole_batch(forward, training, is_step=True)
+        if micro is None
+        else _micro_batches(forward, training, micro, is_step=True)
+    )
+    builder, scale = found.builder, found.scale
+    names = _named_gradients(builder.body, found.gradients)
     builder.stage, builder.span = "update", training.span
-    own = _built_in(builder, training, gradients)
+    gradients = _without_scale(found, training)
+    own = _built_in(builder, training, gradients, scale)
+    good = is_finite(builder, own[GRAD_NORM]) if scale else None
     if training.clip is not None:
         gradients = _clipped(builder, gradients, own[GRAD_NORM], training.clip)
-    states, changed = _updated(builder, program, training, gradients)
-    kept = (a.value for a in found.arguments if a.role == "parameter" and a.value not in gradients)
-    unchanged = (Output(value.name, value, value.name) for value in kept)
+    states, changed = _updated(builder, program, training, gradients, good)
+    others = list[Output]()
+    if training.average is not None:
+        builder.span = training.span
+        averages = averages_of(builder, training.average, changed, gradients)
+        states += averages.arguments
+        others += averages.outputs
+        more = (*more, averages.function(forward))
+    others += [Output(name, value, name) for name, value in found.states.items()]
+    builder.span = training.span
+    changed += kept_unless(builder, good, others, [a.value for a in (*found.arguments, *states)])
+    if scale is not None and good is not None:
+        changed += next_scale(builder, good, scale)
+        states += scale.arguments
+    unchanged = _unchanged(found.arguments, changed)
     values = {**own, **found.outputs}
     handed = [Output(name, values[name]) for name in (training.minimize, *training.report)]
     replacing = _apart(handed, (*changed, *unchanged))
@@ -256,6 +348,14 @@ def with_step(program: Program, training: Training, with_gradients: bool = False
     functions = (*program.functions, *more, numbered(rename_values(step, names)))
     done = attrs.evolve(training, updates=(), learning_rate=None)
     return attrs.evolve(program, functions=functions, training=done)
+
+
+def _unchanged(arguments: Iterable[Argument], changed: Iterable[Output]) -> Iterator[Output]:
+    """Yield the outputs for parameters and states that the step leaves as they are."""
+    updated = {output.updates for output in changed}
+    for value in (argument.value for argument in arguments if argument.role == "parameter"):
+        if value.name not in updated:
+            yield Output(value.name, value, value.name)
 
 
 def _apart(handed: Iterable[Output], replacing: Iterable[Output]) -> tuple[Output, ...]:

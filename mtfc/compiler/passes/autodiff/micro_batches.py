@@ -25,8 +25,8 @@ from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import Dim, TensorType, scalar
 from mtfc.compiler.passes.autodiff.update_equations import wide
 
-Gradients = Callable[[Builder, Function], Mapping[Value, Value]]
-"""Appends to the builder the gradients of a function's parameters: parameter -> gradient."""
+Gradients = Callable[[Builder, Function, "Value | None"], Mapping[Value, Value]]
+"""Appends to the builder the gradients of a function's parameters for a loss scale: parameter -> gradient."""
 
 
 def gathered_anew(eqn: Equation) -> list[Value]:
@@ -59,24 +59,33 @@ def over_micro_batches(
     micro: Dim,
     outputs: Sequence[str],
     gradients: Gradients,
-) -> tuple[tuple[Value, ...], dict[Value, Value]]:
+    scale: Value | None = None,
+) -> tuple[tuple[Value, ...], dict[Value, Value], dict[str, Value]]:
     """Append the loop; return the sums over micro-batches of the named `outputs` and of each parameter's gradient.
 
     `arguments` are the forward function's, with stacked inputs. The sums are carries, pending or not, so each sum is completed
-    once.
+    once. `scale` is a loss scale that is a state of the step. The states of the model are carries too: each micro-batch updates
+    what the one before left. Their last values are the third result, by name.
     """
     body, counted = _counted(b, fresh_copy(forward), micro)
     inner = Builder(names_of(body), b.span, "backward")
     inner.body = list(body.body)
-    found = gradients(inner, body)
+    scaled = Value(inner.names.fresh(scale.name), scale.type) if scale else None
+    found = gradients(inner, body, scaled)
+    if scaled:
+        body = attrs.evolve(body, arguments=(*body.arguments, Argument(scaled, "parameter")))
     inner.span = b.span
     values = {output.name: output.value for output in body.outputs}
     sums = {f"sum_{name}": wide(inner, values[name]) for name in outputs}
     sums |= {f"d_{parameter.name}": g for parameter, g in found.items()}
-    region = _region(inner, body, sums)
-    operands = [_zeros(b, argument.value) for argument in region.arguments if argument.role == "carried"]
-    operands += [argument.value for argument in arguments if argument.role == "parameter"]
+    states = replaced_by(body)
+    region = _region(inner, body, sums, states)
+    parameters = {a.value.name: a.value for a in arguments if a.role == "parameter"}
+    operands = [_zeros(b, argument.value) for argument in region.arguments[: len(sums)]]
+    operands += [parameters[name] for name in states]
+    operands += [value for name, value in parameters.items() if name not in states]
     operands += [counted["step"]] if counted else []
+    operands += [scale] if scale else []
     operands += [argument.value for argument in arguments if argument.role == "input"]
     operands += [counted["number"]] if counted else []
     like = Equation(
@@ -85,8 +94,14 @@ def over_micro_batches(
     loop = make_loop(b.names, region, operands, like)
     b.append(loop)
     original = dict(zip((a.value for a in body.arguments), (a.value for a in arguments), strict=False))
-    totals, of_gradients = loop.results[: len(outputs)], loop.results[len(outputs) :]
-    return totals, {original[p]: total for p, total in zip(found, of_gradients, strict=True)}
+    totals, of_gradients = loop.results[: len(outputs)], loop.results[len(outputs) : len(sums)]
+    given = {original[p]: total for p, total in zip(found, of_gradients, strict=True)}
+    return totals, given, dict(zip(states, loop.results[len(sums) :], strict=True))
+
+
+def replaced_by(function: Function) -> dict[str, Value]:
+    """Return the new value of each argument that the function replaces, by the argument's name."""
+    return {output.updates: output.value for output in function.outputs if output.updates is not None}
 
 
 def _counted(b: Builder, body: Function, micro: Dim) -> tuple[Function, dict[str, Value]]:
@@ -111,13 +126,21 @@ def _zeros(b: Builder, like: Value) -> Value:
     return b("full", dims=like.type.dims, value=0.0, dtype=like.type.dtype)
 
 
-def _region(inner: Builder, body: Function, sums: Mapping[str, Value]) -> Function:
-    """Return the region of one micro-batch, which carries the sum of each value of `sums` under the value's name there."""
+def _region(
+    inner: Builder, body: Function, sums: Mapping[str, Value], states: Mapping[str, Value]
+) -> Function:
+    """Return the region of one micro-batch.
+
+    It carries the sum of each value of `sums` under the value's name there, and the states with their new values.
+    """
     arguments, outputs = [], []
     for name, value in sums.items():
         total = Value(inner.names.fresh(name), value.type)
         arguments.append(Argument(total, "carried"))
         outputs.append(Output(total.name, inner("add", total, value), total.name))
-    arguments += [attrs.evolve(a, role="invariant") for a in body.arguments if a.role == "parameter"]
+    given = {a.value.name: a for a in body.arguments if a.role == "parameter"}
+    arguments += [attrs.evolve(given[name], role="carried") for name in states]
+    outputs += [Output(name, value, name) for name, value in states.items()]
+    arguments += [attrs.evolve(a, role="invariant") for name, a in given.items() if name not in states]
     arguments += [attrs.evolve(a, role="sliced") for a in body.arguments if a.role == "input"]
     return Function(MICRO_BATCHES, tuple(arguments), tuple(inner.body), tuple(outputs))

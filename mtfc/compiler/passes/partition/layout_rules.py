@@ -9,11 +9,11 @@ the dimension chosen for the parameter, if the state has that dimension. The equ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from mtfc.compiler.analysis.equation_names import LayoutTarget
-from mtfc.compiler.ir.core import Argument, Equation, Function, Value
-from mtfc.compiler.ir.loops import ROLES
+from mtfc.compiler.ir.core import Argument, Equation, Function, Value, walk
+from mtfc.compiler.ir.loops import ROLES, pairs, region_of
 from mtfc.compiler.ir.types import EVERY, Dim, Layout, Mesh, Rules, TensorType
 
 Owners = Mapping[LayoutTarget, TensorType]
@@ -121,22 +121,31 @@ def owners(function: Function, layout: Layout) -> Owners:
 
     A parameter and the equations that update it are connected by tensors. Only scalars, a norm of all gradients for example,
     connect the updates of several parameters. If tensors connect several parameters, the first parameter with all the
-    dimensions is the owner.
+    dimensions is the owner. In a loop, the state of a model is one slice.
     """
     if not (layout.params.get(EVERY) or layout.optimizer.get(EVERY)):
         return {}
     groups = _ConnectedValues()
-    updates = [eqn for eqn in function.body if eqn.stage == "update"]
+    updates = [eqn for eqn in walk(function.body) if eqn.stage == "update"]
     for eqn in updates:
         groups.join(_tensors(eqn))
-    for argument in function.arguments:
-        if argument.role == "parameter":
-            groups.types.setdefault(groups.first(argument.value), []).append(argument.value.type)
+    parameters = [argument.value for argument in function.arguments if argument.role == "parameter"]
+    for value in (*parameters, *_slices(set(parameters), function.body)):
+        groups.types.setdefault(groups.first(value), []).append(value.type)
     states = [argument for argument in function.arguments if argument.role == "state"]
     things: list[tuple[LayoutTarget, list[Value]]] = [(eqn, list(_tensors(eqn))) for eqn in updates]
     things += [(argument, [argument.value]) for argument in states]
     found = ((thing, groups.owner(tensors)) for thing, tensors in things)
     return {thing: type for thing, type in found if type is not None}
+
+
+def _slices(parameters: set[Value], body: Iterable[Equation]) -> Iterator[Value]:
+    """Yield the arguments of loops that stand for parameters."""
+    for eqn in body:
+        if eqn.regions:
+            inside = {argument.value for value, argument in pairs(eqn) if value in parameters}
+            yield from (argument.value for _, argument in pairs(eqn) if argument.value in inside)
+            yield from _slices(inside, region_of(eqn).body)
 
 
 def _tensors(eqn: Equation) -> Iterator[Value]:

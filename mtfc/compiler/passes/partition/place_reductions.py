@@ -10,6 +10,7 @@ later equation makes smaller is completed there. For each mesh axis, a minimum c
 - The result of a linear equation can be pending only if its operands are.
 - A pending value that some use needs complete costs an all-reduce: twice its size. If all these uses want the value split over
   the axis, it costs a reduce-scatter: its size.
+- A cast with the attribute `sums` asks for its operand's sum in the wider dtype: completing the operand costs 64 times its size.
 - Of equally cheap cuts the one that completes the fewest sums wins, and of those the earliest.
 
 In a loop each value counts once for every iteration. A sum that a loop carries may stay pending in all iterations. A value that a
@@ -33,7 +34,7 @@ from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program,
 from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.rewrite import Substitution
-from mtfc.compiler.ir.sharding_rules import result_types
+from mtfc.compiler.ir.sharding_rules import is_cast_of_terms, result_types
 from mtfc.compiler.ir.types import FLOATS, Axes, Mesh, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
@@ -43,6 +44,9 @@ OperandGroup = tuple[int, ...]
 
 ONE_MORE_SUM = 2.0**-20
 """Bytes that completing a sum costs on top of its size, so that of equal cuts the one with the fewest sums wins."""
+
+TOO_NARROW = 64
+"""Factor of the bytes of a sum that is to be completed in a wider dtype."""
 
 
 @attrs.frozen
@@ -109,6 +113,7 @@ class CutProblem:
     needed: values that some other use needs complete.
     whole: values that some use does not want split over the axis.
     times: how often a value is computed, if more than once.
+    narrow: values whose sum is to be completed after they are cast to a wider dtype.
     linked: a loop's carry and the result that it leaves as: both are pending or neither is.
     starts: a value and the carry that starts as it.
     """
@@ -120,6 +125,7 @@ class CutProblem:
     needed: dict[Value, None] = attrs.field(factory=dict)
     whole: set[Value] = attrs.field(factory=set)
     times: dict[Value, int] = attrs.field(factory=dict)
+    narrow: set[Value] = attrs.field(factory=set)
     linked: list[tuple[Value, Value]] = attrs.field(factory=list)
     starts: list[tuple[Value, Value]] = attrs.field(factory=list)
 
@@ -149,6 +155,7 @@ class CutProblem:
                 self._use(eqn, i, i in group)
         if group:
             self.through[eqn.result] = group
+            self.narrow.update(eqn.operands if is_cast_of_terms(eqn) else ())
         if self.axis in _own_sums(eqn):
             self.sources.update(dict.fromkeys(eqn.results))
 
@@ -252,6 +259,7 @@ def pending_values(problem: CutProblem, mesh: Mesh) -> set[Value]:
         network.arc(SOURCE, (value, "made"), INFINITE)
     for value in (*problem.sources, *problem.through):
         bytes = (2 if value in problem.whole else 1) * value.type.local_bytes(mesh)
+        bytes *= TOO_NARROW if value in problem.narrow else 1
         cost = problem.times.get(value, 1) * (bytes + ONE_MORE_SUM)
         network.arc((value, "made"), (value, "kept"), cost)
     for value, users in problem.uses.items():

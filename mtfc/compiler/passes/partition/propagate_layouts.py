@@ -3,9 +3,10 @@
 The layout rules also place intermediate values, whose placement does not matter to the user. Between two renames, for example,
 the rules may leave a tensor whole on every processor. That takes an all-gather and then a slice; one all-to-all would do.
 
-Equations are visited from last to first, so that a chain follows its end. Two kinds of equations keep the layout of the rules:
-equations that reduce a dimension, and equations that may add pending sums, which `place-reductions` completes together. A loop's
-yielded output takes the placement that all uses of the stack need, if that is smaller. So a gradient is scattered layer by layer.
+Equations are visited from last to first, so that a chain follows its end. Three kinds of equations keep the layout of the rules:
+equations that reduce a dimension, equations that may add pending sums, which `place-reductions` completes together, and casts of
+pending sums that are to be completed in the wider dtype. A loop's yielded output takes the placement that all uses of the stack
+need, if that is smaller. So a gradient is scattered layer by layer.
 
 Input:   %r: f32[c, b] = rename %x (a -> c) layout {}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}       x is [a{all}, b]
 Output:  %r: f32[c, b] = rename %x (a -> c) layout {b: all}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}
@@ -26,7 +27,7 @@ from mtfc.compiler.ir.loops import dim_of, region_of, sliced_type
 from mtfc.compiler.ir.opdef import BY_NAME
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.printer import shown_layout
-from mtfc.compiler.ir.sharding_rules import result_types
+from mtfc.compiler.ir.sharding_rules import is_cast_of_terms, result_types
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 from mtfc.compiler.passes.pass_base import Pass
 
@@ -142,7 +143,8 @@ class LayoutPropagator:
         opdef = OPS[eqn.op]
         if not eqn.operands or len(eqn.results) > 1 or eqn in self.fixed or opdef.layout_rule(eqn).reduced:
             return False
-        return not any(len(group) > 1 and self._joint(eqn, group) for group in opdef.linear(eqn))
+        adds = is_cast_of_terms(eqn)
+        return not any((adds or len(group) > 1) and self._joint(eqn, group) for group in opdef.linear(eqn))
 
     def _wanted(self, use: tuple[Equation, int]) -> TensorType:
         return needed_type(self.changed.get(use[0], use[0]), use[1])

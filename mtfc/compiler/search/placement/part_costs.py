@@ -71,7 +71,8 @@ def optimizer_states(training: Training | None) -> int:
     """Return the largest number of optimizer states of a parameter."""
     updates = training.updates if training is not None else ()
     kept = (sum(argument.role == "state" for argument in update.function.arguments) for update in updates)
-    return max(kept, default=0)
+    average = 1 if training is not None and training.average is not None else 0
+    return max(kept, default=0) + average
 
 
 class StepForms:

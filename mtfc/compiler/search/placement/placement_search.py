@@ -99,10 +99,10 @@ def operators_of(program: Program) -> OperatorGraph:
 
 def _without_frozen(graph: OperatorGraph, program: Program) -> OperatorGraph:
     """Return the graph of a training step, which computes no gradients of frozen parameters."""
-    if program.training is None or not program.training.updates:
-        return graph
     own = ((value.name, graph.slices.get(value.name, (value.name,))[0]) for value in graph.parameters)
-    trained = updated(program.training)
+    training = program.training
+    declared = {parameter.name for parameter in program.parameters} - program.states
+    trained = updated(training) if training is not None and training.updates else declared
     return attrs.evolve(graph, frozen=frozenset(name for name, full in own if full not in trained))
 
 

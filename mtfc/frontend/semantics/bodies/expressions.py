@@ -301,9 +301,8 @@ class Expressions:
             Value(self._name(op, path), type) for path, type in zip(site.variables, types, strict=False)
         )
         path = site.variable if len(results) == 1 else None
-        self.block.append(
-            Equation(op, tuple(values), results, attributes, span=self.block.located(site.span), path=path)
-        )
+        place, stage = self.block.located(site.span), self.block.stage
+        self.block.append(Equation(op, tuple(values), results, attributes, (), place, stage, path))
         self.builder.size += 1
         if _is_of_numbers(op, operands) and not results[0].type.dims:
             self.builder.numbers.update(results)

@@ -14,7 +14,17 @@ import attrs
 
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Equation, Function, Initializer, Output, Parameter, Role, Value
+from mtfc.compiler.ir.core import (
+    Argument,
+    Equation,
+    Function,
+    Initializer,
+    Output,
+    Parameter,
+    Role,
+    Stage,
+    Value,
+)
 from mtfc.compiler.ir.loops import sliced_type, stacked_type
 from mtfc.compiler.ir.types import Dim, TensorType
 
@@ -43,13 +53,15 @@ class VariableNames:
 
 
 class BlockBuilder(Builder):
-    """Collects the equations of `forward` or of a loop's body."""
+    """Collects the equations of `forward` or of a loop's body. updates: the new values of states, by full name."""
 
     def __init__(self, variables: Collection[str], parent: BlockBuilder | None = None) -> None:
         seen: set[str] = parent.variables.seen if parent else set()
         self.variables: VariableNames = VariableNames(variables, seen)
-        super().__init__(self.variables.others)
+        super().__init__(self.variables.others, stage=parent.stage if parent else "forward")
         self.parent = parent
+        self.updates: dict[str, Value] = {}
+        self._constants_of: dict[Stage, dict[tuple[str, str], Value]] = {}
         self.call: Span | None = parent.call if parent else None
         self._own: set[Value] = set()
 
@@ -57,6 +69,11 @@ class BlockBuilder(Builder):
         self._own.update(eqn.results)
         span = self.located(eqn.span)
         super().append(eqn if span is eqn.span else attrs.evolve(eqn, span=span))
+
+    def constant(self, value: float | int | bool, dtype: str) -> Value:
+        """Return the scalar `value`. The update of a state shares no constants with other equations."""
+        self._constants = self._constants_of.setdefault(self.stage, {})
+        return super().constant(value, dtype)
 
     def located(self, span: Span | None) -> Span | None:
         """Return a place in a function with the call that is being inlined."""
@@ -186,13 +203,16 @@ class FunctionBuilder:
         self.arguments.append(Argument(value, role, span))
         return value
 
-    def parameter(self, name: str, type: TensorType, init: Initializer, span: Span) -> Value:
-        """Declare a parameter; in `repeat` loops it is stacked along their dimensions."""
+    def parameter(
+        self, name: str, type: TensorType, init: Initializer, span: Span, is_state: bool = False
+    ) -> Value:
+        """Declare a parameter or a state; in `repeat` loops it is stacked along their dimensions."""
         full = self.stacked(type)
-        self.slices[name] = type
+        if not is_state:
+            self.slices[name] = type
         place = self.block.located(span)
         value = self.argument(name, full, "parameter", place)
-        self.parameters.append(Parameter(name, full, init, place))
+        self.parameters.append(Parameter(name, full, init, place, is_state))
         return self.block.parameter(value)
 
     def stacked(self, type: TensorType) -> TensorType:
@@ -229,7 +249,14 @@ class FunctionBuilder:
 
     def function(self, name: str) -> Function:
         arguments = sorted(self.arguments, key=lambda argument: argument.role != "input")
-        return Function(name, tuple(arguments), tuple(self._root.body), tuple(self.outputs))
+        outputs = (*self.outputs, *self._replacing())
+        return Function(name, tuple(arguments), tuple(self._root.body), outputs)
+
+    def _replacing(self) -> Iterator[Output]:
+        """Yield the outputs that replace states, with names that no other output has."""
+        taken = {output.name for output in self.outputs}
+        for name, value in self._root.updates.items():
+            yield Output(f"{name}.new" if name in taken else name, value, name)
 
     def all_dims(self) -> dict[str, Dim]:
         """Return every dimension of the program by name, in the order of appearance."""

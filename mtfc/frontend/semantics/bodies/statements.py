@@ -19,9 +19,10 @@ from typing import ClassVar
 import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
-from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
+from mtfc.compiler.ir.core import Argument, Equation, Function, Initializer, Output, Value
 from mtfc.compiler.ir.loops import LOOP, result_type, stacked_type
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
+from mtfc.frontend.semantics.bodies import model_state
 from mtfc.frontend.semantics.bodies.expressions import CallRule, Expressions, Operand, Result, Site
 from mtfc.frontend.semantics.bodies.function_builder import FunctionBuilder, LoopBuilder
 from mtfc.frontend.semantics.bodies.initializers import initializer
@@ -49,8 +50,9 @@ class BodyKind:
 class ElaboratedBody(ABC):
     """A list of statements during elaboration.
 
-    places: the declarations of inputs, arguments and parameters. dim_places: the declarations of local dimensions. loops: the
-    loops around the current statement. is_dropping: True inside of a dead statement.
+    places: the declarations of inputs, arguments and parameters. dim_places: the declarations of local dimensions. states: the
+    states by name, None for a state with an error. loops: the loops around the current statement. is_dropping: True inside of a
+    dead statement.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class ElaboratedBody(ABC):
         self.expressions = Expressions(scope, builder, self.later, call, prefix, stack)
         self.places: dict[str, Span] = {}
         self.dim_places: dict[str, Span] = {}
+        self.states: dict[str, model_state.DeclaredState | None] = {}
         self.loops: list[Loop] = []
         self.is_dropping = False
         self.returned = 0
@@ -148,6 +151,9 @@ class ElaboratedBody(ABC):
             self._wrong_number(node, len(results), failed=None in results)
             results = (None,) * len(names)
         for target, result in zip(node.targets, results, strict=True):
+            if target.text in self.states:
+                model_state.report_assigned(target, self.states[target.text], self.expressions)
+                continue
             self.places.setdefault(target.text, target.span)
             self.expressions.places[target.text] = target.span
             self.expressions.values[target.text] = result
@@ -163,12 +169,33 @@ class ElaboratedBody(ABC):
     def param(self, node: ast.Param) -> None:
         type = self._parameter_type(node)
         init = initializer(node.init, self.expressions)
-        if not self.bind(node.name, None) or type is None or init is None:
-            return
+        if self.bind(node.name, None) and type is not None and init is not None:
+            self._declare(node, type, init)
+
+    def _declare(self, node: ast.Param | ast.State, type: TensorType, init: Initializer) -> bool:
+        """Declare a parameter or a state under its full name; return False, and report an error, if the name is taken."""
         name = self.expressions.prefix + node.name.text
-        if self.scope.declare("parameter", ast.Name(node.name.span, name), self.builder.places):
-            value = self.builder.parameter(name, type, init, node.name.span)
-            self.expressions.values[node.name.text] = value
+        if not self.scope.declare("parameter", ast.Name(node.name.span, name), self.builder.places):
+            return False
+        value = self.builder.parameter(name, type, init, node.name.span, isinstance(node, ast.State))
+        self.expressions.values[node.name.text] = value
+        return True
+
+    def state(self, node: ast.State) -> None:
+        is_typed = model_state.typed(node, self.expressions)
+        type = self.scope.type(node.type) if is_typed and node.type is not None else None
+        init = None
+        if type is not None and self._may_be_stacked(node, type):
+            init = model_state.initial_value(node, type, self.expressions)
+        if not self.bind(node.name, None):
+            return
+        self.states[node.name.text] = None
+        if type is not None and init is not None and self._declare(node, type, init):
+            name, block = self.expressions.prefix + node.name.text, self.builder.block
+            self.states[node.name.text] = model_state.DeclaredState(name, type, node.name.span, block)
+
+    def update(self, node: ast.StateUpdate) -> None:
+        model_state.update(node, self.states, self.expressions)
 
     def _parameter_type(self, node: ast.Param) -> TensorType | None:
         type = self.scope.type(node.type)
@@ -181,9 +208,10 @@ class ElaboratedBody(ABC):
             return None
         return type if self._may_be_stacked(node, type) else None
 
-    def _may_be_stacked(self, node: ast.Param, type: TensorType) -> bool:
+    def _may_be_stacked(self, node: ast.Param | ast.State, type: TensorType) -> bool:
         """Return True if no `repeat` around has a dimension of the type; report an error otherwise."""
         dims: set[Dim] = set(type.dims)
+        assert node.type is not None, "the type is known"
         for loop in self.builder.block.loops():
             if loop.stacked and loop.dim in dims:
                 message = f"`{node.name.text}` would have dimension `{loop.dim.name}` twice"
@@ -223,10 +251,6 @@ class ElaboratedBody(ABC):
         self.misplaced(node, "yield", "a loop")
         self.expressions.values[node.name.text] = None
 
-    def state(self, node: ast.State) -> None:
-        self.misplaced(node, "state", "an optimizer")
-        self.expressions.values[node.name.text] = None
-
     def misplaced(self, node: ast.Node, keyword: str, where: str) -> None:
         self.scope.error("E114", f"`{keyword}` belongs in {where}", node.span)
 
@@ -239,6 +263,7 @@ class ElaboratedBody(ABC):
         ast.Scan: "loop",
         ast.Yield: "yield_",
         ast.State: "state",
+        ast.StateUpdate: "update",
     }
 
 
@@ -420,6 +445,7 @@ class Loop:
         for name, (_, each_value) in self.yielded.items():
             if each_value is not None and name not in self.unused:
                 outputs.append(Output(self.prefix + name, self.block.here(each_value)))
+        outputs += [Output(name, self.block.here(value)) for name, value in self.block.updates.items()]
         return outputs
 
     def _next(self, name: str, carried: Carried, result: Result) -> Value | None:
@@ -493,9 +519,9 @@ class Loop:
                 span=self._head(),
             )
         )
-        return {
-            each.name.removeprefix(self.prefix): value for each, value in zip(outputs, results, strict=True)
-        }
+        made = {each.name: value for each, value in zip(outputs, results, strict=True)}
+        self.outside.updates |= {name: made[name] for name in self.block.updates}
+        return {name.removeprefix(self.prefix): value for name, value in made.items()}
 
     def _head(self) -> Span:
         """Return the place of the loop's head, up to its dimension."""

@@ -386,7 +386,7 @@ def _finds_parameter(function: DeclaredFunction, known: dict[tuple[str, str], bo
     while waiting:
         caller = waiting.pop()
         nodes = () if caller.key in known else tuple(walk(caller.decl))
-        if known.get(caller.key) or any(isinstance(node, ast.Param) for node in nodes):
+        if known.get(caller.key) or any(isinstance(node, ast.Param | ast.State) for node in nodes):
             return True
         for node in nodes:
             callee = find_function(caller.scope, node.function) if isinstance(node, ast.Call) else None

@@ -3,7 +3,7 @@
 A graph has a node for each statement of a body, and an edge to each statement whose value the statement reads. A statement that
 no `return` reaches is dead. Dead statements are checked for errors, but add no equation, random number or name to the program.
 A loop adds a node for each variable that it carries: the node reads the variable before the loop and at the end of the body.
-Parameters are kept even if nothing reads them.
+Parameters and states are kept even if nothing reads them. An update of a state is needed, and reads the state.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def find_unused(decl: ast.ModelDecl | ast.FnDecl) -> Unused:
     live = _reached(walk.roots, set())
     left = [node for node in walk.nodes if node not in live]
     dead = (
-        node.statement.span for node in left if node.statement and not isinstance(node.statement, ast.Param)
+        node.statement.span
+        for node in left
+        if node.statement and not isinstance(node.statement, ast.Param | ast.State)
     )
     return Unused(frozenset(dead), tuple(_groups(left, live)))
 
@@ -93,9 +95,9 @@ class _Walk:
         elif isinstance(node, ast.Assign):
             made = self._binding(node, node.targets, values, loop)
             values.update((name.text, made) for name in node.targets)
-        elif isinstance(node, ast.Param):
+        elif isinstance(node, ast.Param | ast.State):
             self._param(node, values, loop)
-        else:  # these stay in any case: `return`, `dim`, and statements with errors
+        else:  # these stay in any case: `return`, `update`, `dim`, and statements with errors
             root = _Node(reads=[*_read(node, values), *loop])
             self.roots.append(root)
             values.update(dict.fromkeys(node.targets if isinstance(node, ast.Broken) else (), root))
@@ -107,8 +109,8 @@ class _Walk:
         self.nodes.append(made)
         return made
 
-    def _param(self, node: ast.Param, values: Environment, loop: tuple[_Node, ...]) -> None:
-        """Keep the loop of a parameter, and the values that its initial value reads, even if nothing reads the parameter."""
+    def _param(self, node: ast.Param | ast.State, values: Environment, loop: tuple[_Node, ...]) -> None:
+        """Keep the loop of a parameter or state, and what its initial value reads, even if nothing reads the parameter."""
         self.roots.append(_Node(reads=[*_read(node, values), *loop]))
         values[node.name.text] = self._binding(node, (node.name,), values, loop)
 
@@ -202,6 +204,7 @@ def _wanted(node: _Node) -> list[ast.Name]:
 
 def _help(node: _Node) -> str:
     name = _wanted(node)[0].text
-    if isinstance(node.statement, ast.Param):
-        return f"remove the line: until then `{name}` is a parameter, which is stored and saved"
+    if isinstance(node.statement, ast.Param | ast.State):
+        kind = "parameter" if isinstance(node.statement, ast.Param) else "state"
+        return f"remove the line: until then `{name}` is a {kind}, which is stored and saved"
     return f"remove the line, or return `{name}`; a name that begins with `_` is unused on purpose"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -11,6 +11,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import pairs, region_of
 from mtfc.compiler.ir.opdef import no_gradient
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.training import of_role
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.frontend.semantics.models import Model
@@ -27,9 +28,11 @@ def loss_to_minimize(model: Model, decl: ast.TrainDecl, scope: Scope, groups: Pa
         scope.error("E409", "this `train` block minimizes nothing", decl.model.span, help=help)
         return None
     forward = bound(model.program.function("forward"), training=True)
-    outputs = {output.name: output.value for output in forward.outputs}
+    outputs = {output.name: output.value for output in forward.handed_out}
     if name.text in outputs:
-        return name.text if _Loss.of(name, outputs[name.text], forward, groups, scope).is_good() else None
+        states = model.program.states
+        loss = _Loss.of(name, outputs[name.text], forward, states, groups, scope)
+        return name.text if loss.is_good() else None
     if model.complete:
         _report_missing(name, model, outputs, scope)
     return None
@@ -69,9 +72,15 @@ class _Loss:
 
     @classmethod
     def of(
-        cls, name: ast.Name, value: Value, forward: Function, groups: ParameterGroups, scope: Scope
+        cls,
+        name: ast.Name,
+        value: Value,
+        forward: Function,
+        states: Collection[str],
+        groups: ParameterGroups,
+        scope: Scope,
     ) -> _Loss:
-        parameters = frozenset(each.value for each in forward.arguments if each.role == "parameter")
+        parameters = frozenset(v for v in of_role(forward, "parameter") if v.name not in states)
         equations = tuple(walk(forward.body))
         definitions = {result: eqn for eqn in equations for result in eqn.results}
         links: dict[Value, Sequence[Value]] = {}

@@ -13,6 +13,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Label, Span, nearest
 from mtfc.frontend.semantics.names.modules import declarations_of
+from mtfc.frontend.semantics.training import precision
 from mtfc.frontend.semantics.training.parameter_groups import IN_THE_FILE, optimizers_of
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import OPTION
@@ -22,12 +23,10 @@ from mtfc.frontend.syntax.tree_builder import SETTINGS
 SECTIONS = ("optimizer", "precision")
 """Entries with parts that can be replaced: `optimizer.learning_rate`, `precision.compute`."""
 
-KEYS = (*SETTINGS, "optimizer.learning_rate", "precision.params", "precision.compute")
+KEYS = (*SETTINGS, "optimizer.learning_rate", *(f"precision.{key}" for key in precision.KEYS))
 """The known keys, to suggest for a misspelt key."""
 
-LISTED = (
-    f"the keys are {', '.join(SETTINGS)}, optimizer.HYPERPARAMETER, precision.params and precision.compute"
-)
+LISTED = f"the keys are {', '.join((*SETTINGS, 'optimizer.HYPERPARAMETER', *KEYS[len(SETTINGS) + 1 :]))}"
 
 WORDS = ("minimize", "report")
 """The entries that are written without `=`."""
@@ -119,15 +118,12 @@ class _Override:
         return decl if value is None else decl.evolve(**changes)
 
     def _part(self, section: str, name: ast.Name, decl: ast.TrainDecl) -> ast.TrainDecl:
-        """Replace a hyperparameter of the optimizer, or one dtype of the precision."""
+        """Replace a hyperparameter of the optimizer, or one entry of the precision."""
         value = self._parsed("clip", f"{'clip'.ljust(self.equal)}{self.text[self.equal :]}")
         if value is None:
             return decl
         if section == "optimizer":
             return self._hyperparameter(name, value, decl)
-        if not isinstance(value, ast.Name):
-            self._error("E410", "expected a dtype such as `bf16`", value.span)
-            return decl
         rule = ast.PrecisionRule(name.span, name, value)
         others = (
             [each for each in decl.precision.rules if each.use != name] if decl.precision is not None else []

@@ -65,7 +65,7 @@ def _patterns(entry: Entry) -> Span:
 
 def groups_of(model: Model, decl: ast.TrainDecl, scope: Scope) -> ParameterGroups:
     """Return the groups of a model's parameters; report a pattern that matches no parameter."""
-    names = [parameter.name for parameter in model.program.parameters]
+    names = [parameter.name for parameter in model.program.parameters if not parameter.is_state]
     chosen: dict[str, Entry] = {}
     for entry in decl.groups:
         for pattern in entry.patterns:

@@ -8,7 +8,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Function
-from mtfc.compiler.ir.training import BUILT_IN, LEARNING_RATE
+from mtfc.compiler.ir.training import BUILT_IN, LEARNING_RATE, LOSS_SCALE
 from mtfc.compiler.ir.types import FLOATS, TensorType
 from mtfc.frontend.semantics.models import Model
 from mtfc.frontend.semantics.names.scope import Scope
@@ -32,19 +32,22 @@ def step_reports(
     decl: ast.TrainDecl,
     optimizers: Sequence[Optimizer | None],
     accumulate: int,
+    is_scaled: bool,
     scope: Scope,
 ) -> TrainReports:
     """Return the reports that are right, and report errors for the others. `accumulate` is the number of micro-batches.
 
-    The learning rate is that of `optimizers`, where None stands for an optimizer with an error.
+    The learning rate is that of `optimizers`, where None stands for an optimizer with an error. is_scaled: there is a loss scale
+    to report.
     """
-    outputs = {output.name: output.value.type for output in model.program.function("forward").outputs}
+    built_in = [name for name in BUILT_IN if is_scaled or name != LOSS_SCALE]
+    outputs = {output.name: output.value.type for output in model.program.function("forward").handed_out}
     found: dict[str, ast.Name] = {}
     for name in _once(decl.report or (), scope):
         if name.text in outputs:
             is_right = accumulate == 1 or _has_mean(name, outputs[name.text], accumulate, scope)
         else:
-            is_right = _is_built_in(name, model, outputs, scope)
+            is_right = _is_built_in(name, model, outputs, built_in, scope)
         found |= {name.text: name} if is_right else {}
     rate = None
     if LEARNING_RATE in found and LEARNING_RATE not in outputs:
@@ -76,20 +79,22 @@ def _has_mean(name: ast.Name, type: TensorType, accumulate: int, scope: Scope) -
     return False
 
 
-def _is_built_in(name: ast.Name, model: Model, outputs: Mapping[str, TensorType], scope: Scope) -> bool:
-    """True for a report that every step can make; report an error for an unknown name."""
-    if name.text not in BUILT_IN:
-        _unknown(name, model, outputs, scope)
-    return name.text in BUILT_IN
+def _is_built_in(
+    name: ast.Name, model: Model, outputs: Mapping[str, TensorType], built_in: Sequence[str], scope: Scope
+) -> bool:
+    """True for a report that the step can make; report an error for an unknown name."""
+    if name.text not in built_in:
+        _unknown(name, model, (*outputs, *built_in), scope)
+    return name.text in built_in
 
 
-def _unknown(name: ast.Name, model: Model, outputs: Mapping[str, TensorType], scope: Scope) -> None:
+def _unknown(name: ast.Name, model: Model, known: Sequence[str], scope: Scope) -> None:
     if not model.complete or name.text in scope.doubtful:
         return
     if name.text in model.places:
+        outputs = [output.name for output in model.program.function("forward").outputs]
         report_not_returned(name, model, outputs, scope)
         return
-    known = (*outputs, *BUILT_IN)
     near = scope.reports.nearest(name.text, known)
     meant = f"did you mean `{near}`? " if near else ""
     help = f"{meant}a step can report {', '.join(f'`{each}`' for each in known)}"

@@ -8,7 +8,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Training, Update
-from mtfc.compiler.ir.types import FLOATS, TensorType
+from mtfc.compiler.ir.types import TensorType
 from mtfc.frontend.semantics.models import Model
 from mtfc.frontend.semantics.names.constants import number
 from mtfc.frontend.semantics.names.scope import Scope
@@ -20,6 +20,7 @@ from mtfc.frontend.semantics.training.parameter_groups import (
     groups_of,
     optimizers_of,
 )
+from mtfc.frontend.semantics.training.precision import elaborate_precision
 from mtfc.frontend.semantics.training.step_reports import step_reports
 from mtfc.frontend.semantics.training.update_functions import elaborate_updates
 from mtfc.frontend.syntax import ast
@@ -51,21 +52,33 @@ def train_models(
 def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Model:
     groups = groups_of(model, decl, scope)
     minimize = loss_to_minimize(model, decl, scope, groups)
-    precision = _precision(decl.precision, scope) if decl.precision else None
+    precision = elaborate_precision(decl.precision, scope) if decl.precision else None
     clip = _clip(decl.clip, scope) if decl.clip else None
     accumulate = _micro_batches(decl.accumulate, scope) if decl.accumulate else 1
+    average = _average(decl.average, scope) if decl.average else None
     stored = {
-        name: type.with_dtype(precision[0] if precision else type.dtype)
+        name: type.with_dtype(precision.params if precision else type.dtype)
         for name, type in model.slices.items()
     }
     optimizer = find_optimizer(decl.optimizer, scope, std) if decl.optimizer is not None else None
     updates = _updates(decl, optimizer, groups, stored, scope, std)
     entries = _entries(decl, groups, scope, std)
-    report = step_reports(model, decl, entries, accumulate, scope)
+    is_scaled = precision is not None and precision.loss_scale is not None
+    report = step_reports(model, decl, entries, accumulate, is_scaled, scope)
     if minimize is None or updates is None:
         return model
     training = Training(
-        minimize, updates, precision, clip, accumulate, decl.span, report.names, report.learning_rate
+        minimize,
+        updates,
+        precision.dtypes if precision else None,
+        clip,
+        accumulate,
+        decl.span,
+        report.names,
+        report.learning_rate,
+        precision.reduce if precision else None,
+        precision.loss_scale if precision else None,
+        average,
     )
     return attrs.evolve(model, program=attrs.evolve(model.program, training=training))
 
@@ -139,6 +152,15 @@ def _clip(node: ast.Expr, scope: Scope) -> float | None:
     return None
 
 
+def _average(node: ast.Expr, scope: Scope) -> float | None:
+    value = number(node, scope)
+    if value is None or 0 < value < 1:
+        return value
+    message = f"expected the share of an average that a step keeps, between 0 and 1, found {value}"
+    scope.error("E410", message, node.span)
+    return None
+
+
 def _micro_batches(node: ast.Expr, scope: Scope) -> int:
     value = number(node, scope)
     if isinstance(value, int) and 1 <= value <= MOST_MICRO_BATCHES:
@@ -147,23 +169,3 @@ def _micro_batches(node: ast.Expr, scope: Scope) -> int:
         message = f"expected a number of micro-batches from 1 to {MOST_MICRO_BATCHES}, found {value}"
         scope.error("E410", message, node.span)
     return 1
-
-
-def _precision(node: ast.Precision, scope: Scope) -> tuple[str, str] | None:
-    """Return the dtypes of parameters and of computation, f32 by default."""
-    dtypes = {"params": "f32", "compute": "f32"}
-    places: dict[str, Span] = {}
-    for rule in node.rules:
-        dtype = scope.dtype(rule.dtype)
-        if rule.use.text not in dtypes:
-            message = f"`precision` has no entry `{rule.use.text}`"
-            scope.unknown("E410", message, rule.use, dtypes)
-        elif dtype is not None and dtype not in FLOATS:
-            scope.error("E410", f"expected a floating-point dtype, found {dtype}", rule.dtype.span)
-        elif rule.use.text in places:
-            label = Label(places[rule.use.text], "first given here")
-            scope.error("E410", f"`{rule.use.text}` is given twice", rule.use.span, [label])
-        elif dtype is not None:
-            places[rule.use.text] = rule.use.span
-            dtypes[rule.use.text] = dtype
-    return dtypes["params"], dtypes["compute"]

@@ -313,6 +313,10 @@ class UpdateBody(ElaboratedBody):
         return fit
 
     def state(self, node: ast.State) -> None:
+        if node.type is not None:
+            message = f"state `{node.name.text}` of an optimizer takes the type of its initial value"
+            help = "leave the type out"
+            self.scope.error("E420", message, node.type.span, help=help)
         start = self._start(node)
         if start is None:
             self.bind(node.name, None)
@@ -346,6 +350,9 @@ class UpdateBody(ElaboratedBody):
 
     def param(self, node: ast.Param) -> None:
         self._not_here(node, "param")
+
+    def update(self, node: ast.StateUpdate) -> None:
+        self._not_here(node, "update")
 
     def dim(self, node: ast.DimDecl) -> None:
         self._not_here(node, "dim")

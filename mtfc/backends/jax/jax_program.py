@@ -1,0 +1,194 @@
+# mypy: allow-untyped-calls
+"""A program on the devices of a mesh: its training state, and functions that take batches.
+
+A generated module works on dicts of arrays that its caller has placed. This class keeps them together: a `TrainState` is one
+pytree, and batches are placed here. The module imports JAX at the top, so it is imported only where JAX runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import attrs
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mtfc.backends.common.shares import Share
+from mtfc.backends.jax.runtime import load
+
+Arrays = Mapping[str, Any]
+"""Arrays by name: of NumPy or of JAX."""
+
+
+@attrs.frozen(repr=False, eq=False, slots=False)
+class TrainState:
+    """Everything that training changes, as a pytree of whole `jax.Array`s, each placed by a `NamedSharding`.
+
+    step: the number of finished steps, i32. params: the parameters by full name. optimizer: the optimizer's state by name.
+    `train_step` donates the state that it is given: use the returned one from then on.
+    """
+
+    step: Any
+    params: dict[str, Any]
+    optimizer: dict[str, Any]
+
+    def __repr__(self) -> str:
+        arrays = f"{len(self.params)} parameters, {len(self.optimizer)} arrays of the optimizer"
+        return f"<TrainState after step {self.step}: {arrays}>"
+
+
+jax.tree_util.register_dataclass(TrainState, ["step", "params", "optimizer"], [])
+
+
+@attrs.frozen(eq=False, slots=False)
+class JaxProgram:
+    """A generated module that is bound to the devices of its mesh."""
+
+    module: Any
+
+    @classmethod
+    def of(cls, source: str) -> JaxProgram:
+        """Return the program of a module's text. Raises `Unavailable` if there are too few devices."""
+        return cls(load(source))
+
+    @property
+    def mesh(self) -> Mesh:
+        mesh: Mesh = self.module.bound_mesh
+        return mesh
+
+    @property
+    def trains(self) -> bool:
+        """True if the file has a `train` block for the model."""
+        return hasattr(self.module, "train_step")
+
+    @property
+    def overlaps(self) -> bool:
+        """True if functions return before their results are there; on virtual devices they wait: see `runtime.load`."""
+        return self.mesh.size == 1 or self.mesh.devices.flat[0].platform != "cpu"
+
+    @property
+    def step_inputs(self) -> str:
+        """The kind of inputs that a training step takes: `batches` with `accumulate`, where micro-batches are stacked."""
+        return "batches" if "batches" in self.module.TYPES else "inputs"
+
+    @cached_property
+    def abstract_state(self) -> TrainState:
+        """The state as `jax.ShapeDtypeStruct`s with their placements, without data."""
+        step = jax.ShapeDtypeStruct((), np.int32, sharding=self._replicated)
+        return TrainState(step, self.abstract("params"), self.abstract("state"))
+
+    def abstract(self, kind: str) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the arrays of a kind, `params`, `state`, `inputs` or `batches`, without data."""
+        return {name: self._struct(kind, name) for name in self.module.TYPES[kind]}
+
+    def init(self, seed: int = 0) -> TrainState:
+        """Return the state before the first step: parameters drawn from the seed, each device only its own part."""
+        return self.state_of(self.module.init(seed))
+
+    def state_of(self, params: Arrays) -> TrainState:
+        """Return the state before the first step that starts from these parameters, which are placed already."""
+        optimizer = self.module.init_state() if hasattr(self.module, "init_state") else {}
+        return TrainState(jax.device_put(np.int32(0), self._replicated), dict(params), dict(optimizer))
+
+    def train_step(self, state: TrainState, batch: Arrays) -> tuple[TrainState, dict[str, Any]]:
+        """Return the state after one more step, and the loss and reported values by name. The given state is donated."""
+        inputs, state = self.place(batch, self.step_inputs), _final(state, "train_step")
+        step = state.step + 1
+        metrics, params, optimizer = self.module.train_step(state.params, state.optimizer, inputs, state.step)
+        return TrainState(step, params, optimizer), metrics
+
+    def averaged(self, state: TrainState) -> dict[str, Any]:
+        """Return the parameters with the averages of those that are trained, placed like the parameters."""
+        params: dict[str, Any] = self.module.averaged(state.params, state.optimizer)
+        return params
+
+    def forward(self, params: Arrays, batch: Arrays) -> dict[str, Any]:
+        """Return the outputs of the model, outside of training."""
+        outputs: dict[str, Any] = self.module.forward(params, self.place(batch))
+        return outputs
+
+    def value_and_grad(
+        self, params: Arrays, batch: Arrays, step: Any = 0, **options: bool
+    ) -> tuple[Any, Any]:
+        """Return the loss of a training step, and the gradients of the parameters, placed like them.
+
+        step: the number of the step, which random draws and schedules depend on. options: `accumulate` and `clip`, if the file
+        asks for them.
+        """
+        kind, params = "batches" if options.get("accumulate") else "inputs", _final(params, "value_and_grad")
+        loss, gradients = self.module.value_and_grad(params, self.place(batch, kind), step, **options)
+        return loss, gradients
+
+    def place(self, batch: Arrays, kind: str = "inputs") -> dict[str, Any]:
+        """Return the batch on the devices of the mesh. Raises `ValueError` for arrays that do not fit.
+
+        An array is the whole one, or with several processes only the rows that the devices of this process hold. Placed arrays
+        and tracers stay as they are.
+        """
+        specs = self.module.LAYOUTS[kind]
+        traced = any(isinstance(x, jax.core.Tracer) for x in batch.values())
+        if traced or all(isinstance(x, jax.Array) and not x.is_fully_addressable for x in batch.values()):
+            return dict(batch)
+        if jax.process_count() == 1:
+            return dict(self.module.shard(dict(batch), specs))
+        return {name: self._part(kind, name, x) for name, x in batch.items()}
+
+    @cached_property
+    def share(self) -> Share:
+        """The rows of each input that the devices of this process hold."""
+        structs = {name: struct for name, struct in self.abstract("inputs").items() if struct.shape}
+        slices = {name: [index[0] for index in _indices(struct)] for name, struct in structs.items()}
+        return Share.of_slices(slices, {name: struct.shape[0] for name, struct in structs.items()})
+
+    def _part(self, kind: str, name: str, x: Any) -> Any:
+        """Place one array of several processes."""
+        struct = self.abstract(kind).get(name)
+        if struct is None or (isinstance(x, jax.Array) and not x.is_fully_addressable):
+            return x  # the function that takes the batch names unknown arrays
+        local, axis = np.asarray(x).astype(struct.dtype, copy=False), int(kind == "batches")
+        rows = struct.shape[axis] if len(struct.shape) > axis else 1
+        held = (*struct.shape[:axis], len(self.share.rows(name, rows)), *struct.shape[axis + 1 :])
+        if local.shape not in (struct.shape, held):
+            raise ValueError(
+                f'"{name}" has shape {local.shape}: give the whole array, {struct.shape}, or the part of this process, {held}'
+            )
+
+        def shard(index: Any) -> Any:
+            if local.shape == struct.shape:
+                return local[index]
+            return local[(*index[:axis], self.share.local(name, index[axis], rows), *index[axis + 1 :])]
+
+        return jax.make_array_from_callback(struct.shape, struct.sharding, shard, dtype=struct.dtype)
+
+    @property
+    def _replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    def _struct(self, kind: str, name: str) -> jax.ShapeDtypeStruct:
+        dtype, sizes = self.module.TYPES[kind][name]
+        sharding = NamedSharding(self.mesh, self.module.LAYOUTS[kind][name])
+        return jax.ShapeDtypeStruct(tuple(sizes.values()), jax.numpy.dtype(dtype), sharding=sharding)
+
+
+def _indices(struct: Any) -> Any:
+    """Return the indices of the shards on this process's devices."""
+    return struct.sharding.addressable_devices_indices_map(struct.shape).values()
+
+
+def _final(tree: Any, name: str) -> Any:
+    """Return arrays that JAX refuses to differentiate: only `forward` has derivatives at every op."""
+
+    @jax.custom_jvp
+    def same(x: Any) -> Any:
+        return x
+
+    @same.defjvp
+    def refuse(*_: Any) -> Any:
+        raise ValueError(
+            f"`{name}` cannot be differentiated by JAX: differentiate `forward`, or call `value_and_grad`"
+        )
+
+    return jax.tree.map(lambda x: same(x) if isinstance(x, jax.core.Tracer) else x, tree)

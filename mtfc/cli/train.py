@@ -1,0 +1,137 @@
+"""`mtfc train`: train a model for hours, with checkpoints and metrics, on one process or many."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from mtfc.cli.errors import show_diagnostics
+from mtfc.cli.options import (
+    add_format,
+    add_parameters,
+    add_selection,
+    add_source,
+    chosen,
+    count,
+    seconds,
+    seed,
+)
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.training.hosts import Hosts, keep_libraries_off_stdout
+from mtfc.driver.training.train import TrainOptions
+from mtfc.driver.training.train import train as train_model
+
+EXAMPLES = """\
+examples:
+  mtfc train model.mtf --data train.npz --eval test.npz --epochs 10 --dir runs/first
+  mtfc train lm.mtf --data tokens.bin:uint16 --steps 100000 --dir runs/lm --save-minutes 10 --tensorboard runs/tb
+  mtfc train lm.mtf --data shards:uint16 --steps 1000 --layout fsdp --target h100 --profile /tmp/trace
+  mtfc train lm.mtf --data mydata:batches --steps 1000 --coordinator host0:1234 --processes 4 --process-id 0
+
+The same command again goes on from the last checkpoint in --dir, also with another --layout, --mesh or number of
+processes. Ctrl-C stops after the running step and saves a checkpoint.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_source(parser)
+    length = parser.add_argument_group("length and data")
+    length.add_argument("--steps", metavar="N", type=count, help="train until step N (default: one epoch)")
+    length.add_argument("--epochs", metavar="N", type=count, help="train for N passes over the data")
+    length.add_argument(
+        "--data",
+        metavar="DATA",
+        help="FILE.npz, FILE.npy, FILE:DTYPE for tokens, a directory of these, or MODULE:FUNCTION (default: one batch, drawn)",
+    )
+    length.add_argument("--eval", metavar="DATA", help="also run the model on these data, in the same forms")
+    length.add_argument(
+        "--eval-every",
+        metavar="N",
+        type=count,
+        help="steps between evaluations (default: a tenth of the run)",
+    )
+    length.add_argument(
+        "--seed",
+        metavar="N",
+        type=seed,
+        default=0,
+        help="seed of parameters and of the order of data (default: 0)",
+    )
+    add_parameters(parser)
+    _add_results(parser)
+    add_selection(parser, "the first")
+    add_format(parser)
+
+
+def _add_results(parser: argparse.ArgumentParser) -> None:
+    """Add the options about checkpoints, figures and processes."""
+    kept = parser.add_argument_group("checkpoints")
+    kept.add_argument(
+        "--dir", metavar="DIR", dest="folder", help="the folder for checkpoints and metrics.jsonl"
+    )
+    kept.add_argument("--save-every", metavar="N", type=count, help="steps between checkpoints")
+    kept.add_argument(
+        "--save-minutes", metavar="M", type=seconds, help="minutes between checkpoints (default: 10)"
+    )
+    kept.add_argument(
+        "--keep", metavar="N", type=count, default=3, help="keep the newest N checkpoints (default: 3)"
+    )
+    kept.add_argument("--fresh", action="store_true", help="start over; earlier results in --dir are renamed")
+    shown = parser.add_argument_group("figures")
+    shown.add_argument(
+        "--log", metavar="FILE", help="write a JSON line for each step (default: DIR/metrics.jsonl)"
+    )
+    shown.add_argument("--tensorboard", metavar="DIR", help="write curves for TensorBoard")
+    shown.add_argument("--profile", metavar="DIR", help="write a trace of a few steps, by JAX's profiler")
+    shown.add_argument(
+        "--target", metavar="MACHINE", help="compare each step with its predicted time on a machine"
+    )
+    shown.add_argument(
+        "--debug-nans",
+        action="store_true",
+        help="show the line that makes the first number that is not finite",
+    )
+    hosts = parser.add_argument_group("several processes")
+    hosts.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="an address of process 0 that the others reach"
+    )
+    hosts.add_argument("--processes", metavar="N", type=count, help="number of processes")
+    hosts.add_argument("--process-id", metavar="I", type=_index, help="number of this process, from 0")
+    hosts.add_argument(
+        "--distributed", action="store_true", help="take these from SLURM, Open MPI, TPU pods or Kubernetes"
+    )
+
+
+def _index(text: str) -> int:
+    """Return a whole number from 0 on, as an option's type."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, not `{text}`")
+    return int(text)
+
+
+def run(options: argparse.Namespace, sources: Sources) -> int:
+    given = _options(options)
+    if given.hosts.are_several:
+        keep_libraries_off_stdout()
+    done = train_model(given, sources, sys.stdout if options.format == "text" else None)
+    if done.leads:
+        print(
+            done.summary.table() if options.format == "text" else json.dumps(done.summary.record(), indent=2)
+        )
+    if done.leads and done.cause:
+        show_diagnostics([done.cause], sources, options.format)
+    return done.status
+
+
+def _options(options: argparse.Namespace) -> TrainOptions:
+    hosts = Hosts(options.coordinator, options.processes, options.process_id, options.distributed)
+    values = {name: getattr(options, name) for name in NAMES}
+    return TrainOptions(choice=chosen(options), hosts=hosts, **values)
+
+
+NAMES = (
+    *("file", "steps", "epochs", "data", "eval", "eval_every", "params", "params_partial", "seed", "folder"),
+    *("save_every", "save_minutes", "keep", "fresh", "log", "tensorboard", "profile", "target", "debug_nans"),
+)
+"""The options that have the same name in the driver."""

@@ -1,0 +1,175 @@
+"""Wide sums: gradients of parameters are summed in a wider dtype than the backward pass computes in (`reduce` of `precision`).
+
+A gradient that is computed in bf16 and stored in f32 ends in a cast. This module moves the cast towards the start of the
+gradient: in front of additions and other equations that are linear in all their operands, and into loops. So these sums are in
+f32:
+
+- the sum of a parameter's uses;
+- the sum that a loop carries over its iterations, for a parameter that all iterations share;
+- the sum over processors. Each cast has the attribute `sums`, by which `place-reductions` completes pending sums after the cast.
+
+A dot still rounds its result to bf16 on each processor, after it has accumulated in 32 bits.
+
+Input:   %a: bf16[io] = sum %x; %b: bf16[io] = einsum ...; %c: bf16[io] = add %a, %b; %d_w: f32[io] = cast %c
+Output:  %x_2: f32[batch, io] = cast %x sums=true; %a: f32[io] = sum %x_2; %b_2: f32[io] = cast %b sums=true; %d_w = add %a, %b_2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+
+from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.core import Attr, Equation, Function, Output, Value
+from mtfc.compiler.ir.loops import carried, pairs, region_of
+from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.rewrite import Substitution, names_of
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES
+
+
+def with_wide_sums(
+    builder: Builder, gradients: Mapping[Value, Value], dtype: str, outputs: Iterable[Output]
+) -> dict[Value, Value]:
+    """Change the builder's body, and return the gradients in it. `outputs` are the further results of the body."""
+    used = [*(output.value for output in outputs), *gradients.values()]
+    rewriter = SumWidener(builder.names, builder.body, used, dtype)
+    new = rewriter.run(gradients.values())
+    builder.body[:] = rewriter.body
+    return {parameter: new[gradient] for parameter, gradient in gradients.items()}
+
+
+def _is_narrow(value: Value, dtype: str) -> bool:
+    return value.type.dtype in FLOATS and ITEM_BYTES[value.type.dtype] < ITEM_BYTES[dtype]
+
+
+def _is_linear(eqn: Equation) -> bool:
+    """Return True if the equation is linear in all its operands together."""
+    everything = tuple(range(len(eqn.operands)))
+    return bool(everything) and not eqn.regions and everything in OPS[eqn.op].linear(eqn)
+
+
+class SumWidener:
+    """Rewrites one body, from its last equation to its first.
+
+    asked: narrow value -> the wide value that takes its place.
+    reached: wide values whose terms are summed in them.
+    """
+
+    def __init__(self, names: Names, body: Sequence[Equation], used: Iterable[Value], dtype: str) -> None:
+        self.names, self.body, self.dtype = names, list(body), dtype
+        self.asked: dict[Value, Value] = {}
+        self.reached: set[Value] = set()
+        self.new = Substitution()
+        self.uses: dict[Value, int] = {}
+        for value in (*used, *(value for eqn in body for value in eqn.operands)):
+            self.uses[value] = self.uses.get(value, 0) + 1
+
+    def run(self, wanted: Iterable[Value], given: Mapping[Value, Value] = {}) -> Substitution:
+        """Widen the sums that lead to the wanted values; return the map from old values to new ones.
+
+        given: narrow arguments that have become wide -> the new arguments.
+        """
+        self.asked.update(given)
+        self._reach(wanted)
+        made: list[Equation] = []
+        for eqn in reversed(self.body):
+            made += reversed(self._rewritten(eqn))
+        defined = {value for eqn in self.body for value in eqn.results}.union(given)
+        casts = [self._cast(old, new, None) for old, new in self.asked.items() if old not in defined]
+        self.body = [self.new.equation(eqn) for eqn in (*casts, *reversed(made))]
+        return self.new
+
+    def _reach(self, values: Iterable[Value]) -> None:
+        """Note values that are to be sums in the wide dtype."""
+        for value in values:
+            if _is_narrow(value, self.dtype):
+                self._ask(value)
+            elif value.type.dtype == self.dtype:
+                self.reached.add(value)
+
+    def _ask(self, value: Value) -> Value:
+        if value not in self.asked:
+            self.asked[value] = Value(self.names.fresh(value.name), value.type.with_dtype(self.dtype))
+        return self.asked[value]
+
+    def _rewritten(self, eqn: Equation) -> list[Equation]:
+        """Return the equations in the place of one."""
+        asked = [value for value in eqn.results if value in self.asked]
+        if eqn.regions:
+            return self._loop(eqn, asked)
+        if self.reached.intersection(eqn.results):
+            return self._wide(eqn)
+        if not asked:
+            return [eqn]
+        wide = self.asked[eqn.result]
+        if self.uses[eqn.result] == 1 and has_trait(eqn, "filled"):
+            return [attrs.evolve(eqn, results=(wide,), attrs={**eqn.attrs, "dtype": self.dtype})]
+        if self.uses[eqn.result] == 1 and _is_linear(eqn):
+            return [attrs.evolve(eqn, operands=tuple(map(self._ask, eqn.operands)), results=(wide,))]
+        return [eqn, self._cast(eqn.result, wide, eqn)]
+
+    def _wide(self, eqn: Equation) -> list[Equation]:
+        """Return the equation of a sum that is wide already; a cast gives way to the wide version of its operand."""
+        if has_trait(eqn, "cast") and _is_narrow(eqn.operands[0], self.dtype):
+            self.new[eqn.result] = self._ask(eqn.operands[0])
+            return []
+        if _is_linear(eqn):
+            self._reach(eqn.operands)
+        return [eqn]
+
+    def _cast(self, old: Value, new: Value, eqn: Equation | None) -> Equation:
+        attributes: dict[str, Attr] = {"dtype": self.dtype, "sums": True}
+        return Equation("cast", (old,), (new,), attributes, span=eqn.span if eqn else None, stage="backward")
+
+    # Loops
+
+    def _loop(self, eqn: Equation, asked: Sequence[Value]) -> list[Equation]:
+        """Return a loop that yields, or carries, the asked results in the wide dtype, and casts of results that it cannot."""
+        region = region_of(eqn)
+        outputs = dict(zip(eqn.results, region.outputs, strict=True))
+        inside = [
+            value for value in asked if self.uses[value] == 1 and self._can_widen(region, outputs[value])
+        ]
+        casts = [self._cast(value, self.asked[value], eqn) for value in asked if value not in inside]
+        if not inside:
+            return [eqn, *casts]
+        changed = self._widened_region(region, [outputs[value] for value in inside])
+        operands = tuple(
+            self._ask(value) if new.value.type.dtype != old.value.type.dtype else value
+            for (value, old), new in zip(pairs(eqn), changed.arguments, strict=True)
+        )
+        results = tuple(self.asked[value] if value in inside else value for value in eqn.results)
+        return [attrs.evolve(eqn, operands=operands, results=results, regions=(changed,)), *casts]
+
+    def _can_widen(self, region: Function, output: Output) -> bool:
+        """Return True for a yielded value, and for a carry that only its own sum uses."""
+        if output.updates is None:
+            return True
+        carry = next(argument.value for argument in carried(region) if argument.value.name == output.updates)
+        users = [each for each in region.body if carry in each.operands]
+        others = [each.value for each in region.outputs if each is not output]
+        return (
+            [each.results for each in users] == [(output.value,)]
+            and has_trait(users[0], "add")
+            and users[0].operands.count(carry) == 1
+            and carry not in others
+            and output.value not in (*others, *(value for each in region.body for value in each.operands))
+        )
+
+    def _widened_region(self, region: Function, outputs: Sequence[Output]) -> Function:
+        used = [output.value for output in region.outputs]
+        inner = SumWidener(names_of(region), region.body, used, self.dtype)
+        updated = {output.updates for output in outputs}
+        wide = {
+            a.value: attrs.evolve(a.value, type=a.value.type.with_dtype(self.dtype))
+            for a in carried(region)
+            if a.value.name in updated
+        }
+        arguments = tuple(attrs.evolve(a, value=wide.get(a.value, a.value)) for a in region.arguments)
+        new = inner.run([output.value for output in outputs], wide)
+        changed = tuple(
+            attrs.evolve(o, value=new[inner.asked.get(o.value, o.value)] if o in outputs else new[o.value])
+            for o in region.outputs
+        )
+        return attrs.evolve(region, arguments=arguments, body=tuple(inner.body), outputs=changed)

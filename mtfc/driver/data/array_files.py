@@ -1,0 +1,348 @@
+"""Named arrays in files, read and written one at a time: NPZ files, safetensors files, folders of safetensors shards.
+
+The parameters in a checkpoint of `mtfc train` are read in the same way.
+
+The arrays of a large model are never in memory together: a file is opened for its names, shapes and dtypes, and the numbers of an
+array are read when they are needed. `stored_arrays` alone knows the kinds of files. Arrays of Python objects are refused, so
+reading a file executes no code of the file.
+
+The package safetensors reads. It writes from memory only, so the writer is here: a safetensors file is the length of a header,
+the header as JSON, and the numbers of all arrays (https://huggingface.co/docs/safetensors).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
+from zipfile import ZipFile, is_zipfile
+
+import attrs
+
+from mtfc.backends.common.devices import Unavailable
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
+from mtfc.compiler.ir.training import average_of
+from mtfc.driver.data.checkpoint_files import OPTIMIZER, PARAMETERS, About, newest_checkpoint, read_array
+from mtfc.driver.data.files import OUTPUTS, write_atomically
+from mtfc.driver.errors import UsageError
+
+Array = Any
+Arrays = Mapping[str, Array]
+
+DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+"""The dtypes of safetensors files that NumPy and `ml_dtypes` have, by their names in the files."""
+
+SAFETENSORS = ".safetensors"
+
+
+@attrs.frozen
+class StoredArray:
+    """An array whose numbers are read each time that `read` is called, which raises `CompileError` (E501).
+
+    dtype: NumPy's name of the dtype, or the file's name of a dtype that NumPy lacks.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], Array]
+
+    @classmethod
+    def of(cls, array: Array) -> StoredArray:
+        """Return an array that is in memory already."""
+        import numpy as np
+
+        held = np.asarray(array)
+        return cls(held.shape, held.dtype.name, lambda: held)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+def numpy_type(name: str) -> Any:
+    """Return the NumPy dtype of a name, which may be `bfloat16`."""
+    import ml_dtypes
+    import numpy as np
+
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def whole(path: str) -> Span:
+    """Return the place of a fault of a whole file."""
+    return Span(path, 1, 1, 1, 1)
+
+
+# Reading
+
+
+def stored_arrays(path: str) -> dict[str, StoredArray]:
+    """Return the arrays of a file or of a folder by name, without reading their numbers.
+
+    Raises `CompileError` (E501) and `Unavailable`.
+    """
+    try:
+        return _stored(Path(path))
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _stored(path: Path) -> dict[str, StoredArray]:
+    """Return the arrays. Raises `OSError`, and `ValueError` with the fault of the file."""
+    if path.is_dir():
+        return _folder(path)
+    return _safetensors(path) if path.suffix == SAFETENSORS else _npz(path)
+
+
+def _unreadable(path: str, error: Exception) -> CompileError:
+    reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
+    return CompileError([Diagnostic("E501", f"cannot read arrays: {reason}", whole(path))])
+
+
+def files_of(path: str) -> list[str]:
+    """Return the files that reading `path` may open: the file itself, or the files of a folder."""
+    place = Path(path)
+    return sorted(str(each) for each in place.iterdir()) if place.is_dir() else [path]
+
+
+def _npz(path: Path) -> dict[str, StoredArray]:
+    with path.open("rb") as file:
+        start = file.read(6)
+    if start == b"\x93NUMPY":
+        raise ValueError("it holds one array without a name; write it with numpy.savez")
+    if not is_zipfile(path):
+        raise ValueError("it is no NPZ file")
+    archive = _undamaged(lambda: ZipFile(path))
+    names = archive.namelist()
+    if any(name.endswith("data.pkl") for name in names):
+        raise ValueError(
+            "it is a PyTorch file, which may hold code; write it with safetensors.torch.save_file"
+        )
+    if not all(name.endswith(".npy") for name in names):
+        raise ValueError("it is no NPZ file")
+    return {name.removesuffix(".npy"): _member(path, archive, name) for name in names}
+
+
+def _member(path: Path, archive: ZipFile, name: str) -> StoredArray:
+    import numpy as np
+
+    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+    def header() -> tuple[tuple[int, ...], Any]:
+        with archive.open(name) as file:
+            shape, _, dtype = headers[np.lib.format.read_magic(file)](file)
+        return shape, dtype
+
+    def content() -> Array:
+        with archive.open(name) as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+
+    shape, dtype = _undamaged(header)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    return StoredArray(shape, dtype.name, lambda: _read(path, content))
+
+
+def _undamaged(read: Callable[[], Any]) -> Any:
+    """Return the result of `read`; a damaged file fails in many ways: in zip, zlib, struct, or NumPy's own header."""
+    try:
+        return read()
+    except MemoryError:
+        raise
+    except Exception:
+        raise ValueError("it is damaged") from None
+
+
+def _read(path: Path, content: Callable[[], Array]) -> Array:
+    try:
+        return _undamaged(content)
+    except ValueError as error:
+        raise _unreadable(str(path), error) from None
+
+
+def _safetensors(path: Path) -> dict[str, StoredArray]:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        reason = f"needs the package safetensors, which cannot be imported ({error})"
+        raise Unavailable(f"reading {path} {reason}: pip install 'mtfc[train]'") from None
+    path.open("rb").close()  # a fault of the file system, in its own words
+    try:
+        file: Any = safe_open(str(path), framework="numpy")
+    except SafetensorError as error:
+        reason = str(error).removeprefix("Error while deserializing header: ")
+        raise ValueError(f"it is no safetensors file, or damaged ({reason})") from None
+
+    def stored(name: str) -> StoredArray:
+        header = file.get_slice(name)
+        dtype = DTYPES.get(header.get_dtype(), header.get_dtype())
+        return StoredArray(
+            tuple(header.get_shape()), dtype, lambda: _read(path, lambda: file.get_tensor(name))
+        )
+
+    names = file.keys()
+    return {name: stored(name) for name in names}
+
+
+def _folder(path: Path) -> dict[str, StoredArray]:
+    """Return the parameters of a checkpoint, or the arrays of the shards that an index names, or of the only safetensors file."""
+    if checkpoint := newest_checkpoint(path):
+        return _checkpoint(checkpoint)
+    indices = sorted(path.glob(f"*{SAFETENSORS}.index.json"))
+    if len(indices) == 1:
+        return _sharded(indices[0])
+    files = sorted(path.glob(f"*{SAFETENSORS}"))
+    if len(files) == 1 and not indices:
+        return _safetensors(files[0])
+    found = ", ".join(each.name for each in (*indices, *files))
+    raise ValueError(f"it is a folder with {found or 'no safetensors files'}; expected one file, or an index")
+
+
+def _checkpoint(path: Path) -> dict[str, StoredArray]:
+    """Return the parameters of a checkpoint, and the averages of parameters."""
+    about = About.read(path)
+
+    def stored(name: str) -> StoredArray:
+        dtype, shape = about.arrays[name]
+
+        def read() -> Array:
+            try:
+                return read_array(path, about, name)
+            except ValueError as error:
+                raise _unreadable(str(path), error) from None
+
+        return StoredArray(shape, dtype, read)
+
+    names = [name.removeprefix(PARAMETERS) for name in about.arrays if name.startswith(PARAMETERS)]
+    averages = {average_of(name): f"{OPTIMIZER}{average_of(name)}" for name in names}
+    found = {name: stored(place) for name, place in averages.items() if place in about.arrays}
+    return {**found, **{name: stored(PARAMETERS + name) for name in names}}
+
+
+def _sharded(index: Path) -> dict[str, StoredArray]:
+    places = _weight_map(index)
+    shards = {}
+    for name in sorted(set(places.values())):
+        if not (index.parent / name).is_file():
+            raise ValueError(f"{index.name} names the shard {name}, which is missing")
+        try:
+            shards[name] = _safetensors(index.parent / name)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    lost = [name for name, shard in places.items() if name not in shards[shard]]
+    if lost:
+        raise ValueError(
+            f"{index.name} says that {places[lost[0]]} has the array `{lost[0]}`, and it has not"
+        )
+    return {name: array for shard in shards.values() for name, array in shard.items()}
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Return the file of each array."""
+    try:
+        places = json.loads(index.read_bytes())["weight_map"]
+        fits = all(isinstance(each, str) and Path(each).name == each for each in places.values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        fits = False
+    if not fits:
+        raise ValueError(f"{index.name} is damaged: expected `weight_map`, the file of each array")
+    return dict(places)
+
+
+# Writing
+
+
+def save_arrays(path: str, arrays: Arrays) -> None:
+    """Write arrays that are in memory: see `write_arrays`."""
+    write_arrays(path, {name: StoredArray.of(array) for name, array in arrays.items()})
+
+
+def write_arrays(
+    path: str, arrays: Mapping[str, StoredArray], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write arrays under their names to a file or to standard output, one after the other.
+
+    The name's end decides the kind: safetensors for `.safetensors`, else NPZ. NPZ lacks bf16, which becomes f32, and metadata.
+    Raises `UsageError`, and the errors of reading the arrays.
+    """
+
+    def write(file: IO[bytes]) -> None:
+        if path.endswith(SAFETENSORS):
+            _write_safetensors(file, arrays, metadata or {})
+        else:
+            _save_arrays(file, arrays)
+
+    if path in OUTPUTS:
+        write(written := BytesIO())
+        sys.stdout.buffer.write(written.getvalue())
+    else:
+        write_atomically(path, write)
+
+
+def _save_arrays(file: IO[bytes], arrays: Mapping[str, StoredArray]) -> None:
+    import numpy as np
+
+    with ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, storable(array.read()), allow_pickle=False)
+
+
+def storable(array: Array) -> Array:
+    """Return the array in a dtype that NPZ has."""
+    import numpy as np
+
+    array = np.asarray(array)
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def _write_safetensors(
+    file: IO[bytes], arrays: Mapping[str, StoredArray], metadata: Mapping[str, str]
+) -> None:
+    """Write wide numbers first: readers need each array at a multiple of its element's size."""
+    words = {dtype: word for word, dtype in DTYPES.items()}
+    for name, array in arrays.items():
+        if array.dtype not in words:
+            raise UsageError(f"safetensors has no dtype {array.dtype}, which `{name}` has: write an NPZ file")
+    ordered = sorted(arrays, key=lambda name: -numpy_type(arrays[name].dtype).itemsize)
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name in ordered:
+        start, end = end, end + arrays[name].size * numpy_type(arrays[name].dtype).itemsize
+        header[name] = {
+            "dtype": words[arrays[name].dtype],
+            "shape": list(arrays[name].shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in ordered:
+        file.write(_bytes(arrays[name].read()))
+
+
+def _bytes(array: Array) -> Any:
+    """Return the numbers of an array in C order, little-endian."""
+    import numpy as np
+
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

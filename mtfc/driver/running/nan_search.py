@@ -1,0 +1,260 @@
+"""Find the equation that makes the first number that is not finite in a training step.
+
+The reference interpreter runs the step again and looks at every result. An infinite number or NaN that reaches the loss, or else
+a new parameter, is followed back to the equation that made it from finite operands. Numbers that the program discards on the way
+are not the cause, such as the logarithm of 0 where `where` chooses the other branch. An infinite number that the program itself
+writes, such as a mask of minus infinity, is not the cause either, unless it reaches the loss unchanged.
+
+The undistributed program runs first. If its results are finite, the program under its layout runs, which rounds in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+from mtfc.compiler.diagnostics import Diagnostic, Label
+from mtfc.compiler.ir.core import Argument, Equation, Function, Program, Value, source_file
+from mtfc.compiler.ir.loops import dim_of
+from mtfc.compiler.ir.types import FLOATS
+from mtfc.compiler.passes.pipelines import differentiation
+from mtfc.compiler.passes.pipelines import run as run_passes
+from mtfc.driver.data.array_files import Arrays
+from mtfc.driver.running.execution import without_warnings
+
+if TYPE_CHECKING:
+    from mtfc.backends.interpreter import Shards
+
+CODE = "E701"
+STAGES = {"forward": "forward pass", "backward": "backward pass", "update": "update"}
+HALF = "f16 holds numbers up to 65504: compute in bf16, or in f32 where numbers grow, with `cast(x, f32)`"
+SHOWN = 4
+"""Most operands that a help shows."""
+
+
+@attrs.frozen
+class StepInputs:
+    """The arguments of a training step: global arrays by name, and the number of the step, counted from 0.
+
+    batch: the inputs, stacked if the step takes several micro-batches.
+    """
+
+    parameters: Arrays
+    state: Arrays
+    batch: Arrays
+    number: int
+
+
+@attrs.frozen
+class OperandRange:
+    """The smallest and the largest finite element of an operand; None if there is none."""
+
+    value: Value
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        name = f"{self.value.name}: {self.value.type.unsplit()}"
+        return (
+            f"{name} has no finite number"
+            if self.low is None
+            else f"{name} is from {self.low:.4g} to {self.high:.4g}"
+        )
+
+
+@attrs.frozen(eq=False)
+class BadNumbers:
+    """Numbers that are not finite, where they come into being.
+
+    source: the equation that made them, or the argument that held them before the step. bad, size: number of such elements, and
+    of all elements, on all processors. operands: ranges of the equation's operands. iterations: dimension and index of each loop
+    around the equation, the outer one first. cause: infinite numbers in the operands from which the equation made NaN.
+    """
+
+    source: Equation | Argument
+    kind: Literal["NaN", "infinite"]
+    bad: int
+    size: int
+    operands: tuple[OperandRange, ...] = ()
+    iterations: tuple[tuple[str, int], ...] = ()
+    cause: BadNumbers | None = None
+
+    @property
+    def is_written(self) -> bool:
+        """True for numbers that the program creates without operands, such as a constant."""
+        return isinstance(self.source, Equation) and not self.source.operands
+
+    def root(self) -> BadNumbers:
+        """Return the first numbers in the chain of causes, except those that the program writes."""
+        cause = self.cause
+        return self if cause is None or cause.is_written else cause.root()
+
+
+def find_not_finite(program: Program, inputs: StepInputs, placed: Program | None = None) -> Diagnostic | None:
+    """Return a diagnostic with the place in the source where a training step makes the first number that is not finite.
+
+    program: the model before any pass. placed: the same program under a layout, lowered. Returns None if all results of both are
+    finite: then the step cannot be repeated on the interpreter.
+    """
+    for each in (run_passes(program, differentiation()), placed):
+        if each is not None and (found := _search(each, inputs)) is not None:
+            return _diagnostic(found.root(), program, inputs.number)
+    return None
+
+
+def _search(program: Program, inputs: StepInputs) -> BadNumbers | None:
+    """Return what reaches the loss, or else another result of the step."""
+    from mtfc.backends.interpreter import interpret
+
+    step = program.function("step")
+    numbers = {a.value.name: inputs.number for a in step.arguments if a.role == "step"}
+    arrays = {**inputs.parameters, **inputs.state, **inputs.batch, **numbers}
+    origins = Origins.of(step, arrays)
+    with without_warnings():
+        interpret(step, program, arrays, origins)
+    found = (origins.known.get(output.value) for output in step.outputs)
+    return next((each for each in found if each is not None), None)
+
+
+class Origins:
+    """An observer of the interpreter that follows numbers which are not finite.
+
+    known: value -> the origin of its numbers, for values that have such numbers. path: the loops that run, with their indices.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[Value, BadNumbers] = {}
+        self.path: list[tuple[Equation, int]] = []
+
+    @classmethod
+    def of(cls, function: Function, arrays: Mapping[str, Any]) -> Origins:
+        """Start with the arguments of a function."""
+        origins = cls()
+        for argument in function.arguments:
+            counts = Counts.of([arrays[argument.value.name]], argument.value)
+            if counts.bad:
+                origins.known[argument.value] = BadNumbers(argument, counts.kind, counts.bad, counts.size)
+        return origins
+
+    def computed(self, eqn: Equation, operands: Sequence[Shards], results: Sequence[Shards]) -> None:
+        for value, result in zip(eqn.results, results, strict=True):
+            self.known.pop(value, None)
+            counts = Counts.of(result.arrays, value)
+            if counts.bad:
+                self.known[value] = self._origin(eqn, counts, operands)
+
+    def _origin(self, eqn: Equation, counts: Counts, operands: Sequence[Shards]) -> BadNumbers:
+        """Return the origin of an operand's numbers if the result has the same kind of numbers, else a new one."""
+        found = {v: Counts.of(s.arrays, v) for v, s in zip(eqn.operands, operands, strict=True)}
+        bad = [self.known[value] for value in found if found[value].bad and value in self.known]
+        same = [each for each in bad if each.kind == counts.kind]
+        if same or (bad and counts.kind == "infinite"):
+            return (same or bad)[0]
+        ranges = tuple(
+            _range(v, s) for v, s in zip(eqn.operands, operands, strict=True) if v.type.dtype in FLOATS
+        )
+        iterations = tuple((dim_of(loop).name, index) for loop, index in self.path)
+        cause = bad[0] if bad else None
+        return BadNumbers(eqn, counts.kind, counts.bad, counts.size, ranges, iterations, cause)
+
+    def iterates(self, eqn: Equation, index: int) -> None:
+        if self.path and self.path[-1][0] is eqn:
+            self.path[-1] = (eqn, index)
+            return
+        self.path.append((eqn, index))
+        for value in eqn.results:
+            self.known.pop(value, None)
+
+    def ended(self, eqn: Equation) -> None:
+        self.path.pop()
+
+    def entered(self, source: Value, argument: Value) -> None:
+        self.known.pop(argument, None)
+        if source in self.known:
+            self.known[argument] = self.known[source]
+
+    def left(self, source: Value, result: Value) -> None:
+        if source in self.known:
+            self.known.setdefault(result, self.known[source])
+
+
+@attrs.frozen
+class Counts:
+    """Numbers of NaN, of other elements that are not finite, and of all elements."""
+
+    nan: int
+    infinite: int
+    size: int
+
+    @classmethod
+    def of(cls, arrays: Iterable[Any], value: Value) -> Counts:
+        import numpy as np
+
+        if value.type.dtype not in FLOATS:
+            return cls(0, 0, 0)
+        nan = infinite = size = 0
+        for array in map(np.asarray, arrays):
+            size += array.size
+            finite = np.isfinite(array)
+            if not finite.all():
+                nan += int(np.isnan(array).sum())
+                infinite += int((~finite).sum())
+        return cls(nan, infinite - nan, size)
+
+    @property
+    def bad(self) -> int:
+        """Return the number of elements of the kind."""
+        return self.nan or self.infinite
+
+    @property
+    def kind(self) -> Literal["NaN", "infinite"]:
+        return "NaN" if self.nan else "infinite"
+
+
+def _range(value: Value, shards: Shards) -> OperandRange:
+    import numpy as np
+
+    wide = [np.asarray(array).astype(np.float64) for array in shards.arrays]
+    finite = [part for part in (array[np.isfinite(array)] for array in wide) if part.size]
+    if not finite:
+        return OperandRange(value, None, None)
+    return OperandRange(
+        value, min(float(part.min()) for part in finite), max(float(part.max()) for part in finite)
+    )
+
+
+# The diagnostic
+
+
+def _diagnostic(found: BadNumbers, program: Program, number: int) -> Diagnostic:
+    file = source_file(program.functions)
+    span = found.source.span or (program.training.span if program.training else None)
+    assert span is not None, "a program from a file has spans"
+    place = span.inside(file)
+    labels = [Label(span, "computed here")] if place is not span else []
+    if place.call is not None:
+        labels.append(Label(place.call, "called here"))
+    return Diagnostic(CODE, _message(found, number), place, tuple(labels), _help(found))
+
+
+def _message(found: BadNumbers, number: int) -> str:
+    what = f"{found.bad} of {found.size} numbers" if found.size > 1 else "the number"
+    are = f"{'are' if found.size > 1 else 'is'} {found.kind}"
+    source = found.source
+    if isinstance(source, Argument):
+        return f"{what} in {source.role} `{source.value.name}` {are} before step {number + 1}"
+    inside = "".join(f", at {dim} = {index}" for dim, index in found.iterations)
+    return (
+        f"{what} that `{source.op}` makes {are}, in the {STAGES[source.stage]} of step {number + 1}{inside}"
+    )
+
+
+def _help(found: BadNumbers) -> str | None:
+    source = found.source
+    if isinstance(source, Argument):
+        return "look for such numbers in the data" if source.role == "input" else None
+    shown = "; ".join(map(str, found.operands[:SHOWN]))
+    is_half = any(value.type.dtype == "f16" for value in source.results)
+    return "; ".join(filter(None, (shown, HALF if is_half and found.kind == "infinite" else ""))) or None

@@ -1,0 +1,1 @@
+"""Training for many steps: the data, the loop, and the checkpoints."""

@@ -1,0 +1,450 @@
+"""Checkpoints of a training run: written by orbax while training goes on, whole or not at all, each process its own shards.
+
+A checkpoint holds the arrays of a `TrainState`, whole arrays under every layout, and the record `About`. Orbax writes into a
+temporary folder and renames it at the end. A process that is killed leaves a temporary folder, which the next run removes.
+
+A save holds up the next step only while arrays are copied from a device to the host. On the CPU nothing is copied: orbax reads
+the buffers, so the next step cannot reuse them and allocates others. Checksums, and a test that all numbers are finite, are
+computed beside the next steps: by a thread on the CPU, else by the devices. XLA on the CPU would take memory of the state's size.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import attrs
+
+from mtfc.backends.common.devices import Unavailable, import_jax
+from mtfc.driver.data.array_files import numpy_type
+from mtfc.driver.data.checkpoint_files import (
+    STATE,
+    About,
+    changed,
+    faults,
+    orbax,
+    reason_of,
+    steps_in,
+    sum_of_bits,
+)
+from mtfc.driver.errors import FailedRequest, UsageError
+
+TEMPORARY = ("*.orbax-checkpoint-tmp*", "*.removed")
+"""Names of folders that a killed process leaves: half written, and half removed."""
+
+READING = 2**26
+"""Bytes that are read at a time, unless one array is larger: the memory that opening a checkpoint takes beside its arrays."""
+
+SHOWN = 8
+"""Maximum number of arrays that a message names."""
+
+
+class NotFinite(Exception):
+    """The loss of a step, or the parameters after it, are not finite. The message says which."""
+
+
+@attrs.define
+class Checkpoints:
+    """The checkpoints in a folder. Use as a context: the end waits for the last checkpoint to be written.
+
+    keep: the number of newest ones that stay. under_way: the end of the last save; the result is None, or an error.
+    """
+
+    folder: Path
+    keep: int
+    writer: Any
+    threads: ThreadPoolExecutor
+    under_way: Future[None] | None = None
+
+    @classmethod
+    @contextmanager
+    def open(cls, folder: Path, keep: int) -> Iterator[Checkpoints]:
+        """Open the folder, which is made if it does not exist, and remove what a killed process has left there.
+
+        All processes must call this. Raises `UsageError` if the folder cannot be written, and `Unavailable` if orbax is missing.
+        """
+        ocp = orbax()
+        _make(folder)
+        handlers = {
+            "state": ocp.PyTreeCheckpointHandler(use_compression=False),
+            "about": _record_handler(),
+        }
+        with ExitStack() as stack:
+            if import_jax().process_count() == 1:
+                stack.callback(_clean, folder)  # after a save that has failed
+            handler = ocp.CompositeCheckpointHandler(**handlers)
+            writer = stack.enter_context(ocp.AsyncCheckpointer(handler))
+            threads = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
+            checkpoints = cls(folder, keep, writer, threads)
+            yield checkpoints
+            checkpoints.wait()
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the whole checkpoints, in order."""
+        return steps_in(self.folder)
+
+    def place(self, step: int) -> Path:
+        return self.folder / str(step)
+
+    def save(self, state: Any, about: About) -> None:
+        """Write a checkpoint while training goes on; `about` gets its checksums. The state may be donated afterwards.
+
+        Waits for the save before, and raises what `wait` raises.
+        """
+        self.wait()
+        ocp = orbax()
+        checks = _checks(dict(_named_arrays(state)))
+        arguments = {
+            "state": ocp.args.PyTreeSave(_tree(state)),
+            "about": _record_arguments()(lambda: _checked(about, checks())),
+        }
+        with self._named():
+            self.writer.save(self.place(about.step).resolve(), args=ocp.args.Composite(**arguments))
+        self.under_way = self.threads.submit(self._finish)
+
+    def poll(self) -> None:
+        """Raise what `wait` raises, without waiting, if the last save has failed."""
+        if self.under_way is not None and self.under_way.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the last save has ended. Raises `Unavailable` if it cannot be written, and `NotFinite`."""
+        ended, self.under_way = self.under_way, None
+        if ended is not None:
+            with self._named():
+                ended.result()
+
+    def _finish(self) -> None:
+        """Wait for orbax, then remove the oldest checkpoints."""
+        self.writer.wait_until_finished()
+        for step in self.steps[: -self.keep] if import_jax().process_index() == 0 else ():
+            removed = self.folder / f"{step}.removed"
+            self.place(step).rename(removed)
+            shutil.rmtree(removed, ignore_errors=True)
+
+    def restore(self, step: int, abstract: Any) -> tuple[Any, About]:
+        """Return the state of a checkpoint in the placements of an abstract state, and the record.
+
+        Each process reads its own part. Raises `FailedRequest` if the checkpoint is damaged, or has other arrays than the state.
+        """
+        ocp = orbax()
+        with self._damage(step):
+            about = About.read(self.place(step))
+        self._check_arrays(about, kinds(abstract))
+        tree = _tree(abstract)
+        types = ocp.checkpoint_utils.construct_restore_args(tree)
+        wanted = ocp.args.PyTreeRestore(tree, restore_args=types)
+        largest = max(math.prod(shape) * numpy_type(dtype).itemsize for dtype, shape in about.arrays.values())
+        handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=(max(largest, READING) + 1) / 10**9)
+        with self._damage(step):
+            with faults(), ocp.Checkpointer(handler) as reader:
+                found = reader.restore((self.place(step) / STATE).resolve(), args=wanted)
+            state = type(abstract)(**found)
+            sums = _checks(dict(_named_arrays(state)))().sums
+            wrong = [name for name, sum in about.sums.items() if sums[name] != sum]
+            if wrong:
+                raise ValueError(changed(wrong))
+        return state, about
+
+    def _check_arrays(self, about: About, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        """Raise `FailedRequest` with every array that is missing, unknown or of another type."""
+        missing = [f"lacks {_typed(name, type)}" for name, type in wanted.items() if name not in about.arrays]
+        unknown = [
+            f"has {_typed(name, type)}, which the model lacks"
+            for name, type in about.arrays.items()
+            if name not in wanted
+        ]
+        other = [
+            f"has {_typed(name, about.arrays[name])}, and the model has {_typed(name, type)}"
+            for name, type in wanted.items()
+            if name in about.arrays and about.arrays[name] != type
+        ]
+        found = [*missing, *other, *unknown]
+        if found:
+            where = f"{self.place(about.step)}, a checkpoint of model `{about.program}`"
+            shown = "".join(f"\n  it {each}" for each in found[:SHOWN])
+            more = f"\n  and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+            raise FailedRequest(
+                f"{where}, does not fit the model:{shown}{more}\n"
+                "give another --dir, or start over in this one with --fresh"
+            )
+
+    @contextmanager
+    def _damage(self, step: int) -> Iterator[None]:
+        """Report a checkpoint that cannot be read with its name and a remedy."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            earlier = [each for each in self.steps if each < step]
+            remedy = f"remove it to go on from step {earlier[-1]}" if earlier else "start over with --fresh"
+            raise FailedRequest(f"{self.place(step)} cannot be read: {reason_of(error)}; {remedy}") from None
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Report a folder that cannot be written as a lack of the environment."""
+        try:
+            yield
+        except (NotFinite, Unavailable, KeyboardInterrupt):
+            raise
+        except Exception as error:  # orbax and tensorstore raise many kinds
+            last = f"the last one is {self.place(self.steps[-1])}" if self.steps else "there is none yet"
+            raise Unavailable(
+                f"cannot write a checkpoint to {self.folder}: {reason_of(error)}; {last}"
+            ) from None
+
+
+@attrs.define
+class Saving:
+    """Decides when a checkpoint is due, and writes it. Without a folder none is.
+
+    about: the record of the last checkpoint, or of the start. every: steps between two checkpoints; None if `minutes`
+    decides. next: the step of the next one, which all processes agree on. since: the time of the last one, or of the start.
+    """
+
+    checkpoints: Checkpoints | None
+    about: About
+    every: int | None
+    minutes: float | None
+    next: int | None
+    since: float = attrs.field(factory=monotonic)
+
+    @classmethod
+    def of(
+        cls, checkpoints: Checkpoints | None, about: About, every: int | None, minutes: float | None
+    ) -> Saving:
+        """Return the schedule from the step of `about` on.
+
+        By minutes the first checkpoint comes after the first step: then the time of a step is known, and so is that the folder
+        can be written.
+        """
+        following = None if checkpoints is None else about.step + (every or 1)
+        return cls(checkpoints, about, every, minutes, following)
+
+    @property
+    def last(self) -> str | None:
+        """The newest whole checkpoint."""
+        steps = self.checkpoints.steps if self.checkpoints is not None else []
+        return str(self.checkpoints.place(steps[-1])) if self.checkpoints is not None and steps else None
+
+    def is_due(self, step: int) -> bool:
+        return step == self.next
+
+    def save(self, step: int, state: Any, position: Any) -> None:
+        """Write a checkpoint while training goes on, and set the step of the next one. Raises what `Checkpoints.wait` raises."""
+        assert self.checkpoints is not None
+        before, now = self.about.step, monotonic()
+        self.about = attrs.evolve(self.about, step=step, data=position)
+        self.checkpoints.save(state, self.about)
+        self.next = step + (self.every or self._steps_of_minutes((now - self.since) / (step - before)))
+        self.since = now
+
+    def check(self) -> None:
+        """Raise the error of a save that has failed. One of several processes must not end at another step than the others."""
+        if self.checkpoints is not None and import_jax().process_count() == 1:
+            self.checkpoints.poll()
+
+    def at_end(self, state: Any, position: Any) -> None:
+        """Write the last checkpoint, unless it has been, and wait for it. Raises what `Checkpoints.wait` raises."""
+        if self.checkpoints is not None:
+            if self.about.step != int(state.step):
+                self.save(int(state.step), state, position)
+            self.checkpoints.wait()
+
+    def where(self) -> str:
+        """Return a sentence about the last checkpoint, which is waited for. Raises `Unavailable` if it cannot be written."""
+        if self.checkpoints is None:
+            return "nothing is saved; --dir FOLDER keeps checkpoints"
+        with suppress(NotFinite):
+            self.checkpoints.wait()
+        return f"the last checkpoint is {self.last}" if self.last else "there is no checkpoint yet"
+
+    def _steps_of_minutes(self, seconds: float) -> int:
+        """Return the number of steps until the next checkpoint. seconds: of a step, as process 0 measures them."""
+        import numpy as np
+        from jax.experimental import multihost_utils
+
+        assert self.minutes is not None
+        steps = np.int32(max(1, min(MOST_STEPS, round(60 * self.minutes / seconds))))
+        return int(multihost_utils.broadcast_one_to_all(steps))
+
+
+MOST_STEPS = 2**30
+"""Maximum number of steps between two checkpoints."""
+
+
+def _make(folder: Path) -> None:
+    """Make the folder, and remove what a killed process has left."""
+    jax = import_jax()
+    if jax.process_index() == 0:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _clean(folder)
+            probe = folder / f"probe{TEMPORARY[1][1:]}"
+            probe.mkdir()
+            probe.rmdir()
+        except OSError as error:
+            raise UsageError(f"cannot write checkpoints to {folder}: {reason_of(error)}") from None
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices("mtfc: checkpoints")
+
+
+def _clean(folder: Path) -> None:
+    """Remove half written and half removed checkpoints."""
+    for pattern in TEMPORARY:
+        for each in folder.glob(pattern):
+            shutil.rmtree(each, ignore_errors=True)
+
+
+def are_finite(state: Any) -> bool:
+    """Return True if the state has no number that is not finite."""
+    return _checks(dict(_named_arrays(state)))().finite
+
+
+@lru_cache
+def _record_arguments() -> Any:
+    """Return the class of orbax's arguments for the record: a function that returns the record, called in a thread."""
+    ocp = orbax()
+
+    @attrs.define
+    class RecordArguments(ocp.args.CheckpointArgs):  # type: ignore[misc, name-defined]
+        record: Callable[[], About]
+
+    return RecordArguments
+
+
+@lru_cache
+def _record_handler() -> Any:
+    """Return orbax's handler of the record."""
+    ocp = orbax()
+    jax = import_jax()
+
+    class RecordHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc, name-defined]
+        """Writes the record once its checksums are there. An error keeps the checkpoint from being renamed."""
+
+        async def async_save(self, directory: Any, args: Any) -> list[Any]:
+            async def write() -> None:
+                record = args.record()
+                if jax.process_index() == 0:
+                    (directory / "about.json").write_text(record.text())
+
+            return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="about")]
+
+        def save(self, directory: Any, args: Any) -> None:
+            raise NotImplementedError
+
+        def restore(self, directory: Any, args: Any = None) -> None:
+            raise NotImplementedError
+
+    ocp.args.register_with_handler(RecordHandler, for_save=True, for_restore=True)(_record_arguments())
+    return RecordHandler()
+
+
+@attrs.frozen
+class Checks:
+    """The checksums of arrays by name, and True if all their numbers are finite."""
+
+    finite: bool
+    sums: Mapping[str, int]
+
+
+def _checked(about: About, checks: Checks) -> About:
+    """Return the record with its checksums. Raises `NotFinite`."""
+    if not checks.finite:
+        raise NotFinite(f"the parameters after step {about.step} are not finite")
+    return attrs.evolve(about, sums=checks.sums)
+
+
+def _checks(arrays: Mapping[str, Any]) -> Callable[[], Checks]:
+    """Start to check arrays, which may be donated afterwards; return a function that waits for the result."""
+    import numpy as np
+
+    jax = import_jax()
+    devices = next(iter(arrays.values())).devices()
+    on_cpu = next(iter(devices)).platform == "cpu"
+    if on_cpu and jax.process_count() == 1:
+        parts = {
+            name: [np.asarray(shard.data) for shard in x.addressable_shards if shard.replica_id == 0]
+            for name, x in arrays.items()
+        }
+        return lambda: _checks_on_host(parts)
+    finite, sums = _device_checks()(arrays)
+    if on_cpu:  # two functions with collectives under way can block each other
+        jax.block_until_ready(sums)
+    return lambda: Checks(bool(finite), {name: int(x) for name, x in sums.items()})
+
+
+def _checks_on_host(parts: Mapping[str, Sequence[Any]]) -> Checks:
+    """Check the buffers of arrays: each array is split into parts."""
+    finite, sums = True, {}
+    for name, each in parts.items():
+        sums[name] = sum(map(sum_of_bits, each)) % 2**32
+        finite = finite and all(map(_is_finite, each))
+    return Checks(finite, sums)
+
+
+def _is_finite(part: Any) -> bool:
+    import numpy as np
+
+    flat = part.reshape(-1)
+    if np.issubdtype(part.dtype, np.integer) or part.dtype == bool:
+        return True
+    return all(np.isfinite(flat[i : i + CHUNK]).all() for i in range(0, flat.size, CHUNK))
+
+
+CHUNK = 2**20
+"""Number of elements that are tested at a time."""
+
+
+@lru_cache
+def _device_checks() -> Any:
+    """Return a compiled function from arrays by name to a test that all numbers are finite, and their checksums."""
+    jax = import_jax()
+    jnp = jax.numpy
+
+    def run(arrays: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        floats = [x for x in arrays.values() if jnp.issubdtype(x.dtype, jnp.floating)]
+        finite = jnp.all(jnp.stack([jnp.isfinite(x).all() for x in floats])) if floats else True
+        return finite, {name: _sum_of_bits(x) for name, x in arrays.items()}
+
+    return jax.jit(run)
+
+
+def _sum_of_bits(x: Any) -> Any:
+    """Return `checkpoint_files.sum_of_bits` of an array on devices."""
+    from jax import lax
+    from jax import numpy as jnp
+
+    bits = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}[x.dtype.itemsize]
+    words = x.astype(jnp.uint8) if x.dtype == bool else lax.bitcast_convert_type(x, bits)
+    return jnp.sum(words.astype(jnp.uint32), dtype=jnp.uint32)
+
+
+def kinds(state: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return name -> dtype and shape of the arrays of a state."""
+    return {name: (array.dtype.name, tuple(array.shape)) for name, array in _named_arrays(state)}
+
+
+def _tree(state: Any) -> dict[str, Any]:
+    """Return a state as dicts, as other programs would read it."""
+    return {"step": state.step, "params": state.params, "optimizer": state.optimizer}
+
+
+def _named_arrays(state: Any) -> Iterator[tuple[str, Any]]:
+    yield "step", state.step
+    for kind in ("params", "optimizer"):
+        yield from ((f"{kind}/{name}", array) for name, array in getattr(state, kind).items())
+
+
+def _typed(name: str, type: tuple[str, tuple[int, ...]]) -> str:
+    dtype, shape = type
+    return f"{name}: {dtype}[{', '.join(map(str, shape))}]"

@@ -1,0 +1,182 @@
+"""The data of a training run: batches for one process, from files or from a Python function.
+
+The order of examples depends on the seed alone, so all processes and layouts agree on the global batch, and each process reads
+its own rows only. Grain shuffles, reads ahead in threads, and counts the steps that were handed out. The position in the data is
+the number of the next step, for any number of processes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from zlib import crc32
+
+import attrs
+
+from mtfc.backends.common.shares import Ranges, Share
+from mtfc.compiler.diagnostics import nearest
+from mtfc.compiler.ir.core import Program
+from mtfc.driver.data.array_files import Array
+from mtfc.driver.errors import UsageError
+from mtfc.driver.training.batch_iterators import (
+    AHEAD,
+    BatchIterator,
+    DataSource,
+    Position,
+    PositionedIterator,
+)
+from mtfc.driver.training.data_inputs import DataInput, data_inputs
+from mtfc.driver.training.example_files import TOKEN_DTYPES, Examples, open_examples
+from mtfc.driver.training.packages import import_package
+from mtfc.driver.training.user_data import FUNCTION, load_function
+
+THREADS = 2
+"""The number of threads that read examples from files."""
+
+
+def open_source(spec: str, program: Program, accumulate: int = 1) -> DataSource:
+    """Open data for the undistributed model. Raises `CompileError` (E501 to E504, E506), `UsageError` and `Unavailable`.
+
+    spec: a file `.npz` or `.npy`, `NAME=FILE.npy,...` for several inputs, `FILE:DTYPE` for a file of tokens, a directory of such
+    files, or `MODULE:FUNCTION`. accumulate: the number of micro-batches of a step.
+    """
+    inputs = data_inputs(program)
+    if not inputs:
+        raise UsageError(f"model {program.name} has no inputs: leave out --data")
+    if _is_function(spec):
+        return load_function(spec, inputs, accumulate)
+    try:
+        return FileSource(open_examples(*_location(spec), inputs), inputs, accumulate).checked()
+    except OSError as error:
+        raise UsageError(f"{spec}: {(error.strerror or str(error)).lower()}") from None
+
+
+def _is_function(spec: str) -> bool:
+    """Return True for `MODULE:FUNCTION`; a name before the colon that is a file is that of a file of tokens."""
+    match = FUNCTION.fullmatch(spec)
+    return match is not None and match[2] not in TOKEN_DTYPES and not Path(match[1]).is_file()
+
+
+def _location(spec: str) -> tuple[str, str | None]:
+    """Return the path and the dtype of tokens of a specification of files. Raises `UsageError`."""
+    path, colon, dtype = spec.rpartition(":")
+    if colon and dtype in TOKEN_DTYPES:
+        return path, dtype
+    if Path(spec).is_dir() or Path(spec).suffix in (".npz", ".npy"):  # `NAME=FILE.npy,...` ends so, too
+        return spec, None
+    if colon and Path(path).is_file():
+        near = nearest(dtype, TOKEN_DTYPES)
+        help = f"did you mean {near}?" if near else f"expected one of {', '.join(TOKEN_DTYPES)}"
+        raise UsageError(f"{spec}: unknown dtype {dtype} of tokens; {help}")
+    if Path(spec).is_file():
+        raise UsageError(f"{spec}: give the dtype of its tokens, as in {spec}:uint16")
+    raise UsageError(f"{spec}: no such file or directory; {FORMS}")
+
+
+FORMS = (
+    "expected a file .npz or .npy, NAME=FILE.npy,... for several inputs, FILE:DTYPE for tokens such as tokens.bin:uint16,"
+    " a directory of such files, or MODULE:FUNCTION"
+)
+
+
+@attrs.frozen(eq=False)
+class FileSource:
+    """Examples of files, `accumulate` global batches a step."""
+
+    examples: Examples
+    inputs: Sequence[DataInput]
+    accumulate: int = 1
+
+    @property
+    def per_step(self) -> int:
+        """Number of examples in a step."""
+        return self.examples.dim.size * self.accumulate
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.examples.count // self.per_step
+
+    def checked(self) -> FileSource:
+        """Return this source. Raises `UsageError` if it has too few examples for one step."""
+        if not self.steps_per_epoch:
+            size, dim = self.examples.dim.size, self.examples.dim.name
+            batches = (
+                f"{self.accumulate} batches of {dim} = {size}" if self.accumulate > 1 else f"{dim} = {size}"
+            )
+            raise UsageError(
+                f"{self.examples.name} has {self.examples.count} examples, and a step takes {batches}:"
+                f" give more data, or a smaller batch with --dim {dim}=N"
+            )
+        return self
+
+    def description(self) -> str:
+        count, steps = self.examples.count, self.steps_per_epoch
+        rest = count - steps * self.per_step
+        left = f"; {rest} are left out of each epoch, too few for a step" if rest else ""
+        return f"{self.examples.name}: {count} examples, {steps} step{'s'[: steps - 1]} an epoch{left}"
+
+    def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
+        reads = StepReads(self, share, ExampleOrder(self.examples.count, seed))
+        grain = import_package("grain", "grain")
+        steps = self.steps_per_epoch if seed is None else sys.maxsize
+        options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)
+        iterator = iter(grain.MapDataset.range(steps).map(reads).to_iter_dataset(options))
+        order = {"examples": self.examples.count, "per_step": self.per_step, "seed": seed}
+        return PositionedIterator.at(iterator, order, start, self.examples.name)
+
+
+@attrs.frozen
+class ExampleOrder:
+    """The order of `count` examples in each epoch: drawn from `seed`, without a table; None keeps the order of the files."""
+
+    count: int
+    seed: int | None
+
+    def numbers(self, epoch: int, positions: Array) -> Array:
+        """Return the numbers of the examples at these positions of an epoch."""
+        import numpy as np
+
+        if self.seed is None:
+            return positions
+        shuffled = import_package("grain.experimental", "grain").index_shuffle
+        seed, last = crc32(f"{self.seed} {epoch}".encode()), self.count - 1
+        found = [shuffled(each, max_index=last, seed=seed, rounds=4) for each in positions.tolist()]
+        return np.array(found, np.int64)
+
+
+@attrs.frozen(eq=False)
+class StepReads:
+    """Reads the rows of a step for one process."""
+
+    source: FileSource
+    share: Share
+    order: ExampleOrder
+
+    def __call__(self, step: int) -> dict[str, Array]:
+        """Return the arrays of a step, counted from 0."""
+        import numpy as np
+
+        epoch, within = divmod(step, self.source.steps_per_epoch)
+        count = self.source.accumulate
+        parts = [self._batch(epoch, within * count + i) for i in range(count)]
+        if count == 1:
+            return parts[0]
+        return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+
+    def _batch(self, epoch: int, number: int) -> dict[str, Array]:
+        """Return this process's rows of a global batch; `number` counts from the first one of the epoch."""
+        examples = self.source.examples
+        known: dict[Ranges, Array] = {}  # inputs mostly have the same rows
+        batch = {}
+        for each in self.source.inputs:
+            rows = self.share.rows(each.name, each.rows)
+            if each.name in examples.constants:
+                constant = examples.constants[each.name]
+                batch[each.name] = constant[rows] if each.shape else constant
+                continue
+            ranges = self.share.ranges_of(each.name, each.rows)
+            if ranges not in known:
+                known[ranges] = self.order.numbers(epoch, number * examples.dim.size + rows)
+            batch[each.name] = examples.read(each, known[ranges])
+        return batch

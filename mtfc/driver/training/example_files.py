@@ -1,0 +1,286 @@
+"""Examples in files: arrays in .npz and .npy files and token files, alone or as the shards of a directory.
+
+Files are memory-mapped, so a read touches only the rows that it asks for. An array of an .npz file is mapped too, if it is stored
+without compression, as `numpy.savez` does; `numpy.savez_compressed` makes files that are read whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import IO, Any
+from zipfile import ZIP_STORED, ZipFile, ZipInfo
+
+import attrs
+
+from mtfc.compiler.diagnostics import CompileError, Diagnostic
+from mtfc.compiler.ir.types import Dim
+from mtfc.driver.data.array_files import Array, Arrays, StoredArray, stored_arrays, whole
+from mtfc.driver.data.fitting import Fitting, shape_text
+from mtfc.driver.errors import UsageError
+from mtfc.driver.training.data_inputs import DataInput
+
+TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+"""The dtypes of token files; their numbers are little-endian."""
+
+NAMED = re.compile(r"\w+=[^,=]+\.npy(,\w+=[^,=]+\.npy)*")
+"""`NAME=FILE.npy,...`: a file for each input."""
+
+OPEN_ARRAYS = 256
+"""The number of arrays of a directory that are mapped at one time: each holds a file open."""
+
+Open = Callable[[str], Arrays]
+"""Maps the arrays of a file, by input. Raises `CompileError`."""
+
+
+@attrs.frozen(eq=False)
+class Examples:
+    """The examples of one or several files: one row of each input in `inputs`; `constants` are the same in all batches.
+
+    starts: for each file the number of its first example, and at the end the number of all examples. `dim` is the dimension of
+    the model that counts examples.
+    """
+
+    name: str
+    dim: Dim
+    inputs: tuple[DataInput, ...]
+    constants: Arrays
+    paths: tuple[str, ...]
+    starts: Array
+    open: Open
+
+    @property
+    def count(self) -> int:
+        return int(self.starts[-1])
+
+    def read(self, input: DataInput, numbers: Array) -> Array:
+        """Return rows of an input by the numbers of their examples. Raises `CompileError` (E504)."""
+        import numpy as np
+
+        if len(self.paths) == 1:
+            rows = self.open(self.paths[0])[input.name][numbers]
+        else:
+            files = np.searchsorted(self.starts, numbers, side="right") - 1
+            rows = self._gathered(input, numbers, files)
+        return input.converted(rows, lambda row: self._place(int(numbers[row])))
+
+    def _gathered(self, input: DataInput, numbers: Array, files: Array) -> Array:
+        """Return rows that are in several files; `files` has the position of each example's file."""
+        import numpy as np
+
+        parts = {file: self.open(self.paths[file])[input.name] for file in np.unique(files)}
+        dtype = np.result_type(*(part.dtype for part in parts.values()))
+        rows = np.empty((len(numbers), *input.shape[1:]), dtype)
+        for file, part in parts.items():
+            found = files == file
+            rows[found] = part[numbers[found] - self.starts[file]]
+        return rows
+
+    def _place(self, number: int) -> str:
+        """Return the place of an example, for a message."""
+        import numpy as np
+
+        file = int(np.searchsorted(self.starts, number, side="right")) - 1
+        return f"example {number - int(self.starts[file])} of {self.paths[file]}"
+
+
+def open_examples(path: str, dtype: str | None, inputs: Sequence[DataInput]) -> Examples:
+    """Open a file, or all files of a directory. Raises `CompileError` (E501 to E504, E506) and `UsageError`.
+
+    dtype: that of token files. Every file is looked at, and none is read whole.
+    """
+    import numpy as np
+
+    paths = _shards(path, dtype) if Path(path).is_dir() else (path,)
+    opening = lru_cache(max(1, OPEN_ARRAYS // len(inputs)))(_opening(paths[0], dtype, inputs))
+    shapes = [_checked_shapes(each, opening(each), inputs) for each in paths]
+    dim, members = _columns(path, shapes, inputs)
+    counts = [_rows(each, shape, members) for each, shape in zip(paths, shapes, strict=True)]
+    first = opening(paths[0])
+    constants = {
+        each.name: each.converted(np.asarray(first[each.name]), lambda _: f"its array in {paths[0]}")
+        for each in inputs
+        if each not in members
+    }
+    return Examples(path, dim, members, constants, paths, np.cumsum([0, *counts]), opening)
+
+
+def _shards(path: str, dtype: str | None) -> tuple[str, ...]:
+    """Return the files of a directory by name. Raises `UsageError` unless they are of one kind."""
+    files = sorted(each for each in Path(path).iterdir() if each.is_file() and not each.name.startswith("."))
+    wanted = (".bin",) if dtype else (".npz", ".npy", ".bin")
+    shards = [each for each in files if each.suffix in wanted]
+    kinds = sorted({each.suffix for each in shards})
+    if not kinds:
+        raise UsageError(f"the directory {path} has no file {' or '.join(wanted)}")
+    if len(kinds) > 1:
+        raise UsageError(f"the directory {path} has files {' and '.join(kinds)}: expected one kind")
+    if dtype is None and kinds == [".bin"]:
+        raise UsageError(f"the directory {path} has tokens: give their dtype, as in {path}:uint16")
+    return tuple(map(str, shards))
+
+
+def _opening(path: str, dtype: str | None, inputs: Sequence[DataInput]) -> Open:
+    """Return the function that maps a file like `path`. Raises `UsageError` if the model has other inputs."""
+    if dtype is not None:
+        return partial(_map_tokens, dtype=dtype, input=_token_input(path, inputs))
+    if NAMED.fullmatch(path):
+        return _map_named
+    if path.endswith(".npy"):
+        if len(inputs) > 1:
+            names = ",".join(f"{each.name}=FILE.npy" for each in inputs)
+            raise UsageError(
+                f"{path} holds one array, and the model has {len(inputs)} inputs: give one for each, as in {names}"
+            )
+        return partial(_map_npy, name=inputs[0].name)
+    return _map_npz
+
+
+def _token_input(path: str, inputs: Sequence[DataInput]) -> DataInput:
+    """Return the input that takes tokens. Raises `UsageError` if the model has other inputs."""
+    input = inputs[0]
+    if len(inputs) == 1 and len(input.shape) == 2 and input.type.dtype in ("i32", "u32"):
+        return input
+    found = ", ".join(f"{each.name}: {shape_text(each.type)}" for each in inputs)
+    raise UsageError(
+        f"{path} holds tokens, for a model with one input i32[batch, length], and this model has {found}"
+    )
+
+
+def _map_tokens(path: str, dtype: str, input: DataInput) -> Arrays:
+    """Map a file of tokens as examples of the input's length; what is left at the end is no example."""
+    import numpy as np
+
+    stored, length = np.dtype(dtype).newbyteorder("<"), input.shape[1]
+    size = _size(path)
+    if size % stored.itemsize:
+        raise _unreadable(path, f"its {size} bytes are no whole number of tokens of {dtype}")
+    count = size // stored.itemsize // length
+    if not count:
+        return {input.name: np.empty((0, length), stored)}
+    return {input.name: np.memmap(path, stored, "r", shape=(count, length))}
+
+
+def _map_named(paths: str) -> Arrays:
+    """Map the arrays of `NAME=FILE.npy,...`."""
+    pairs = [each.split("=", 1) for each in paths.split(",")]
+    return {name: array for name, path in pairs for array in _map_npy(path, name).values()}
+
+
+def _map_npy(path: str, name: str) -> Arrays:
+    import numpy as np
+
+    _size(path)
+    try:
+        return {name: np.load(path, mmap_mode="r", allow_pickle=False)}
+    except ValueError as error:
+        reason = "it holds Python objects" if "objects" in str(error) else "it is no NPY file"
+        raise _unreadable(path, reason) from None
+
+
+def _map_npz(path: str) -> Arrays:
+    """Map the arrays of a file that are stored without compression, and read the others."""
+    mapped = _mapped_members(path)
+    if mapped is not None:
+        return mapped
+    return {name: array.read() for name, array in stored_arrays(path).items()}
+
+
+def _mapped_members(path: str) -> dict[str, Array] | None:
+    """Return memory maps of all arrays; None if one is compressed, or if the file is damaged, which `stored_arrays` explains."""
+    _size(path)
+    try:
+        with ZipFile(path) as archive, Path(path).open("rb") as file:
+            members = archive.infolist()
+            if any(each.compress_type != ZIP_STORED for each in members):
+                return None
+            return {each.filename.removesuffix(".npy"): _member(path, file, each) for each in members}
+    except Exception:  # a damaged file fails in many ways: in zip, struct, or NumPy's own header
+        return None
+
+
+def _member(path: str, file: IO[bytes], info: ZipInfo) -> Array:
+    """Map one stored array of an .npz file: the local header of the zip format, then an .npy file."""
+    import numpy as np
+    from numpy.lib import format as npy
+
+    file.seek(info.header_offset)
+    header = file.read(30)
+    name, extra = (int.from_bytes(header[i : i + 2], "little") for i in (26, 28))
+    file.seek(info.header_offset + 30 + name + extra)
+    version = npy.read_magic(file)
+    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError("Python objects")
+    order: Any = "F" if is_fortran else "C"
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype, "r", file.tell(), shape, order)
+
+
+def _size(path: str) -> int:
+    """Return the number of bytes of a file. Raises `CompileError` (E501) if it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.seek(0, 2)
+    except (OSError, ValueError) as error:
+        reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
+        raise _unreadable(path, reason) from None
+
+
+def _unreadable(path: str, reason: str) -> CompileError:
+    return CompileError([Diagnostic("E501", f"cannot read arrays: {reason}", whole(path))])
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def _checked_shapes(path: str, arrays: Arrays, inputs: Sequence[DataInput]) -> Shapes:
+    """Return the shapes of a file's arrays. Raises `CompileError` for names, shapes and kinds that do not fit (E502 to E504)."""
+    fitting = Fitting(path, {name: StoredArray.of(array) for name, array in arrays.items()})
+    for each in inputs:
+        if each.name not in arrays:
+            fitting.missing("input", each.name, each.span)
+        elif arrays[each.name].ndim != len(each.shape) or arrays[each.name].shape[1:] != each.shape[1:]:
+            help = "its first dimension is the number of examples" if each.shape else None
+            fitting.misshaped("input", each.name, each.type, each.span, help)
+        else:
+            fitting.accepts("input", each.name, each.type, each.span)
+    fitting.diagnostics.raise_if_errors()
+    return {each.name: arrays[each.name].shape for each in inputs}
+
+
+def _columns(
+    path: str, shapes: Sequence[Shapes], inputs: Sequence[DataInput]
+) -> tuple[Dim, tuple[DataInput, ...]]:
+    """Return the dimension that counts examples, and the inputs with one row an example. Raises `CompileError` (E506).
+
+    The dimension is that of inputs with other sizes than a batch, or else that of the first input. Inputs with another first
+    dimension are the same in all batches.
+    """
+    candidates = [each for each in inputs if each.shape]
+    if not candidates:
+        raise UsageError("the model has no input with dimensions, so there are no examples to read")
+    counting: dict[Dim, str] = {}
+    for each in candidates:
+        if any(shape[each.name][0] != each.rows for shape in shapes):
+            counting.setdefault(each.type.dims[0], each.name)
+    if len(counting) > 1:
+        found = ", ".join(f"`{dim.name}` of `{name}`" for dim, name in counting.items())
+        message = f"the inputs have examples along different dimensions: {found}"
+        raise CompileError([Diagnostic("E506", message, whole(path))])
+    dim = next(iter(counting), candidates[0].type.dims[0])
+    return dim, tuple(each for each in candidates if each.type.dims[0] == dim)
+
+
+def _rows(path: str, shapes: Shapes, members: Sequence[DataInput]) -> int:
+    """Return the number of examples in a file. Raises `CompileError` (E506) if inputs have different numbers."""
+    counts = {each.name: shapes[each.name][0] for each in members}
+    if len(set(counts.values())) > 1:
+        numbers = ", ".join(f"{count} of `{name}`" for name, count in counts.items())
+        message = f"the inputs have different numbers of examples: {numbers}"
+        raise CompileError([Diagnostic("E506", message, whole(path))])
+    return next(iter(counts.values()))

@@ -1,0 +1,178 @@
+"""The figures of a training run: on the terminal, in a JSONL file, and in TensorBoard. Only process 0 writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import attrs
+
+from mtfc.backends.common.devices import Unavailable
+from mtfc.driver.errors import UsageError
+from mtfc.driver.training.packages import import_package
+from mtfc.reports.training_report import TrainingStep, step_line
+
+
+class Sink(Protocol):
+    """A receiver of the finished steps."""
+
+    def step(self, step: TrainingStep) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@attrs.define
+class JsonLines:
+    """A file with one JSON object a step. A run that goes on from a checkpoint drops the lines of later steps first."""
+
+    path: Path
+    file: TextIO
+
+    @classmethod
+    def open(cls, path: Path, after: int) -> JsonLines:
+        """Open the file at the end of step `after`, the last one before this run.
+
+        Raises `UsageError` if the file cannot be written, or has other lines than those of training.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_file():
+                _drop_later_lines(path, after)
+            return cls(path, path.open("a", encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"cannot write {path}: {reason.lower()}") from None
+
+    def step(self, step: TrainingStep) -> None:
+        """Write a line. Raises `Unavailable` if the disk is full."""
+        try:
+            self.file.write(json.dumps(step.record()) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise Unavailable(f"cannot write {self.path}: {(error.strerror or str(error)).lower()}") from None
+
+    def close(self) -> None:
+        with suppress(OSError):  # the part of a line that did not fit
+            self.file.close()
+
+
+def _drop_later_lines(path: Path, after: int) -> None:
+    """Rewrite a file without the lines of steps after `after`, as a whole or not at all.
+
+    A killed process may leave a part of its last line. Raises `UsageError` if another line has no step.
+    """
+    lines = path.read_text("utf-8").splitlines(keepends=True)
+    steps = [_step_of(line) for line in lines]
+    if None in steps[:-1]:
+        raise UsageError(
+            f"{path} has lines that `mtfc train` has not written: name another file with --log, or another --dir"
+        )
+    part = path.with_name(f".{path.name}.part")
+    kept = [line for line, step in zip(lines, steps, strict=True) if step is not None and step <= after]
+    part.write_text("".join(kept), "utf-8")
+    part.replace(path)
+
+
+def _step_of(line: str) -> int | None:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+@attrs.define
+class TensorBoard:
+    """An event file for TensorBoard, with one curve for each figure."""
+
+    writer: Any
+
+    @classmethod
+    def open(cls, folder: Path, after: int) -> TensorBoard:
+        """Open a new event file in the folder; TensorBoard hides the points of earlier files after step `after`."""
+        package = import_package("tensorboardX", "tensorboardX")
+        return cls(package.SummaryWriter(str(folder), purge_step=after + 1 if after else None))
+
+    def step(self, step: TrainingStep) -> None:
+        for name, value in step.scalars().items():
+            self.writer.add_scalar(name, value, step.number)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+@attrs.define
+class Lines:
+    """Some of the steps as lines of text: those with an evaluation, the first, the last, and about twenty more."""
+
+    to: TextIO
+    total: int
+    every: int
+
+    @classmethod
+    def of(cls, to: TextIO, total: int) -> Lines:
+        return cls(to, total, max(1, total // LINES))
+
+    def step(self, step: TrainingStep) -> None:
+        if step.evaluation or step.number in (1, self.total) or step.number % self.every == 0:
+            print(step_line(step, self.total), file=self.to, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+LINES = 20
+"""Number of steps that the text of a training run shows."""
+
+
+@attrs.define
+class ProgressBar:
+    """A bar on a terminal, with the last figures; above it the lines of `Lines`."""
+
+    bar: Any
+    task: Any
+    every: int
+
+    @classmethod
+    def of(cls, total: int, done: int) -> ProgressBar:
+        progress = import_package("rich.progress", "rich")
+        console = import_package("rich.console", "rich").Console(stderr=True, highlight=False)
+        columns = (
+            progress.TextColumn("step {task.completed}/{task.total}"),
+            progress.BarColumn(),
+            progress.TextColumn("{task.fields[figures]}"),
+            progress.TimeRemainingColumn(),
+        )
+        bar = progress.Progress(*columns, console=console, transient=True)
+        bar.start()
+        task = bar.add_task("", total=total, completed=done, figures="compiling the step")
+        return cls(bar, task, max(1, total // LINES))
+
+    def step(self, step: TrainingStep) -> None:
+        total = int(self.bar.tasks[0].total)
+        line = step_line(step, total)
+        self.bar.update(self.task, completed=step.number, figures=line.partition("  ")[2].strip())
+        if step.evaluation or step.number == total or step.number % self.every == 0:
+            self.bar.console.print(line)
+
+    def close(self) -> None:
+        self.bar.stop()
+
+
+@attrs.frozen
+class Throughput:
+    """The number of tokens or examples of a step: `unit` is `tokens` or `examples`."""
+
+    unit: str
+    per_step: int
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, tuple[str, tuple[int, ...]]], accumulate: int) -> Throughput:
+        """Return the throughput of inputs by name, each dtype and shape: tokens if there are integers of two dimensions."""
+        tokens = [shape for dtype, shape in inputs.values() if dtype == "int32" and len(shape) == 2]
+        if tokens:
+            return cls("tokens", accumulate * max(rows * length for rows, length in tokens))
+        rows = [shape[0] for _, shape in inputs.values() if shape]
+        return cls("examples", accumulate * max(rows, default=1))

@@ -1,0 +1,18 @@
+"""The packages of the extra `mtfc[train]`, which are imported when they are needed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from mtfc.backends.common.devices import Unavailable
+
+
+def import_package(module: str, package: str) -> Any:
+    """Return a module of a package. Raises `Unavailable` if the package is not installed."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise Unavailable(
+            f"training needs the package {package}, which cannot be imported ({error}): pip install 'mtfc[train]'"
+        ) from error

@@ -1,0 +1,487 @@
+"""Training for hours on JAX's devices, for `mtfc train`: data, checkpoints, metrics, one process or several."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import attrs
+
+from mtfc.backends.common import allocator
+from mtfc.backends.common.devices import Unavailable, import_jax
+from mtfc.compiler.diagnostics import CompileError, Diagnostic
+from mtfc.compiler.ir.core import Program
+from mtfc.driver.data.checkpoint_files import CHECKPOINTS, About
+from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters
+from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, say
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.running import execution
+from mtfc.driver.running.nan_search import StepInputs, find_not_finite
+from mtfc.driver.training.batch_iterators import BatchIterator, DataSource
+from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds
+from mtfc.driver.training.data_sources import open_source
+from mtfc.driver.training.hosts import Hosts
+from mtfc.driver.training.loop import Schedule, TrainLoop
+from mtfc.driver.training.metrics import JsonLines, Lines, ProgressBar, Sink, TensorBoard, Throughput
+from mtfc.driver.training.peers import watched_peers
+from mtfc.driver.training.signals import stop_by_signal
+from mtfc.reports.training_report import TrainingSummary
+
+if TYPE_CHECKING:
+    from mtfc.backends.jax.jax_program import JaxProgram, TrainState
+
+EVALUATIONS = 10
+"""The number of evaluations in a run that names no other."""
+
+MINUTES = 10.0
+"""Minutes between checkpoints if no option names another time."""
+
+PROFILED = (3, 5)
+"""The steps before a profile begins, and the steps in it."""
+
+
+@attrs.frozen
+class TrainOptions:
+    """The options of a training run. None leaves a choice to the data or to the length of the run.
+
+    folder: of checkpoints and `metrics.jsonl`; without it nothing is kept. save_every: steps. save_minutes: minutes. keep: the
+    number of newest checkpoints that stay. fresh: start over although there are checkpoints. target: the machine whose predicted
+    time of a step is shown.
+    """
+
+    file: str
+    choice: Choice = attrs.field(factory=Choice)
+    steps: int | None = None
+    epochs: int | None = None
+    data: str | None = None
+    eval: str | None = None
+    eval_every: int | None = None
+    params: str | None = None
+    params_partial: bool = False
+    seed: int = 0
+    folder: str | None = None
+    save_every: int | None = None
+    save_minutes: float | None = None
+    keep: int = 3
+    fresh: bool = False
+    log: str | None = None
+    tensorboard: str | None = None
+    profile: str | None = None
+    target: str | None = None
+    debug_nans: bool = False
+    hosts: Hosts = attrs.field(factory=Hosts)
+
+    def check(self) -> None:
+        """Raise `UsageError` for options that contradict each other."""
+        self.hosts.check()
+        if self.steps is not None and self.epochs is not None:
+            raise UsageError("--steps and --epochs both say how long to train: give one of them")
+        if self.epochs is not None and self.data is None:
+            raise UsageError("--epochs counts passes over the data: give --data, or --steps")
+        if self.save_every is not None and self.save_minutes is not None:
+            raise UsageError("--save-every and --save-minutes both say when to save: give one of them")
+        if self.eval_every is not None and self.eval is None:
+            raise UsageError("--eval-every goes with --eval, the data to evaluate on")
+        for option, value in (("--save-every", self.save_every), ("--save-minutes", self.save_minutes)):
+            if value is not None and self.folder is None:
+                raise UsageError(f"{option} goes with --dir, the folder for checkpoints")
+
+
+@attrs.frozen
+class FinishedTraining:
+    """The summary of a training run, and the exit status of the command.
+
+    leads: True in process 0, which prints. cause: the equation that made numbers which are not finite.
+    """
+
+    status: int
+    summary: TrainingSummary
+    leads: bool
+    cause: Diagnostic | None = None
+
+
+def train(options: TrainOptions, sources: Sources, to: TextIO | None) -> FinishedTraining:
+    """Train the chosen model. Raises `CompileError`, `UsageError`, `Unavailable` and `FailedRequest`.
+
+    to: the stream for lines about steps; None prints none. A terminal on standard error shows a progress bar instead.
+    """
+    options.check()
+    selection = select(options.file, options.choice, sources)
+    program, case = selection.program, selection.cases[0]
+    if program.training is None:
+        raise UsageError(
+            f"model {program.name} cannot be trained: the file has no `train {program.name}` block"
+        )
+    predicted = _predicted(options, selection, sources)
+    options.hosts.join(case.mesh.devices)
+    allocator.keep_memory()
+    use_compilation_cache()
+    host = options.hosts.coordinator.rpartition(":")[0] if options.hosts.coordinator else None
+    with watched_peers(host) as peers:
+        try:
+            return Trainer.start(options, program, case, predicted, to).run()
+        except RuntimeError as error:  # XLA's error of a collective without all its processes
+            if peers is None:
+                raise
+            peers.blamed()
+            reason = str(error).strip().partition("\n")[0]
+            raise Unavailable(f"a collective of several processes has failed: {reason}") from None
+
+
+def use_compilation_cache() -> None:
+    """Let JAX keep compiled programs between runs, unless the user has chosen a folder or none."""
+    config = import_jax().config
+    if config.jax_compilation_cache_dir is None and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        config.update("jax_compilation_cache_dir", str(root / "mtfc" / "jax"))
+        config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _predicted(options: TrainOptions, selection: Selection, sources: Sources) -> float | None:
+    """Return the predicted seconds of a step on the target, if one is named."""
+    if options.target is None:
+        return None
+    from mtfc.driver.loading.target import check_room, target_of
+    from mtfc.driver.simulate import simulate_layout
+
+    case = selection.cases[0]
+    hardware = target_of(options.target, selection.hardware, sources)
+    check_room(hardware, case.mesh, options.target)
+    return float(simulate_layout(case.lower(selection.program), hardware).record()["step_seconds"])
+
+
+def on_host(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whole arrays on the host; processes exchange the parts that only some of them hold."""
+    import numpy as np
+    from jax.experimental.multihost_utils import process_allgather
+
+    several = import_jax().process_count() > 1
+    return {
+        name: np.asarray(process_allgather(x, tiled=True) if several else x) for name, x in arrays.items()
+    }
+
+
+@attrs.frozen
+class Trainer:
+    """A training run: the program on its devices, the data, and where results go."""
+
+    options: TrainOptions
+    program: Program
+    case: LayoutOnMesh
+    predicted: float | None
+    to: TextIO | None
+    on_devices: JaxProgram
+    source: DataSource
+    evaluation: DataSource | None
+    total: int
+    leads: bool
+
+    @classmethod
+    def start(
+        cls,
+        options: TrainOptions,
+        program: Program,
+        case: LayoutOnMesh,
+        predicted: float | None,
+        to: TextIO | None,
+    ) -> Trainer:
+        """Open the data, and load the program."""
+        from mtfc.backends.jax.jax_program import JaxProgram
+
+        assert program.training is not None
+        leads = import_jax().process_index() == 0
+        accumulate = program.training.accumulate
+        source = _source(options, program, accumulate, leads)
+        evaluation = open_source(options.eval, program) if options.eval else None
+        if evaluation is not None and leads:
+            say(f"evaluation: {evaluation.description()}")
+        total = _total(options, source)
+        on_devices = JaxProgram.of(execution.source(case.lower(program), "jax"))
+        return cls(options, program, case, predicted, to, on_devices, source, evaluation, total, leads)
+
+    def run(self) -> FinishedTraining:
+        """Train, from the last checkpoint if there is one, and save at the end."""
+        options = self.options
+        with ExitStack() as stack:
+            checkpoints = stack.enter_context(self._checkpoints()) if options.folder else None
+            state, start = self._state(checkpoints)
+            first = int(state.step)
+            saving = self._saving(checkpoints, first)
+            batches = stack.enter_context(
+                closing(self.source.batches(self.on_devices.share, options.seed, start))
+            )
+            stop = stack.enter_context(stop_by_signal(import_jax().process_count() > 1))
+            loop = self._loop(state, batches, saving, stack, first)
+            status = self._train(loop, stop, saving)
+            cause = self._cause(loop) if status == ERRORS and loop.before is not None else None
+        summary = TrainingSummary(loop.steps, first, self.case.name, dict(self.case.mesh.axes), saving.last)
+        return FinishedTraining(status, summary, self.leads, cause)
+
+    def _save_alone(self, loop: TrainLoop, saving: Saving) -> None:
+        """Save the finished steps after an error of the data, which with several processes the others may not have."""
+        if loop.steps and import_jax().process_count() == 1:
+            saving.at_end(loop.state, loop.position)
+            self._say(f"after step {int(loop.state.step)}: {saving.where()}")
+
+    def _loop(
+        self, state: TrainState, batches: BatchIterator, saving: Saving, stack: ExitStack, first: int
+    ) -> TrainLoop:
+        assert self.program.training is not None
+        training, every = self.program.training, None
+        if self.evaluation is not None:
+            every = self.options.eval_every or max(1, self.total // EVALUATIONS)
+        types = {
+            name: (str(struct.dtype.name), struct.shape)
+            for name, struct in self.on_devices.abstract("inputs").items()
+        }
+        return TrainLoop(
+            self.on_devices,
+            state,
+            batches,
+            Schedule(self.total, every),
+            training.minimize,
+            Throughput.of(types, training.accumulate),
+            self.predicted,
+            self._evaluate,
+            saving,
+            self._sinks(stack, first),
+            self.options.debug_nans,
+        )
+
+    def _train(self, loop: TrainLoop, stop: Any, saving: Saving) -> int:
+        """Run the loop and return the exit status."""
+        try:
+            is_done = loop.run(stop)
+            if loop.steps:
+                saving.at_end(loop.state, loop.position)
+        except NotFinite as error:
+            self._say(f"{error}: {saving.where()}")
+            return ERRORS
+        except (UsageError, CompileError):
+            self._save_alone(loop, saving)
+            raise
+        if not is_done:
+            self._say(f"stopped after step {int(loop.state.step)}: {saving.where()}")
+        elif not loop.steps:
+            self._say(
+                f"step {self.total} is reached already: train longer with --steps, or start over with --fresh"
+            )
+        return OK if is_done else INTERRUPTED
+
+    def _cause(self, loop: TrainLoop) -> Diagnostic | None:
+        """Return the place in the source that made the first number which is not finite, in the last step."""
+        assert loop.before is not None
+        state, batch = loop.before
+        parameters, optimizer, inputs = map(on_host, (state.params, state.optimizer, batch))
+        step = StepInputs(parameters, optimizer, inputs, int(state.step))
+        cause = find_not_finite(self.program, step, self.case.lower(self.program))
+        if cause is None:
+            self._say(f"step {step.number + 1} gives finite numbers when it is repeated on the interpreter")
+        return cause
+
+    @contextmanager
+    def _checkpoints(self) -> Iterator[Checkpoints]:
+        """Open the folder; with `--fresh` earlier results are moved aside."""
+        assert self.options.folder is not None
+        folder = Path(self.options.folder)
+        if self.options.fresh:
+            if self.leads:
+                _move_aside(folder)
+            _wait_for_others("earlier results are moved")
+        with Checkpoints.open(folder / CHECKPOINTS, self.options.keep) as checkpoints:
+            yield checkpoints
+
+    def _saving(self, checkpoints: Checkpoints | None, first: int) -> Saving:
+        """Return the schedule of the checkpoints, with the record that all of them share."""
+        options = self.options
+        arrays = kinds(self.on_devices.abstract_state)
+        about = About(self.program.name, fingerprint(self.program), first, options.seed, arrays, sums={})
+        minutes = options.save_minutes or (None if options.save_every else MINUTES)
+        return Saving.of(checkpoints, about, options.save_every, minutes)
+
+    def _state(self, checkpoints: Checkpoints | None) -> tuple[TrainState, Any]:
+        """Return the state to start from and the position in the data: of the newest checkpoint, else of the first step."""
+        if checkpoints is not None and checkpoints.steps:
+            step = checkpoints.steps[-1]
+            state, about = checkpoints.restore(step, self.on_devices.abstract_state)
+            self._say(f"going on from step {step}, {checkpoints.place(step)}")
+            if about.fingerprint != fingerprint(self.program):
+                self._say("the model or its `train` block has changed since this checkpoint")
+            if about.seed != self.options.seed:
+                self._say(f"the seed was {about.seed} before this checkpoint, and is {self.options.seed} now")
+            return state, about.data
+        given = given_parameters(
+            self.options.params, self.options.params_partial, self.options.seed, self.program
+        )
+        if not given:
+            return self.on_devices.init(self.options.seed), None
+        is_complete = given.keys() == self.on_devices.module.PARAMETERS.keys()
+        drawn = {} if is_complete else self.on_devices.module.init(self.options.seed)
+        return self.on_devices.state_of({**drawn, **self.on_devices.place(given, "params")}), None
+
+    def _evaluate(self, params: Mapping[str, Any]) -> dict[str, float]:
+        """Return the means of the outputs with at most one dimension over one pass of the evaluation data."""
+        from jax import numpy as jnp
+
+        assert self.evaluation is not None
+        sums: dict[str, float] = {}
+        count = 0
+        with closing(self.evaluation.batches(self.on_devices.share, None)) as batches:
+            for batch in iter_batches(batches):
+                outputs = self.on_devices.forward(params, batch)
+                means = {name: jnp.mean(x.astype(jnp.float32)) for name, x in outputs.items() if x.ndim < 2}
+                sums = {name: sums.get(name, 0.0) + float(mean) for name, mean in means.items()}
+                count += 1
+        return {name: value / count for name, value in sums.items()}
+
+    def _sinks(self, stack: ExitStack, first: int) -> list[Sink]:
+        """Open the receivers of figures: a profiler in each process, the others in process 0 alone."""
+        options = self.options
+        profiler = [ProfiledSteps(options.profile, *PROFILED)] if options.profile else []
+        sinks = list[Sink]()
+        for sink in (*profiler, *(self._figures(first) if self.leads else ())):
+            stack.callback(sink.close)
+            sinks.append(sink)
+        return sinks
+
+    def _figures(self, first: int) -> Iterator[Sink]:
+        """Open the receivers of figures."""
+        options = self.options
+        log = options.log or (str(Path(options.folder) / METRICS) if options.folder else None)
+        if log is not None:
+            yield JsonLines.open(Path(log), first)
+        if options.tensorboard is not None:
+            yield TensorBoard.open(Path(options.tensorboard), first)
+        if sys.stderr.isatty():
+            yield ProgressBar.of(self.total, first)
+        elif self.to is not None:
+            yield Lines.of(self.to, self.total)
+
+    def _say(self, message: str) -> None:
+        if self.leads:
+            say(message)
+
+
+METRICS = "metrics.jsonl"
+"""The name in the folder of a run."""
+
+
+def _source(options: TrainOptions, program: Program, accumulate: int, leads: bool) -> DataSource:
+    """Open the data of training, or draw one batch."""
+    if options.data is None:
+        if leads:
+            say(f"no --data: one batch of inputs is drawn from seed {options.seed}")
+        return DrawnSource(draw_batch(program.function("forward"), options.seed), accumulate)
+    source = open_source(options.data, program, accumulate)
+    if leads:
+        say(source.description())
+    return source
+
+
+@attrs.frozen
+class DrawnSource:
+    """One drawn batch, the same in every step."""
+
+    batch: Batches
+    accumulate: int
+    steps_per_epoch: int | None = None
+
+    def description(self) -> str:
+        return "one drawn batch"
+
+    def batches(self, share: object, seed: int | None, start: object = None) -> DrawnBatches:
+        return DrawnBatches(self.batch.step(0, self.accumulate))
+
+
+@attrs.frozen
+class DrawnBatches:
+    """The iterator of `DrawnSource`, which has no position."""
+
+    arrays: Mapping[str, Any]
+
+    def __next__(self) -> dict[str, Any]:
+        return dict(self.arrays)
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+def iter_batches(batches: BatchIterator) -> Iterator[dict[str, Any]]:
+    """Yield the batches of one pass."""
+    while True:
+        try:
+            yield next(batches)
+        except StopIteration:
+            return
+
+
+def _total(options: TrainOptions, source: DataSource) -> int:
+    """Return the number of the last step: `--steps`, or so many passes over the data, by default one."""
+    if options.steps is not None:
+        return options.steps
+    if source.steps_per_epoch is None:
+        raise UsageError("the length of the data is unknown: say with --steps how long to train")
+    return source.steps_per_epoch * (options.epochs or 1)
+
+
+def fingerprint(program: Program) -> str:
+    """Return a hash of the undistributed program: sizes, equations, optimizer, but no layout and no line numbers."""
+    from mtfc.compiler.ir.printer import print_program
+
+    text = print_program(attrs.evolve(program, mesh=None, layout=None))
+    lines = (line.partition("  //")[0] for line in text.splitlines())  # comments show the lines of the file
+    return sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _wait_for_others(name: str) -> None:
+    """Wait until every process has come to this place; all give the same name."""
+    if import_jax().process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(name)
+
+
+def _move_aside(folder: Path) -> None:
+    """Rename the results of an earlier run in the folder, so that nothing is lost."""
+    for name in (CHECKPOINTS, METRICS):
+        place = folder / name
+        if place.exists():
+            number = next(i for i in range(1, 10**6) if not (folder / f"{name}.{i}").exists())
+            place.rename(folder / f"{name}.{number}")
+            say(f"--fresh: {place} is now {folder / f'{name}.{number}'}")
+
+
+@attrs.define
+class ProfiledSteps:
+    """Starts JAX's profiler after some steps, and stops it after some more."""
+
+    folder: str
+    before: int
+    during: int
+    seen: int = 0
+
+    def step(self, _: object) -> None:
+        profiler, self.seen = import_jax().profiler, self.seen + 1
+        if self.seen == self.before:
+            profiler.start_trace(self.folder)
+        elif self.seen == self.before + self.during:
+            profiler.stop_trace()
+            say(f"the profile of {self.during} steps is in {self.folder}")
+
+    def close(self) -> None:
+        """Stop the profiler if the run ends within the steps."""
+        if self.before <= self.seen < self.before + self.during:
+            import_jax().profiler.stop_trace()
+            say(f"the profile of {self.seen - self.before} steps is in {self.folder}")
+        elif self.seen < self.before:
+            say(f"--profile begins after step {self.before}, and the run was shorter")

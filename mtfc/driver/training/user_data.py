@@ -1,0 +1,310 @@
+"""Batches that a Python function of the user makes: `--data MODULE:FUNCTION`.
+
+The function returns any iterable of dicts with an array for each input. A background thread runs it. Its errors become messages
+with the last lines of its traceback.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import inspect
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from mtfc.backends.common.shares import Share
+from mtfc.driver.data.array_files import Array, StoredArray
+from mtfc.driver.data.fitting import Fitting
+from mtfc.driver.errors import UsageError
+from mtfc.driver.training.batch_iterators import (
+    AHEAD,
+    BatchIterator,
+    Position,
+    PositionedIterator,
+)
+from mtfc.driver.training.data_inputs import DataInput
+from mtfc.driver.training.packages import import_package
+from mtfc.reports.table import listed
+
+FUNCTION = re.compile(r"([^\W\d][\w.]*):([^\W\d][\w.]*)")
+"""`MODULE:FUNCTION`; both may have dots."""
+
+FRAMES = 3
+"""The number of lines of a traceback in a message."""
+
+
+@attrs.frozen(eq=False)
+class UserSource:
+    """The batches of a function of the user; with `shard_index` and `shard_count` it makes one part of each batch."""
+
+    name: str
+    function: Callable[..., Any]
+    inputs: Sequence[DataInput]
+    accumulate: int = 1
+
+    @property
+    def steps_per_epoch(self) -> None:
+        """Unknown: the function may make batches without end."""
+        return None
+
+    def description(self) -> str:
+        return f"{self.name}: batches of a function"
+
+    def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
+        shard = self._shard(share) if self.is_sharded else None
+        steps = UserSteps(self, share, seed, shard)
+        prefetched = import_package("grain", "grain").experimental.ThreadPrefetchDatasetIterator(steps, AHEAD)
+        order = {"function": self.name, "seed": seed}
+        return PositionedIterator.at(prefetched, order, start, self.name)
+
+    @property
+    def is_sharded(self) -> bool:
+        return {"shard_index", "shard_count"} <= _parameters(self.function)
+
+    def iterable(self, seed: int | None, shard: tuple[int, int] | None) -> Any:
+        """Call the function with the arguments that it names."""
+        arguments: dict[str, int] = {}
+        if seed is not None and "seed" in _parameters(self.function):
+            arguments["seed"] = seed
+        if shard is not None:
+            arguments["shard_index"], arguments["shard_count"] = shard
+        return self.function(**arguments)
+
+    def _shard(self, share: Share) -> tuple[int, int]:
+        """Return the index and the number of parts of the batch that the function makes. Raises `UsageError`."""
+        shard = share.shard({each.name: each.rows for each in self.inputs if self.has_examples(each)})
+        if shard is None:
+            raise UsageError(
+                f"{self.name} takes shard_index and shard_count, and this layout gives processes other rows than equal"
+                " consecutive parts of the batch: leave out both, so that the function makes whole batches"
+            )
+        return shard
+
+    def has_examples(self, input: DataInput) -> bool:
+        """Return True if the input's first dimension is the batch: the first dimension of the first input that has one."""
+        first = next((each.type.dims[0] for each in self.inputs if each.shape), None)
+        return bool(input.shape) and input.type.dims[0] == first
+
+
+def load_function(spec: str, inputs: Sequence[DataInput], accumulate: int) -> UserSource:
+    """Import a function, from the current directory too. Raises `UsageError`."""
+    module_name, name = spec.split(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        with _explained(f"importing {module_name}", ModuleNotFoundError):
+            module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not f"{module_name}.".startswith(f"{error.name}."):
+            raise UsageError(f"{module_name} needs the module {error.name}, which is not installed") from None
+        raise UsageError(
+            f"{spec}: no module {error.name} in this directory or installed, and no file {module_name}"
+        ) from None
+    try:
+        function = attrgetter(name)(module)
+    except AttributeError:
+        raise UsageError(f"{spec}: the module {module_name} has no function {name}") from None
+    if not callable(function):
+        raise UsageError(f"{spec}: {name} is {_kind(function)}; expected a function that returns batches")
+    return UserSource(spec, function, inputs, accumulate)
+
+
+class UserSteps:
+    """The data of steps from a user's iterable, with the interface of grain's iterators. It starts with the first step.
+
+    The state has the number of items and, if the iterable has `get_state` and `set_state`, its own state. Without these, and if
+    the function makes parts of batches, resuming makes the same items again and skips them.
+    """
+
+    def __init__(
+        self, source: UserSource, share: Share, seed: int | None, shard: tuple[int, int] | None
+    ) -> None:
+        self._source, self._share, self._seed, self._shard = source, share, seed, shard
+        self._count = 0
+        self._own: Any = None
+        self._items: Iterator[Any] | None = None
+        self._stateful: Any = None
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        return self
+
+    def __next__(self) -> dict[str, Array]:
+        import numpy as np
+
+        parts = [self._batch() for _ in range(self._source.accumulate)]
+        if len(parts) == 1:
+            return parts[0]
+        return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+
+    def get_state(self) -> dict[str, Any]:
+        if self._stateful is not None:
+            with _explained(f"get_state of {self._source.name}"):
+                self._own = self._stateful.get_state()
+        return {"items": self._count, "own": _storable(self._own, self._source.name)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self._count, self._own = state["items"], _loaded(state["own"])
+        self._items = self._stateful = None
+
+    def _batch(self) -> dict[str, Array]:
+        """Return this process's rows of the next item."""
+        if self._items is None:
+            self._items = self._started()
+        item = self._next(self._items)
+        self._count += 1
+        return self._checked(item, f"item {self._count} of {self._source.name}")
+
+    def _started(self) -> Iterator[Any]:
+        """Return the iterator at the position."""
+        with _explained(self._source.name):
+            made = self._source.iterable(self._seed, self._shard)
+            if not hasattr(made, "__iter__") and not hasattr(made, "__getitem__"):
+                raise UsageError(f"{self._source.name} returns {_kind(made)}; expected an iterable of dicts")
+            is_common = self._shard is None  # a checkpoint has the state of one process, for all of them
+            if is_common and _has_state(made):
+                self._restore(made)
+            items: Iterator[Any] = iter(made)
+            if is_common and self._stateful is None and _has_state(items):
+                self._restore(items)
+        if self._stateful is None:
+            self._own = None
+        for _ in range(self._count if self._own is None else 0):
+            self._next(items)
+        return items
+
+    def _restore(self, stateful: Any) -> None:
+        self._stateful = stateful
+        if self._own is not None:
+            stateful.set_state(self._own)
+
+    def _next(self, items: Iterator[Any]) -> Any:
+        """Return the next item. Raises `StopIteration` only in a pass without a seed that has had an item."""
+        with _explained(self._source.name):
+            for item in items:
+                return item
+        if not self._count:
+            raise UsageError(f"{self._source.name} gives no batch")
+        if self._seed is None:
+            raise StopIteration
+        raise UsageError(
+            f"{self._source.name} ends after {self._count} batch{'es' * (self._count != 1)}, and training needs more:"
+            " give fewer --steps, or let the function start over"
+        )
+
+    def _checked(self, item: Any, name: str) -> dict[str, Array]:
+        """Return this process's rows of an item. Raises `UsageError` and `CompileError` (E502 to E504)."""
+        if not isinstance(item, Mapping):
+            names = listed([each.name for each in self._source.inputs])
+            raise UsageError(
+                f"{name} is {_kind(item)}; expected a dict with an array for each input: {names}"
+            )
+        with _explained(name):
+            given = {str(key): StoredArray.of(value) for key, value in item.items()}
+        fitting = Fitting(name, given)
+        for each in self._source.inputs:
+            self._check(each, fitting)
+        fitting.diagnostics.raise_if_errors()
+        return {each.name: self._rows(each, given[each.name].read(), name) for each in self._source.inputs}
+
+    def _check(self, input: DataInput, fitting: Fitting) -> None:
+        """Report an array that is missing, or that does not fit."""
+        type = input.type
+        if self._shard and self._source.has_examples(input):
+            part = attrs.evolve(type.dims[0], size=input.rows // self._shard[1])
+            type = attrs.evolve(type, dims=(part, *type.dims[1:]))
+        if input.name not in fitting.arrays:
+            fitting.missing("input", input.name, input.span)
+        elif fitting.arrays[input.name].shape != tuple(dim.size for dim in type.dims):
+            fitting.misshaped("input", input.name, type, input.span)
+        else:
+            fitting.accepts("input", input.name, type, input.span)
+
+    def _rows(self, input: DataInput, array: Array, name: str) -> Array:
+        """Return a copy of this process's rows: the function may use its array again for the next item.
+
+        The array has only these rows if the function makes parts of batches.
+        """
+        whole = not input.shape or (self._shard and self._source.has_examples(input))
+        rows = array.copy() if whole else array[self._share.rows(input.name, input.rows)]
+        return input.converted(rows, lambda _: name)
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    """Return the names of a function's parameters; none if it does not tell them."""
+    try:
+        return set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return set()
+
+
+def _has_state(each: Any) -> bool:
+    return hasattr(each, "get_state") and hasattr(each, "set_state")
+
+
+def _storable(state: Any, name: str) -> Any:
+    """Return a state ready for JSON; bytes, as some iterators of grain have, become text. Raises `UsageError`."""
+    if isinstance(state, bytes):
+        return {"base64": base64.b64encode(state).decode()}
+    try:
+        json.dumps(state)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"get_state of {name} returns a state that JSON cannot store ({error}); expected numbers, text, lists and"
+            " dicts, or bytes"
+        ) from None
+    return state
+
+
+def _loaded(state: Any) -> Any:
+    """Return the state that `_storable` has stored."""
+    is_bytes = isinstance(state, dict) and state.keys() == {"base64"}
+    return base64.b64decode(state["base64"]) if is_bytes else state
+
+
+def _kind(value: Any) -> str:
+    """Return `a list`, `an int`, or `None`."""
+    name = type(value).__name__
+    return "None" if value is None else f"a{'n' * (name[0] in 'aeiouAEIOU')} {name}"
+
+
+@contextmanager
+def _explained(what: str, *passed: type[Exception]) -> Iterator[None]:
+    """Raise `UsageError` with the last lines of the traceback for an error in code of the user, unless it is one of `passed`.
+
+    An exit of the program counts as an error too: in a thread it would end nothing.
+    """
+    unchanged: tuple[type[BaseException], ...] = (UsageError, KeyboardInterrupt, *passed)
+    try:
+        yield
+    except unchanged:
+        raise
+    except BaseException as error:
+        text = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+        lines = "".join(f"\n  {line}" for line in _frames(error))
+        raise UsageError(f"{what} raised {text}{lines}") from None
+
+
+def _frames(error: BaseException) -> list[str]:
+    """Return place and text of the innermost lines of a traceback; lines of this module and of Python's imports are left out."""
+    frames = [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if each.filename not in (__file__, importlib.__file__) and not each.filename.startswith("<frozen")
+    ]
+    return [f"{_shown(each.filename)}:{each.lineno} in {each.name}: {each.line}" for each in frames[-FRAMES:]]
+
+
+def _shown(path: str) -> str:
+    """Return a path from the current directory, if it is inside."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative

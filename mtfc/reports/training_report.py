@@ -1,0 +1,116 @@
+"""Steps of `mtfc train` as lines, JSON and a table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import attrs
+
+from mtfc.reports.array_summary import finite
+from mtfc.reports.table import aligned
+
+
+@attrs.frozen
+class TrainingStep:
+    """A finished step. number: counted from 1. seconds: since the step before it ended.
+
+    report: further scalars of the step. evaluation: means over the evaluation data, if it ran after this step. rate: tokens or
+    examples a second. predicted: seconds of a step that the cost model predicts, if a machine was named.
+    """
+
+    number: int
+    loss: float
+    seconds: float
+    unit: str
+    rate: float
+    report: Mapping[str, float] = attrs.field(factory=dict)
+    evaluation: Mapping[str, float] = attrs.field(factory=dict)
+    predicted: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """Predicted time over measured time."""
+        return None if self.predicted is None else self.predicted / self.seconds
+
+    def scalars(self) -> dict[str, float]:
+        """Return every figure by name."""
+        rest = {"seconds": self.seconds, f"{self.unit}_per_second": self.rate}
+        share = {} if self.share is None else {"predicted_share": self.share}
+        evaluation = {f"eval/{name}": value for name, value in self.evaluation.items()}
+        return {"loss": self.loss, **self.report, **rest, **share, **evaluation}
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record; numbers that are not finite are None."""
+        return {"step": self.number, **{name: finite(value) for name, value in self.scalars().items()}}
+
+
+def step_line(step: TrainingStep, total: int) -> str:
+    """Return a line about a step."""
+    parts = [
+        f"step {step.number:>{len(str(total))}}/{total}",
+        f"loss {step.loss:.6f}",
+        *(f"{name} {value:.6g}" for name, value in step.report.items()),
+        f"{1000 * step.seconds:.1f} ms",
+        f"{step.rate:,.0f} {step.unit}/s",
+        *([] if step.share is None else [f"{step.share:.0%} of the predicted speed"]),
+        *(f"eval {name} {value:.4f}" for name, value in step.evaluation.items()),
+    ]
+    return "  ".join(parts)
+
+
+@attrs.frozen
+class TrainingSummary:
+    """The figures of a training run that has ended. steps: those of this run. first: the number of steps before this run."""
+
+    steps: Sequence[TrainingStep]
+    first: int
+    layout: str
+    mesh: Mapping[str, int]
+    checkpoint: str | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        last = self.steps[-1] if self.steps else None
+        return {
+            "layout": self.layout,
+            "mesh": dict(self.mesh),
+            "first_step": self.first + 1,
+            "last_step": self.first + len(self.steps),
+            "loss": finite(last.loss) if last else None,
+            "eval": {name: finite(value) for name, value in self._evaluation().items()},
+            "step_seconds": self._seconds(),
+            **({f"{last.unit}_per_second": self._rate()} if last else {}),
+            "predicted_step_seconds": last.predicted if last else None,
+            "checkpoint": self.checkpoint,
+        }
+
+    def table(self) -> str:
+        """Return the figures as a table; empty if no step ran."""
+        if not self.steps:
+            return ""
+        first, last = self.steps[0], self.steps[-1]
+        seconds = self._seconds()
+        rows = [
+            ("steps", f"{first.number} to {last.number}"),
+            ("loss", f"{first.loss:.6f} -> {last.loss:.6f}"),
+            *((f"eval {name}", f"{value:.6f}") for name, value in self._evaluation().items()),
+            *([] if seconds is None else [("step time", f"{1000 * seconds:.2f} ms (median)")]),
+            ("throughput", f"{self._rate():,.0f} {last.unit}/s"),
+            *([] if last.predicted is None else [("predicted step time", f"{1000 * last.predicted:.2f} ms")]),
+            *([] if self.checkpoint is None else [("checkpoint", self.checkpoint)]),
+        ]
+        return "\n".join(aligned(rows, indent=""))
+
+    def _evaluation(self) -> Mapping[str, float]:
+        return next((step.evaluation for step in reversed(self.steps) if step.evaluation), {})
+
+    def _seconds(self) -> float | None:
+        """Return the median time of a step; the first one is left out, as it compiles."""
+        times = [step.seconds for step in self.steps[1:]] or [step.seconds for step in self.steps]
+        return median(times) if times else None
+
+    def _rate(self) -> float:
+        last, seconds = self.steps[-1], self._seconds()
+        return last.rate * last.seconds / seconds if seconds else 0.0

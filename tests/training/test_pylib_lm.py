@@ -1,0 +1,92 @@
+"""The language model of `examples/pylib_lm`: it learns real text, and every layout takes the same steps."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.training.commands import EXAMPLES, figures, imported, mtfc
+
+EXAMPLE = EXAMPLES / "pylib_lm" / "pylib_lm.mtf"
+LAYOUTS = ("data_parallel", "model_parallel", "fsdp", "hybrid")
+STEPS, COMPARED = 800, 40
+
+
+@pytest.fixture(scope="module")
+def prepare() -> Any:
+    """The example's script that writes the text."""
+    return imported(EXAMPLE.with_name("prepare.py"))
+
+
+@pytest.fixture(scope="module")
+def data(prepare: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pylib")
+    prepare.prepare(folder, Path(sysconfig.get_paths()["stdlib"]))
+    return folder
+
+
+def train(data: Path, layout: str, steps: int, *options: str) -> list[dict[str, Any]]:
+    """Return the figures of each step."""
+    log = data / f"{layout}.jsonl"
+    source = ("--data", f"{data / 'train.bin'}:uint8", "--layout", layout, "--log", str(log))
+    mtfc("train", str(EXAMPLE), *source, "--steps", str(steps), *options)
+    return figures(log)
+
+
+@pytest.fixture(scope="module")
+def learned(data: Path) -> list[dict[str, Any]]:
+    """The figures of a whole run, whose parameters are kept in `run` beside the data."""
+    held_out = ("--eval", f"{data / 'held_out.bin'}:uint8", "--eval-every", str(STEPS))
+    return train(data, "data_parallel", STEPS, *held_out, "--dir", str(data / "run"))
+
+
+def lines(texts: Iterable[bytes]) -> set[bytes]:
+    """Return the lines of some length."""
+    return {line.strip() for text in texts for line in text.split(b"\n") if len(line.strip()) > 60}
+
+
+def test_held_out_files_are_not_trained_on(prepare: Any, data: Path) -> None:
+    """Files are split by name alone, each is in one of the two parts, and few of their long lines are alike."""
+    train, held_out = (
+        (data / f"{part}.bin").read_bytes().split(b"\0")[:-1] for part in ("train", "held_out")
+    )
+    files = prepare.source_files(Path(sysconfig.get_paths()["stdlib"]))
+    assert len(files) == len(train) + len(held_out) > 300
+    assert {text for name, text in files if prepare.is_held_out(name)} == set(held_out)
+    assert not set(train) & set(held_out)
+    assert 0.02 < sum(map(len, held_out)) / sum(map(len, train)) < 0.15
+    assert len(lines(held_out) & lines(train)) < 0.02 * len(lines(held_out))
+
+
+def test_it_learns(learned: list[dict[str, Any]]) -> None:
+    assert len(learned) == STEPS
+    assert learned[0]["bits_per_byte"] > 8
+    assert learned[-1]["eval/bits_per_byte"] < 2.6
+
+
+@pytest.mark.parametrize("layout", ["alone", "model_parallel"])
+def test_it_writes(data: Path, learned: list[dict[str, Any]], layout: str) -> None:
+    """The most probable end of `se` is the same on one device and on eight."""
+    assert len(learned) == STEPS
+    model = ("--model", "generate", "--params", str(data / "run"), "--layout", layout, "--backend", "jax")
+    prompt = ("--prompt", "    def __init__(se", "--temperature", "0", "--tokens", "2")
+    assert mtfc("run", str(EXAMPLE), *model, *prompt) == "    def __init__(self\n"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:])
+def test_every_layout_takes_the_same_steps(data: Path, learned: list[dict[str, Any]], layout: str) -> None:
+    found = [step["loss"] for step in train(data, layout, COMPARED)]
+    expected = [step["loss"] for step in learned[:COMPARED]]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
+    assert found[-1] < 0.6 * found[0]
+
+
+def test_the_test_covers_every_layout_of_the_file() -> None:
+    declared = re.findall(r"^layout (\w+)", EXAMPLE.read_text("utf-8"), re.MULTILINE)
+    assert ("alone", *LAYOUTS) == tuple(declared)
