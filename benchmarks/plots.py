@@ -62,23 +62,22 @@ def losses() -> Any:
     """Draw the losses of a language model under each layout, their distance to the first one, and held-out bits per byte."""
     curves = {layout: trained(layout) for layout in LAYOUTS}
     first = [step["loss"] for step in curves[LAYOUTS[0]]]
-    figure, ((above, right), (below, unused)) = pyplot.subplots(2, 2, figsize=(9, 4.6), sharex=True)
+    figure, axes = pyplot.subplot_mosaic([["loss", "held out"], ["distance", "held out"]], figsize=(9, 4.2))
     for i, (layout, steps) in enumerate(curves.items()):
         numbers, found = [step["step"] for step in steps], [step["loss"] for step in steps]
-        above.plot(numbers, found, label=layout, linewidth=4 - i, alpha=0.6)
         distance = [abs(a - b) for a, b in zip(found, first, strict=True)]
-        below.plot(numbers, distance, label=layout, linewidth=0.7)
-    above.set_ylabel("loss in nats")
-    above.legend(frameon=False, fontsize=8)
-    below.set_ylabel(f"distance to `{LAYOUTS[0]}`", fontsize=8)
-    below.set_yscale("symlog", linthresh=1e-7)
-    below.set_xlabel("training step")
+        axes["loss"].plot(numbers, found, label=layout, linewidth=4 - i, alpha=0.6)
+        axes["distance"].plot(numbers, distance, label=layout, linewidth=0.7)
     evaluated = [step for step in curves[LAYOUTS[0]] if HELD_OUT in step]
-    right.plot([step["step"] for step in evaluated], [step[HELD_OUT] for step in evaluated], marker="o")
-    right.set_ylabel("held-out bits per byte")
-    right.set_xlabel("training step")
-    right.tick_params(labelbottom=True)
-    unused.set_axis_off()
+    numbers, found = [step["step"] for step in evaluated], [step[HELD_OUT] for step in evaluated]
+    axes["held out"].plot(numbers, found, marker="o")
+    axes["loss"].legend(frameon=False, fontsize=8)
+    axes["loss"].set_ylabel("loss in nats")
+    axes["distance"].set_ylabel(f"distance to\n{LAYOUTS[0]}")
+    axes["distance"].set_yscale("symlog", linthresh=1e-7)
+    axes["held out"].set_ylabel("held-out bits per byte")
+    for name in ("distance", "held out"):
+        axes[name].set_xlabel("training step")
     return figure
 
 
