@@ -29,12 +29,14 @@ from benchmarks import (
     solver,
     startup,
     tiling,
+    training,
     weights,
 )
 from benchmarks.figures import Figure
 
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "startup": startup.figures,
+    "training": training.figures,
     "first_step": first_step.figures,
     "compile": compile_time.figures,
     "data": data.figures,

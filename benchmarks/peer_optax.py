@@ -15,6 +15,7 @@ import numpy as np
 
 import mtfc
 from benchmarks.figures import Figure
+from mtfc.backends.common.devices import setting_kept
 
 STEPS = 100
 LIMIT = 1e-6
@@ -221,9 +222,10 @@ def largest_difference(call: str, optimizer: Any, backend: str) -> float:
     """Return the largest difference of all steps and parameters, relative to the largest element of the parameter."""
     import jax
 
-    ours = list(trained(call, backend))
-    with jax.enable_x64(True):
-        theirs = list(by_optax(optimizer, ours[0]))
+    with setting_kept("jax_enable_x64"):  # a generated module in f64 changes it for the whole process
+        ours = list(trained(call, backend))
+        with jax.enable_x64(True):
+            theirs = list(by_optax(optimizer, ours[0]))
     return max(relative(a[key], b[key]) for a, b in zip(ours, theirs, strict=True) for key in a)
 
 

@@ -267,3 +267,44 @@ def test_wrong_entries(entry: str, message: str) -> None:
 def test_scale_to_report_is_missing() -> None:
     (problem,) = diagnose(source("1024", "report loss_scale").replace(", loss_scale: 1024", ""))
     assert problem.code == "E401" and "loss_scale" in problem.message
+
+
+WITH_STATE = """
+dim batch = 8; dim io = 4
+mesh line = [data: 2]
+layout data on line = { batch: data }
+model m(x: [batch, io]) {
+  state seen: [io] = 0
+  param w: [io] = ones()
+  update seen = 0.5 * seen + mean(x -> [io])
+  loss = mean(square(cast(einsum(x, w -> [batch]), f32)))
+  return loss
+}
+train m {
+  minimize loss
+  optimizer = sgd(learning_rate = 0.1)
+  precision = { compute: f16, loss_scale: dynamic }
+  average = 0.5
+}
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_skipped_step_keeps_states_and_averages(backend: str) -> None:
+    """State of the model and averages of parameters change in good steps alone."""
+    _, module = module_of(WITH_STATE, "data", backend)
+    params = module.shard({"w": np.ones(4), "seen": np.zeros(4)}, module.PARAMETERS)
+    state, kept = module.init_state(), []
+    for factor in (0.1, OVERFLOW, 0.2):
+        inputs = module.shard({"x": np.full((8, 4), factor, np.float32)}, module.INPUTS)
+        with np.errstate(all="ignore"):
+            _, params, state = module.train_step(params, state, inputs, 0)
+        whole = {**module.unshard(params, module.PARAMETERS), **module.unshard(state, module.STATE)}
+        kept.append({name: np.array(value) for name, value in whole.items()})
+    scale = kept[1].pop("loss_scale")
+    assert scale == kept[0].pop("loss_scale") / 2
+    assert len(kept[1]) >= 4
+    for name, value in kept[1].items():
+        if name != "good_steps":
+            np.testing.assert_array_equal(value, kept[0][name], err_msg=name)
+            assert not np.array_equal(value, kept[2][name]), name

@@ -9,6 +9,7 @@ import pytest
 
 from mtfc.compiler.ir.core import Function, walk
 from mtfc.compiler.ir.ops.collectives import KIND_OF
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from tests.harness import Arrays, call, jax_module, load, lowered, numpy_module, reference, stages
 
 RECURRENT = """
@@ -108,6 +109,34 @@ def test_gradients_are_summed_in_f32(source: str, layout: str, more: str) -> Non
     plain = lowered(text_of(source, "", more), "step", layout).function("step")
     is_carried = more.startswith("accumulate") and layout != "fsdp"
     assert summed_dtypes(plain) == ({"f32"} if is_carried else {"bf16"})
+
+
+LONG = """
+dim batch = 2; dim io = 4096; dim out = 2
+mesh line = [data: 2]
+layout data on line = { batch: data }
+model m(x: DTYPE[batch, io]) {
+  param w: DTYPE[io, out] = ones()
+  dot = einsum(x, w -> [batch, out])
+  total = sum(x -> [batch])
+  running = max(cumsum(x, over = io) -> [batch])
+  return dot, total, running
+}
+"""
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+@pytest.mark.parametrize(("dtype", "largest"), [("bf16", 256), ("f16", 2048)])
+def test_sums_on_one_processor_are_accumulated_in_f32(dtype: str, largest: int, backend: str) -> None:
+    """Added one by one in 16 bits, ones would never exceed `largest`."""
+    program = lowered(LONG.replace("DTYPE", dtype), "step", "data")
+    module = jax_module(program) if backend == "jax" else numpy_module(program)
+    ones = np.ones((2, 4096), numpy_dtype(np, dtype))
+    found = call(module, program.function("forward"), {"x": ones, "w": ones.T})
+    assert largest < 4096
+    for name, wanted in (("dot", 4096), ("total", 4096)):
+        np.testing.assert_array_equal(found[name].astype(np.float32), wanted, err_msg=name)
+    assert np.all(found["running"].astype(np.float32) == 4096)
 
 
 def test_activations_are_summed_in_the_dtype_of_the_computation() -> None:

@@ -327,6 +327,29 @@ def test_random_axes(order: list[str], joined: list[bool], data: st.DataObject) 
     np.testing.assert_array_equal(back[chosen], values[chosen])
 
 
+def test_braces_of_both_names(mtfc: Mtfc) -> None:
+    """Braces of `ours` stand for a text without a dot; one rule serves parameters of different shapes."""
+    Path("deep.mtf").write_text(
+        "import nn\ndim batch = 2\ndim io = 3\ndim h1 = 4\ndim h2 = 5\n"
+        "model deep(x: [batch, io]) {\n  a = nn.dense[d_out = h1](x) as first\n"
+        "  b = nn.dense[d_out = h2](a) as second\n  return b\n}\n"
+    )
+    Path("deep.toml").write_text(
+        '[[rule]]\ntheirs = "net.{layer}.kernel"\nours = "{layer}.w"\n'
+        '[[rule]]\ntheirs = "net.{layer}.bias"\nours = "{layer}.bias"\n'
+    )
+    rng = np.random.default_rng(0)
+    shapes = {"first.kernel": (3, 4), "first.bias": (4,), "second.kernel": (4, 5), "second.bias": (5,)}
+    theirs = {f"net.{name}": rng.standard_normal(shape) for name, shape in shapes.items()}
+    save_file(theirs, "theirs.safetensors")
+    mapped = ["deep.mtf", "--map", "deep.toml"]
+    outcome = mtfc("import", *mapped, "--from", "theirs.safetensors", "-o", "ours.safetensors")
+    assert outcome.status == 0, outcome.err
+    ours = load_file("ours.safetensors")
+    assert ours.keys() == {"first.w", "first.bias", "second.w", "second.bias"}
+    assert all(np.array_equal(ours[name], theirs[f"net.{name.replace('w', 'kernel')}"]) for name in ours)
+
+
 def replaced(old: str, new: str) -> str:
     assert old in RULES
     return RULES.replace(old, new)

@@ -72,28 +72,18 @@ def test_it_learns(learned: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("layout", ["alone", "model_parallel"])
 def test_it_writes(data: Path, learned: list[dict[str, Any]], layout: str) -> None:
-    """After the start of an import it writes words of the library, the most probable ones alike on one device and on eight."""
+    """The most probable end of `se` is the same on one device and on eight."""
     assert len(learned) == STEPS
-    generate = ("run", str(EXAMPLE), "--model", "generate", "--params", str(data / "run"), "--layout", layout)
-    text = mtfc(
-        *generate,
-        "--backend",
-        "jax",
-        "--prompt",
-        "    def __init__(se",
-        "--temperature",
-        "0",
-        "--tokens",
-        "4",
-    )
-    assert text == "    def __init__(self, \n"
+    model = ("--model", "generate", "--params", str(data / "run"), "--layout", layout, "--backend", "jax")
+    prompt = ("--prompt", "    def __init__(se", "--temperature", "0", "--tokens", "2")
+    assert mtfc("run", str(EXAMPLE), *model, *prompt) == "    def __init__(self\n"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[1:])
 def test_every_layout_takes_the_same_steps(data: Path, learned: list[dict[str, Any]], layout: str) -> None:
     found = [step["loss"] for step in train(data, layout, COMPARED)]
     expected = [step["loss"] for step in learned[:COMPARED]]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
     assert found[-1] < 0.6 * found[0]
 
 

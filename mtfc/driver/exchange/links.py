@@ -166,7 +166,9 @@ class _Matching:
         numbers = sorted(holes(rule.theirs[0]) - binding.keys())
         for name, parameter in product(numbers, parameters):
             if name not in parameter.type.names:
-                help = f"a number of tensors is a dimension of the parameter, {shape_text(parameter.type)}"
+                help = (
+                    f"braces number tensors along a dimension of the parameter, {shape_text(parameter.type)}"
+                )
                 message = f"`{{{name}}}` is neither in `ours` nor a dimension of `{parameter.name}`"
                 self.error(rule, "theirs", message, help)
                 return

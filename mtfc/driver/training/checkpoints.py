@@ -4,14 +4,15 @@ A checkpoint holds the arrays of a `TrainState`, whole arrays under every layout
 temporary folder and renames it at the end. A process that is killed leaves a temporary folder, which the next run removes.
 
 A save holds up the next step only while arrays are copied from a device to the host. On the CPU nothing is copied: orbax reads
-the buffers, so the next step cannot reuse them and allocates others. The devices compute checksums, and test that all numbers
-are finite; a thread reads the results while the arrays are written.
+the buffers, so the next step cannot reuse them and allocates others. Checksums, and a test that all numbers are finite, are
+computed beside the next steps: by a thread on the CPU, else by the devices. XLA on the CPU would take memory of the state's size.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
@@ -22,20 +23,27 @@ from typing import Any
 import attrs
 
 from mtfc.backends.common.devices import Unavailable, import_jax
-from mtfc.driver.data.checkpoint_files import About, changed, faults, orbax, reason_of, steps_in
+from mtfc.driver.data.array_files import numpy_type
+from mtfc.driver.data.checkpoint_files import (
+    STATE,
+    About,
+    changed,
+    faults,
+    orbax,
+    reason_of,
+    steps_in,
+    sum_of_bits,
+)
 from mtfc.driver.errors import FailedRequest, UsageError
 
 TEMPORARY = ("*.orbax-checkpoint-tmp*", "*.removed")
 """Names of folders that a killed process leaves: half written, and half removed."""
 
-READING_GB = 0.1
-"""Gigabytes of a checkpoint that are in the host's memory at a time beside the arrays that have been read."""
+READING = 2**26
+"""Bytes that are read at a time, unless one array is larger: the memory that opening a checkpoint takes beside its arrays."""
 
 SHOWN = 8
 """Maximum number of arrays that a message names."""
-
-FINITE = "finite"
-"""The name of the test beside the checksums; names of arrays have a slash, but for `step`."""
 
 
 class NotFinite(Exception):
@@ -65,7 +73,7 @@ class Checkpoints:
         ocp = orbax()
         _make(folder)
         handlers = {
-            "state": ocp.PyTreeCheckpointHandler(use_compression=False, restore_concurrent_gb=READING_GB),
+            "state": ocp.PyTreeCheckpointHandler(use_compression=False),
             "about": _record_handler(),
         }
         with ExitStack() as stack:
@@ -93,13 +101,10 @@ class Checkpoints:
         """
         self.wait()
         ocp = orbax()
-        arrays = dict(_named_arrays(state))
-        checks = _checks()(arrays)
-        if _wait_for_each(arrays):
-            import_jax().block_until_ready(checks)
+        checks = _checks(dict(_named_arrays(state)))
         arguments = {
             "state": ocp.args.PyTreeSave(_tree(state)),
-            "about": _record_arguments()(lambda: _checked(about, checks)),
+            "about": _record_arguments()(lambda: _checked(about, checks())),
         }
         with self._named():
             self.writer.save(self.place(about.step).resolve(), args=ocp.args.Composite(**arguments))
@@ -136,13 +141,15 @@ class Checkpoints:
         self._check_arrays(about, kinds(abstract))
         tree = _tree(abstract)
         types = ocp.checkpoint_utils.construct_restore_args(tree)
-        wanted = ocp.args.Composite(state=ocp.args.PyTreeRestore(tree, restore_args=types))
+        wanted = ocp.args.PyTreeRestore(tree, restore_args=types)
+        largest = max(math.prod(shape) * numpy_type(dtype).itemsize for dtype, shape in about.arrays.values())
+        handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=(max(largest, READING) + 1) / 10**9)
         with self._damage(step):
-            with faults():
-                found = self.writer.restore(self.place(step).resolve(), args=wanted)["state"]
+            with faults(), ocp.Checkpointer(handler) as reader:
+                found = reader.restore((self.place(step) / STATE).resolve(), args=wanted)
             state = type(abstract)(**found)
-            sums = _checks()(dict(_named_arrays(state)))
-            wrong = [name for name, sum in about.sums.items() if int(sums[name]) != sum]
+            sums = _checks(dict(_named_arrays(state)))().sums
+            wrong = [name for name, sum in about.sums.items() if sums[name] != sum]
             if wrong:
                 raise ValueError(changed(wrong))
         return state, about
@@ -300,7 +307,7 @@ def _clean(folder: Path) -> None:
 
 def are_finite(state: Any) -> bool:
     """Return True if the state has no number that is not finite."""
-    return bool(_checks()(dict(_named_arrays(state)))[FINITE])
+    return _checks(dict(_named_arrays(state)))().finite
 
 
 @lru_cache
@@ -342,23 +349,72 @@ def _record_handler() -> Any:
     return RecordHandler()
 
 
-def _checked(about: About, checks: Mapping[str, Any]) -> About:
-    """Return the record with its checksums, which waits for them. Raises `NotFinite`."""
-    if not bool(checks[FINITE]):
+@attrs.frozen
+class Checks:
+    """The checksums of arrays by name, and True if all their numbers are finite."""
+
+    finite: bool
+    sums: Mapping[str, int]
+
+
+def _checked(about: About, checks: Checks) -> About:
+    """Return the record with its checksums. Raises `NotFinite`."""
+    if not checks.finite:
         raise NotFinite(f"the parameters after step {about.step} are not finite")
-    return attrs.evolve(about, sums={name: int(x) for name, x in checks.items() if name != FINITE})
+    return attrs.evolve(about, sums=checks.sums)
+
+
+def _checks(arrays: Mapping[str, Any]) -> Callable[[], Checks]:
+    """Start to check arrays, which may be donated afterwards; return a function that waits for the result."""
+    import numpy as np
+
+    jax = import_jax()
+    devices = next(iter(arrays.values())).devices()
+    on_cpu = next(iter(devices)).platform == "cpu"
+    if on_cpu and jax.process_count() == 1:
+        parts = {
+            name: [np.asarray(shard.data) for shard in x.addressable_shards if shard.replica_id == 0]
+            for name, x in arrays.items()
+        }
+        return lambda: _checks_on_host(parts)
+    finite, sums = _device_checks()(arrays)
+    if on_cpu:  # two functions with collectives under way can block each other
+        jax.block_until_ready(sums)
+    return lambda: Checks(bool(finite), {name: int(x) for name, x in sums.items()})
+
+
+def _checks_on_host(parts: Mapping[str, Sequence[Any]]) -> Checks:
+    """Check the buffers of arrays: each array is split into parts."""
+    finite, sums = True, {}
+    for name, each in parts.items():
+        sums[name] = sum(map(sum_of_bits, each)) % 2**32
+        finite = finite and all(map(_is_finite, each))
+    return Checks(finite, sums)
+
+
+def _is_finite(part: Any) -> bool:
+    import numpy as np
+
+    flat = part.reshape(-1)
+    if np.issubdtype(part.dtype, np.integer) or part.dtype == bool:
+        return True
+    return all(np.isfinite(flat[i : i + CHUNK]).all() for i in range(0, flat.size, CHUNK))
+
+
+CHUNK = 2**20
+"""Number of elements that are tested at a time."""
 
 
 @lru_cache
-def _checks() -> Any:
-    """Return a compiled function from arrays by name to their checksums, and a test that all numbers are finite."""
+def _device_checks() -> Any:
+    """Return a compiled function from arrays by name to a test that all numbers are finite, and their checksums."""
     jax = import_jax()
     jnp = jax.numpy
 
-    def run(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def run(arrays: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         floats = [x for x in arrays.values() if jnp.issubdtype(x.dtype, jnp.floating)]
         finite = jnp.all(jnp.stack([jnp.isfinite(x).all() for x in floats])) if floats else True
-        return {FINITE: finite, **{name: _sum_of_bits(x) for name, x in arrays.items()}}
+        return finite, {name: _sum_of_bits(x) for name, x in arrays.items()}
 
     return jax.jit(run)
 
@@ -371,12 +427,6 @@ def _sum_of_bits(x: Any) -> Any:
     bits = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}[x.dtype.itemsize]
     words = x.astype(jnp.uint8) if x.dtype == bool else lax.bitcast_convert_type(x, bits)
     return jnp.sum(words.astype(jnp.uint32), dtype=jnp.uint32)
-
-
-def _wait_for_each(arrays: Mapping[str, Any]) -> bool:
-    """Return True on several virtual devices, where two functions with collectives under way can block each other."""
-    devices = next(iter(arrays.values())).devices()
-    return len(devices) > 1 and next(iter(devices)).platform == "cpu"
 
 
 def kinds(state: Any) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -268,9 +268,17 @@ def _without_scale(found: Differentiated, training: Training) -> dict[Value, Val
 
 
 def _updated(
-    builder: Builder, program: Program, training: Training, gradients: Mapping[Value, Value]
+    builder: Builder,
+    program: Program,
+    training: Training,
+    gradients: Mapping[Value, Value],
+    good: Value | None,
 ) -> tuple[list[Argument], list[Output]]:
-    """Append the update of every parameter with a gradient; return the states' arguments and the outputs."""
+    """Append the update of every parameter with a gradient; return the states' arguments and the outputs.
+
+    good: the decision of a step with a dynamic loss scale. Each parameter is kept right after its update, so that the new and the
+    old values of all parameters never exist together.
+    """
     spans = {parameter.name: parameter.span for parameter in program.parameters}
     updater = Updater(builder)
     states, outputs = list[Argument](), list[Output]()
@@ -278,7 +286,7 @@ def _updated(
         builder.span = spans[parameter.name]
         found = updater.apply(update_of(training, parameter.name), parameter, gradient)
         states += found[0]
-        outputs += found[1]
+        outputs += kept_unless(builder, good, found[1], (parameter, *(a.value for a in found[0])))
     return states, outputs
 
 
@@ -318,17 +326,18 @@ def with_step(program: Program, training: Training, with_gradients: bool = False
     good = is_finite(builder, own[GRAD_NORM]) if scale else None
     if training.clip is not None:
         gradients = _clipped(builder, gradients, own[GRAD_NORM], training.clip)
-    states, changed = _updated(builder, program, training, gradients)
+    states, changed = _updated(builder, program, training, gradients, good)
+    others = list[Output]()
     if training.average is not None:
         builder.span = training.span
         averages = averages_of(builder, training.average, changed, gradients)
         states += averages.arguments
-        changed += averages.outputs
+        others += averages.outputs
         more = (*more, averages.function(forward))
-    changed += [Output(name, value, name) for name, value in found.states.items()]
+    others += [Output(name, value, name) for name, value in found.states.items()]
+    builder.span = training.span
+    changed += kept_unless(builder, good, others, [a.value for a in (*found.arguments, *states)])
     if scale is not None and good is not None:
-        builder.span = training.span
-        changed = kept_unless(builder, good, changed, (*found.arguments, *states))
         changed += next_scale(builder, good, scale)
         states += scale.arguments
     unchanged = _unchanged(found.arguments, changed)

@@ -13,7 +13,7 @@ Sources: Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -88,16 +88,17 @@ def is_finite(builder: Builder, norm: Value) -> Value:
 
 
 def kept_unless(
-    builder: Builder, good: Value, outputs: Sequence[Output], arguments: Sequence[Argument]
+    builder: Builder, good: Value | None, outputs: Sequence[Output], arguments: Iterable[Value]
 ) -> list[Output]:
-    """Return the outputs of the update, each replaced by the old value unless the step is good."""
-    old = {argument.value.name: argument.value for argument in arguments}
-    return [
-        attrs.evolve(
-            output, value=builder("where", good, output.value, old[output.updates or ""], name=output.name)
-        )
-        for output in outputs
-    ]
+    """Return the outputs of an update, each replaced by the old value of its argument unless the step is good.
+
+    good: None if every step is.
+    """
+    if good is None:
+        return list(outputs)
+    old = {argument.name: argument for argument in arguments}
+    chosen = (builder("where", good, o.value, old[o.updates or ""], name=o.name) for o in outputs)
+    return [attrs.evolve(o, value=value) for o, value in zip(outputs, chosen, strict=True)]
 
 
 def next_scale(builder: Builder, good: Value, state: ScaleState) -> list[Output]:
