@@ -364,6 +364,18 @@ def test_checkpoints_as_parameters(files: Path, mtfc: Mtfc) -> None:
     assert tuned.status == OK and quiet(tuned), tuned.err
 
 
+def test_averages_of_a_checkpoint(files: Path, mtfc: Mtfc) -> None:
+    (files / "model.mtf").write_text(MODEL.replace("minimize loss\n", "minimize loss\n  average = 0.9\n"))
+    assert train(mtfc, "--steps", "5", "--dir", "new").status == OK
+    options = ("run", "model.mtf", "--model", "use", "--params", "new", "--data", "x.npz", "--save")
+    np.savez("x.npz", x=np.ones((8, 4), np.float32))
+    assert mtfc(*options, "last.npz").status == OK
+    averaged = mtfc(*options, "averaged.npz", "--averages")
+    assert averaged.status == OK, averaged.err
+    last, average = np.load("last.npz")["h"], np.load("averaged.npz")["h"]
+    assert not np.array_equal(last, average) and np.abs(last - average).max() < 0.1
+
+
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 def test_damaged_parameters(files: Path, mtfc: Mtfc, damage: Any) -> None:
     place = files / "run" / "checkpoints" / "4"
