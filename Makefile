@@ -38,7 +38,7 @@ lint: setup  ## check style, types and the first words of docstrings
 format: setup  ## rewrite the Python files and examples in canonical form
 	$(BIN)/ruff check --fix-only --quiet $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
-	$(MTFC) fmt examples/*.mtf
+	$(MTFC) fmt examples/*.mtf examples/*/*.mtf
 
 tables: setup  ## remake the parser's tables after a change to the grammar
 	$(BIN)/python -m mtfc.frontend.syntax.tables

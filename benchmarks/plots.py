@@ -1,7 +1,8 @@
 """Draw the figures of the documentation: `make figures`, or `python -m benchmarks.plots NAME ...` for some of them.
 
 `timeline`: two layouts of AlexNet on eight K80s. `losses`: training the language model of `examples/pylib_lm` under each layout,
-which takes about five minutes. Each is an SVG file in `docs/images/`, drawn from numbers that the program prints or computes.
+which takes about five minutes. `search`: the bound and the best cost of two searches over time. Each is an SVG file in
+`docs/images/`, drawn from numbers that the program prints or computes.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import matplotlib
 
 matplotlib.use("svg")
 from matplotlib import patches, pyplot
+
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import SearchOptions
+from mtfc.driver.searching.search import search
 
 IMAGES = Path("docs/images")
 STAGES = {"forward": "#4c78a8", "backward": "#f58518", "update": "#54a24b"}
@@ -56,23 +62,22 @@ def losses() -> Any:
     """Draw the losses of a language model under each layout, their distance to the first one, and held-out bits per byte."""
     curves = {layout: trained(layout) for layout in LAYOUTS}
     first = [step["loss"] for step in curves[LAYOUTS[0]]]
-    figure, ((above, right), (below, unused)) = pyplot.subplots(2, 2, figsize=(9, 4.6), sharex=True)
+    figure, axes = pyplot.subplot_mosaic([["loss", "held out"], ["distance", "held out"]], figsize=(9, 4.2))
     for i, (layout, steps) in enumerate(curves.items()):
         numbers, found = [step["step"] for step in steps], [step["loss"] for step in steps]
-        above.plot(numbers, found, label=layout, linewidth=4 - i, alpha=0.6)
         distance = [abs(a - b) for a, b in zip(found, first, strict=True)]
-        below.plot(numbers, distance, label=layout, linewidth=0.7)
-    above.set_ylabel("loss in nats")
-    above.legend(frameon=False, fontsize=8)
-    below.set_ylabel(f"distance to `{LAYOUTS[0]}`", fontsize=8)
-    below.set_yscale("symlog", linthresh=1e-7)
-    below.set_xlabel("training step")
+        axes["loss"].plot(numbers, found, label=layout, linewidth=4 - i, alpha=0.6)
+        axes["distance"].plot(numbers, distance, label=layout, linewidth=0.7)
     evaluated = [step for step in curves[LAYOUTS[0]] if HELD_OUT in step]
-    right.plot([step["step"] for step in evaluated], [step[HELD_OUT] for step in evaluated], marker="o")
-    right.set_ylabel("held-out bits per byte")
-    right.set_xlabel("training step")
-    right.tick_params(labelbottom=True)
-    unused.set_axis_off()
+    numbers, found = [step["step"] for step in evaluated], [step[HELD_OUT] for step in evaluated]
+    axes["held out"].plot(numbers, found, marker="o")
+    axes["loss"].legend(frameon=False, fontsize=8)
+    axes["loss"].set_ylabel("loss in nats")
+    axes["distance"].set_ylabel(f"distance to\n{LAYOUTS[0]}")
+    axes["distance"].set_yscale("symlog", linthresh=1e-7)
+    axes["held out"].set_ylabel("held-out bits per byte")
+    for name in ("distance", "held out"):
+        axes[name].set_xlabel("training step")
     return figure
 
 
@@ -98,7 +103,41 @@ def trained(layout: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text("utf-8").splitlines()]
 
 
-PLOTS: dict[str, Callable[[], Any]] = {"timeline": timeline, "losses": losses}
+SEARCHES = {
+    "VGG-16 on 8 P100": SearchOptions("examples/vgg16.mtf", target="p100_cluster", devices=8),
+    "Transformer and its storage on 512 TPU v2": SearchOptions(
+        "examples/transformer_lm.mtf", target="tpu_v2", storage=True, budget=120.0
+    ),
+}
+
+
+def searches() -> Any:
+    """Draw the best cost and the bound of searches for global layouts, from their beginning to the proof."""
+    figure, axes = pyplot.subplots(1, len(SEARCHES), figsize=(9, 3))
+    for axis, (title, options) in zip(axes, SEARCHES.items(), strict=True):
+        seconds, best, bound = zip(*told(options), strict=True)
+        axis.step(seconds, best, where="post", label="best layout so far")
+        axis.step(seconds, bound, where="post", label="lower bound of all layouts")
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.set_xlabel("seconds of the search")
+    axes[0].set_ylabel("milliseconds of a step")
+    axes[0].legend(frameon=False, fontsize=9)
+    return figure
+
+
+def told(options: SearchOptions) -> list[tuple[float, float, float]]:
+    """Search; return what the search reports: its seconds so far, and milliseconds of the best step and of the bound."""
+    started, found = monotonic(), list[tuple[float, float, float]]()
+
+    def progress(doing: str, best: float | None, bound: float | None) -> None:
+        if best is not None and bound is not None:
+            found.append((monotonic() - started, 1e3 * best, 1e3 * bound))
+
+    search(options, Sources(), progress)
+    return found
+
+
+PLOTS: dict[str, Callable[[], Any]] = {"timeline": timeline, "losses": losses, "search": searches}
 
 
 def main(names: list[str]) -> None:

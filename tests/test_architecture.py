@@ -221,7 +221,7 @@ def names_of_ops(node: ast.expr, constants: Mapping[str, object]) -> set[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
-    with_numpy = not {"backends", "search"}.isdisjoint(path.parts)
+    with_numpy = not {"backends", "search", "tables"}.isdisjoint(path.parts)
     heavy = HEAVY - {"numpy"} if with_numpy else HEAVY
     heavy = heavy - {"jax"} if module_name(path) in WITH_JAX else heavy
     top = ast.parse(path.read_text("utf-8")).body

@@ -12,7 +12,7 @@ TASKS = {task.name: task for task in peer_flax.tasks()}
 @pytest.mark.parametrize(
     ("name", "layouts"),
     [
-        ("digits, sgd", ("replicated", "batch_split", "hidden_split", "tiled", "image_split")),
+        ("digits, sgd", ("batch_split", "tiled", "image_split")),
         ("LM, adamw", ("hybrid", "fsdp")),
         ("LM, adafactor", ("model_parallel",)),
     ],

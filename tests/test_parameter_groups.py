@@ -279,5 +279,5 @@ def test_a_placement_sends_no_gradients_of_frozen_parameters() -> None:
     for name, size in (("w", 4 * 12 * 16), ("v", 4 * 16 * 4)):
         less = data_parallel(f'frozen "{name}";')
         assert whole.sent - less.sent == 2 * size
-        assert list(whole.held - less.held) == [2 * size, 2 * size]
+        assert list(whole.memory - less.memory) == [2 * size, 2 * size]
         assert less.seconds < whole.seconds

@@ -58,14 +58,14 @@ class Attribution:
 def attributions(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[int | None, Attribution]:
     """Attribute a step to operators, by number; None stands for the norm of all gradients. Requires a known timeline."""
     graph, total = found.base.graph, dict[int | None, Attribution]()
-    device = int(found.held.argmax())
+    device = int(found.memory.argmax())
     seconds = [[0.0, 0.0] for _ in tasks.names]
     for task in longest_path(found.base):
         block = int(graph.offsets.searchsorted(task, side="right")) - 1
         seconds[block][int(graph.device[task] >= tasks.links.count)] += float(graph.seconds[task])
     for number, name in enumerate(tasks.names):
         compute, exposed = seconds[number]
-        size = int(graph.sent[number]), int(graph.held[number, device])
+        size = int(graph.sent[number]), int(graph.memory[number, device])
         operator = operator_of(name, tasks)
         total[operator] = total.get(operator, Attribution()) + Attribution(compute, exposed, *size)
     return total
@@ -98,7 +98,8 @@ def longest_path(base: SimulatedGraph) -> Iterator[int]:
 def _before(task: int, base: SimulatedGraph, begin: float) -> int | None:
     """Return the task that ends when a task begins, among its predecessors or before it on its device."""
     graph, times = base.graph, base.timeline
-    needed = graph.predecessors.other[graph.predecessors.first[task] : graph.predecessors.first[task + 1]]
+    sources, targets = graph.ends
+    needed = sources[targets == task]
     ended = needed[times.end[needed] == begin]
     if len(ended):
         return int(ended.min())
@@ -128,8 +129,8 @@ STAGES: Mapping[BlockKind, Stage] = {
 class PlacedStep:
     """The time, bytes and memory of a step.
 
-    seconds: of the step. lines: attribution by source line, which adds up to the step. computing, held [device]: seconds of
-    compute, and bytes. memory: kinds of bytes on the device that holds the most. communicating: seconds in which anything
+    seconds: of the step. lines: attribution by source line, which adds up to the step. computing, device_memory [device]: seconds
+    of compute, and bytes. memory: kinds of bytes on the device that holds the most. communicating: seconds in which anything
     is sent. busy: for each lane, the seconds of its busiest port. ideal: seconds of the FLOPs at peak rates, shared equally
     by all devices.
     """
@@ -137,7 +138,7 @@ class PlacedStep:
     seconds: float
     lines: Mapping[Span | None, Attribution]
     computing: Array
-    held: Array
+    device_memory: Array
     memory: Mapping[str, int]
     communicating: float
     busy: Mapping[str, float]
@@ -166,7 +167,7 @@ def placed_step(tasks: StrategyTasks, found: EvaluatedStrategy) -> PlacedStep:
         seconds=found.seconds,
         lines=_lines(tasks, found),
         computing=working[:count],
-        held=found.held,
+        device_memory=found.memory,
         memory=_memory(tasks, found),
         communicating=_covered(end[is_sent] - graph.seconds[is_sent], end[is_sent]),
         busy={lane: seconds for lane, seconds in busy.items() if seconds},
@@ -184,10 +185,10 @@ def _lines(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[Span | None, 
 
 def _memory(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[str, int]:
     """Return the kinds of memory that `cost/memory.py` has. A trained parameter also has a gradient and optimizer states."""
-    device = int(found.held.argmax())
-    own = list(zip(tasks.names, found.base.graph.held[:, device].tolist(), strict=True))
+    device = int(found.memory.argmax())
+    own = list(zip(tasks.names, found.base.graph.memory[:, device].tolist(), strict=True))
     copies, stored = (int(sum(n for name, n in own if name.kind == kind)) for kind in ("updated", "stored"))
-    size, total = copies // (2 + tasks.states), int(found.held[device])
+    size, total = copies // (2 + tasks.states), int(found.memory[device])
     return {
         "parameters": size + stored,
         "gradients": size,

@@ -92,8 +92,8 @@ def _record(each: SimulatedPlacement) -> dict[str, Any]:
         "memory_of_device": int(each.hardware.device.memory),
         "fits": each.fits,
         "by_device": [
-            {"device": i, "compute_seconds": float(seconds), "memory": int(held)}
-            for i, (seconds, held) in enumerate(zip(step.computing, step.held, strict=True))
+            {"device": i, "compute_seconds": float(seconds), "memory": int(memory)}
+            for i, (seconds, memory) in enumerate(zip(step.computing, step.device_memory, strict=True))
         ],
         "lines": [
             {"file": file, "line": line, **_figures(sum(inside.values(), start=Attribution()))}
@@ -115,7 +115,7 @@ def _report(each: SimulatedPlacement, sources: Mapping[str, str]) -> str:
     """Return the parts of a step's time, and the shares of each device and each line; `sources` holds texts of files."""
     unit = "training step" if each.space.graph.loss is not None else "forward pass"
     where = devices_text(each.hardware.name, each.space.devices)
-    legend = LEGEND.format(device=int(each.step.held.argmax()))
+    legend = LEGEND.format(device=int(each.step.device_memory.argmax()))
     lines = [f"{each.title}: one {unit} on {where}", *_summary(each), ""]
     return "\n".join([*lines, *_by_device(each.step), "", legend, *_by_line(each, sources)]) + "\n"
 
@@ -142,9 +142,9 @@ def _summary(each: SimulatedPlacement) -> list[str]:
 
 def _by_device(step: PlacedStep) -> list[str]:
     rows = [["device", "computes", "of the step", "memory"]]
-    for device, (seconds, held) in enumerate(zip(step.computing, step.held, strict=True)):
+    for device, (seconds, memory) in enumerate(zip(step.computing, step.device_memory, strict=True)):
         share = seconds / step.seconds if step.seconds else 0.0
-        rows.append([str(device), seconds_text(seconds), f"{share:.1%}", bytes_text(int(held))])
+        rows.append([str(device), seconds_text(seconds), f"{share:.1%}", bytes_text(int(memory))])
     return aligned(rows, right=range(4))
 
 

@@ -304,7 +304,7 @@ def _placement_record(placed: PlacementSearchResult) -> dict[str, Any]:
         "mesh": {},
         "layout": placed.text(),
         "bytes_sent": best.sent,
-        "memory_per_device": int(best.held.max()),
+        "memory_per_device": int(best.memory.max()),
         "baselines": {name: finite(each.seconds) for name, each in placed.found.baselines.items()},
     }
 
@@ -314,7 +314,7 @@ def _placement_report(placed: PlacementSearchResult) -> str:
     heading = f"{placed.model}, on {devices_text(space.hardware.name, space.devices)}"
     rows = [["placement", "a step", "sends", "memory", "of the best"]]
     for name, each in {placed.name: best, **placed.found.baselines}.items():
-        size = f"{bytes_text(each.sent)}", bytes_text(int(each.held.max()))
+        size = f"{bytes_text(each.sent)}", bytes_text(int(each.memory.max()))
         fits = each.seconds < inf
         step, share = seconds_text(each.seconds), f"{over(each.seconds, best.seconds):.2f}"
         rows.append([name, step if fits else "does not fit", *size, share if fits else ""])

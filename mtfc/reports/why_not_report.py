@@ -198,7 +198,7 @@ def _placement_report(each: PlacementDifference, texts: Mapping[str, str]) -> st
 
 
 def _memory(found: EvaluatedStrategy) -> int:
-    return int(found.held.max())
+    return int(found.memory.max())
 
 
 def _totals(each: PlacementDifference) -> list[str]:

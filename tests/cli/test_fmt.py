@@ -64,7 +64,7 @@ def test_a_file_with_errors_is_left_alone(mtfc: Mtfc, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "example", sorted((Path(__file__).parents[2] / "examples").glob("*.mtf")), ids=lambda p: p.stem
+    "example", sorted((Path(__file__).parents[2] / "examples").rglob("*.mtf")), ids=lambda p: p.stem
 )
 def test_the_examples_are_canonical(mtfc: Mtfc, example: Path) -> None:
     assert mtfc("fmt", "--check", str(example)).status == 0

@@ -13,6 +13,7 @@ from mtfc.compiler.ir.core import (
     Equation,
     Function,
     Initializer,
+    LossScale,
     Output,
     Parameter,
     Program,
@@ -153,6 +154,8 @@ trainings = st.builds(
     span=spans,
     report=st.lists(names, max_size=2).map(tuple),
     learning_rate=st.none() | functions(),
+    reduce=st.none() | st.just("f32"),
+    loss_scale=st.none() | st.builds(LossScale, numbers, st.booleans()),
 )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.tables.reshard_costs import Conversions
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.collective_def import ReshardStep
 from mtfc.compiler.ir.core import Equation, Function, Program
@@ -14,7 +15,6 @@ from mtfc.compiler.ir.ops.collectives import KIND_OF, SENDINGS, axes_of
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.per_equation.choice_network import ChoiceNetwork
-from mtfc.compiler.search.per_equation.conversions import Conversions
 from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder
 from mtfc.compiler.search.per_equation.per_equation_search import timed_network
 from mtfc.driver.loading.choice import Choice

@@ -21,6 +21,7 @@ from math import prod
 import attrs
 import numpy as np
 
+from mtfc.compiler.cost.tables.reshard_costs import Indices, Numbers
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.opdef import LayoutRule
@@ -28,7 +29,6 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh
 from mtfc.compiler.search.per_equation.choice_network import ChoiceNetwork, ChoiceNode
-from mtfc.compiler.search.per_equation.conversions import Indices, Numbers
 from mtfc.compiler.search.per_equation.equation_strategies import Strategy, divides, iteration_space
 from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder
 from mtfc.compiler.search.per_equation.per_equation_search import layout_of_choices

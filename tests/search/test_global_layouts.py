@@ -21,9 +21,10 @@ from mtfc.compiler.search.found import Objective, Price, value_of
 from mtfc.compiler.search.global_layouts.effect_bounds import MaskRange
 from mtfc.compiler.search.global_layouts.global_search import Branching, search
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
-from mtfc.compiler.search.global_layouts.layout_space import layout_of, meshes, space_of
+from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 from mtfc.compiler.search.pricer import LayoutPricer
+from mtfc.driver.searching.meshes import meshes
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.documents import ROOT
 from tests.generators.programs import programs
@@ -273,9 +274,8 @@ def test_a_bound_has_as_much_as_time_allows() -> None:
     pricer, space = LayoutPricer.of(program, TORUS), space_of(program.function("forward"))
     bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
     known = bound.known(layouts(space, mesh), frozenset(range(len(space.columns))))
-    for seconds in (bound.seconds, bound.sure_seconds):
-        assert (seconds(known, until=monotonic() - 1) == 0).all()
-        assert (seconds(known, until=monotonic() + 60) == seconds(known)).all()
+    assert (bound.seconds(known, until=monotonic() - 1) == 0).all()
+    assert (bound.seconds(known, until=monotonic() + 60) == bound.seconds(known)).all()
 
 
 @pytest.mark.parametrize("objective", ["time", "overlap", "memory"])
@@ -298,6 +298,21 @@ def test_the_optimum_is_that_of_all_layouts(name: str, hardware: Hardware, objec
     assert found.is_optimal
     assert found.objective == min(every)
     assert found.evaluated < len(every)
+
+
+def test_progress_ends_with_the_bound_at_the_best_cost() -> None:
+    program, told = example("digits"), list[tuple[float, float]]()
+    pricer, shapes = LayoutPricer.of(program, TORUS), list(meshes(8, 2))
+
+    def progress(doing: str, best: float | None, bound: float | None) -> None:
+        told.append((best if best is not None else np.inf, bound if bound is not None else 0.0))
+
+    forward, until = program.function("forward"), monotonic() + 60
+    found = search(pricer.undistributed(), forward, shapes, TORUS, pricer, until, progress=progress)
+    costs, bounds = zip(*told, strict=True)
+    assert found.is_optimal and told[-1] == (found.objective, found.lower_bound)
+    assert sorted(costs, reverse=True) == list(costs) and sorted(bounds) == list(bounds)
+    assert len(set(bounds)) > 3
 
 
 @pytest.mark.parametrize("name", ["transformer_lm", "moe_lm", "alexnet"])
@@ -354,11 +369,11 @@ model m(x: [batch, io], y: [batch, hidden]) {
     block = on.start()
     while block.depth < len(on.order):
         block = on.children(block, np.inf, until)
-    blocks = list(on.parts(block))
-    assert len(step.found) == 1 < len(blocks)
-    full = on.full(blocks[0], np.inf, until)
+    assert len(step.found) == 1
+    others, full = on.complete(block, np.inf, until)
     assert len(step.found) == 2
-    assert full.is_full and full.bounds.min() >= blocks[0].bounds.min()
+    assert len(others.rows) and len(others.rows) + len(full.rows) == len(block.rows)
+    assert full.depth == block.depth + 1 and full.bounds.min() >= block.bounds.min()
 
 
 def test_the_papers_layout_of_the_language_model_is_proven_best() -> None:

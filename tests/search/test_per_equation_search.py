@@ -19,12 +19,12 @@ from mtfc.compiler.cost.equation_layouts import least_dot_seconds
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.cost.serial_time import seconds_of
 from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.tables.reshard_costs import Conversions
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import NothingFits
-from mtfc.compiler.search.per_equation.conversions import Conversions
 from mtfc.compiler.search.per_equation.per_equation_search import (
     best_layouts,
     fix,

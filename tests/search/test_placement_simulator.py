@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 from random import Random
-from typing import Any
 
 import attrs
 import numpy as np
@@ -21,16 +20,17 @@ from mtfc.compiler.search.placement.simulator.evaluation import (
     propose_blocks,
 )
 from mtfc.compiler.search.placement.simulator.full_simulator import (
-    IndexedGraph,
     TaskTimes,
-    indexed_graph,
     simulate,
 )
 from mtfc.compiler.search.placement.simulator.incremental_simulator import (
+    EDGES,
+    GONE,
     INDEX,
     LIVE,
+    NEXT,
     NONE,
-    CurrentGraph,
+    DeltaState,
     StateArrays,
     allocate,
     load_state,
@@ -61,10 +61,6 @@ class Network:
     def places(self) -> list[tuple[int, int]]:
         """Return the layer of each block, and the layer that it receives data from; layers have themselves."""
         return [(i, j) for i, heard in enumerate(self.sources) for j in (*heard, i)]
-
-    @property
-    def leads(self) -> Any:
-        return np.array([self.places.index((i, i)) if i != j else -1 for i, j in self.places])
 
     def touched(self, layer: int) -> list[int]:
         return [number for number, place in enumerate(self.places) if layer in place]
@@ -119,57 +115,69 @@ def _together(blocks: Sequence[Block], devices: int) -> TaskBlocks:
     )
 
 
-def _full(blocks: Sequence[Block], devices: int) -> tuple[IndexedGraph, TaskTimes, float]:
+def _full(blocks: Sequence[Block], devices: int) -> tuple[TaskBlocks, TaskTimes, float]:
     whole = _together(blocks, devices)
     ready, end = np.full(whole.size, inf), np.full(whole.size, inf)
     times = TaskTimes(ready, end, np.zeros(whole.size, np.uint32))
     seconds = simulate(whole, times, inf, devices)
     assert times.order.tolist() == np.argsort(ready, kind="stable").tolist()
-    return indexed_graph(whole), times, seconds
+    return whole, times, seconds
 
 
-def _loaded(graph: IndexedGraph, times: TaskTimes, devices: int, slack: int) -> StateArrays:
-    room = allocate(len(graph.device) + slack, len(graph.owner) + slack, len(graph.sent), devices, devices)
+def _loaded(graph: TaskBlocks, times: TaskTimes, devices: int, slack: int) -> StateArrays:
+    room = allocate(graph.size + slack, len(graph.edges) + slack, len(graph.sent), devices, devices)
     load_state(room, graph, times)
     return room
 
 
-def kept_in(room: StateArrays) -> CurrentGraph:
-    return getattr(open_state, "py_func", open_state)(room)[0]  # type: ignore[no-any-return]
+def kept_in(room: StateArrays) -> DeltaState:
+    return getattr(open_state, "py_func", open_state)(room)  # type: ignore[no-any-return]
 
 
 def assert_forgotten(room: StateArrays) -> None:
     """Assert that nothing is left of a change."""
-    current, change, run = getattr(open_state, "py_func", open_state)(room)
-    assert not change.mark.any() and not change.is_anew.any()
-    assert (change.first_successor == NONE).all() and (change.begin == current.begin).all()
-    assert (run.end == inf).all()
+    state = kept_in(room)
+    assert not state.mark.any() and (state.new_end == inf).all()
+    assert not state.edges[: state.counts[EDGES], GONE][linked(state)].any()
 
 
-def assert_kept(room: StateArrays, graph: IndexedGraph, times: TaskTimes) -> None:
-    """Assert that the state has a graph and its timeline, whatever the numbers of tasks are."""
-    current = kept_in(room)
-    numbers = current.order[: current.counts[LIVE]]
-    keys = current.key[numbers]
+def linked(state: DeltaState) -> list[int]:
+    """Return the edges that the tasks of the queue have, each once."""
+    tasks = state.order[: state.counts[LIVE]].tolist()
+    sides = [sorted(e for task in tasks for e in edges_of(state, side, task)) for side in range(2)]
+    assert sides[0] == sides[1]
+    return sides[0]
+
+
+def edges_of(state: DeltaState, side: int, task: int) -> list[int]:
+    found, e = list[int](), int(state.first_edge[side, task])
+    while e != NONE:
+        found.append(e)
+        e = int(state.edges[e, NEXT + side])
+    return found
+
+
+def assert_kept(room: StateArrays, graph: TaskBlocks, times: TaskTimes) -> None:
+    """Assert that the state has a graph and its timeline, whatever the numbers of tasks are, and perhaps a change."""
+    state = kept_in(room)
+    numbers = state.order[: state.counts[LIVE]]
+    keys = state.key[numbers]
     own = graph.offsets[keys >> INDEX] + (keys & ((1 << INDEX) - 1))
     assert own.tolist() == times.order.tolist()
-    assert current.ready[numbers].tolist() == times.ready[own].tolist()
-    assert current.end[numbers].tolist() == times.end[own].tolist()
-    assert current.device[numbers].tolist() == graph.device[own].tolist()
+    assert state.ready[numbers].tolist() == times.ready[own].tolist()
+    assert state.end[numbers].tolist() == times.end[own].tolist()
+    assert state.device[numbers].tolist() == graph.device[own].tolist()
     of = dict(zip(numbers.tolist(), own.tolist(), strict=True))
-    for first, count, other, links in (
-        (current.successor_first, current.successor_count, current.successors, graph.successors),
-        (current.predecessor_first, current.predecessor_count, current.predecessors, graph.predecessors),
-    ):
-        for number, task in of.items():
-            found = other[first[number] : first[number] + count[number]].tolist()
-            wanted = links.other[links.first[task] : links.first[task + 1]].tolist()
-            assert sorted(of[each] for each in found) == sorted(wanted)
-    for device in range(len(current.load)):
-        on = own[current.device[numbers] == device]
-        assert current.load[device] == graph.seconds[on].sum()
+    wanted = sorted(zip(*(each.tolist() for each in graph.ends), strict=True))
+    for side in range(2):
+        edges = [e for task in of for e in edges_of(state, side, task)]
+        ends = state.edges[edges, :2].tolist() if edges else []
+        assert sorted((of[a], of[b]) for a, b in ends if a in of and b in of) == wanted
+    for device in range(len(state.load)):
+        on = own[state.device[numbers] == device]
+        assert state.load[device] == graph.seconds[on].sum()
         assert (
-            current.done[numbers][current.device[numbers] == device].tolist()
+            state.done[numbers][state.device[numbers] == device].tolist()
             == np.cumsum(graph.seconds[on]).tolist()
         )
 
@@ -184,7 +192,7 @@ def test_random_changes_have_the_timeline_of_full_simulation(seed: int) -> None:
     graph, times, _ = _full(blocks, devices)
     slack = random.choice([100, 10_000])
     room = _loaded(graph, times, devices, slack)
-    held, none, leads = np.zeros(devices), _together([], devices), network.leads
+    memory, none = np.zeros(devices), _together([], devices)
     crowded = 0
     before = IDLE
     for _ in range(50):
@@ -198,19 +206,17 @@ def test_random_changes_have_the_timeline_of_full_simulation(seed: int) -> None:
         graph, times, seconds = _full(blocks, devices)
         made = _together(new, devices)
         for share in (0.9, 1.0, 0.5):
-            becomes, found, *_ = propose_blocks(
-                numbers, made, leads, before, room, held, (inf, share * seconds)
-            )
+            becomes, found, *_ = propose_blocks(numbers, made, before, room, memory, (inf, share * seconds))
             before = FORGOTTEN if becomes == PENDING else IDLE
             if becomes == CROWDED:
                 break
             assert found in ((seconds,) if share == 1.0 else (inf, seconds))
             if becomes == ENDED:
                 assert_forgotten(room)
-        becomes, found, *_ = propose_blocks(numbers, made, leads, before, room, held, (inf, inf))
+        becomes, found, *_ = propose_blocks(numbers, made, before, room, memory, (inf, inf))
         if becomes == PENDING:
             assert found == seconds
-            becomes, found, *_ = propose_blocks(none.offsets[:0], none, leads, KEPT, room, held, (inf, inf))
+            becomes, found, *_ = propose_blocks(none.offsets[:0], none, KEPT, room, memory, (inf, inf))
         if becomes == CROWDED:
             crowded += 1
             before = IDLE

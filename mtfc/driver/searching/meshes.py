@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isqrt
 
 import attrs
 
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
-from mtfc.compiler.search.global_layouts.layout_space import AXES, meshes
+from mtfc.compiler.search.global_layouts.layout_space import AXES
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.selection import Selection
 from mtfc.driver.loading.target import check_room
@@ -22,6 +23,31 @@ MOST_DEVICES = 1_000_000
 
 MOST_AXES = 3
 """Most axes of a mesh, without `--axes` and `--axes-names`."""
+
+
+def meshes(devices: int, most_axes: int, names: Sequence[str] = AXES) -> Iterator[Mesh]:
+    """Yield all shapes of `devices` processors with up to `most_axes` axes, in all orders of sizes: the innermost axis matters.
+
+    Axes have the first of the `names`.
+    """
+    for number in range(1, most_axes + 1):
+        for sizes in _factors(devices, number):
+            yield Mesh("found_mesh", tuple(zip(names, sizes, strict=False)))
+
+
+def _factors(product: int, number: int) -> Iterator[tuple[int, ...]]:
+    """Yield ordered factorizations. One processor has a single mesh, with one axis of size one."""
+    if number == 1:
+        yield (product,)
+        return
+    for first in _divisors(product):
+        yield from ((first, *rest) for rest in _factors(product // first, number - 1))
+
+
+def _divisors(number: int) -> list[int]:
+    """Return the divisors but for 1 and the number itself, in ascending order."""
+    small = [each for each in range(2, isqrt(number) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
 
 
 def check_mesh_options(options: SearchOptions, space: SearchedSpace) -> None:

@@ -22,17 +22,10 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.lower_bounds import Least, Most, ShardedAmount, Term, Total, Unless, Unmoved
 from mtfc.compiler.cost.moved_data import DataPath, Gate, MovedData
 from mtfc.compiler.cost.stored_parameters import StoredParameter
+from mtfc.compiler.cost.tables.collective_tables import CollectiveTables, Seconds
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.search.global_layouts.collective_tables import CollectiveTables, Seconds
-from mtfc.compiler.search.global_layouts.layout_space import (
-    AXES,
-    Columns,
-    Integers,
-    LayoutSpace,
-    Rows,
-    union,
-)
+from mtfc.compiler.search.global_layouts.layout_space import AXES, Columns, Integers, LayoutSpace, Rows, union
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 
 Booleans: TypeAlias = NDArray[np.bool_]

@@ -11,9 +11,8 @@ Each axis that storage adds is added to one dimension.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property, reduce
-from math import isqrt, prod
 from operator import or_
 from typing import TypeAlias
 
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtfc.compiler.analysis.dimension_names import OPTIMIZER, PARAMS
+from mtfc.compiler.cost.tables.collective_tables import axes_of, degree
 from mtfc.compiler.ir.core import Function, Value, walk
 from mtfc.compiler.ir.loops import looped_dims
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules
@@ -165,40 +165,6 @@ def values_of(function: Function) -> Iterator[Value]:
     for eqn in walk(function.body):
         yield from eqn.results
         yield from (argument.value for region in eqn.regions for argument in region.arguments)
-
-
-def degree(mask: int, mesh: Mesh) -> int:
-    """Return the number of processors along a set of axes."""
-    return prod(size for i, (_, size) in enumerate(mesh.axes) if mask >> i & 1)
-
-
-def meshes(devices: int, most_axes: int, names: Sequence[str] = AXES) -> Iterator[Mesh]:
-    """Yield all shapes of `devices` processors with up to `most_axes` axes, in all orders of sizes: the innermost axis matters.
-
-    Axes have the first of the `names`.
-    """
-    for number in range(1, most_axes + 1):
-        for sizes in _factors(devices, number):
-            yield Mesh("found_mesh", tuple(zip(names, sizes, strict=False)))
-
-
-def _factors(product: int, number: int) -> Iterator[tuple[int, ...]]:
-    """Yield ordered factorizations. One processor has a single mesh, with one axis of size one."""
-    if number == 1:
-        yield (product,)
-        return
-    for first in _divisors(product):
-        yield from ((first, *rest) for rest in _factors(product // first, number - 1))
-
-
-def _divisors(number: int) -> list[int]:
-    """Return the divisors but for 1 and the number itself, in ascending order."""
-    small = [each for each in range(2, isqrt(number) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)})
-
-
-def axes_of(mask: int, mesh: Mesh) -> Axes:
-    return tuple(name for i, name in enumerate(mesh.names) if mask >> i & 1)
 
 
 def layout_of(space: LayoutSpace, masks: list[int], mesh: Mesh) -> Layout:

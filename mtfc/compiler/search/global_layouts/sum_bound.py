@@ -25,9 +25,9 @@ import numpy as np
 
 from mtfc.compiler.analysis.dimension_names import OPTIMIZER, Dims
 from mtfc.compiler.cost.pending_sums import SumRoute, SumStop
+from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.cost.topology import COMBINED
 from mtfc.compiler.ir.core import Value
-from mtfc.compiler.search.global_layouts.collective_tables import Seconds
 from mtfc.compiler.search.global_layouts.effect_bounds import ANY, Booleans, EffectBounds, SearchSetting
 from mtfc.compiler.search.global_layouts.layout_space import Integers, Rows
 from mtfc.compiler.search.global_layouts.step_facts import Facts

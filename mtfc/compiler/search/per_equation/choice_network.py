@@ -14,9 +14,9 @@ from math import floor, log10
 import attrs
 import numpy as np
 
+from mtfc.compiler.cost.tables.reshard_costs import Numbers
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.types import TensorType
-from mtfc.compiler.search.per_equation.conversions import Numbers
 from mtfc.compiler.search.per_equation.equation_strategies import Strategy
 from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, AssignmentProblem, Integers, Ragged
 
@@ -28,14 +28,14 @@ Owner = Equation | Argument | Output | Value
 class ChoiceNode:
     """A choice: strategies of an equation, placements of a port, or of a version, whose owner is the value.
 
-    costs: the cost of each option, for all executions together. held: the bytes of each option during [birth, death). shared: the
-    number of leading options that are not copies, because the value stays where it was made.
+    costs: the cost of each option, for all executions together. memory: the bytes of each option during [birth, death). shared:
+    the number of leading options that are not copies, because the value stays where it was made.
     """
 
     owner: Owner
     options: Sequence[Strategy | TensorType]
     costs: Numbers
-    held: Numbers
+    memory: Numbers
     birth: int
     death: int
     shared: int = 0
@@ -81,7 +81,7 @@ def to_problem(network: ChoiceNetwork, unit: float, memory: float | None, name: 
     nodes = network.nodes
     return AssignmentProblem(
         costs=Ragged.of([_integers(node.costs, unit) for node in nodes]),
-        usages=Ragged.of([node.held.astype(np.int64) for node in nodes]),
+        usages=Ragged.of([node.memory.astype(np.int64) for node in nodes]),
         intervals=np.array([(node.birth, node.death) for node in nodes], np.int64).reshape(-1, 2),
         edges=np.array([(edge.first, edge.second) for edge in network.edges], np.int64).reshape(-1, 2),
         edge_costs=Ragged.of([_integers(edge.costs, unit) for edge in network.edges]),

@@ -13,12 +13,12 @@ from math import inf
 
 import attrs
 
+from mtfc.compiler.cost.tables.reshard_costs import in_time, orders
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import LayoutRule
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.sharding_rules import operand_type, result_types
 from mtfc.compiler.ir.types import FLOATS, Axes, Dim, Mesh, TensorType
-from mtfc.compiler.search.per_equation.conversions import in_time, orders
 
 Group = tuple[int, ...]
 
@@ -77,16 +77,12 @@ def _placed(eqn: Equation, rule: LayoutRule, strategy: Strategy, mesh: Mesh) -> 
 
 
 def strategies(
-    eqn: Equation,
-    mesh: Mesh,
-    splittable: Collection[str],
-    pending: Collection[int],
-    until: float = inf,
+    eqn: Equation, mesh: Mesh, splittable: Collection[str], pending: Collection[int], until: float = inf
 ) -> Iterator[Strategy]:
     """Yield all strategies that are legal for an equation.
 
-    splittable: dimensions that a layout can name. pending: operands in which sums can be pending. Raises `NotFound` if the search
-    for strategies goes on after `until`, a time of `time.monotonic`.
+    splittable: dimensions that a layout can name. pending: operands in which sums can be pending. Raises `TimeoutError` if the
+    search for strategies goes on after `until`, a time of `time.monotonic`.
     """
     rule = OPS[eqn.op].layout_rule(eqn)
     dims = [dim for dim in iteration_space(eqn, rule) if dim.name in splittable]

@@ -1,7 +1,7 @@
 """Builds the network of a function in program order, with a clock for the lifetimes of values.
 
-A value is held from the equation that makes it to the last one that needs it, by the rules of `analysis/liveness.py`. A slice, a
-carry and a yielded value have buffers of their own. A copy that a reshard makes for a single use is left out.
+A value is in memory from the equation that makes it to the last one that needs it, by the rules of `analysis/liveness.py`. A
+slice, a carry and a yielded value have buffers of their own. A copy that a reshard makes for a single use is left out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.analysis.liveness import takes_over, unstored
+from mtfc.compiler.cost.tables.reshard_costs import Conversions, Indices, Numbers, TensorPlacements, in_time
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, stacked_type
 from mtfc.compiler.ir.opdef import no_flops
@@ -20,13 +21,6 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.types import FLOATS, Axes, Mesh, TensorType
 from mtfc.compiler.search.per_equation.choice_network import ChoiceEdge, ChoiceNetwork, ChoiceNode, Owner
-from mtfc.compiler.search.per_equation.conversions import (
-    Conversions,
-    Indices,
-    Numbers,
-    TensorPlacements,
-    in_time,
-)
 from mtfc.compiler.search.per_equation.equation_strategies import PlacedStrategies, Strategy, strategies
 
 Work = Callable[[Equation, Sequence[Equation]], Sequence[float]]
@@ -92,8 +86,8 @@ def _splits(type: TensorType, names: Collection[str]) -> tuple[Axes, ...]:
 class ValueNetwork:
     """Collects nodes and edges. For each value, it knows the node that makes the value and the nodes that use it.
 
-    gradients: the weight of communicating gradients to the update. until: the time of `time.monotonic` after which `NotFound` is
-    raised. unstored: values without memory of their own, with the values that they are read from.
+    gradients: the weight of communicating gradients to the update. until: the time of `time.monotonic` after which `TimeoutError`
+    is raised. unstored: values without memory of their own, with the values that they are read from.
     """
 
     mesh: Mesh
@@ -107,8 +101,8 @@ class ValueNetwork:
     unstored: dict[Value, tuple[Value, ...]] = attrs.field(factory=dict, init=False)
     clock: int = attrs.field(default=0, init=False)
 
-    def _node(self, owner: Owner, options: Sequence[Strategy | TensorType], held: Numbers) -> int:
-        self.nodes.append(ChoiceNode(owner, options, np.zeros(len(options)), held, self.clock, self.clock))
+    def _node(self, owner: Owner, options: Sequence[Strategy | TensorType], memory: Numbers) -> int:
+        self.nodes.append(ChoiceNode(owner, options, np.zeros(len(options)), memory, self.clock, self.clock))
         return len(self.nodes) - 1
 
     def _bytes(self, types: Iterable[TensorType]) -> Numbers:
@@ -159,8 +153,8 @@ class ValueNetwork:
         places, origin = source.placements, self.nodes[source.node]
         same = np.unique(source.made)
         options = [places.types[i] for i in (*same, *copies)]
-        held = np.concatenate([np.zeros(len(same)), self._bytes(places.types[i] for i in copies)])
-        number = self._node(value, options, held)
+        memory = np.concatenate([np.zeros(len(same)), self._bytes(places.types[i] for i in copies)])
+        number = self._node(value, options, memory)
         node = self.nodes[number]
         node.birth, node.death, node.shared = origin.birth, origin.death, len(same)
         kept = np.where(source.made[:, None] == same, 0.0, np.inf)
@@ -246,11 +240,11 @@ class NetworkBuilder(ValueNetwork):
         rule = OPS[eqn.op].layout_rule(eqn)
         pending = [i for i, value in enumerate(eqn.operands) if value in self.pending]
         choices = self._choices(eqn, pending)
-        held = np.zeros(len(choices.strategies))
+        memory = np.zeros(len(choices.strategies))
         for i, value in enumerate(eqn.results):
             if value not in replaced and value not in self.unstored:
-                held += self._bytes(choices.made(i))
-        node = self._node(eqn, choices.strategies, held)
+                memory += self._bytes(choices.made(i))
+        node = self._node(eqn, choices.strategies, memory)
         self.nodes[node].costs = np.array(self.work(eqn, choices.placed), np.float64) * times
         for i, value in enumerate(eqn.operands):
             self._uses(eqn, value, node, choices.needed(i))
@@ -324,7 +318,7 @@ class NetworkBuilder(ValueNetwork):
         node, types = self.nodes[port], self._types(port)
         node.options, node.shared = (*types, *types), len(types)
         node.costs = np.zeros(2 * len(types))
-        node.held = np.concatenate([np.zeros(len(types)), node.held])
+        node.memory = np.concatenate([np.zeros(len(types)), node.memory])
         argument = node.owner
         assert isinstance(argument, Argument)
         self._comes_from(argument.value, port, (*types, *types))

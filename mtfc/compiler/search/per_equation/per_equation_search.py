@@ -20,6 +20,7 @@ from mtfc.compiler.cost.hardware import Device, Hardware, Rate
 from mtfc.compiler.cost.memory import memory_of
 from mtfc.compiler.cost.model import cheapest, regimes
 from mtfc.compiler.cost.sizes import Numbers, whole
+from mtfc.compiler.cost.tables.reshard_costs import Conversions, seconds_on
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.printer import bytes_text, shown_layout
@@ -27,7 +28,6 @@ from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.passes.partition.layout_rules import without_unit_axes
 from mtfc.compiler.search.found import Found, NothingFits, Objective, Pricing, Progress, silent, value_of
 from mtfc.compiler.search.per_equation.choice_network import ChoiceNetwork, to_problem, unit_of
-from mtfc.compiler.search.per_equation.conversions import Conversions, seconds_on
 from mtfc.compiler.search.per_equation.equation_strategies import Strategy
 from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder
 from mtfc.compiler.search.solver.assignment_problem import (
@@ -82,7 +82,7 @@ def timed_network(
 ) -> ChoiceNetwork:
     """Return the choices of an undistributed function on a mesh, priced in seconds of one processor without overlap.
 
-    splittable: dimensions that a layout can name, those of the program before it is differentiated. Raises `NotFound` after
+    splittable: dimensions that a layout can name, those of the program before it is differentiated. Raises `TimeoutError` after
     `until`, a time of `time.monotonic`.
     """
     conversions = Conversions(topology.mesh, seconds_on(topology, weights.communication), until)
@@ -259,8 +259,8 @@ def of_few_axes(meshes: Sequence[Mesh]) -> list[Mesh]:
 
 def _excess(answer: _Answer, objective: Objective, hardware: Hardware, pricing: Pricing) -> float:
     """Return the bytes that the smallest compiled solution needs beyond the memory; 0 if one fits, or there is none."""
-    held = [pricing(mesh, each.layout).tiled for each, mesh in _promising(answer, objective)]
-    return max(0.0, min(held, default=0) - hardware.device.memory)
+    needed = [pricing(mesh, each.layout).tiled for each, mesh in _promising(answer, objective)]
+    return max(0.0, min(needed, default=0) - hardware.device.memory)
 
 
 def _with_memory(hardware: Hardware, memory: float) -> Hardware:
@@ -310,7 +310,7 @@ def _ask(
             best = _on(network, mesh, hardware, deadline, progress)
         except Infeasible:
             bounds[mesh] = inf
-        except NotFound:
+        except (NotFound, TimeoutError):
             continue
         except KeyboardInterrupt:
             is_interrupted = True

@@ -145,7 +145,7 @@ class McmcSearch:
             proposed = self.evaluator.delta(current, self.propose(), self._limit(current, start))
             if proposed.seconds == inf and current.seconds < inf:
                 continue
-            if proposed.seconds < inf or proposed.held.max() < current.held.max():
+            if proposed.seconds < inf or proposed.memory.max() < current.memory.max():
                 current = proposed
             if current.seconds < best.seconds:
                 best, improved, since = self._keep(current), number, time.perf_counter()

@@ -340,7 +340,7 @@ class StepFormulas:
         alone = {key: needs[step] for key, needs in choices.alone.items()}
         self.shape = shape_of(step, self.operator.dims, alone)
         self._cuts = {key: _cuts(step, need, key[1] // 2) for key, need in alone.items()}
-        self._lengths = tuple(_lengths(step, self.operator.dims, alone))
+        self._lengths = tuple(_lengths(step, alone))
         self._templates: dict[tuple[Cuts, ...], CostTemplate | None] = {}
         for degrees in ((), *((each,) for each in alone)):
             self.template(degrees)
@@ -415,31 +415,24 @@ def _whole(name: str, size: int) -> PartLength:
     return PartLength(name, None, ((1, size),))
 
 
-def _lengths(step: OperatorStep, dims: Sequence[Dim], alone: Mapping[Degree, StepNeeds]) -> set[PartLength]:
+def _lengths(step: OperatorStep, alone: Mapping[Degree, StepNeeds]) -> set[PartLength]:
     """Return all lengths that a step has, computes or uses."""
     values = {v for eqn in step.equations for v in (*eqn.operands, *eqn.results)}.union(step.outputs)
-    found = {_whole(dim.name, dim.size) for value in values for dim in value.type.dims}
-    for split in dims:
-        known: dict[tuple[int, Dim], list[tuple[int, int]]] = {}
-        for (name, degree), need in alone.items():
-            if name != split.name:
-                continue
-            for number, (own, region) in enumerate(_regions(step, need)):
-                for dim in own:
-                    if dim.name in region:
-                        span = region[dim.name]
-                        length = int(span.high[degree // 2] - span.low[degree // 2])
-                        known.setdefault((number, dim), [(1, dim.size)]).append((degree, length))
-        found |= {PartLength(dim.name, split.name, tuple(at)) for (_, dim), at in known.items()}
-    return found
+    known: dict[tuple[str, int, Dim], dict[int, int]] = {}
+    for (name, degree), need in alone.items():
+        for number, dim, span in _spans_of_arrays(step, need):
+            length = int(span.high[degree // 2] - span.low[degree // 2])
+            known.setdefault((name, number, dim), {1: dim.size})[degree] = length
+    found = {PartLength(dim.name, name, tuple(at.items())) for (name, _, dim), at in known.items()}
+    return found | {_whole(dim.name, dim.size) for value in values for dim in value.type.dims}
 
 
-def _regions(step: OperatorStep, need: StepNeeds) -> Iterator[tuple[Sequence[Dim], Region]]:
-    """Yield dimensions and regions of arrays."""
-    for value, region in chain(need.values.items(), _uses(step, need)):
-        yield value.type.dims, region
-    for eqn, region in need.equations.items():
-        yield eqn.results[0].type.dims, region
+def _spans_of_arrays(step: OperatorStep, need: StepNeeds) -> Iterator[tuple[int, Dim, SplitSpan]]:
+    """Yield the spans of all arrays along their split dimensions, with the number of the array."""
+    arrays = [(value.type.dims, region) for value, region in chain(need.values.items(), _uses(step, need))]
+    arrays += [(eqn.results[0].type.dims, region) for eqn, region in need.equations.items()]
+    for number, (dims, region) in enumerate(arrays):
+        yield from ((number, dim, region[dim.name]) for dim in dims if dim.name in region)
 
 
 class Unclear(Exception):

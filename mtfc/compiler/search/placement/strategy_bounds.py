@@ -2,7 +2,7 @@
 
 All forward passes come before the loss and all backward passes after it, so a step takes at least the sum of the bounds of both
 passes. A pass has two bounds. Paths: a part starts after the parts that it waits for, each under its best allowed
-configuration. Work: between the first start of some operators' parts and the last end, the devices compute all of these parts.
+configuration. Work: the devices compute all parts.
 
 Transfers between two operators depend on their two configurations only. So `TransferTimes` has a table for each use of a value:
 the longest path of tasks for each pair of configurations and each pair of parts. A transfer waits for earlier transfers of the
@@ -19,7 +19,7 @@ from math import inf, prod
 import attrs
 import numpy as np
 
-from mtfc.compiler.search.jit import jit
+from mtfc.compiler.search.jit import jit, jit_internal
 from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
 from mtfc.compiler.search.placement.operators.strategy import Configuration, OperatorConfigurations
 from mtfc.compiler.search.placement.part_costs import ONE
@@ -37,10 +37,9 @@ class TransferTimes:
     end of the user's backward pass to the start of the maker's.
 
     updated [step, configuration, part]: from the end of the backward pass to the end of updates that its operator alone
-    determines. sharers, others [pair]: a step, and another operator with common parameters. shared [pair, own
-    configuration, the other's, part]: the same for updates that both determine. work [kind, operator, configuration,
-    device]: seconds of devices in forward passes, backward passes and updates. common: seconds of further updates, of all
-    devices together.
+    determines. sharers, others [pair]: a step, and another operator with common parameters. shared [pair, own configuration, the
+    other's, part]: the same for updates that both determine. work [kind, operator, configuration, device]: seconds of devices in
+    forward passes, and in backward passes and updates. common: seconds of further updates, of all devices together.
     """
 
     operator: Array
@@ -94,7 +93,7 @@ class _Tables:
         self.room = tasks.links.count
         self.updated = np.full((len(self.steps), self.parts.shape[1], self.room), -inf)
         self.shared: list[tuple[int, int, Array]] = []
-        self.work = np.zeros((3, *self.parts.shape, self.room))
+        self.work = np.zeros((2, *self.parts.shape, self.room))
         self.common = 0.0
 
     def times(self) -> TransferTimes:
@@ -131,7 +130,7 @@ class _Tables:
                 form, known = self.tasks.forms.number(step, configuration.degrees), self.tasks.forms.tables
                 found[:, i, c] = known.seconds[form] * (1.0, bool(self.tasks.flow.gradients[step]))
                 for device in configuration.devices:
-                    self.work[:2, operator, c, device] += found[:, i, c]
+                    self.work[:, operator, c, device] += found[:, i, c]
         return found
 
     def _of_uses(self, uses: Sequence[ValueUse], between: Callable[[ValueUse], Array]) -> Array:
@@ -205,7 +204,7 @@ class _Tables:
         own = operators[0]
         if len(operators) == 1:
             for c, _ in self._pairs(own, own):
-                self.work[2, own, c] += self._update_work(name)
+                self.work[1, own, c] += self._update_work(name)
                 for step in bundle.steps:
                     self._raise(self.updated[self.number[step], c], step, name)
         elif len(operators) == 2:
@@ -224,7 +223,7 @@ class _Tables:
             for step, table in tables.items():
                 at = (i, j) if self.tasks.number[step] == own else (j, i)
                 self._raise(table[at], step, name)
-        self.work[2, own, : len(self.choices[own])] += least[: len(self.choices[own])]
+        self.work[1, own, : len(self.choices[own])] += least[: len(self.choices[own])]
         for step, table in tables.items():
             self.shared.append((self.number[step], other if self.tasks.number[step] == own else own, table))
 
@@ -319,12 +318,11 @@ class StrategyBounds:
         t = self.times
         start = self._longest(self.forth, self.zero, t.forward, allowed)
         rest = self._longest(self.to_loss, self._loss(-t.forward), t.forward, allowed)
-        nothing = np.zeros_like(t.work[0])
-        found = self._of_pass(start, rest, t.forward, t.work[0], nothing, 0.0, allowed)
+        found = self._of_pass(start, rest, t.forward, t.work[0], 0.0, allowed)
         if t.loss >= 0:
             start = self._longest(self.back, self._loss(t.forward), t.backward, allowed)
             rest = self._longest(self.to_start, self._updates(allowed), t.backward, allowed)
-            found = found + self._of_pass(start, rest, t.backward, t.work[1], t.work[2], t.common, allowed)
+            found = found + self._of_pass(start, rest, t.backward, t.work[1], t.common, allowed)
         return np.where(allowed, found, inf)
 
     def _loss(self, seconds: Array) -> Array:
@@ -349,20 +347,25 @@ class StrategyBounds:
         return found
 
     def _of_pass(
-        self,
-        start: Array,
-        rest: Array,
-        seconds: Array,
-        work: Array,
-        later: Array,
-        common: float,
-        allowed: Array,
+        self, start: Array, rest: Array, seconds: Array, work: Array, common: float, allowed: Array
     ) -> Array:
-        """Return the bounds of a pass. `start`: earliest start of parts. `rest`: least time after their ends."""
-        t = self.times
-        found = np.zeros(allowed.shape)
-        np.maximum.at(found, t.operator, (start + rest).max(axis=2) + seconds)
-        add_work(t.operator, t.parts, start, rest, seconds, work, later, common, allowed, found)
+        """Return the bounds of a pass. `start`: earliest start of parts. `rest`: least time after their ends.
+
+        All parts run between the first start and the least rest. Parts without a start or a rest may run in the other pass, so
+        the work of their operators does not count.
+        """
+        operator, work = self.times.operator, work.copy()
+        counts = np.isfinite(self.zero) & allowed[operator][:, :, None] & (seconds > 0)[:, :, None]
+        is_apart = np.isinf(start + rest)
+        work[operator[(counts & is_apart).any(axis=(1, 2))]] = 0.0
+        counts &= ~is_apart
+        outside = start.min(where=counts, initial=inf) + rest.min(where=counts, initial=0.0)
+        on_devices, own = np.where(allowed[:, :, None], work, inf).min(axis=1), work.sum(axis=2)
+        busiest = (on_devices.sum(axis=0) - on_devices[:, None] + work).max(axis=2)
+        least = np.where(allowed, own, inf).min(axis=1)
+        mean = (common + least.sum() - least[:, None] + own) / work.shape[2]
+        found = np.maximum(busiest, mean) + (outside if counts.any() else 0.0)
+        np.maximum.at(found, operator, (start + rest).max(axis=2) + seconds)
         return np.maximum(found, np.where(allowed, found, inf).min(axis=1).max())
 
 
@@ -383,78 +386,26 @@ def raise_along(
     for e in range(len(sources)):
         source, target = sources[e], targets[e]
         a, b = operator[source], operator[target]
+        ends = found[source] + seconds[source].reshape(-1, 1)
         for j in range(most):
-            if not allowed[b, j]:
-                continue
-            for q in range(room):
-                least = np.inf
-                for i in range(most):
-                    if allowed[a, i] and (a != b or i == j):
-                        latest = -np.inf
-                        for p in range(room):
-                            latest = max(latest, found[source, i, p] + tables[e, i, j, p, q])
-                        least = min(least, latest + seconds[source, i])
-                found[target, j, q] = max(found[target, j, q], least)
+            for q in range(room if allowed[b, j] else 0):
+                received = _received(ends, tables[e, :, j, :, q], allowed[a], j if a == b else -1)
+                found[target, j, q] = max(found[target, j, q], received)
 
 
-@jit
-def add_work(
-    operator: Array,
-    parts: Array,
-    start: Array,
-    rest: Array,
-    seconds: Array,
-    work: Array,
-    later: Array,
-    common: float,
-    allowed: Array,
-    found: Array,
-) -> None:
-    """Raise bounds [operator, configuration] by work [operator, configuration, device] of consecutive operators. This work
-    lies after the first start of these operators and before the least rest after them, or with the work `later`, before the
-    end.
+@jit_internal
+def _received(ends: Array, table: Array, allowed: Array, only: int) -> float:
+    """Return when everything is received from all parts of a source [configuration, part] that end at some times, under the best
+    allowed configuration, or under one only.
     """
-    count, most, room = work.shape
-    head, tail, counts = np.full(count, np.inf), np.full(count, np.inf), np.ones(count, np.bool_)
-    for step in range(len(operator)):
-        o = operator[step]
-        for c in range(most):
-            for p in range(parts[o, c]):
-                if allowed[o, c] and seconds[step, c] > 0:
-                    counts[o] &= start[step, c, p] > -np.inf and rest[step, c, p] > -np.inf
-                    head[o], tail[o] = min(head[o], start[step, c, p]), min(tail[o], rest[step, c, p])
-    least, sums = np.full((count, room), np.inf), np.full(count, np.inf)
-    done, own = np.zeros(room), np.zeros(room)
-    for kind in range(2):
-        for o in range(count):
-            least[o], sums[o] = np.inf, np.inf
-            for c in range(most):
-                if allowed[o, c]:
-                    total = 0.0
-                    for d in range(room):
-                        each = work[o, c, d] + kind * later[o, c, d]
-                        least[o, d] = min(least[o, d], each)
-                        total += each
-                    sums[o] = min(sums[o], total)
-        for first in range(count):
-            done[:] = 0.0
-            total, begin, end = common * kind, np.inf, np.inf
-            for last in range(first, count):
-                if not counts[last] or head[last] == np.inf:
-                    continue
-                begin, end, total = min(begin, head[last]), min(end, tail[last]), total + sums[last]
-                for d in range(room):
-                    done[d] += least[last, d]
-                around = begin + (min(end, 0.0) if kind else end)
-                for o in range(first, last + 1):
-                    for c in range(most):
-                        if counts[o] and allowed[o, c]:
-                            mean, busiest = total - sums[o], 0.0
-                            for d in range(room):
-                                own[d] = work[o, c, d] + kind * later[o, c, d]
-                                mean += own[d]
-                                busiest = max(busiest, done[d] - least[o, d] + own[d])
-                            found[o, c] = max(found[o, c], around + max(mean / room, busiest))
+    least = np.inf
+    for i in range(len(ends)):
+        if allowed[i] and only in (-1, i):
+            latest = -np.inf
+            for p in range(ends.shape[1]):
+                latest = max(latest, ends[i, p] + table[i, p])
+            least = min(least, latest)
+    return least
 
 
 def lower_bound(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations]) -> float:
@@ -476,13 +427,13 @@ def _least(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations]) -> T
     steps = graph.steps
     uses = [name.of for name in tasks.names if name.kind == "taken"]
     has_gradient = [use.value in tasks.flow.gradients[use.user] for use in uses]
-    work, seconds = np.zeros((3, len(graph.operators), 1, 1)), np.zeros((2, len(steps), 1))
+    work, seconds = np.zeros((2, len(graph.operators), 1, 1)), np.zeros((2, len(steps), 1))
     for i, step in enumerate(steps):
         operator = tasks.number[step]
         form, known = tasks.forms.number(step, ()), tasks.forms.tables
         whole = known.seconds[form] * (1.0, bool(tasks.flow.gradients[step]))
         seconds[:, i, 0] = whole / max(prod(n for _, n in each) for each in choices[operator].degrees)
-        work[:2, operator, 0, 0] += whole / count
+        work[:, operator, 0, 0] += whole / count
     sizes = [
         value.type.local_bytes(ONE) for n in tasks.names if n.kind == "updated" for value in n.of.parameters
     ]

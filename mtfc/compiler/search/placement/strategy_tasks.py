@@ -18,28 +18,23 @@ the tasks of blocks from the flat arrays that are written here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal, get_args
 
 import attrs
 import numpy as np
 
 from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.tables.device_links import device_links
 from mtfc.compiler.ir.core import Training, Value
 from mtfc.compiler.ir.types import ITEM_BYTES
-from mtfc.compiler.search.placement.device_links import device_links
 from mtfc.compiler.search.placement.operators.cotangent_flow import CotangentFlow
 from mtfc.compiler.search.placement.operators.operator_graph import OperatorGraph, OperatorStep
 from mtfc.compiler.search.placement.operators.strategy import Configuration, OperatorConfigurations
 from mtfc.compiler.search.placement.part_costs import StepForms, optimizer_states
 from mtfc.compiler.search.placement.task_graph_builder import (
-    ADDED,
-    COLLECTED,
-    NORM,
-    RETURNED,
-    TAKEN,
     Array,
     FlatGraph,
+    FlatPlacement,
     FlatStrategy,
     TaskBlocks,
     build_blocks,
@@ -66,12 +61,6 @@ class ParameterBundle:
 
     parameters: tuple[Value, ...]
     steps: tuple[OperatorStep, ...]
-
-    @cached_property
-    def places(self) -> list[tuple[int | None, ...]]:
-        """For each step, the index of each parameter among the step's arguments; None if the step does not use it."""
-        found = [{value: i for i, value in enumerate(step.arguments)} for step in self.steps]
-        return [tuple(each.get(value) for value in self.parameters) for each in found]
 
 
 @attrs.frozen
@@ -171,7 +160,7 @@ class StrategyTasks:
     ) -> None:
         self.flow, self.graph = flow, flow.graph
         self.forms, self.links = StepForms(flow, hardware.device, choices), device_links(hardware, devices)
-        self.states, self.memory = optimizer_states(training), hardware.device.memory
+        self.states, self.capacity = optimizer_states(training), hardware.device.memory
         self.bandwidth = hardware.device.bandwidth.peak
         self.number = {step: i for i, operator in enumerate(self.graph.operators) for step in operator.steps}
         self.clips = training is not None and training.clip is not None
@@ -180,8 +169,7 @@ class StrategyTasks:
         self.touching = [np.array(blocks) for blocks in blocks_of_operators(self.names, self.number)]
         place = {step: i for i, step in enumerate(self.graph.steps)}
         self._steps = [[(place[step], step) for step in each.steps] for each in self.graph.operators]
-        self.plan = self._plan(place)
-        self.edge_targets = edge_targets(self.plan.blocks)
+        self.flat_graph = self._flat_graph(place)
         self.room = np.array([64, 64, 4])  # of `built`
 
     def update_seconds(self, size: int) -> float:
@@ -215,9 +203,9 @@ class StrategyTasks:
 
     def build(self, numbers: Array, placed: FlatStrategy) -> TaskBlocks:
         """Make the blocks with some numbers, which are ascending."""
-        return build_blocks(numbers, self.plan, self.forms.tables, placed, self.room)
+        return build_blocks(numbers, FlatPlacement(self.flat_graph, self.forms.tables, placed), self.room)
 
-    def _plan(self, place: Mapping[OperatorStep, int]) -> FlatGraph:
+    def _flat_graph(self, place: Mapping[OperatorStep, int]) -> FlatGraph:
         bundles: list[ParameterBundle] = [
             name.of for name in self.names if name.kind in ("updated", "stored")
         ]
@@ -234,9 +222,11 @@ class StrategyTasks:
         places: list[int] = []
         for bundle in bundles:
             steps, first = sum(last - first for first, last, *_ in ends), len(parameters)
-            for i, value in enumerate(bundle.parameters):
+            for value in bundle.parameters:
                 parameters.append((len(value.type.dims), ITEM_BYTES[value.type.dtype], len(places)))
-                places += [_place(at[i], step) for step, at in zip(bundle.steps, bundle.places, strict=True)]
+                for step in bundle.steps:
+                    own = (*step.outputs, *step.inputs, *step.arguments)
+                    places.append(own.index(value) if value in own else -1)
             ends.append((steps, steps + len(bundle.steps), first, len(parameters)))
         return FlatGraph(
             rows,
@@ -286,14 +276,3 @@ class StrategyTasks:
         return self.index[
             BlockName(summed, use.maker, use.value) if is_pending else BlockName(plain, use.maker)
         ]
-
-
-def edge_targets(blocks: Array) -> Array:
-    """Return for each block the other block to which its edges may lead, or -1."""
-    column = {TAKEN: 7, RETURNED: 7, COLLECTED: 3, ADDED: 2, NORM: 2}
-    return np.array([row[column[row[0]]] if row[0] in column else -1 for row in blocks.tolist()], np.int64)
-
-
-def _place(argument: int | None, step: OperatorStep) -> int:
-    """Return the number of an argument's table in its step, or -1."""
-    return -1 if argument is None else len(step.outputs) + len(step.inputs) + argument

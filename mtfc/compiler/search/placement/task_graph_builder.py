@@ -25,7 +25,7 @@ class TaskBlocks(NamedTuple):
     """Blocks of tasks, one after the other. Block i has the tasks from `offsets[i]` and the edges from `edge_offsets[i]`.
 
     device, seconds [task]: the device or port of a task, and its duration. edges [edge, 4]: block and task number of a
-    predecessor, then of its successor. sent [block]: bytes sent between devices. held [block, device]: bytes kept.
+    predecessor, then of its successor. sent [block]: bytes sent between devices. memory [block, device]: bytes kept.
     """
 
     offsets: Array
@@ -34,11 +34,17 @@ class TaskBlocks(NamedTuple):
     seconds: Array
     edges: Array
     sent: Array
-    held: Array
+    memory: Array
 
     @property
     def size(self) -> int:
         return len(self.device)
+
+    @property
+    def ends(self) -> tuple[Array, Array]:
+        """The source and the target of each edge, with tasks of all blocks numbered together."""
+        of = self.edges
+        return self.offsets[of[:, 0]] + of[:, 1], self.offsets[of[:, 2]] + of[:, 3]
 
 
 TAKEN, STEP, SUMMED, RETURNED, COLLECTED, BACK, ADDED, READ, NORM, KNOWN, UPDATED, STORED = range(12)
@@ -61,7 +67,7 @@ class FlatGraph(NamedTuple):
     operator [step]. bundles [bundle, 4]: first user and end of users, first parameter and end of parameters. users [user,
     2]: a step, and the block of its backward pass or -1. parameters [parameter, 3]: dimensions, bytes of an element, and
     the offset in `places`, where each user of the bundle has the number of its table or -1. port, latency, bandwidth
-    [sender, receiver]. idle: the pseudo-device of tasks without duration. memory: bytes/s of a device's memory. states:
+    [sender, receiver]. idle: the pseudo-device of tasks without duration. memory_bandwidth: bytes/s of a device's memory. states:
     optimizer states per parameter. clips: 1 if gradients are clipped by their norm.
     """
 
@@ -75,7 +81,7 @@ class FlatGraph(NamedTuple):
     latency: Array
     bandwidth: Array
     idle: int
-    memory: float
+    memory_bandwidth: float
     states: int
     clips: bool
 
@@ -108,6 +114,14 @@ class FlatStrategy(NamedTuple):
     devices: Array
 
 
+class FlatPlacement(NamedTuple):
+    """A strategy of a graph, with the sizes and times of parts."""
+
+    graph: FlatGraph
+    tables: PartTables
+    strategy: FlatStrategy
+
+
 class ReplicaGroups(NamedTuple):
     """The devices that hold the same piece of a bundle's parameters. Groups of bundle i begin at `at[i]`.
 
@@ -124,45 +138,44 @@ TICK = 2.0**-44
 
 
 class BlockBuffers(NamedTuple):
-    """Buffers for blocks. used [3]: tasks, edges, and tasks before the current block; overflowing entries are only counted.
-    members [device]: a scratch set of devices.
+    """Buffers for blocks, whose replica groups are known. used [3]: tasks, edges, and tasks before the current block; overflowing
+    entries are only counted. members [device]: a scratch set of devices.
     """
 
     blocks: TaskBlocks
+    groups: ReplicaGroups
     used: Array
     members: Array
 
 
 @jit
-def build_blocks(
-    numbers: Array, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, room: Array
-) -> TaskBlocks:
+def build_blocks(numbers: Array, placement: FlatPlacement, room: Array) -> TaskBlocks:
     """Build the blocks with some numbers, which are ascending.
 
     room [3]: the sizes of buffers for tasks, edges and replica groups; grows if they do not suffice.
     """
-    devices = len(graph.port)
+    bundles, devices = len(placement.graph.bundles), len(placement.graph.port)
     while True:
-        at, members = np.empty(len(graph.bundles) + 1, np.int64), np.empty((room[2], devices), np.bool_)
+        at, members = np.empty(bundles + 1, np.int64), np.empty((room[2], devices), np.bool_)
         groups = ReplicaGroups(at, members, np.empty(room[2], np.int64))
-        if find_groups(numbers, graph, tables, strategy, groups):
+        if find_groups(numbers, placement, groups):
             break
         room[2] *= 2
     while True:
-        out = _empty(len(numbers), room[0], room[1], devices)
-        _build(numbers, graph, tables, strategy, groups, out)
+        out = _empty(len(numbers), room[0], room[1], devices, groups)
+        _build(numbers, placement, out)
         tasks, edges = out.used[0], out.used[1]
         if tasks <= room[0] and edges <= room[1]:
             break
         room[0], room[1] = max(tasks, room[0]), max(edges, room[1])
     b = out.blocks
     return TaskBlocks(
-        b.offsets, b.edge_offsets, b.device[:tasks], b.seconds[:tasks], b.edges[:edges], b.sent, b.held
+        b.offsets, b.edge_offsets, b.device[:tasks], b.seconds[:tasks], b.edges[:edges], b.sent, b.memory
     )
 
 
 @jit_internal
-def _empty(count: int, tasks: int, edges: int, devices: int) -> BlockBuffers:
+def _empty(count: int, tasks: int, edges: int, devices: int, groups: ReplicaGroups) -> BlockBuffers:
     blocks = TaskBlocks(
         np.empty(count + 1, np.int64),
         np.empty(count + 1, np.int64),
@@ -172,39 +185,32 @@ def _empty(count: int, tasks: int, edges: int, devices: int) -> BlockBuffers:
         np.zeros(count, np.int64),
         np.zeros((count, devices)),
     )
-    return BlockBuffers(blocks, np.zeros(3, np.int64), np.empty(devices, np.bool_))
+    return BlockBuffers(blocks, groups, np.zeros(3, np.int64), np.empty(devices, np.bool_))
 
 
 @jit_no_refcount
-def _build(
-    numbers: Array,
-    graph: FlatGraph,
-    tables: PartTables,
-    strategy: FlatStrategy,
-    groups: ReplicaGroups,
-    out: BlockBuffers,
-) -> None:
+def _build(numbers: Array, placement: FlatPlacement, out: BlockBuffers) -> None:
     out.blocks.offsets[0] = out.blocks.edge_offsets[0] = 0
     for i in range(len(numbers)):
         own = numbers[i]
-        kind = graph.blocks[own, 0]
+        kind = placement.graph.blocks[own, 0]
         out.used[2] = out.used[0]
         if kind in (STEP, BACK):
-            _add_pass(own, i, graph, tables, strategy, out)
+            _add_pass(own, i, placement, out)
         elif kind in (TAKEN, RETURNED):
-            _add_transfers(own, i, graph, tables, strategy, out)
+            _add_transfers(own, i, placement, out)
         elif kind in (SUMMED, COLLECTED):
-            _add_sum(own, i, graph, tables, strategy, out)
+            _add_sum(own, i, placement, out)
         elif kind == ADDED:
-            _add_gradients(own, i, graph, tables, strategy, groups, out)
+            _add_gradients(own, i, placement, out)
         elif kind == NORM:
-            _add_norm(own, i, graph, tables, strategy, out)
+            _add_norm(own, i, placement, out)
         elif kind in (READ, KNOWN):
-            _add_task(out, graph.idle, 0.0)
+            _add_task(out, placement.graph.idle, 0.0)
         elif kind == STORED:
-            _add_stored(own, i, graph, groups, out)
+            _add_stored(own, i, placement.graph, out)
         else:
-            _add_updates(own, i, graph, groups, out)
+            _add_updates(own, i, placement.graph, out)
         out.blocks.offsets[i + 1], out.blocks.edge_offsets[i + 1] = out.used[0], out.used[1]
 
 
@@ -228,26 +234,24 @@ def _add_edge(out: BlockBuffers, block: int, task: int, after: int, other: int) 
 
 
 @jit_inline
-def _add_pass(
-    own: int, i: int, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, out: BlockBuffers
-) -> None:
+def _add_pass(own: int, i: int, placement: FlatPlacement, out: BlockBuffers) -> None:
     """Add a pass of a step: a task for each part."""
+    graph, tables, strategy = placement
     step, before = graph.blocks[own, 1], graph.blocks[own, 2]
     form, devices = strategy.form[step], strategy.devices[graph.operator[step]]
     for part in range(tables.forms[form, PARTS]):
         if graph.blocks[own, 0] == STEP:
             _add_task(out, devices[part], tables.seconds[form, 0])
-            out.blocks.held[i, devices[part]] += tables.forms[form, KEPT]
+            out.blocks.memory[i, devices[part]] += tables.forms[form, KEPT]
         else:
             _add_task(out, devices[part], tables.seconds[form, 1])
             _add_edge(out, before, part, own, part)
 
 
 @jit_inline
-def _add_transfers(
-    own: int, i: int, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, out: BlockBuffers
-) -> None:
+def _add_transfers(own: int, i: int, placement: FlatPlacement, out: BlockBuffers) -> None:
     """Add the transfers of a value to its user's parts, or of its cotangent back to its maker's parts."""
+    graph, tables, strategy = placement
     kind, maker, output, user, taken, is_pending, block, after, dims, item = graph.blocks[own]
     here, there = strategy.devices[graph.operator[maker]], strategy.devices[graph.operator[user]]
     parts, targets = tables.forms[strategy.form[maker], PARTS], tables.forms[strategy.form[user], PARTS]
@@ -268,7 +272,7 @@ def _add_transfers(
                 task = sums - 1 if is_pending else giver
                 ends = _add_transfer(i, here[giver], there[part], size, graph, out)
                 if ends >= 0:
-                    out.blocks.held[i, there[part]] += size
+                    out.blocks.memory[i, there[part]] += size
                 _connect(own, block, task, after, part, ends, out)
             else:
                 task = first if is_pending else giver
@@ -387,10 +391,9 @@ def _next_member(members: Array, device: int) -> int:
 
 
 @jit_inline
-def _add_sum(
-    own: int, i: int, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, out: BlockBuffers
-) -> None:
+def _add_sum(own: int, i: int, placement: FlatPlacement, out: BlockBuffers) -> None:
     """Add the all-reduce of a pending value, or of its cotangent, among the parts that have terms."""
+    graph, tables, strategy = placement
     step, output, block = graph.blocks[own, 1], graph.blocks[own, 2], graph.blocks[own, 3]
     form, devices = strategy.form[step], strategy.devices[graph.operator[step]]
     parts, table = tables.forms[form, PARTS], tables.forms[form, FIRST] + output
@@ -406,16 +409,10 @@ def _add_sum(
 
 
 @jit_inline
-def _add_gradients(
-    own: int,
-    i: int,
-    graph: FlatGraph,
-    tables: PartTables,
-    strategy: FlatStrategy,
-    groups: ReplicaGroups,
-    out: BlockBuffers,
-) -> None:
+def _add_gradients(own: int, i: int, placement: FlatPlacement, out: BlockBuffers) -> None:
     """Add the all-reduce of a bundle's gradients. If they are clipped, each device then reads its gradient for the norm."""
+    graph, tables, strategy = placement
+    groups = out.groups
     bundle, after = graph.blocks[own, 1], graph.blocks[own, 2]
     for number in range(groups.at[bundle], groups.at[bundle + 1]):
         members, size = groups.members[number], groups.sizes[number]
@@ -427,16 +424,15 @@ def _add_gradients(
                     _add_edge(out, back, part, own, start)
         for device in range(len(members) if graph.clips else 0):
             if members[device]:
-                read = _add_task(out, device, size / graph.memory)
+                read = _add_task(out, device, size / graph.memory_bandwidth)
                 _add_edge(out, own, end, own, read)
                 _add_edge(out, own, read, after, 0)
 
 
 @jit_inline
-def _add_norm(
-    own: int, i: int, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, out: BlockBuffers
-) -> None:
+def _add_norm(own: int, i: int, placement: FlatPlacement, out: BlockBuffers) -> None:
     """Add the all-reduce of the gradient norm, among all devices that have gradients."""
+    graph, tables, strategy = placement
     out.members[:] = False
     for user in range(len(graph.users)):
         step, back = graph.users[user]
@@ -448,27 +444,29 @@ def _add_norm(
 
 
 @jit_inline
-def _add_updates(own: int, i: int, graph: FlatGraph, groups: ReplicaGroups, out: BlockBuffers) -> None:
+def _add_updates(own: int, i: int, graph: FlatGraph, out: BlockBuffers) -> None:
     """Add the update of a bundle on each device, after its gradients are added up or the norm is known."""
+    groups = out.groups
     bundle, before, end = graph.blocks[own, 1], graph.blocks[own, 2], -1
     for number in range(groups.at[bundle], groups.at[bundle + 1]):
         members, size = groups.members[number], groups.sizes[number]
         end += _tasks_of_sum(members.sum())
         for device in range(len(members)):
             if members[device]:
-                task = _add_task(out, device, size * (3 + 2 * graph.states) / graph.memory)
+                task = _add_task(out, device, size * (3 + 2 * graph.states) / graph.memory_bandwidth)
                 _add_edge(out, before, 0 if graph.clips else end, own, task)
-                out.blocks.held[i, device] += size * (2 + graph.states)
+                out.blocks.memory[i, device] += size * (2 + graph.states)
 
 
 @jit_inline
-def _add_stored(own: int, i: int, graph: FlatGraph, groups: ReplicaGroups, out: BlockBuffers) -> None:
+def _add_stored(own: int, i: int, graph: FlatGraph, out: BlockBuffers) -> None:
     """Add the bytes of a bundle that is not trained."""
+    groups = out.groups
     bundle = graph.blocks[own, 1]
     for number in range(groups.at[bundle], groups.at[bundle + 1]):
         for device in range(len(graph.port)):
             if groups.members[number, device]:
-                out.blocks.held[i, device] += groups.sizes[number]
+                out.blocks.memory[i, device] += groups.sizes[number]
 
 
 @jit_inline
@@ -478,14 +476,13 @@ def _tasks_of_sum(count: int) -> int:
 
 
 @jit_internal
-def find_groups(
-    numbers: Array, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy, found: ReplicaGroups
-) -> bool:
+def find_groups(numbers: Array, placement: FlatPlacement, found: ReplicaGroups) -> bool:
     """Find the replica groups of the bundles that some blocks belong to; return whether there was room.
 
     A parameter is cut wherever a region that some step uses ends. The pieces are then grouped by the devices that hold
     them.
     """
+    graph = placement.graph
     wanted = np.zeros(len(graph.bundles), np.bool_)
     for block in numbers:
         if graph.blocks[block, 0] in (ADDED, UPDATED, STORED):
@@ -495,22 +492,16 @@ def find_groups(
         found.at[bundle + 1] = found.at[bundle]
         first, last = graph.bundles[bundle, 2], graph.bundles[bundle, 3]
         for parameter in range(first, last if wanted[bundle] else first):
-            if not _find_groups_of(bundle, parameter, graph, tables, strategy, found):
+            if not _find_groups_of(bundle, parameter, placement, found):
                 return False
     return True
 
 
 @jit_internal
-def _find_groups_of(
-    bundle: int,
-    parameter: int,
-    graph: FlatGraph,
-    tables: PartTables,
-    strategy: FlatStrategy,
-    found: ReplicaGroups,
-) -> bool:
+def _find_groups_of(bundle: int, parameter: int, placement: FlatPlacement, found: ReplicaGroups) -> bool:
     """Add the groups of a parameter; return whether there was room."""
-    bounds, holders = _regions_used(bundle, parameter, graph, tables, strategy)
+    graph = placement.graph
+    bounds, holders = _regions_used(bundle, parameter, placement)
     marks, steps = _grid_marks(bounds)
     pieces = 1
     for step in steps:
@@ -544,10 +535,9 @@ def _add_to_group(bundle: int, mine: Array, size: int, found: ReplicaGroups) -> 
 
 
 @jit_internal
-def _regions_used(
-    bundle: int, parameter: int, graph: FlatGraph, tables: PartTables, strategy: FlatStrategy
-) -> Any:
+def _regions_used(bundle: int, parameter: int, placement: FlatPlacement) -> Any:
     """Return the regions of a parameter that are used, and their devices. [region, 2 * dimension], [region, device]"""
+    graph, tables, strategy = placement
     first, last, places = graph.bundles[bundle, 0], graph.bundles[bundle, 1], graph.parameters[parameter, 2]
     most = 0
     for i in range(last - first):
@@ -589,25 +579,18 @@ def _region_number(bounds: Array, count: int, numbers: Array, begin: int, likely
 def _grid_marks(bounds: Array) -> Any:
     """Return the ends of regions along each dimension, sorted, and the number of intervals. [dimension, mark], [dimension]"""
     count, dims = len(bounds), bounds.shape[1] // 2
-    marks, steps = np.zeros((dims, 2 * count), np.int64), np.full(dims, -1)
+    marks, steps = np.zeros((dims, 2 * count), np.int64), np.zeros(dims, np.int64)
     for dim in range(dims):
-        for i in range(2 * count):
-            mark, at = bounds[i // 2, 2 * dim + i % 2], 0
-            while at <= steps[dim] and marks[dim, at] < mark:
-                at += 1
-            if at <= steps[dim] and marks[dim, at] == mark:
-                continue
-            steps[dim] += 1
-            for other in range(steps[dim], at, -1):
-                marks[dim, other] = marks[dim, other - 1]
-            marks[dim, at] = mark
+        found = np.unique(bounds[:, 2 * dim : 2 * dim + 2])
+        marks[dim, : len(found)] = found
+        steps[dim] = len(found) - 1
     return marks, steps
 
 
 @jit_internal
 def _piece_size(number: int, marks: Array, steps: Array, bounds: Array, holders: Array, mine: Array) -> int:
     """Return the elements of a piece of the grid, 0 if no device has it; `mine` receives the devices that have it."""
-    inside, size, is_held = np.ones(len(bounds), np.bool_), 1, False
+    inside, size, is_used = np.ones(len(bounds), np.bool_), 1, False
     for dim in range(len(steps) - 1, -1, -1):
         at = number % steps[dim]
         number //= steps[dim]
@@ -619,5 +602,5 @@ def _piece_size(number: int, marks: Array, steps: Array, bounds: Array, holders:
     for device in range(len(mine)):
         for region in range(len(bounds)):
             mine[device] |= inside[region] and holders[region, device]
-        is_held |= mine[device]
-    return size if is_held else 0
+        is_used |= mine[device]
+    return size if is_used else 0

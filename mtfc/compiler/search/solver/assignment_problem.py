@@ -93,9 +93,9 @@ class AssignmentProblem:
 
     def peak(self, choices: ChosenStrategies) -> int:
         """Return the most bytes that a choice holds at any time."""
-        held = self.usages.values[self.usages.offsets[:-1] + np.asarray(choices, np.int64)]
+        used = self.usages.values[self.usages.offsets[:-1] + np.asarray(choices, np.int64)]
         return max(
-            accumulate(change for _, change in changes(self.intervals.tolist(), held.tolist())), default=0
+            accumulate(change for _, change in changes(self.intervals.tolist(), used.tolist())), default=0
         )
 
     def is_feasible(self, choices: ChosenStrategies) -> bool:
@@ -103,10 +103,10 @@ class AssignmentProblem:
         return fits and self.cost(choices) < FORBIDDEN
 
 
-def changes(intervals: Iterable[Sequence[int]], held: Iterable[int]) -> list[tuple[int, int]]:
+def changes(intervals: Iterable[Sequence[int]], used: Iterable[int]) -> list[tuple[int, int]]:
     """Return the times at which memory changes, and by how many bytes, in order."""
     found: dict[int, int] = defaultdict(int)
-    for (start, end), bytes in zip(intervals, held, strict=True):
+    for (start, end), bytes in zip(intervals, used, strict=True):
         if start < end:
             found[start] += bytes
             found[end] -= bytes

@@ -164,8 +164,8 @@ def _choices(network: ReducibleNetwork, program: _Program, found: Any) -> Intege
 def _violated(network: ReducibleNetwork, choices: Integers) -> Integers:
     """Return the row with the largest excess in each stretch of violated rows; of these the worst."""
     used = [(i.start, i.end, i.usage[choices[node]]) for node in network.nodes for i in network.items[node]]
-    starts, ends, held = np.array(used, np.int64).reshape(-1, 3).T
-    beyond = profile(starts, ends, held, len(network.free)) - network.free
+    starts, ends, usage = np.array(used, np.int64).reshape(-1, 3).T
+    beyond = profile(starts, ends, usage, len(network.free)) - network.free
     edges = np.flatnonzero(np.diff(np.concatenate([[False], beyond > 0, [False]]).astype(np.int8)))
     worst = [low + beyond[low:high].argmax() for low, high in edges.reshape(-1, 2)]
     worst.sort(key=lambda row: -beyond[row])

@@ -52,11 +52,11 @@ class Incumbent:
         a = self.arrays
         choices = np.zeros(a.size, np.int64)
         for node in range(a.size):
-            held = [
+            used = [
                 a.bytes[a.usage[item] :][: a.first[node + 1] - a.first[node]]
                 for item in range(a.items[node], a.items[node + 1])
             ]
-            choices[node] = np.sum(held, axis=0).argmin() if held else 0
+            choices[node] = np.sum(used, axis=0).argmin() if used else 0
         return self.offer(choices)
 
     def polish(self, prices: Floats) -> bool:
@@ -84,24 +84,24 @@ class Incumbent:
 
 
 class SearchTree(NamedTuple):
-    """Room for a tree. Positions are in the order of growth, so a node's parent comes before it."""
+    """Room for a tree. Positions are in the order of growth, so a node's parent comes before it.
+
+    By position: the `node`, the position of its `parent`, the `arc` to it, and the `chosen` strategy. cost [position, strategy].
+    follows [position, strategy of the parent]: the best strategy. By node of the network: its `place`, which is its position or
+    -1, and `touching`, the number of its neighbours in the tree. waiting: nodes to grow to. change [row + 1]: changes of memory
+    at the start of each row. seed: of random numbers.
+    """
 
     node: Integers
     parent: Integers
     arc: Integers
-    """From each node to its parent."""
     cost: Floats
-    """[positions, strategies]"""
     follows: Integers
-    """The best strategy of a node given its parent's. [positions, strategies of the parent]"""
     chosen: Integers
     place: Integers
-    """The position of each node of the network, -1 for nodes outside the tree."""
     touching: Integers
-    """The number of neighbours in the tree of each node of the network."""
     waiting: Integers
     change: Floats
-    """Changes of memory at the start of each row. [rows + 1]"""
     seed: Integers
 
 

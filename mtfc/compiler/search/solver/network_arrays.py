@@ -16,38 +16,33 @@ Floats = NDArray[np.float64]
 class NetworkArrays(NamedTuple):
     """Nodes are numbered from 0 in the order of `nodes`, which are their numbers in the network.
 
-    An arc is an edge seen from one of its ends. Arcs are sorted by this node, then by the other. "Per strategy" arrays have
-    the strategies of node i at `first[i] : first[i + 1]`.
+    An arc is an edge seen from one of its ends. Arcs are sorted by this node, then by the other. Those of node i are `arcs[i] :
+    arcs[i + 1]`, and its strategies are `first[i] : first[i + 1]` in `cost`. By arc: `head` is the other node, `back` the same
+    edge seen from there, `table` the offset of its costs in `pair_cost`, row-major over (this node's strategies, the other's),
+    and `slot` the offset of its vectors over this node's strategies, such as its message.
+
+    The memory items of node i are `items[i] : items[i + 1]`. By item: `start` and `end` are its rows, and `usage` is the offset
+    of its bytes in `bytes`, over its node's strategies. `free` is the free memory of each row. `impossible` replaces FORBIDDEN
+    here: more than any possible choice costs, and small enough that sums of it fit.
     """
 
     nodes: Integers
     first: Integers
     cost: Integers
-    """Per strategy."""
     arcs: Integers
-    """The arcs of node i are `arcs[i] : arcs[i + 1]`."""
     head: Integers
-    """The other node of an arc. [arcs]"""
     back: Integers
-    """The same edge seen from the other node. [arcs]"""
     table: Integers
-    """Offset of an arc's costs in `pair_cost`, row-major over (this node's strategies, the other's). [arcs]"""
     slot: Integers
-    """Offset of an arc's vector over this node's strategies, such as its message. [arcs]"""
     pair_cost: Integers
     pair_float: Floats
     items: Integers
-    """The memory items of node i are `items[i] : items[i + 1]`."""
     start: Integers
-    """First row of an item. [items]"""
     end: Integers
     usage: Integers
-    """Offset of an item's bytes in `bytes`, over its node's strategies. [items]"""
     bytes: Floats
     free: Floats
-    """Free memory of each row. [rows]"""
     impossible: int
-    """Replaces FORBIDDEN here: more than any possible choice costs, and small enough that sums of it fit."""
 
     @property
     def size(self) -> int:
@@ -67,10 +62,10 @@ class NetworkArrays(NamedTuple):
     def used(self, choices: Integers) -> Floats:
         """Return the memory that a choice uses in each row. [rows]"""
         owner = np.repeat(np.arange(self.size), np.diff(self.items))
-        held = self.bytes[self.usage + choices[owner]]
+        used = self.bytes[self.usage + choices[owner]]
         change = np.zeros(len(self.free) + 1)
-        np.add.at(change, self.start, held)
-        np.add.at(change, self.end, -held)
+        np.add.at(change, self.start, used)
+        np.add.at(change, self.end, -used)
         return change.cumsum()[:-1]
 
 

@@ -56,11 +56,11 @@ def rows_of(intervals: Integers) -> Integers:
     return rows
 
 
-def profile(starts: Integers, ends: Integers, held: Integers, rows: int) -> Integers:
-    """Return the bytes held in each row. [rows]"""
+def profile(starts: Integers, ends: Integers, used: Integers, rows: int) -> Integers:
+    """Return the bytes used in each row. [rows]"""
     change = np.zeros(rows + 1, np.int64)
-    np.add.at(change, starts, held)
-    np.add.at(change, ends, -held)
+    np.add.at(change, starts, used)
+    np.add.at(change, ends, -used)
     return change.cumsum()[:rows]
 
 
@@ -71,10 +71,6 @@ class UndoStep:
     node: int
     others: tuple[int, ...]
     strategies: Integers
-
-    def undo(self, choices: Integers) -> None:
-        """Complete `choices`, in which every remaining node has its choice."""
-        choices[self.node] = self.strategies[tuple(choices[list(self.others)])]
 
 
 class ReducibleNetwork:
@@ -161,7 +157,7 @@ class ReducibleNetwork:
         left = list(self.nodes)
         complete[left] = choices[left]
         for step in reversed(self.steps):
-            step.undo(complete)
+            complete[step.node] = step.strategies[tuple(complete[list(step.others)])]
         return complete
 
     def settle_memory(self) -> None:

@@ -105,7 +105,7 @@ class SolverSearch:
             self._certify()
         while monotonic() < self.until and not self._is_proven():
             self._descend()
-            self._tend()
+            self._use_worker()
             self._climb()
 
     @property
@@ -172,7 +172,7 @@ class SolverSearch:
                 return
             strength *= STRONGER
 
-    def _tend(self) -> None:
+    def _use_worker(self) -> None:
         """Take the result of the worker, and start a new one."""
         if self.worker is not None and not self.worker.is_running:
             self._take(self.worker)

@@ -172,7 +172,7 @@ class _Groups:
         elif _storage(eqn) in ("fused", "view") and sources:
             self._join(number, eqn, sources)
         else:
-            self._found(number, eqn)
+            self._begin(number, eqn)
 
     def sources(self, values: Iterable[Value]) -> list[Equation]:
         """Return the equations in operators that values come from, through views and copied equations."""
@@ -185,7 +185,7 @@ class _Groups:
                 found.update(dict.fromkeys(self.sources(eqn.operands)))
         return list(found)
 
-    def _found(self, number: int, eqn: Equation) -> None:
+    def _begin(self, number: int, eqn: Equation) -> None:
         """Begin a new operator."""
         self.group[eqn], self.step[eqn] = number, 0
         self.dims[number] = eqn.results[0].type.dims
@@ -194,7 +194,7 @@ class _Groups:
         """Place a reduction. It may join the operator of its operand, but not the operator of a view of the operand."""
         maker = self.makers.get(eqn.operands[0])
         if maker is None or maker not in self.group:
-            self._found(number, eqn)
+            self._begin(number, eqn)
             return
         group = max(self.group[source] for source in sources)
         operand, kept = eqn.operands[0].type.dims, eqn.result.type.dims
@@ -205,7 +205,7 @@ class _Groups:
             self.pending.add(eqn.result)
             self.complete.add(eqn.result)
         else:
-            self._found(number, eqn)
+            self._begin(number, eqn)
 
     def _join(self, number: int, eqn: Equation, sources: Sequence[Equation]) -> None:
         """Add an equation to the last of its sources' operators, unless no dimension to split would be left."""
@@ -213,7 +213,7 @@ class _Groups:
         is_complete = all(source.results[0] in self.complete for source in sources)
         names = tuple(dim for dim in self.dims[group] if all(dim in v.type.dims for v in eqn.results))
         if self.dims[group] and not names and not is_complete:
-            self._found(number, eqn)
+            self._begin(number, eqn)
             return
         for other in {self.group[source] for source in sources} - {group}:
             if self._is_part_of(other, group, eqn):

@@ -138,7 +138,7 @@ def _along(eqn: Equation, rule: LayoutRule, type: TensorType, dim: Dim, result: 
 def _scaled(span: SplitSpan, old: int, new: int) -> SplitSpan:
     """Return the same fraction of the major dimension of a reshaped group. Raises `Unsplittable` if it is not integral."""
     if (span.low * new % old).any() or (span.high * new % old).any():
-        raise Unsplittable(f"a stripe of {old} is none of {new}")
+        raise Unsplittable(f"equal parts of {old} positions are not whole parts of {new}")
     return SplitSpan(span.by, span.low * new // old, span.high * new // old)
 
 

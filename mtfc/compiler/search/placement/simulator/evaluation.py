@@ -12,14 +12,9 @@ import numpy as np
 
 from mtfc.compiler.search.jit import jit, warm_up
 from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy
-from mtfc.compiler.search.placement.simulator.full_simulator import (
-    ROUNDING,
-    IndexedGraph,
-    TaskTimes,
-    indexed_graph,
-    simulate,
-)
+from mtfc.compiler.search.placement.simulator.full_simulator import ROUNDING, TaskTimes, simulate
 from mtfc.compiler.search.placement.simulator.incremental_simulator import (
+    SENT,
     StateArrays,
     allocate,
     apply_change,
@@ -34,6 +29,7 @@ from mtfc.compiler.search.placement.strategy_tasks import StrategyTasks
 from mtfc.compiler.search.placement.task_graph_builder import (
     Array,
     FlatGraph,
+    FlatPlacement,
     FlatStrategy,
     PartTables,
     TaskBlocks,
@@ -51,14 +47,13 @@ IDLE, FORGOTTEN, KEPT = range(3)
 @jit
 def propose_strategy(
     numbers: Array,
-    plan: Any,
-    known: Any,
-    placed: Any,
-    edge_targets: Array,
+    graph: Any,
+    tables: Any,
+    strategy: Any,
     room: Array,
     last: int,
-    memory: StateArrays,
-    held: Array,
+    arrays: StateArrays,
+    memory: Array,
     limits: tuple[float, float],
 ) -> Any:
     """Build the changed blocks of a strategy and propose them: see `propose_blocks`.
@@ -66,45 +61,43 @@ def propose_strategy(
     A proposal is one compiled call, as calls take more time than small graphs do. The encodings are passed as plain tuples,
     which is faster than passing named ones. room: see `build_blocks`.
     """
-    new = build_blocks(numbers, FlatGraph(*plan), PartTables(*known), FlatStrategy(*placed), room)
-    return propose_blocks(numbers, new, edge_targets, last, memory, held, limits)
+    placement = FlatPlacement(FlatGraph(*graph), PartTables(*tables), FlatStrategy(*strategy))
+    new = build_blocks(numbers, placement, room)
+    return propose_blocks(numbers, new, last, arrays, memory, limits)
 
 
 @jit
 def propose_blocks(
     numbers: Array,
     new: TaskBlocks,
-    edge_targets: Array,
     last: int,
-    memory: StateArrays,
-    held: Array,
+    arrays: StateArrays,
+    memory: Array,
     limits: tuple[float, float],
 ) -> Any:
     """Return the outcome of a step with new blocks, its seconds, the change of bytes sent, and the bytes that each device
     holds.
 
-    edge_targets: see `apply_change`. last: the fate of the last proposal. held [device]: bytes before. limits: bytes that a
-    device has, and seconds of the step.
+    last: the fate of the last proposal. memory [device]: bytes before. limits: bytes that a device has, and seconds of the step.
     """
-    current, change, run = open_state(memory)
+    state = open_state(arrays)
     if last == KEPT:
-        if not commit_change(current, change, run):
-            return CROWDED, np.inf, 0, held
+        commit_change(state)
     elif last == FORGOTTEN:
-        revert_change(current, change, run)
-    sent, held = 0, held.copy()
+        revert_change(state)
+    sent, memory = 0, memory.copy()
     for i in range(len(numbers)):
-        sent += new.sent[i] - current.sent[numbers[i]]
-        held += new.held[i] - current.held[numbers[i]]
-    if held.max() > limits[0]:
-        return ENDED, np.inf, sent, held
-    if not apply_change(current, numbers, new, edge_targets, change, run):
-        return CROWDED, np.inf, sent, held
-    seconds = simulate_change(current, change, run, limits[1])
+        sent += new.sent[i] - state.blocks[numbers[i], SENT]
+        memory += new.memory[i] - state.memory[numbers[i]]
+    if memory.max() > limits[0]:
+        return ENDED, np.inf, sent, memory
+    if not apply_change(state, numbers, new):
+        return CROWDED, np.inf, sent, memory
+    seconds = simulate_change(state, limits[1])
     if seconds == np.inf:
-        revert_change(current, change, run)
-        return ENDED, seconds, sent, held
-    return PENDING, seconds, sent, held
+        revert_change(state)
+        return ENDED, seconds, sent, memory
+    return PENDING, seconds, sent, memory
 
 
 ROOM = 2
@@ -115,9 +108,9 @@ SLACK = 256
 
 @attrs.frozen(eq=False)
 class SimulatedGraph:
-    """An indexed task graph and its timeline."""
+    """A task graph and its timeline."""
 
-    graph: IndexedGraph
+    graph: TaskBlocks
     timeline: TaskTimes
 
 
@@ -126,37 +119,36 @@ class EvaluatedStrategy:
     """A strategy and its step.
 
     seconds: infinite if the step exceeds a limit or the memory; then there is no timeline. sent: bytes sent between
-    devices. held: bytes on each device.
+    devices. memory: bytes on each device.
     """
 
     strategy: Strategy
     placed: FlatStrategy
     seconds: float
     sent: int
-    held: Array
+    memory: Array
     _tasks: StrategyTasks
-    _simulated: tuple[TaskBlocks, TaskTimes] | None = None
+    _simulated: SimulatedGraph | None = None
 
     @cached_property
     def base(self) -> SimulatedGraph:
         """The task graph with its timeline. Requires finite seconds."""
         assert self.seconds < inf
-        blocks, timeline = self._simulated or simulate_blocks(self._tasks, self.placed)[:2]
-        return SimulatedGraph(indexed_graph(blocks), timeline)
+        return self._simulated or simulate_blocks(self._tasks, self.placed)[0]
 
 
 def simulate_blocks(
     tasks: StrategyTasks, placed: FlatStrategy, limit: float = inf, numbers: Array | None = None
-) -> tuple[TaskBlocks, TaskTimes, float]:
+) -> tuple[SimulatedGraph, float]:
     """Build and simulate the task graph of a strategy, or some of its blocks (FlexFlow, Algorithm 1).
 
-    Return the graph, its timeline and the makespan, which is infinite if it exceeds the limit or the memory.
+    Return the graph with its timeline, and the makespan, which is infinite if it exceeds the limit or the memory.
     """
     blocks = tasks.build(np.arange(len(tasks.names)) if numbers is None else numbers, placed)
     times = TaskTimes(np.empty(blocks.size), np.empty(blocks.size), np.empty(blocks.size, np.uint32))
-    if blocks.held.sum(axis=0).max(initial=0) > tasks.memory:
-        return blocks, times, inf
-    return blocks, times, float(simulate(blocks, times, limit, tasks.links.idle + 1))
+    fits = blocks.memory.sum(axis=0).max(initial=0) <= tasks.capacity
+    seconds = float(simulate(blocks, times, limit, tasks.links.idle + 1)) if fits else inf
+    return SimulatedGraph(blocks, times), seconds
 
 
 class StrategyEvaluator:
@@ -171,17 +163,17 @@ class StrategyEvaluator:
         self.count = 0
         self._known: EvaluatedStrategy | None = None
         self._last: EvaluatedStrategy | None = None
-        self._plan = tuple(tasks.plan)
-        self._memory: StateArrays = allocate(1, 0, len(tasks.names), tasks.links.idle + 1, tasks.links.count)
+        self._graph = tuple(tasks.flat_graph)
+        self._arrays: StateArrays = allocate(1, 0, len(tasks.names), tasks.links.idle + 1, tasks.links.count)
         warm_up(self._compile)
 
     def full(self, strategy: Strategy, limit: float = inf) -> EvaluatedStrategy:
         """Evaluate a strategy by full simulation."""
         self.count += 1
         placed = self.tasks.placed(strategy)
-        blocks, times, seconds = simulate_blocks(self.tasks, placed, limit)
-        held, sent = blocks.held.sum(axis=0), int(blocks.sent.sum())
-        return EvaluatedStrategy(strategy, placed, seconds, sent, held, self.tasks, (blocks, times))
+        found, seconds = simulate_blocks(self.tasks, placed, limit)
+        memory, sent = found.graph.memory.sum(axis=0), int(found.graph.sent.sum())
+        return EvaluatedStrategy(strategy, placed, seconds, sent, memory, self.tasks, found)
 
     def delta(
         self, old: EvaluatedStrategy, changes: Mapping[int, Configuration], limit: float = inf
@@ -197,8 +189,8 @@ class StrategyEvaluator:
             return self.full(strategy, limit)
         self.count += 1
         placed = self.tasks.changed(old.placed, changes)
-        seconds, sent, held = self._proposed(self._touched(changes), placed, old, limit * (1 + ROUNDING))
-        found = EvaluatedStrategy(strategy, placed, seconds, old.sent + int(sent), held, self.tasks)
+        seconds, sent, memory = self._proposed(self._touched(changes), placed, old, limit * (1 + ROUNDING))
+        found = EvaluatedStrategy(strategy, placed, seconds, old.sent + int(sent), memory, self.tasks)
         self._last = found if seconds < inf else None
         self._known = old
         return found
@@ -216,32 +208,31 @@ class StrategyEvaluator:
                 is_loaded = True
             last = IDLE if self._last is None else KEPT if self._last is old else FORGOTTEN
             self._known = self._last = None
-            becomes, seconds, sent, held = propose_strategy(
+            becomes, seconds, sent, memory = propose_strategy(
                 numbers,
-                self._plan,
+                self._graph,
                 tuple(self.tasks.forms.tables),
                 tuple(placed),
-                self.tasks.edge_targets,
                 self.tasks.room,
                 last,
-                self._memory,
-                old.held,
-                (float(self.tasks.memory), limit),
+                self._arrays,
+                old.memory,
+                (float(self.tasks.capacity), limit),
             )
             if becomes != CROWDED:
-                return seconds, sent, held
+                return seconds, sent, memory
 
     def _load(self, found: EvaluatedStrategy, more: bool = False) -> None:
         """Load a strategy's graph and timeline, in new room if they do not fit."""
         self._known = self._last = None
         base = found.base
-        size = len(base.graph.device), len(base.graph.owner)
-        known = room(self._memory)
+        size = base.graph.size, len(base.graph.edges)
+        known = room(self._arrays)
         tasks, edges = (max(ROOM * n + SLACK, (1 + more) * had) for n, had in zip(size, known, strict=True))
         if (tasks, edges) != known:
             links = self.tasks.links
-            self._memory = allocate(tasks, edges, len(self.tasks.names), links.idle + 1, links.count)
-        load_state(self._memory, base.graph, base.timeline)
+            self._arrays = allocate(tasks, edges, len(self.tasks.names), links.idle + 1, links.count)
+        load_state(self._arrays, base.graph, base.timeline)
         self._known = found
 
     def _touched(self, operators: Collection[int]) -> Array:
@@ -251,6 +242,6 @@ class StrategyEvaluator:
 
     def _compile(self) -> None:
         none, placed = np.zeros(0, np.int64), self.tasks.placed(())
-        found = simulate_blocks(self.tasks, placed, inf, none)[:2]
+        found = simulate_blocks(self.tasks, placed, inf, none)[0]
         nothing = EvaluatedStrategy((), placed, 0.0, 0, np.zeros(self.tasks.links.count), self.tasks, found)
         self._proposed(none, placed, nothing, inf)

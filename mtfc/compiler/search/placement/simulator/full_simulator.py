@@ -18,29 +18,6 @@ from mtfc.compiler.search.jit import jit, jit_inline, jit_internal, jit_no_refco
 from mtfc.compiler.search.placement.task_graph_builder import Array, TaskBlocks
 
 
-class EdgeLists(NamedTuple):
-    """Edges sorted by one end: those of task i begin at `first[i]`. other: the task at the other end."""
-
-    first: Array
-    other: Array
-
-
-class IndexedGraph(NamedTuple):
-    """Blocks of tasks (see `TaskBlocks`) with the successors and predecessors of each task.
-
-    owner: the block of each edge, in the order of `predecessors`.
-    """
-
-    offsets: Array
-    device: Array
-    seconds: Array
-    successors: EdgeLists
-    predecessors: EdgeLists
-    owner: Array
-    sent: Array
-    held: Array
-
-
 class TaskTimes(NamedTuple):
     """The timeline: when each task is ready and ends, and all tasks in the order in which they start."""
 
@@ -54,79 +31,47 @@ ROUNDING = 1e-9
 
 
 @jit
-def indexed_graph(blocks: TaskBlocks) -> IndexedGraph:
-    """Index the edges of some blocks."""
-    sources, targets = _ends_of_edges(blocks)
-    count = blocks.offsets[-1]
-    predecessors, owner = _edge_lists(targets, sources, count), np.empty(len(targets), np.uint32)
-    at = predecessors.first[:-1].copy()
-    for block in range(len(blocks.offsets) - 1):
-        for e in range(blocks.edge_offsets[block], blocks.edge_offsets[block + 1]):
-            owner[at[targets[e]]] = block
-            at[targets[e]] += 1
-    successors = _edge_lists(sources, targets, count)
-    graph = blocks.offsets, blocks.device, blocks.seconds, successors, predecessors, owner
-    return IndexedGraph(*graph, blocks.sent, blocks.held)
-
-
-@jit_internal
-def _ends_of_edges(blocks: TaskBlocks) -> Any:
-    """Return the source and the target of each edge."""
-    sources, targets = np.empty(len(blocks.edges), np.uint32), np.empty(len(blocks.edges), np.uint32)
-    for e in range(len(blocks.edges)):
-        edge = blocks.edges[e]
-        sources[e] = blocks.offsets[edge[0]] + edge[1]
-        targets[e] = blocks.offsets[edge[2]] + edge[3]
-    return sources, targets
-
-
-@jit_internal
-def _edge_lists(here: Array, there: Array, count: int) -> EdgeLists:
-    """Sort edges by one end."""
-    first = np.zeros(count + 1, np.uint32)
-    for task in here:
-        first[task + 1] += 1
-    for task in range(count):
-        first[task + 1] += first[task]
-    at = first[:-1].copy()
-    other = np.empty(len(here), np.uint32)
-    for e in range(len(here)):
-        other[at[here[e]]] = there[e]
-        at[here[e]] += 1
-    return EdgeLists(first, other)
-
-
-@jit
 def simulate(blocks: TaskBlocks, times: TaskTimes, limit: float, devices: int) -> float:
     """Fill the timeline; return the makespan, or infinity if it exceeds the limit."""
-    sources, targets = _ends_of_edges(blocks)
-    count = blocks.offsets[-1]
-    missing = np.zeros(count, np.uint32)
-    for task in targets:
-        missing[task] += 1
-    queue = np.empty((2, count + 1), np.uint32)
-    successors, load = _edge_lists(sources, targets, count), np.zeros((2, devices))
-    limit *= 1 + ROUNDING
-    return _run(blocks, successors, times, missing, queue[0], queue[1], np.arange(count), load, limit)
+    queue, load = np.empty((2, blocks.offsets[-1] + 1), np.uint32), np.zeros((2, devices))
+    keys = np.arange(blocks.offsets[-1])
+    return _run(blocks, _successors(blocks), times, queue, keys, load, limit * (1 + ROUNDING))
+
+
+@jit_internal
+def _successors(blocks: TaskBlocks) -> Any:
+    """Return the successors of tasks, those of task i from `first[i]` on, and the number of predecessors of each task."""
+    count, offsets, edges = blocks.offsets[-1], blocks.offsets, blocks.edges
+    first, missing = np.zeros(count + 1, np.uint32), np.zeros(count, np.uint32)
+    for e in range(len(edges)):
+        first[offsets[edges[e, 0]] + edges[e, 1] + 1] += 1
+    for task in range(count):
+        first[task + 1] += first[task]
+    waiting, at = np.empty(len(edges), np.uint32), first[:-1].copy()
+    for e in range(len(edges)):
+        source, target = offsets[edges[e, 0]] + edges[e, 1], offsets[edges[e, 2]] + edges[e, 3]
+        waiting[at[source]] = target
+        at[source] += 1
+        missing[target] += 1
+    return first, waiting, missing
 
 
 @jit_no_refcount
 def _run(
     blocks: TaskBlocks,
-    successors: EdgeLists,
+    successors: Any,
     times: TaskTimes,
-    missing: Array,
-    after: Array,
-    before: Array,
+    queue: Array,
     keys: Array,
-    by_device: Array,
+    room: Array,
     limit: float,
 ) -> float:
-    """Take tasks from the ready queue. missing [task]: predecessors that have not ended."""
+    """Take tasks from the ready queue."""
+    first, waiting, missing = successors  # `missing` becomes the number of predecessors that have not ended
     ready, end, order = times
-    first, waiting = successors
+    after, before = queue
     device, seconds = blocks.device, blocks.seconds
-    free, load = by_device  # when a device has done all its tasks; its work and its idle time so far
+    free, load = room  # when a device has done all its tasks; its work and its idle time so far
     makespan, taken = 0.0, np.uint32(0)
     for task in range(len(device)):
         load[device[task]] += seconds[task]

@@ -23,7 +23,6 @@ from mtfc.compiler.ir.collective_def import ReshardStep
 from mtfc.compiler.ir.core import Attr
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
-from mtfc.compiler.search.solver.assignment_problem import NotFound
 
 Numbers: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
@@ -38,13 +37,13 @@ Item = TypeVar("Item")
 
 
 def in_time(items: Iterable[Item], until: float) -> Iterator[Item]:
-    """Yield the items. Raises `NotFound` at the first item after `until`, a time of `time.monotonic`.
+    """Yield the items. Raises `TimeoutError` at the first item after `until`, a time of `time.monotonic`.
 
     A mesh of many axes leaves too many choices to find them all.
     """
     for item in items:
         if monotonic() > until:
-            raise NotFound("the time is over before all choices are known")
+            raise TimeoutError("the time is over before all choices are known")
         yield item
 
 
@@ -73,7 +72,7 @@ class TensorPlacements:
 class Conversions:
     """The placements of tensors on one mesh. Tensors that differ only in the names of dimensions share the result.
 
-    until: the time of `time.monotonic` after which `NotFound` is raised.
+    until: the time of `time.monotonic` after which `TimeoutError` is raised.
     """
 
     def __init__(self, mesh: Mesh, price: StepPrice, until: float = inf) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import prod
 from typing import TypeAlias
 
 import attrs
@@ -12,8 +13,7 @@ from numpy.typing import NDArray
 
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.topology import COMBINED, Topology
-from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.search.global_layouts.layout_space import Integers, Rows, axes_of, degree
+from mtfc.compiler.ir.types import Axes, Mesh
 
 STATES = 5
 """The states of an axis for a sum, one digit each.
@@ -23,6 +23,20 @@ sum; 4: the axis splits the sum.
 """
 
 Seconds: TypeAlias = NDArray[np.float64]
+
+Codes: TypeAlias = NDArray[np.int64]
+
+Masks: TypeAlias = NDArray[np.uint8]
+"""Sets of mesh axes."""
+
+
+def axes_of(mask: int, mesh: Mesh) -> Axes:
+    return tuple(name for i, name in enumerate(mesh.names) if mask >> i & 1)
+
+
+def degree(mask: int, mesh: Mesh) -> int:
+    """Return the number of processors along a set of axes."""
+    return prod(size for i, (_, size) in enumerate(mesh.axes) if mask >> i & 1)
 
 
 @attrs.frozen(slots=False, eq=False)
@@ -111,7 +125,7 @@ class CollectiveTables:
         return self.completing(whole, *self._codes, alone)
 
     @cached_property
-    def _codes(self) -> tuple[Rows, Rows, Rows, Rows]:
+    def _codes(self) -> tuple[Masks, Masks, Masks, Masks]:
         """The arguments of `completing` for each code."""
         digits = np.indices((STATES,) * len(self.mesh.axes)).reshape(len(self.mesh.axes), -1)
         bits = 1 << np.arange(len(self.mesh.axes))[::-1, None]
@@ -120,17 +134,17 @@ class CollectiveTables:
         return over, own, before, halved
 
     @cached_property
-    def pending(self) -> Integers:
+    def pending(self) -> Codes:
         """The part of a code for [axes to complete over, the axes among these with half an all-reduce]."""
         return self._places[:, None] + self._places[None]
 
     @cached_property
-    def splitting(self) -> Integers:
+    def splitting(self) -> Codes:
         """The part of a code for [axes that split the array, axes that may split the array]."""
         return self._places[:, None] + 3 * self._places[None]
 
     @cached_property
-    def _places(self) -> Integers:
+    def _places(self) -> Codes:
         """For each set of axes the code in which their states are 1."""
         masks = np.arange(len(self.degrees))
         places = (STATES**i * (masks >> i & 1) for i in range(len(self.mesh.axes)))
@@ -139,10 +153,10 @@ class CollectiveTables:
     def completing(
         self,
         table: Seconds,
-        over: Rows,
-        own: Rows,
-        before: Rows,
-        halved: Rows,
+        over: Masks,
+        own: Masks,
+        before: Masks,
+        halved: Masks,
         alone: Seconds | None = None,
     ) -> Seconds:
         """Return a lower bound on completing an array over axes: the best sequence of steps of `table`.
@@ -166,7 +180,7 @@ class CollectiveTables:
         ]
 
     def _step(
-        self, step: int, table: Seconds, alone: Seconds | None, own: Rows, cut: Rows, halved: Rows
+        self, step: int, table: Seconds, alone: Seconds | None, own: Masks, cut: Masks, halved: Masks
     ) -> Seconds:
         """Return the time of an all-reduce, or of a reduce-scatter and an all-gather over the axes that split no use."""
         seconds, scattering = table[step, own, cut], table if alone is None else alone

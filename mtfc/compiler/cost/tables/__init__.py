@@ -1,0 +1,1 @@
+"""Costs of many cases at once, as NumPy arrays, which searches look up."""
