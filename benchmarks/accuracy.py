@@ -27,10 +27,10 @@ from mtfc.backends.jax import backend as jax_backend
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.backends.jax import tpu_compiler
 from mtfc.compiler.cost.device_models import fusion_of
+from mtfc.compiler.cost.effects.memory import memory_on
+from mtfc.compiler.cost.effects.roofline import work
 from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device, Hardware
-from mtfc.compiler.cost.memory import memory_on
-from mtfc.compiler.cost.roofline import work
 from mtfc.compiler.cost.sizes import Numbers, whole
 from mtfc.compiler.cost.step_time import StepTime, step_time
 from mtfc.compiler.cost.volumes import charges, total

@@ -9,7 +9,7 @@ import pytest
 
 from mtfc.backends.hlo import collectives
 from mtfc.backends.jax import runtime as jax_runtime
-from mtfc.compiler.cost.memory import MemoryUse, memory_of
+from mtfc.compiler.cost.effects.memory import MemoryUse, memory_of
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.loops import region_of

@@ -64,7 +64,7 @@ def simulate(
 
 def simulate_layout(program: Program, hardware: Hardware, order: tuple[str, ...] = ()) -> SimulatedLayout:
     """Simulate a step of the program of one processor. order: the mesh axes from the innermost link outwards."""
-    from mtfc.compiler.cost.memory import memory_on
+    from mtfc.compiler.cost.effects.memory import memory_on
     from mtfc.compiler.cost.step_time import step_time
     from mtfc.compiler.cost.volumes import layout_cost
     from mtfc.reports.step_report import SimulatedLayout

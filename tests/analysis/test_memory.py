@@ -6,7 +6,7 @@ import pytest
 
 from mtfc.compiler.analysis.buffer_kinds import folded
 from mtfc.compiler.analysis.liveness import buffers, peak
-from mtfc.compiler.cost.memory import MemoryUse, memory_of
+from mtfc.compiler.cost.effects.memory import MemoryUse, memory_of
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.parser import read_program

@@ -5,9 +5,9 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from mtfc.compiler.cost.effects.roofline import work
 from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
-from mtfc.compiler.cost.roofline import work
 from mtfc.compiler.cost.step_time import Seconds, StepTime, step_time
 from mtfc.compiler.cost.volumes import layout_cost, total
 from mtfc.compiler.ir.core import Program

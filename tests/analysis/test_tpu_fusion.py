@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from mtfc.compiler.cost.effects.roofline import KernelWork, work
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate, Scratchpad
-from mtfc.compiler.cost.roofline import KernelWork, work
 from mtfc.compiler.cost.step_time import step_time
 from mtfc.compiler.cost.tpu.tiling import stored_bytes
 from mtfc.compiler.ir.core import Equation, Function

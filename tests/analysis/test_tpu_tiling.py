@@ -9,8 +9,8 @@ from hypothesis import given
 
 from mtfc.compiler.analysis.dot_operand_layout import is_dot
 from mtfc.compiler.cost.device_models import fusion_of
+from mtfc.compiler.cost.effects.memory import memory_on
 from mtfc.compiler.cost.hardware import Device, Rate
-from mtfc.compiler.cost.memory import memory_on
 from mtfc.compiler.cost.tpu.tiling import least_tiled_bytes, stored_bytes
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType

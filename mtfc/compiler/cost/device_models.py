@@ -5,9 +5,9 @@ A device is a TPU if its declaration has the size of a matrix unit (`Device.mxu_
 
 from __future__ import annotations
 
+from mtfc.compiler.cost.effects.memory import memory_on
 from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device
-from mtfc.compiler.cost.memory import memory_on
 from mtfc.compiler.cost.sizes import whole as whole_number
 from mtfc.compiler.cost.tpu.scratchpad import ScratchpadFusion
 from mtfc.compiler.cost.tpu.tpu_fusion import TpuFusion

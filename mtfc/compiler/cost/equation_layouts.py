@@ -12,9 +12,9 @@ import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import storage
 from mtfc.compiler.cost.device_models import fusion_of_program
+from mtfc.compiler.cost.effects.roofline import copy_seconds, kernel_seconds
 from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device
-from mtfc.compiler.cost.roofline import copy_seconds, kernel_seconds
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of

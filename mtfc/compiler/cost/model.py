@@ -24,14 +24,14 @@ from typing import Protocol, TypeVar
 
 import attrs
 
-from mtfc.compiler.cost.halo_exchange import Halos
+from mtfc.compiler.cost.effects.halo_exchange import Halos
+from mtfc.compiler.cost.effects.memory import LiveMemory
+from mtfc.compiler.cost.effects.moved_data import DataMovement
+from mtfc.compiler.cost.effects.pending_sums import PendingSums
+from mtfc.compiler.cost.effects.roofline import Kernels
+from mtfc.compiler.cost.effects.stored_parameters import ParameterStorage
 from mtfc.compiler.cost.hardware import Device, Hardware
 from mtfc.compiler.cost.lower_bounds import CommonProgram
-from mtfc.compiler.cost.memory import LiveMemory
-from mtfc.compiler.cost.moved_data import DataMovement
-from mtfc.compiler.cost.pending_sums import PendingSums
-from mtfc.compiler.cost.roofline import Kernels
-from mtfc.compiler.cost.stored_parameters import ParameterStorage
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.types import Mesh
 

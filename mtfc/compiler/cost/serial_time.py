@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from mtfc.compiler.cost.effects.roofline import computation_of
 from mtfc.compiler.cost.hardware import Device
-from mtfc.compiler.cost.roofline import computation_of
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import dim_of, region_of

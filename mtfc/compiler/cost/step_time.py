@@ -24,9 +24,9 @@ from itertools import pairwise
 
 import attrs
 
+from mtfc.compiler.cost.effects.roofline import KernelWork, work
 from mtfc.compiler.cost.event_simulator import makespan, simulate
 from mtfc.compiler.cost.hardware import Device, Hardware
-from mtfc.compiler.cost.roofline import KernelWork, work
 from mtfc.compiler.cost.serial_time import lanes_of
 from mtfc.compiler.cost.task_graph import Id, Task, TaskGraph, Timeline
 from mtfc.compiler.cost.topology import Topology

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import attrs
 
-from mtfc.compiler.cost.memory import MemoryUse, memory_of
+from mtfc.compiler.cost.effects.memory import MemoryUse, memory_of
 from mtfc.compiler.cost.sizes import Amount, Numbers, Scale, bytes_of
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value, source_file

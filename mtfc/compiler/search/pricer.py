@@ -6,8 +6,8 @@ from hashlib import blake2b
 
 import attrs
 
+from mtfc.compiler.cost.effects.memory import memory_of, memory_on
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.memory import memory_of, memory_on
 from mtfc.compiler.cost.serial_time import seconds_of
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.step_time import step_time

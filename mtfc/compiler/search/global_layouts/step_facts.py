@@ -25,15 +25,15 @@ from mtfc.compiler.analysis.dimension_names import (
     rule_of,
     uses_of,
 )
-from mtfc.compiler.cost.halo_exchange import Halo, Halos
+from mtfc.compiler.cost.effects.halo_exchange import Halo, Halos
+from mtfc.compiler.cost.effects.memory import MemoryBound, equal_in, merging_in
+from mtfc.compiler.cost.effects.moved_data import MovedData
+from mtfc.compiler.cost.effects.pending_sums import SumRoute, without_useless_stops
+from mtfc.compiler.cost.effects.roofline import is_binary
+from mtfc.compiler.cost.effects.stored_parameters import StoredParameter, all_are_used
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, ShardedAmount, Term
-from mtfc.compiler.cost.memory import MemoryBound, equal_in, merging_in
 from mtfc.compiler.cost.model import DATA_MOVEMENT, KERNELS, MEMORY, PENDING_SUMS, STORED_PARAMETERS
-from mtfc.compiler.cost.moved_data import MovedData
-from mtfc.compiler.cost.pending_sums import SumRoute, without_useless_stops
-from mtfc.compiler.cost.roofline import is_binary
-from mtfc.compiler.cost.stored_parameters import StoredParameter, all_are_used
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.opdef import BlockRewriter

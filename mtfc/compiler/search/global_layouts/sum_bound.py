@@ -24,7 +24,7 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.analysis.dimension_names import OPTIMIZER, Dims
-from mtfc.compiler.cost.pending_sums import SumRoute, SumStop
+from mtfc.compiler.cost.effects.pending_sums import SumRoute, SumStop
 from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.cost.topology import COMBINED
 from mtfc.compiler.ir.core import Value

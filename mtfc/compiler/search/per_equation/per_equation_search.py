@@ -15,9 +15,9 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.analysis.equation_names import LayoutTarget, layout_target_names
+from mtfc.compiler.cost.effects.memory import memory_of
 from mtfc.compiler.cost.equation_layouts import EquationTimes, least_dot_seconds
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate
-from mtfc.compiler.cost.memory import memory_of
 from mtfc.compiler.cost.model import cheapest, regimes
 from mtfc.compiler.cost.sizes import Numbers, whole
 from mtfc.compiler.cost.tables.reshard_costs import Conversions, seconds_on

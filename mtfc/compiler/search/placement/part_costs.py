@@ -1,4 +1,4 @@
-"""The sizes and times of a step's parts, by the roofline of the device (`cost/roofline.py`); FlexFlow measures them.
+"""The sizes and times of a step's parts, by the roofline of the device (`cost/effects/roofline.py`); FlexFlow measures them.
 
 A *form* is a step at some degrees. Steps that differ only in names share forms (FlexFlow, section 5.1). All parts of a step
 count as the part in the middle, which has neighbours on all sides. For each value that a step makes or uses, a form has a
@@ -26,9 +26,9 @@ import numpy as np
 
 from mtfc.compiler.analysis.buffer_kinds import storage
 from mtfc.compiler.cost.device_models import fusion_of
+from mtfc.compiler.cost.effects.roofline import work_in
 from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device
-from mtfc.compiler.cost.roofline import work_in
 from mtfc.compiler.ir.core import Equation, Function, Training, Value
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Dim, Mesh, TensorType
