@@ -57,7 +57,7 @@ train large {{
 """
 
 NETWORK = """
-dim batch = 512
+dim batch = 128
 dim io = 256
 dim hidden = 2048
 dim middle = 2048
@@ -134,8 +134,8 @@ def loops() -> Iterator[Figure]:
     import numpy as np
 
     on_device, numbers = program(NETWORK), np.random.default_rng(0)
-    arrays = {name: numbers.standard_normal((512 * 20, 256), np.float32) for name in "xy"}
-    batches = [{name: x[512 * i :][:512] for name, x in arrays.items()} for i in range(20)]
+    arrays = {name: numbers.standard_normal((128 * 20, 256), np.float32) for name in "xy"}
+    batches = [{name: x[128 * i :][:128] for name, x in arrays.items()} for i in range(20)]
     with tempfile.TemporaryDirectory() as folder:
         np.savez(f"{folder}/data.npz", allow_pickle=False, **arrays)
         measured = [(bare(on_device, batches), trained(on_device, Path(folder))) for _ in range(ROUNDS + 1)]
@@ -175,7 +175,7 @@ def trained(on_device: JaxProgram, folder: Path) -> tuple[float, list[float]]:
         batches,
         Schedule(STEPS + 1),
         "loss",
-        Throughput("examples", 512),
+        Throughput("examples", 128),
         None,
         lambda _: {},
         Saving.of(None, about, None, None),
@@ -242,7 +242,7 @@ def restored(folder: str, layout: str) -> None:
     from mtfc.backends.common.devices import reserve
 
     reserve(8)
-    allocator.keep_memory()
+    allocator.use_one_heap()  # as in `mtfc train`
     abstract = program(LARGE, layout).abstract_state
     jax.block_until_ready(jax.jit(lambda: jax.numpy.zeros(8))())
     size = sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(abstract))

@@ -16,8 +16,17 @@ TRIM_THRESHOLD, MMAP_MAX, ARENA_MAX = -1, -4, -8
 
 def keep_memory() -> None:
     """Let this process reuse freed memory. Does nothing if the C library is not glibc."""
+    _set(TRIM_THRESHOLD, -1)  # never give back the end of the heap
+    _set(MMAP_MAX, 0)  # allocate large blocks on the heap too
+    use_one_heap()
+
+
+def use_one_heap() -> None:
+    """Let the threads that start from now on share a heap: only the first heap can hold large blocks."""
+    _set(ARENA_MAX, 1)
+
+
+def _set(parameter: int, value: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        mallopt(TRIM_THRESHOLD, -1)  # never give back the end of the heap
-        mallopt(MMAP_MAX, 0)  # allocate large blocks on the heap too
-        mallopt(ARENA_MAX, 1)  # use one heap: others cannot hold large blocks
+        mallopt(parameter, value)

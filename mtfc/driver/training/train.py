@@ -121,7 +121,7 @@ def train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finishe
         )
     predicted = _predicted(options, selection, sources)
     options.hosts.join(case.mesh.devices)
-    allocator.keep_memory()
+    allocator.use_one_heap()
     use_compilation_cache()
     host = options.hosts.coordinator.rpartition(":")[0] if options.hosts.coordinator else None
     with watched_peers(host) as peers:
@@ -212,6 +212,7 @@ class Trainer:
         with ExitStack() as stack:
             checkpoints = stack.enter_context(self._checkpoints()) if options.folder else None
             state, start = self._state(checkpoints)
+            allocator.keep_memory()  # not before: opening a checkpoint gives back what it takes beside the arrays
             first = int(state.step)
             saving = self._saving(checkpoints, first)
             batches = stack.enter_context(
