@@ -109,8 +109,6 @@ def _check_prompts(options: RunOptions) -> None:
     if options.train or options.data or options.steps:
         others = "--train" if options.train else "--data" if options.data else "--steps"
         raise UsageError(f"--prompt and {others}: a prompt is the input of one batch, without training")
-    if options.params is None:
-        say(f"no --params: the parameters are drawn from seed {options.seed}, so the text has no sense")
 
 
 def _check_files(options: RunOptions) -> None:
@@ -134,7 +132,10 @@ def _data(options: RunOptions, program: Program, resizing: Resizing) -> Training
     joining = partial(resizing.refusal, joined=True)
     evaluation = read_batches(options.eval, forward, joining) if options.eval else None
     if options.generation is not None:
-        return TrainingData(options.generation.batch(program, options.seed), None, 1)
+        prompts = TrainingData(options.generation.batch(program, options.seed), None, 1)
+        if options.params is None:
+            say(f"no --params: the text is that of parameters drawn from seed {options.seed}")
+        return prompts
     if options.data is None:
         say(f"no --data: the inputs are drawn from seed {options.seed}")
         return TrainingData(draw_batch(forward, options.seed), evaluation, accumulate)
