@@ -184,7 +184,7 @@ def _lines(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[Span | None, 
 
 
 def _memory(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[str, int]:
-    """Return the kinds of memory that `cost/effects/memory.py` has. A trained parameter also has a gradient and optimizer states."""
+    """Return the kinds of memory of `cost/effects/memory.py`. A trained parameter also has a gradient and optimizer states."""
     device = int(found.memory.argmax())
     own = list(zip(tasks.names, found.base.graph.memory[:, device].tolist(), strict=True))
     copies, stored = (int(sum(n for name, n in own if name.kind == kind)) for kind in ("updated", "stored"))
