@@ -59,7 +59,8 @@ kill-test: setup  ## kill a training run at random moments (KILLS=50), and compa
 	KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest tests/training/test_kill.py
 
 examples: setup  ## verify every layout of the examples on both backends
-	EVERY_LAYOUT=1 $(BIN)/python -m pytest tests/test_examples.py --numprocesses 2 --dist worksteal
+	EVERY_LAYOUT=1 $(BIN)/python -m pytest tests/test_examples.py tests/training/test_learning.py \
+		tests/backends/test_jax_gradients.py --numprocesses 2 --dist worksteal
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -14,7 +14,6 @@ TASKS = {task.name: task for task in peer_flax.tasks()}
     [
         ("digits, sgd", ("batch_split", "tiled", "image_split")),
         ("LM, adamw", ("hybrid", "fsdp")),
-        ("LM, adafactor", ("model_parallel",)),
     ],
 )
 def test_losses_are_those_of_flax_and_optax(name: str, layouts: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -24,7 +25,10 @@ TEXT_SIZES = {
 }
 STEPS = 40
 
+EVERY = pytest.mark.skipif("EVERY_LAYOUT" not in os.environ, reason="it trains for a minute: make examples")
 
+
+@EVERY
 def test_the_residual_network_reads_digits(tmp_path: Path) -> None:
     """At least 95 % of the scans kept for testing are read, with the running statistics of batch normalization."""
     digits, example = EXAMPLES / "digits.py", str(EXAMPLES / "digits_resnet.mtf")
@@ -62,6 +66,7 @@ def test_experts_learn_by_all_to_all(text: Path) -> None:
     assert losses[0][-1] < 0.6 * losses[0][0]
 
 
+@EVERY
 def test_the_translator_reverses_words(tmp_path: Path) -> None:
     """More than 99 % of the words that beam search finds for held-out sequences are right."""
     shown = python(EXAMPLES / "reversal.py", tmp_path)
