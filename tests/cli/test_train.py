@@ -91,6 +91,26 @@ def test_the_evaluation_is_the_mean_over_all_batches(mtfc: Mtfc, folder: Path) -
     assert found.json["eval"]["loss"] == pytest.approx(float(np.mean(losses)), rel=1e-5)
 
 
+def test_averages_are_evaluated_beside_the_parameters(mtfc: Mtfc) -> None:
+    average, result = ("--set", "average=0.9"), ("--dir", "run", "--format", "json")
+    found = mtfc("train", "model.mtf", "--data", "data.npz", "--eval", "test.npz", *average, *result).json
+    assert found["eval"]["averaged_loss"] != found["eval"]["loss"]
+    for name, options in (("loss", ()), ("averaged_loss", ("--averages",))):
+        run = mtfc(
+            "run",
+            "model.mtf",
+            *average,
+            "--params",
+            "run",
+            "--data",
+            "test.npz",
+            "--format",
+            "json",
+            *options,
+        )
+        assert run.json["outputs"]["loss"]["mean"] == pytest.approx(found["eval"][name], rel=1e-5)
+
+
 def test_losses_are_the_same_under_every_layout(mtfc: Mtfc, folder: Path) -> None:
     curves = []
     for layout in ("replicated", "data", "both"):

@@ -52,7 +52,7 @@ class Schedule:
 class TrainLoop:
     """A training run under way.
 
-    loss: the name of the minimized output. evaluate: parameters -> means over the evaluation data. before: the state before the
+    loss: the name of the minimized output. evaluate: state -> means over the evaluation data. before: the state before the
     last step, and its batch, kept to find the cause of a loss that is not finite.
     """
 
@@ -63,7 +63,7 @@ class TrainLoop:
     loss: str
     throughput: Throughput
     predicted: float | None
-    evaluate: Callable[[Mapping[str, Any]], dict[str, float]]
+    evaluate: Callable[[TrainState], dict[str, float]]
     saver: Saver
     sinks: Sequence[Sink]
     keep_before: bool = False
@@ -143,7 +143,7 @@ class TrainLoop:
     def _pause(self, step: int) -> None:
         """Evaluate and save after a step, as far as they are due; the time does not count as a step's."""
         if self.schedule.evaluates(step):
-            self.steps[-1] = attrs.evolve(self.steps[-1], evaluation=self.evaluate(self.state.params))
+            self.steps[-1] = attrs.evolve(self.steps[-1], evaluation=self.evaluate(self.state))
             self._show(self.steps[-1])
         if self.saver.is_due(step):
             self.saver.save(step, self.state, self.position)

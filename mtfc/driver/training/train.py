@@ -327,7 +327,15 @@ class Trainer:
         drawn = {} if is_complete else self.on_devices.module.init(self.options.seed)
         return self.on_devices.state_of({**drawn, **self.on_devices.place(given, "params")}), None
 
-    def _evaluate(self, params: Mapping[str, Any]) -> dict[str, float]:
+    def _evaluate(self, state: TrainState) -> dict[str, float]:
+        """Return the means of the outputs; with `average` in the `train` block also those of the averaged parameters."""
+        means = self._means(state.params)
+        if self.program.training is None or self.program.training.average is None:
+            return means
+        averaged = self._means(self.on_devices.averaged(state))
+        return {**means, **{f"averaged_{name}": value for name, value in averaged.items()}}
+
+    def _means(self, params: Mapping[str, Any]) -> dict[str, float]:
         """Return the means of the outputs with at most one dimension over one pass of the evaluation data."""
         from jax import numpy as jnp
 
