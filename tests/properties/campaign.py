@@ -13,7 +13,7 @@ from zlib import crc32
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-EXAMPLES = 22
+EXAMPLES = 18
 FEW_EXAMPLES = 9
 """The number of examples where each takes about a second."""
 

@@ -47,6 +47,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@EVERY
 def test_experts_learn_by_all_to_all(text: Path) -> None:
     """Tokens travel to experts on other processors under both layouts, and the losses agree.
 
