@@ -274,8 +274,9 @@ def test_a_bound_has_as_much_as_time_allows() -> None:
     pricer, space = LayoutPricer.of(program, TORUS), space_of(program.function("forward"))
     bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
     known = bound.known(layouts(space, mesh), frozenset(range(len(space.columns))))
-    assert (bound.seconds(known, until=monotonic() - 1) == 0).all()
-    assert (bound.seconds(known, until=monotonic() + 60) == bound.seconds(known)).all()
+    for seconds in (bound.seconds, bound.sure_seconds):
+        assert (seconds(known, until=monotonic() - 1) == 0).all()
+        assert (seconds(known, until=monotonic() + 60) == seconds(known)).all()
 
 
 @pytest.mark.parametrize("objective", ["time", "overlap", "memory"])
@@ -369,11 +370,11 @@ model m(x: [batch, io], y: [batch, hidden]) {
     block = on.start()
     while block.depth < len(on.order):
         block = on.children(block, np.inf, until)
-    assert len(step.found) == 1
-    others, full = on.complete(block, np.inf, until)
+    blocks = list(on.parts(block))
+    assert len(step.found) == 1 < len(blocks)
+    full = on.full(blocks[0], np.inf, until)
     assert len(step.found) == 2
-    assert len(others.rows) and len(others.rows) + len(full.rows) == len(block.rows)
-    assert full.depth == block.depth + 1 and full.bounds.min() >= block.bounds.min()
+    assert full.is_full and full.bounds.min() >= blocks[0].bounds.min()
 
 
 def test_the_papers_layout_of_the_language_model_is_proven_best() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
-from math import inf
 from time import monotonic
 
 import attrs
@@ -67,13 +66,14 @@ NEVER = 1e9
 class PartialLayouts:
     """Layouts on one mesh of which the first `depth` columns, in the branching order, are decided; bounds ascend.
 
-    A depth of one more than there are columns means that the bounds are those of all facts.
+    is_full: True if all columns are decided and bounds are as large as they get.
     """
 
     on: Branching
     depth: int
     rows: Rows
     bounds: Seconds
+    is_full: bool = False
 
     def where(self, kept: Booleans | Integers | slice) -> PartialLayouts:
         """Return some of the rows."""
@@ -137,8 +137,21 @@ class Branching:
         return child
 
     def parts(self, block: PartialLayouts) -> Iterator[PartialLayouts]:
-        """Cut a block into blocks of few rows."""
-        return (block.where(slice(i, i + BLOCK)) for i in range(0, len(block.rows), BLOCK))
+        """Cut a block into blocks of few rows; whole rows of one block have the same facts."""
+        groups = np.zeros(len(block.rows), np.int64)
+        if block.depth == len(self.order):
+            groups = self.bound.alike(MaskRange(block.rows, block.rows))
+        for group in np.unique(groups):
+            part = block.where(groups == group)
+            yield from (part.where(slice(i, i + BLOCK)) for i in range(0, len(part.rows), BLOCK))
+
+    def full(self, block: PartialLayouts, limit: float, until: float) -> PartialLayouts:
+        """Return the whole rows below the limit, with full bounds as far as these are found `until` then, in their order."""
+        bounds = block.bounds
+        if self.objective != "memory":
+            bounds = np.maximum(bounds, self.bound.seconds(MaskRange(block.rows, block.rows), until=until))
+        found = attrs.evolve(block, bounds=bounds, is_full=True).where(np.argsort(bounds, kind="stable"))
+        return found.where(found.bounds < limit)
 
     def _bounds(self, block: PartialLayouts, until: float) -> Iterator[Callable[[MaskRange], Seconds]]:
         """Yield bounds that may rule rows out, the cheapest first."""
@@ -149,27 +162,14 @@ class Branching:
         yield self._too_large
         if len(block.rows) >= MANY or block.depth in (self.storage, len(self.order)):
             is_open = block.depth <= self.storage < len(self.order)
-            yield lambda known: self.bound.seconds(known, is_open, until, only_common=True)
-            is_due = block.depth == self.storage
-            if block.depth < len(self.order):  # whole layouts wait
-                yield (
-                    lambda known: (
-                        self.bound.seconds(known, is_open, until)
-                        if is_due or len(known.low) >= MANY
-                        else np.zeros(len(known.low))
-                    )
-                )
+            yield lambda known: self.bound.sure_seconds(known, is_open, until)
+            if block.depth < len(self.order):
+                yield lambda known: self._seconds(known, block.depth, is_open, until)
 
-    def complete(self, block: PartialLayouts, limit: float, until: float) -> Iterator[PartialLayouts]:
-        """Yield whole layouts with the same facts as the first one, with full bounds and one deeper; and the other layouts."""
-        is_split = block.rows[:, self.bound.mixed] != 0
-        alike = (is_split == is_split[0]).all(axis=1)
-        yield block.where(~alike)
-        same = block.where(alike)
-        bounds = self.bound.seconds(MaskRange(same.rows, same.rows), until=until)
-        found = attrs.evolve(same, depth=block.depth + 1, bounds=np.maximum(same.bounds, bounds))
-        found = found.where(np.argsort(found.bounds, kind="stable"))
-        yield found.where(found.bounds < limit)
+    def _seconds(self, known: MaskRange, depth: int, is_open: bool, until: float) -> Seconds:
+        """Return full bounds if there are many rows, or where storage begins; whole rows wait for theirs."""
+        is_due = len(known.low) >= MANY or depth == self.storage
+        return self.bound.seconds(known, is_open, until) if is_due else np.zeros(len(known.low))
 
     def _too_large(self, known: MaskRange) -> Seconds:
         return np.where(self.bound.memory(known) > self.bound.hardware.device.memory, np.inf, 0.0)
@@ -190,7 +190,7 @@ class Branching:
         while block.depth < len(self.order) and monotonic() < until:
             block = self.children(block, np.inf, until)
             block = block.where(np.argsort(block.bounds, kind="stable")[:BEAM])
-        return block
+        return self.full(block, np.inf, until) if block.depth == len(self.order) else block
 
     def neighbours(self, row: Rows) -> Rows:
         """Return the row, and all rows that differ in the split of one dimension; storage follows the computation."""
@@ -230,7 +230,8 @@ def _is_new(rows: Rows, joints: Sequence[int]) -> Booleans:
 class BranchAndBound:
     """One search. room: bytes of memory of a processor. until: the end, a time of `time.monotonic`.
 
-    working_on: a block that is being replaced in the queue by others. refuted: a layout whose price is below its bound.
+    working_on: a block that is being replaced in the queue by others. waiting: meshes without a block in the queue yet, those of
+    the fewest axes last. refuted: a layout whose price is below its bound.
     """
 
     pricing: Pricing
@@ -243,6 +244,7 @@ class BranchAndBound:
     evaluated: int = 0
     queue: list[tuple[float, int, int, int, PartialLayouts]] = attrs.field(factory=list)
     working_on: PartialLayouts | None = None
+    waiting: list[Branching] = attrs.field(factory=list)
     is_interrupted: bool = False
     refuted: Layout | None = None
     order: Iterator[int] = attrs.field(factory=count)
@@ -266,50 +268,58 @@ class BranchAndBound:
         return price
 
     def _report(self) -> None:
-        """Report the best cost and the bound of all layouts."""
-        known = (each if each < inf else None for each in (self.limit, min(self.bound, self.limit)))
+        """Report the best cost, and the bound of all layouts once every mesh is in the queue."""
+        bound = float("inf") if self.waiting else min(self.bound, self.limit)
+        known = (each if each < float("inf") else None for each in (self.limit, bound))
         self.progress(f"{self.evaluated} layouts compiled", *known)
 
     @property
     def limit(self) -> float:
         """The cost of the best layout so far."""
-        return value_of(self.best[0], self.objective) if self.best else inf
+        return value_of(self.best[0], self.objective) if self.best else float("inf")
 
     @property
     def bound(self) -> float:
         """A lower bound on the cost of all layouts that were not priced yet."""
         waiting = [block for *_, block in self.queue[:1]]
         blocks = [*waiting, self.working_on] if self.working_on else waiting
-        least = min((float(block.bounds[0]) for block in blocks), default=inf)
+        least = min((float(block.bounds[0]) for block in blocks), default=float("inf"))
         return least * (1 - ROUNDING)
 
     def run(self, branchings: Sequence[Branching], known: Iterable[tuple[Mesh, Layout]]) -> None:
         """Search until the best layout is proven, time is up, or `KeyboardInterrupt`."""
-        for on in branchings:
-            self._push(on.start())
+        self.waiting = sorted(branchings, key=lambda on: -on.axes)
         try:
             for mesh, layout in known:
                 self.try_out(mesh, layout)
             self._run(branchings)
         except KeyboardInterrupt:
             self.is_interrupted = True
+            for on in self.waiting:
+                self._push(on.start())
 
     def _run(self, branchings: Sequence[Branching]) -> None:
-        """Branch for a part of the time. If that proves nothing, descend to good layouts before branching goes on."""
+        """Branch on meshes of few axes first; their layouts rule out many of the others.
+
+        If that proves nothing in a part of the time, descend to good layouts before branching goes on.
+        """
         started, seconds = monotonic(), self.until - monotonic()
         if self.best is None:
-            for on in branchings:
+            for on in reversed(self.waiting):
                 self._dive(on, started + DIVING * seconds)
-        self._branch(started + PROVING * seconds)
+        numbers = sorted({on.axes for on in branchings})
+        for i, number in enumerate(numbers):
+            while self.waiting and self.waiting[-1].axes == number:
+                self._push(self.waiting[-1].start())
+                self.waiting.pop()
+            self._branch(started + PROVING * (i + 1) / len(numbers) * seconds)
         if self.bound < self.limit and self.objective != "memory":
             until = monotonic() + DESCENDING * seconds
             for on in sorted(branchings, key=lambda on: not self._has_best(on)):
                 self._descend(on, until)
         self._branch(self.until)
         if self.best is None and self.bound < self.limit:
-            self.try_row(
-                branchings[0], branchings[0].row(Rules()), 0.0
-            )  # the only layout that was found in time
+            self._split_nothing(branchings[0])
         self._report()
 
     def _branch(self, until: float) -> None:
@@ -326,6 +336,10 @@ class BranchAndBound:
         if len(block.rows) and block.depth == len(on.order):
             self.try_row(on, block.rows[0], float(block.bounds[0]))
 
+    def _split_nothing(self, on: Branching) -> None:
+        """Price the layout that splits as little as allowed: there was no time to find another layout."""
+        self.try_row(on, on.row(Rules()), 0.0)
+
     def _has_best(self, on: Branching) -> bool:
         return self.best is not None and self.best[1] == on.bound.mesh
 
@@ -334,7 +348,7 @@ class BranchAndBound:
 
         The descent starts at the best layout if that layout is on this mesh, else at the layout that splits as little as allowed.
         """
-        row, best = on.row(self.best[2].rules if self.best and self._has_best(on) else Rules()), inf
+        row, best = on.row(self.best[2].rules if self.best and self._has_best(on) else Rules()), float("inf")
         found: list[tuple[float, Rows]] = []
         while monotonic() < until:
             rows = on.neighbours(row)
@@ -349,14 +363,13 @@ class BranchAndBound:
                 self.try_row(on, row, score if score < NEVER else 0.0)
 
     def _work_out(self, block: PartialLayouts) -> None:
-        """Decide one more column of a block; or find full bounds of whole layouts; or, where these are known, price the first."""
+        """Decide one more column of a block; or find full bounds; or, where these are known, price the first row."""
         if block.depth < len(block.on.order):
             children = block.on.children(block, self.limit, self.until)
             for part in block.on.parts(children.where(np.argsort(children.bounds, kind="stable"))):
                 self._push(part)
-        elif block.depth == len(block.on.order) and self.objective != "memory":
-            for part in block.on.complete(block, self.limit, self.until):
-                self._push(part)
+        elif not block.is_full:
+            self._push(block.on.full(block, self.limit, self.until))
         else:
             self.try_row(block.on, block.rows[0], float(block.bounds[0]))
             self._push(block.where(slice(1, None)))
@@ -369,7 +382,7 @@ class BranchAndBound:
     def nothing_fits(self) -> NothingFits:
         is_open = self.queue or self.refuted
         found = "no layout was found whose memory suffices" if is_open else "no layout's memory suffices"
-        has = f": a device has {bytes_text(int(self.room))}" if self.room < inf else ""
+        has = f": a device has {bytes_text(int(self.room))}" if self.room < float("inf") else ""
         least = self.least_memory
         needs = f", and the least that was seen is {bytes_text(least)}" if least is not None else ""
         return NothingFits(f"{found}{has}{needs}; --storage may need less")
@@ -395,7 +408,7 @@ def search(
     stored, too. Raises `NothingFits`. `KeyboardInterrupt` ends the search with the best layout so far; without any, it is raised.
     """
     space, facts = space_of(forward, fixed, storage), StepFacts.of(step, hardware.device)
-    room = hardware.device.memory if objective != "memory" else inf
+    room = hardware.device.memory if objective != "memory" else float("inf")
     searching = BranchAndBound(pricing, objective, room, until, progress)
     bounds = (LayoutBound(space, facts, mesh, hardware, objective == "overlap") for mesh in meshes)
     searching.run([Branching.on(bound, len(meshes) > 1, objective) for bound in bounds], known)

@@ -7,7 +7,7 @@ Work is taken to be split over all axes that may split it, and communicating val
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import compress
 from math import inf
@@ -22,7 +22,12 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.model import regimes
 from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.cost.topology import Topology
-from mtfc.compiler.search.global_layouts.effect_bounds import EffectBounds, MaskRange, SearchSetting
+from mtfc.compiler.search.global_layouts.effect_bounds import (
+    Booleans,
+    EffectBounds,
+    MaskRange,
+    SearchSetting,
+)
 from mtfc.compiler.search.global_layouts.layout_space import Columns, Integers, Rows, union
 from mtfc.compiler.search.global_layouts.step_facts import Facts
 from mtfc.compiler.search.global_layouts.sum_bound import SumBound
@@ -55,11 +60,6 @@ class LayoutBound(SearchSetting):
         for shard, times in self.step.facts(self.step.mixed).arithmetic.items():
             found[self.columns(shard.dims)] += shard.amount * times
         return sorted(found.items(), key=lambda item: -item[1])
-
-    @cached_property
-    def mixed(self) -> list[int]:
-        """The columns whose split decides which facts a layout has."""
-        return sorted(self.columns(self.step.mixed))
 
     def known(self, rows: Rows, decided: Columns) -> MaskRange:
         """Return the masks of layouts of which only some columns are decided."""
@@ -102,30 +102,25 @@ class LayoutBound(SearchSetting):
 
     # The whole step
 
-    def seconds(
-        self, known: MaskRange, storage_is_open: bool = False, until: float = inf, only_common: bool = False
-    ) -> Seconds:
+    def seconds(self, known: MaskRange, storage_is_open: bool = False, until: float = inf) -> Seconds:
         """Return a bound of the step, with the best storage where that is open; 0 for rows that are not reached `until` then.
 
-        `until` is a time of `time.monotonic`. only_common: count only equations that all layouts have. This bound is smaller,
-        and takes less time.
+        `until` is a time of `time.monotonic`.
         """
-        total = np.zeros(len(known.low))
-        for bound, facts, rows in self._alike(known, only_common):
-            for start in range(0, len(rows), BLOCK):
-                if monotonic() > until:
-                    return total
-                some = rows[start : start + BLOCK]
-                total[some] = bound._seconds(facts, known.where(some), storage_is_open)
-        return total
+        return self._by_regime(known, lambda bound, some: bound._of_each(some, storage_is_open, until))
+
+    def sure_seconds(self, known: MaskRange, storage_is_open: bool = False, until: float = inf) -> Seconds:
+        """Return a faster, smaller bound, which counts only equations that are common under every split of mixed dimensions."""
+        return self._by_regime(known, lambda bound, some: bound._of_common(some, storage_is_open, until))
 
     def effects(self, known: MaskRange) -> Mapping[str, Seconds]:
         """Return the bounds of single effects, by their names in `cost/model.py`, for layouts whose columns are all decided."""
         found: dict[str, Seconds] = defaultdict(lambda: np.zeros(len(known.low)))
-        for bound, facts, rows in self._alike(known):
-            each = EffectBounds(bound, known.where(rows))
-            for name, seconds in bound._effects(facts, each).items():
-                found[name][rows] = seconds
+        for bound, rows in self._regimes(known):
+            for facts, some in bound._by_facts(known.where(rows)):
+                each = EffectBounds(bound, known.where(rows[some]))
+                for name, seconds in bound._effects(facts, each).items():
+                    found[name][rows[some]] = seconds
         return {**found, "memory": self.memory(known)}
 
     def _effects(self, facts: Facts, each: EffectBounds) -> Mapping[str, Seconds]:
@@ -138,20 +133,47 @@ class LayoutBound(SearchSetting):
             "halos": sent,
         }
 
-    def _alike(
-        self, known: MaskRange, only_common: bool = False
-    ) -> Iterator[tuple[LayoutBound, Facts, Integers]]:
-        """Yield layouts together that have the same facts, and whose programs may be in the same regime of the cost model."""
+    def alike(self, known: MaskRange) -> Integers:
+        """Return a number for each layout, the same for those with the same facts."""
+        return self._splits(known)[1]
+
+    def _of_each(self, known: MaskRange, storage_is_open: bool, until: float) -> Seconds:
+        total = np.zeros(len(known.low))
+        for facts, rows in self._by_facts(known):
+            if monotonic() > until:
+                break
+            self._bound(total, rows, facts, known, storage_is_open, until)
+        return total
+
+    def _by_facts(self, known: MaskRange) -> Iterator[tuple[Facts, Integers]]:
+        """Yield the layouts that have the same facts together."""
+        columns = self._mixed
         names = [
-            frozenset(name for name in self.step.mixed if self.space.number.get(name) == i)
-            for i in self.mixed
+            frozenset(name for name in self.step.mixed if self.space.number.get(name) == i) for i in columns
         ]
+        splits, groups = self._splits(known)
+        for i, split in enumerate(splits):
+            yield (
+                self.step.facts(frozenset[str]().union(*compress(names, split))),
+                np.flatnonzero(groups == i),
+            )
+
+    def _splits(self, known: MaskRange) -> tuple[Booleans, Integers]:
+        """Return the sets of mixed columns that may be split, [set, column], and the number of each layout's set."""
+        splits, groups = np.unique(known.high[:, self._mixed] != 0, axis=0, return_inverse=True)
+        return splits, groups.reshape(-1)
+
+    def _of_common(self, known: MaskRange, storage_is_open: bool, until: float) -> Seconds:
+        mixed = frozenset(name for name in self.step.mixed if self.space.number.get(name) in self._mixed)
+        total = np.zeros(len(known.low))
+        self._bound(total, np.arange(len(total)), self.step.facts(mixed), known, storage_is_open, until)
+        return total
+
+    def _by_regime(self, known: MaskRange, seconds: Callable[[LayoutBound, MaskRange], Seconds]) -> Seconds:
+        total = np.zeros(len(known.low))
         for bound, rows in self._regimes(known):
-            is_split = (known.high[rows][:, self.mixed] != 0) | only_common
-            splits, groups = np.unique(is_split, axis=0, return_inverse=True)
-            for i, split in enumerate(splits):
-                facts = bound.step.facts(frozenset[str]().union(*compress(names, split)))
-                yield bound, facts, rows[groups.reshape(-1) == i]
+            total[rows] = seconds(bound, known.where(rows))
+        return total
 
     def _regimes(self, known: MaskRange) -> Iterator[tuple[LayoutBound, Integers]]:
         """Yield the bound for each regime of the cost model, with the layouts whose programs may be in it."""
@@ -176,6 +198,20 @@ class LayoutBound(SearchSetting):
         if hardware == self.hardware:
             return self
         return LayoutBound(self.space, self.step.on(hardware.device), self.mesh, hardware, self.overlaps)
+
+    def _bound(
+        self, total: Seconds, rows: Integers, facts: Facts, known: MaskRange, is_open: bool, until: float
+    ) -> None:
+        """Write the bounds of some rows, as far as time allows."""
+        for start in range(0, len(rows), BLOCK):
+            if monotonic() > until:
+                break
+            some = rows[start : start + BLOCK]
+            total[some] = self._seconds(facts, known.where(some), is_open)
+
+    @property
+    def _mixed(self) -> list[int]:
+        return sorted(self.columns(self.step.mixed))
 
     def _seconds(self, facts: Facts, known: MaskRange, storage_is_open: bool) -> Seconds:
         """Bound a step by its computation, and by each of the lanes that work at the same time."""
