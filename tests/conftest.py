@@ -38,6 +38,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the trainings first: at the end one process would run the longest tests while the others have none left."""
+    items.sort(key=lambda item: "training" not in item.path.parts)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def memory_comes_and_goes() -> Iterator[None]:
     """A command that keeps memory would keep it for all tests that follow."""
