@@ -201,3 +201,18 @@ def test_wrong_batches_are_refused(both: mtfc.api.Compiled) -> None:
     untrained = mtfc.compile_text(MODEL.split("train small")[0], layout="both")
     with pytest.raises(ValueError, match="needs a `train small` block"):
         untrained.train_step(untrained.init(), batch())
+
+
+def test_batches_of_several_processes_are_checked_like_whole_ones(
+    both: mtfc.api.Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import jax
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    placed = both.place({name: x.astype("float64") for name, x in batch().items()})
+    np.testing.assert_array_equal(placed["x"], batch()["x"])
+    assert both.place(placed)["x"] is placed["x"]
+    with pytest.raises(ValueError, match=r'convert it with \.astype\("float32"\)'):
+        both.place({name: x.astype("int32") for name, x in batch().items()})
+    with pytest.raises(ValueError, match="give the whole array"):
+        both.place({name: x[:3] for name, x in batch().items()})

@@ -14,7 +14,17 @@ from contextlib import suppress
 from typing import TextIO
 
 from mtfc.compiler.diagnostics import Diagnostic
-from mtfc.driver.errors import BUG, ENVIRONMENT, ERRORS, INTERRUPTED, USAGE, FailedRequest, UsageError, say
+from mtfc.driver.errors import (
+    BUG,
+    ENVIRONMENT,
+    ERRORS,
+    INTERRUPTED,
+    USAGE,
+    FailedRequest,
+    UsageError,
+    reason_of,
+    say,
+)
 from mtfc.driver.loading.sources import Sources
 
 BROKEN_PIPE = 141
@@ -88,7 +98,7 @@ def _lacking(error: Exception) -> str | None:
         return MISSING.format(error=error)
     if isinstance(error, OSError):
         _drop(sys.stdout)
-        return f"cannot read or write: {(error.strerror or str(error)).lower()}"
+        return f"cannot read or write: {reason_of(error)}"
     return None
 
 

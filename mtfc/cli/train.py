@@ -18,8 +18,8 @@ from mtfc.cli.options import (
     seed,
 )
 from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import TrainOptions
 from mtfc.driver.training.hosts import Hosts, keep_libraries_off_stdout
-from mtfc.driver.training.train import TrainOptions
 from mtfc.driver.training.train import train as train_model
 
 EXAMPLES = """\

@@ -28,6 +28,11 @@ def say(message: str) -> None:
     print(f"mtfc: {message}", file=sys.stderr)
 
 
+def reason_of(error: Exception) -> str:
+    """Return the reason of an error, for the end of a sentence: the system's words without the path."""
+    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+
+
 class UsageError(Exception):
     """An impossible request of the user. The message names the request and the choices. The API raises `ValueError` instead."""
 

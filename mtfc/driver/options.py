@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import attrs
 
+from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.running.generation import Generation
+from mtfc.driver.training.hosts import Hosts
 
 
 @attrs.frozen
@@ -46,6 +48,53 @@ class RunOptions:
     generation: Generation | None = None
     debug_nans: bool = False
     averages: bool = False
+
+
+@attrs.frozen
+class TrainOptions:
+    """The options of a training run. None leaves a choice to the data or to the length of the run.
+
+    folder: of checkpoints and `metrics.jsonl`; without it nothing is kept. save_every: steps. save_minutes: minutes. keep: the
+    number of newest checkpoints that stay. fresh: start over although there are checkpoints. target: the machine whose predicted
+    time of a step is shown.
+    """
+
+    file: str
+    choice: Choice = attrs.field(factory=Choice)
+    steps: int | None = None
+    epochs: int | None = None
+    data: str | None = None
+    eval: str | None = None
+    eval_every: int | None = None
+    params: str | None = None
+    params_partial: bool = False
+    seed: int = 0
+    folder: str | None = None
+    save_every: int | None = None
+    save_minutes: float | None = None
+    keep: int = 3
+    fresh: bool = False
+    log: str | None = None
+    tensorboard: str | None = None
+    profile: str | None = None
+    target: str | None = None
+    debug_nans: bool = False
+    hosts: Hosts = attrs.field(factory=Hosts)
+
+    def check(self) -> None:
+        """Raise `UsageError` for options that contradict each other."""
+        self.hosts.check()
+        if self.steps is not None and self.epochs is not None:
+            raise UsageError("--steps and --epochs both say how long to train: give one of them")
+        if self.epochs is not None and self.data is None:
+            raise UsageError("--epochs counts passes over the data: give --data, or --steps")
+        if self.save_every is not None and self.save_minutes is not None:
+            raise UsageError("--save-every and --save-minutes both say when to save: give one of them")
+        if self.eval_every is not None and self.eval is None:
+            raise UsageError("--eval-every goes with --eval, the data to evaluate on")
+        for option, value in (("--save-every", self.save_every), ("--save-minutes", self.save_minutes)):
+            if value is not None and self.folder is None:
+                raise UsageError(f"{option} goes with --dir, the folder for checkpoints")
 
 
 @attrs.frozen

@@ -283,7 +283,11 @@ def test_a_full_disk(files: Path, mtfc: Mtfc) -> None:
     if mounted.returncode:
         pytest.skip("this user cannot mount a small file system")
     try:
-        done = train(mtfc, "--steps", "50", "--dir", "disk", "--save-every", "1", "--keep", "100")
+        figures = (
+            "--log",
+            "figures.jsonl",
+        )  # elsewhere, so that a checkpoint is the first file without space
+        done = train(mtfc, "--steps", "50", "--dir", "disk", "--save-every", "1", "--keep", "100", *figures)
         assert done.status == ENVIRONMENT and quiet(done), done.err
         assert "no space left on device; the last one is disk/checkpoints/" in done.err
         last = max(map(int, saved(disk)))

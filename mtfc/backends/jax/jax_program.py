@@ -60,11 +60,6 @@ class JaxProgram:
         return mesh
 
     @property
-    def trains(self) -> bool:
-        """True if the file has a `train` block for the model."""
-        return hasattr(self.module, "train_step")
-
-    @property
     def overlaps(self) -> bool:
         """True if functions return before their results are there; on virtual devices they wait: see `runtime.load`."""
         return self.mesh.size == 1 or self.mesh.devices.flat[0].platform != "cpu"
@@ -82,7 +77,7 @@ class JaxProgram:
 
     def abstract(self, kind: str) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the arrays of a kind, `params`, `state`, `inputs` or `batches`, without data."""
-        return {name: self._struct(kind, name) for name in self.module.TYPES[kind]}
+        return dict(self._structs[kind])
 
     def init(self, seed: int = 0) -> TrainState:
         """Return the state before the first step: parameters drawn from the seed, each device only its own part."""
@@ -128,13 +123,16 @@ class JaxProgram:
         An array is the whole one, or with several processes only the rows that the devices of this process hold. Placed arrays
         and tracers stay as they are.
         """
-        specs = self.module.LAYOUTS[kind]
         traced = any(isinstance(x, jax.core.Tracer) for x in batch.values())
-        if traced or all(isinstance(x, jax.Array) and not x.is_fully_addressable for x in batch.values()):
+        if traced or all(self._is_placed(kind, name, x) for name, x in batch.items()):
             return dict(batch)
         if jax.process_count() == 1:
-            return dict(self.module.shard(dict(batch), specs))
+            return dict(self.module.shard(dict(batch), self.module.LAYOUTS[kind]))
         return {name: self._part(kind, name, x) for name, x in batch.items()}
+
+    def _is_placed(self, kind: str, name: str, x: Any) -> bool:
+        struct = self._structs[kind].get(name)
+        return isinstance(x, jax.Array) and struct is not None and x.sharding == struct.sharding
 
     @cached_property
     def share(self) -> Share:
@@ -145,9 +143,10 @@ class JaxProgram:
 
     def _part(self, kind: str, name: str, x: Any) -> Any:
         """Place one array of several processes."""
-        struct = self.abstract(kind).get(name)
+        struct = self._structs[kind].get(name)
         if struct is None or (isinstance(x, jax.Array) and not x.is_fully_addressable):
             return x  # the function that takes the batch names unknown arrays
+        self._check_dtype(kind, name, x)
         local, axis = np.asarray(x).astype(struct.dtype, copy=False), int(kind == "batches")
         rows = struct.shape[axis] if len(struct.shape) > axis else 1
         held = (*struct.shape[:axis], len(self.share.rows(name, rows)), *struct.shape[axis + 1 :])
@@ -163,9 +162,22 @@ class JaxProgram:
 
         return jax.make_array_from_callback(struct.shape, struct.sharding, shard, dtype=struct.dtype)
 
+    def _check_dtype(self, kind: str, name: str, x: Any) -> None:
+        """Raise `ValueError` if an array has a dtype, or integers, that the input cannot have."""
+        wanted = self.module.TYPES[kind][name]
+        shape, dtype = tuple(wanted[1].values()), self.module.narrowed(x, wanted[0])
+        problem = self.module.mismatch(f'"{name}"', (dtype, shape), wanted)
+        self.module.raise_if([problem or self.module.overflow(f'"{name}"', x, wanted[0])])
+
     @property
     def _replicated(self) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec())
+
+    @cached_property
+    def _structs(self) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
+        """The arrays of each kind by name, without data."""
+        kinds = self.module.TYPES.items()
+        return {kind: {name: self._struct(kind, name) for name in types} for kind, types in kinds}
 
     def _struct(self, kind: str, name: str) -> jax.ShapeDtypeStruct:
         dtype, sizes = self.module.TYPES[kind][name]

@@ -23,12 +23,12 @@ from zipfile import ZipFile, is_zipfile
 
 import attrs
 
-from mtfc.backends.common.devices import Unavailable
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.compiler.ir.training import average_of
 from mtfc.driver.data.checkpoint_files import OPTIMIZER, PARAMETERS, About, newest_checkpoint, read_array
 from mtfc.driver.data.files import OUTPUTS, write_atomically
-from mtfc.driver.errors import UsageError
+from mtfc.driver.data.packages import import_package
+from mtfc.driver.errors import UsageError, reason_of
 
 Array = Any
 Arrays = Mapping[str, Array]
@@ -102,7 +102,7 @@ def stored_arrays(path: str) -> dict[str, StoredArray]:
     try:
         return _stored(Path(path))
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, reason_of(error)) from None
 
 
 def _stored(path: Path) -> dict[str, StoredArray]:
@@ -112,8 +112,8 @@ def _stored(path: Path) -> dict[str, StoredArray]:
     return _safetensors(path) if path.suffix == SAFETENSORS else _npz(path)
 
 
-def _unreadable(path: str, error: Exception) -> CompileError:
-    reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
+def unreadable(path: str, reason: str) -> CompileError:
+    """Return the error (E501) of a file that has no arrays to read."""
     return CompileError([Diagnostic("E501", f"cannot read arrays: {reason}", whole(path))])
 
 
@@ -175,19 +175,15 @@ def _read(path: Path, content: Callable[[], Array]) -> Array:
     try:
         return _undamaged(content)
     except ValueError as error:
-        raise _unreadable(str(path), error) from None
+        raise unreadable(str(path), reason_of(error)) from None
 
 
 def _safetensors(path: Path) -> dict[str, StoredArray]:
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        reason = f"needs the package safetensors, which cannot be imported ({error})"
-        raise Unavailable(f"reading {path} {reason}: pip install 'mtfc[train]'") from None
+    safetensors = import_package("safetensors", "safetensors", f"reading {path}")
     path.open("rb").close()  # a fault of the file system, in its own words
     try:
-        file: Any = safe_open(str(path), framework="numpy")
-    except SafetensorError as error:
+        file: Any = safetensors.safe_open(str(path), framework="numpy")
+    except safetensors.SafetensorError as error:
         reason = str(error).removeprefix("Error while deserializing header: ")
         raise ValueError(f"it is no safetensors file, or damaged ({reason})") from None
 
@@ -227,7 +223,7 @@ def _checkpoint(path: Path) -> dict[str, StoredArray]:
             try:
                 return read_array(path, about, name)
             except ValueError as error:
-                raise _unreadable(str(path), error) from None
+                raise unreadable(str(path), reason_of(error)) from None
 
         return StoredArray(shape, dtype, read)
 

@@ -20,7 +20,8 @@ from typing import Any
 
 import attrs
 
-from mtfc.driver.training.packages import import_package
+from mtfc.driver.data.packages import import_package
+from mtfc.driver.errors import reason_of
 
 FORMAT = 1
 """The version of the folders' content."""
@@ -161,21 +162,21 @@ def faults() -> Iterator[None]:
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception as error:
-        raise ValueError(reason_of(error)) from None
+        raise ValueError(fault_of(error)) from None
 
 
 DAMAGE = {"NOT_FOUND": "missing", "DATA_LOSS": "damaged", "OUT_OF_RANGE": "cut off"}
 """The states of a file by the words that errors of tensorstore begin with."""
 
 
-def reason_of(error: BaseException) -> str:
+def fault_of(error: Exception) -> str:
     """Return the reason of an error of orbax or tensorstore in the system's words, or shortened."""
     text = str(error)
     system = re.search(r"os_error_code='(\d+)'", text)
     if system and not text.startswith("NOT_FOUND"):
         return os.strerror(int(system[1])).lower()
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
+        return reason_of(error)
     if state := DAMAGE.get(text.partition(":")[0]):
         array = re.search(r'"([\w.]+)/', text)
         return f"a file of its arrays is {state}" + (f" (found at {array[1]})" if array else "")

@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, TextIO
 
-from mtfc.driver.errors import UsageError
+from mtfc.driver.errors import UsageError, reason_of
 
 STANDARD = "-"
 """Standard input or output."""
@@ -25,7 +25,7 @@ def read_bytes(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {_reason(error)}") from None
+        raise UsageError(f"cannot read {path}: {reason_of(error)}") from None
 
 
 def read_neighbour(path: str) -> str | None:
@@ -72,7 +72,7 @@ def _place(path: str) -> Path:
         target = _target(path)
         reason = _obstacle(target)
     except (OSError, RuntimeError) as error:  # a name that is too long, or links that go in a circle
-        reason = _reason(error)
+        reason = reason_of(error)
     if reason:
         raise UsageError(f"cannot write {path}: {reason}")
     return target
@@ -121,7 +121,7 @@ def write_atomically(path: str, write: Callable[[IO[bytes]], object]) -> None:
         else:
             _replace(target, write)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {_reason(error)}") from None
+        raise UsageError(f"cannot write {path}: {reason_of(error)}") from None
 
 
 def _replace(target: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -143,7 +143,3 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)

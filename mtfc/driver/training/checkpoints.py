@@ -25,12 +25,13 @@ import attrs
 from mtfc.backends.common.devices import Unavailable, import_jax
 from mtfc.driver.data.array_files import numpy_type
 from mtfc.driver.data.checkpoint_files import (
+    RECORD,
     STATE,
     About,
     changed,
+    fault_of,
     faults,
     orbax,
-    reason_of,
     steps_in,
     sum_of_bits,
 )
@@ -185,7 +186,7 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             earlier = [each for each in self.steps if each < step]
             remedy = f"remove it to go on from step {earlier[-1]}" if earlier else "start over with --fresh"
-            raise FailedRequest(f"{self.place(step)} cannot be read: {reason_of(error)}; {remedy}") from None
+            raise FailedRequest(f"{self.place(step)} cannot be read: {fault_of(error)}; {remedy}") from None
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -197,7 +198,7 @@ class Checkpoints:
         except Exception as error:  # orbax and tensorstore raise many kinds
             last = f"the last one is {self.place(self.steps[-1])}" if self.steps else "there is none yet"
             raise Unavailable(
-                f"cannot write a checkpoint to {self.folder}: {reason_of(error)}; {last}"
+                f"cannot write a checkpoint to {self.folder}: {fault_of(error)}; {last}"
             ) from None
 
 
@@ -291,7 +292,7 @@ def _make(folder: Path) -> None:
             probe.mkdir()
             probe.rmdir()
         except OSError as error:
-            raise UsageError(f"cannot write checkpoints to {folder}: {reason_of(error)}") from None
+            raise UsageError(f"cannot write checkpoints to {folder}: {fault_of(error)}") from None
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
@@ -335,7 +336,7 @@ def _record_handler() -> Any:
             async def write() -> None:
                 record = args.record()
                 if jax.process_index() == 0:
-                    (directory / "about.json").write_text(record.text())
+                    (directory / Path(RECORD).name).write_text(record.text())
 
             return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="about")]
 

@@ -18,7 +18,8 @@ from mtfc.backends.common.shares import Ranges, Share
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import Array
-from mtfc.driver.errors import UsageError
+from mtfc.driver.data.packages import import_package
+from mtfc.driver.errors import UsageError, reason_of
 from mtfc.driver.training.batch_iterators import (
     AHEAD,
     BatchIterator,
@@ -28,7 +29,6 @@ from mtfc.driver.training.batch_iterators import (
 )
 from mtfc.driver.training.data_inputs import DataInput, data_inputs
 from mtfc.driver.training.example_files import TOKEN_DTYPES, Examples, open_examples
-from mtfc.driver.training.packages import import_package
 from mtfc.driver.training.user_data import FUNCTION, load_function
 
 THREADS = 2
@@ -49,7 +49,7 @@ def open_source(spec: str, program: Program, accumulate: int = 1) -> DataSource:
     try:
         return FileSource(open_examples(*_location(spec), inputs), inputs, accumulate).checked()
     except OSError as error:
-        raise UsageError(f"{spec}: {(error.strerror or str(error)).lower()}") from None
+        raise UsageError(f"{spec}: {reason_of(error)}") from None
 
 
 def _is_function(spec: str) -> bool:

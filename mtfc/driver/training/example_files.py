@@ -17,9 +17,9 @@ import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.types import Dim
-from mtfc.driver.data.array_files import Array, Arrays, StoredArray, stored_arrays, whole
+from mtfc.driver.data.array_files import Array, Arrays, StoredArray, stored_arrays, unreadable, whole
 from mtfc.driver.data.fitting import Fitting, shape_text
-from mtfc.driver.errors import UsageError
+from mtfc.driver.errors import UsageError, reason_of
 from mtfc.driver.training.data_inputs import DataInput
 
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
@@ -156,7 +156,7 @@ def _map_tokens(path: str, dtype: str, input: DataInput) -> Arrays:
     stored, length = np.dtype(dtype).newbyteorder("<"), input.shape[1]
     size = _size(path)
     if size % stored.itemsize:
-        raise _unreadable(path, f"its {size} bytes are no whole number of tokens of {dtype}")
+        raise unreadable(path, f"its {size} bytes are no whole number of tokens of {dtype}")
     count = size // stored.itemsize // length
     if not count:
         return {input.name: np.empty((0, length), stored)}
@@ -177,7 +177,7 @@ def _map_npy(path: str, name: str) -> Arrays:
         return {name: np.load(path, mmap_mode="r", allow_pickle=False)}
     except ValueError as error:
         reason = "it holds Python objects" if "objects" in str(error) else "it is no NPY file"
-        raise _unreadable(path, reason) from None
+        raise unreadable(path, reason) from None
 
 
 def _map_npz(path: str) -> Arrays:
@@ -227,12 +227,7 @@ def _size(path: str) -> int:
         with Path(path).open("rb") as file:
             return file.seek(0, 2)
     except (OSError, ValueError) as error:
-        reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
-        raise _unreadable(path, reason) from None
-
-
-def _unreadable(path: str, reason: str) -> CompileError:
-    return CompileError([Diagnostic("E501", f"cannot read arrays: {reason}", whole(path))])
+        raise unreadable(path, reason_of(error)) from None
 
 
 Shapes = Mapping[str, tuple[int, ...]]

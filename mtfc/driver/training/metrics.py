@@ -11,8 +11,8 @@ from typing import Any, Protocol, TextIO
 import attrs
 
 from mtfc.backends.common.devices import Unavailable
-from mtfc.driver.errors import UsageError
-from mtfc.driver.training.packages import import_package
+from mtfc.driver.data.packages import import_package
+from mtfc.driver.errors import UsageError, reason_of
 from mtfc.reports.training_report import TrainingStep, step_line
 
 
@@ -43,8 +43,7 @@ class JsonLines:
                 _drop_later_lines(path, after)
             return cls(path, path.open("a", encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise UsageError(f"cannot write {path}: {reason.lower()}") from None
+            raise UsageError(f"cannot write {path}: {reason_of(error)}") from None
 
     def step(self, step: TrainingStep) -> None:
         """Write a line. Raises `Unavailable` if the disk is full."""
@@ -52,7 +51,7 @@ class JsonLines:
             self.file.write(json.dumps(step.record()) + "\n")
             self.file.flush()
         except OSError as error:
-            raise Unavailable(f"cannot write {self.path}: {(error.strerror or str(error)).lower()}") from None
+            raise Unavailable(f"cannot write {self.path}: {reason_of(error)}") from None
 
     def close(self) -> None:
         with suppress(OSError):  # the part of a line that did not fit

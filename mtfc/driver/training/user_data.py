@@ -25,6 +25,7 @@ import attrs
 from mtfc.backends.common.shares import Share
 from mtfc.driver.data.array_files import Array, StoredArray
 from mtfc.driver.data.fitting import Fitting
+from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError
 from mtfc.driver.training.batch_iterators import (
     AHEAD,
@@ -33,7 +34,6 @@ from mtfc.driver.training.batch_iterators import (
     PositionedIterator,
 )
 from mtfc.driver.training.data_inputs import DataInput
-from mtfc.driver.training.packages import import_package
 from mtfc.reports.table import listed
 
 FUNCTION = re.compile(r"([^\W\d][\w.]*):([^\W\d][\w.]*)")

@@ -8,11 +8,11 @@ from typing import Any
 from mtfc.backends.common.devices import Unavailable
 
 
-def import_package(module: str, package: str) -> Any:
-    """Return a module of a package. Raises `Unavailable` if the package is not installed."""
+def import_package(module: str, package: str, work: str = "training") -> Any:
+    """Return a module of a package. Raises `Unavailable` if the package is not installed. work: the subject of the message."""
     try:
         return import_module(module)
     except ImportError as error:
         raise Unavailable(
-            f"training needs the package {package}, which cannot be imported ({error}): pip install 'mtfc[train]'"
+            f"{work} needs the package {package}, which cannot be imported ({error}): pip install 'mtfc[train]'"
         ) from error
