@@ -78,9 +78,8 @@ def check_effects(source: str, hardware: Hardware, seed: int) -> None:
     for decided in (columns, *some_columns(space, random)):
         known = bound.known(row * np.isin(sorted(columns), sorted(decided)).astype(np.uint8), decided)
         is_open = bool(space.storing) and space.storing.isdisjoint(decided)
-        common, full = (bound.seconds(known, is_open, only_common=only)[0] for only in (True, False))
-        assert common <= full * ROUNDING, (layout, decided)
-        assert full <= price.seconds * ROUNDING, (layout, decided)
+        for seconds in (bound.seconds, bound.sure_seconds):
+            assert seconds(known, is_open)[0] <= price.seconds * ROUNDING, (layout, decided)
         assert beside.seconds(known, is_open)[0] <= price.overlapping * ROUNDING, (layout, decided)
         assert bound.flops(known)[0] <= price.compute * ROUNDING, (layout, decided)
         assert bound.memory(known)[0] <= price.memory, (layout, decided)
