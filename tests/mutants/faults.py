@@ -1,8 +1,8 @@
 """Faults of collectives, slices and gathers, as functions on the arrays of all processors.
 
-A fault takes the module, the kind of the site, the right value and the site's arguments, and returns a wrong value of a shape that
-the program can go on with. The faults are those that a compiler could make: a collective that is missing, done twice, done along
-another axis or in another group, another reduction, or an offset that is wrong by one.
+A fault takes the module, the kind of the site, the right value and the arguments of the site. It returns a wrong value of a
+shape that the program can go on with. The faults are those that a compiler could make: a collective that is missing, done twice,
+done along another axis or in another group, another reduction, or an offset that is wrong by one.
 """
 
 from __future__ import annotations

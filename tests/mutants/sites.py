@@ -18,7 +18,18 @@ from mtfc.backends.numpy import backend
 from mtfc.compiler.ir.core import Program
 
 COLLECTIVES = frozenset(
-    "psum pmax pmin all_gather reduce_scatter all_to_all permute shift_shards local_slice unreduce".split()
+    [
+        "psum",
+        "pmax",
+        "pmin",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "permute",
+        "shift_shards",
+        "local_slice",
+        "unreduce",
+    ]
 )
 CALLS = COLLECTIVES | {"axis_index", "gather"}
 FUNCTIONS = frozenset(form.name for form in FORMS.values())
