@@ -31,6 +31,7 @@ from mtfc.compiler.passes.pass_base import Pass
 @attrs.frozen
 class InsertReshards(Pass):
     name: ClassVar[str] = "insert-reshards"
+    takes: ClassVar[tuple[Level, ...]] = ("placed", "resharded")
     level: ClassVar[Level | None] = "resharded"
 
     def run(self, program: Program) -> Program:

@@ -52,6 +52,7 @@ TOO_NARROW = 64
 @attrs.frozen
 class PlaceReductions(Pass):
     name: ClassVar[str] = "place-reductions"
+    takes: ClassVar[tuple[Level, ...]] = ("assigned", "placed")
     level: ClassVar[Level | None] = "placed"
 
     def run(self, program: Program) -> Program:

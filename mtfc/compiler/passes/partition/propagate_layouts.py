@@ -29,12 +29,14 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.sharding_rules import is_cast_of_terms, result_types
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
+from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
 
 
 @attrs.frozen
 class PropagateLayouts(Pass):
     name: ClassVar[str] = "propagate-layouts"
+    takes: ClassVar[tuple[Level, ...]] = ("assigned",)
 
     def run(self, program: Program) -> Program:
         mesh = program.placed_on
