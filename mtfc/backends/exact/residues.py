@@ -1,0 +1,709 @@
+"""Arrays of a program under the exact check: floats are residues, everything else is what it is.
+
+An `Exact` stands for one array of a generated NumPy module or of an op's `evaluate`. Integers and truth values are kept as they
+are. Floats that are made of constants, indices and random draws alone are kept as real numbers, so that decisions and bucket
+numbers stay what they are. As soon as such a float meets a residue or is summed, it becomes a residue, too.
+
+Three more values stand beside the residues: infinity, minus infinity, and `POISON` for whatever has no meaning in the field,
+such as a quotient by zero. Poison sticks.
+
+An array may carry tangents, one for each element: then the same operations compute derivatives in forward mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from mtfc.backends.exact.prime_field import PrimeField
+
+Array = Any
+
+INFINITY, MINUS_INFINITY, POISON = (np.uint64(2**40 + i) for i in range(3))
+HUGE = 1e30
+"""A constant of this magnitude stands for an infinity."""
+
+FRACTION_BITS = 2.0**30
+"""A real number that is a multiple of the inverse is a short binary fraction, and needs no search for a simple fraction."""
+
+TWICE = 1.1283791670955126
+"""2 / sqrt(pi), the slope of `erf` at 0."""
+
+
+class NotExact(Exception):
+    """A module calls a function that the check has no meaning for."""
+
+
+class Exact:
+    """An array. values: residues if `is_residue`, else real numbers. dtype: the one that the program gives the array."""
+
+    __slots__ = ("dtype", "field", "is_residue", "tangent", "values")
+    __array_priority__ = 1000
+
+    def __init__(
+        self,
+        field: PrimeField,
+        values: Array,
+        dtype: Any,
+        is_residue: bool = False,
+        tangent: Array | None = None,
+    ) -> None:
+        self.field, self.values, self.dtype = field, values, np.dtype(dtype)
+        self.is_residue, self.tangent = is_residue, tangent
+
+    # What an array is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    @property
+    def ndim(self) -> int:
+        return int(self.values.ndim)
+
+    @property
+    def size(self) -> int:
+        return int(self.values.size)
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return tuple(s // self.values.itemsize * self.itemsize for s in self.values.strides)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.kind not in "biu"
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[Exact]:
+        return (self[i] for i in range(len(self)))
+
+    # Structure
+
+    def mapped(self, change: Callable[[Array], Array]) -> Exact:
+        """Apply a function that moves elements, or a linear one if there are no special values."""
+        tangent = None if self.tangent is None else change(self.tangent)
+        return Exact(self.field, change(self.values), self.dtype, self.is_residue, tangent)
+
+    def __getitem__(self, index: Any) -> Exact:
+        plain = _plain(index)
+        return self.mapped(lambda x: np.asarray(x[plain]))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if self.is_float and isinstance(value, Exact) and value.is_residue and not self.is_residue:
+            self.values, self.is_residue = self.residues().values, True
+        given = self._like(value)
+        self.values[_plain(index)] = given.values
+        if self.tangent is not None or given.tangent is not None:
+            self.tangent = _tangent(self).copy()
+            self.tangent[_plain(index)] = _tangent(given)
+
+    def _like(self, value: Any) -> Exact:
+        found = exact(self.field, value, self.dtype)
+        return found.residues() if self.is_residue else found
+
+    def reshape(self, *shape: Any) -> Exact:
+        return self.mapped(lambda x: x.reshape(*shape or ((),)))
+
+    def transpose(self, *axes: Any) -> Exact:
+        return self.mapped(lambda x: x.transpose(*axes))
+
+    def ravel(self) -> Exact:
+        return self.reshape(-1)
+
+    def copy(self) -> Exact:
+        return self.mapped(np.copy)
+
+    def take(self, indices: Any, axis: int | None = None) -> Exact:
+        plain = _plain(indices)
+        return self.mapped(lambda x: np.take(x, plain, axis=axis))
+
+    def astype(self, dtype: Any, copy: bool = True) -> Exact:
+        """Convert to another dtype. Rounding of floats is left out; the integer part of a residue is a pseudo-random number."""
+        kind = np.dtype(dtype).kind
+        if kind == "b":
+            return Exact(self.field, self.values != 0, dtype)
+        if kind in "iu":
+            return Exact(self.field, self._integers(np.dtype(dtype)), dtype)
+        if self.is_float:
+            return Exact(self.field, self.values, dtype, self.is_residue, self.tangent)
+        return Exact(self.field, self.values.astype(np.float64), dtype)
+
+    def _integers(self, dtype: Any) -> Array:
+        if not self.is_residue:
+            with np.errstate(all="ignore"):
+                return self.values.astype(dtype)
+        self.field.count("casts to integers", self.size)
+        return self.field.signed(self.floor().values).astype(dtype)
+
+    def all(self) -> Any:
+        return self.values.all()
+
+    def tobytes(self) -> bytes:
+        return bytes(self.values.tobytes())
+
+    # Floats
+
+    def residues(self) -> Exact:
+        """Return the array as residues."""
+        if self.is_residue:
+            return self
+        if not self.is_float:
+            return Exact(self.field, self.field.from_integers(self.values), self.dtype, True)
+        return Exact(self.field, _residues(self.field, self.values), self.dtype, True)
+
+    @property
+    def has_special(self) -> bool:
+        return self.is_residue and self.size > 0 and bool(self.values.max() >= INFINITY)
+
+    def keys(self) -> Array:
+        """Return integers, or real numbers, in the order of the elements."""
+        if not self.is_residue:
+            return self.values
+        found = self.field.signed(self.values)
+        if self.has_special:
+            found = np.where(self.values == MINUS_INFINITY, -(2**50), found)
+            found = np.where((self.values == INFINITY) | (self.values == POISON), 2**50, found)
+        return found
+
+    def floor(self) -> Exact:
+        if not self.is_residue:
+            return Exact(self.field, np.floor(self.values), self.dtype)
+        small = np.abs(self.field.signed(self.values)) < 2**20
+        self.field.count("integer parts", self.size)
+        drawn = self.field.hashed("floor", self.values) % np.uint64(8)
+        return Exact(self.field, np.where(small, self.values, drawn), self.dtype, True)
+
+    # Arithmetic
+
+    def __neg__(self) -> Exact:
+        return negative(self)
+
+    def __add__(self, other: Any) -> Exact:
+        return binary("add", self, other)
+
+    def __radd__(self, other: Any) -> Exact:
+        return binary("add", other, self)
+
+    def __sub__(self, other: Any) -> Exact:
+        return binary("subtract", self, other)
+
+    def __rsub__(self, other: Any) -> Exact:
+        return binary("subtract", other, self)
+
+    def __mul__(self, other: Any) -> Exact:
+        return binary("multiply", self, other)
+
+    def __rmul__(self, other: Any) -> Exact:
+        return binary("multiply", other, self)
+
+    def __truediv__(self, other: Any) -> Exact:
+        return binary("divide", self, other)
+
+    def __rtruediv__(self, other: Any) -> Exact:
+        return binary("divide", other, self)
+
+    def __matmul__(self, other: Exact) -> Exact:
+        return matmul(self, other)
+
+    def __lt__(self, other: Any) -> Exact:
+        return compared("less", self, other)
+
+    def __le__(self, other: Any) -> Exact:
+        return compared("less_equal", self, other)
+
+    def __gt__(self, other: Any) -> Exact:
+        return compared("greater", self, other)
+
+    def __ge__(self, other: Any) -> Exact:
+        return compared("greater_equal", self, other)
+
+    def __eq__(self, other: object) -> Exact:  # type: ignore[override]
+        return compared("equal", self, other)
+
+    def __ne__(self, other: object) -> Exact:  # type: ignore[override]
+        return compared("not_equal", self, other)
+
+    def __and__(self, other: Any) -> Exact:
+        return real("bitwise_and", self, other)
+
+    def __or__(self, other: Any) -> Exact:
+        return real("bitwise_or", self, other)
+
+    def __invert__(self) -> Exact:
+        return real("invert", self)
+
+    def __floordiv__(self, other: Any) -> Exact:
+        return real("floor_divide", self, other)
+
+    def __mod__(self, other: Any) -> Exact:
+        return real("mod", self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """Take calls such as `scipy.special.erf(x)` and `array + x`."""
+        if method != "__call__":
+            raise NotExact(f"{ufunc.__name__}.{method}")
+        return applied(ufunc.__name__, *inputs)
+
+
+def _plain(index: Any) -> Any:
+    """Return an index, or indices, as NumPy takes them."""
+    if isinstance(index, tuple):
+        return tuple(map(_plain, index))
+    return index.values if isinstance(index, Exact) else index
+
+
+def exact(field: PrimeField, value: Any, dtype: Any = None) -> Exact:
+    """Return a number or array as an `Exact`; a Python number takes the given dtype."""
+    if isinstance(value, Exact):
+        return value
+    array = np.asarray(value)
+    wanted = np.dtype(dtype if dtype is not None and array.ndim == 0 else array.dtype)
+    if wanted.kind in "biu":
+        return Exact(field, array.astype(wanted), wanted)
+    if array.dtype.kind not in "biu" and array.dtype != np.float64:
+        array = _decimal(array) if array.ndim == 0 else array
+    return Exact(field, array.astype(np.float64), wanted)
+
+
+def _decimal(scalar: Array) -> Array:
+    """Return the number that a scalar of 32 or 16 bits was written as: 0.1 and not the float next to it."""
+    text = str(scalar)
+    return np.asarray(float(text))
+
+
+def _residues(field: PrimeField, numbers: Array) -> Array:
+    """Return real numbers as residues: short binary fractions as they are, others as the simplest fraction."""
+    finite = np.isfinite(numbers) & (np.abs(numbers) < HUGE)
+    safe = np.where(finite, numbers, 0.0)
+    scaled = safe * FRACTION_BITS
+    is_short = (scaled == np.floor(scaled)) & (np.abs(scaled) < 2.0**62)
+    found = field.from_floats(np.where(is_short, safe, 0.0))
+    if not is_short.all():
+        kinds, places = np.unique(safe, return_inverse=True)
+        table = np.array([field.constant(float(x)) for x in kinds], np.uint64)
+        found = np.where(is_short, found, table[places.reshape(safe.shape)])
+    if not finite.all():
+        with np.errstate(invalid="ignore"):
+            found = np.where(numbers >= HUGE, INFINITY, found)
+            found = np.where(numbers <= -HUGE, MINUS_INFINITY, found)
+        found = np.where(np.isnan(numbers), POISON, found)
+    return found
+
+
+def _tangent(x: Exact) -> Array:
+    return np.zeros(x.shape, np.uint64) if x.tangent is None else x.tangent
+
+
+def _pair(x: Any, y: Any) -> tuple[Exact, Exact]:
+    """Return two operands of one dtype; both are residues if one is, or if both are floats and one of them is a residue."""
+    known = x if isinstance(x, Exact) else y
+    a = exact(known.field, x, known.dtype)
+    b = exact(known.field, y, known.dtype)
+    if a.is_residue != b.is_residue:
+        return a.residues(), b.residues()
+    return a, b
+
+
+def real(name: str, *operands: Any, dtype: Any = None) -> Exact:
+    """Apply a NumPy function to real numbers, in f64 for floats."""
+    known = next(x for x in operands if isinstance(x, Exact))
+    if any(isinstance(x, Exact) and x.is_residue for x in operands):
+        raise NotExact(name)
+    with np.errstate(all="ignore"):
+        given = [exact(known.field, x, known.dtype).values for x in operands]
+        found = np.asarray(getattr(np, name)(*given))
+    if found.dtype.kind in "biu":
+        return Exact(known.field, found, dtype or found.dtype)
+    return Exact(known.field, found, dtype or known.dtype)
+
+
+def binary(name: str, x: Any, y: Any) -> Exact:
+    a, b = _pair(x, y)
+    if not a.is_residue:
+        return real(name, a, b, dtype=a.dtype if name != "divide" or a.is_float else None)
+    rule = {"add": _add, "subtract": _subtract, "multiply": _multiply, "divide": _divide}[name]
+    return rule(a, b)
+
+
+def _made(like: Exact, values: Array, tangent: Array | None = None) -> Exact:
+    return Exact(like.field, values, like.dtype, True, tangent)
+
+
+def _safe(x: Exact) -> Array:
+    """Return the residues, and 0 for special values."""
+    return np.where(x.values >= INFINITY, np.uint64(0), x.values) if x.has_special else x.values
+
+
+def _joined(a: Exact, b: Exact, rule: Callable[[Array, Array], Array]) -> Array | None:
+    """Return the tangent of a sum or difference, or None."""
+    if a.tangent is None and b.tangent is None:
+        return None
+    return rule(_tangent(a), _tangent(b))
+
+
+def _add(a: Exact, b: Exact) -> Exact:
+    field = a.field
+    found = field.add(_safe(a), _safe(b))
+    if a.has_special or b.has_special:
+        found = _with_infinities(found, [a.values, b.values])
+    return _made(a, found, _joined(a, b, field.add))
+
+
+def _with_infinities(found: Array, terms: Sequence[Array]) -> Array:
+    """Return a sum whose terms may be special."""
+    shape = np.broadcast_shapes(*(term.shape for term in terms))
+    spread = [np.broadcast_to(term, shape) for term in terms]
+    up = np.any([term == INFINITY for term in spread], axis=0)
+    down = np.any([term == MINUS_INFINITY for term in spread], axis=0)
+    poison = np.any([term == POISON for term in spread], axis=0) | (up & down)
+    return _marked(found, up, down, poison)
+
+
+def _marked(found: Array, up: Array, down: Array, poison: Array) -> Array:
+    found = np.where(up, INFINITY, np.where(down, MINUS_INFINITY, found))
+    return np.where(poison, POISON, found)
+
+
+def _subtract(a: Exact, b: Exact) -> Exact:
+    return _add(a, negative(b))
+
+
+def negative(x: Exact) -> Exact:
+    if not x.is_residue:
+        return real("negative", x, dtype=x.dtype)
+    found = x.field.negative(_safe(x))
+    if x.has_special:
+        found = _marked(found, x.values == MINUS_INFINITY, x.values == INFINITY, x.values == POISON)
+    return _made(x, found, None if x.tangent is None else x.field.negative(x.tangent))
+
+
+def _multiply(a: Exact, b: Exact) -> Exact:
+    field, left, right = a.field, _safe(a), _safe(b)
+    found = field.multiply(left, right)
+    if a.has_special or b.has_special:
+        found = np.where((a.values >= INFINITY) | (b.values >= INFINITY), POISON, found)
+    tangent = None
+    if a.tangent is not None or b.tangent is not None:
+        tangent = field.add(field.multiply(_tangent(a), right), field.multiply(left, _tangent(b)))
+    return _made(a, found, tangent)
+
+
+def _divide(a: Exact, b: Exact) -> Exact:
+    field = a.field
+    inverse = field.inverse(_safe(b))
+    found = field.multiply(_safe(a), inverse)
+    wrong = (a.values >= INFINITY) | (b.values >= INFINITY) | (b.values == 0)
+    tangent = None
+    if a.tangent is not None or b.tangent is not None:
+        slope = field.subtract(_tangent(a), field.multiply(found, _tangent(b)))
+        tangent = field.multiply(slope, inverse)
+    return _made(a, np.where(wrong, POISON, found), tangent)
+
+
+def matmul(a: Exact, b: Exact) -> Exact:
+    """Multiply stacks of matrices. A product with a special value is poison."""
+    if not (a.is_float or a.is_residue):
+        return Exact(a.field, (a.values @ b.values).astype(a.dtype), a.dtype)
+    a, b = a.residues(), b.residues()
+    field, left, right = a.field, _safe(a), _safe(b)
+    found = field.matmul(left, right)
+    if a.has_special or b.has_special:
+        bad = (a.values >= INFINITY).any(-1)[..., :, None] | (b.values >= INFINITY).any(-2)[..., None, :]
+        found = np.where(bad, POISON, found)
+    tangent = None
+    if a.tangent is not None or b.tangent is not None:
+        tangent = field.add(field.matmul(_tangent(a), right), field.matmul(left, _tangent(b)))
+    return _made(a, found, tangent)
+
+
+def compared(name: str, x: Any, y: Any) -> Exact:
+    """Compare by signed representatives. In every second draw, the order of scalars is reversed."""
+    a, b = _pair(x, y)
+    left, right = a.keys(), b.keys()
+    if a.is_residue and a.field.reverses(max(a.ndim, b.ndim)):
+        left, right = right, left
+    return Exact(a.field, np.asarray(getattr(np, name)(left, right)), np.bool_)
+
+
+def extremum(name: str, x: Any, y: Any) -> Exact:
+    a, b = _pair(x, y)
+    if not a.is_residue:
+        return real(name, a, b, dtype=a.dtype)
+    takes = compared("greater_equal" if name == "maximum" else "less_equal", a, b)
+    found = chosen(takes, a, b)
+    if a.has_special or b.has_special:
+        found.values = np.where((a.values == POISON) | (b.values == POISON), POISON, found.values)
+    return found
+
+
+def chosen(condition: Any, x: Any, y: Any) -> Exact:
+    """Return elements of x where the condition holds, else of y."""
+    known = next(each for each in (x, y, condition) if isinstance(each, Exact))
+    like = next((each.dtype for each in (x, y) if isinstance(each, Exact)), None)
+    a, b = exact(known.field, x, like), exact(known.field, y, like)
+    if a.is_residue != b.is_residue:
+        a, b = a.residues(), b.residues()
+    where = condition.values if isinstance(condition, Exact) else condition
+    tangent = None
+    if a.tangent is not None or b.tangent is not None:
+        tangent = np.where(where, _tangent(a), _tangent(b))
+    return Exact(known.field, np.where(where, a.values, b.values), like or a.dtype, a.is_residue, tangent)
+
+
+# Functions of one operand
+
+POINTS: dict[str, dict[int, int]] = {
+    "exp": {0: 1}, "log": {1: 0}, "tanh": {0: 0}, "erf": {0: 0}, "sin": {0: 0}, "cos": {0: 1}, "sqrt": {0: 0, 1: 1},
+}  # fmt: skip
+"""Function -> the arguments at which it has its natural value, and the values. Elsewhere it is pseudo-random."""
+
+
+def transcendental(name: str, x: Exact) -> Exact:
+    """Return a pseudo-random function of the elements that has the function's own slope."""
+    if not x.is_residue:
+        return real_function(name, x)
+    safe = _safe(x)
+    found = x.field.hashed(name, safe)
+    for argument, value in POINTS[name].items():
+        found = np.where(safe == argument, np.uint64(value), found)
+    if name == "log":
+        found = np.where(safe == 0, POISON, found)
+    if x.has_special:
+        found = np.where(x.values >= INFINITY, POISON, found)
+        if name == "exp":
+            found = np.where(x.values == MINUS_INFINITY, np.uint64(0), found)
+            found = np.where(x.values == INFINITY, INFINITY, found)
+    made = _made(x, found)
+    if x.tangent is not None:
+        slope = _safe(_slope(name, Exact(x.field, safe, x.dtype, True), _made(x, _safe(made))))
+        made.tangent = x.field.multiply(x.tangent, slope)
+    return made
+
+
+def real_function(name: str, x: Exact) -> Exact:
+    if name != "erf":
+        return real(name, x, dtype=x.dtype)
+    from scipy.special import erf
+
+    return Exact(x.field, erf(x.values), x.dtype)
+
+
+def _slope(name: str, x: Exact, y: Exact) -> Exact:
+    """Return the derivative, in terms of the operand and the result."""
+    return SLOPES[name](x, y)
+
+
+SLOPES: dict[str, Callable[[Exact, Exact], Exact]] = {
+    "exp": lambda x, y: y,
+    "log": lambda x, y: 1.0 / x,
+    "tanh": lambda x, y: 1.0 - y * y,
+    "sqrt": lambda x, y: 0.5 / y,
+    "sin": lambda x, y: transcendental("cos", x),
+    "cos": lambda x, y: -transcendental("sin", x),
+    "erf": lambda x, y: TWICE * transcendental("exp", -(x * x)),
+}
+
+
+def power(x: Any, y: Any) -> Exact:
+    """Return x to the power y: by multiplication where y is one small integer, else a pseudo-random function of both."""
+    known = x if isinstance(x, Exact) else y
+    a, b = exact(known.field, x, known.dtype), exact(known.field, y, known.dtype)
+    if not a.is_residue and not b.is_residue:
+        return real("power", a, b, dtype=a.dtype)
+    if not b.is_residue and b.size and (b.values == b.values.flat[0]).all():
+        found = _constant_power(a.residues(), float(b.values.flat[0]))
+        if found is not None:
+            return found.mapped(lambda v: np.broadcast_to(v, np.broadcast_shapes(v.shape, b.shape)))
+    a, b = a.residues(), b.residues()
+    values = np.broadcast_arrays(_safe(a), _safe(b))
+    found = _made(a, a.field.hashed("power", *values))
+    bad = (a.values >= INFINITY) | (b.values >= INFINITY)
+    found.values = np.where(bad, POISON, found.values)
+    if a.tangent is not None or b.tangent is not None:
+        lower = power(_untangled(a), _untangled(b) - 1.0)
+        positive = compared("greater", _untangled(a), 0.0)
+        log = transcendental("log", chosen(positive, _untangled(a), 1.0))
+        along_x = (lower * _untangled(b)) * _made(a, _tangent(a))
+        along_y = (_made(a, _safe(found)) * log) * _made(b, _tangent(b))
+        found.tangent = _safe(along_x + along_y)
+    return found
+
+
+def _untangled(x: Exact) -> Exact:
+    return Exact(x.field, x.values, x.dtype, x.is_residue)
+
+
+def _constant_power(x: Exact, exponent: float) -> Exact | None:
+    if exponent in (0.5, -0.5):
+        root = transcendental("sqrt", x)
+        return root if exponent > 0 else 1.0 / root
+    if exponent != int(exponent) or abs(exponent) > 2**10:
+        return None
+    found, count = x * 0.0 + 1.0, int(abs(exponent))
+    square = x
+    while count:
+        found = found * square if count & 1 else found
+        square, count = square * square, count >> 1
+    return found if exponent >= 0 else 1.0 / found
+
+
+def sign(x: Exact) -> Exact:
+    if not x.is_residue:
+        return real("sign", x, dtype=x.dtype)
+    return Exact(x.field, x.field.from_integers(np.sign(x.keys())), x.dtype, True)
+
+
+def absolute(x: Exact) -> Exact:
+    if not x.is_residue:
+        return real("abs", x, dtype=x.dtype)
+    zero = _made(x, np.zeros(x.shape, np.uint64))
+    is_negative, is_zero = x.keys() < 0, x.keys() == 0
+    return chosen(is_negative, -x, chosen(is_zero, zero, x))
+
+
+# Reductions
+
+
+def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
+    if axis is None:
+        return tuple(range(ndim))
+    return tuple(sorted(i % ndim for i in (axis if isinstance(axis, tuple | list | range) else (axis,))))
+
+
+def total(x: Exact, axis: Any = None, keepdims: bool = False) -> Exact:
+    """Sum over axes. Sums of floats are residues."""
+    axes = _axes(axis, x.ndim)
+    if not x.is_float:
+        return Exact(x.field, np.add.reduce(x.values, axis=axes, dtype=x.dtype, keepdims=keepdims), x.dtype)
+    x = x.residues()
+    found = x.field.total(_safe(x), axes, keepdims)
+    if x.has_special:
+        up, down, poison = (
+            (x.values == each).any(axes, keepdims=keepdims) for each in (INFINITY, MINUS_INFINITY, POISON)
+        )
+        found = _marked(found, up, down, poison | (up & down))
+    return _made(x, found, None if x.tangent is None else x.field.total(x.tangent, axes, keepdims))
+
+
+def product(x: Exact, axis: Any = None, keepdims: bool = False) -> Exact:
+    """Multiply over axes, half by half."""
+    axes = _axes(axis, x.ndim)
+    if not x.is_float:
+        return Exact(
+            x.field, np.multiply.reduce(x.values, axis=axes, dtype=x.dtype, keepdims=keepdims), x.dtype
+        )
+    rest = [size for i, size in enumerate(x.shape) if i not in axes]
+    x = x.residues().mapped(lambda v: np.moveaxis(v, axes, range(len(axes))).reshape(-1, *rest))
+    while len(x) > 1:
+        half = len(x) // 2
+        pairs = x[:half] * x[half : 2 * half]
+        x = pairs if len(x) % 2 == 0 else stacked([pairs, x[2 * half :]])
+    found = x[0]
+    return found.mapped(lambda v: np.expand_dims(v, axes)) if keepdims else found
+
+
+def stacked(parts: Sequence[Exact]) -> Exact:
+    tangents = None
+    if any(part.tangent is not None for part in parts):
+        tangents = np.concatenate([_tangent(part) for part in parts])
+    values = np.concatenate([part.values for part in parts])
+    return Exact(parts[0].field, values, parts[0].dtype, parts[0].is_residue, tangents)
+
+
+def largest(x: Exact, axis: Any, keepdims: bool, sign: int = 1) -> Exact:
+    """Return the extremum over axes, with the tangent of the first element that attains it; poison wins."""
+    axes = _axes(axis, x.ndim)
+    count = prod(x.shape[i] for i in axes)
+    rest = [size for i, size in enumerate(x.shape) if i not in axes]
+    flat = x.mapped(lambda v: np.moveaxis(v, axes, range(len(axes))).reshape(count, *rest))
+    keys = sign * flat.keys() if flat.values.dtype != np.bool_ else flat.values ^ (sign < 0)
+    if flat.has_special:
+        keys = np.where(flat.values == POISON, 2**51, keys)
+    place = np.argmax(keys, axis=0)[None]
+    found = flat.mapped(lambda v: np.take_along_axis(v, place, 0)[0])
+    return found.mapped(lambda v: np.expand_dims(v, axes)) if keepdims else found
+
+
+def cumulative(x: Exact, axis: int) -> Exact:
+    if not x.is_float:
+        return Exact(x.field, np.cumsum(x.values, axis=axis, dtype=x.dtype), x.dtype)
+    x = x.residues()
+    found = x.field.cumulative(_safe(x), axis)
+    if x.has_special:
+        seen = np.logical_or.accumulate(x.values >= INFINITY, axis=axis)
+        found = np.where(seen, POISON, found)
+    return _made(x, found, None if x.tangent is None else x.field.cumulative(x.tangent, axis))
+
+
+def einsum(subscripts: str, *operands: Exact) -> Exact:
+    """Compute an einsum of letters, two operands at a time."""
+    *terms, result = subscripts.replace("->", ",").split(",")
+    parts = list(zip(operands, terms, strict=True))
+    while len(parts) > 1:
+        (a, left), (b, right), *rest = parts
+        needed = set(result).union(*(term for _, term in rest))
+        parts = [_contracted(a, left, b, right, needed), *rest]
+    x, labels = _summed(*parts[0], set(result))
+    return x.transpose([labels.index(label) for label in result]) if result else x.reshape(())
+
+
+def _summed(x: Exact, labels: str, needed: set[str]) -> tuple[Exact, str]:
+    gone = tuple(i for i, label in enumerate(labels) if label not in needed)
+    return (total(x, gone), "".join(label for label in labels if label in needed)) if gone else (x, labels)
+
+
+def _contracted(a: Exact, left: str, b: Exact, right: str, needed: set[str]) -> tuple[Exact, str]:
+    a, left = _summed(a, left, needed | set(right))
+    b, right = _summed(b, right, needed | set(left))
+    batch = [each for each in left if each in right and each in needed]
+    inner = [each for each in left if each in right and each not in needed]
+    rows = [each for each in left if each not in right]
+    columns = [each for each in right if each not in left]
+    a = a.transpose([left.index(each) for each in (*batch, *rows, *inner)])
+    b = b.transpose([right.index(each) for each in (*batch, *inner, *columns)])
+    g, k = len(batch), len(inner)
+    group, height = a.shape[:g], a.shape[g : a.ndim - k]
+    width, depth = b.shape[g + k :], prod(a.shape[a.ndim - k :])
+    found = a.reshape(*group, prod(height), depth) @ b.reshape(*group, depth, prod(width))
+    return found.reshape(*group, *height, *width), "".join((*batch, *rows, *columns))
+
+
+APPLIED: dict[str, Callable[..., Exact]] = {
+    **{name: partial(binary, name) for name in ("add", "subtract", "multiply", "divide")},
+    **{name: partial(transcendental, name) for name in POINTS},
+    **{
+        name: partial(compared, name)
+        for name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
+    },
+    "negative": negative,
+    "sign": sign,
+    "abs": absolute,
+    "absolute": absolute,
+    "floor": lambda x: x.floor(),
+    "square": lambda x: x * x,
+    "power": power,
+    "maximum": lambda x, y: extremum("maximum", x, y),
+    "minimum": lambda x, y: extremum("minimum", x, y),
+    "where": chosen,
+    "isnan": lambda x: (
+        Exact(x.field, x.values == POISON, np.bool_) if x.is_residue else real("isnan", x)
+    ),
+}  # fmt: skip
+"""Name of an elementwise function of NumPy -> its meaning on arrays of the check."""
+
+
+def applied(name: str, *operands: Any) -> Exact:
+    """Apply an elementwise function."""
+    return APPLIED[name](*operands) if name in APPLIED else real(name, *operands)
