@@ -132,7 +132,9 @@ class Namespace:
 
     def full(self, shape: Any, value: Any, dtype: Any) -> Exact:
         kind = np.dtype(dtype)
-        return self._created(np.full(shape, value, kind if kind.kind in "biu" else np.float64), kind)
+        if kind.kind in "biu":
+            return self._created(np.full(shape, value, kind), kind)
+        return self._created(np.full(shape, residues.written(float(value), kind), np.float64), kind)
 
     def zeros(self, shape: Any, dtype: Any = np.float64) -> Exact:
         return self.full(shape, 0, dtype)

@@ -13,7 +13,7 @@ An array may carry tangents, one for each element: then the same operations comp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -272,15 +272,21 @@ def exact(field: PrimeField, value: Any, dtype: Any = None) -> Exact:
     wanted = np.dtype(dtype if dtype is not None and array.ndim == 0 else array.dtype)
     if wanted.kind in "biu":
         return Exact(field, array.astype(wanted), wanted)
-    if array.dtype.kind not in "biu" and array.dtype != np.float64:
-        array = _decimal(array) if array.ndim == 0 else array
+    if array.ndim == 0:
+        return Exact(field, np.asarray(written(float(array), wanted)), wanted)
     return Exact(field, array.astype(np.float64), wanted)
 
 
-def _decimal(scalar: Array) -> Array:
-    """Return the number that a scalar of 32 or 16 bits was written as: 0.1 and not the float next to it."""
-    text = str(scalar)
-    return np.asarray(float(text))
+@lru_cache(4096)
+def written(number: float, dtype: Any) -> float:
+    """Return the shortest decimal number that a constant of a dtype may have been written as: 0.1 and not the float next to it."""
+    if dtype == np.float64 or not np.isfinite(number):
+        return number
+    with np.errstate(over="ignore"):
+        rounded = dtype.type(number)
+        texts = (f"{float(rounded):.{digits}g}" for digits in range(1, 10))
+        found = (float(text) for text in texts if dtype.type(float(text)) == rounded)
+    return next(found, number)
 
 
 def _residues(field: PrimeField, numbers: Array) -> Array:
@@ -493,11 +499,14 @@ def transcendental(name: str, x: Exact) -> Exact:
 
 
 def real_function(name: str, x: Exact) -> Exact:
-    if name != "erf":
-        return real(name, x, dtype=x.dtype)
-    from scipy.special import erf
+    """Return a function of real numbers, rounded to f32: NumPy's last digits in f64 depend on the place of a number in memory."""
+    if name == "erf":
+        from scipy.special import erf
 
-    return Exact(x.field, erf(x.values), x.dtype)
+        found = erf(x.values)
+    else:
+        found = real(name, x, dtype=x.dtype).values
+    return Exact(x.field, found.astype(np.float32).astype(np.float64), x.dtype)
 
 
 def _slope(name: str, x: Exact, y: Exact) -> Exact:
@@ -674,6 +683,11 @@ def _contracted(a: Exact, left: str, b: Exact, right: str, needed: set[str]) -> 
     a = a.transpose([left.index(each) for each in (*batch, *rows, *inner)])
     b = b.transpose([right.index(each) for each in (*batch, *inner, *columns)])
     g, k = len(batch), len(inner)
+    if not (inner or a.is_residue or b.is_residue):
+        wide = a.reshape(*a.shape, *[1] * len(columns))
+        return wide * b.reshape(*b.shape[:g], *[1] * len(rows), *b.shape[g:]), "".join(
+            (*batch, *rows, *columns)
+        )
     group, height = a.shape[:g], a.shape[g : a.ndim - k]
     width, depth = b.shape[g + k :], prod(a.shape[a.ndim - k :])
     found = a.reshape(*group, prod(height), depth) @ b.reshape(*group, depth, prod(width))
