@@ -101,7 +101,7 @@ class ExactReference:
         """Return the arguments and the outputs of a function, by name."""
         if (name, draw) not in self.results:
             function = self.functions[name][0]
-            field = self._field(draw, rank=0)
+            field = self.field(draw)
             arguments = {a.value.name: self._drawn(a, field, draw, name) for a in function.arguments}
             self.results[name, draw] = arguments, evaluated(function, arguments, field)
         return self.results[name, draw]
@@ -115,7 +115,7 @@ class ExactReference:
         wrong: list[ExactDifference] = []
         elements, poison, unsure = 0, 0, dict[str, int]()
         for draw in range(self.draws):
-            module = loaded(text, field := self._field(draw, rank=len(lowered.placed_on.axes)))
+            module = loaded(text, field := self.field(draw, rank=len(lowered.placed_on.axes)))
             for function in lowered.functions:
                 arguments, expected = self.expected(function.name, draw)
                 actual = called(module, function, arguments, field)
@@ -146,7 +146,7 @@ class ExactReference:
     def _agrees(self, names: Sequence[str], draw: int) -> bool:
         """Return True if the derivative along a random direction of some arguments is what their gradients say."""
         arguments, gradients = self.expected("gradients", draw)
-        field = self._field(draw, rank=0)
+        field = self.field(draw)
         forward = bound(run(self.program, (MixedPrecision(),)).function("forward"), training=True)
         moved: dict[str, Exact] = dict(arguments)
         along = np.uint64(0)
@@ -167,7 +167,8 @@ class ExactReference:
                 change = field.add(change, field.total(y.tangent, None))
         return bool(along == change)
 
-    def _field(self, draw: int, rank: int) -> PrimeField:
+    def field(self, draw: int, rank: int = 0) -> PrimeField:
+        """Return the field of a draw. rank: the number of axes of a scalar."""
         return PrimeField(PRIMES[draw % len(PRIMES)], self.seed + draw, rank if draw % 2 else None)
 
     def _drawn(self, argument: Argument, field: PrimeField, draw: int, function: str) -> Exact:
@@ -237,7 +238,7 @@ def loaded(text: str, field: PrimeField) -> Any:
 def _drawing(function: Callable[..., Any], field: PrimeField, *args: Any) -> Any:
     """Call a function of random numbers on plain integers."""
     found = function(*residues._plain(args))
-    return residues.exact(field, found) if isinstance(found, np.ndarray) else found
+    return residues.exact(field, found) if isinstance(found, np.ndarray | np.generic) else found
 
 
 class _Random:

@@ -170,14 +170,17 @@ class Namespace:
         if any(part.tangent is not None for part in parts):
             tangent = function([residues._tangent(part) for part in parts], axis=axis)
         values = function([part.values for part in parts], axis=axis)
-        return Exact(self.field, values, parts[0].dtype, parts[0].is_residue, tangent)
+        shadow = None
+        if any(part.shadow is not None for part in parts):
+            shadow = self._together(function, [part.residues() for part in parts], axis)
+        return Exact(self.field, values, parts[0].dtype, parts[0].is_residue, tangent, shadow)
 
     def take_along_axis(self, x: Exact, indices: Exact, axis: int) -> Exact:
         return x.mapped(lambda v: np.take_along_axis(v, indices.values, axis))
 
     def pad(self, x: Exact, widths: Any, constant_values: Any) -> Exact:
         value = exact(self.field, constant_values, x.dtype)
-        if value.is_residue != x.is_residue:
+        if value.is_residue or x.is_residue or x.is_float:
             x, value = x.residues(), value.residues()
         tangent = None if x.tangent is None else np.pad(x.tangent, widths)
         padded = np.pad(x.values, widths, constant_values=value.values)

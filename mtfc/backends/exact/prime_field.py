@@ -5,6 +5,7 @@ A residue is a `uint64` from 0 to p - 1. Products of two residues fit in 62 bits
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -201,12 +202,19 @@ def fraction_of(number: float) -> tuple[int, int]:
     of constants that no rounding changes mostly has the fraction of the result.
     """
     exact = Fraction(number)
-    a, b, rest = (1, 0), (0, 1), exact
+    found = ((a, b) for a, b in convergents(number) if a / b == number)
+    return next(found, (exact.numerator, exact.denominator))
+
+
+def convergents(number: float) -> Iterator[tuple[int, int]]:
+    """Yield the best fractions for a number, numerator and denominator, as far as they are simple."""
+    a, b, rest = (1, 0), (0, 1), Fraction(number)
     while True:
         whole = rest.numerator // rest.denominator
         a, b = (whole * a[0] + a[1], a[0]), (whole * b[0] + b[1], b[0])
         if abs(a[0]) * b[0] > SIMPLE:
-            return exact.numerator, exact.denominator
-        if a[0] / b[0] == number:
-            return a[0], b[0]
+            return
+        yield a[0], b[0]
+        if rest == whole:
+            return
         rest = 1 / (rest - whole)

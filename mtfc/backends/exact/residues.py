@@ -2,7 +2,8 @@
 
 An `Exact` stands for one array of a generated NumPy module or of an op's `evaluate`. Integers and truth values are kept as they
 are. Floats that are made of constants, indices and random draws alone are kept as real numbers, so that decisions and bucket
-numbers stay what they are. As soon as such a float meets a residue or is summed, it becomes a residue, too.
+numbers stay what they are. Beside each there is its residue, which follows the same arithmetic without rounding. As soon as such
+a float meets a residue or is summed, the residue takes its place.
 
 Three more values stand beside the residues: infinity, minus infinity, and `POISON` for whatever has no meaning in the field,
 such as a quotient by zero. Poison sticks.
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mtfc.backends.exact.prime_field import PrimeField
+from mtfc.backends.exact.prime_field import PrimeField, convergents
 
 Array = Any
 
@@ -39,9 +40,12 @@ class NotExact(Exception):
 
 
 class Exact:
-    """An array. values: residues if `is_residue`, else real numbers. dtype: the one that the program gives the array."""
+    """An array. values: residues if `is_residue`, else real numbers. dtype: the one that the program gives the array.
 
-    __slots__ = ("dtype", "field", "is_residue", "tangent", "values")
+    shadow: the residues beside real numbers that arithmetic has made; None if they are those of the numbers.
+    """
+
+    __slots__ = ("dtype", "field", "is_residue", "shadow", "tangent", "values")
     __array_priority__ = 1000
 
     def __init__(
@@ -51,9 +55,10 @@ class Exact:
         dtype: Any,
         is_residue: bool = False,
         tangent: Array | None = None,
+        shadow: Exact | None = None,
     ) -> None:
         self.field, self.values, self.dtype = field, values, np.dtype(dtype)
-        self.is_residue, self.tangent = is_residue, tangent
+        self.is_residue, self.tangent, self.shadow = is_residue, tangent, shadow
 
     # What an array is
 
@@ -92,7 +97,8 @@ class Exact:
     def mapped(self, change: Callable[[Array], Array]) -> Exact:
         """Apply a function that moves elements, or a linear one if there are no special values."""
         tangent = None if self.tangent is None else change(self.tangent)
-        return Exact(self.field, change(self.values), self.dtype, self.is_residue, tangent)
+        shadow = None if self.shadow is None else self.shadow.mapped(change)
+        return Exact(self.field, change(self.values), self.dtype, self.is_residue, tangent, shadow)
 
     def __getitem__(self, index: Any) -> Exact:
         plain = _plain(index)
@@ -102,6 +108,9 @@ class Exact:
         if self.is_float and isinstance(value, Exact) and value.is_residue and not self.is_residue:
             self.values, self.is_residue = self.residues().values, True
         given = self._like(value)
+        if self.is_float and not self.is_residue:
+            self.shadow = self.residues().copy()
+            self.shadow[index] = given.residues()
         self.values[_plain(index)] = given.values
         if self.tangent is not None or given.tangent is not None:
             self.tangent = _tangent(self).copy()
@@ -135,7 +144,7 @@ class Exact:
         if kind in "iu":
             return Exact(self.field, self._integers(np.dtype(dtype)), dtype)
         if self.is_float:
-            return Exact(self.field, self.values, dtype, self.is_residue, self.tangent)
+            return Exact(self.field, self.values, dtype, self.is_residue, self.tangent, self.shadow)
         return Exact(self.field, self.values.astype(np.float64), dtype)
 
     def _integers(self, dtype: Any) -> Array:
@@ -157,6 +166,8 @@ class Exact:
         """Return the array as residues."""
         if self.is_residue:
             return self
+        if self.shadow is not None:
+            return Exact(self.field, self.shadow.values, self.dtype, True)
         if not self.is_float:
             return Exact(self.field, self.field.from_integers(self.values), self.dtype, True)
         return Exact(self.field, _residues(self.field, self.values), self.dtype, True)
@@ -279,14 +290,15 @@ def exact(field: PrimeField, value: Any, dtype: Any = None) -> Exact:
 
 @lru_cache(4096)
 def written(number: float, dtype: Any) -> float:
-    """Return the shortest decimal number that a constant of a dtype may have been written as: 0.1 and not the float next to it."""
+    """Return the simplest number that a constant of a dtype may stand for: 1/10 and not the float next to it."""
     if dtype == np.float64 or not np.isfinite(number):
         return number
     with np.errstate(over="ignore"):
         rounded = dtype.type(number)
-        texts = (f"{float(rounded):.{digits}g}" for digits in range(1, 10))
-        found = (float(text) for text in texts if dtype.type(float(text)) == rounded)
-    return next(found, number)
+        if not np.isfinite(rounded) or (float(rounded) * FRACTION_BITS).is_integer():
+            return float(rounded)
+        found = (a / b for a, b in convergents(float(rounded)) if dtype.type(a / b) == rounded)
+    return next(found, float(rounded))
 
 
 def _residues(field: PrimeField, numbers: Array) -> Array:
@@ -337,10 +349,13 @@ def real(name: str, *operands: Any, dtype: Any = None) -> Exact:
 
 def binary(name: str, x: Any, y: Any) -> Exact:
     a, b = _pair(x, y)
-    if not a.is_residue:
-        return real(name, a, b, dtype=a.dtype if name != "divide" or a.is_float else None)
     rule = {"add": _add, "subtract": _subtract, "multiply": _multiply, "divide": _divide}[name]
-    return rule(a, b)
+    if a.is_residue:
+        return rule(a, b)
+    found = real(name, a, b, dtype=a.dtype if name != "divide" or a.is_float else None)
+    if found.is_float:
+        found.shadow = rule(a.residues(), b.residues())
+    return found
 
 
 def _made(like: Exact, values: Array, tangent: Array | None = None) -> Exact:
@@ -388,7 +403,9 @@ def _subtract(a: Exact, b: Exact) -> Exact:
 
 def negative(x: Exact) -> Exact:
     if not x.is_residue:
-        return real("negative", x, dtype=x.dtype)
+        opposite = real("negative", x, dtype=x.dtype)
+        opposite.shadow = negative(x.residues()) if x.is_float else None
+        return opposite
     found = x.field.negative(_safe(x))
     if x.has_special:
         found = _marked(found, x.values == MINUS_INFINITY, x.values == INFINITY, x.values == POISON)
@@ -445,7 +462,7 @@ def compared(name: str, x: Any, y: Any) -> Exact:
 
 def extremum(name: str, x: Any, y: Any) -> Exact:
     a, b = _pair(x, y)
-    if not a.is_residue:
+    if not a.is_float:
         return real(name, a, b, dtype=a.dtype)
     takes = compared("greater_equal" if name == "maximum" else "less_equal", a, b)
     found = chosen(takes, a, b)
@@ -465,7 +482,11 @@ def chosen(condition: Any, x: Any, y: Any) -> Exact:
     tangent = None
     if a.tangent is not None or b.tangent is not None:
         tangent = np.where(where, _tangent(a), _tangent(b))
-    return Exact(known.field, np.where(where, a.values, b.values), like or a.dtype, a.is_residue, tangent)
+    shadow = None
+    if a.is_float and not a.is_residue:
+        shadow = chosen(condition, a.residues(), b.residues())
+    values = np.where(where, a.values, b.values)
+    return Exact(known.field, values, like or a.dtype, a.is_residue, tangent, shadow)
 
 
 # Functions of one operand
