@@ -19,7 +19,7 @@ from tests.properties.reducer import SECONDS, reduced
 
 FOLDER = Path(tempfile.gettempdir()) / "mtfc-failures"
 
-"""Where the smallest programs are written."""
+"""The folder of the smallest programs."""
 
 SEEDS = range(1, 5)
 """Seeds of the arguments on which programs are compared before and after a pass."""

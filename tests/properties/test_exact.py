@@ -63,4 +63,4 @@ def _check(program: Program, reference: ExactReference, where: str) -> None:
         field = reference.field(0)
         actual = evaluated(function, arguments, field)
         for name, right in expected.items():
-            assert compared(actual[name], right, field)[0] == 0, f"{where}: {function.name}: {name}"
+            assert compared(actual[name], right)[0] == 0, f"{where}: {function.name}: {name}"

@@ -21,9 +21,9 @@ import numpy as np
 from mtfc.backends.common import random_numbers
 from mtfc.backends.common.forms import NAMES
 from mtfc.backends.exact import residues
-from mtfc.backends.exact.namespace import Namespace
+from mtfc.backends.exact.namespace import ExactNumpy
 from mtfc.backends.exact.prime_field import PRIMES, PrimeField
-from mtfc.backends.exact.residues import POISON, Exact
+from mtfc.backends.exact.residues import POISON, ExactArray
 from mtfc.backends.numpy import backend
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of
@@ -37,7 +37,7 @@ from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.mixed_precision import MixedPrecision
 from mtfc.compiler.passes.pipelines import run
 
-Arrays = Mapping[str, Exact]
+Arrays = Mapping[str, ExactArray]
 
 STEP = 5
 """The number of the training step. It is not the first: some optimizers ignore their state there."""
@@ -120,7 +120,7 @@ class ExactReference:
                 arguments, expected = self.expected(function.name, draw)
                 actual = called(module, function, arguments, field)
                 for output, right in expected.items():
-                    differ, unknown = compared(actual[output], right, field)
+                    differ, unknown = compared(actual[output], right)
                     elements, poison = elements + right.size, poison + unknown
                     if differ:
                         wrong.append(ExactDifference(function.name, output, differ))
@@ -148,12 +148,12 @@ class ExactReference:
         arguments, gradients = self.expected("gradients", draw)
         field = self.field(draw)
         forward = bound(run(self.program, (MixedPrecision(),)).function("forward"), training=True)
-        moved: dict[str, Exact] = dict(arguments)
+        moved: dict[str, ExactArray] = dict(arguments)
         along = np.uint64(0)
         for name in names:
             x, g = arguments[name], gradients[f"d_{name}"].residues()
             direction = _random(field, x.shape, "direction", name, draw)
-            moved[name] = Exact(field, x.values, x.dtype, True, direction)
+            moved[name] = ExactArray(field, x.values, x.dtype, True, direction)
             if g.has_special:
                 return True
             along = field.add(along, field.total(field.multiply(g.values, direction), None))
@@ -171,20 +171,20 @@ class ExactReference:
         """Return the field of a draw. rank: the number of axes of a scalar."""
         return PrimeField(PRIMES[draw % len(PRIMES)], self.seed + draw, rank if draw % 2 else None)
 
-    def _drawn(self, argument: Argument, field: PrimeField, draw: int, function: str) -> Exact:
+    def _drawn(self, argument: Argument, field: PrimeField, draw: int, function: str) -> ExactArray:
         """Return a value of an argument: random residues, or small integers."""
         type, name = argument.value.type, argument.value.name
         shape, dtype = tuple(dim.size for dim in type.dims), numpy_dtype(np, type.dtype)
         if argument.role == "step":
-            return Exact(field, np.asarray(STEP, np.int32), np.int32)
+            return ExactArray(field, np.asarray(STEP, np.int32), np.int32)
         if type.dtype in FLOATS:
-            return Exact(field, _random(field, shape, function, name, draw), dtype, True)
+            return ExactArray(field, _random(field, shape, function, name, draw), dtype, True)
         if name in self.given:
             given = np.asarray(self.given[name])
-            return Exact(field, np.broadcast_to(given, shape).astype(dtype), dtype)
+            return ExactArray(field, np.broadcast_to(given, shape).astype(dtype), dtype)
         high = 2 if type.dtype == "bool" else 4
         numbers = _generator(self.seed, function, name, draw).integers(0, high, shape)
-        return Exact(field, numbers.astype(dtype), dtype)
+        return ExactArray(field, numbers.astype(dtype), dtype)
 
 
 def _first_of_each(found: Iterable[ExactDifference]) -> tuple[ExactDifference, ...]:
@@ -210,14 +210,13 @@ def _random(field: PrimeField, shape: tuple[int, ...], *key: Any) -> Any:
     return _generator(*key).integers(1, field.p, shape, np.uint64)
 
 
-def compared(actual: Exact, expected: Exact, field: PrimeField) -> tuple[int, int]:
+def compared(actual: ExactArray, expected: ExactArray) -> tuple[int, int]:
     """Return the number of elements that differ, and of those that have no meaning on both sides."""
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return max(1, expected.size), 0
     if not expected.is_float:
         return int((actual.values != expected.values).sum()), 0
-    a = Exact(field, actual.values, actual.dtype, actual.is_residue).residues().values
-    b = expected.residues().values
+    a, b = actual.residues().values, expected.residues().values
     return int((a != b).sum()), int(((a == POISON) & (b == POISON)).sum())
 
 
@@ -231,17 +230,17 @@ def loaded(text: str, field: PrimeField) -> Any:
         if name in vars(module):
             plain = plain or backend.load(text)
             vars(module)[name] = partial(_drawing, getattr(plain, name), field)
-    vars(module)["np"] = Namespace(field)
+    vars(module)["np"] = ExactNumpy(field)
     return module
 
 
 def _drawing(function: Callable[..., Any], field: PrimeField, *args: Any) -> Any:
     """Call a function of random numbers on plain integers."""
-    found = function(*residues._plain(args))
+    found = function(*residues.plain_index(args))
     return residues.exact(field, found) if isinstance(found, np.ndarray | np.generic) else found
 
 
-class _Random:
+class RandomNumbers:
     """The functions of random numbers that ops use, for the undistributed program."""
 
     def __init__(self, field: PrimeField) -> None:
@@ -249,7 +248,7 @@ class _Random:
             setattr(self, name, partial(_drawing, getattr(random_numbers, name), field))
 
 
-def called(module: Any, function: Function, arguments: Arrays, field: PrimeField) -> dict[str, Exact]:
+def called(module: Any, function: Function, arguments: Arrays, field: PrimeField) -> dict[str, ExactArray]:
     """Call a function of a module on global arrays, and return global outputs under the names of the IR's outputs."""
     roles = {argument.value.name: argument.role for argument in function.arguments}
     given = {
@@ -269,58 +268,46 @@ def called(module: Any, function: Function, arguments: Arrays, field: PrimeField
     return found | {o.name: replaced[o.updates] for o in function.outputs if o.updates}
 
 
-def _moved(x: Exact, field: PrimeField) -> Exact:
-    return Exact(field, x.values, x.dtype, x.is_residue)
+def _moved(x: ExactArray, field: PrimeField) -> ExactArray:
+    return ExactArray(field, x.values, x.dtype, x.is_residue, shadow=x.shadow)
 
 
 # The undistributed program
 
 
-def evaluated(function: Function, arguments: Arrays, field: PrimeField) -> dict[str, Exact]:
+def evaluated(function: Function, arguments: Arrays, field: PrimeField) -> dict[str, ExactArray]:
     """Return the outputs of a function that is not distributed, op by op."""
     known = {argument.value: arguments[argument.value.name] for argument in function.arguments}
-    _execute(function.body, known, Namespace(field), _Random(field))
+    _execute(function.body, known, ExactNumpy(field), RandomNumbers(field))
     return {output.name: known[output.value] for output in function.outputs}
 
 
-def _execute(body: Iterable[Equation], known: dict[Value, Exact], np_: Namespace, random: _Random) -> None:
+def _execute(
+    body: Iterable[Equation], known: dict[Value, ExactArray], np_: ExactNumpy, random: RandomNumbers
+) -> None:
     for eqn in body:
         if eqn.regions:
-            results: Sequence[Exact] = _iterated(eqn, known, np_, random)
+            results: Sequence[ExactArray] = _iterated(eqn, known, np_, random)
         else:
             shape = tuple(dim.size for dim in eqn.results[0].type.dims)
             shard = Shard(np_, random, eqn, shape, lambda dim: 0)
             operands = [known[value] for value in eqn.operands]
-            found = SLOPES[eqn.op](*operands) if eqn.op in SLOPES else OPS[eqn.op].evaluate(shard, *operands)
+            found = OPS[eqn.op].evaluate(shard, *operands)
             if has_trait(eqn, "stop_gradient"):
                 found = _moved(found, np_.field)
             results = found if isinstance(found, tuple) else (found,)
         known.update(zip(eqn.results, results, strict=True))
 
 
-def _rsqrt(x: Exact) -> Exact:
-    """Return 1 / sqrt(x) with the slope that `rsqrt` states. The pseudo-random root of x squared is not x."""
-    root = Exact(x.field, x.values, x.dtype, x.is_residue)
-    found = 1.0 / residues.transcendental("sqrt", root)
-    if x.tangent is not None:
-        slope = (found / root) * -0.5
-        found.tangent = x.field.multiply(residues._safe(slope), x.tangent)
-    return found
-
-
-SLOPES: Mapping[str, Callable[[Exact], Exact]] = {"rsqrt": _rsqrt}
-"""Ops whose slope needs a law that pseudo-random functions do not have."""
-
-
 def _iterated(
-    eqn: Equation, known: Mapping[Value, Exact], np_: Namespace, random: _Random
-) -> tuple[Exact, ...]:
+    eqn: Equation, known: Mapping[Value, ExactArray], np_: ExactNumpy, random: RandomNumbers
+) -> tuple[ExactArray, ...]:
     """Return a loop's results, by executing its region once for each index."""
     region, dim = region_of(eqn), dim_of(eqn)
     order = range(dim.size)[::-1] if eqn.attrs["reverse"] else range(dim.size)
     state = {argument.value: known[value] for value, argument in pairs(eqn)}
     sliced = {a.value: v.type.dims.index(dim) for v, a in pairs(eqn) if a.role == "sliced"}
-    yielded: dict[str, list[Exact]] = {output.name: [] for output in region.outputs}
+    yielded: dict[str, list[ExactArray]] = {output.name: [] for output in region.outputs}
     for index in order:
         inside = {v: x.take(index, sliced[v]) if v in sliced else x for v, x in state.items()}
         _execute(region.body, inside, np_, random)

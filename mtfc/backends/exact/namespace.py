@@ -1,4 +1,4 @@
-"""What `np` is in a module under the exact check: NumPy's functions on arrays of residues.
+"""NumPy's functions on arrays of residues, for modules under the exact check.
 
 A generated module and the ops' `evaluate` use few functions of NumPy. Those that move elements are NumPy's own. The others have
 their meaning in `residues.py`. A function that is in neither group raises `NotExact`, so nothing is computed on residues by
@@ -7,7 +7,7 @@ accident.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,23 +20,19 @@ from mtfc.backends.exact.residues import (
     INFINITY,
     MINUS_INFINITY,
     POISON,
-    Exact,
+    ExactArray,
     NotExact,
     applied,
-    cumulative,
-    einsum,
     exact,
-    largest,
-    product,
-    total,
 )
+from mtfc.backends.exact.sums import cumulative, einsum, largest, product, total
 
 MOVES = frozenset(
     {"moveaxis", "roll", "expand_dims", "flip", "broadcast_to", "ascontiguousarray", "transpose", "reshape"}
 )
 """Functions that move the elements of one array."""
 
-REDUCTIONS = {
+REDUCTIONS: dict[str, Callable[[ExactArray, Any, bool], ExactArray]] = {
     "add": total,
     "multiply": product,
     "maximum": lambda x, axis, keepdims: largest(x, axis, keepdims),
@@ -44,32 +40,32 @@ REDUCTIONS = {
 }
 
 
-class Function:
+class Elementwise:
     """An elementwise function of NumPy, with the methods that reduce."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __call__(self, *operands: Any, **options: Any) -> Any:
-        if not any(isinstance(x, Exact) for x in operands):
+        if not any(isinstance(x, ExactArray) for x in operands):
             return getattr(np, self.name)(*operands, **options)
         return applied(self.name, *operands)
 
-    def reduce(self, x: Exact, axis: Any = 0, dtype: Any = None, keepdims: bool = False) -> Exact:
-        found = REDUCTIONS[self.name](x, axis, keepdims)
+    def reduce(self, x: ExactArray, axis: Any = 0, dtype: Any = None, keepdims: bool = False) -> ExactArray:
+        found: ExactArray = REDUCTIONS[self.name](x, axis, keepdims)
         return found if dtype is None else found.astype(dtype)
 
-    def at(self, table: Exact, index: Any, values: Exact) -> None:
+    def at(self, table: ExactArray, index: Any, values: ExactArray) -> None:
         """Add values at places that may repeat."""
         if self.name != "add":
             raise NotExact(f"{self.name}.at")
-        plain = residues._plain(index)
+        plain = residues.plain_index(index)
         if not table.is_float:
             np.add.at(table.values, plain, values.values)
             return
         whole, given = table.residues(), values.residues()
-        sums = residues._safe(whole).copy()
-        np.add.at(sums, plain, residues._safe(given))
+        sums = residues.without_specials(whole).copy()
+        np.add.at(sums, plain, residues.without_specials(given))
         table.values, table.is_residue = sums % table.field.prime, True
         if given.has_special:
             for each in (INFINITY, MINUS_INFINITY, POISON):
@@ -82,7 +78,7 @@ class Function:
             table.tangent = slopes % table.field.prime
 
 
-class Namespace:
+class ExactNumpy:
     """NumPy for one draw of the check."""
 
     def __init__(self, field: PrimeField) -> None:
@@ -93,7 +89,7 @@ class Namespace:
         if name in MOVES:
             found: Any = self._move(name)
         elif name in APPLIED or isinstance(getattr(np, name), np.ufunc):
-            found = Function(name)
+            found = Elementwise(name)
         else:
             found = self._only_real(name, getattr(np, name))
         setattr(self, name, found)
@@ -101,7 +97,7 @@ class Namespace:
 
     def _move(self, name: str) -> Any:
         def move(x: Any, *args: Any, **options: Any) -> Any:
-            given = residues._plain(args)
+            given = residues.plain_index(args)
             return exact(self.field, x).mapped(lambda v: getattr(np, name)(v, *given, **options))
 
         return move
@@ -111,13 +107,13 @@ class Namespace:
             return function
 
         def call(*args: Any, **options: Any) -> Any:
-            if any(isinstance(x, Exact) for x in (*args, *options.values())):
+            if any(isinstance(x, ExactArray) for x in (*args, *options.values())):
                 raise NotExact(f"numpy.{name}")
             return function(*args, **options)
 
         return call
 
-    def _windows(self, x: Exact, extent: int, axis: int) -> Exact:
+    def _windows(self, x: ExactArray, extent: int, axis: int) -> ExactArray:
         view = np.lib.stride_tricks.sliding_window_view
         return x.mapped(lambda v: view(v, extent, axis))
 
@@ -126,26 +122,26 @@ class Namespace:
 
     # Creation
 
-    def _created(self, values: Any, dtype: Any) -> Exact:
+    def _created(self, values: Any, dtype: Any) -> ExactArray:
         kind = np.dtype(dtype)
-        return Exact(self.field, values if kind.kind in "biu" else values.astype(np.float64), kind)
+        return ExactArray(self.field, values if kind.kind in "biu" else values.astype(np.float64), kind)
 
-    def full(self, shape: Any, value: Any, dtype: Any) -> Exact:
+    def full(self, shape: Any, value: Any, dtype: Any) -> ExactArray:
         kind = np.dtype(dtype)
         if kind.kind in "biu":
             return self._created(np.full(shape, value, kind), kind)
         return self._created(np.full(shape, residues.written(float(value), kind), np.float64), kind)
 
-    def zeros(self, shape: Any, dtype: Any = np.float64) -> Exact:
+    def zeros(self, shape: Any, dtype: Any = np.float64) -> ExactArray:
         return self.full(shape, 0, dtype)
 
-    def ones(self, shape: Any, dtype: Any = np.float64) -> Exact:
+    def ones(self, shape: Any, dtype: Any = np.float64) -> ExactArray:
         return self.full(shape, 1, dtype)
 
-    def zeros_like(self, x: Exact) -> Exact:
+    def zeros_like(self, x: ExactArray) -> ExactArray:
         return self.full(x.shape, 0, x.dtype)
 
-    def arange(self, *bounds: Any, dtype: Any = np.int64) -> Exact:
+    def arange(self, *bounds: Any, dtype: Any = np.int64) -> ExactArray:
         return self._created(np.arange(*bounds, dtype=dtype), dtype)
 
     def asarray(self, x: Any, dtype: Any = None) -> Any:
@@ -156,67 +152,69 @@ class Namespace:
 
     # Several arrays
 
-    def concatenate(self, arrays: Sequence[Exact], axis: int = 0) -> Exact:
+    def concatenate(self, arrays: Sequence[ExactArray], axis: int = 0) -> ExactArray:
         return self._together(np.concatenate, arrays, axis)
 
-    def stack(self, arrays: Sequence[Exact], axis: int = 0) -> Exact:
+    def stack(self, arrays: Sequence[ExactArray], axis: int = 0) -> ExactArray:
         return self._together(np.stack, arrays, axis)
 
-    def _together(self, function: Any, arrays: Sequence[Exact], axis: int) -> Exact:
+    def _together(self, function: Any, arrays: Sequence[ExactArray], axis: int) -> ExactArray:
         parts = [exact(self.field, x) for x in arrays]
         if any(part.is_residue for part in parts):
             parts = [part.residues() for part in parts]
         tangent = None
         if any(part.tangent is not None for part in parts):
-            tangent = function([residues._tangent(part) for part in parts], axis=axis)
+            tangent = function([residues.tangent_of(part) for part in parts], axis=axis)
         values = function([part.values for part in parts], axis=axis)
         shadow = None
         if any(part.shadow is not None for part in parts):
             shadow = self._together(function, [part.residues() for part in parts], axis)
-        return Exact(self.field, values, parts[0].dtype, parts[0].is_residue, tangent, shadow)
+        return ExactArray(self.field, values, parts[0].dtype, parts[0].is_residue, tangent, shadow)
 
-    def take_along_axis(self, x: Exact, indices: Exact, axis: int) -> Exact:
+    def take_along_axis(self, x: ExactArray, indices: ExactArray, axis: int) -> ExactArray:
         return x.mapped(lambda v: np.take_along_axis(v, indices.values, axis))
 
-    def pad(self, x: Exact, widths: Any, constant_values: Any) -> Exact:
+    def pad(self, x: ExactArray, widths: Any, constant_values: Any) -> ExactArray:
         value = exact(self.field, constant_values, x.dtype)
         if value.is_residue or x.is_residue or x.is_float:
             x, value = x.residues(), value.residues()
         tangent = None if x.tangent is None else np.pad(x.tangent, widths)
         padded = np.pad(x.values, widths, constant_values=value.values)
-        return Exact(self.field, padded, x.dtype, x.is_residue, tangent)
+        return ExactArray(self.field, padded, x.dtype, x.is_residue, tangent)
 
     # Order
 
-    def argmax(self, x: Exact, axis: int) -> Exact:
-        return Exact(self.field, np.argmax(x.keys(), axis=axis), np.int64)
+    def argmax(self, x: ExactArray, axis: int) -> ExactArray:
+        return ExactArray(self.field, np.argmax(x.keys(), axis=axis), np.int64)
 
-    def argsort(self, x: Exact, axis: int, kind: str) -> Exact:
-        return Exact(self.field, np.argsort(x.keys(), axis=axis, kind="stable"), np.int64)
+    def argsort(self, x: ExactArray, axis: int, kind: str) -> ExactArray:
+        return ExactArray(self.field, np.argsort(x.keys(), axis=axis, kind="stable"), np.int64)
 
     # Reductions
 
-    def sum(self, x: Exact, axis: Any = None, dtype: Any = None) -> Exact:
-        return self.add.reduce(x, axis, dtype)  # type: ignore[no-any-return]
+    def sum(self, x: ExactArray, axis: Any = None, dtype: Any = None) -> ExactArray:
+        found = total(x, axis)
+        return found if dtype is None else found.astype(dtype)
 
-    def prod(self, x: Exact, axis: Any = None, dtype: Any = None) -> Exact:
-        return self.multiply.reduce(x, axis, dtype)  # type: ignore[no-any-return]
+    def prod(self, x: ExactArray, axis: Any = None, dtype: Any = None) -> ExactArray:
+        found = product(x, axis)
+        return found if dtype is None else found.astype(dtype)
 
-    def max(self, x: Exact, axis: Any = None) -> Exact:
-        return self.maximum.reduce(x, axis)  # type: ignore[no-any-return]
+    def max(self, x: ExactArray, axis: Any = None) -> ExactArray:
+        return largest(x, axis, keepdims=False)
 
-    def min(self, x: Exact, axis: Any = None) -> Exact:
-        return self.minimum.reduce(x, axis)  # type: ignore[no-any-return]
+    def min(self, x: ExactArray, axis: Any = None) -> ExactArray:
+        return largest(x, axis, keepdims=False, sign=-1)
 
-    def any(self, x: Exact, axis: Any = None) -> Exact:
-        return Exact(self.field, np.any(x.values, axis=axis), np.bool_)
+    def any(self, x: ExactArray, axis: Any = None) -> ExactArray:
+        return ExactArray(self.field, np.any(x.values, axis=axis), np.bool_)
 
-    def all(self, x: Exact, axis: Any = None) -> Exact:
-        return Exact(self.field, np.all(x.values, axis=axis), np.bool_)
+    def all(self, x: ExactArray, axis: Any = None) -> ExactArray:
+        return ExactArray(self.field, np.all(x.values, axis=axis), np.bool_)
 
-    def cumsum(self, x: Exact, axis: int, dtype: Any = None) -> Exact:
+    def cumsum(self, x: ExactArray, axis: int, dtype: Any = None) -> ExactArray:
         found = cumulative(x, axis)
         return found if dtype is None else found.astype(dtype)
 
-    def einsum(self, subscripts: str, *operands: Exact, optimize: Any = None) -> Exact:
+    def einsum(self, subscripts: str, *operands: ExactArray, optimize: Any = None) -> ExactArray:
         return einsum(subscripts, *operands)

@@ -5,9 +5,10 @@ A residue is a `uint64` from 0 to p - 1. Products of two residues fit in 62 bits
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import lru_cache
+from math import frexp, ldexp
 from typing import Any
 from zlib import crc32
 
@@ -18,7 +19,10 @@ PRIMES = (2147483647, 2147483629, 2147483587, 2147483579, 2147483563, 2147483549
 """The largest primes below 2**31."""
 
 SIMPLE = 2**50
-"""Numerator times denominator of a simple fraction: so near to a double there is at most one."""
+"""Numerator times denominator of a simple fraction, of which only the odd parts count."""
+
+SHIFTS = 12
+"""Powers of two that a simple fraction may have in its numerator."""
 
 LONGEST_POWER = 2**16
 """Exponents up to this size are taken as integers."""
@@ -104,13 +108,13 @@ class PrimeField:
         Invert the product of all elements, and divide it among the elements again, pair by pair.
         """
         flat = np.where(a == 0, np.uint64(1), a).ravel()
-        if flat.size <= FEW:
-            found = np.array([pow(int(x), -1, self.p) for x in flat], np.uint64)
-        else:
-            found = self._inverses(flat)
+        few = [pow(int(x), -1, self.p) for x in flat[:FEW]] if flat.size <= FEW else []
+        found = np.array(few, np.uint64) if few else self._inverses(flat)
         return np.where(a == 0, np.uint64(0), found.reshape(a.shape))
 
     def _inverses(self, flat: Array) -> Array:
+        if flat.size == 0:
+            return flat
         if flat.size == 1:
             return np.array([pow(int(flat[0]), -1, self.p)], np.uint64)
         even = flat if flat.size % 2 == 0 else np.append(flat, np.uint64(1))
@@ -196,25 +200,41 @@ def _halves(a: Array) -> tuple[Array, Array]:
 
 @lru_cache(4096)
 def fraction_of(number: float) -> tuple[int, int]:
-    """Return the simple fraction that rounds to the double: 1/10 for 0.1. Without one, return the double's exact value.
+    """Return the simple fraction that rounds to the double: 1/10 for 0.1. Without one, return the double's exact value."""
+    return simplest(number, float, SIMPLE)
 
-    A double has at most one simple fraction. So twice a number is twice its fraction, and a sum, difference or product
-    of constants that no rounding changes mostly has the fraction of the result.
+
+def simplest(number: float, rounded: Callable[[float], float], bound: int) -> tuple[int, int]:
+    """Return the simplest fraction that rounds to `number`, or its exact value if that is simpler than `bound` allows.
+
+    Powers of two do not count: the fraction of twice a number is twice its fraction. If the product of the odd parts of numerator
+    and denominator stays below the bound, then no other fraction is as simple.
     """
-    exact = Fraction(number)
-    found = ((a, b) for a, b in convergents(number) if a / b == number)
-    return next(found, (exact.numerator, exact.denominator))
+    fraction, exponent = frexp(number)
+    best, least = Fraction(fraction), bound
+    for shift in range(SHIFTS):
+        for a, b in _convergents(Fraction(fraction) * 2**shift, bound):
+            size = abs(_odd(a)) * _odd(b)
+            if size < least and rounded(ldexp(a / b, exponent - shift)) == number:
+                best, least = Fraction(a, b * 2**shift), size
+    whole = best * Fraction(2) ** exponent
+    return whole.numerator, whole.denominator
 
 
-def convergents(number: float) -> Iterator[tuple[int, int]]:
+def _convergents(number: Fraction, bound: int) -> Iterator[tuple[int, int]]:
     """Yield the best fractions for a number, numerator and denominator, as far as they are simple."""
-    a, b, rest = (1, 0), (0, 1), Fraction(number)
+    a, b, rest = (1, 0), (0, 1), number
     while True:
         whole = rest.numerator // rest.denominator
         a, b = (whole * a[0] + a[1], a[0]), (whole * b[0] + b[1], b[0])
-        if abs(a[0]) * b[0] > SIMPLE:
+        if abs(a[0]) * b[0] > bound << 2 * SHIFTS:
             return
         yield a[0], b[0]
         if rest == whole:
             return
         rest = 1 / (rest - whole)
+
+
+def _odd(number: int) -> int:
+    """Return the odd part of an integer."""
+    return number // (number & -number) if number else 0

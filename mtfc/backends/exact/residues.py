@@ -1,6 +1,6 @@
 """Arrays of a program under the exact check: floats are residues, everything else is what it is.
 
-An `Exact` stands for one array of a generated NumPy module or of an op's `evaluate`. Integers and truth values are kept as they
+An `ExactArray` stands for one array of a generated NumPy module or of an op's `evaluate`. Integers and truth values are kept as they
 are. Floats that are made of constants, indices and random draws alone are kept as real numbers, so that decisions and bucket
 numbers stay what they are. Beside each there is its residue, which follows the same arithmetic without rounding. As soon as such
 a float meets a residue or is summed, the residue takes its place.
@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from math import prod
 from typing import Any
 
 import numpy as np
 
-from mtfc.backends.exact.prime_field import PrimeField, convergents
+from mtfc.backends.exact.prime_field import PrimeField, simplest
 
 Array = Any
 
@@ -39,7 +38,7 @@ class NotExact(Exception):
     """A module calls a function that the check has no meaning for."""
 
 
-class Exact:
+class ExactArray:
     """An array. values: residues if `is_residue`, else real numbers. dtype: the one that the program gives the array.
 
     shadow: the residues beside real numbers that arithmetic has made; None if they are those of the numbers.
@@ -55,7 +54,7 @@ class Exact:
         dtype: Any,
         is_residue: bool = False,
         tangent: Array | None = None,
-        shadow: Exact | None = None,
+        shadow: ExactArray | None = None,
     ) -> None:
         self.field, self.values, self.dtype = field, values, np.dtype(dtype)
         self.is_residue, self.tangent, self.shadow = is_residue, tangent, shadow
@@ -76,7 +75,7 @@ class Exact:
 
     @property
     def itemsize(self) -> int:
-        return self.dtype.itemsize
+        return int(self.dtype.itemsize)
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -89,63 +88,63 @@ class Exact:
     def __len__(self) -> int:
         return len(self.values)
 
-    def __iter__(self) -> Iterator[Exact]:
+    def __iter__(self) -> Iterator[ExactArray]:
         return (self[i] for i in range(len(self)))
 
     # Structure
 
-    def mapped(self, change: Callable[[Array], Array]) -> Exact:
+    def mapped(self, change: Callable[[Array], Array]) -> ExactArray:
         """Apply a function that moves elements, or a linear one if there are no special values."""
         tangent = None if self.tangent is None else change(self.tangent)
         shadow = None if self.shadow is None else self.shadow.mapped(change)
-        return Exact(self.field, change(self.values), self.dtype, self.is_residue, tangent, shadow)
+        return ExactArray(self.field, change(self.values), self.dtype, self.is_residue, tangent, shadow)
 
-    def __getitem__(self, index: Any) -> Exact:
-        plain = _plain(index)
+    def __getitem__(self, index: Any) -> ExactArray:
+        plain = plain_index(index)
         return self.mapped(lambda x: np.asarray(x[plain]))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if self.is_float and isinstance(value, Exact) and value.is_residue and not self.is_residue:
+        if self.is_float and isinstance(value, ExactArray) and value.is_residue and not self.is_residue:
             self.values, self.is_residue = self.residues().values, True
         given = self._like(value)
         if self.is_float and not self.is_residue:
             self.shadow = self.residues().copy()
             self.shadow[index] = given.residues()
-        self.values[_plain(index)] = given.values
+        self.values[plain_index(index)] = given.values
         if self.tangent is not None or given.tangent is not None:
-            self.tangent = _tangent(self).copy()
-            self.tangent[_plain(index)] = _tangent(given)
+            self.tangent = tangent_of(self).copy()
+            self.tangent[plain_index(index)] = tangent_of(given)
 
-    def _like(self, value: Any) -> Exact:
+    def _like(self, value: Any) -> ExactArray:
         found = exact(self.field, value, self.dtype)
         return found.residues() if self.is_residue else found
 
-    def reshape(self, *shape: Any) -> Exact:
+    def reshape(self, *shape: Any) -> ExactArray:
         return self.mapped(lambda x: x.reshape(*shape or ((),)))
 
-    def transpose(self, *axes: Any) -> Exact:
+    def transpose(self, *axes: Any) -> ExactArray:
         return self.mapped(lambda x: x.transpose(*axes))
 
-    def ravel(self) -> Exact:
+    def ravel(self) -> ExactArray:
         return self.reshape(-1)
 
-    def copy(self) -> Exact:
+    def copy(self) -> ExactArray:
         return self.mapped(np.copy)
 
-    def take(self, indices: Any, axis: int | None = None) -> Exact:
-        plain = _plain(indices)
+    def take(self, indices: Any, axis: int | None = None) -> ExactArray:
+        plain = plain_index(indices)
         return self.mapped(lambda x: np.take(x, plain, axis=axis))
 
-    def astype(self, dtype: Any, copy: bool = True) -> Exact:
+    def astype(self, dtype: Any, copy: bool = True) -> ExactArray:
         """Convert to another dtype. Rounding of floats is left out; the integer part of a residue is a pseudo-random number."""
         kind = np.dtype(dtype).kind
         if kind == "b":
-            return Exact(self.field, self.values != 0, dtype)
+            return ExactArray(self.field, self.values != 0, dtype)
         if kind in "iu":
-            return Exact(self.field, self._integers(np.dtype(dtype)), dtype)
+            return ExactArray(self.field, self._integers(np.dtype(dtype)), dtype)
         if self.is_float:
-            return Exact(self.field, self.values, dtype, self.is_residue, self.tangent, self.shadow)
-        return Exact(self.field, self.values.astype(np.float64), dtype)
+            return ExactArray(self.field, self.values, dtype, self.is_residue, self.tangent, self.shadow)
+        return ExactArray(self.field, self.values.astype(np.float64), dtype)
 
     def _integers(self, dtype: Any) -> Array:
         if not self.is_residue:
@@ -162,15 +161,15 @@ class Exact:
 
     # Floats
 
-    def residues(self) -> Exact:
+    def residues(self) -> ExactArray:
         """Return the array as residues."""
         if self.is_residue:
             return self
         if self.shadow is not None:
-            return Exact(self.field, self.shadow.values, self.dtype, True)
+            return ExactArray(self.field, self.shadow.values, self.dtype, True)
         if not self.is_float:
-            return Exact(self.field, self.field.from_integers(self.values), self.dtype, True)
-        return Exact(self.field, _residues(self.field, self.values), self.dtype, True)
+            return ExactArray(self.field, self.field.from_integers(self.values), self.dtype, True)
+        return ExactArray(self.field, _residues(self.field, self.values), self.dtype, True)
 
     @property
     def has_special(self) -> bool:
@@ -186,77 +185,77 @@ class Exact:
             found = np.where((self.values == INFINITY) | (self.values == POISON), 2**50, found)
         return found
 
-    def floor(self) -> Exact:
+    def floor(self) -> ExactArray:
         if not self.is_residue:
-            return Exact(self.field, np.floor(self.values), self.dtype)
+            return ExactArray(self.field, np.floor(self.values), self.dtype)
         small = np.abs(self.field.signed(self.values)) < 2**20
         self.field.count("integer parts", self.size)
         drawn = self.field.hashed("floor", self.values) % np.uint64(8)
-        return Exact(self.field, np.where(small, self.values, drawn), self.dtype, True)
+        return ExactArray(self.field, np.where(small, self.values, drawn), self.dtype, True)
 
     # Arithmetic
 
-    def __neg__(self) -> Exact:
+    def __neg__(self) -> ExactArray:
         return negative(self)
 
-    def __add__(self, other: Any) -> Exact:
+    def __add__(self, other: Any) -> ExactArray:
         return binary("add", self, other)
 
-    def __radd__(self, other: Any) -> Exact:
+    def __radd__(self, other: Any) -> ExactArray:
         return binary("add", other, self)
 
-    def __sub__(self, other: Any) -> Exact:
+    def __sub__(self, other: Any) -> ExactArray:
         return binary("subtract", self, other)
 
-    def __rsub__(self, other: Any) -> Exact:
+    def __rsub__(self, other: Any) -> ExactArray:
         return binary("subtract", other, self)
 
-    def __mul__(self, other: Any) -> Exact:
+    def __mul__(self, other: Any) -> ExactArray:
         return binary("multiply", self, other)
 
-    def __rmul__(self, other: Any) -> Exact:
+    def __rmul__(self, other: Any) -> ExactArray:
         return binary("multiply", other, self)
 
-    def __truediv__(self, other: Any) -> Exact:
+    def __truediv__(self, other: Any) -> ExactArray:
         return binary("divide", self, other)
 
-    def __rtruediv__(self, other: Any) -> Exact:
+    def __rtruediv__(self, other: Any) -> ExactArray:
         return binary("divide", other, self)
 
-    def __matmul__(self, other: Exact) -> Exact:
+    def __matmul__(self, other: ExactArray) -> ExactArray:
         return matmul(self, other)
 
-    def __lt__(self, other: Any) -> Exact:
+    def __lt__(self, other: Any) -> ExactArray:
         return compared("less", self, other)
 
-    def __le__(self, other: Any) -> Exact:
+    def __le__(self, other: Any) -> ExactArray:
         return compared("less_equal", self, other)
 
-    def __gt__(self, other: Any) -> Exact:
+    def __gt__(self, other: Any) -> ExactArray:
         return compared("greater", self, other)
 
-    def __ge__(self, other: Any) -> Exact:
+    def __ge__(self, other: Any) -> ExactArray:
         return compared("greater_equal", self, other)
 
-    def __eq__(self, other: object) -> Exact:  # type: ignore[override]
+    def __eq__(self, other: object) -> ExactArray:  # type: ignore[override]
         return compared("equal", self, other)
 
-    def __ne__(self, other: object) -> Exact:  # type: ignore[override]
+    def __ne__(self, other: object) -> ExactArray:  # type: ignore[override]
         return compared("not_equal", self, other)
 
-    def __and__(self, other: Any) -> Exact:
+    def __and__(self, other: Any) -> ExactArray:
         return real("bitwise_and", self, other)
 
-    def __or__(self, other: Any) -> Exact:
+    def __or__(self, other: Any) -> ExactArray:
         return real("bitwise_or", self, other)
 
-    def __invert__(self) -> Exact:
+    def __invert__(self) -> ExactArray:
         return real("invert", self)
 
-    def __floordiv__(self, other: Any) -> Exact:
+    def __floordiv__(self, other: Any) -> ExactArray:
         return real("floor_divide", self, other)
 
-    def __mod__(self, other: Any) -> Exact:
+    def __mod__(self, other: Any) -> ExactArray:
         return real("mod", self, other)
 
     __hash__ = None  # type: ignore[assignment]
@@ -268,24 +267,24 @@ class Exact:
         return applied(ufunc.__name__, *inputs)
 
 
-def _plain(index: Any) -> Any:
+def plain_index(index: Any) -> Any:
     """Return an index, or indices, as NumPy takes them."""
     if isinstance(index, tuple):
-        return tuple(map(_plain, index))
-    return index.values if isinstance(index, Exact) else index
+        return tuple(map(plain_index, index))
+    return index.values if isinstance(index, ExactArray) else index
 
 
-def exact(field: PrimeField, value: Any, dtype: Any = None) -> Exact:
-    """Return a number or array as an `Exact`; a Python number takes the given dtype."""
-    if isinstance(value, Exact):
+def exact(field: PrimeField, value: Any, dtype: Any = None) -> ExactArray:
+    """Return a number or array as an `ExactArray`; a Python number takes the given dtype."""
+    if isinstance(value, ExactArray):
         return value
     array = np.asarray(value)
     wanted = np.dtype(dtype if dtype is not None and array.ndim == 0 else array.dtype)
     if wanted.kind in "biu":
-        return Exact(field, array.astype(wanted), wanted)
+        return ExactArray(field, array.astype(wanted), wanted)
     if array.ndim == 0:
-        return Exact(field, np.asarray(written(float(array), wanted)), wanted)
-    return Exact(field, array.astype(np.float64), wanted)
+        return ExactArray(field, np.asarray(written(float(array), wanted)), wanted)
+    return ExactArray(field, array.astype(np.float64), wanted)
 
 
 @lru_cache(4096)
@@ -294,11 +293,12 @@ def written(number: float, dtype: Any) -> float:
     if dtype == np.float64 or not np.isfinite(number):
         return number
     with np.errstate(over="ignore"):
-        rounded = dtype.type(number)
-        if not np.isfinite(rounded) or (float(rounded) * FRACTION_BITS).is_integer():
-            return float(rounded)
-        found = (a / b for a, b in convergents(float(rounded)) if dtype.type(a / b) == rounded)
-    return next(found, float(rounded))
+        rounded = float(dtype.type(number))
+        if not np.isfinite(rounded):
+            return rounded
+        bits = 7 if dtype.itemsize == 2 and dtype != np.float16 else np.finfo(dtype).nmant
+        a, b = simplest(rounded, lambda x: float(dtype.type(x)), 2 ** (bits - 1))
+    return a / b
 
 
 def _residues(field: PrimeField, numbers: Array) -> Array:
@@ -320,13 +320,13 @@ def _residues(field: PrimeField, numbers: Array) -> Array:
     return found
 
 
-def _tangent(x: Exact) -> Array:
+def tangent_of(x: ExactArray) -> Array:
     return np.zeros(x.shape, np.uint64) if x.tangent is None else x.tangent
 
 
-def _pair(x: Any, y: Any) -> tuple[Exact, Exact]:
+def _pair(x: Any, y: Any) -> tuple[ExactArray, ExactArray]:
     """Return two operands of one dtype; both are residues if one is, or if both are floats and one of them is a residue."""
-    known = x if isinstance(x, Exact) else y
+    known = x if isinstance(x, ExactArray) else y
     a = exact(known.field, x, known.dtype)
     b = exact(known.field, y, known.dtype)
     if a.is_residue != b.is_residue:
@@ -334,20 +334,20 @@ def _pair(x: Any, y: Any) -> tuple[Exact, Exact]:
     return a, b
 
 
-def real(name: str, *operands: Any, dtype: Any = None) -> Exact:
+def real(name: str, *operands: Any, dtype: Any = None) -> ExactArray:
     """Apply a NumPy function to real numbers, in f64 for floats."""
-    known = next(x for x in operands if isinstance(x, Exact))
-    if any(isinstance(x, Exact) and x.is_residue for x in operands):
+    known = next(x for x in operands if isinstance(x, ExactArray))
+    if any(isinstance(x, ExactArray) and x.is_residue for x in operands):
         raise NotExact(name)
     with np.errstate(all="ignore"):
         given = [exact(known.field, x, known.dtype).values for x in operands]
         found = np.asarray(getattr(np, name)(*given))
     if found.dtype.kind in "biu":
-        return Exact(known.field, found, dtype or found.dtype)
-    return Exact(known.field, found, dtype or known.dtype)
+        return ExactArray(known.field, found, dtype or found.dtype)
+    return ExactArray(known.field, found, dtype or known.dtype)
 
 
-def binary(name: str, x: Any, y: Any) -> Exact:
+def binary(name: str, x: Any, y: Any) -> ExactArray:
     a, b = _pair(x, y)
     rule = {"add": _add, "subtract": _subtract, "multiply": _multiply, "divide": _divide}[name]
     if a.is_residue:
@@ -358,28 +358,28 @@ def binary(name: str, x: Any, y: Any) -> Exact:
     return found
 
 
-def _made(like: Exact, values: Array, tangent: Array | None = None) -> Exact:
-    return Exact(like.field, values, like.dtype, True, tangent)
+def residue_array(like: ExactArray, values: Array, tangent: Array | None = None) -> ExactArray:
+    return ExactArray(like.field, values, like.dtype, True, tangent)
 
 
-def _safe(x: Exact) -> Array:
+def without_specials(x: ExactArray) -> Array:
     """Return the residues, and 0 for special values."""
     return np.where(x.values >= INFINITY, np.uint64(0), x.values) if x.has_special else x.values
 
 
-def _joined(a: Exact, b: Exact, rule: Callable[[Array, Array], Array]) -> Array | None:
+def _joined(a: ExactArray, b: ExactArray, rule: Callable[[Array, Array], Array]) -> Array | None:
     """Return the tangent of a sum or difference, or None."""
     if a.tangent is None and b.tangent is None:
         return None
-    return rule(_tangent(a), _tangent(b))
+    return rule(tangent_of(a), tangent_of(b))
 
 
-def _add(a: Exact, b: Exact) -> Exact:
+def _add(a: ExactArray, b: ExactArray) -> ExactArray:
     field = a.field
-    found = field.add(_safe(a), _safe(b))
+    found = field.add(without_specials(a), without_specials(b))
     if a.has_special or b.has_special:
         found = _with_infinities(found, [a.values, b.values])
-    return _made(a, found, _joined(a, b, field.add))
+    return residue_array(a, found, _joined(a, b, field.add))
 
 
 def _with_infinities(found: Array, terms: Sequence[Array]) -> Array:
@@ -389,78 +389,81 @@ def _with_infinities(found: Array, terms: Sequence[Array]) -> Array:
     up = np.any([term == INFINITY for term in spread], axis=0)
     down = np.any([term == MINUS_INFINITY for term in spread], axis=0)
     poison = np.any([term == POISON for term in spread], axis=0) | (up & down)
-    return _marked(found, up, down, poison)
+    return with_specials(found, up, down, poison)
 
 
-def _marked(found: Array, up: Array, down: Array, poison: Array) -> Array:
+def with_specials(found: Array, up: Array, down: Array, poison: Array) -> Array:
     found = np.where(up, INFINITY, np.where(down, MINUS_INFINITY, found))
     return np.where(poison, POISON, found)
 
 
-def _subtract(a: Exact, b: Exact) -> Exact:
+def _subtract(a: ExactArray, b: ExactArray) -> ExactArray:
     return _add(a, negative(b))
 
 
-def negative(x: Exact) -> Exact:
+def negative(x: ExactArray) -> ExactArray:
     if not x.is_residue:
         opposite = real("negative", x, dtype=x.dtype)
         opposite.shadow = negative(x.residues()) if x.is_float else None
         return opposite
-    found = x.field.negative(_safe(x))
+    found = x.field.negative(without_specials(x))
     if x.has_special:
-        found = _marked(found, x.values == MINUS_INFINITY, x.values == INFINITY, x.values == POISON)
-    return _made(x, found, None if x.tangent is None else x.field.negative(x.tangent))
+        found = with_specials(found, x.values == MINUS_INFINITY, x.values == INFINITY, x.values == POISON)
+    return residue_array(x, found, None if x.tangent is None else x.field.negative(x.tangent))
 
 
-def _multiply(a: Exact, b: Exact) -> Exact:
-    field, left, right = a.field, _safe(a), _safe(b)
+def _multiply(a: ExactArray, b: ExactArray) -> ExactArray:
+    field, left, right = a.field, without_specials(a), without_specials(b)
     found = field.multiply(left, right)
     if a.has_special or b.has_special:
         found = np.where((a.values >= INFINITY) | (b.values >= INFINITY), POISON, found)
     tangent = None
     if a.tangent is not None or b.tangent is not None:
-        tangent = field.add(field.multiply(_tangent(a), right), field.multiply(left, _tangent(b)))
-    return _made(a, found, tangent)
+        tangent = field.add(field.multiply(tangent_of(a), right), field.multiply(left, tangent_of(b)))
+    return residue_array(a, found, tangent)
 
 
-def _divide(a: Exact, b: Exact) -> Exact:
+def _divide(a: ExactArray, b: ExactArray) -> ExactArray:
     field = a.field
-    inverse = field.inverse(_safe(b))
-    found = field.multiply(_safe(a), inverse)
+    inverse = field.inverse(without_specials(b))
+    found = field.multiply(without_specials(a), inverse)
     wrong = (a.values >= INFINITY) | (b.values >= INFINITY) | (b.values == 0)
     tangent = None
     if a.tangent is not None or b.tangent is not None:
-        slope = field.subtract(_tangent(a), field.multiply(found, _tangent(b)))
+        slope = field.subtract(tangent_of(a), field.multiply(found, tangent_of(b)))
         tangent = field.multiply(slope, inverse)
-    return _made(a, np.where(wrong, POISON, found), tangent)
+    return residue_array(a, np.where(wrong, POISON, found), tangent)
 
 
-def matmul(a: Exact, b: Exact) -> Exact:
+def matmul(a: ExactArray, b: ExactArray) -> ExactArray:
     """Multiply stacks of matrices. A product with a special value is poison."""
     if not (a.is_float or a.is_residue):
-        return Exact(a.field, (a.values @ b.values).astype(a.dtype), a.dtype)
+        return ExactArray(a.field, (a.values @ b.values).astype(a.dtype), a.dtype)
+    if not (a.is_residue or b.is_residue):
+        shadow = matmul(a.residues(), b.residues())
+        return ExactArray(a.field, np.asarray(a.values @ b.values), a.dtype, shadow=shadow)
     a, b = a.residues(), b.residues()
-    field, left, right = a.field, _safe(a), _safe(b)
+    field, left, right = a.field, without_specials(a), without_specials(b)
     found = field.matmul(left, right)
     if a.has_special or b.has_special:
         bad = (a.values >= INFINITY).any(-1)[..., :, None] | (b.values >= INFINITY).any(-2)[..., None, :]
         found = np.where(bad, POISON, found)
     tangent = None
     if a.tangent is not None or b.tangent is not None:
-        tangent = field.add(field.matmul(_tangent(a), right), field.matmul(left, _tangent(b)))
-    return _made(a, found, tangent)
+        tangent = field.add(field.matmul(tangent_of(a), right), field.matmul(left, tangent_of(b)))
+    return residue_array(a, found, tangent)
 
 
-def compared(name: str, x: Any, y: Any) -> Exact:
+def compared(name: str, x: Any, y: Any) -> ExactArray:
     """Compare by signed representatives. In every second draw, the order of scalars is reversed."""
     a, b = _pair(x, y)
     left, right = a.keys(), b.keys()
-    if a.is_residue and a.field.reverses(max(a.ndim, b.ndim)):
+    if a.is_float and a.field.reverses(max(a.ndim, b.ndim)):
         left, right = right, left
-    return Exact(a.field, np.asarray(getattr(np, name)(left, right)), np.bool_)
+    return ExactArray(a.field, np.asarray(getattr(np, name)(left, right)), np.bool_)
 
 
-def extremum(name: str, x: Any, y: Any) -> Exact:
+def extremum(name: str, x: Any, y: Any) -> ExactArray:
     a, b = _pair(x, y)
     if not a.is_float:
         return real(name, a, b, dtype=a.dtype)
@@ -471,22 +474,22 @@ def extremum(name: str, x: Any, y: Any) -> Exact:
     return found
 
 
-def chosen(condition: Any, x: Any, y: Any) -> Exact:
+def chosen(condition: Any, x: Any, y: Any) -> ExactArray:
     """Return elements of x where the condition holds, else of y."""
-    known = next(each for each in (x, y, condition) if isinstance(each, Exact))
-    like = next((each.dtype for each in (x, y) if isinstance(each, Exact)), None)
+    known = next(each for each in (x, y, condition) if isinstance(each, ExactArray))
+    like = next((each.dtype for each in (x, y) if isinstance(each, ExactArray)), None)
     a, b = exact(known.field, x, like), exact(known.field, y, like)
     if a.is_residue != b.is_residue:
         a, b = a.residues(), b.residues()
-    where = condition.values if isinstance(condition, Exact) else condition
+    where = condition.values if isinstance(condition, ExactArray) else condition
     tangent = None
     if a.tangent is not None or b.tangent is not None:
-        tangent = np.where(where, _tangent(a), _tangent(b))
+        tangent = np.where(where, tangent_of(a), tangent_of(b))
     shadow = None
     if a.is_float and not a.is_residue:
         shadow = chosen(condition, a.residues(), b.residues())
     values = np.where(where, a.values, b.values)
-    return Exact(known.field, values, like or a.dtype, a.is_residue, tangent, shadow)
+    return ExactArray(known.field, values, like or a.dtype, a.is_residue, tangent, shadow)
 
 
 # Functions of one operand
@@ -497,11 +500,11 @@ POINTS: dict[str, dict[int, int]] = {
 """Function -> the arguments at which it has its natural value, and the values. Elsewhere it is pseudo-random."""
 
 
-def transcendental(name: str, x: Exact) -> Exact:
+def transcendental(name: str, x: ExactArray) -> ExactArray:
     """Return a pseudo-random function of the elements that has the function's own slope."""
     if not x.is_residue:
         return real_function(name, x)
-    safe = _safe(x)
+    safe = without_specials(x)
     found = x.field.hashed(name, safe)
     for argument, value in POINTS[name].items():
         found = np.where(safe == argument, np.uint64(value), found)
@@ -512,14 +515,16 @@ def transcendental(name: str, x: Exact) -> Exact:
         if name == "exp":
             found = np.where(x.values == MINUS_INFINITY, np.uint64(0), found)
             found = np.where(x.values == INFINITY, INFINITY, found)
-    made = _made(x, found)
+    made = residue_array(x, found)
     if x.tangent is not None:
-        slope = _safe(_slope(name, Exact(x.field, safe, x.dtype, True), _made(x, _safe(made))))
+        slope = without_specials(
+            _slope(name, ExactArray(x.field, safe, x.dtype, True), residue_array(x, without_specials(made)))
+        )
         made.tangent = x.field.multiply(x.tangent, slope)
     return made
 
 
-def real_function(name: str, x: Exact) -> Exact:
+def real_function(name: str, x: ExactArray) -> ExactArray:
     """Return a function of real numbers, rounded to f32: NumPy's last digits in f64 depend on the place of a number in memory."""
     if name == "erf":
         from scipy.special import erf
@@ -527,15 +532,16 @@ def real_function(name: str, x: Exact) -> Exact:
         found = erf(x.values)
     else:
         found = real(name, x, dtype=x.dtype).values
-    return Exact(x.field, found.astype(np.float32).astype(np.float64), x.dtype)
+    shadow = transcendental(name, x.residues())
+    return ExactArray(x.field, found.astype(np.float32).astype(np.float64), x.dtype, shadow=shadow)
 
 
-def _slope(name: str, x: Exact, y: Exact) -> Exact:
+def _slope(name: str, x: ExactArray, y: ExactArray) -> ExactArray:
     """Return the derivative, in terms of the operand and the result."""
     return SLOPES[name](x, y)
 
 
-SLOPES: dict[str, Callable[[Exact, Exact], Exact]] = {
+SLOPES: dict[str, Callable[[ExactArray, ExactArray], ExactArray]] = {
     "exp": lambda x, y: y,
     "log": lambda x, y: 1.0 / x,
     "tanh": lambda x, y: 1.0 - y * y,
@@ -546,36 +552,38 @@ SLOPES: dict[str, Callable[[Exact, Exact], Exact]] = {
 }
 
 
-def power(x: Any, y: Any) -> Exact:
+def power(x: Any, y: Any) -> ExactArray:
     """Return x to the power y: by multiplication where y is one small integer, else a pseudo-random function of both."""
-    known = x if isinstance(x, Exact) else y
+    known = x if isinstance(x, ExactArray) else y
     a, b = exact(known.field, x, known.dtype), exact(known.field, y, known.dtype)
     if not a.is_residue and not b.is_residue:
-        return real("power", a, b, dtype=a.dtype)
+        found = real("power", a, b, dtype=a.dtype)
+        found.shadow = power(a.residues(), b)
+        return found
     if not b.is_residue and b.size and (b.values == b.values.flat[0]).all():
-        found = _constant_power(a.residues(), float(b.values.flat[0]))
-        if found is not None:
-            return found.mapped(lambda v: np.broadcast_to(v, np.broadcast_shapes(v.shape, b.shape)))
+        whole = _constant_power(a.residues(), float(b.values.flat[0]))
+        if whole is not None:
+            return whole.mapped(lambda v: np.broadcast_to(v, np.broadcast_shapes(v.shape, b.shape)))
     a, b = a.residues(), b.residues()
-    values = np.broadcast_arrays(_safe(a), _safe(b))
-    found = _made(a, a.field.hashed("power", *values))
+    values = np.broadcast_arrays(without_specials(a), without_specials(b))
+    found = residue_array(a, a.field.hashed("power", *values))
     bad = (a.values >= INFINITY) | (b.values >= INFINITY)
     found.values = np.where(bad, POISON, found.values)
     if a.tangent is not None or b.tangent is not None:
         lower = power(_untangled(a), _untangled(b) - 1.0)
         positive = compared("greater", _untangled(a), 0.0)
         log = transcendental("log", chosen(positive, _untangled(a), 1.0))
-        along_x = (lower * _untangled(b)) * _made(a, _tangent(a))
-        along_y = (_made(a, _safe(found)) * log) * _made(b, _tangent(b))
-        found.tangent = _safe(along_x + along_y)
+        along_x = (lower * _untangled(b)) * residue_array(a, tangent_of(a))
+        along_y = (residue_array(a, without_specials(found)) * log) * residue_array(b, tangent_of(b))
+        found.tangent = without_specials(along_x + along_y)
     return found
 
 
-def _untangled(x: Exact) -> Exact:
-    return Exact(x.field, x.values, x.dtype, x.is_residue)
+def _untangled(x: ExactArray) -> ExactArray:
+    return ExactArray(x.field, x.values, x.dtype, x.is_residue)
 
 
-def _constant_power(x: Exact, exponent: float) -> Exact | None:
+def _constant_power(x: ExactArray, exponent: float) -> ExactArray | None:
     if exponent in (0.5, -0.5):
         root = transcendental("sqrt", x)
         return root if exponent > 0 else 1.0 / root
@@ -589,133 +597,21 @@ def _constant_power(x: Exact, exponent: float) -> Exact | None:
     return found if exponent >= 0 else 1.0 / found
 
 
-def sign(x: Exact) -> Exact:
+def sign(x: ExactArray) -> ExactArray:
     if not x.is_residue:
         return real("sign", x, dtype=x.dtype)
-    return Exact(x.field, x.field.from_integers(np.sign(x.keys())), x.dtype, True)
+    return ExactArray(x.field, x.field.from_integers(np.sign(x.keys())), x.dtype, True)
 
 
-def absolute(x: Exact) -> Exact:
+def absolute(x: ExactArray) -> ExactArray:
     if not x.is_residue:
         return real("abs", x, dtype=x.dtype)
-    zero = _made(x, np.zeros(x.shape, np.uint64))
+    zero = residue_array(x, np.zeros(x.shape, np.uint64))
     is_negative, is_zero = x.keys() < 0, x.keys() == 0
     return chosen(is_negative, -x, chosen(is_zero, zero, x))
 
 
-# Reductions
-
-
-def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
-    if axis is None:
-        return tuple(range(ndim))
-    return tuple(sorted(i % ndim for i in (axis if isinstance(axis, tuple | list | range) else (axis,))))
-
-
-def total(x: Exact, axis: Any = None, keepdims: bool = False) -> Exact:
-    """Sum over axes. Sums of floats are residues."""
-    axes = _axes(axis, x.ndim)
-    if not x.is_float:
-        return Exact(x.field, np.add.reduce(x.values, axis=axes, dtype=x.dtype, keepdims=keepdims), x.dtype)
-    x = x.residues()
-    found = x.field.total(_safe(x), axes, keepdims)
-    if x.has_special:
-        up, down, poison = (
-            (x.values == each).any(axes, keepdims=keepdims) for each in (INFINITY, MINUS_INFINITY, POISON)
-        )
-        found = _marked(found, up, down, poison | (up & down))
-    return _made(x, found, None if x.tangent is None else x.field.total(x.tangent, axes, keepdims))
-
-
-def product(x: Exact, axis: Any = None, keepdims: bool = False) -> Exact:
-    """Multiply over axes, half by half."""
-    axes = _axes(axis, x.ndim)
-    if not x.is_float:
-        return Exact(
-            x.field, np.multiply.reduce(x.values, axis=axes, dtype=x.dtype, keepdims=keepdims), x.dtype
-        )
-    rest = [size for i, size in enumerate(x.shape) if i not in axes]
-    x = x.residues().mapped(lambda v: np.moveaxis(v, axes, range(len(axes))).reshape(-1, *rest))
-    while len(x) > 1:
-        half = len(x) // 2
-        pairs = x[:half] * x[half : 2 * half]
-        x = pairs if len(x) % 2 == 0 else stacked([pairs, x[2 * half :]])
-    found = x[0]
-    return found.mapped(lambda v: np.expand_dims(v, axes)) if keepdims else found
-
-
-def stacked(parts: Sequence[Exact]) -> Exact:
-    tangents = None
-    if any(part.tangent is not None for part in parts):
-        tangents = np.concatenate([_tangent(part) for part in parts])
-    values = np.concatenate([part.values for part in parts])
-    return Exact(parts[0].field, values, parts[0].dtype, parts[0].is_residue, tangents)
-
-
-def largest(x: Exact, axis: Any, keepdims: bool, sign: int = 1) -> Exact:
-    """Return the extremum over axes, with the tangent of the first element that attains it; poison wins."""
-    axes = _axes(axis, x.ndim)
-    count = prod(x.shape[i] for i in axes)
-    rest = [size for i, size in enumerate(x.shape) if i not in axes]
-    flat = x.mapped(lambda v: np.moveaxis(v, axes, range(len(axes))).reshape(count, *rest))
-    keys = sign * flat.keys() if flat.values.dtype != np.bool_ else flat.values ^ (sign < 0)
-    if flat.has_special:
-        keys = np.where(flat.values == POISON, 2**51, keys)
-    place = np.argmax(keys, axis=0)[None]
-    found = flat.mapped(lambda v: np.take_along_axis(v, place, 0)[0])
-    return found.mapped(lambda v: np.expand_dims(v, axes)) if keepdims else found
-
-
-def cumulative(x: Exact, axis: int) -> Exact:
-    if not x.is_float:
-        return Exact(x.field, np.cumsum(x.values, axis=axis, dtype=x.dtype), x.dtype)
-    x = x.residues()
-    found = x.field.cumulative(_safe(x), axis)
-    if x.has_special:
-        seen = np.logical_or.accumulate(x.values >= INFINITY, axis=axis)
-        found = np.where(seen, POISON, found)
-    return _made(x, found, None if x.tangent is None else x.field.cumulative(x.tangent, axis))
-
-
-def einsum(subscripts: str, *operands: Exact) -> Exact:
-    """Compute an einsum of letters, two operands at a time."""
-    *terms, result = subscripts.replace("->", ",").split(",")
-    parts = list(zip(operands, terms, strict=True))
-    while len(parts) > 1:
-        (a, left), (b, right), *rest = parts
-        needed = set(result).union(*(term for _, term in rest))
-        parts = [_contracted(a, left, b, right, needed), *rest]
-    x, labels = _summed(*parts[0], set(result))
-    return x.transpose([labels.index(label) for label in result]) if result else x.reshape(())
-
-
-def _summed(x: Exact, labels: str, needed: set[str]) -> tuple[Exact, str]:
-    gone = tuple(i for i, label in enumerate(labels) if label not in needed)
-    return (total(x, gone), "".join(label for label in labels if label in needed)) if gone else (x, labels)
-
-
-def _contracted(a: Exact, left: str, b: Exact, right: str, needed: set[str]) -> tuple[Exact, str]:
-    a, left = _summed(a, left, needed | set(right))
-    b, right = _summed(b, right, needed | set(left))
-    batch = [each for each in left if each in right and each in needed]
-    inner = [each for each in left if each in right and each not in needed]
-    rows = [each for each in left if each not in right]
-    columns = [each for each in right if each not in left]
-    a = a.transpose([left.index(each) for each in (*batch, *rows, *inner)])
-    b = b.transpose([right.index(each) for each in (*batch, *inner, *columns)])
-    g, k = len(batch), len(inner)
-    if not (inner or a.is_residue or b.is_residue):
-        wide = a.reshape(*a.shape, *[1] * len(columns))
-        return wide * b.reshape(*b.shape[:g], *[1] * len(rows), *b.shape[g:]), "".join(
-            (*batch, *rows, *columns)
-        )
-    group, height = a.shape[:g], a.shape[g : a.ndim - k]
-    width, depth = b.shape[g + k :], prod(a.shape[a.ndim - k :])
-    found = a.reshape(*group, prod(height), depth) @ b.reshape(*group, depth, prod(width))
-    return found.reshape(*group, *height, *width), "".join((*batch, *rows, *columns))
-
-
-APPLIED: dict[str, Callable[..., Exact]] = {
+APPLIED: dict[str, Callable[..., ExactArray]] = {
     **{name: partial(binary, name) for name in ("add", "subtract", "multiply", "divide")},
     **{name: partial(transcendental, name) for name in POINTS},
     **{
@@ -733,12 +629,12 @@ APPLIED: dict[str, Callable[..., Exact]] = {
     "minimum": lambda x, y: extremum("minimum", x, y),
     "where": chosen,
     "isnan": lambda x: (
-        Exact(x.field, x.values == POISON, np.bool_) if x.is_residue else real("isnan", x)
+        ExactArray(x.field, x.values == POISON, np.bool_) if x.is_residue else real("isnan", x)
     ),
 }  # fmt: skip
 """Name of an elementwise function of NumPy -> its meaning on arrays of the check."""
 
 
-def applied(name: str, *operands: Any) -> Exact:
+def applied(name: str, *operands: Any) -> ExactArray:
     """Apply an elementwise function."""
     return APPLIED[name](*operands) if name in APPLIED else real(name, *operands)

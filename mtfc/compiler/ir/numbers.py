@@ -58,5 +58,5 @@ def is_power_of_two(number: float) -> bool:
 
 def wrapped(number: float, dtype: str) -> int:
     """Return an integer as a dtype has it after overflow."""
-    found = int(number) % 2**INTEGER_BITS
-    return found - 2**INTEGER_BITS if dtype == "i32" and found >= 2 ** (INTEGER_BITS - 1) else found
+    found = int(number) % (1 << INTEGER_BITS)
+    return found - (1 << INTEGER_BITS) if dtype == "i32" and found >> INTEGER_BITS - 1 else found

@@ -75,9 +75,7 @@ def _same_dims(eqn: Equation, value: Value) -> Value | None:
 
 def _is_number(number: float | int | bool | None, wanted: float | bool, dtype: str) -> bool:
     """Return True for the number `wanted`; of floats, with its sign: 0.0 is another number than -0.0."""
-    return number == wanted and (
-        dtype not in FLOATS or copysign(1.0, number) == copysign(1.0, wanted)  # type: ignore[arg-type]
-    )
+    return number == wanted and (dtype not in FLOATS or copysign(1.0, number) == copysign(1.0, wanted))
 
 
 def _right_identity(neutral: float) -> RewriteRule:

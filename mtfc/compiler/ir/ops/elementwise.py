@@ -260,8 +260,8 @@ def _sqrt_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value
 
 
 def _rsqrt_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-    """d x**-1/2 = -1/2 (x**-1/2) / x dx."""
-    slope = b("mul", b("div", e.result, e.operands[0]), b.like(-0.5, g[0]))
+    """d x**-1/2 = -1/2 (x**-1/2)**3 dx."""
+    slope = b("mul", b("mul", b("square", e.result), e.result), b.like(-0.5, g[0]))
     return (b("mul", g[0], slope),)
 
 
