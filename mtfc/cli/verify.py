@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", metavar="N", type=seed, default=0, help="seed of drawn inputs and parameters (default: 0)"
     )
+    parser.add_argument(
+        "--verbose", action="store_true", help="print the error, the scale and the bound of every array"
+    )
     add_selection(parser, "all", or_placement=True)
     add_format(parser)
 
@@ -45,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, sources: Sources) -> int:
     def show(result: CaseResult) -> None:
         if options.format == "text":
-            print(case_text(result), flush=True)
+            print(case_text(result, options.verbose), flush=True)
 
     verified = verify(_options(options), sources, show)
     print(json.dumps(verified.record(), indent=2) if options.format == "json" else verified.verdict())
