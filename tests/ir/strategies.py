@@ -1,15 +1,19 @@
-"""Random IR: everything that the text can say, well-typed or not."""
+"""Random IR: everything that the text can say. Operands and attributes are as the ops state; types fit or not."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import attrs
 from hypothesis import strategies as st
 
 from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir import attributes as kinds
+from mtfc.compiler.ir.attributes import Kind, value_error
 from mtfc.compiler.ir.core import (
     Argument,
+    Attr,
     Equation,
     Function,
     Initializer,
@@ -22,7 +26,9 @@ from mtfc.compiler.ir.core import (
     Update,
     Value,
 )
-from mtfc.compiler.ir.types import EVERY, Dim, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.ir.loops import LOOP, LOOP_ATTRIBUTES
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.types import EVERY, ITEM_BYTES, Dim, Layout, Mesh, Rules, TensorType
 
 # Names that are also words of the text, or values of it.
 ODD_NAMES = (
@@ -42,7 +48,20 @@ ODD_NAMES = (
 )
 DIMS = tuple(Dim(name, 2 + i) for i, name in enumerate((*ODD_NAMES, "batch", "io", "d_model")))
 AXES = ("rows", "cols", "none", "step")
-OPS = ("einsum", "all_reduce", "reshard", "top_k", "and", "yield", "forward", "output")
+WITHOUT_OPERANDS = ("constant", "full", "uniform", "range", "training")
+CHOSEN = (
+    *WITHOUT_OPERANDS,
+    "einsum",
+    "all_reduce",
+    "reshard",
+    "all_gather",
+    "top_k",
+    "and",
+    "is_argmax",
+    "rename",
+    "window",
+)
+CHOSEN_OR_LOOP = (*CHOSEN, "shift_shards", "concat", "cumsum", "cast", "bernoulli", LOOP)
 
 names = st.sampled_from([*ODD_NAMES, "h", "layers.ffn.wi", "batch:rows;hidden:cols"])
 numbers = st.one_of(st.integers(-(10**9), 10**9), st.floats())
@@ -59,15 +78,43 @@ stored = st.dictionaries(names | st.just(EVERY), axes_tuples, max_size=2).map(
     lambda d: Rules(tuple(d.items()))
 )
 settings_tuples = st.dictionaries(names, numbers, max_size=2).map(lambda d: tuple(d.items()))
-attr_values = st.one_of(
-    numbers,
-    st.booleans(),
-    st.text(),
-    st.sampled_from(DIMS),
-    dims_tuples,
-    axes_tuples,
-    st.lists(st.tuples(st.sampled_from(DIMS), st.sampled_from(DIMS)), max_size=2).map(tuple),
-)
+some_axes = axes_tuples.filter(bool)
+mappings = st.lists(
+    st.tuples(st.sampled_from(DIMS), st.sampled_from(DIMS)), max_size=2, unique_by=lambda pair: pair[0]
+).map(tuple)
+KINDS: Mapping[Kind[Any], st.SearchStrategy[Any]] = {
+    kinds.FLAG: st.booleans(),
+    kinds.INT: st.integers(-(10**9), 10**9),
+    kinds.REAL: numbers,
+    kinds.NUMBER: numbers,
+    kinds.TEXT: st.text().filter(kinds.TEXT.accepts),
+    kinds.DTYPE: st.sampled_from(sorted(ITEM_BYTES)),
+    kinds.DIM: st.sampled_from(DIMS),
+    kinds.DIM_LIST: st.lists(st.sampled_from(DIMS), max_size=3).map(tuple),
+    kinds.DIMS: dims_tuples,
+    kinds.DIM_SET: dims_tuples,
+    kinds.AXES: some_axes,
+    kinds.AXIS_SET: some_axes,
+    kinds.MAPPING: mappings,
+}
+"""Kind of attribute -> values of it."""
+
+
+def elements(dtype: str) -> st.SearchStrategy[Any]:
+    """Draw constants of a dtype."""
+    if dtype == "bool":
+        return st.booleans()
+    return numbers.filter(lambda value: value_error(value, dtype) is None)
+
+
+@st.composite
+def attributes_of(draw: Any, op: str) -> dict[str, Attr]:
+    """Draw attributes of the kinds that an op states."""
+    stated = LOOP_ATTRIBUTES if op == LOOP else OPS[op].attributes
+    found = {a.name: draw(KINDS[a.kind]) for a in stated if not a.optional or draw(st.booleans())}
+    if {"value", "dtype"} <= found.keys():
+        found["value"] = draw(elements(found["dtype"]))
+    return found
 
 
 @st.composite
@@ -91,18 +138,22 @@ class _Scope:
         )
         return self.values[-1]
 
-    def use(self, draw: Any) -> tuple[Value, ...]:
-        return tuple(draw(st.lists(st.sampled_from(self.values), max_size=3))) if self.values else ()
+    def use(self, draw: Any, least: int = 0, most: int = 3) -> tuple[Value, ...]:
+        if not self.values:
+            return ()
+        return tuple(draw(st.lists(st.sampled_from(self.values), min_size=least, max_size=most)))
 
 
 def _equation(draw: Any, scope: _Scope, depth: int) -> Equation:
-    operands = scope.use(draw)
+    op = draw(st.sampled_from(CHOSEN_OR_LOOP if scope.values else WITHOUT_OPERANDS))
+    least, *more = (0, None) if op == LOOP else OPS[op].arity
+    operands = scope.use(draw, least, 3 if more else least)
     regions = [_function(draw, depth + 1) for _ in range(draw(st.integers(0, 2 if depth < 2 else 0)))]
     return Equation(
-        draw(st.sampled_from(OPS)),
+        op,
         operands,
         tuple(scope.define(draw) for _ in range(draw(st.integers(1, 2)))),
-        draw(st.dictionaries(st.sampled_from(["dim", "over", "at", "value"]), attr_values, max_size=2)),
+        draw(attributes_of(op)),
         tuple(regions),
         draw(spans),
         draw(st.sampled_from(["forward", "backward", "update"])),

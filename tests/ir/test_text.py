@@ -46,8 +46,8 @@ function step placed {
   backward:
   %c: f32[] = constant value=-inf dtype="f32"
   %a: f32[batch{rows}], %b: f32[batch{rows}] = all_reduce %y, %top axes={cols} at "nn.mtf" 3:1-3:9  // 256 B
-  %r: f32[io{rows, cols}] = rename %b mapping=(batch -> io) wrap=true
-  %loop: f32[batch{rows}], %all: f32[io, batch{rows}] = loop %a dim=io reverse=false region ios {
+  %r: f32[io{rows, cols}] = rename %b mapping=(batch -> io)
+  %loop: f32[batch{rows}], %all: f32[io, batch{rows}] = loop %a dim=io reverse=false checkpoint=true region ios {
     carried %a: f32[batch{rows}]
     update:
     %n: f32[batch{rows}] = neg %a at "nn.mtf" 7:1-7:4 in 9:2-9:8

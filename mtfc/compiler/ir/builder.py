@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.attributes import fitted
 from mtfc.compiler.ir.core import Attr, Equation, Stage, Value
+from mtfc.compiler.ir.opdef import form_error
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import Dim, TensorType
 
@@ -26,6 +28,14 @@ class Names:
         return name
 
 
+class VerifyError(Exception):
+    """An invariant does not hold: `reason` says which, `where` and `span` say where."""
+
+    def __init__(self, reason: str, where: str, span: Span | None = None) -> None:
+        super().__init__(f"{reason}\n  in {where}" + (f"\n  from {span}" if span else ""))
+        self.reason, self.where, self.span = reason, where, span
+
+
 class Builder:
     """Appends equations to `body`; they get the current `span` and `stage`."""
 
@@ -35,15 +45,26 @@ class Builder:
         self._constants: dict[tuple[str, str], Value] = {}
 
     def __call__(self, op: str, *operands: Value, name: str = "", **attributes: Attr) -> Value:
-        """Append one equation and return its only result. Raise `OpError` if the op refuses the operands."""
+        """Append one equation and return its only result.
+
+        Raise `OpError` if the op refuses the operands, and `VerifyError` if the equation is malformed: see `several`.
+        """
         (result,) = self.several(op, *operands, names=(name or op,), **attributes)
         return result
 
     def several(
         self, op: str, *operands: Value, names: Sequence[str], **attributes: Attr
     ) -> tuple[Value, ...]:
-        """Append one equation and return its results, called `names`. Raise `OpError` if the op refuses the operands."""
+        """Append one equation and return its results, called `names`. Raise `OpError` if the op refuses the operands.
+
+        Raise `VerifyError` if there is no such op, or if the op has other operands, attributes or results.
+        """
+        wrong = form_error(OPS[op], len(operands), attributes) if op in OPS else f"unknown op {op}"
+        if wrong is not None:
+            raise VerifyError(wrong, f"a new equation called {', '.join(names)}", self.span)
         types = OPS[op].infer([v.type.unsplit() for v in operands], attributes)
+        if len(types) != len(names):
+            raise VerifyError(f"{op} has {len(types)} results", f"a new equation called {', '.join(names)}")
         results = tuple(Value(self.names.fresh(name), type) for name, type in zip(names, types, strict=True))
         self.append(Equation(op, operands, results, attributes, span=self.span, stage=self.stage))
         return results
@@ -56,7 +77,8 @@ class Builder:
         self.body[self.body.index(old)] = new
 
     def constant(self, value: float | int | bool, dtype: str) -> Value:
-        """Return the scalar `value`. Equal constants share one equation."""
+        """Return the scalar `value`. Equal constants share one equation. Floats are rounded, too large ones to infinity."""
+        value = fitted(value, dtype)
         key = (dtype, repr(value))  # `repr` tells 0.0 from -0.0
         if key not in self._constants:
             self._constants[key] = self("constant", name="c", value=value, dtype=dtype)

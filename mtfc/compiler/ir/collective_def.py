@@ -11,12 +11,15 @@ from typing import Any, Literal
 
 import attrs
 
+from mtfc.compiler.ir.attributes import AXES, DIM, Attribute, Stated
 from mtfc.compiler.ir.core import Attr, Equation
 from mtfc.compiler.ir.opdef import (
     BY_NAME,
+    Arity,
     Attrs,
     Infer,
     OpDef,
+    OpError,
     Shard,
     Text,
     Trait,
@@ -24,7 +27,7 @@ from mtfc.compiler.ir.opdef import (
     no_flops,
     no_gradient,
 )
-from mtfc.compiler.ir.types import Axes, Mesh, TensorType
+from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
 
 @attrs.frozen
@@ -103,8 +106,17 @@ class Sending:
         return local_bytes * members if self.operand == "part" else local_bytes
 
 
+OVER_AXES = Attribute("axes", AXES)
+
+
 def same_types(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
-    """Infer the types of an op that changes placements only."""
+    """Infer the types of an op that changes placements only. The dimensions that attributes name must be the operands'."""
+    named = [value for value in attributes.values() if isinstance(value, Dim)]
+    for dim in named:
+        if any(dim not in type.dims for type in types):
+            raise OpError(f"an operand lacks dimension `{dim.name}`")
+    if len(set(named)) != len(named):
+        raise OpError(f"two attributes name dimension `{named[0].name}`")
     return tuple(types)
 
 
@@ -118,6 +130,7 @@ class CollectiveDef:
     """One collective.
 
     name, doc: the op's name, and one sentence for the language reference.
+    arity, attributes: as in `OpDef`; by default one operand, and the axes with the dimensions of `joins` and `splits`.
     place: type rule on split types, as in `OpDef`.
     sending: its cost; None if it sends nothing.
     edges: (type before, goal, mesh) -> the single steps from that type that may lead to the goal; None if the reshard planner
@@ -143,6 +156,12 @@ class CollectiveDef:
     evaluate: Callable[..., Any] = same_arrays
     numpy: Text
     jax: Text
+    arity: Arity = (1,)
+    attributes: Stated = attrs.field()
+
+    @attributes.default
+    def _axes_and_dims(self) -> Stated:
+        return (*(Attribute(name, DIM) for name in (self.joins, self.splits) if name), OVER_AXES)
 
     @property
     def opdef(self) -> OpDef:
@@ -151,6 +170,8 @@ class CollectiveDef:
         moves_data = self.sending is not None or "reshard" in self.traits
         return OpDef(
             name=self.name,
+            arity=self.arity,
+            attributes=self.attributes,
             infer=self.infer,
             place=self.place,
             layout_rule=lambda eqn: BY_NAME,
@@ -184,7 +205,7 @@ class ReshardStep:
 
     @property
     def axes(self) -> Axes:
-        return dict(self.attrs)["axes"]  # type: ignore[return-value]
+        return OVER_AXES.of(dict(self.attrs))
 
     @property
     def split_dim(self) -> Attr | None:

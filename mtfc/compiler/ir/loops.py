@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
+from mtfc.compiler.ir.attributes import DIM, FLAG, Attribute, Stated
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, walk
 from mtfc.compiler.ir.ops import has_trait
@@ -38,14 +39,15 @@ LOOP = "loop"
 MICRO_BATCHES = "micro_batches"
 """The name of the region that runs once for each micro-batch."""
 
+LOOP_DIM = Attribute("dim", DIM)
+LOOP_ATTRIBUTES: Stated = (LOOP_DIM, Attribute("reverse", FLAG), Attribute("checkpoint", FLAG))
+
 ROLES = ("carried", "invariant", "sliced")
 
 
 def dim_of(eqn: Equation) -> Dim:
     """Return the dimension that a loop runs along; its size is the number of iterations."""
-    dim = eqn.attrs["dim"]
-    assert isinstance(dim, Dim)
-    return dim
+    return LOOP_DIM.of(eqn.attrs)
 
 
 def looped_dims(function: Function) -> frozenset[Dim]:
@@ -114,8 +116,8 @@ def loop_error(eqn: Equation, fitting: bool = True) -> str | None:
 
     Unless `fitting`, only the global types of operands and arguments, and of outputs and results, must agree.
     """
-    if eqn.op != LOOP or len(eqn.regions) != 1 or not isinstance(eqn.attrs.get("dim"), Dim):
-        return f"op {eqn.op} with {len(eqn.regions)} regions: a loop has one region, and a dimension"
+    if eqn.op != LOOP or len(eqn.regions) != 1:
+        return f"op {eqn.op} with {len(eqn.regions)} regions: a loop has one region, and other ops have none"
     region = region_of(eqn)
     if len(eqn.operands) != len(region.arguments) or len(eqn.results) != len(region.outputs):
         return "a loop has one operand for each argument of its region, and one result for each output"

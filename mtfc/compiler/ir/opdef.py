@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 import attrs
 
+from mtfc.compiler.ir.attributes import Stated, kinds_error
 from mtfc.compiler.ir.core import Attr, Equation, Value
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
@@ -205,6 +206,7 @@ class BlockRewriter(Protocol):
     ) -> Value: ...
 
 
+Arity = tuple[int] | tuple[int, None]
 Infer = Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]]
 Gradient = Callable[[OpBuilder, Equation, Sequence[Value]], tuple[Value | None, ...]]
 Distribute = Callable[[BlockRewriter, Equation], tuple[Value, ...] | None]
@@ -251,6 +253,8 @@ Placement:
 class OpDef:
     """One op.
 
+    arity: the number of operands, or the smallest number followed by None.
+    attributes: the attributes, with the kind of each. `infer` relies on arity and kinds, and refuses all other mistakes.
     infer: type rule on global types; raises `OpError`.
     place: type rule on split types: (this record, equation, mesh) -> the results' types.
     layout_rule: the roles of its dimensions.
@@ -269,6 +273,8 @@ class OpDef:
     """
 
     name: str
+    arity: Arity
+    attributes: Stated
     infer: Infer
     place: Callable[[OpDef, Equation, Mesh], tuple[TensorType, ...]]
     layout_rule: Callable[[Equation], LayoutRule]
@@ -287,6 +293,16 @@ class OpDef:
 
 
 NO_TRAITS: frozenset[Trait] = frozenset()
+
+
+def form_error(opdef: OpDef, operands: int, attributes: Mapping[str, object]) -> str | None:
+    """Return why an equation with so many operands and these attributes is malformed, or None."""
+    least = opdef.arity[0]
+    if operands < least or (len(opdef.arity) == 1 and operands > least):
+        wanted = f"{least} or more" if len(opdef.arity) == 2 else str(least)
+        return f"{opdef.name}: the number of operands is {operands}, and must be {wanted}"
+    wrong = kinds_error(attributes, opdef.attributes)
+    return wrong and f"{opdef.name}: {wrong}"
 
 
 def no_gradient(builder: OpBuilder, eqn: Equation, cotangents: Sequence[Value]) -> tuple[None, ...]:

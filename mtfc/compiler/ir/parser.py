@@ -16,6 +16,7 @@ from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedInput
 
 from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.attributes import kinds_error
 from mtfc.compiler.ir.core import (
     Argument,
     Attr,
@@ -32,6 +33,9 @@ from mtfc.compiler.ir.core import (
     Update,
     Value,
 )
+from mtfc.compiler.ir.loops import LOOP, LOOP_ATTRIBUTES
+from mtfc.compiler.ir.opdef import form_error
+from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.printer import implied_layout, shown_layout
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
 
@@ -113,6 +117,19 @@ def _rule(node: Node) -> tuple[str, Axes]:
 def _section(node: Node | None) -> Rules:
     rules = _child(node, "rules") if node else None
     return _rules(rules) if rules else Rules()
+
+
+def _line(equation: Node) -> int:
+    """Return the line on which an equation starts."""
+    return _tokens(next(_children(equation, "defined")), "VALUE")[0].line or 0
+
+
+def _malformed(op: str, operands: int, attributes: Mapping[str, Attr]) -> str | None:
+    """Return why no equation of the op has such operands and attributes, or None."""
+    if op == LOOP:
+        wrong = kinds_error(attributes, LOOP_ATTRIBUTES)
+        return wrong and f"{op}: {wrong}"
+    return form_error(OPS[op], operands, attributes) if op in OPS else f"unknown op {op}"
 
 
 class _Scope:
@@ -240,11 +257,15 @@ class _ProgramParser:
         regions = tuple(self.contents(r, placed, stage) for r in _children(node, "region"))
         results = self.defined(node, scope)
         op, path = _first_name(node), _child(node, "path")
+        attributes = dict(self.attr(attr) for attr in _children(node, "attr"))
+        wrong = _malformed(op, len(used), attributes)
+        if wrong is not None:
+            raise ReadError(wrong, _line(node))
         return Equation(
             op,
             used,
             results,
-            dict(self.attr(attr) for attr in _children(node, "attr")),
+            attributes,
             regions,
             self.span(node),
             stage,

@@ -102,7 +102,18 @@ def attr_text(value: Attr) -> str:
         return number_text(value)
     if isinstance(value, str):
         return json.dumps(value)
-    return name_text(value.name) if isinstance(value, Dim) else _tuple_text(value)
+    if isinstance(value, Dim):
+        return name_text(value.name)
+    return _tuple_text(value) if _is_tuple_of_names(value) else repr(value)
+
+
+def _is_tuple_of_names(value: object) -> bool:
+    """Return True for dims, axes, or pairs of dims. Messages show other values too, which no op takes."""
+    if not isinstance(value, tuple):
+        return False
+    pairs = all(isinstance(each, tuple) and len(each) == 2 for each in value)
+    named = [name for each in value for name in each] if pairs else value
+    return all(isinstance(each, Dim) for each in named) or all(isinstance(each, str) for each in value)
 
 
 def _tuple_text(value: tuple[Dim, ...] | tuple[str, ...] | tuple[tuple[Dim, Dim], ...]) -> str:
@@ -246,7 +257,8 @@ class _Printer:
         parts = [eqn.op, operands] if operands else [eqn.op]
         parts += [f"{name_text(key, _SUFFIXES)}={attr_text(value)}" for key, value in eqn.attrs.items()]
         path = f" as {name_text(eqn.path)}" if eqn.path is not None else ""
-        under = self.under(eqn.layout, implied_layout(eqn.op, eqn.results[0].type), placed)
+        implied = implied_layout(eqn.op, eqn.results[0].type) if eqn.results else {}
+        under = self.under(eqn.layout, implied, placed)
         return f"{results} = {' '.join(parts)}{under}{path}{self.at(eqn.span)}"
 
     def under(self, layout: Mapping[str, Axes] | None, implied: Mapping[str, Axes], placed: bool) -> str:

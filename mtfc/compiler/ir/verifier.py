@@ -15,7 +15,9 @@ Dimensions and types
  5. The program declares every dimension, with the size that it has there.
  6. A type has no dimension twice, and uses a mesh axis at most once: to split a dimension, or for a pending reduction. Its axes
     belong to the mesh, split sizes divide evenly, and pending axes stand in mesh order.
- 7. The results' global types are the ones that the op's type rule infers from the operands' global types and the attributes.
+ 7. An equation has a result, and the operands and attributes that the op's record states (`OpDef.arity`, `OpDef.attributes`). The
+    mesh has the axes that attributes name. The results' global types are the ones that the op's type rule infers from the
+    operands' global types and the attributes.
  8. No reduction is pending in an argument or an output, except in those of a loop's region.
 
 Placement (`LEVELS` says which of these apply at a level)
@@ -36,15 +38,18 @@ from typing import Any, Literal
 
 import attrs
 
-from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.attributes import kinds_error
+from mtfc.compiler.ir.builder import VerifyError
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Training, Value
-from mtfc.compiler.ir.loops import LOOP, loop_error
-from mtfc.compiler.ir.opdef import LayoutRule, OpDef, OpError
+from mtfc.compiler.ir.loops import LOOP, LOOP_ATTRIBUTES, loop_error
+from mtfc.compiler.ir.opdef import LayoutRule, OpDef, OpError, form_error
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.printer import equation_text
 from mtfc.compiler.ir.sharding_rules import PlacementError, operand_types
 from mtfc.compiler.ir.training import report_error, updates_error
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim, Mesh, TensorType
+
+__all__ = ["LEVELS", "Level", "LevelRule", "Verifier", "VerifyError", "layout_error", "type_error", "verify"]
 
 Level = Literal["global", "assigned", "placed", "resharded", "lowered"]
 
@@ -75,14 +80,6 @@ LEVELS: Mapping[Level, LevelRule] = {
     "resharded": LevelRule(layouts=True, placed=True, moves="reshards"),
     "lowered": LevelRule(layouts=True, placed=True, moves="collectives"),
 }
-
-
-class VerifyError(Exception):
-    """An invariant does not hold: `reason` says which, `where` and `span` say where."""
-
-    def __init__(self, reason: str, where: str, span: Span | None = None) -> None:
-        super().__init__(f"{reason}\n  in {where}" + (f"\n  from {span}" if span else ""))
-        self.reason, self.where, self.span = reason, where, span
 
 
 def verify(program: Program, level: Level) -> None:
@@ -214,6 +211,9 @@ class _Equations:
         """Raise `VerifyError` unless the equation, or an equal one, is sound."""
         if eqn in self.seen:
             return
+        wrong = self.malformed(eqn)
+        if wrong is not None:
+            raise VerifyError(wrong, equation_text(eqn), eqn.span)
         key = _signature(eqn)
         if key not in self.alike or eqn.regions:
             reason = self.error(eqn)
@@ -222,10 +222,19 @@ class _Equations:
             self.alike.add(key)
         self.seen.add(eqn)
 
+    def malformed(self, eqn: Equation) -> str | None:
+        """Return a mistake that keeps the op's rules from reading the equation, or None."""
+        if not eqn.results:
+            return f"{eqn.op} has no result"
+        if eqn.op == LOOP:
+            wrong = kinds_error(eqn.attrs, LOOP_ATTRIBUTES)
+            return wrong and f"{eqn.op}: {wrong}"
+        if eqn.op not in OPS:
+            return f"unknown op {eqn.op}"
+        return form_error(OPS[eqn.op], len(eqn.operands), eqn.attrs)
+
     def error(self, eqn: Equation) -> str | None:
         """Return the first mistake in an equation, or None."""
-        if eqn.op not in OPS and eqn.op != LOOP:
-            return f"unknown op {eqn.op}"
         if not self.rule.allows(eqn):
             return f"op {eqn.op} is not legal at level {self.level}"
         if has_trait(eqn, "training") and self.rule.layouts:
@@ -243,7 +252,10 @@ class _Equations:
         for key, value in eqn.attrs.items():
             for dim in _dims_in(value):
                 if self.dims.get(dim.name) != dim:
-                    return f"{key} has dimension {dim.name} (size {dim.size}), which the program does not declare"
+                    return f"{eqn.op}: {key} has dimension {dim.name} (size {dim.size}), which the program does not declare"
+        axes = eqn.attrs.get("axes")
+        if isinstance(axes, tuple) and not set(axes) <= (self.mesh.sizes.keys() if self.mesh else set()):
+            return f"{eqn.op} over {', '.join(map(str, axes))}: the mesh lacks one of these axes"
         return None
 
     def place_error(self, opdef: OpDef, eqn: Equation) -> str | None:

@@ -1,8 +1,8 @@
 """cse: compute equal equations once.
 
-Two equations are equal if op, operands, attributes, result types and layout are equal. The first one stays, with its span. A
-value that a `value` rule of the layout names keeps its own equation. A loop gets each invariant or sliced operand once, and
-yields each value once.
+Two equations are equal if op, operands, result types and layout are equal, and their attributes mean the same: the op's record
+says which tuples have an order. The first one stays, with its span. A value that a `value` rule of the layout names keeps its
+own equation. A loop gets each invariant or sliced operand once, and yields each value once.
 
 Input:   %a = exp %x; %b = exp %x; %c = add %a, %b
 Output:  %a = exp %x; %c = add %a, %a
@@ -16,8 +16,10 @@ from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.ir.core import Attr, Equation, Function, Program, Value
+from mtfc.compiler.ir.attributes import meaning
+from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import pairs
+from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.passes.pass_base import Pass
 
@@ -31,16 +33,9 @@ class Cse(Pass):
         return program.map_functions(lambda function: share(function, named))
 
 
-def _attribute(name: str, value: Attr) -> Hashable:
-    """Return a key of an attribute. Reduced dimensions have no order. Numbers compare by text, as 0.0 == -0.0 == False."""
-    if name == "over" and isinstance(value, tuple):
-        return frozenset(value)
-    return repr(value) if isinstance(value, int | float) else value
-
-
 def _key(eqn: Equation, named: set[str]) -> Hashable:
     """Return the key that is equal for equations with equal results."""
-    attributes = tuple((name, _attribute(name, value)) for name, value in sorted(eqn.attrs.items()))
+    attributes = meaning(eqn.attrs, OPS[eqn.op].attributes)
     layout = None if eqn.layout is None else frozenset(eqn.layout.items())
     own = eqn.path if eqn.path in named else None
     return (eqn.op, eqn.operands, attributes, tuple(value.type for value in eqn.results), layout, own)

@@ -19,10 +19,12 @@ from typing import ClassVar
 
 import attrs
 
+from mtfc.compiler.ir.attributes import fitted
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Parameter, Program, Value
 from mtfc.compiler.ir.loops import dim_of, make_loop, region_of, sliced_type
 from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops.creation import ELEMENT_TYPE, VALUE
 from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
 from mtfc.compiler.ir.verifier import Level
@@ -159,6 +161,9 @@ class Retyping:
         eqn = self._made_as_computed(eqn)
         given = [self._read(self.new[value], eqn) for value in eqn.operands]
         operands = self._agreeing(given)
+        if VALUE.name in eqn.attrs:  # a constant, or what stands beside the elements of an operand
+            dtype = operands[0].type.dtype if operands else ELEMENT_TYPE.of(eqn.attrs)
+            eqn = attrs.evolve(eqn, attrs={**eqn.attrs, VALUE.name: fitted(VALUE.of(eqn.attrs), dtype)})
         types = OPS[eqn.op].infer([value.type for value in operands], eqn.attrs)
         results = tuple(
             Value(self.builder.names.fresh(v.name), t) for v, t in zip(eqn.results, types, strict=True)
@@ -208,9 +213,11 @@ class Retyping:
 
     def _as(self, value: Value, dtype: str) -> Value:
         if value in self.literals and self.builder.stage == "update":
-            return self.builder("constant", name="c", value=self.literals[value].attrs["value"], dtype=dtype)
+            return self.builder(
+                "constant", name="c", value=fitted(VALUE.of(self.literals[value].attrs), dtype), dtype=dtype
+            )
         if value in self.literals:
-            return self.builder.constant(self.literals[value].attrs["value"], dtype)  # type: ignore[arg-type]
+            return self.builder.constant(VALUE.of(self.literals[value].attrs), dtype)
         return self.builder.cast(value, dtype)
 
 

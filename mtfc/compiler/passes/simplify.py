@@ -23,6 +23,7 @@ from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.numbers import is_power_of_two, product, total, wrapped
 from mtfc.compiler.ir.ops import elementwise, has_trait, reductions
 from mtfc.compiler.ir.ops.contraction import reduced_dims
+from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.compiler.passes.pass_base import Pass
@@ -62,7 +63,7 @@ class RewriteContext:
     def number(self, value: Value) -> float | int | bool | None:
         """Return the number of a scalar constant or of a tensor filled with one number, else None."""
         eqn = self.defined.get(value)
-        return eqn.attrs["value"] if eqn and has_trait(eqn, "filled") else None  # type: ignore[return-value]
+        return VALUE.of(eqn.attrs) if eqn and has_trait(eqn, "filled") else None
 
 
 RewriteRule = Callable[[RewriteContext, Equation], Value | None]
@@ -136,7 +137,7 @@ def _filled(c: RewriteContext, eqn: Equation) -> Value | None:
     """op(full(v), y) == op(constant(v), y) where y brings all dims."""
     for i, value in enumerate(eqn.operands):
         if c.op(value) == "full" and value.type.dims:
-            scalar = c.build.constant(c.defined[value].attrs["value"], value.type.dtype)  # type: ignore[arg-type]
+            scalar = c.build.constant(VALUE.of(c.defined[value].attrs), value.type.dtype)
             others = (*eqn.operands[:i], scalar, *eqn.operands[i + 1 :])
             if any(other.type.dims == eqn.result.type.dims for other in others):
                 return c.again(eqn, *others)

@@ -9,19 +9,33 @@ The functions of a collective stand together: its type rule, its edges and its t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, permutations
 
-from mtfc.compiler.ir.collective_def import CollectiveDef, Edge, Effect, ReshardGoal, Sending
+from mtfc.compiler.ir.attributes import AXIS_SET, DIM, DIM_LIST, FLAG, INT, Attribute
+from mtfc.compiler.ir.collective_def import (
+    OVER_AXES,
+    CollectiveDef,
+    Edge,
+    Effect,
+    ReshardGoal,
+    Sending,
+)
 from mtfc.compiler.ir.core import Equation
-from mtfc.compiler.ir.opdef import Code, OpDef
+from mtfc.compiler.ir.opdef import Attrs, Code, OpDef, OpError
 from mtfc.compiler.ir.ops.positions import shifted_array
+from mtfc.compiler.ir.ops.structure import need
 from mtfc.compiler.ir.sharding_rules import PlacementError
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
+OVER_ANY_ORDER = Attribute("axes", AXIS_SET)
+"""The axes of a collective that does the same in any order of them."""
+GATHERED = Attribute("dim", DIM, optional=True)
+GATHERED_SEVERAL = Attribute("dims", DIM_LIST, optional=True)
+
 
 def axes_of(eqn: Equation) -> Axes:
-    return eqn.attrs["axes"]  # type: ignore[return-value]
+    return OVER_AXES.of(eqn.attrs)
 
 
 def _require(holds: bool, eqn: Equation, why: str) -> None:
@@ -98,6 +112,7 @@ RESHARD = CollectiveDef(
     sending=None,
     edges=None,
     traits=frozenset({"reshard"}),
+    attributes=(),
     numpy="{0}",
     jax="{0}",
 )
@@ -147,6 +162,8 @@ ALL_REDUCE = CollectiveDef(
     edges=_all_reduce_edges,
     priority=2,
     traits=frozenset({"all_reduce"}),
+    arity=(1, None),
+    attributes=(OVER_ANY_ORDER,),
     numpy=_all_reduce_text,
     jax=lambda code: f"lax.{_all_reduce_text(code)}",
 )
@@ -157,7 +174,24 @@ ALL_REDUCE = CollectiveDef(
 
 def gathered_dims(eqn: Equation) -> tuple[Dim, ...]:
     """Return the dimension of each operand that an all-gather joins: `dim` of one operand, `dims` of several."""
-    return eqn.attrs.get("dims") or (eqn.attrs["dim"],)  # type: ignore[return-value]
+    return _gathered_dims(eqn.attrs)
+
+
+def _gathered_dims(attributes: Attrs) -> tuple[Dim, ...]:
+    return (
+        GATHERED_SEVERAL.of(attributes) if GATHERED_SEVERAL.name in attributes else (GATHERED.of(attributes),)
+    )
+
+
+def _all_gather_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    if len({GATHERED.name, GATHERED_SEVERAL.name} & attributes.keys()) != 1:
+        raise OpError("it has either the attribute dim or the attribute dims")
+    dims = _gathered_dims(attributes)
+    if len(dims) != len(types):
+        raise OpError(f"{len(types)} operands, and {len(dims)} dimensions")
+    for type, dim in zip(types, dims, strict=True):
+        need(type, dim)
+    return tuple(types)
 
 
 def _place_all_gather(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
@@ -208,6 +242,9 @@ ALL_GATHER = CollectiveDef(
     priority=6,
     joins="dim",
     traits=frozenset({"all_gather"}),
+    arity=(1, None),
+    attributes=(GATHERED, GATHERED_SEVERAL, OVER_AXES),
+    infer=_all_gather_infer,
     numpy=_all_gather_text,
     jax=_jax_all_gather,
 )
@@ -369,6 +406,7 @@ SHIFT_SHARDS = CollectiveDef(
     sending=PERMUTE.sending,
     edges=None,
     joins="dim",
+    attributes=(Attribute("dim", DIM), OVER_AXES, Attribute("by", INT), Attribute("wrap", FLAG)),
     evaluate=shifted_array,
     numpy=_shift_shards_text,
     jax=_shift_shards_text,
@@ -437,6 +475,7 @@ UNREDUCE = CollectiveDef(
     place=_place_unreduce,
     sending=None,
     edges=_unreduce_edges,
+    attributes=(OVER_ANY_ORDER,),
     numpy=_call("unreduce"),
     jax=_jax_unreduce,
 )

@@ -11,6 +11,7 @@ from operator import mul
 from string import ascii_letters
 from typing import Any
 
+from mtfc.compiler.ir.attributes import DIMS, Attribute
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
     Attrs,
@@ -27,6 +28,8 @@ from mtfc.compiler.ir.ops.elementwise import NUMBERS, check_dtypes, dims_text
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import Dim, TensorType
 
+RESULT_DIMS = Attribute("dims", DIMS)
+
 
 def iteration_dims(eqn: Equation) -> tuple[Dim, ...]:
     """Return all dimensions of the operands, each once."""
@@ -39,7 +42,7 @@ def reduced_dims(eqn: Equation) -> tuple[Dim, ...]:
 
 def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
     dtype = check_dtypes(types, NUMBERS)
-    dims: tuple[Dim, ...] = attributes["dims"]  # type: ignore[assignment]
+    dims = RESULT_DIMS.of(attributes)
     known = {dim for type in types for dim in type.dims}
     for dim in dims:
         if dim not in known:
@@ -94,6 +97,8 @@ def _text(function: str) -> Any:
 
 EINSUM = OpDef(
     name="einsum",
+    arity=(1, None),
+    attributes=(RESULT_DIMS,),
     infer=_infer,
     place=place_by_layout,
     layout_rule=lambda eqn: LayoutRule(reduced=reduced_dims(eqn)),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from mtfc.compiler.ir.attributes import DIM, DIMS, DTYPE, NUMBER, Attribute, Number, Stated, value_error
 from mtfc.compiler.ir.opdef import (
+    Arity,
     Attrs,
     Code,
+    Infer,
     OpDef,
     OpError,
     Shard,
@@ -23,9 +27,15 @@ from mtfc.compiler.ir.ops.elementwise import check_dtypes, numpy_dtype
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import Dim, TensorType, scalar
 
+DIMENSION = Attribute("dim", DIM)
+DIMENSIONS = Attribute("dims", DIMS)
+ELEMENT_TYPE = Attribute("dtype", DTYPE)
+VALUE = Attribute("value", NUMBER)
+
 
 def creation(
     name: str,
+    attributes: Stated,
     infer: Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]],
     evaluate: Callable[..., Any],
     text: Callable[[str], Callable[[Code], str]],
@@ -33,9 +43,12 @@ def creation(
     flops: Callable[..., Any] = no_flops,
     storage: Storage = "made",
     traits: Iterable[Trait] = (),
+    arity: Arity = (0,),
 ) -> OpDef:
     return OpDef(
         name=name,
+        arity=arity,
+        attributes=attributes,
         infer=infer,
         place=place_by_layout,
         layout_rule=rule_by_name,
@@ -56,14 +69,24 @@ def creation(
 
 def literal(value: object) -> str:
     """Return a number or truth value as Python text, in parentheses if it has a sign."""
-    text = {float("inf"): 'float("inf")', float("-inf"): 'float("-inf")'}.get(value, repr(value))  # type: ignore[call-overload]
-    if value != value:
-        text = 'float("nan")'
-    return f"({text})" if text.startswith("-") else str(text)
+    text = repr(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        text = f'float("{value}")'
+    return f"({text})" if text.startswith("-") else text
 
 
-def _dims(attributes: Attrs) -> tuple[Dim, ...]:
-    return attributes["dims"]  # type: ignore[return-value]
+def check_value(value: Number, dtype: str) -> None:
+    """Raise `OpError` unless a constant that stands beside the elements of an operand fits the operand's dtype."""
+    wrong = value_error(value, dtype)
+    if wrong is not None:
+        raise OpError(wrong)
+
+
+def _filled_infer(dims: Callable[[Attrs], tuple[Dim, ...]]) -> Infer:
+    def infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+        return (TensorType(ELEMENT_TYPE.of(attributes), dims(attributes)),)
+
+    return infer
 
 
 def _full(shard: Shard) -> Any:
@@ -76,7 +99,7 @@ def _full_text(module: str) -> Callable[[Code], str]:
 
 
 def _range_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
-    return (TensorType("i32", (attributes["dim"],)),)  # type: ignore[arg-type]
+    return (TensorType("i32", (DIMENSION.of(attributes),)),)
 
 
 def _range(shard: Shard) -> Any:
@@ -104,10 +127,10 @@ def _everywhere(code: Code, module: str) -> str:
 
 def _one_hot_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
     check_dtypes(types, frozenset({"i32", "u32"}))
-    dim: Dim = attributes["dim"]  # type: ignore[assignment]
+    dim = DIMENSION.of(attributes)
     if dim in types[0].dims:
         raise OpError(f"the indices already have dimension `{dim.name}`")
-    return (TensorType(str(attributes["dtype"]), (*types[0].dims, dim)),)
+    return (TensorType(ELEMENT_TYPE.of(attributes), (*types[0].dims, dim)),)
 
 
 def _one_hot(shard: Shard, ids: Any) -> Any:
@@ -129,7 +152,8 @@ def _one_hot_text(module: str) -> Callable[[Code], str]:
 OPS = (
     creation(
         "constant",
-        lambda types, attributes: (TensorType(str(attributes["dtype"]), ()),),
+        (VALUE, ELEMENT_TYPE),
+        _filled_infer(lambda attributes: ()),
         _full,
         _full_text,
         "A scalar.",
@@ -137,15 +161,17 @@ OPS = (
     ),
     creation(
         "full",
-        lambda types, attributes: (TensorType(str(attributes["dtype"]), _dims(attributes)),),
+        (DIMENSIONS, VALUE, ELEMENT_TYPE),
+        _filled_infer(DIMENSIONS.of),
         _full,
         _full_text,
         "A tensor of equal elements.",
         traits=("filled",),
     ),
-    creation("range", _range_infer, _range, _range_text, "0, 1, 2, ... along a dimension."),
+    creation("range", (DIMENSION,), _range_infer, _range, _range_text, "0, 1, 2, ... along a dimension."),
     creation(
         "one_hot",
+        (DIMENSION, ELEMENT_TYPE),
         _one_hot_infer,
         _one_hot,
         _one_hot_text,
@@ -153,9 +179,11 @@ OPS = (
         flops_per_result,
         "fused",
         ("indexes",),
+        arity=(1,),
     ),
     creation(
         "training",
+        (),
         lambda types, attributes: (scalar("bool"),),
         lambda shard: shard.np.zeros((), shard.np.bool_),
         lambda module: lambda code: f"{module}.zeros({code.shape}, {code.dtype})",

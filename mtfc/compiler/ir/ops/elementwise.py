@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from mtfc.compiler.ir.attributes import DTYPE, FLAG, Attribute
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
     NO_TRAITS,
@@ -34,6 +36,9 @@ from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType
 INTEGERS = frozenset({"i32", "u32"})
 NUMBERS = FLOATS | INTEGERS
 BOOL = frozenset({"bool"})
+
+CAST_DTYPE = Attribute("dtype", DTYPE)
+SUMS = Attribute("sums", FLAG, optional=True)
 
 LARGEST = 2**63 - 1
 """The largest integer in an expression. A float that is larger is a whole number already."""
@@ -119,6 +124,8 @@ def elementwise(
 ) -> OpDef:
     return OpDef(
         name=name,
+        arity=(len(inspect.signature(evaluate).parameters) - 1,),  # the first parameter is `np`
+        attributes=(),
         infer=_infer(accepted, result),
         place=place_by_layout,
         layout_rule=rule_by_name,
@@ -195,7 +202,7 @@ def _where_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tensor
 
 
 def _cast_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
-    return (TensorType(str(attributes["dtype"]), types[0].dims),)
+    return (TensorType(CAST_DTYPE.of(attributes), types[0].dims),)
 
 
 def _cast_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | None]:
@@ -346,6 +353,8 @@ BINARY = (
 
 WHERE = OpDef(
     name="where",
+    arity=(3,),
+    attributes=(),
     infer=_where_infer,
     place=place_by_layout,
     layout_rule=rule_by_name,
@@ -375,6 +384,8 @@ def _mask_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value
 
 MASK = OpDef(
     name="mask",
+    arity=(2,),
+    attributes=(),
     infer=_mask_infer,
     place=place_by_layout,
     layout_rule=rule_by_name,
@@ -394,6 +405,8 @@ MASK = OpDef(
 
 CAST = OpDef(
     name="cast",
+    arity=(1,),
+    attributes=(CAST_DTYPE, SUMS),
     infer=_cast_infer,
     place=place_by_layout,
     layout_rule=rule_by_name,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mtfc.compiler.ir.attributes import DIM, DIMS, Attribute
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
     NO_TRAITS,
@@ -32,9 +33,13 @@ from mtfc.compiler.ir.ops.structure import need, replaced
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import Dim, TensorType
 
+INDEXED = Attribute("dim", DIM)
+TABLE_DIMS = Attribute("dims", DIMS)
+MOST = Attribute("k", DIM)
+
 
 def _dim(attributes: Attrs) -> Dim:
-    return attributes["dim"]  # type: ignore[return-value]
+    return INDEXED.of(attributes)
 
 
 def _table(eqn: Equation) -> TensorType:
@@ -107,6 +112,8 @@ def _gather(shard: Shard, table: Any, ids: Any) -> Any:
 
 GATHER = OpDef(
     name="gather",
+    arity=(2,),
+    attributes=(INDEXED,),
     infer=_gather_infer,
     place=place_by_layout,
     layout_rule=_gather_rule,
@@ -131,7 +138,7 @@ GATHER = OpDef(
 def _scatter_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
     """Check that the updates have the dims that `gather` from the result gives, in that order."""
     updates, ids = types
-    dims: tuple[Dim, ...] = attributes["dims"]  # type: ignore[assignment]
+    dims = TABLE_DIMS.of(attributes)
     need(TensorType(updates.dtype, dims), _dim(attributes))
     expected = _gathered(dims, ids, _dim(attributes))
     if updates.dims != expected:
@@ -165,6 +172,8 @@ def _scatter_text(code: Code) -> str:
 
 SCATTER_ADD = OpDef(
     name="scatter_add",
+    arity=(2,),
+    attributes=(INDEXED, TABLE_DIMS),
     infer=_scatter_infer,
     place=place_by_layout,
     layout_rule=_scatter_rule,
@@ -187,7 +196,7 @@ SCATTER_ADD = OpDef(
 
 
 def _k(attributes: Attrs) -> Dim:
-    return attributes["k"]  # type: ignore[return-value]
+    return MOST.of(attributes)
 
 
 def _top_k_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, TensorType]:
@@ -242,6 +251,8 @@ def _top_k_text(code: Code) -> str:
 
 TOP_K = OpDef(
     name="top_k",
+    arity=(1,),
+    attributes=(INDEXED, MOST),
     infer=_top_k_infer,
     place=place_by_layout,
     layout_rule=_top_k_rule,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mtfc.compiler.ir.attributes import DIMS, DTYPE, REAL, TEXT, Attribute, Stated
 from mtfc.compiler.ir.opdef import (
     Attrs,
     Code,
@@ -26,14 +27,16 @@ from mtfc.compiler.ir.opdef import (
 from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.ops.elementwise import check_dtypes, numpy_dtype
 from mtfc.compiler.ir.sharding_rules import place_by_layout
-from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
+from mtfc.compiler.ir.types import FLOATS, TensorType, scalar
 
 BELOW_ONE = {"bf16": 1 - 2.0**-8, "f16": 1 - 2.0**-11}
 """The largest number below 1 in the dtypes of 16 bits: a uniform number must not round up to 1."""
 
 
-def _dims(attributes: Attrs) -> tuple[Dim, ...]:
-    return attributes["dims"]  # type: ignore[return-value]
+DRAWN_DIMS = Attribute("dims", DIMS)
+DRAWN_TYPE = Attribute("dtype", DTYPE)
+PROBABILITY = Attribute("p", REAL)
+STREAM = Attribute("stream", TEXT)
 
 
 def _check_numbers(types: Sequence[TensorType]) -> None:
@@ -45,18 +48,18 @@ def _check_numbers(types: Sequence[TensorType]) -> None:
 
 def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
     _check_numbers(types)
-    dtype = str(attributes["dtype"])
+    dtype = DRAWN_TYPE.of(attributes)
     if dtype not in FLOATS:
         raise OpError(f"random numbers are floating-point, not {dtype}", "convert them with `cast(x, dtype)`")
-    return (TensorType(dtype, _dims(attributes)),)
+    return (TensorType(dtype, DRAWN_DIMS.of(attributes)),)
 
 
 def _bernoulli_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
     _check_numbers(types)
-    p = attributes["p"]
-    if not isinstance(p, int | float) or not 0 <= p <= 1:
+    p = PROBABILITY.of(attributes)
+    if not 0 <= p <= 1:
         raise OpError(f"p = {p}: a probability lies between 0 and 1")
-    return (TensorType("bool", _dims(attributes)),)
+    return (TensorType("bool", DRAWN_DIMS.of(attributes)),)
 
 
 def _drawing(code: Code, module: str, draw: str) -> str:
@@ -122,6 +125,7 @@ def _bernoulli(shard: Shard, *numbers: Any) -> Any:
 
 def drawing(
     name: str,
+    attributes: Stated,
     infer: Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]],
     evaluate: Callable[..., Any],
     text: Callable[[str], Callable[[Code], str]],
@@ -129,6 +133,8 @@ def drawing(
 ) -> OpDef:
     return OpDef(
         name=name,
+        arity=(0, None),
+        attributes=attributes,
         infer=infer,
         place=place_by_layout,
         layout_rule=rule_by_name,
@@ -149,6 +155,8 @@ def drawing(
 
 STEP_NUMBER = OpDef(
     name="step_number",
+    arity=(0,),
+    attributes=(),
     infer=lambda types, attributes: (scalar("i32"),),
     place=place_by_layout,
     layout_rule=rule_by_name,
@@ -166,11 +174,18 @@ STEP_NUMBER = OpDef(
     doc="The number of the training step, from 0 on; 0 outside of training.",
 )
 
+_DRAWN = (DRAWN_DIMS, DRAWN_TYPE, STREAM)
+
 OPS = (
-    drawing("uniform", _infer, _uniform, _uniform_text, "Random numbers, evenly distributed on [0, 1)."),
-    drawing("normal", _infer, _normal, _normal_text, "Random numbers of mean 0 and standard deviation 1."),
+    drawing(
+        "uniform", _DRAWN, _infer, _uniform, _uniform_text, "Random numbers, evenly distributed on [0, 1)."
+    ),
+    drawing(
+        "normal", _DRAWN, _infer, _normal, _normal_text, "Random numbers of mean 0 and standard deviation 1."
+    ),
     drawing(
         "bernoulli",
+        (DRAWN_DIMS, PROBABILITY, STREAM),
         _bernoulli_infer,
         _bernoulli,
         _bernoulli_text,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from mtfc.compiler.ir.attributes import DIM, DIM_SET, DIMS, FLAG, Attribute, Kind
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
     NO_TRAITS,
@@ -35,14 +36,28 @@ from mtfc.compiler.ir.ops.elementwise import BOOL, NUMBERS, check_dtypes, dims_t
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType
 
+OVER = Attribute("over", DIM_SET)
+OVER_IN_ORDER = Attribute("over", DIMS)
+"""The dimensions of a reduction that prefers the first among equals, in the order in which `over` names dimensions."""
+OVER_ONE: Attribute[tuple[Dim, ...]] = Attribute(
+    "over",
+    Kind(
+        "a tuple of one dimension",
+        lambda value: isinstance(value, tuple) and len(value) == 1 and DIMS.accepts(value),
+    ),
+)
+DIM_SUMMED = Attribute("dim", DIM)
+EXCLUSIVE = Attribute("exclusive", FLAG)
+REVERSE = Attribute("reverse", FLAG)
+
 
 def over(eqn: Equation) -> tuple[Dim, ...]:
-    return eqn.attrs["over"]  # type: ignore[return-value]
+    return OVER.of(eqn.attrs)
 
 
 def remaining(type: TensorType, attributes: Attrs) -> tuple[Dim, ...]:
     """Return the dims of `type` that the reduction keeps. Raise `OpError` for a dim that `type` lacks."""
-    gone: tuple[Dim, ...] = attributes["over"]  # type: ignore[assignment]
+    gone = OVER.of(attributes)
     for dim in gone:
         if dim not in type.dims:
             raise OpError(
@@ -123,9 +138,12 @@ def reduction(
     distribute: Distribute | None = None,
     traits: Iterable[Trait] = (),
     jax_differentiated: Text | None = None,
+    attribute: Attribute[tuple[Dim, ...]] = OVER,
 ) -> OpDef:
     return OpDef(
         name=name,
+        arity=(1,),
+        attributes=(attribute,),
         infer=_infer(accepted),
         place=place_by_layout,
         layout_rule=rule,
@@ -226,6 +244,8 @@ def _argmax_text(module: str) -> Callable[[Code], str]:
 
 ARGMAX = OpDef(
     name="argmax",
+    arity=(1,),
+    attributes=(OVER_ONE,),
     infer=_argmax_infer,
     place=place_by_layout,
     layout_rule=needs_whole,
@@ -292,6 +312,8 @@ def _is_argmax_text(code: Code) -> str:
 
 IS_ARGMAX = OpDef(
     name="is_argmax",
+    arity=(1,),
+    attributes=(OVER_IN_ORDER,),
     infer=_is_argmax_infer,
     place=place_by_layout,
     layout_rule=_is_argmax_rule,
@@ -310,12 +332,8 @@ IS_ARGMAX = OpDef(
 )
 
 
-def _dim(attributes: Attrs) -> Dim:
-    return attributes["dim"]  # type: ignore[return-value]
-
-
 def _cumsum_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
-    (type,), dim = types, _dim(attributes)
+    (type,), dim = types, DIM_SUMMED.of(attributes)
     check_dtypes(types, NUMBERS)
     if dim not in type.dims:
         raise OpError(f"cannot sum along `{dim.name}`: the operand has dimensions {dims_text(type.dims)}")
@@ -323,7 +341,7 @@ def _cumsum_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tenso
 
 
 def _cumsum_rule(eqn: Equation) -> LayoutRule:
-    name = _dim(eqn.attrs).name
+    name = DIM_SUMMED.of(eqn.attrs).name
     return LayoutRule(index={name: None}, whole=frozenset({name}))
 
 
@@ -342,7 +360,7 @@ def _cumsum_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Val
 
 def _distribute_cumsum(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     """Add the total of the shards before to the sums within each shard. Sum 16-bit numbers in 32 bits."""
-    build, split = b.build, b.split(eqn, _dim(eqn.attrs))
+    build, split = b.build, b.split(eqn, DIM_SUMMED.of(eqn.attrs))
     if split is None:
         return None
     dtype = eqn.result.type.dtype
@@ -358,7 +376,7 @@ def _distribute_cumsum(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
 def _cumsum(shard: Shard, x: Any) -> Any:
     """Sum 16-bit numbers in 32 bits."""
     np, attributes = shard.np, shard.eqn.attrs
-    axis = shard.eqn.operands[0].type.names.index(_dim(attributes).name)
+    axis = shard.eqn.operands[0].type.names.index(DIM_SUMMED.of(attributes).name)
     along = np.moveaxis(x, axis, 0)
     along = along[::-1] if attributes["reverse"] else along
     sums = np.cumsum(along, axis=0, dtype=np.float32 if x.dtype.itemsize == 2 else x.dtype)
@@ -369,11 +387,13 @@ def _cumsum(shard: Shard, x: Any) -> Any:
 
 def _cumsum_text(code: Code) -> str:
     options = "".join(f", {key}=True" for key in ("exclusive", "reverse") if code.eqn.attrs[key])
-    return f"cumsum({code.args[0]}, axis={code.axis(0, _dim(code.eqn.attrs).name)}{options})"
+    return f"cumsum({code.args[0]}, axis={code.axis(0, DIM_SUMMED.of(code.eqn.attrs).name)}{options})"
 
 
 CUMSUM = OpDef(
     name="cumsum",
+    arity=(1,),
+    attributes=(DIM_SUMMED, EXCLUSIVE, REVERSE),
     infer=_cumsum_infer,
     place=place_by_layout,
     layout_rule=_cumsum_rule,
@@ -406,6 +426,7 @@ OPS = (
         _extremum_gradient(lambda b, x: x),
         "Largest element; the first among equals has the gradient.",
         jax_differentiated=_jax_extremum("largest"),
+        attribute=OVER_IN_ORDER,
     ),
     reduction(
         "min",
@@ -413,6 +434,7 @@ OPS = (
         _extremum_gradient(lambda b, x: b("neg", x)),
         "Smallest element; the first among equals has the gradient.",
         jax_differentiated=_jax_extremum("smallest"),
+        attribute=OVER_IN_ORDER,
     ),
     reduction(
         "prod", needs_whole, _prod_gradient, "Product over dimensions.", FLOATS, distribute=_distribute_prod

@@ -11,8 +11,10 @@ from typing import Any
 
 import attrs
 
+from mtfc.compiler.ir.attributes import DIMS, MAPPING, Attribute, Stated
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
+    Arity,
     Attrs,
     Code,
     Distribute,
@@ -35,9 +37,13 @@ from mtfc.compiler.ir.ops.elementwise import align, dims_text
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import Dim, TensorType
 
+TARGET_DIMS = Attribute("dims", DIMS)
+RENAMED = Attribute("mapping", MAPPING)
+
 
 def structural(
     name: str,
+    attributes: Stated,
     infer: Infer,
     rule: Callable[[Equation], LayoutRule],
     gradient: Gradient,
@@ -49,9 +55,12 @@ def structural(
     distribute: Distribute | None = None,
     storage: Storage = "view",
     traits: Iterable[Trait] = (),
+    arity: Arity = (1,),
 ) -> OpDef:
     return OpDef(
         name=name,
+        arity=arity,
+        attributes=attributes,
         infer=infer,
         place=place_by_layout,
         layout_rule=rule,
@@ -75,10 +84,6 @@ def linear_if_zero(eqn: Equation) -> tuple[tuple[int, ...], ...]:
     return ((0,),) if eqn.attrs["value"] == 0 else ()
 
 
-def _dims(attributes: Attrs) -> tuple[Dim, ...]:
-    return attributes["dims"]  # type: ignore[return-value]
-
-
 def need(type: TensorType, dim: Dim) -> None:
     if dim not in type.dims:
         raise OpError(f"no dimension `{dim.name}`: the operand has {dims_text(type.dims)}")
@@ -96,12 +101,12 @@ def replaced(type: TensorType, mapping: dict[Dim, Dim]) -> tuple[TensorType]:
 
 
 def _broadcast_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
-    missing = [dim for dim in types[0].dims if dim not in _dims(attributes)]
+    missing = [dim for dim in types[0].dims if dim not in TARGET_DIMS.of(attributes)]
     if missing:
         raise OpError(
-            f"broadcast to {dims_text(_dims(attributes))} loses {dims_text(missing)} of the operand"
+            f"broadcast to {dims_text(TARGET_DIMS.of(attributes))} loses {dims_text(missing)} of the operand"
         )
-    return (TensorType(types[0].dtype, _dims(attributes)),)
+    return (TensorType(types[0].dtype, TARGET_DIMS.of(attributes)),)
 
 
 def _broadcast(shard: Shard, x: Any) -> Any:
@@ -114,9 +119,11 @@ def _broadcast_text(module: str) -> Callable[[Code], str]:
 
 
 def _transpose_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
-    if set(_dims(attributes)) != set(types[0].dims):
-        raise OpError(f"cannot transpose {dims_text(types[0].dims)} to {dims_text(_dims(attributes))}")
-    return (TensorType(types[0].dtype, _dims(attributes)),)
+    if set(TARGET_DIMS.of(attributes)) != set(types[0].dims):
+        raise OpError(
+            f"cannot transpose {dims_text(types[0].dims)} to {dims_text(TARGET_DIMS.of(attributes))}"
+        )
+    return (TensorType(types[0].dtype, TARGET_DIMS.of(attributes)),)
 
 
 def _transpose(shard: Shard, x: Any) -> Any:
@@ -128,7 +135,7 @@ def _transpose(shard: Shard, x: Any) -> Any:
 
 
 def renaming(attributes: Attrs) -> dict[Dim, Dim]:
-    return dict(attributes["mapping"])  # type: ignore[arg-type]
+    return dict(RENAMED.of(attributes))
 
 
 def _rename_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
@@ -148,7 +155,7 @@ def _rename_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Val
 
 
 def _reshape_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
-    dims = _dims(attributes)
+    dims = TARGET_DIMS.of(attributes)
     if prod(dim.size for dim in dims) != types[0].size:
         raise OpError(
             f"cannot reshape {dims_text(types[0].dims)} ({types[0].size} elements) to {dims_text(dims)}"
@@ -197,22 +204,22 @@ def _reshape_text(code: Code) -> str:
 
 OPS = (
     structural(
-        "broadcast", _broadcast_infer, rule_by_name,
+        "broadcast", (TARGET_DIMS,), _broadcast_infer, rule_by_name,
         lambda b, e, g: (b.sum_to(g[0], e.operands[0].type.dims),),
         _broadcast, _broadcast_text("np"), _broadcast_text("jnp"), "x repeated along new dimensions.",
         traits=("broadcast",),
     ),
     structural(
-        "transpose", _transpose_infer, rule_by_name, lambda b, e, g: (g[0],),
+        "transpose", (TARGET_DIMS,), _transpose_infer, rule_by_name, lambda b, e, g: (g[0],),
         _transpose, "{0}", "{0}", "x with its dimensions stored in another order.",
     ),
     structural(
-        "rename", _rename_infer, _rename_rule, _rename_gradient, lambda shard, x: x,
+        "rename", (RENAMED,), _rename_infer, _rename_rule, _rename_gradient, lambda shard, x: x,
         lambda code: code.args[0], lambda code: code.args[0],
         "The same data under other dimension names, and so perhaps in another layout.", traits=("rename",),
     ),
     structural(
-        "reshape", _reshape_infer, _reshape_rule, _reshape_gradient, lambda shard, x: x.reshape(shard.shape),
+        "reshape", (TARGET_DIMS,), _reshape_infer, _reshape_rule, _reshape_gradient, lambda shard, x: x.reshape(shard.shape),
         _reshape_text, _reshape_text, "Dimensions split and merged, row-major.",
         traits=("reshape",),
     ),

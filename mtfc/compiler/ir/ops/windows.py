@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from mtfc.compiler.ir.attributes import DIM, INT, Attribute, Stated
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.halos import NeededRange, needed_range, take_range
 from mtfc.compiler.ir.opdef import (
@@ -26,7 +27,7 @@ from mtfc.compiler.ir.opdef import (
     Shard,
     flops_per_operand,
 )
-from mtfc.compiler.ir.ops.creation import literal
+from mtfc.compiler.ir.ops.creation import VALUE, check_value, literal
 from mtfc.compiler.ir.ops.elementwise import NUMBERS, check_dtypes
 from mtfc.compiler.ir.ops.structure import linear_if_zero, need, structural
 from mtfc.compiler.ir.types import Dim, TensorType
@@ -83,6 +84,13 @@ class Geometry:
         return is_even and self.extent <= self.stride
 
 
+WINDOW_ATTRIBUTES: Stated = (
+    *(Attribute(name, DIM) for name in ("source", "out", "kernel")),
+    *(Attribute(name, INT) for name in ("stride", "before", "after", "dilation")),
+)
+"""The attributes of a `fold`, the fields of `Geometry`."""
+
+
 def geometry(attributes: Attrs) -> Geometry:
     found: dict[str, Any] = {field.name: attributes[field.name] for field in attrs.fields(Geometry)}
     return Geometry(**found)
@@ -122,6 +130,7 @@ def _window_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tenso
     """The dimensions `out` and `kernel` take the place of the source."""
     g = geometry(attributes)
     need(types[0], g.source)
+    check_value(VALUE.of(attributes), types[0].dtype)
     _check(g)
     replaced = ((g.out, g.kernel) if dim == g.source else (dim,) for dim in types[0].dims)
     return _with_dims(types[0], [dim for dims in replaced for dim in dims])
@@ -270,14 +279,14 @@ def _distribute_fold(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
 
 
 WINDOW = structural(
-    "window", _window_infer, _window_rule, _window_gradient, _window, _window_text, _window_text,
+    "window", (*WINDOW_ATTRIBUTES, VALUE), _window_infer, _window_rule, _window_gradient, _window, _window_text, _window_text,
     "The sliding windows of a dimension: element k of window o is element o * stride + k * dilation of the padded x.",
     linear=linear_if_zero, distribute=_distribute_window, traits=("window",),
 )  # fmt: skip
 
 FOLD: OpDef = attrs.evolve(
     structural(
-        "fold", _fold_infer, _fold_rule, _fold_gradient, _fold, _fold_text, _fold_text,
+        "fold", WINDOW_ATTRIBUTES, _fold_infer, _fold_rule, _fold_gradient, _fold, _fold_text, _fold_text,
         "The elements of sliding windows added up where they came from: the gradient of `window`.",
         distribute=_distribute_fold, traits=("fold",),
     ),

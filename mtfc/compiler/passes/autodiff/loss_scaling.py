@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
+from mtfc.compiler.ir.attributes import fitted
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Argument, LossScale, Output, Value
 from mtfc.compiler.ir.training import LOSS_SCALE
@@ -63,7 +64,7 @@ def seed(
     """Return the cotangent of the loss: `share` times the scale. Without a scale from a state, the first scale counts."""
     if scale is None:
         start = loss_scale.start if loss_scale else 1.0
-        return builder("full", dims=(), value=share * start, dtype=loss.type.dtype)
+        return builder("full", dims=(), value=fitted(share * start, loss.type.dtype), dtype=loss.type.dtype)
     return builder.cast(builder("mul", scale, builder.constant(share, "f32")), loss.type.dtype)
 
 

@@ -15,6 +15,7 @@ import attrs
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.training import GRAD_NORM, of_role
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType
@@ -117,7 +118,7 @@ class _Application:
 
     def _equation_for_all(self, eqn: Equation) -> None:
         if has_trait(eqn, "constant"):
-            number = self.builder.constant(eqn.attrs["value"], eqn.result.type.dtype)  # type: ignore[arg-type]
+            number = self.builder.constant(VALUE.of(eqn.attrs), eqn.result.type.dtype)
             self.common[eqn.result] = number
         elif eqn.results[0] not in self.common:
             operands = [self.common[value] for value in eqn.operands]

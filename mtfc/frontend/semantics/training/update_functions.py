@@ -14,6 +14,7 @@ import attrs
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Update, Value
 from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
 from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Site
 from mtfc.frontend.semantics.bodies.function_builder import BlockBuilder, FunctionBuilder
@@ -341,7 +342,7 @@ class UpdateBody(ElaboratedBody):
             return scalar("bool" if isinstance(value, bool) else "f32"), float(value), True
         made = next((eqn for eqn in scratch.block.body if value in eqn.results), None)
         if made is not None and has_trait(made, "filled"):
-            return made.result.type, float(made.attrs["value"]), False  # type: ignore[arg-type]
+            return made.result.type, float(VALUE.of(made.attrs)), False
         if value is not None:
             message = f"state `{node.name.text}` does not start with equal elements"
             help = "begin with `zeros_like(p)`, `zeros([dims])`, `full([dims], 0.1)` or a number"

@@ -1,0 +1,187 @@
+"""Attributes of ops. An op's record lists its attributes; each has a name and a kind.
+
+A kind says which Python values an attribute may have, and when two values mean the same. The verifier and the parser of IR text
+ask for the first, `cse` for the second. The record's objects are also the typed way to read an attribute:
+
+    OVER = Attribute("over", DIM_SET)
+    OVER.of(eqn.attrs)              # tuple[Dim, ...]
+
+A kind knows nothing about operands. An op's type rule refuses values that do not fit the operands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Generic, TypeVar, cast
+
+import attrs
+
+from mtfc.compiler.ir.core import Attr
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim
+
+T = TypeVar("T")
+
+Number = int | float | bool
+
+INTEGER_RANGE: Mapping[str, range] = {"i32": range(-(2**31), 2**31), "u32": range(2**32)}
+
+OVERFLOW: Mapping[str, int] = {
+    "f16": 2**16 - 2**4,
+    "bf16": 2**128 - 2**119,
+    "f32": 2**128 - 2**103,
+    "f64": 2**1024 - 2**970,
+}
+"""Float dtype -> the smallest number that rounds to infinity."""
+
+
+@attrs.frozen
+class Kind(Generic[T]):
+    """The values that an attribute may have.
+
+    text: its name in messages. accepts: says if a Python value is of the kind. meaning: value -> a key that is equal for values
+    with the same meaning.
+    """
+
+    text: str
+    accepts: Callable[[object], bool]
+    meaning: Callable[[T], Hashable] = lambda value: value
+
+
+@attrs.frozen
+class Attribute(Generic[T]):
+    """One attribute of an op. An optional one may be missing."""
+
+    name: str
+    kind: Kind[T]
+    optional: bool = False
+
+    def of(self, attributes: Mapping[str, Attr]) -> T:
+        """Return the attribute's value, which the verifier has checked."""
+        return cast("T", attributes[self.name])
+
+
+Stated = tuple[Attribute[Any], ...]
+"""The attributes of one op."""
+
+
+def _is_int(value: object) -> bool:
+    """Leave out -2**31, so that minus the number is one, too."""
+    return type(value) is int and abs(value) < 2**31
+
+
+def _is_text(value: object) -> bool:
+    """Accept text that generated code can hold between quotes as it is."""
+    return isinstance(value, str) and value.isprintable() and not {'"', "\\"} & set(value)
+
+
+def _is_dim(value: object) -> bool:
+    return (
+        isinstance(value, Dim) and isinstance(value.name, str) and type(value.size) is int and value.size > 0
+    )
+
+
+def _are_dims(value: object) -> bool:
+    return isinstance(value, tuple) and all(map(_is_dim, value))
+
+
+def _are_different(names: list[str]) -> bool:
+    return len(set(names)) == len(names)
+
+
+def _are_different_dims(value: object) -> bool:
+    return _are_dims(value) and _are_different([dim.name for dim in cast("tuple[Dim, ...]", value)])
+
+
+def _are_axes(value: object) -> bool:
+    if not isinstance(value, tuple) or not value or not all(isinstance(axis, str) for axis in value):
+        return False
+    return _are_different(list(value))
+
+
+def _is_mapping(value: object) -> bool:
+    """Accept pairs of dimensions. A rename may map each dimension once."""
+    if not isinstance(value, tuple) or not all(_are_dims(pair) and len(pair) == 2 for pair in value):
+        return False
+    return _are_different([old.name for old, _ in value])
+
+
+FLAG: Kind[bool] = Kind("true or false", lambda value: type(value) is bool)
+INT: Kind[int] = Kind("a whole number of 32 bits", _is_int)
+REAL: Kind[float] = Kind("a number", lambda value: type(value) in (int, float), repr)
+NUMBER: Kind[Number] = Kind(  # `repr` tells 0.0 from -0.0 and False
+    "a number or a truth value", lambda value: type(value) in (int, float, bool), repr
+)
+TEXT: Kind[str] = Kind("printable text without quotes", _is_text)
+DTYPE: Kind[str] = Kind("a dtype", lambda value: isinstance(value, str) and value in ITEM_BYTES)
+DIM: Kind[Dim] = Kind("a dimension", _is_dim)
+DIM_LIST: Kind[tuple[Dim, ...]] = Kind("a tuple of dimensions", _are_dims)
+DIMS: Kind[tuple[Dim, ...]] = Kind("a tuple of different dimensions", _are_different_dims)
+DIM_SET: Kind[tuple[Dim, ...]] = Kind("a tuple of different dimensions", _are_different_dims, frozenset)
+AXES: Kind[Axes] = Kind("a tuple of different mesh axes", _are_axes)
+AXIS_SET: Kind[Axes] = Kind("a tuple of different mesh axes", _are_axes, frozenset)
+MAPPING: Kind[tuple[tuple[Dim, Dim], ...]] = Kind(
+    "a tuple of pairs of dimensions, each dimension mapped once", _is_mapping, frozenset
+)
+
+
+def kinds_error(attributes: Mapping[str, object], stated: Stated) -> str | None:
+    """Return the first attribute that is missing, unknown or of another kind than stated, as a message; or None.
+
+    A constant, `value`, must fit into the `dtype` beside it.
+    """
+    for attribute in stated:
+        name, kind = attribute.name, attribute.kind
+        if name not in attributes:
+            if attribute.optional:
+                continue
+            return f"attribute {name} is missing: {kind.text}"
+        if not kind.accepts(attributes[name]):
+            return f"attribute {name} is {shown(attributes[name])}, and must be {kind.text}"
+    unknown = attributes.keys() - {attribute.name for attribute in stated}
+    if unknown:
+        known = ", ".join(attribute.name for attribute in stated) or "none"
+        return f"unknown attribute {min(map(str, unknown))}; the attributes are: {known}"
+    if {"value", "dtype"} <= attributes.keys():
+        return value_error(cast("Number", attributes["value"]), cast("str", attributes["dtype"]))
+    return None
+
+
+def meaning(attributes: Mapping[str, Attr], stated: Stated) -> tuple[Hashable, ...]:
+    """Return a key that is equal for attributes with the same meaning."""
+
+    def key(attribute: Attribute[Any]) -> Hashable:
+        return attribute.kind.meaning(attribute.of(attributes)) if attribute.name in attributes else None
+
+    return tuple([key(attribute) for attribute in stated])
+
+
+def shown(value: object) -> str:
+    """Return a value for messages, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def value_error(value: Number, dtype: str) -> str | None:
+    """Return why a number or truth value is no element of a dtype, or None. Floats are rounded, but not to infinity."""
+    if (type(value) is bool) != (dtype == "bool"):
+        return f"{shown(value)} is not a value of {dtype}"
+    if dtype in FLOATS:
+        too_large = math.isfinite(value) if type(value) is float else type(value) is int
+        if too_large and abs(value) >= OVERFLOW[dtype]:
+            return f"{shown(value)} is too large for {dtype}"
+        wide = type(value) is int and value not in INTEGER_RANGE["i32"]
+        return f"{shown(value)} has more than 32 bits: write it as a float" if wide else None
+    if dtype == "bool":
+        return None
+    fits = type(value) is int and value in INTEGER_RANGE[dtype]
+    return None if fits else f"{shown(value)} is not a value of {dtype}"
+
+
+def fitted(value: Number, dtype: str) -> Number:
+    """Return a number as a constant of a float dtype: too large numbers become infinite, as in a cast. Keep other values."""
+    if dtype not in FLOATS or isinstance(value, bool):
+        return value
+    if value == value and abs(value) >= OVERFLOW[dtype]:
+        return math.inf if value > 0 else -math.inf
+    return value if isinstance(value, float) or value in INTEGER_RANGE["i32"] else float(value)
