@@ -60,13 +60,15 @@ class ExactResult:
     """The comparison of one layout.
 
     wrong: the outputs that differ. elements: the number of compared elements; not_judged: of those, the ones without a meaning
-    in the field on both sides. unsure: what was replaced by pseudo-random numbers -> the number of elements.
+    in the field on both sides. unsure: what was replaced by pseudo-random numbers -> the number of elements, of the `computed`
+    elements of the functions.
     """
 
     wrong: tuple[ExactDifference, ...]
     elements: int
     not_judged: int
     unsure: Mapping[str, int]
+    computed: int
 
     @property
     def ok(self) -> bool:
@@ -125,7 +127,8 @@ class ExactReference:
                     if differ:
                         wrong.append(ExactDifference(function.name, output, differ))
             unsure = {what: unsure.get(what, 0) + n for what, n in field.counts.items()}
-        return ExactResult(_first_of_each(wrong), elements, poison, unsure)
+        computed = self.draws * sum(_computed(self.functions[f.name][0].body) for f in lowered.functions)
+        return ExactResult(_first_of_each(wrong), elements, poison, unsure, computed)
 
     def wrong_gradients(self) -> tuple[str, ...]:
         """Return the arguments whose gradients the undistributed program computes wrongly, by forward mode."""
@@ -185,6 +188,15 @@ class ExactReference:
         high = 2 if type.dtype == "bool" else 4
         numbers = _generator(self.seed, function, name, draw).integers(0, high, shape)
         return ExactArray(field, numbers.astype(dtype), dtype)
+
+
+def _computed(body: Sequence[Equation]) -> int:
+    """Return the number of elements of all results, each iteration of a loop counted."""
+    return sum(
+        sum(value.type.size for value in eqn.results)
+        + sum(dim_of(eqn).size * _computed(region.body) for region in eqn.regions)
+        for eqn in body
+    )
 
 
 def _first_of_each(found: Iterable[ExactDifference]) -> tuple[ExactDifference, ...]:

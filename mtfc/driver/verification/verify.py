@@ -5,6 +5,8 @@ The comparison covers outputs, gradients of all floating-point inputs and parame
 the comparison covers parameters, optimizer state and reports after each of three training steps, too. Placements are cases on
 NumPy, compared in outputs and gradients of parameters. Every model of the file is compared.
 
+First, the exact check compares the NumPy module of each layout with the undistributed program over a finite field.
+
 A case runs in the dtypes of its file and in f64, where hardly anything is rounded. `agreement.py` says what is rounding.
 It also runs with special numbers: NaN, infinities, ties and indices out of range (`special_numbers.py`).
 
@@ -29,9 +31,11 @@ from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select, selec
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import without_warnings
+from mtfc.driver.verification.exact_cases import exact_cases
 from mtfc.driver.verification.reference import CaseModules, Reference, in_wide_numbers, jax_gradients
 from mtfc.driver.verification.sum_dtypes import wrong_sums
 from mtfc.frontend.layouts.placements import DeclaredPlacement
+from mtfc.reports.exact_report import ExactCase, exact_json
 from mtfc.reports.verification_report import (
     NOUNS,
     CaseResult,
@@ -47,23 +51,32 @@ MOST_VIRTUAL_DEVICES = 64
 
 @attrs.frozen
 class Verified:
-    """The results of all cases. jax_gradients: model -> name -> comparison of a gradient of the reference with `jax.grad`."""
+    """The results of all cases. jax_gradients: model -> name -> comparison of a gradient of the reference with `jax.grad`.
+
+    exact: the results of the exact check.
+    """
 
     results: Sequence[CaseResult]
     jax_gradients: Mapping[str, Mapping[str, Comparison]]
+    exact: Sequence[ExactCase] = ()
 
     @property
     def ok(self) -> bool:
         """True if no result is wrong."""
-        return not any(result.wrong for result in self.results) and not any(self._wrong_gradients())
+        cases = (*(not result.wrong for result in self.results), *(case.ok for case in self.exact))
+        return all(cases) and not any(self._wrong_gradients())
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record; see `docs/command.md`."""
-        return verification_json(self.results, self.ok, self.jax_gradients)
+        return verification_json(self.results, self.ok, self.jax_gradients) | {
+            "exact": exact_json(self.exact)
+        }
 
     def verdict(self) -> str:
         """Return a line with the number of cases that agree, after the gradients that differ from those of JAX."""
-        return "\n".join([*self._wrong_gradients(), verdict_text(self.results)])
+        wrong = [case for case in self.exact if not case.ok]
+        exact = [f"{len(wrong)} of {len(self.exact)} exact checks fail"] if wrong else []
+        return "\n".join([*self._wrong_gradients(), *exact, verdict_text(self.results)])
 
     def _wrong_gradients(self) -> Iterator[str]:
         for arrays in self.jax_gradients.values():
@@ -73,7 +86,9 @@ class Verified:
 
 
 def verify(
-    options: VerifyOptions, sources: Sources, show: Callable[[CaseResult], object] = lambda _: None
+    options: VerifyOptions,
+    sources: Sources,
+    show: Callable[[CaseResult | ExactCase], object] = lambda _: None,
 ) -> Verified:
     """Compare all cases with the undistributed program. Raises `CompileError`, `UsageError` and `Unavailable`.
 
@@ -84,15 +99,20 @@ def verify(
     if any("jax" in each for each in backends):
         _start_jax([case for selection in selections for case in selection.cases])
     results, gradients = list[CaseResult](), dict[str, Mapping[str, Comparison]]()
+    exact = list[ExactCase]()
     with without_warnings():
         for selection, asked in zip(selections, backends, strict=True):
+            if options.exact:
+                for found in exact_cases(selection.program, selection.cases, options.seed):
+                    exact.append(found)
+                    show(found)
             model = VerifiedModel.of(selection, asked, options)
             for result in model.results():
                 results.append(result)
                 show(result)
             if "jax" in asked:
                 gradients[selection.program.name] = model.jax_gradients()
-    return Verified(results, gradients)
+    return Verified(results, gradients, exact)
 
 
 def _selections(options: VerifyOptions, sources: Sources) -> Sequence[Selection]:
