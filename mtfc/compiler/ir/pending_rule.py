@@ -32,6 +32,11 @@ def is_split(node: Equation | Argument | Output, axis: str) -> bool:
     return any(axis in axes for axes in (node.layout or {}).values())
 
 
+def holds_terms(eqn: Equation) -> bool:
+    """Return True if an operand's or result's array on a processor has a wider dtype than the tensor."""
+    return any(value.type.local_dtype != value.type.dtype for value in (*eqn.operands, *eqn.results))
+
+
 def leaves_sums(rule: LayoutRule) -> bool:
     """Return True for an equation that leaves a pending sum if a dimension that it reduces is split."""
     return bool(rule.reduced) and rule.reduction == "sum"

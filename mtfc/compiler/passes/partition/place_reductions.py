@@ -407,6 +407,7 @@ def minimum_cut(problem: CutProblem, choice: Choice, mesh: Mesh) -> Solution:
 
 def _cost(problem: CutProblem, value: Value, mesh: Mesh) -> float:
     """Return the bytes of completing the sum in a value, and a little more."""
-    bytes = (2 if value in problem.whole else 1) * value.type.local_bytes(mesh)
+    pending = attrs.evolve(value.type, pending=mesh.ordered({*value.type.pending, problem.axis}))
+    bytes = (2 if value in problem.whole else 1) * pending.local_bytes(mesh)
     bytes *= TOO_NARROW if value in problem.narrow else 1
     return problem.times.get(value, 1) * (bytes + ONE_MORE_SUM)
