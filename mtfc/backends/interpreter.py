@@ -21,6 +21,7 @@ from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, sliced_typ
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
+from mtfc.compiler.ir.pending_rule import holds_terms
 from mtfc.compiler.ir.sharding_rules import operand_types, type_with
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
@@ -168,6 +169,7 @@ def _region(type: TensorType, place: Coordinates, mesh: Mesh) -> tuple[slice, ..
 
 def _part(array: Array, type: TensorType, place: Coordinates, mesh: Mesh) -> Array:
     part = array[_region(type, place, mesh)]
+    part = part.astype(numpy_dtype(np, type.local_dtype), copy=False)
     holds = type.reduction != "sum" or not any(place[axis] for axis in type.pending)
     return part if holds else np.zeros(part.shape, part.dtype)
 
@@ -297,11 +299,18 @@ def _evaluate(
         size = type.local_shape(mesh)[type.names.index(dim)]
         return _position(type.axes_of(dim), place, mesh) * size
 
+    terms = eqn.results[0].type
+    if terms.local_dtype != terms.dtype:
+        narrow, wide = numpy_dtype(np, terms.dtype), numpy_dtype(np, terms.local_dtype)
+        operands = [x.astype(wide) if x.dtype == narrow else x for x in operands]
     found = evaluate(Shard(np, random_numbers, eqn, shape, offset), *operands)
     results = tuple(map(np.asarray, found if len(eqn.results) > 1 else (found,)))
+    if holds_terms(eqn):
+        dtypes = [numpy_dtype(np, value.type.local_dtype) for value in eqn.results]
+        results = tuple(x.astype(dtype) for x, dtype in zip(results, dtypes, strict=True))
     for result, value in zip(results, eqn.results, strict=True):
         wanted = value.type
-        if result.shape != wanted.local_shape(mesh) or result.dtype != numpy_dtype(np, wanted.dtype):
+        if result.shape != wanted.local_shape(mesh) or result.dtype != numpy_dtype(np, wanted.local_dtype):
             raise Disagreement(
                 f"{eqn.op} gives {result.dtype}{list(result.shape)} on a processor, and not {wanted}"
             )

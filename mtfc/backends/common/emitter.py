@@ -38,6 +38,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value, source_file
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import Code, Text
 from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.pending_rule import holds_terms
 from mtfc.compiler.ir.sharding_rules import type_with
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 from mtfc.compiler.passes.autodiff.micro_batches import gathered_anew
@@ -257,13 +258,17 @@ class Emitter:
         expression = text.format(*code.aligned) if isinstance(text, str) else text(code)
         results = [self.identifier(value) for value in eqn.results]
         yield f"{', '.join(results)} = {expression}"
+        rounds = holds_terms(eqn)
+        for value, name in zip(eqn.results, results, strict=True):
+            if rounds and value.type.local_dtype == value.type.dtype == "f16":
+                yield f"{name} = {name}.astype({self.dialect.dtype(value.type.dtype)})"
         for value, name in zip(eqn.results, results, strict=True):
             if line := self.dialect.after(value, name):
                 yield line
 
     def _code(self, eqn: Equation, inlined: dict[Value, str]) -> Code:
         dialect, type = self.dialect, eqn.results[0].type
-        args = tuple(inlined.get(v) or self.identifier(v) for v in eqn.operands)
+        args = tuple(inlined.get(v) or self._operand(eqn, v) for v in eqn.operands)
         sizes = type.local_shape(dialect.mesh)
         return Code(
             eqn=eqn,
@@ -276,8 +281,14 @@ class Emitter:
             shape=str((*dialect.lead(type), *sizes)),
             axis=lambda i, dim: eqn.operands[i].type.names.index(dim) - len(eqn.operands[i].type.dims),
             offset=lambda dim, rank: self._offset(eqn, dim, rank),
-            dtype=dialect.dtype(type.dtype),
+            dtype=dialect.dtype(type.local_dtype),
         )
+
+    def _operand(self, eqn: Equation, value: Value) -> str:
+        """Return an operand as text. Terms of an f16 sum are computed from f32 arrays; a dot says so itself."""
+        name, wide = self.identifier(value), eqn.results[0].type.local_dtype
+        widens = wide != eqn.results[0].type.dtype == value.type.local_dtype
+        return f"{name}.astype({self.dialect.dtype(wide)})" if widens and not has_trait(eqn, "dot") else name
 
     def _offset(self, eqn: Equation, dim: str, rank: int) -> str:
         type = type_with(eqn, dim)
