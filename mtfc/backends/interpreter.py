@@ -136,7 +136,9 @@ def assemble(shards: Shards) -> Array:
     summed = np.float32 if whole.dtype.itemsize == 2 else whole.dtype
     for coordinates, group in groups.items():
         region = _region(type, dict(zip(type.split_axes, coordinates, strict=True)), mesh)
-        whole[region] = REDUCE[type.reduction].reduce(list(group.values()), axis=0, dtype=summed)
+        parts = list(group.values())  # a sum of one part may turn -0 to 0
+        reduce = REDUCE[type.reduction].reduce
+        whole[region] = reduce(parts, axis=0, dtype=summed) if type.pending else parts[0]
     return whole
 
 
