@@ -50,9 +50,8 @@ class Limits:
         """Return the limits of a float dtype of the IR, or of NumPy. XLA takes numbers for 0 that are not normal, but in f16."""
         limits = limits_of(dtype)
         is_half = limits.dtype.name == "float16"
-        return cls(
-            float(limits.eps), UNITS * float(limits.smallest_subnormal if is_half else 16 * limits.tiny)
-        )
+        least = UNITS * float(limits.smallest_subnormal if is_half else 16 * limits.tiny)
+        return cls(float(limits.eps), least, math.sqrt(float(limits.max)))
 
     def coarser(self, other: Limits) -> Limits:
         return Limits(max(self.unit, other.unit), max(self.least, other.least), min(self.huge, other.huge))
@@ -85,7 +84,7 @@ class Expected:
     def bound(self) -> float:
         """The largest difference that passes for rounding."""
         plain = _numbers(self.plain)
-        spread = max((self._distance(_numbers(run), plain) for run in self.runs[1:]), default=0.0)
+        spread = max((_largest(_numbers(run) - plain) for run in self.runs[1:]), default=0.0)
         return MARGIN * spread + UNITS * self.limits.unit * self.scale + self.limits.least * (self.scale > 0)
 
     @cached_property

@@ -27,6 +27,9 @@ LEAST = 3
 WORK = 4_000_000
 """Elements that all draws together may compute."""
 
+LARGE = 2.0**32
+"""A large number: sums of f16 overflow far below it, and products of few such numbers do not overflow in f32."""
+
 PER_EQUATION = 500
 """Elements that take about as long as the evaluation of an equation begins with."""
 
@@ -53,7 +56,7 @@ def _some(*numbers: Callable[[Any], float]) -> Callable[[Any, Any, Any], None]:
 
 def _opposite(flat: Any, generator: Any, limits: Any) -> None:
     """Write large numbers, positive in the first half and negative in the second: their sum is 0, and that of a part is not."""
-    flat[:] = float(limits.max) / 16
+    flat[:] = min(float(limits.max) / 16, LARGE)
     flat[flat.size // 2 :] *= -1
 
 
@@ -75,7 +78,7 @@ FLOAT_KINDS = (
     SpecialKind(
         "a very large and a very small number",
         _some(
-            lambda limits: 2.0 ** (limits.maxexp * 7 // 8), lambda limits: float(limits.smallest_subnormal)
+            lambda limits: 2.0 ** (limits.maxexp // 2), lambda limits: float(limits.smallest_subnormal)
         ),
     ),
     SpecialKind("zeros", _zeros),
