@@ -46,6 +46,11 @@ def reducing(op: str) -> Build:
     return lambda b, x, y: b(op, x, over=(B,))
 
 
+def one(x: Value) -> int | bool:
+    """Return 1 or true, as an element of the dtype of x."""
+    return True if x.type.dtype == "bool" else 1
+
+
 def condition(b: Any) -> Value:
     """Return a tensor of truth values."""
     return b("lt", b("range", dim=B), b.constant(5, "i32"))  # type: ignore[no-any-return]
@@ -104,10 +109,10 @@ TEMPLATES: dict[str, tuple[frozenset[str], Build]] = {
     "rename": (ALL, lambda b, x, y: b("rename", x, mapping=((A, DIMS["d"]),))),
     "reshape": (ALL, lambda b, x, y: b("reshape", x, dims=(M, LONG))),
     "slice": (ALL, lambda b, x, y: b("slice", x, source=B, target=M, start=1, stride=3)),
-    "pad": (ALL, lambda b, x, y: b("pad", x, source=B, target=LONG, before=2, stride=1, value=1)),
+    "pad": (ALL, lambda b, x, y: b("pad", x, source=B, target=LONG, before=2, stride=1, value=one(x))),
     "shift": (ALL, lambda b, x, y: b("shift", x, dim=B, by=5, wrap=False)),
     "concat": (ALL, joined),
-    "window": (ALL, lambda b, x, y: b("window", x, **WINDOW, value=1)),
+    "window": (ALL, lambda b, x, y: b("window", x, **WINDOW, value=one(x))),
     "fold": (NUMBERS, lambda b, x, y: b("fold", b("window", x, **WINDOW, value=1), **WINDOW)),
     "gather": (ALL, lambda b, x, y: b("gather", x, indices(b), dim=B)),
     "scatter_add": (NUMBERS, scattered),

@@ -33,7 +33,8 @@ def shift_blocks(
     if by == 0 or (wrap and by % count == 0):
         return part
     if abs(by) >= count and not wrap:
-        return b.build("full", dims=x.type.dims, value=fill, dtype=x.type.dtype), dim
+        value = bool(fill) if x.type.dtype == "bool" else fill
+        return b.build("full", dims=x.type.dims, value=value, dtype=x.type.dtype), dim
     found = b.build("shift", x, dim=s.blocks, by=by, wrap=wrap)
     if wrap or fill == 0:
         return found, dim

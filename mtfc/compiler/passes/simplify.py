@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import attrs
 
+from mtfc.compiler.ir.attributes import fitted
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import map_regions
@@ -147,6 +148,7 @@ def _filled(c: RewriteContext, eqn: Equation) -> Value | None:
 def _number(c: RewriteContext, eqn: Equation, number: float | int | bool) -> Value:
     """Build a tensor of the result's type, filled with the number."""
     type = eqn.result.type
+    number = bool(number) if type.dtype == "bool" else fitted(number, type.dtype)
     if not type.dims:
         return c.build.constant(number, type.dtype)
     return c.build("full", dims=type.dims, value=number, dtype=type.dtype)
