@@ -28,7 +28,7 @@ from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMes
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import Session, load
 from mtfc.driver.verification.agreement import Expected, Limits
-from mtfc.driver.verification.roundings import OtherRounding, OverflowMarks
+from mtfc.driver.verification.roundings import InfinityMarks, OtherRounding, OverflowMarks
 from mtfc.driver.verification.special_numbers import SpecialDraw, has_convolution, special_draws
 from mtfc.reports.verification_report import Compared, Comparison, Part, worst
 
@@ -44,6 +44,9 @@ ROUNDINGS = (OtherRounding(1), OtherRounding(2), OtherRounding(3, flushes=True))
 
 MORE_ROUNDINGS = tuple(OtherRounding(4 + i, units) for i, units in enumerate((1, 1, 1, 1, 2, 2, 4, 4)))
 """The roundings that are added before a difference is called wrong: a few runs may miss what happens in few orders only."""
+
+MARKS = (OverflowMarks(math.nan), OverflowMarks(0.0), InfinityMarks())
+"""The evaluations that show what special numbers leave open."""
 
 Results = Iterable[tuple[Part, str, Array]]
 """Part, name and array of each result; a name may come twice, from two functions that compute the same."""
@@ -96,7 +99,7 @@ class Reference:
         """Arguments with special numbers, and the results of the undistributed program for them."""
         function = self._differentiated.function("gradients")
         draws = special_draws(function, {**self.batches[0], **self.parameters}, self.seed)
-        evaluations: tuple[Evaluation, ...] = (*ROUNDINGS[1:], OverflowMarks(math.nan), OverflowMarks(0.0))
+        evaluations: tuple[Evaluation, ...] = (*ROUNDINGS[1:], *MARKS)
         return [(draw, self._expected_of(draw, evaluations)) for draw in draws]
 
     def _expected_of(self, draw: SpecialDraw, evaluations: Sequence[Evaluation]) -> ExpectedArrays:
@@ -123,8 +126,7 @@ class Reference:
             results = list(modules.passes(self, inputs, parameters))
             compared = _judged(results, expected)
             if _has_fault(compared):
-                marks = (OverflowMarks(math.nan), OverflowMarks(0.0))
-                more: tuple[Evaluation, ...] = (*ROUNDINGS, *MORE_ROUNDINGS, *marks)
+                more: tuple[Evaluation, ...] = (*ROUNDINGS, *MORE_ROUNDINGS, *MARKS)
                 compared = _judged(results, self._expected_of(draw, more))
             yield draw.what, compared
 

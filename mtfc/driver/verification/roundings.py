@@ -144,6 +144,24 @@ class OverflowMarks:
             return np.where(marked, found.dtype.type(self.mark), found)
 
 
+@attrs.frozen
+class InfinityMarks:
+    """Evaluates ops with NaN in the place of every infinity that they compute: a layout may give either (`docs/language.md`).
+
+    Results that differ without the marks depend on the choice.
+    """
+
+    def __call__(self, shard: Shard, *operands: Array) -> Any:
+        import numpy as np
+
+        found = meaning(shard, *operands)
+        eqn = shard.eqn
+        if eqn.results[0].type.dtype not in FLOATS or len(eqn.results) > 1 or OPS[eqn.op].flops is no_flops:
+            return found
+        found = np.asarray(found)
+        return np.where(np.isinf(found), found.dtype.type(np.nan), found)
+
+
 def _fits_wider(shard: Shard, operands: Sequence[Array]) -> Array:
     """True where the result of an op is finite in a wider dtype."""
     import numpy as np

@@ -77,9 +77,7 @@ FLOAT_KINDS = (
     SpecialKind("ties", _ties),
     SpecialKind(
         "a very large and a very small number",
-        _some(
-            lambda limits: 2.0 ** (limits.maxexp // 2), lambda limits: float(limits.smallest_subnormal)
-        ),
+        _some(lambda limits: 2.0 ** (limits.maxexp // 2), lambda limits: float(limits.smallest_subnormal)),
     ),
     SpecialKind("zeros", _zeros),
 )

@@ -21,10 +21,10 @@ def wrong_sums(program: Program) -> Iterator[str]:
     for function in program.functions:
         for eqn in filter(_completes, walk(function.body)):
             if asked != "f16":
-                yield from (f"sum {v.name} in f16" for v in eqn.operands if v.type.dtype == "f16")
+                yield from (f"sum {v.name} in f16" for v in eqn.operands if v.type.local_dtype == "f16")
         if function.name == "step" and asked is not None:
             for eqn in _sums_of_gradients(function):
-                narrow = (v for v in eqn.operands if ITEM_BYTES[v.type.dtype] < ITEM_BYTES[asked])
+                narrow = (v for v in eqn.operands if ITEM_BYTES[v.type.local_dtype] < ITEM_BYTES[asked])
                 yield from (f"sum {v.name} in {v.type.dtype}, and not in {asked}" for v in narrow)
 
 
