@@ -24,7 +24,7 @@ MOST = 40
 LEAST = 3
 """The fewest draws of a model, however large it is."""
 
-WORK = 4_000_000
+WORK = 1_000_000
 """Elements that all draws together may compute."""
 
 LARGE = 2.0**32
@@ -36,11 +36,15 @@ PER_EQUATION = 500
 
 @attrs.frozen
 class SpecialKind:
-    """A kind of special numbers. change: writes them into a flat array, given a generator and the limits of the dtype."""
+    """A kind of special numbers. change: writes them into a flat array, given a generator and the limits of the dtype.
+
+    is_huge: finite numbers are only compared with NaN and infinities, since sums lose the digits of all small terms.
+    """
 
     name: str
     change: Callable[[Any, Any, Any], None]
     is_finite: bool = True
+    is_huge: bool = False
 
 
 def _some(*numbers: Callable[[Any], float]) -> Callable[[Any, Any, Any], None]:
@@ -72,12 +76,13 @@ FLOAT_KINDS = (
     SpecialKind("a NaN", _some(lambda limits: float("nan")), is_finite=False),
     SpecialKind("an infinity", _some(lambda limits: float("inf")), is_finite=False),
     SpecialKind("zeros at some places", _some(lambda limits: 0.0, lambda limits: -0.0)),
-    SpecialKind("large numbers of both signs", _opposite),
+    SpecialKind("large numbers of both signs", _opposite, is_huge=True),
     SpecialKind("a minus infinity", _some(lambda limits: -float("inf")), is_finite=False),
     SpecialKind("ties", _ties),
     SpecialKind(
         "a very large and a very small number",
         _some(lambda limits: 2.0 ** (limits.maxexp // 2), lambda limits: float(limits.smallest_subnormal)),
+        is_huge=True,
     ),
     SpecialKind("zeros", _zeros),
 )
@@ -87,11 +92,12 @@ INDEX_KIND = "indices out of range"
 
 @attrs.frozen
 class SpecialDraw:
-    """Arguments with special numbers in one of them; `what` says which."""
+    """Arguments with special numbers in one of them; `what` says which. is_huge: see `SpecialKind`."""
 
     what: str
     arguments: Mapping[str, Array]
     is_finite: bool = True
+    is_huge: bool = False
 
 
 def special_draws(function: Function, arguments: Arrays, seed: int) -> Iterator[SpecialDraw]:
@@ -137,7 +143,8 @@ def _all_draws(function: Function, arguments: Arrays, seed: int) -> Iterator[Spe
         for number, kind in enumerate(FLOAT_KINDS):
             name = floats[(turn + number) % len(floats)]
             changed = _changed(arguments[name], kind, [seed, turn, crc32(kind.name.encode())])
-            yield SpecialDraw(f"{name} has {kind.name}", {**arguments, name: changed}, kind.is_finite)
+            what, given = f"{name} has {kind.name}", {**arguments, name: changed}
+            yield SpecialDraw(what, given, kind.is_finite, kind.is_huge)
 
 
 def _changed(array: Array, kind: SpecialKind, entropy: Sequence[int]) -> Array:
