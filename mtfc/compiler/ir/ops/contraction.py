@@ -112,6 +112,7 @@ EINSUM = OpDef(
     numpy=_text("einsum"),
     jax=_text("jnp.einsum"),
     jax_differentiated=None,
+    logic=None,
     number=None,
     doc="Product of the operands over the union of their dimensions, summed over those that the result lacks.",
 )
