@@ -14,6 +14,8 @@ of the `train` block: `{"accumulate": 4, "optimizer.learning_rate": 1e-3}`.
 Every function raises `OSError` for a file that cannot be read, `ValueError` for an illegal option, and `CompileError` with the
 diagnostics of a file that has errors.
 
+`mtfc.ir` is the compiler's intermediate representation, for front ends that build programs themselves.
+
 Design after Mesh-TensorFlow (Shazeer et al., 2018).
 """
 
@@ -270,4 +272,6 @@ if not TYPE_CHECKING:  # type checkers accept any name of a module with `__getat
         """Import a class on demand."""
         if name in _MODULES:
             return getattr(import_module(_MODULES[name]), name)
+        if name == "ir":
+            return import_module("mtfc.ir")
         raise AttributeError(f"module `mtfc` has no attribute `{name}`")

@@ -165,13 +165,11 @@ def shared(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 NAMES_OPS = {
-    "mtfc.compiler.passes.simplify": "rewrite rows: the op of an equation and of its operands' equations",
-    "mtfc.compiler.ir.training_flag": "rewrite rows: an op, and the truth of its operands",
-    "mtfc.backends.jax.convolution_fusion": "pattern rows: chains of ops that are one call of `lax`",
+    "mtfc.compiler.passes.simplify": "looks up the rewrite rows of an op in a table",
     "mtfc.compiler.analysis.equation_names": "spells out a name that is a reserved word of layout files",
     "mtfc.frontend.semantics.bodies.expressions": "operators of the language, such as `and`, which are no equations yet",
 }
-"""Modules that may test an op's name, and the reasons. Other modules ask for the traits of an op."""
+"""Modules that may look up an op's name, and the reasons. Other modules ask for the traits of an op."""
 
 NAMED = [path for path in MODULES if path.parent.name != "ops" and module_name(path) not in NAMES_OPS]
 
@@ -202,7 +200,30 @@ def compared_with_op(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def is_op(node: ast.AST) -> bool:
+    """Return True for `eqn.op`, and for a call such as `context.op(value)`."""
+    node = node.func if isinstance(node, ast.Call) else node
     return isinstance(node, ast.Attribute) and node.attr == "op"
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name != "ops"], ids=module_name)
+def test_no_op_is_compared_with_a_name(path: Path) -> None:
+    """No module is excepted: a table of rewrite rows has ops as keys, and its rows ask for traits."""
+    found = {
+        each.lineno: names
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Compare | ast.Match)
+        for each in compared_with_op(node)
+        if (names := names_of_ops(each, {}))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "code", ['eqn.op == "sum"', 'c.op(x) != "mul"', 'eqn.op in ("max", "min")', '"sum" == eqn.op']
+)
+def test_comparisons_of_ops_are_found(code: str) -> None:
+    (compared,) = (each for node in ast.walk(ast.parse(code)) for each in compared_with_op(node))
+    assert names_of_ops(compared, {})
 
 
 def names_of_ops(node: ast.expr, constants: Mapping[str, object]) -> set[str]:

@@ -226,8 +226,20 @@ def test_examples_of_diagnostics(update_golden: bool) -> None:
     settle(path, shown, EXAMPLE.sub(explained, shown), update_golden)
 
 
+def ops_of_ir() -> str:
+    """Return a table of all ops with their operands and attributes."""
+    rows = ["| op | operands | attributes |", "| --- | --- | --- |"]
+    for op in OPS.values():
+        least, *more = op.arity
+        number = f"{least} or more" if more else f"{least}"
+        stated = (f"`{a.name}`{' (optional)' if a.optional else ''}: {a.kind.text}" for a in op.attributes)
+        rows.append(f"| `{op.name}` | {number} | {'; '.join(stated)} |")
+    return "\n".join(rows) + "\n"
+
+
 PARTS = {
     "language": {"ops": ops_table},
+    "ir": {"ops_of_ir": ops_of_ir},
     "library": {"library": reference},
     "collectives": collectives.PARTS,
     "architecture": {"passes": passes_table, "collectives": collectives_table},

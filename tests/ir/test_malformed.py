@@ -211,7 +211,7 @@ def test_the_attributes_of_a_loop_are_checked(attributes: dict[str, Any]) -> Non
     [
         ("gelu %x", "unknown op gelu"),
         ("exp %x, %x", "exp: the number of operands is 2, and must be 1"),
-        ("sum %x", "sum: attribute over is missing: a tuple of different dimensions"),
+        ("sum %x", "sum: attribute over is missing: a set of dimensions, as a tuple"),
         ("sum %x over=[a] foo=1", "sum: unknown attribute foo; the attributes are: over"),
         ("sum %x over=[a, a]", "sum: attribute over is (Dim(name='a', size=4), Dim(name='a', size=4)), and must be"),
         ('constant value="a" dtype="f32"', "constant: attribute value is 'a', and must be a number or a truth value"),

@@ -19,7 +19,8 @@ import attrs
 from mtfc.backends.jax.convolution import SPATIAL, ConvArray, ConvAxis, Convolution, PooledDim, Pooling, Sizes
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import map_regions
-from mtfc.compiler.ir.opdef import Code
+from mtfc.compiler.ir.opdef import Code, Trait
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.reductions import over
 from mtfc.compiler.ir.ops.structure import reshape_groups
 from mtfc.compiler.ir.ops.windows import Geometry, geometry
@@ -78,8 +79,9 @@ class FusionContext:
     def sizes(self, value: Value) -> Sizes:
         return dict(zip(value.type.names, value.type.local_shape(self.mesh), strict=True))
 
-    def op(self, value: Value) -> str:
-        return self.defined[value].op if value in self.defined else ""
+    def has_trait(self, value: Value, *traits: Trait) -> bool:
+        """Return True if an op with one of the traits gives the value."""
+        return value in self.defined and has_trait(self.defined[value], *traits)
 
     def renaming(self, eqn: Equation) -> Names | None:
         """Return operand dimension -> result dimension, if on one processor the equation only renames and reorders dimensions.
@@ -88,7 +90,7 @@ class FusionContext:
         """
         x, y = eqn.operands[0], eqn.result
         here, there = self.sizes(x), self.sizes(y)
-        if eqn.op == "transpose":
+        if has_trait(eqn, "transpose"):
             return {name: name for name in here}
         found = {name: name for name in here if here[name] == there.get(name) == 1}
         for group in reshape_groups(x.type.dims, y.type.dims):
@@ -101,11 +103,11 @@ class FusionContext:
 
     def base(self, value: Value) -> WindowTensor:
         """Return the tensor that the value holds windows of; the value itself if it holds no windows."""
-        if self.op(value) not in ("window", "reshape", "transpose"):
+        if not self.has_trait(value, "window", "reshape", "transpose"):
             return _alone(value)
         eqn = self.defined[value]
         inner = self.base(eqn.operands[0])
-        if eqn.op == "window":
+        if has_trait(eqn, "window"):
             return _slid(inner, eqn) or _slid(_alone(eqn.operands[0]), eqn) or _alone(value)
         new = self.renaming(eqn)
         if new is None:
@@ -117,9 +119,9 @@ class FusionContext:
     def folded(self, value: Value) -> WindowTensor | None:
         """Return the windows that the value adds up; None if the value is no such sum."""
         found = _alone(value)
-        while self.op(found.value) in ("fold", "reshape", "transpose"):
+        while self.has_trait(found.value, "fold", "reshape", "transpose"):
             eqn = self.defined[found.value]
-            before = _unfolded(found, eqn) if eqn.op == "fold" else self._before(found, eqn)
+            before = _unfolded(found, eqn) if has_trait(eqn, "fold") else self._before(found, eqn)
             if before is None:
                 return None
             found = before
@@ -257,7 +259,7 @@ def _transposed(c: FusionContext, eqn: Equation) -> Fused | None:
     It is a convolution of y, with zeros between its elements, and the reversed filter.
     """
     found = c.folded(eqn.result)
-    if found is None or c.op(found.value) != "einsum" or len(c.defined[found.value].operands) != 2:
+    if found is None or not c.has_trait(found.value, "dot") or len(c.defined[found.value].operands) != 2:
         return None
     outs, kernels = {w.out for w in found.windows}, {w.kernel for w in found.windows}
     operands = c.defined[found.value].operands
@@ -289,7 +291,7 @@ def _spread(w: SlidingDim) -> Spatial:
 def _pooled(c: FusionContext, eqn: Equation) -> Fused | None:
     """Match a reduction over all elements of each window, and over nothing else: a pooling of the array under the windows."""
     found = c.base(eqn.operands[0])
-    if eqn.op != "sum" and eqn.result in c.differentiated and _is_dilated(found):
+    if not has_trait(eqn, "sum") and eqn.result in c.differentiated and _is_dilated(found):
         return None
     plan = _pooling(c, eqn, found)
     return ((found.value,), plan.text) if plan else None
@@ -312,7 +314,7 @@ def _pooling(c: FusionContext, eqn: Equation, found: WindowTensor) -> Pooling | 
         return None
     by_dim, result = {w.source: _pooled_dim(w) for w in found.windows}, c.sizes(eqn.result)
     return Pooling(
-        reduction="max" if eqn.op == "is_argmax" else eqn.op,
+        reduction="max" if has_trait(eqn, "is_argmax") else OPS[eqn.op].layout_rule(eqn).reduction,
         dims=tuple(by_dim.get(name, PooledDim()) for name in sizes),
         order=tuple(list(sizes).index(w.source) for w in found.windows),
         result=tuple(result[name] for name in kept),
@@ -323,10 +325,10 @@ def _pooling(c: FusionContext, eqn: Equation, found: WindowTensor) -> Pooling | 
 def _pooled_back(c: FusionContext, eqn: Equation) -> Fused | None:
     """Match fold(mask(is_argmax(windows of x), g)), the gradient of a maximum over windows, which JAX has itself."""
     folded = c.folded(eqn.result)
-    if folded is None or c.op(folded.value) != "mask":
+    if folded is None or not c.has_trait(folded.value, "mask"):
         return None
     hit, g = c.defined[folded.value].operands
-    if c.op(hit) != "is_argmax":
+    if not c.has_trait(hit, "is_argmax"):
         return None
     windows, gone = c.defined[hit].operands[0], [dim.name for dim in over(c.defined[hit])]
     found = c.base(windows)
@@ -359,16 +361,16 @@ def _pooled_dim(w: SlidingDim) -> PooledDim:
     return PooledDim(size=g.kernel.size, stride=g.stride, padding=padding, dilation=g.dilation, value=w.value)
 
 
-PATTERNS: Mapping[str, Callable[[FusionContext, Equation], Fused | None]] = {
-    "einsum": _convolved,
+PATTERNS: Mapping[Trait, Callable[[FusionContext, Equation], Fused | None]] = {
+    "dot": _convolved,
     "fold": lambda c, eqn: _transposed(c, eqn) or _pooled_back(c, eqn),
     "sum": _pooled,
-    "max": _pooled,
-    "min": _pooled,
+    "extremum": _pooled,
 }
+"""Trait of an equation's op -> the pattern that may fit it."""
 
-MADE_FOR_OTHERS = frozenset({"window", "fold", "einsum", "reshape", "transpose", "mask", "is_argmax"})
-"""The ops that patterns look through. They are removed if nothing uses their results any more."""
+MADE_FOR_OTHERS: tuple[Trait, ...] = ("window", "fold", "dot", "reshape", "transpose", "mask", "is_argmax")
+"""The ops that patterns look through, by trait. They are removed if nothing uses their results any more."""
 
 
 def fused(
@@ -387,7 +389,8 @@ def fused(
         )
         body = []
         for eqn in function.body:
-            found = PATTERNS[eqn.op](context, eqn) if eqn.op in PATTERNS else None
+            pattern = next((PATTERNS[trait] for trait in PATTERNS if has_trait(eqn, trait)), None)
+            found = pattern(context, eqn) if pattern else None
             if found is not None:
                 operands, texts[eqn.result] = found
                 eqn = attrs.evolve(eqn, operands=operands)
@@ -400,7 +403,7 @@ def fused(
 def _used(function: Function) -> Function:
     used, kept = {output.value for output in function.outputs}, []
     for eqn in reversed(function.body):
-        if eqn.op not in MADE_FOR_OTHERS or any(value in used for value in eqn.results):
+        if not has_trait(eqn, *MADE_FOR_OTHERS) or any(value in used for value in eqn.results):
             used.update(eqn.operands)
             kept.append(eqn)
     return attrs.evolve(function, body=tuple(reversed(kept)))

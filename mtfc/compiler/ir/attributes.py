@@ -1,4 +1,4 @@
-"""Attributes of ops. An op's record lists its attributes; each has a name and a kind.
+"""Attributes of ops: their names and kinds, which the record of each op states.
 
 A kind says which Python values an attribute may have, and when two values mean the same. The verifier and the parser of IR text
 ask for the first, `cse` for the second. The record's objects are also the typed way to read an attribute:
@@ -117,11 +117,11 @@ DTYPE: Kind[str] = Kind("a dtype", lambda value: isinstance(value, str) and valu
 DIM: Kind[Dim] = Kind("a dimension", _is_dim)
 DIM_LIST: Kind[tuple[Dim, ...]] = Kind("a tuple of dimensions", _are_dims)
 DIMS: Kind[tuple[Dim, ...]] = Kind("a tuple of different dimensions", _are_different_dims)
-DIM_SET: Kind[tuple[Dim, ...]] = Kind("a tuple of different dimensions", _are_different_dims, frozenset)
+DIM_SET: Kind[tuple[Dim, ...]] = Kind("a set of dimensions, as a tuple", _are_different_dims, frozenset)
 AXES: Kind[Axes] = Kind("a tuple of different mesh axes", _are_axes)
-AXIS_SET: Kind[Axes] = Kind("a tuple of different mesh axes", _are_axes, frozenset)
+AXIS_SET: Kind[Axes] = Kind("a set of mesh axes, as a tuple", _are_axes, frozenset)
 MAPPING: Kind[tuple[tuple[Dim, Dim], ...]] = Kind(
-    "a tuple of pairs of dimensions, each dimension mapped once", _is_mapping, frozenset
+    "a set of pairs of dimensions, as a tuple, each dimension mapped once", _is_mapping, frozenset
 )
 
 

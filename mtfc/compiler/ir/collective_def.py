@@ -185,6 +185,7 @@ class CollectiveDef:
             numpy=self.numpy,
             jax=self.jax,
             jax_differentiated=None,
+            logic=None,
             number=None,
             doc=self.doc,
         )

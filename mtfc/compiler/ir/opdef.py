@@ -223,8 +223,8 @@ has. kernel: reads all operands.
 
 Trait = Literal[
     "dot", "window", "fold", "add", "multiply", "sum", "is_argmax", "cast", "stop_gradient",
-    "constant", "filled", "random", "training", "step_number",
-    "rename", "reshape", "broadcast", "slice", "shift", "indexes", "scatter",
+    "extremum", "mask", "constant", "filled", "random", "training", "step_number",
+    "rename", "reshape", "transpose", "broadcast", "slice", "shift", "indexes", "scatter",
     "placement", "sends", "reshard", "all_reduce", "all_gather",
 ]  # fmt: skip
 """A fact about an op that code outside of `ir/ops` asks for (`has_trait`). An op may have several traits or none.
@@ -233,13 +233,15 @@ Computation:
     dot: multiplies its operands, and sums over the dimensions that the result lacks.
     window: gives the sliding windows of a dimension. fold: adds up the elements of windows, the transpose of `window`.
     add, multiply: the sum or product of two operands, element by element. sum: adds up the elements along dimensions.
+    extremum: the largest or the smallest element along dimensions. mask: its second operand where the first holds, else 0.
     is_argmax: marks the largest elements, so its result is as large as its operand.
     cast: converts to another dtype. stop_gradient: gives its operand, as a constant for differentiation.
 Creation:
     constant: a scalar that is written in the program. filled: all elements equal the attribute `value`.
     random: draws random numbers. training: the flag that passes bind. step_number: the number of the training step.
 Dimensions and positions:
-    rename: gives dimensions other names. reshape: splits and merges dimensions. broadcast: repeats along new dimensions.
+    rename: gives dimensions other names. reshape: splits and merges dimensions. transpose: stores dimensions in another order.
+    broadcast: repeats along new dimensions.
     slice: takes part of a dimension. shift: moves elements along a dimension, between processors where each has one element.
     indexes: an operand has indices into the dimension of the attribute `dim`. scatter: writes where indices point.
 Placement:
@@ -247,6 +249,17 @@ Placement:
     sends: sends data between processors. reshard: says which placement is wanted, not how to get there.
     all_reduce: completes pending reductions on all processors. all_gather: joins the shards of a dimension.
 """
+
+
+@attrs.frozen
+class SameAs:
+    """The result equals an operand, up to its dimensions."""
+
+    operand: int
+
+
+Logic = Callable[[Sequence[bool | None]], "bool | SameAs | None"]
+"""(for each operand: True or False if all of its elements are, else None) -> the same of the result, or the operand it equals."""
 
 
 @attrs.frozen(kw_only=True)
@@ -268,6 +281,7 @@ class OpDef:
     evaluate: its meaning, on NumPy arrays in storage order: (shard, arrays) -> the result's array.
     numpy, jax: a template over aligned operands (`np.exp({0})`), or a function from `Code` to text.
     jax_differentiated: the JAX text where `jax.grad` goes through the op, if JAX's own derivative differs from `gradient`.
+    logic: what follows for the result from operands whose elements are all true, or all false; None if nothing does.
     number: its value for Python numbers, for calls that the front end evaluates; None if it only takes tensors.
     doc: one sentence for the language reference.
     """
@@ -288,6 +302,7 @@ class OpDef:
     numpy: Text
     jax: Text
     jax_differentiated: Text | None
+    logic: Logic | None
     number: Callable[..., float] | None
     doc: str
 

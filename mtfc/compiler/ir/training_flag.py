@@ -9,13 +9,15 @@ gradient reaches that side, and `dce` drops it. Results keep their names and typ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import attrs
 
 from mtfc.compiler.ir.core import Attr, Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import pairs, region_of
-from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.opdef import SameAs
+from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.types import FLOATS
 
 TRAINING = "training"
@@ -41,14 +43,13 @@ def _equation(eqn: Equation, training: bool, known: Truths) -> Equation:
     """Bind one equation, and add to `known` the results whose truth follows."""
     if eqn.regions:
         return _loop(eqn, training, known)
-    truth = training if has_trait(eqn, "training") else _truth(eqn, known)
-    if truth is not None:
-        known[eqn.result] = truth
-        return _made(eqn, truth)
+    found = training if has_trait(eqn, "training") else _follows(eqn, known)
+    if isinstance(found, bool):
+        known[eqn.result] = found
+        return _made(eqn, found)
     if has_trait(eqn, "cast") and eqn.operands[0] in known:
         return _made(eqn, known[eqn.operands[0]])
-    same = _same_as(eqn, known)
-    return eqn if same is None else _renamed(eqn, same)
+    return _renamed(eqn, eqn.operands[found.operand]) if found else eqn
 
 
 def _loop(eqn: Equation, training: bool, known: Truths) -> Equation:
@@ -60,50 +61,13 @@ def _loop(eqn: Equation, training: bool, known: Truths) -> Equation:
     return attrs.evolve(eqn, regions=(smaller,))
 
 
-def _truth(eqn: Equation, known: Mapping[Value, bool]) -> bool | None:
-    """Return the truth of all elements of the result, or None where it is not known."""
-    truths = [known.get(value) for value in eqn.operands]
-    match eqn.op, truths:
-        case (("constant" | "full"), _):
-            value = eqn.attrs["value"]
-            return value if isinstance(value, bool) else None
-        case (("transpose" | "broadcast" | "rename"), [x]):
-            return x
-        case "not", [bool(x)]:
-            return not x
-        case (("eq" | "ne"), [bool(x), bool(y)]):
-            return (x == y) == (eqn.op == "eq")
-        case "and", _:
-            return _decided(False, truths)
-        case "or", _:
-            return _decided(True, truths)
-        case "where", [bool(holds), x, y]:
-            return x if holds else y
-    return None
-
-
-def _decided(deciding: bool, truths: Sequence[bool | None]) -> bool | None:
-    """Evaluate `and` (false decides) or `or` (true decides) of operands that may be unknown."""
-    if deciding in truths:
-        return deciding
-    return None if None in truths else not deciding
-
-
-def _same_as(eqn: Equation, known: Mapping[Value, bool]) -> Value | None:
-    """Return the operand that equals the result, if any: where(true, x, y) == x, true and x == x, false or x == x."""
-    if eqn.op == "where" and eqn.operands[0] in known:
-        return eqn.operands[1 if known[eqn.operands[0]] else 2]
-    if eqn.op in ("and", "or"):
-        return _other(eqn.op == "and", eqn.operands, known)
-    return None
-
-
-def _other(neutral: bool, operands: tuple[Value, ...], known: Mapping[Value, bool]) -> Value | None:
-    """Return the operand beside one that is known to be neutral."""
-    x, y = operands
-    if known.get(x) is neutral:
-        return y
-    return x if known.get(y) is neutral else None
+def _follows(eqn: Equation, known: Mapping[Value, bool]) -> bool | SameAs | None:
+    """Return the truth of all elements of the result, or the operand that the result equals; None if neither is known."""
+    if has_trait(eqn, "filled"):
+        value = VALUE.of(eqn.attrs)
+        return value if isinstance(value, bool) else None
+    logic = OPS[eqn.op].logic
+    return logic([known.get(value) for value in eqn.operands]) if logic else None
 
 
 def _made(eqn: Equation, truth: bool) -> Equation:

@@ -22,7 +22,8 @@ from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.numbers import is_power_of_two, product, total, wrapped
-from mtfc.compiler.ir.ops import elementwise, has_trait, reductions
+from mtfc.compiler.ir.opdef import SameAs, Trait
+from mtfc.compiler.ir.ops import OPS, elementwise, has_trait, reductions
 from mtfc.compiler.ir.ops.contraction import reduced_dims
 from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.rewrite import Substitution, names_of
@@ -56,6 +57,10 @@ class RewriteContext:
     def op(self, value: Value) -> str | None:
         eqn = self.defined.get(value)
         return eqn.op if eqn else None
+
+    def has_trait(self, value: Value, trait: Trait) -> bool:
+        """Return True if an op with the trait gives the value."""
+        return value in self.defined and has_trait(self.defined[value], trait)
 
     def source(self, value: Value) -> Value:
         """Return the first operand of the equation that defines `value`."""
@@ -127,7 +132,7 @@ def _number_last(c: RewriteContext, eqn: Equation) -> Value | None:
 def _implicit_broadcast(c: RewriteContext, eqn: Equation) -> Value | None:
     """op(broadcast(x), y) == op(x, y) where y has all dims, because elementwise ops broadcast by themselves."""
     for i, value in enumerate(eqn.operands):
-        if c.op(value) == "broadcast":
+        if c.has_trait(value, "broadcast"):
             others = (*eqn.operands[:i], c.source(value), *eqn.operands[i + 1 :])
             if any(other.type.dims == eqn.result.type.dims for other in others):
                 return c.again(eqn, *others)
@@ -137,7 +142,7 @@ def _implicit_broadcast(c: RewriteContext, eqn: Equation) -> Value | None:
 def _filled(c: RewriteContext, eqn: Equation) -> Value | None:
     """op(full(v), y) == op(constant(v), y) where y brings all dims."""
     for i, value in enumerate(eqn.operands):
-        if c.op(value) == "full" and value.type.dims:
+        if c.has_trait(value, "filled") and value.type.dims:
             scalar = c.build.constant(VALUE.of(c.defined[value].attrs), value.type.dtype)
             others = (*eqn.operands[:i], scalar, *eqn.operands[i + 1 :])
             if any(other.type.dims == eqn.result.type.dims for other in others):
@@ -186,7 +191,7 @@ def _shifted_by_nothing(c: RewriteContext, eqn: Equation) -> Value | None:
 def _sliced_twice(c: RewriteContext, eqn: Equation) -> Value | None:
     """slice(slice(x, t a + b), s a + c) == slice(x, s t a + t c + b)."""
     x, attributes = eqn.operands[0], eqn.attrs
-    if c.op(x) != "slice" or c.defined[x].attrs["target"] != attributes["source"]:
+    if not c.has_trait(x, "slice") or c.defined[x].attrs["target"] != attributes["source"]:
         return None
     inner: Mapping[str, Any] = c.defined[x].attrs
     start = inner["start"] + inner["stride"] * attributes["start"]
@@ -213,7 +218,7 @@ def _merge_factors(c: RewriteContext, eqn: Equation) -> Value | None:
     """
     x, b = eqn.operands
     dtype, second = eqn.result.type.dtype, c.number(b)
-    if b.type.dims or second is None or c.op(x) != "mul":
+    if b.type.dims or second is None or not c.has_trait(x, "multiply"):
         return None
     inner, a = c.defined[x].operands
     first = c.number(a)
@@ -243,7 +248,7 @@ def _fold(exactly: Callable[[float, float, str], float | None]) -> RewriteRule:
 def _einsum_of_broadcast(c: RewriteContext, eqn: Equation) -> Value | None:
     """einsum(broadcast(x), y) == einsum(x, y) where other operands bring the dims that the broadcast added."""
     for i, value in enumerate(eqn.operands):
-        if c.op(value) == "broadcast":
+        if c.has_trait(value, "broadcast"):
             others = (*eqn.operands[:i], c.source(value), *eqn.operands[i + 1 :])
             if {d for other in others for d in other.type.dims} >= set(value.type.dims):
                 return c.again(eqn, *others)
@@ -274,24 +279,24 @@ def _transposed_later(c: RewriteContext, eqn: Equation) -> Value | None:
     """
     most = max((len(value.type.dims) for value in eqn.operands), default=0)
     complete = [value for value in eqn.operands if len(value.type.dims) == most]
-    if not most or any(c.op(value) != "transpose" for value in complete):
+    if not most or any(not c.has_trait(value, "transpose") for value in complete):
         return None
-    return c.again(eqn, *(c.source(v) if c.op(v) == "transpose" else v for v in eqn.operands))
+    return c.again(eqn, *(c.source(v) if c.has_trait(v, "transpose") else v for v in eqn.operands))
 
 
 def _implicit_transpose(c: RewriteContext, eqn: Equation) -> Value | None:
     """op(y, transpose(x)) == op(y, x): the first operand with all dims gives their order, the others are aligned to it."""
     first = max(eqn.operands, key=lambda value: len(value.type.dims))
-    if c.op(first) == "transpose" or all(c.op(value) != "transpose" for value in eqn.operands):
+    if c.has_trait(first, "transpose") or all(not c.has_trait(value, "transpose") for value in eqn.operands):
         return None
-    return c.again(eqn, *(c.source(v) if c.op(v) == "transpose" else v for v in eqn.operands))
+    return c.again(eqn, *(c.source(v) if c.has_trait(v, "transpose") else v for v in eqn.operands))
 
 
 def _einsum_of_transpose(c: RewriteContext, eqn: Equation) -> Value | None:
     """einsum(transpose(x), y) == einsum(x, y)."""
-    if all(c.op(value) != "transpose" for value in eqn.operands):
+    if all(not c.has_trait(value, "transpose") for value in eqn.operands):
         return None
-    return c.again(eqn, *(c.source(v) if c.op(v) == "transpose" else v for v in eqn.operands))
+    return c.again(eqn, *(c.source(v) if c.has_trait(v, "transpose") else v for v in eqn.operands))
 
 
 def _broadcast_to(c: RewriteContext, eqn: Equation, value: Value) -> Value:
@@ -299,11 +304,13 @@ def _broadcast_to(c: RewriteContext, eqn: Equation, value: Value) -> Value:
     return c.build.ordered(c.build.broadcast(value, eqn.result.type), eqn.result.type.dims)
 
 
-def _decided(c: RewriteContext, eqn: Equation) -> Value | None:
-    """where(true, x, y) == x, and where(false, x, y) == y."""
-    condition, x, y = eqn.operands
-    holds = c.number(condition)
-    return None if holds is None else _broadcast_to(c, eqn, x if holds else y)
+def _by_logic(c: RewriteContext, eqn: Equation) -> Value | None:
+    """op(true, x) == x, and so on: the op's own logic of operands that are known to be true or false."""
+    logic, numbers = OPS[eqn.op].logic, map(c.number, eqn.operands)
+    found = logic([number if isinstance(number, bool) else None for number in numbers]) if logic else None
+    if isinstance(found, SameAs):
+        return _broadcast_to(c, eqn, eqn.operands[found.operand])
+    return None if found is None else _number(c, eqn, found)
 
 
 def _masked_by_number(c: RewriteContext, eqn: Equation) -> Value | None:
@@ -313,21 +320,6 @@ def _masked_by_number(c: RewriteContext, eqn: Equation) -> Value | None:
     if holds is None:
         return None
     return _broadcast_to(c, eqn, x) if holds else _number(c, eqn, 0)
-
-
-def _decided_by(number: bool) -> RewriteRule:
-    """x op number == number, and number op x == number."""
-
-    def rule(c: RewriteContext, eqn: Equation) -> Value | None:
-        return _number(c, eqn, number) if any(c.number(value) is number for value in eqn.operands) else None
-
-    return rule
-
-
-def _not_of_number(c: RewriteContext, eqn: Equation) -> Value | None:
-    """not full(v) == full(not v)."""
-    number = c.number(eqn.operands[0])
-    return None if number is None else _number(c, eqn, not number)
 
 
 def _certain(c: RewriteContext, eqn: Equation) -> Value | None:
@@ -351,10 +343,12 @@ RULES: dict[str, tuple[RewriteRule, ...]] = {
     "div": (_right_identity(1),),
     "pow": (_right_identity(1),),
     "neg": (_double_negation, _negated_number),
-    "not": (_double_negation, _not_of_number),
-    "and": (_right_identity(True), _left_identity(True), _decided_by(False)),
-    "or": (_right_identity(False), _left_identity(False), _decided_by(True)),
-    "where": (_decided,),
+    "not": (_double_negation, _by_logic),
+    "and": (_by_logic,),
+    "or": (_by_logic,),
+    "eq": (_by_logic,),
+    "ne": (_by_logic,),
+    "where": (_by_logic,),
     "mask": (_masked_by_number,),
     "bernoulli": (_certain,),
     "transpose": (_same_type, _twice, _moved_full),

@@ -121,6 +121,7 @@ EINSUM = OpDef(
     numpy=_numpy_text,
     jax=_jax_text,
     jax_differentiated=None,
+    logic=None,
     number=None,
     doc="Product of the operands over the union of their dimensions, summed over those that the result lacks.",
 )

@@ -62,6 +62,7 @@ def creation(
         numpy=text("np"),
         jax=text("jnp"),
         jax_differentiated=None,
+        logic=None,
         number=None,
         doc=doc,
     )

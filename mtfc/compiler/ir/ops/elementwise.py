@@ -17,8 +17,10 @@ from mtfc.compiler.ir.opdef import (
     DTypeError,
     Gradient,
     Linear,
+    Logic,
     OpBuilder,
     OpDef,
+    SameAs,
     Shard,
     Trait,
     flops_per_result,
@@ -42,6 +44,39 @@ SUMS = Attribute("sums", FLAG, optional=True)
 
 LARGEST = 2**63 - 1
 """The largest integer in an expression. A float that is larger is a whole number already."""
+
+
+def decided(deciding: bool) -> Logic:
+    """Return the logic of `and` (false decides) or `or` (true decides)."""
+
+    def logic(truths: Sequence[bool | None]) -> bool | SameAs | None:
+        if deciding in truths:
+            return deciding
+        open = [i for i, truth in enumerate(truths) if truth is None]
+        if not open:
+            return not deciding
+        return SameAs(open[0]) if len(open) < len(truths) else None
+
+    return logic
+
+
+def compared(is_equal: bool) -> Logic:
+    """Return the logic of `eq` or `ne`."""
+
+    def logic(truths: Sequence[bool | None]) -> bool | None:
+        x, y = truths
+        return None if x is None or y is None else (x == y) == is_equal
+
+    return logic
+
+
+def _chosen(truths: Sequence[bool | None]) -> bool | SameAs | None:
+    """The logic of `where`: its condition chooses an operand."""
+    if truths[0] is None:
+        return None
+    chosen = 1 if truths[0] else 2
+    known = truths[chosen]
+    return SameAs(chosen) if known is None else known
 
 
 def dims_text(dims: Sequence[Dim]) -> str:
@@ -121,6 +156,7 @@ def elementwise(
     linear: Linear = not_linear,
     traits: Iterable[Trait] = (),
     number: Callable[..., float] | None = None,
+    logic: Logic | None = None,
 ) -> OpDef:
     return OpDef(
         name=name,
@@ -139,6 +175,7 @@ def elementwise(
         numpy=numpy,
         jax=jax or numpy.replace("np.", "jnp."),
         jax_differentiated=jax_differentiated,
+        logic=logic,
         number=number,
         doc=doc,
     )
@@ -338,7 +375,7 @@ UNARY = (
                 "Largest whole number not above x; its gradient is 0.",
                 number=lambda x: math.floor(x) if abs(x) <= LARGEST else x),
     elementwise("not", lambda np, x: np.logical_not(x), "np.logical_not({0})", no_gradient, "Logical not.",
-                accepted=BOOL),
+                accepted=BOOL, logic=lambda truths: None if truths[0] is None else not truths[0]),
     elementwise("stop_gradient", lambda np, x: x, "{0}", no_gradient, "x, as a constant for differentiation.",
                 jax="lax.stop_gradient({0})", accepted=NUMBERS | BOOL, linear=linear_in_first,
                 traits=("stop_gradient",), number=lambda x: x),
@@ -364,13 +401,13 @@ BINARY = (
     elementwise("gt", lambda np, x, y: x > y, "{0} > {1}", no_gradient, "x > y.", accepted=NUMBERS, result="bool"),
     elementwise("ge", lambda np, x, y: x >= y, "{0} >= {1}", no_gradient, "x >= y.", accepted=NUMBERS, result="bool"),
     elementwise("eq", lambda np, x, y: x == y, "{0} == {1}", no_gradient, "x == y.", accepted=NUMBERS | BOOL,
-                result="bool"),
+                result="bool", logic=compared(True)),
     elementwise("ne", lambda np, x, y: x != y, "{0} != {1}", no_gradient, "x != y.", accepted=NUMBERS | BOOL,
-                result="bool"),
+                result="bool", logic=compared(False)),
     elementwise("and", lambda np, x, y: np.logical_and(x, y), "np.logical_and({0}, {1})", no_gradient,
-                "Logical and.", accepted=BOOL),
+                "Logical and.", accepted=BOOL, logic=decided(False)),
     elementwise("or", lambda np, x, y: np.logical_or(x, y), "np.logical_or({0}, {1})", no_gradient, "Logical or.",
-                accepted=BOOL),
+                accepted=BOOL, logic=decided(True)),
 )  # fmt: skip
 
 WHERE = OpDef(
@@ -390,6 +427,7 @@ WHERE = OpDef(
     numpy="np.where({0}, {1}, {2})",
     jax="jnp.where({0}, {1}, {2})",
     jax_differentiated=None,
+    logic=_chosen,
     number=None,
     doc="x where the condition holds, else y.",
 )
@@ -416,11 +454,12 @@ MASK = OpDef(
     gradient=_mask_gradient,
     flops=flops_per_result,
     storage="fused",
-    traits=NO_TRAITS,
+    traits=frozenset({"mask"}),
     evaluate=_evaluate(lambda np, c, x: np.where(c, x, np.zeros((), x.dtype))),
     numpy="np.where({0}, {1}, 0)",
     jax="jnp.where({0}, {1}, 0)",
     jax_differentiated=None,
+    logic=None,
     number=None,
     doc="x where the condition holds, else 0: what a gradient passes through a choice.",
 )
@@ -442,6 +481,7 @@ CAST = OpDef(
     numpy=_cast_numpy,
     jax=_cast_text,
     jax_differentiated=None,
+    logic=None,
     number=None,
     doc="x converted to another dtype.",
 )

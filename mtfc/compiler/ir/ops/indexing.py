@@ -127,6 +127,7 @@ GATHER = OpDef(
     numpy=lambda code: f"gather({code.args[0]}, {_indices_text(code)})",
     jax=lambda code: f"gather({code.args[0]}, {_indices_text(code)})",
     jax_differentiated=None,
+    logic=None,
     number=None,
     doc="The elements of a table that indices into one of its dimensions point at; 0 where one points outside.",
 )
@@ -187,6 +188,7 @@ SCATTER_ADD = OpDef(
     numpy=_scatter_text,
     jax=_scatter_text,
     jax_differentiated=None,
+    logic=None,
     number=None,
     doc="Zeros with updates added where indices into one dimension point: what a gradient passes through `gather`.",
 )
@@ -270,6 +272,7 @@ TOP_K = OpDef(
     numpy=_top_k_text,
     jax=_top_k_text,
     jax_differentiated=None,
+    logic=None,
     number=None,
     doc="The k largest elements along a dimension and their indices, the largest first, the lowest index first among equals.",
 )

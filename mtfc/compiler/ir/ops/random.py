@@ -148,6 +148,7 @@ def drawing(
         numpy=text("np"),
         jax=text("jnp"),
         jax_differentiated=None,
+        logic=None,
         number=None,
         doc=doc,
     )
@@ -170,6 +171,7 @@ STEP_NUMBER = OpDef(
     numpy=lambda code: f"np.zeros({code.shape}, np.int32)",
     jax=lambda code: "jnp.int32(0)",
     jax_differentiated=None,
+    logic=None,
     number=None,
     doc="The number of the training step, from 0 on; 0 outside of training.",
 )

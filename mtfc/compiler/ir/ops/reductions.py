@@ -157,6 +157,7 @@ def reduction(
         numpy=_numpy_text(name),
         jax=_jax_text(name),
         jax_differentiated=jax_differentiated,
+        logic=None,
         number=None,
         doc=doc,
     )
@@ -259,6 +260,7 @@ ARGMAX = OpDef(
     numpy=_argmax_text("np"),
     jax=_argmax_text("jnp"),
     jax_differentiated=None,
+    logic=None,
     number=None,
     doc="Index of the largest element along one dimension, the lowest among equals.",
 )
@@ -327,6 +329,7 @@ IS_ARGMAX = OpDef(
     numpy=_is_argmax_text,
     jax=_is_argmax_text,
     jax_differentiated=None,
+    logic=None,
     number=None,
     doc="True at the largest element over dimensions: the first among equals, in the order in which `over` names dimensions.",
 )
@@ -407,6 +410,7 @@ CUMSUM = OpDef(
     numpy=_cumsum_text,
     jax=_cumsum_text,
     jax_differentiated=None,
+    logic=None,
     number=None,
     doc="Sums of the elements up to each one along a dimension, without it where `exclusive`, from the end where `reverse`.",
 )
@@ -426,6 +430,7 @@ OPS = (
         _extremum_gradient(lambda b, x: x),
         "Largest element; the first among equals has the gradient.",
         jax_differentiated=_jax_extremum("largest"),
+        traits=("extremum",),
         attribute=OVER_IN_ORDER,
     ),
     reduction(
@@ -434,6 +439,7 @@ OPS = (
         _extremum_gradient(lambda b, x: b("neg", x)),
         "Smallest element; the first among equals has the gradient.",
         jax_differentiated=_jax_extremum("smallest"),
+        traits=("extremum",),
         attribute=OVER_IN_ORDER,
     ),
     reduction(

@@ -22,6 +22,7 @@ from mtfc.compiler.ir.opdef import (
     Infer,
     LayoutRule,
     Linear,
+    Logic,
     OpBuilder,
     OpDef,
     OpError,
@@ -56,6 +57,7 @@ def structural(
     storage: Storage = "view",
     traits: Iterable[Trait] = (),
     arity: Arity = (1,),
+    logic: Logic | None = None,
 ) -> OpDef:
     return OpDef(
         name=name,
@@ -74,6 +76,7 @@ def structural(
         numpy=numpy,
         jax=jax,
         jax_differentiated=None,
+        logic=logic,
         number=None,
         doc=doc,
     )
@@ -95,6 +98,11 @@ def replaced(type: TensorType, mapping: dict[Dim, Dim]) -> tuple[TensorType]:
     if len(set(dims)) != len(dims):
         raise OpError(f"the result would have a dimension twice: {dims_text(dims)}")
     return (TensorType(type.dtype, dims),)
+
+
+def _as_operand(truths: Sequence[bool | None]) -> bool | None:
+    """The logic of ops that only move elements."""
+    return truths[0]
 
 
 # broadcast, transpose
@@ -207,20 +215,21 @@ OPS = (
         "broadcast", (TARGET_DIMS,), _broadcast_infer, rule_by_name,
         lambda b, e, g: (b.sum_to(g[0], e.operands[0].type.dims),),
         _broadcast, _broadcast_text("np"), _broadcast_text("jnp"), "x repeated along new dimensions.",
-        traits=("broadcast",),
+        traits=("broadcast",), logic=_as_operand,
     ),
     structural(
         "transpose", (TARGET_DIMS,), _transpose_infer, rule_by_name, lambda b, e, g: (g[0],),
-        _transpose, "{0}", "{0}", "x with its dimensions stored in another order.",
+        _transpose, "{0}", "{0}", "x with its dimensions stored in another order.", traits=("transpose",),
+        logic=_as_operand,
     ),
     structural(
         "rename", (RENAMED,), _rename_infer, _rename_rule, _rename_gradient, lambda shard, x: x,
         lambda code: code.args[0], lambda code: code.args[0],
-        "The same data under other dimension names, and so perhaps in another layout.", traits=("rename",),
+        "The same data under other dimension names, and so perhaps in another layout.", traits=("rename",), logic=_as_operand,
     ),
     structural(
         "reshape", (TARGET_DIMS,), _reshape_infer, _reshape_rule, _reshape_gradient, lambda shard, x: x.reshape(shard.shape),
         _reshape_text, _reshape_text, "Dimensions split and merged, row-major.",
-        traits=("reshape",),
+        traits=("reshape",), logic=_as_operand,
     ),
 )  # fmt: skip

@@ -294,7 +294,9 @@ class Expressions:
         except OpError as error:
             self._refused(error, site.span, operands, values)
             return ()
-        dims = {dim for value in values for dim in value.type.dims} if op == "einsum" else types[0].dims
+        dims = (
+            {dim for value in values for dim in value.type.dims} if "dot" in OPS[op].traits else types[0].dims
+        )
         if not self.scope.few_enough(dims, site.span):
             return ()
         results = tuple(
@@ -377,7 +379,7 @@ def common_dtype(operands: Sequence[Operand]) -> str | None:
 def _is_of_numbers(op: str, operands: Sequence[Operand]) -> bool:
     """Return True if a result stands for a number: some operand does, no operand is a tensor, and the op is not a cast."""
     unknown = any(operand.is_number for operand in operands)
-    return unknown and op != "cast" and all(operand.dtype is None for operand in operands)
+    return unknown and "cast" not in OPS[op].traits and all(operand.dtype is None for operand in operands)
 
 
 def _is_misfit(number: Number, dtype: str) -> bool:

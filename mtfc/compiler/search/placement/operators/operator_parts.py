@@ -23,6 +23,8 @@ from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
 from mtfc.compiler.ir.opdef import LayoutRule
 from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops.creation import VALUE
+from mtfc.compiler.ir.ops.positions import TARGET
 from mtfc.compiler.ir.ops.structure import renaming
 from mtfc.compiler.ir.ops.windows import geometry, window_attrs
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
@@ -399,7 +401,7 @@ def _mapping(eqn: Equation, region: Box, source: Box) -> Attr:
 
 def _slice(eqn: Equation, found: dict[str, Attr], region: Box, source: Box) -> dict[str, Attr]:
     """Shorten a slice. Its operand begins at the needed positions, so the slice starts at 0."""
-    return {**found, "start": 0} if eqn.attrs["target"].name in region else found  # type: ignore[union-attr]
+    return {**found, "start": 0} if TARGET.of(eqn.attrs).name in region else found
 
 
 def _window(eqn: Equation, found: dict[str, Attr], region: Box, source: Box) -> dict[str, Attr]:
@@ -413,7 +415,7 @@ def _window(eqn: Equation, found: dict[str, Attr], region: Box, source: Box) -> 
     after = (high - 1) * g.stride - g.before + g.extent - last
     source_dim, out = Dim(g.source.name, last - first), Dim(g.out.name, high - low)
     here = attrs.evolve(g, source=source_dim, out=out, before=before, after=after)
-    return window_attrs(here, eqn.attrs["value"])  # type: ignore[arg-type]
+    return window_attrs(here, VALUE.of(eqn.attrs))
 
 
 @attrs.frozen(eq=False)
