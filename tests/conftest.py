@@ -1,7 +1,7 @@
 """Settings of all tests: the option that rewrites golden texts; Hypothesis without a clock, and with the same cases every time;
 and eight virtual devices for JAX, set before anything imports JAX.
 
-A failing case is shown as it was drawn; `pytest --hypothesis-profile shrink` makes it small, which can take minutes.
+A failing case of other tests than properties is shown as it was drawn; `pytest --hypothesis-profile shrink` makes it small.
 """
 
 from __future__ import annotations

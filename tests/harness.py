@@ -188,36 +188,47 @@ class HasSource(Protocol):
     def source(self) -> str: ...
 
 
+TERMS = 16
+"""Units in the last place of the largest number of all arrays: the rounding of terms that cancel in a small array."""
+
+
 @attrs.frozen
 class Tolerance:
-    """The largest accepted difference of results, relative to their largest element and at least to 1."""
+    """The largest accepted difference of an array, relative to its own largest element.
+
+    unit: a unit in the last place of 1. An array of small numbers, or zeros, may be a difference of numbers as large as those of
+    other arrays.
+    """
 
     relative: float
+    unit: float = 2.0**-23
 
     def check(self, actual: Arrays, expected: Arrays, what: str) -> None:
         assert actual.keys() == expected.keys(), what
-        scale = max([1.0, *(_largest(x) for x in expected.values())])
+        rounding = TERMS * self.unit * max(map(_largest, expected.values()), default=0.0)
         for name, wanted in expected.items():
-            self._check_one(np.asarray(actual[name]), np.asarray(wanted), scale, f"{what}: {name}")
+            self._check_one(np.asarray(actual[name]), np.asarray(wanted), rounding, f"{what}: {name}")
 
-    def _check_one(self, actual: Any, wanted: Any, scale: float, what: str) -> None:
+    def _check_one(self, actual: Any, wanted: Any, rounding: float, what: str) -> None:
         assert actual.shape == wanted.shape, what
         assert actual.dtype == wanted.dtype, f"{what}: {actual.dtype} is not {wanted.dtype}"
         if wanted.dtype.kind in "iub":
             np.testing.assert_array_equal(actual, wanted, err_msg=what)
             return
-        atol = self.relative * scale
+        atol = self.relative * _largest(wanted) + rounding
         np.testing.assert_allclose(
-            actual.astype(np.float64), wanted.astype(np.float64), rtol=self.relative, atol=atol, err_msg=what
+            actual.astype(np.float64), wanted.astype(np.float64), rtol=0, atol=atol, err_msg=what
         )
 
 
 def _largest(x: Any) -> float:
+    """Return the largest finite absolute value of an array of floats; 0 for other arrays."""
     x = np.asarray(x)
-    return float(np.max(np.abs(x.astype(np.float64)))) if x.size and x.dtype.kind not in "iub" else 0.0
+    numbers = np.abs(x.astype(np.float64)) if x.dtype.kind not in "iub" else np.zeros(0)
+    return float(numbers[np.isfinite(numbers)].max(initial=0.0))
 
 
-FINE, SINGLE, ROUGH = Tolerance(1e-9), Tolerance(2e-5), Tolerance(6e-2)
+FINE, SINGLE, ROUGH = Tolerance(1e-9, 2.0**-52), Tolerance(2e-5), Tolerance(6e-2, 2.0**-8)
 
 
 def tolerance(program: Program) -> Tolerance:

@@ -162,6 +162,23 @@ def test_sums_that_cannot_be_added_are_sent_together() -> None:
     assert sent("{ b: cols }", body, "x: [a, b], z: [a, b]") == [("all_reduce", ("cols",), 16)]
 
 
+@pytest.mark.parametrize("product", ["s * y", "y * s"])
+def test_of_two_pending_factors_the_smaller_is_completed(product: str) -> None:
+    """The scalar is completed before the product, whose sum over `c` is sent; not 8 x 4 elements of `y`."""
+    body = f"s = sum(x); y = einsum(x, w -> [a, c]); t = sum({product}, over = [c]); return t"
+    expected = [("all_reduce", ("cols",), 1), ("all_reduce", ("cols",), 8)]
+    assert sorted(sent("{ b: cols }", body, "x: [a, b], w: [b, c]")) == expected
+
+
+@pytest.mark.parametrize("dot", ["einsum(q, k -> [a, d])", "einsum(k, q -> [a, d])"])
+def test_the_smaller_operand_of_a_dot_is_completed(dot: str) -> None:
+    """`q` has 8 x 4 elements and is completed; `k` has 4 x 16, and the result has 8 x 16."""
+    inputs = "x: [a, b], y: [b, f], w: [b, c], v: [b, c]"
+    body = f"q = einsum(x, w -> [a, c]); k = einsum(y, v -> [f, c]); p = tanh(sum({dot}, over = a)); return p"
+    sums = sent("{ b: cols }", body.replace("[a, d]", "[a, f]"), inputs)
+    assert sorted(sums) == [("all_reduce", ("cols",), 16), ("all_reduce", ("cols",), 32)]
+
+
 # Unused values.
 
 

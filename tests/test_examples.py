@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 import mtfc
-from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.core import Equation, Program, walk
+from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.passes.partition.combine_collectives import CombineCollectives
+from mtfc.compiler.passes.pipelines import run
 from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMesh, choose
@@ -215,7 +218,7 @@ def test_the_layout_gives_the_same_on_both_backends(example: Example, layout: st
     if layout not in (first, last)[: example.on_jax] and "EVERY_LAYOUT" not in os.environ:
         options["backend"] = "numpy"
     found = mtfc.verify(path(example), dtype="f64", **options)
-    assert found["ok"], found
+    assert found["ok"], [(case["model"], case["backend"], case["wrong"]) for case in found["cases"]]
 
 
 def drawn(example: Example) -> Arrays:
@@ -224,3 +227,28 @@ def drawn(example: Example) -> Arrays:
     small = choose(file.read_text("utf-8"), str(file), choice).program
     alone = LayoutOnMesh(ONE_DEVICE, UNDISTRIBUTED).lower(small)
     return Session.start(load(alone, "numpy"), 0, {}).parameters()
+
+
+def collectives(program: Program) -> list[Equation]:
+    """Return the equations that send data."""
+    bodies = (walk(function.body) for function in program.functions)
+    return [eqn for body in bodies for eqn in body if has_trait(eqn, "sends")]
+
+
+def sent(program: Program) -> list[tuple[str, str]]:
+    """Return the collective and the name of every value that is sent."""
+    return sorted((eqn.op, value.name) for eqn in collectives(program) for value in eqn.operands)
+
+
+@pytest.mark.parametrize(
+    ("example", "layout"), CASES, ids=[f"{each.file}-{layout}" for each, layout in CASES]
+)
+def test_combined_collectives_can_be_combined_again(example: Example, layout: str) -> None:
+    """Merged collectives are not taken apart, and those that were alone stay, or join others."""
+    file, choice = path(example), Choice(None, layout, example.mesh, example.dims)
+    selection = choose(file.read_text("utf-8"), str(file), choice)
+    lowered = selection.cases[0].lower(selection.program)
+    for max_bytes in (0, 16, 4 << 20):
+        again = run(lowered, (CombineCollectives(max_bytes),), level="lowered")
+        assert len(collectives(again)) <= len(collectives(lowered))
+        assert sent(again) == sent(lowered)

@@ -8,7 +8,7 @@ is not placed yet runs on one processor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, Protocol
 
@@ -21,12 +21,16 @@ from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, sliced_typ
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
+from mtfc.compiler.ir.pending_rule import holds_terms
 from mtfc.compiler.ir.sharding_rules import operand_types, type_with
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
 Array = Any
 Coordinates = Mapping[str, int]
 """A processor's place: mesh axis -> position along it."""
+
+Evaluation = Callable[..., Any]
+"""(shard, arrays of the operands) -> the result's array, or a tuple of arrays for several results."""
 
 REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 ONE_PROCESSOR = Mesh("single", ())
@@ -64,12 +68,22 @@ class Observer(Protocol):
         """The last iteration of a loop has ended."""
 
 
+def meaning(shard: Shard, *operands: Array) -> Any:
+    """Return the results of an equation by its op's own `evaluate`."""
+    return OPS[shard.eqn.op].evaluate(shard, *operands)
+
+
 def interpret(
-    function: Function, program: Program, arguments: Mapping[str, Array], observer: Observer | None = None
+    function: Function,
+    program: Program,
+    arguments: Mapping[str, Array],
+    observer: Observer | None = None,
+    evaluate: Evaluation = meaning,
 ) -> dict[str, Array]:
     """Return the function's outputs by name, from its arguments by name; all arrays are global.
 
-    Raises `Disagreement` if an array does not fit its type.
+    evaluate: computes each equation, in place of its op's own `evaluate`. Raises `Disagreement` if an array does not fit its
+    type.
     """
     mesh = program.mesh if program.mesh and _is_placed(function) else ONE_PROCESSOR
     known: dict[Value, Shards] = {}
@@ -77,19 +91,23 @@ def interpret(
         value = argument.value
         array = np.asarray(arguments[value.name]).astype(numpy_dtype(np, value.type.dtype))
         known[value] = distribute(array, value.type, mesh)
-    _execute(function.body, known, mesh, observer)
+    _execute(function.body, known, mesh, observer, evaluate)
     return {output.name: assemble(known[output.value]) for output in function.outputs}
 
 
 def _execute(
-    body: Iterable[Equation], known: dict[Value, Shards], mesh: Mesh, observer: Observer | None
+    body: Iterable[Equation],
+    known: dict[Value, Shards],
+    mesh: Mesh,
+    observer: Observer | None,
+    evaluate: Evaluation,
 ) -> None:
     """Add the equations' results to `known`."""
     for eqn in body:
         if eqn.regions:
-            results = _iterated(eqn, known, mesh, observer)
+            results = _iterated(eqn, known, mesh, observer, evaluate)
         else:
-            results = (_moved if _communicates(eqn) else _evaluated)(eqn, known, mesh)
+            results = (_moved if _communicates(eqn) else _evaluated)(eqn, known, mesh, evaluate)
             if observer:
                 observer.computed(eqn, [known[value] for value in eqn.operands], results)
         known.update(zip(eqn.results, results, strict=True))
@@ -118,7 +136,9 @@ def assemble(shards: Shards) -> Array:
     summed = np.float32 if whole.dtype.itemsize == 2 else whole.dtype
     for coordinates, group in groups.items():
         region = _region(type, dict(zip(type.split_axes, coordinates, strict=True)), mesh)
-        whole[region] = REDUCE[type.reduction].reduce(list(group.values()), axis=0, dtype=summed)
+        parts = list(group.values())  # a sum of one part may turn -0 to 0
+        reduce = REDUCE[type.reduction].reduce
+        whole[region] = reduce(parts, axis=0, dtype=summed) if type.pending else parts[0]
     return whole
 
 
@@ -151,6 +171,7 @@ def _region(type: TensorType, place: Coordinates, mesh: Mesh) -> tuple[slice, ..
 
 def _part(array: Array, type: TensorType, place: Coordinates, mesh: Mesh) -> Array:
     part = array[_region(type, place, mesh)]
+    part = part.astype(numpy_dtype(np, type.local_dtype), copy=False)
     holds = type.reduction != "sum" or not any(place[axis] for axis in type.pending)
     return part if holds else np.zeros(part.shape, part.dtype)
 
@@ -162,15 +183,21 @@ def _communicates(eqn: Equation) -> bool:
     )
 
 
-def _moved(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple[Shards, ...]:
+def _moved(
+    eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh, evaluate: Evaluation
+) -> tuple[Shards, ...]:
     whole = [assemble(known[value]) for value in eqn.operands]
-    found = OPS[eqn.op].evaluate(Shard(np, random_numbers, eqn, whole[0].shape, lambda dim: 0), *whole)
+    found = evaluate(Shard(np, random_numbers, eqn, whole[0].shape, lambda dim: 0), *whole)
     pairs = zip(found if len(whole) > 1 else (found,), eqn.results, strict=True)
     return tuple(distribute(array, value.type, mesh) for array, value in pairs)
 
 
 def _iterated(
-    eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh, observer: Observer | None
+    eqn: Equation,
+    known: Mapping[Value, Shards],
+    mesh: Mesh,
+    observer: Observer | None,
+    evaluate: Evaluation,
 ) -> tuple[Shards, ...]:
     """Return a loop's results, by executing its region once for each index."""
     region, dim = region_of(eqn), dim_of(eqn)
@@ -187,7 +214,7 @@ def _iterated(
         }
         if observer:
             _observe_arguments(eqn, index, index == order[0], observer)
-        _execute(region.body, inside, mesh, observer)
+        _execute(region.body, inside, mesh, observer, evaluate)
         if observer:
             _observe_results(eqn, index == order[-1], observer)
         new = {
@@ -251,17 +278,21 @@ def _stack(parts: list[Shards], order: range, type: TensorType) -> Shards:
     return Shards(parts[0].mesh, type, arrays)
 
 
-def _evaluated(eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh) -> tuple[Shards, ...]:
+def _evaluated(
+    eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh, evaluate: Evaluation
+) -> tuple[Shards, ...]:
     types = operand_types(OPS[eqn.op], eqn)
     operands = [_placed(known[v], type).arrays for v, type in zip(eqn.operands, types, strict=True)]
     found = [
-        _evaluate(eqn, place, [arrays[i] for arrays in operands], mesh)
+        _evaluate(eqn, place, [arrays[i] for arrays in operands], mesh, evaluate)
         for i, place in enumerate(processors(mesh))
     ]
     return tuple(Shards(mesh, v.type, tuple(each[i] for each in found)) for i, v in enumerate(eqn.results))
 
 
-def _evaluate(eqn: Equation, place: Coordinates, operands: list[Array], mesh: Mesh) -> tuple[Array, ...]:
+def _evaluate(
+    eqn: Equation, place: Coordinates, operands: list[Array], mesh: Mesh, evaluate: Evaluation
+) -> tuple[Array, ...]:
     """Return the equation's results on one processor. Raises `Disagreement` if a result does not fit its type."""
     shape = eqn.results[0].type.local_shape(mesh)
 
@@ -270,11 +301,18 @@ def _evaluate(eqn: Equation, place: Coordinates, operands: list[Array], mesh: Me
         size = type.local_shape(mesh)[type.names.index(dim)]
         return _position(type.axes_of(dim), place, mesh) * size
 
-    found = OPS[eqn.op].evaluate(Shard(np, random_numbers, eqn, shape, offset), *operands)
+    terms = eqn.results[0].type
+    if terms.local_dtype != terms.dtype:
+        narrow, wide = numpy_dtype(np, terms.dtype), numpy_dtype(np, terms.local_dtype)
+        operands = [x.astype(wide) if x.dtype == narrow else x for x in operands]
+    found = evaluate(Shard(np, random_numbers, eqn, shape, offset), *operands)
     results = tuple(map(np.asarray, found if len(eqn.results) > 1 else (found,)))
+    if holds_terms(eqn):
+        dtypes = [numpy_dtype(np, value.type.local_dtype) for value in eqn.results]
+        results = tuple(x.astype(dtype) for x, dtype in zip(results, dtypes, strict=True))
     for result, value in zip(results, eqn.results, strict=True):
         wanted = value.type
-        if result.shape != wanted.local_shape(mesh) or result.dtype != numpy_dtype(np, wanted.dtype):
+        if result.shape != wanted.local_shape(mesh) or result.dtype != numpy_dtype(np, wanted.local_dtype):
             raise Disagreement(
                 f"{eqn.op} gives {result.dtype}{list(result.shape)} on a processor, and not {wanted}"
             )

@@ -11,6 +11,7 @@ from mtfc.driver.errors import ERRORS, OK
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.verification.verify import verify
+from mtfc.reports.exact_report import ExactCase, exact_text
 from mtfc.reports.verification_report import CaseResult, case_text
 
 EXAMPLES = """\
@@ -38,14 +39,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", metavar="N", type=seed, default=0, help="seed of drawn inputs and parameters (default: 0)"
     )
+    parser.add_argument(
+        "--verbose", action="store_true", help="print the error, the scale and the bound of every array"
+    )
+    parser.add_argument(
+        "--no-exact", action="store_true", help="leave out the exact check, which rounding cannot mislead"
+    )
     add_selection(parser, "all", or_placement=True)
     add_format(parser)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    def show(result: CaseResult) -> None:
-        if options.format == "text":
-            print(case_text(result), flush=True)
+    def show(result: CaseResult | ExactCase) -> None:
+        if options.format == "json":
+            return
+        if isinstance(result, ExactCase):
+            print(exact_text(result), flush=True)
+        else:
+            print(case_text(result, options.verbose), flush=True)
 
     verified = verify(_options(options), sources, show)
     print(json.dumps(verified.record(), indent=2) if options.format == "json" else verified.verdict())
@@ -62,4 +73,5 @@ def _options(options: argparse.Namespace) -> VerifyOptions:
         options.params,
         options.params_partial,
         options.seed,
+        not options.no_exact,
     )

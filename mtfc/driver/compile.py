@@ -78,15 +78,10 @@ def _compiled(
     program: Program, passes: tuple[Pass, ...], options: CompileOptions, show: Callable[[str], None]
 ) -> Program:
     """Run the passes. An impossible order of passes in `--passes` is wrong usage."""
-    observers = _observers(options, show)
-    if options.passes is None:
-        return run_passes(program, passes, observers)
     try:
-        return run_passes(program, passes, observers)
-    except Exception as error:
-        raise UsageError(
-            f"--passes: these cannot run in this order: {error or type(error).__name__}"
-        ) from error
+        return run_passes(program, passes, _observers(options, show))
+    except PipelineError as error:
+        raise UsageError(f"--passes: these cannot run in this order: {error}") from error
 
 
 def _passes(options: CompileOptions) -> tuple[Pass, ...]:

@@ -99,7 +99,10 @@ class TrainOptions:
 
 @attrs.frozen
 class VerifyOptions:
-    """The options of a verification. `data` and `params` are paths of files of arrays. backend: None runs both backends."""
+    """The options of a verification. `data` and `params` are paths of files of arrays. backend: None runs both backends.
+
+    exact: run the exact check, too.
+    """
 
     file: str
     choice: Choice = attrs.field(factory=Choice)
@@ -109,6 +112,7 @@ class VerifyOptions:
     params: str | None = None
     params_partial: bool = False
     seed: int = 0
+    exact: bool = True
 
 
 @attrs.frozen

@@ -111,34 +111,51 @@ class Difference(TypedDict):
     lines: list[LineDifference]
 
 
-class Case(TypedDict):
-    """A layout on a backend: the largest absolute differences from the undistributed program, or the reason to skip the layout.
+class ComparedArray(TypedDict):
+    """An array of a layout beside the undistributed one; see `docs/command.md`."""
 
-    in_f64: the largest difference in f64, if f64 showed that the other differences are rounding. noise: the gradient noise that
-    moves undistributed training as far, if noise explains the differences. training: parameters and optimizer state after three
-    steps.
-    """
+    error: float | None
+    scale: float
+    bound: float | None
+    fault: str | None
 
+
+class ComparedParts(TypedDict):
+    """Arrays by name. training: parameters, optimizer state and reports after three steps."""
+
+    outputs: dict[str, ComparedArray]
+    gradients: dict[str, ComparedArray]
+    parameters: dict[str, ComparedArray]
+    training: dict[str, ComparedArray]
+
+
+class SpecialNumbers(TypedDict):
+    """The number of draws with special numbers, and the comparisons of those with a fault."""
+
+    draws: int
+    wrong: dict[str, ComparedParts]
+
+
+class Case(ComparedParts):
+    """A layout on a backend, in the dtypes of the file; or the reason to skip the layout. f64: the same in f64."""
+
+    model: str
     layout: str
     mesh: dict[str, int]
     backend: str
     ok: bool
     skipped: str | None
     wrong: list[str]
-    in_f64: float | None
-    noise: float | None
     not_finite: list[str]
-    outputs: dict[str, float | None]
-    gradients: dict[str, float | None]
-    parameters: dict[str, float | None]
-    training: dict[str, float | None]
+    f64: ComparedParts
+    special: SpecialNumbers
 
 
 class Verification(TypedDict):
-    """`mtfc.verify`: all cases, and the largest relative difference that passes for rounding; `ok` is True if all cases agree."""
+    """`mtfc.verify`: all cases; `ok` is True if all agree. jax_gradients: the reference's gradients beside `jax.grad`."""
 
     ok: bool
-    tolerance: float
+    jax_gradients: dict[str, dict[str, ComparedArray]]
     cases: list[Case]
 
 

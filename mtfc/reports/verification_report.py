@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import attrs
@@ -23,57 +23,112 @@ NOUNS: Mapping[Part, str] = {
     "training": "training of",
 }
 
-Errors = Mapping[Part, Mapping[str, float]]
-"""Part -> name -> largest absolute difference."""
+
+@attrs.frozen
+class Comparison:
+    """An array of a layout beside that of the undistributed program.
+
+    error: the largest absolute difference. scale: the largest absolute value of the undistributed array. bound: the largest
+    difference that passes for rounding. fault: what is wrong, or None.
+    """
+
+    error: float
+    scale: float
+    bound: float
+    fault: str | None = None
+
+    @property
+    def used(self) -> float:
+        """The error as a part of the bound, by which comparisons are ranked."""
+        return self.error / self.bound if self.bound else self.error and float("inf")
+
+    @property
+    def relative(self) -> float:
+        """The error relative to the scale."""
+        return self.error / self.scale if self.scale else self.error and float("inf")
+
+
+Compared = Mapping[Part, Mapping[str, Comparison]]
+"""Part -> name -> comparison."""
 
 
 @attrs.frozen
 class CaseResult:
-    """The differences of a layout on a backend from the undistributed program, or the reason why the layout did not run.
+    """The comparison of a layout on a backend with the undistributed program, or the reason why the layout did not run.
 
-    largest: the largest relative difference. largest_wide: the same over arrays in f64. is_doubtful: True if the wrong results
-    may be rounding. in_f64: the largest difference in f64, if f64 showed that the differences are rounding. noise: the gradient
-    noise that moves undistributed training as far, if noise explains the differences. not_finite: the results that have a NaN or
-    an infinity in the undistributed program; agreement says little about them. placement: the placement that ran instead of a
-    layout, if any.
+    compared: comparisons in the dtypes of the file, or in the dtype that was asked for. wide: the same in f64, if that is another
+    dtype. special: comparisons with special numbers in an argument, by a text that says which. draws: the number of inputs with
+    special numbers. sums: pending sums that are completed in a wrong dtype. not_finite: the results with a NaN or an infinity in
+    the undistributed program. placement: the placement that ran instead of a layout, if any.
     """
 
     mesh: Mesh
     layout: Layout
     backend: str
-    errors: Errors
-    wrong: tuple[str, ...] = ()
+    model: str
+    compared: Compared = attrs.field(factory=dict)
+    wide: Compared = attrs.field(factory=dict)
+    special: Mapping[str, Compared] = attrs.field(factory=dict)
+    draws: int = 0
+    sums: tuple[str, ...] = ()
     skipped: str | None = None
     placement: DeclaredPlacement | None = None
-    largest: float = 0.0
-    largest_wide: float = 0.0
-    is_doubtful: bool = False
-    in_f64: float | None = None
-    noise: float | None = None
     not_finite: tuple[str, ...] = ()
 
     @property
-    def is_training_alone(self) -> bool:
-        """True if nothing but training steps is wrong."""
-        return all(each.startswith(NOUNS["training"]) for each in self.wrong)
+    def wrong(self) -> tuple[str, ...]:
+        """The names of all wrong results, each once."""
+        found = [name for compared in (self.compared, self.wide) for name in _faulty(compared)]
+        special = (f"{name} where {what}" for what, each in self.special.items() for name in _faulty(each))
+        return tuple(dict.fromkeys((*found, *special, *self.sums)))
 
 
-def largest(errors: Errors) -> dict[Part, float]:
-    """Return the largest difference of each part."""
-    return {part: max(each.values(), default=0.0) for part, each in errors.items()}
+def _faulty(compared: Compared) -> Iterator[str]:
+    for part, arrays in compared.items():
+        yield from (f"{NOUNS[part]} {name}" for name, each in arrays.items() if each.fault)
 
 
-def case_text(result: CaseResult) -> str:
-    """Return `hybrid      numpy  ok      outputs 1.2e-07  gradients 3.0e-07  parameters 0.0e+00  training 1.2e-07`."""
+def worst(comparisons: Sequence[Comparison]) -> Comparison:
+    """Return the comparison with a fault, or else the one that comes nearest to its bound."""
+    return max(comparisons, key=lambda each: (each.fault is not None, each.used))
+
+
+def case_text(result: CaseResult, every: bool = False) -> str:
+    """Return a line for the case, and a line for each wrong array, or for every array.
+
+    The line is `hybrid    numpy  ok      outputs 1.2e-07  gradients 3.0e-07  parameters 0.0e+00  in f64 1.2e-16`. Its numbers are
+    the errors, relative to their scale, of the arrays that come nearest to their bounds.
+    """
     start = f"{result.layout.name:<20} {result.backend:<6}"
     if result.skipped:
         return f"{start} skipped: {result.skipped}"
-    parts = "  ".join(f"{part} {error:.1e}" for part, error in largest(result.errors).items())
+    parts = [
+        f"{part} {worst(list(arrays.values())).relative:.1e}"
+        for part, arrays in result.compared.items()
+        if arrays
+    ]
+    wide = [each for arrays in result.wide.values() for each in arrays.values()]
+    parts += [f"in f64 {worst(wide).relative:.1e}"] if wide else []
     wrong = f"  in {', '.join(result.wrong)}" if result.wrong else ""
-    rounded = f"  which is rounding: {result.in_f64:.1e} in f64" if result.in_f64 is not None else ""
-    if result.noise is not None:
-        rounded = f"  which is rounding: noise of {result.noise:.1e} in the gradients does as much"
-    return f"{start} {'WRONG' if wrong else 'ok':<6} {parts}{wrong}{rounded}"
+    line = f"{start} {'WRONG' if wrong else 'ok':<6} {'  '.join(parts)}{wrong}"
+    return "\n".join([line, *_array_lines(result, every)])
+
+
+def _array_lines(result: CaseResult, every: bool) -> Iterator[str]:
+    """Yield a line for each wrong array, or for every array of drawn numbers."""
+    special = {f" where {what}": compared for what, compared in result.special.items()}
+    for where, compared in {"": result.compared, " in f64": result.wide, **special}.items():
+        for part, arrays in compared.items():
+            for name, each in arrays.items():
+                if each.fault or (every and where not in special):
+                    yield array_text(f"{NOUNS[part]} {name}{where}", each)
+
+
+def array_text(name: str, comparison: Comparison) -> str:
+    """Return `  gradient w: error 1.2e-03, scale 4.0e-03, bound 1.1e-08`, and the fault unless the numbers show it."""
+    numbers = f"error {comparison.error:.1e}, scale {comparison.scale:.1e}, bound {comparison.bound:.1e}"
+    fault = comparison.fault
+    return f"  {name}: {fault}" if fault and fault != "differs" else f"  {name}: {numbers}"
 
 
 def verdict_text(results: Sequence[CaseResult]) -> str:
@@ -89,25 +144,49 @@ def verdict_text(results: Sequence[CaseResult]) -> str:
     return f"{agree}; {len(names)} {plural} not finite there: {listed(names)}"
 
 
-def verification_json(results: Sequence[CaseResult], ok: bool, tolerance: float) -> dict[str, Any]:
-    """Return the JSON record."""
-    return {"ok": ok, "tolerance": tolerance, "cases": [_case_json(result) for result in results]}
+def verification_json(
+    results: Sequence[CaseResult], ok: bool, jax_gradients: Mapping[str, Mapping[str, Comparison]]
+) -> dict[str, Any]:
+    """Return the JSON record. jax_gradients: model -> name -> comparison of the reference's gradient with `jax.grad`."""
+    return {
+        "ok": ok,
+        "jax_gradients": {model: _arrays_json(arrays) for model, arrays in jax_gradients.items()},
+        "cases": [_case_json(result) for result in results],
+    }
 
 
 def _case_json(result: CaseResult) -> dict[str, Any]:
-    errors = {
-        part: {name: finite(error) for name, error in result.errors.get(part, {}).items()}
-        for part in get_args(Part)
-    }
     return {
+        "model": result.model,
         "layout": result.layout.name,
         "mesh": dict(result.mesh.axes),
         "backend": result.backend,
         "ok": not result.wrong,
         "skipped": result.skipped,
         "wrong": list(result.wrong),
-        "in_f64": result.in_f64,
-        "noise": result.noise,
         "not_finite": list(result.not_finite),
-        **errors,
+        **_compared_json(result.compared),
+        "f64": _compared_json(result.wide),
+        "special": {
+            "draws": result.draws,
+            "wrong": {
+                what: _compared_json(each) for what, each in result.special.items() if any(_faulty(each))
+            },
+        },
+    }
+
+
+def _compared_json(compared: Compared) -> dict[str, Any]:
+    return {part: _arrays_json(compared.get(part, {})) for part in get_args(Part)}
+
+
+def _arrays_json(arrays: Mapping[str, Comparison]) -> dict[str, Any]:
+    return {
+        name: {
+            "error": finite(each.error),
+            "scale": each.scale,
+            "bound": finite(each.bound),
+            "fault": each.fault,
+        }
+        for name, each in arrays.items()
     }

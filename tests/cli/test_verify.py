@@ -13,8 +13,13 @@ from mtfc.compiler.passes.mixed_precision import everything_in
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
 from mtfc.driver.running import execution
-from mtfc.driver.verification import agreement, reference
+from mtfc.driver.verification import reference, verify
 from tests.cli.conftest import Mtfc
+
+
+def errors(compared: dict[str, dict[str, float]]) -> list[float]:
+    """Return the errors of the arrays of a part."""
+    return [each["error"] for each in compared.values()]
 
 
 def test_all_layouts_on_both_backends(mtfc: Mtfc) -> None:
@@ -29,17 +34,15 @@ def test_all_layouts_on_both_backends(mtfc: Mtfc) -> None:
     for case in cases.values():
         assert case["outputs"].keys() == {"y", "loss"}
         assert case["gradients"].keys() == {"x", "w", "bias"}
-        assert (
-            max(*case["outputs"].values(), *case["gradients"].values(), *case["parameters"].values()) < 1e-5
-        )
+        assert max(*errors(case["outputs"]), *errors(case["gradients"]), *errors(case["parameters"])) < 1e-5
 
 
 def test_in_f64_hardly_anything_is_rounded(mtfc: Mtfc) -> None:
     outcome = mtfc("verify", "model.mtf", "--dtype", "f64", "--format", "json")
     assert outcome.status == 0
-    assert outcome.json["tolerance"] == 1e-6
     for case in outcome.json["cases"]:
-        assert max(case["gradients"].values()) < 1e-12
+        assert max(case["gradients"][name]["bound"] for name in ("w", "bias")) < 1e-12
+        assert case["f64"]["gradients"] == {}
 
 
 def test_text(mtfc: Mtfc) -> None:
@@ -81,34 +84,20 @@ model steep(x: [batch, io]) {
 """Sums of a thousand numbers in another order differ by about 1e-6, which then grows above the tolerance."""
 
 
-def test_rounding_that_grows_is_told_from_a_wrong_result(mtfc: Mtfc, folder: Path) -> None:
-    (folder / "steep.mtf").write_text(STEEP)
+@pytest.mark.parametrize(("factor", "initial"), [("60.0", "ones()"), ("3000.0", "normal(stddev = 1.0)")])
+def test_rounding_that_grows_is_told_from_a_wrong_result(
+    mtfc: Mtfc, folder: Path, factor: str, initial: str
+) -> None:
+    """The undistributed program under other sums differs as much as the layouts do."""
+    (folder / "steep.mtf").write_text(STEEP.replace("60.0", factor).replace("ones()", initial))
     outcome = mtfc("verify", "steep.mtf", "--layout", "split", "--format", "json")
     assert outcome.status == 0
     cases = outcome.json["cases"]
     assert [case["backend"] for case in cases] == ["numpy", "jax"]
     for case in cases:
+        y, wide = case["outputs"]["y"], case["f64"]["outputs"]["y"]
         assert (case["ok"], case["wrong"]) == (True, [])
-        assert case["outputs"]["y"] > 1e-4 > 1e-9 > case["in_f64"]
-    text = mtfc("verify", "steep.mtf", "--layout", "split", "--backend", "numpy").out
-    assert "  which is rounding: " in text and text.endswith(
-        "1 of 1 cases agree with the undistributed program\n"
-    )
-
-
-def test_rounding_may_grow_as_it_does_in_f64(mtfc: Mtfc, folder: Path) -> None:
-    """Dots are rounded in f64, too, and the growth of this rounding shows the growth of rounding in f32."""
-    steeper = STEEP.replace("60.0", "3000.0").replace("ones()", "normal(stddev = 1.0)")
-    (folder / "steep.mtf").write_text(steeper)
-    outcome = mtfc("verify", "steep.mtf", "--layout", "split", "--format", "json")
-    assert outcome.status == 0
-    for case in outcome.json["cases"]:
-        assert case["outputs"]["y"] > agreement.DOUBTFUL
-        assert case["in_f64"] is not None
-    (folder / "steep.mtf").write_text(STEEP.replace("60.0", "6000.0"))
-    outcome = mtfc("verify", "steep.mtf", "--layout", "split", "--format", "json", "--backend", "numpy")
-    assert outcome.status == 1  # sums of numbers in f32 are exact in f64, and nothing grows
-    assert outcome.json["cases"][0]["in_f64"] is None
+        assert y["bound"] >= y["error"] > 1e-4 and wide["error"] <= wide["bound"] < 1e-8
 
 
 def test_numbers_of_jax_are_as_wide_as_before(mtfc: Mtfc, folder: Path) -> None:
@@ -121,18 +110,18 @@ def test_numbers_of_jax_are_as_wide_as_before(mtfc: Mtfc, folder: Path) -> None:
     assert jax.config.jax_enable_x64 == before
 
 
-@pytest.mark.parametrize(("factor", "is_wrong"), [("1.002", True), ("1.2", True), ("1.000001", False)])
-def test_a_small_difference_is_wrong_if_f64_has_it_too(
-    mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch, factor: str, is_wrong: bool
+@pytest.mark.parametrize("factor", ["1.2", "1.002", "1.000001", "1.0000000001"])
+def test_a_difference_is_wrong_however_small_in_f64(
+    mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch, factor: str
 ) -> None:
-    """The result does not depend on the second run in f64."""
     generate = numpy_backend.generate
     monkeypatch.setattr(
         numpy_backend, "generate", lambda program: generate(program).replace(" + bias", f" * {factor} + bias")
     )
     outcome = mtfc("verify", "model.mtf", "--layout", "both", "--format", "json", "--backend", "numpy")
     (case,) = outcome.json["cases"]
-    assert (outcome.status == 1, not case["ok"], case["in_f64"]) == (is_wrong, is_wrong, None)
+    assert outcome.status == 1 and not case["ok"]
+    assert case["f64"]["outputs"]["y"]["fault"] == "differs"
 
 
 def test_initial_parameters_that_depend_on_the_layout_are_found(
@@ -155,7 +144,7 @@ def test_initial_parameters_that_depend_on_the_layout_are_found(
 def test_a_mesh_too_large_for_jax_is_passed_over_in_the_open(
     mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reference, "MOST_VIRTUAL_DEVICES", 4)
+    monkeypatch.setattr(verify, "MOST_VIRTUAL_DEVICES", 4)
     outcome = mtfc("verify", "model.mtf", "--format", "json")
     assert outcome.status == 0
     skipped = [(case["layout"], case["backend"]) for case in outcome.json["cases"] if case["skipped"]]
@@ -163,7 +152,7 @@ def test_a_mesh_too_large_for_jax_is_passed_over_in_the_open(
     assert "1 skipped" in mtfc("verify", "model.mtf").out.splitlines()[-1]
 
 
-def test_coarse_dtypes_have_a_coarse_tolerance(mtfc: Mtfc, folder: Path) -> None:
+def test_coarse_dtypes_have_a_coarse_bound(mtfc: Mtfc, folder: Path) -> None:
     """In bf16 the layouts differ by rounding, which is no error."""
     text = (folder / "model.mtf").read_text().replace("f32[", "bf16[")
     (folder / "model.mtf").write_text(
@@ -171,7 +160,10 @@ def test_coarse_dtypes_have_a_coarse_tolerance(mtfc: Mtfc, folder: Path) -> None
     )
     outcome = mtfc("verify", "model.mtf", "--format", "json")
     assert (outcome.status, outcome.err) == (0, "")
-    assert outcome.json["tolerance"] == agreement.TOLERANCE["bf16"]
+    for case in outcome.json["cases"]:
+        rough, fine = case["gradients"]["w"], case["f64"]["gradients"]["w"]
+        assert 1e-3 * rough["scale"] < rough["bound"] < 0.5 * rough["scale"]
+        assert fine["bound"] < 1e-12
 
 
 TRAINING = """
@@ -205,7 +197,7 @@ def test_training_is_compared(mtfc: Mtfc, folder: Path) -> None:
     assert len(outcome.json["cases"]) == 4
     for case in outcome.json["cases"]:
         assert case["training"].keys() >= {"w", "shift"} and len(case["training"]) > 4
-        assert max(case["training"].values()) < 1e-4
+        assert max(errors(case["training"])) < 1e-4
     text = mtfc("verify", "train.mtf", "--layout", "both", "--backend", "numpy").out
     assert "  training " in text.splitlines()[0]
 
@@ -238,6 +230,8 @@ def test_a_wrong_update_is_found(
 
     def faulty(program: object, backend: str) -> object:
         module = load(program, backend)  # type: ignore[arg-type]
+        if not hasattr(module, "train_step"):
+            return module
         train_step = module.train_step
         module.train_step = lambda params, state, inputs, step: train_step(
             params, state, inputs, 2 * step if step == 1 else step
@@ -248,8 +242,8 @@ def test_a_wrong_update_is_found(
     outcome = mtfc("verify", "train.mtf", "--layout", "both", "--backend", backend, "--format", "json")
     assert outcome.status == 1
     (case,) = outcome.json["cases"]
-    assert set(case["wrong"]) == {"training of w", "training of shift"}
-    assert max(case["gradients"].values()) < 1e-4
+    assert set(case["wrong"]) >= {"training of w", "training of shift"}
+    assert all(name.startswith("training of") for name in case["wrong"])
 
 
 def test_rounding_that_an_optimizer_magnifies_is_told_apart(mtfc: Mtfc, folder: Path) -> None:
@@ -257,8 +251,7 @@ def test_rounding_that_an_optimizer_magnifies_is_told_apart(mtfc: Mtfc, folder: 
     (folder / "noise.mtf").write_text(NOISE)
     outcome = mtfc("verify", "noise.mtf", "--format", "json")
     assert outcome.status == 0
-    assert any(case["in_f64"] is not None for case in outcome.json["cases"])
-    assert max(max(case["training"].values()) for case in outcome.json["cases"]) > 1e-3
+    assert max(max(errors(case["training"])) for case in outcome.json["cases"]) > 1e-3
 
 
 NOISE = """
@@ -293,15 +286,14 @@ train small {
 
 
 def test_rounding_that_decides_a_sign_is_told_apart(mtfc: Mtfc, folder: Path) -> None:
-    """The optimizer takes the sign of rounding, a full step in f64, too: noise in the gradients reveals the rounding."""
+    """The optimizer takes the sign of rounding, a full step in f64, too."""
     (folder / "noise.mtf").write_text(NOISE.replace("adam(", "lion("))
     for dtype in ([], ["--dtype", "f64"]):
         outcome = mtfc("verify", "noise.mtf", "--format", "json", *dtype)
         assert outcome.status == 0
-        noisy = [case for case in outcome.json["cases"] if case["noise"] is not None]
-        assert noisy and all(case["training"]["common"] > 1e-3 for case in noisy)
-        assert all(case["noise"] < 1e-5 for case in noisy)
-    assert "  which is rounding: noise of " in mtfc("verify", "noise.mtf").out
+        common = [case["training"]["common"] for case in outcome.json["cases"]]
+        assert max(each["error"] for each in common) > 1e-3
+        assert all(case["training"]["w"]["bound"] < 1.0 for case in outcome.json["cases"])
 
 
 def test_noise_excuses_no_wrong_update(mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +364,9 @@ def test_a_model_that_drops_in_training_is_compared_in_both_faces(
 
     monkeypatch.setattr(numpy_backend, "generate", wrong_in_forward)
     outcome = mtfc("verify", "faces.mtf", "--backend", "numpy", "--layout", "data", "--format", "json")
-    assert outcome.json["cases"][0]["wrong"] == ["output loss in evaluation"]
+    wrong = outcome.json["cases"][0]["wrong"]
+    assert "output loss in evaluation" in wrong
+    assert all(name.startswith("output loss in evaluation") for name in wrong)
 
 
 @pytest.mark.parametrize("backend", ["numpy", "jax"])

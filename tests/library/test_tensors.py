@@ -23,11 +23,13 @@ model division(x: i32[rows], y: i32[rows]) {
   rest = tensors.mod(x, y)
   by_seven = tensors.floor_div(x, 7)
   clock = tensors.mod(x, -12)
-  return quotient, rest, by_seven, clock
+  by_least = tensors.floor_div(x, -2147483648)
+  return quotient, rest, by_seven, clock, by_least
 }
 """
 
 EXTREMES = (
+    -(2**31),
     -(2**31) + 1,
     -(2**24) - 1,
     -(2**24),
@@ -59,9 +61,10 @@ def test_integers_are_divided_exactly(backend: Any) -> None:
     selection = choose(DIVISION, "test.mtf", Choice(None, "rows", None, {}))
     placed = selection.cases[0].lower(selection.program, "forward")
     found = call(backend(placed), placed.function("forward"), arrays)
-    np.testing.assert_array_equal(found["quotient"], x // y)
+    np.testing.assert_array_equal(found["quotient"], (x // y).astype(np.int32))  # -2**31 by -1 wraps
     np.testing.assert_array_equal(found["rest"], x % y)
     np.testing.assert_array_equal(found["by_seven"], x // 7)
+    np.testing.assert_array_equal(found["by_least"], x // -(2**31))
     np.testing.assert_array_equal(found["clock"], x % -12)
 
 

@@ -13,11 +13,12 @@ from zlib import crc32
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from tests.properties.failures import failure
+
 EXAMPLES = 18
 FEW_EXAMPLES = 9
 """The number of examples where each takes about a second."""
 
-PHASES = (Phase.generate, Phase.shrink)
 Check = Callable[[Any], None]
 QUIET = (
     HealthCheck.too_slow,
@@ -36,7 +37,7 @@ def holds_for(strategy: st.SearchStrategy[Any], examples: int = EXAMPLES) -> Cal
     def decorate(check: Check) -> Any:
         def test() -> None:
             first = crc32(check.__name__.encode()) << 32  # no two properties try the same programs
-            search(strategy, check, range(first, first + examples), shrink=False)
+            search(strategy, check, range(first, first + examples))
 
         test.__name__, test.__doc__ = check.__name__, check.__doc__
         test.strategy, test.check = strategy, check  # type: ignore[attr-defined]
@@ -45,27 +46,38 @@ def holds_for(strategy: st.SearchStrategy[Any], examples: int = EXAMPLES) -> Cal
     return decorate
 
 
-def search(strategy: st.SearchStrategy[Any], check: Check, seeds: Iterable[int], shrink: bool = True) -> int:
-    """Check one random case for each seed, and return the number of cases. A failing case is raised; if `shrink`, it is first
-    made as small as some minutes allow.
+def search(strategy: st.SearchStrategy[Any], check: Check, seeds: Iterable[int]) -> int:
+    """Check one random case for each seed, and return the number of cases. Raise the first failure.
 
-    Every run begins with the simplest case, which is checked once.
+    Every run begins with the simplest case, which is checked once. The failure of a program is reported for the smallest text
+    that fails alike, as far as the check reads nothing but the text.
     """
-    configured = settings(_configured, phases=PHASES if shrink else PHASES[:-1])
     passed: set[str] = set()
 
     def once(case: Any) -> None:
         if repr(case) not in passed:
-            check(case)
+            _checked(check, case)
             passed.add(repr(case))
 
     for number in seeds:
-        configured(seed(number)(given(strategy)(once)))()
+        _configured(seed(number)(given(strategy)(once)))()
     return len(passed)
+
+
+def _checked(check: Check, case: Any) -> None:
+    """Check a case, and make the failing program small."""
+    try:
+        check(case)
+    except Exception as error:
+        source = getattr(case, "source", None)
+        if not isinstance(source, str):
+            raise
+        raise failure(check.__name__, check, source, error) from error
 
 
 _configured = settings(
     max_examples=2,
+    phases=(Phase.generate,),
     database=None,
     derandomize=False,
     deadline=None,

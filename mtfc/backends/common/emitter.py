@@ -38,6 +38,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value, source_file
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import Code, Text
 from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.pending_rule import holds_terms
 from mtfc.compiler.ir.sharding_rules import type_with
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 from mtfc.compiler.passes.autodiff.micro_batches import gathered_anew
@@ -45,8 +46,18 @@ from mtfc.compiler.passes.autodiff.micro_batches import gathered_anew
 WIDTH = 110
 """Columns of a generated line."""
 
-LOCALS = ("params", "state", "inputs", "step", "outputs", "gradients", "float", "range")
-"""The names that a generated function uses itself; no value may take them."""
+LOCALS = ("params", "state", "inputs", "step", "outputs", "gradients")
+"""The names of arguments and results of generated functions; no value takes them."""
+
+NOT_ASSIGNABLE = (*keyword.kwlist, "__debug__")
+
+MARK = "\u0298"
+"""Stands around the number of a value in a text without names. It is a letter that no name in a .mtf file has."""
+
+_MARKED = re.compile(f"{MARK}(\\d+){MARK}")
+_ASIDE = re.compile(r'"[^"\n]*"|#.*')
+_NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w]|=[^=])")
+"""A name in a text without strings and comments; keywords of calls, which have `=` right behind them, are no names."""
 
 
 @attrs.frozen(kw_only=True)
@@ -83,36 +94,49 @@ class Emitter:
 
     Most constants never become statements, as the statements that use them contain the number. `_literals` holds the constants
     that are not written yet.
+
+    The text is written with marks in the place of names. So all other names in the text, those of helpers, of modules and of
+    Python itself, are known when values get theirs, and no value takes one of them. `_wanted` holds the name that each mark
+    stands for, if it is free.
     """
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
-        self._reserved = {*keyword.kwlist, *LOCALS, *dialect.reserved}
-        self._names = Names(self._reserved)
+        self._wanted: list[str] = []
         self._identifiers: dict[Value, str] = {}
         self._literals: dict[Value, Equation] = {}
-        self._width = WIDTH - 4
         self._file: str | None = None
         self._short: dict[str, str] = {}
 
     def identifier(self, value: Value) -> str:
-        """Return the value's name in Python: `layers.ffn.wi` is `wi`, or `ffn_wi` if another name ends in `wi`."""
+        """Return the mark of a value, whose name in Python will be short: `layers.ffn.wi` is `wi`, or `ffn_wi` if another name
+        ends in `wi`.
+        """
         if value not in self._identifiers:
             wanted = re.sub(r"\W", "_", self._short.get(value.name, value.name))
-            wanted = f"_{wanted}" if wanted[0].isdigit() else wanted
-            wanted = f"{wanted}_1" if wanted in self._reserved else wanted
-            self._identifiers[value] = self._names.fresh(wanted)
+            self._identifiers[value] = self._mark(f"_{wanted}" if wanted[0].isdigit() else wanted)
         return self._identifiers[value]
+
+    def _mark(self, wanted: str) -> str:
+        self._wanted.append(wanted)
+        return f"{MARK}{len(self._wanted) - 1}{MARK}"
+
+    def _named(self, text: str) -> Callable[[str], str]:
+        """Return a function that puts names in the place of marks. `text` has all names that values must not take."""
+        taken = {*NOT_ASSIGNABLE, *LOCALS, *self.dialect.reserved, *_NAME.findall(_ASIDE.sub("", text))}
+        names = Names(taken)
+        found = [names.fresh(f"{wanted}_1" if wanted in taken else wanted) for wanted in self._wanted]
+        return lambda line: _MARKED.sub(lambda match: found[int(match[1])], line)
 
     def function(self, function: Function, name: str, doc: str, first: Iterable[str] = ()) -> str:
         """Return the definition of a function, with a docstring. The body begins with the statements `first`."""
         self._file = source_file([function])
         self._short = short_names(value.name for value in all_values(function))
-        lines = [*first, *self._arguments(function), *self.body(function), *self._results(function)]
-        lines = [*_docstring(doc), *lines]
-        return f"def {name}({FORMS[function.name].signature}):\n" + "".join(
-            f"    {line}\n" if line else "\n" for line in lines
-        )
+        head = f"def {name}({FORMS[function.name].signature}):"
+        marked = [*first, *self._arguments(function), *self.body(function), *self._results(function)]
+        named = self._named("\n".join([head, *marked]))
+        lines = [*_docstring(doc), *(line for each in marked for line in fold(named(each)))]
+        return f"{head}\n" + "".join(f"    {line}\n" if line else "\n" for line in lines)
 
     def _arguments(self, function: Function) -> Iterator[str]:
         used = {value for eqn in function.body for value in eqn.operands}
@@ -139,11 +163,11 @@ class Emitter:
             key = output.updates or output.name
             names[group].append(f'"{key}": {self.identifier(output.value)}')
         for group, entries in names.items():
-            yield from fold(f"{group} = {{{', '.join(entries)}}}")
+            yield f"{group} = {{{', '.join(entries)}}}"
         yield f"return {', '.join(names)}"
 
     def body(self, function: Function) -> Iterator[str]:
-        """Yield the lines of the body, not indented, up to the definitions of its outputs."""
+        """Yield the statements of the body, not indented, up to the definitions of its outputs."""
         previous = None
         for eqn in function.body:
             if has_trait(eqn, "constant"):
@@ -175,8 +199,7 @@ class Emitter:
                 self._literals[argument.value] = literal
             elif argument.role == "invariant":
                 self._identifiers[argument.value] = self.identifier(operand)
-        for line in self.dialect.loop(self._loop_code(eqn)):
-            yield from fold(line, self._width)
+        yield from self.dialect.loop(self._loop_code(eqn))
 
     def _loop_code(self, eqn: Equation) -> LoopCode:
         region, dim = region_of(eqn), dim_of(eqn)
@@ -184,12 +207,12 @@ class Emitter:
         slices = [(v, a.value) for v, a in pairs(eqn) if a.role == "sliced"]
         names = [self.identifier(value) for value in eqn.results]
         inside = [self.identifier(value) for _, value in (*carries, *slices)]
-        body = self._body_inside(region)
+        body = list(self.body(region))
         leaving = [self.identifier(output.value) for output in region.outputs]
         count = len(carries)
         return LoopCode(
-            name=self._names.fresh(re.sub(r"\W", "_", f"{region.name}_body")),
-            index=self._names.fresh("i"),
+            name=self._mark(re.sub(r"\W", "_", f"{region.name}_body")),
+            index=self._mark("i"),
             trips=dim.size,
             reverse=bool(eqn.attrs["reverse"]),
             carried=inside[:count],
@@ -205,13 +228,6 @@ class Emitter:
             held=[self.identifier(value) for value in gathered_anew(eqn)],
             body=body,
         )
-
-    def _body_inside(self, region: Function) -> list[str]:
-        """Return the lines of a body that will be indented once more."""
-        self._width -= 4
-        lines = list(self.body(region))
-        self._width += 4
-        return lines
 
     def equation(self, eqn: Equation) -> Iterator[str]:
         text = self.dialect.column(eqn)
@@ -241,14 +257,18 @@ class Emitter:
         code = self._code(eqn, inlined)
         expression = text.format(*code.aligned) if isinstance(text, str) else text(code)
         results = [self.identifier(value) for value in eqn.results]
-        yield from fold(f"{', '.join(results)} = {expression}", self._width)
+        yield f"{', '.join(results)} = {expression}"
+        rounds = holds_terms(eqn)
+        for value, name in zip(eqn.results, results, strict=True):
+            if rounds and value.type.local_dtype == value.type.dtype == "f16":
+                yield f"{name} = {name}.astype({self.dialect.dtype(value.type.dtype)})"
         for value, name in zip(eqn.results, results, strict=True):
             if line := self.dialect.after(value, name):
                 yield line
 
     def _code(self, eqn: Equation, inlined: dict[Value, str]) -> Code:
         dialect, type = self.dialect, eqn.results[0].type
-        args = tuple(inlined.get(v) or self.identifier(v) for v in eqn.operands)
+        args = tuple(inlined.get(v) or self._operand(eqn, v) for v in eqn.operands)
         sizes = type.local_shape(dialect.mesh)
         return Code(
             eqn=eqn,
@@ -261,8 +281,14 @@ class Emitter:
             shape=str((*dialect.lead(type), *sizes)),
             axis=lambda i, dim: eqn.operands[i].type.names.index(dim) - len(eqn.operands[i].type.dims),
             offset=lambda dim, rank: self._offset(eqn, dim, rank),
-            dtype=dialect.dtype(type.dtype),
+            dtype=dialect.dtype(type.local_dtype),
         )
+
+    def _operand(self, eqn: Equation, value: Value) -> str:
+        """Return an operand as text. Terms of an f16 sum are computed from f32 arrays; a dot says so itself."""
+        name, wide = self.identifier(value), eqn.results[0].type.local_dtype
+        widens = wide != eqn.results[0].type.dtype == value.type.local_dtype
+        return f"{name}.astype({self.dialect.dtype(wide)})" if widens and not has_trait(eqn, "dot") else name
 
     def _offset(self, eqn: Equation, dim: str, rank: int) -> str:
         type = type_with(eqn, dim)

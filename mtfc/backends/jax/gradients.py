@@ -1,9 +1,9 @@
 """Texts of ops that keep `jax.grad` of an emitted `forward` equal to the compiler's own gradients.
 
-JAX has no derivative of `lax.pmax`. Most maxima over devices belong to a softmax that the file wraps in `stop_gradient`: their
-operands are written as constants for differentiation. If a gradient does pass, the module calls `pmax` or `pmin` of its prelude.
-On one device the module calls `largest` or `smallest`, as `jnp.max` shares a gradient among equal elements. `jnp.abs` has the
-slope 1 at 0, where the language says 0.
+JAX has no derivative of `lax.pmax`. The prelude's `pmax` and `pmin` have one, which sends more. Most maxima over devices belong
+to a softmax that the file wraps in `stop_gradient`: their operands are written as constants for differentiation. On one device
+the module calls `largest` or `smallest`, as `jnp.max` shares a gradient among equal elements. `jnp.abs` has the slope 1 at 0,
+where the language says 0.
 """
 
 from __future__ import annotations
@@ -29,26 +29,17 @@ def differentiable(function: Function, differentiated: Set[Value]) -> dict[Value
         passes = not differentiated.isdisjoint(eqn.results)
         own = None if eqn.regions else OPS[eqn.op].jax_differentiated
         if has_trait(eqn, "all_reduce") and eqn.operands[0].type.reduction != "sum":
-            found[eqn.results[0]] = _by_prelude if passes else _constant
+            found.update({} if passes else {eqn.results[0]: _constant})
         elif own is not None and passes:
             found[eqn.result] = own
     return found
 
 
 def _constant(code: Code) -> str:
-    """Return `lax.pmax(lax.stop_gradient(x), "cols")`."""
-    return _all_reduce(attrs.evolve(code, args=tuple(f"lax.stop_gradient({arg})" for arg in code.args)))
-
-
-def _by_prelude(code: Code) -> str:
-    """Return `pmax(x, "cols")`, a call of the prelude's function."""
-    return _all_reduce(code).removeprefix("lax.")
-
-
-def _all_reduce(code: Code) -> str:
+    """Return `pmax(lax.stop_gradient(x), "cols")`."""
     text = ALL_REDUCE.jax
     assert callable(text)
-    return text(code)
+    return text(attrs.evolve(code, args=tuple(f"lax.stop_gradient({arg})" for arg in code.args)))
 
 
 def differentiated(function: Function) -> frozenset[Value]:

@@ -46,18 +46,52 @@ def shift_shards(x, axes, by, wrap):
 def pmax(x, axes):
     """Return the largest elements over the devices along `axes`; of each array if `x` is a tuple.
 
-    The gradient goes to the first device that has the largest element.
+    NaN counts as larger than all numbers. The gradient goes to the first device that has the largest element.
     """
 
-    def slope(primals, tangents):
-        (x,), (tangent,) = primals, tangents
-        parts = lax.all_gather(x, axes, to="invarying")
-        holds = jnp.argmax(parts, axis=0) == lax.axis_index(axes)
-        return jnp.max(parts, axis=0), lax.psum(jnp.where(holds, tangent, 0), axes)
+    def passed(x, tangent):
+        holds = jnp.argmax(lax.all_gather(x, axes, to="invarying"), axis=0) == lax.axis_index(axes)
+        return lax.psum(jnp.where(holds, tangent, 0), axes)
 
-    largest = jax.custom_jvp(lambda x: lax.pmax(x, axes))
+    def slope(primals, tangents):
+        return largest(*primals), jax.tree.map(passed, *primals, *tangents)
+
+    def over_devices(x):
+        found = lax.pmax(jax.tree.map(lambda y: ranked(y), x), axes)
+        return jax.tree.map(lambda bits, y: unranked(bits, y), found, x)
+
+    largest = jax.custom_jvp(over_devices)
     largest.defjvp(slope)
-    return jax.tree.map(largest, x)
+    return largest(x)
+
+
+def pmin(x, axes):
+    """Return the smallest elements over the devices along `axes`, with the gradient of `pmax`; NaN if one is NaN."""
+    found = pmax(jax.tree.map(lambda y: backwards(y), x), axes)
+    return jax.tree.map(lambda y: backwards(y), found)
+
+
+def ranked(x):
+    """Return integers in the order of the floating-point numbers `x`, with NaN as the largest.
+
+    On some platforms `lax.pmax` loses NaN; it loses no integer.
+    """
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    bits = lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.nan, x), f"int{8 * x.dtype.itemsize}")
+    return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
+
+
+def unranked(bits, x):
+    """Return the numbers, in the dtype of `x`, from which `ranked` made integers."""
+    if bits.dtype == x.dtype:
+        return bits
+    return lax.bitcast_convert_type(jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits), x.dtype)
+
+
+def backwards(x):
+    """Return numbers in the reverse order. The function is its own inverse."""
+    return -x if jnp.issubdtype(x.dtype, jnp.floating) else ~x
 
 
 def largest(x, axes):
@@ -75,11 +109,6 @@ def largest(x, axes):
 def smallest(x, axes):
     """Return the smallest elements over array axes, with the gradient of `largest`."""
     return -largest(-x, axes)
-
-
-def pmin(x, axes):
-    """Return the smallest elements over the devices along `axes`, with the gradient of `pmax`."""
-    return jax.tree.map(jnp.negative, pmax(jax.tree.map(jnp.negative, x), axes))
 
 
 def along(axis, rank, before, after, between):
@@ -162,8 +191,10 @@ def cumsum(x, axis, exclusive=False, reverse=False):
 def top_k(x, k, axis):
     """Return the k largest elements along `axis`, and their indices.
 
-    -0.0 counts as 0.0: `lax.top_k` would put 0.0 before -0.0.
+    NaN of either sign is the largest, and -0.0 counts as 0.0: `lax.top_k` would put -NaN last, and 0.0 before -0.0.
     """
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        x = jnp.where(jnp.isnan(x), jnp.nan, x)
     return lax.top_k(x - lax.stop_gradient(jnp.where(x == 0, x, jnp.zeros((), x.dtype))), k, axis=axis)
 
 

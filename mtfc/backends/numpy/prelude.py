@@ -253,6 +253,15 @@ def fold(x, axis, within, size, stride, before, dilation):
     return np.moveaxis(total[before : before + size], 0, position).astype(x.dtype, copy=False)
 
 
+def integers(x, dtype):
+    """Convert floating-point numbers to integers as JAX does: NaN becomes 0.
+
+    A number out of range becomes the nearest integer of the dtype.
+    """
+    limits = np.iinfo(dtype)
+    return np.clip(np.where(np.isnan(x), 0, x.astype(np.float64)), limits.min, limits.max).astype(dtype)
+
+
 def wide(x):
     """Return `x` in the dtype of its sums: 32 bits for 16-bit numbers."""
     return x.astype(np.float32) if x.dtype.itemsize == 2 else x
@@ -323,9 +332,9 @@ def inner(sizes, ids):
 def top_k(x, k, axis):
     """Return the k largest elements along `axis`, and their indices.
 
-    They are the end of a stable sort, reversed.
+    They are the end of a stable sort, reversed. NumPy sorts NaN in bf16 wrongly, so 16-bit numbers are widened.
     """
-    order = np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
+    order = np.flip(np.argsort(np.flip(wide(x), axis), axis, kind="stable"), axis)
     indices = (x.shape[axis] - 1 - order).take(range(k), axis)
     return np.take_along_axis(x, indices, axis), indices.astype(np.int32)
 
@@ -335,6 +344,12 @@ def erf(x):
     from scipy.special import erf as wide
 
     return wide(x).astype(x.dtype, copy=False)
+
+
+def sigmoid(x):
+    """Return 1 / (1 + exp(-x)) without overflow; 16-bit numbers are computed in 32 bits."""
+    e = np.exp(-np.abs(wide(x)))
+    return (np.where(x >= 0, 1, e) / (1 + e)).astype(x.dtype, copy=False)
 
 
 def einsum(subscripts, *operands):

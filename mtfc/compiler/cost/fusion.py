@@ -122,7 +122,7 @@ class FusionModel:
 
     def bytes(self, type: TensorType) -> int:
         """Return the bytes of one processor's array in memory."""
-        return prod(type.local_shape(self.mesh)) * ITEM_BYTES[type.dtype]
+        return prod(type.local_shape(self.mesh)) * ITEM_BYTES[type.local_dtype]
 
     def read(self, value: Value) -> int:
         """Return the bytes that come from memory where a value is read."""

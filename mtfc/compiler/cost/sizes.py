@@ -84,4 +84,4 @@ class FormulaSizes:
 
 def bytes_of(type: TensorType, scale: Scale) -> Amount:
     """Bytes of one processor's array."""
-    return scale.elements(type) * ITEM_BYTES[type.dtype]
+    return scale.elements(type) * ITEM_BYTES[type.local_dtype]

@@ -1,13 +1,14 @@
 """Sharding rules: the types of an equation's results under its layout. One rule serves every op that computes.
 
 Each operand must be split as the layout says, and so is the result. A reduced dimension that is split leaves a reduction pending.
-A pending sum in an operand passes through where the op is linear. Collectives have rules of their own.
+A pending sum in an operand passes through where `pending_rule.py` says so. Collectives have rules of their own.
 """
 
 from __future__ import annotations
 
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.opdef import LayoutRule, OpDef
+from mtfc.compiler.ir.pending_rule import needed_group, own_axes, passes
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 
 
@@ -26,8 +27,7 @@ def operand_type(rule: LayoutRule, eqn: Equation, operand: int, pending: Axes = 
 def result_types(eqn: Equation, rule: LayoutRule, passed: Axes, mesh: Mesh) -> tuple[TensorType, ...]:
     """Return the results' types under the equation's layout, if sums over the axes `passed` are pending in operands."""
     layout = eqn.layout or {}
-    reduced = [axis for dim in rule.reduced for axis in layout.get(dim.name, ())]
-    pending = mesh.ordered((*reduced, *passed))
+    pending = mesh.ordered((*own_axes(rule, eqn), *passed))
     return tuple(value.type.split_by(layout, pending, rule.reduction) for value in eqn.results)
 
 
@@ -37,24 +37,12 @@ def operand_types(opdef: OpDef, eqn: Equation) -> tuple[TensorType, ...]:
     A sum that is pending in the results, and that the equation does not leave pending itself, passes through the first group of
     linear operands that are all pending. Every other operand must be complete.
     """
-    rule, layout = opdef.layout_rule(eqn), eqn.layout or {}
-    reduced = {axis for dim in rule.reduced for axis in layout.get(dim.name, ())}
+    rule = opdef.layout_rule(eqn)
     pending: dict[int, Axes] = {}
     for axis in eqn.results[0].type.pending:
-        if axis not in reduced:
-            for i in _passing_group(opdef, eqn, axis):
-                pending[i] = (*pending.get(i, ()), axis)
+        for i in needed_group(opdef, eqn, axis):
+            pending[i] = (*pending.get(i, ()), axis)
     return tuple(operand_type(rule, eqn, i, pending.get(i, ())) for i in range(len(eqn.operands)))
-
-
-def _passing_group(opdef: OpDef, eqn: Equation, axis: str) -> tuple[int, ...]:
-    """Return the first group of linear operands in which a sum over `axis` is pending, or () if there is none."""
-
-    def is_pending(i: int) -> bool:
-        type = eqn.operands[i].type
-        return axis in type.pending and type.reduction == "sum"
-
-    return next((group for group in opdef.linear(eqn) if all(map(is_pending, group))), ())
 
 
 def is_cast_of_terms(eqn: Equation) -> bool:
@@ -65,12 +53,6 @@ def is_cast_of_terms(eqn: Equation) -> bool:
 def type_with(eqn: Equation, dim: str) -> TensorType:
     """Return the type of a result, or else of an operand, that has dimension `dim`: it shows how the equation splits `dim`."""
     return next(v.type for v in (*eqn.results, *eqn.operands) if dim in v.type.names)
-
-
-def passes(opdef: OpDef, eqn: Equation, axis: str) -> bool:
-    """Return True if the op is linear in exactly the operands in which a sum over `axis` is pending."""
-    pending = tuple(i for i, v in enumerate(eqn.operands) if axis in v.type.pending)
-    return pending in opdef.linear(eqn)
 
 
 def place_by_layout(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:

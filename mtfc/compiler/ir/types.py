@@ -148,6 +148,12 @@ class TensorType:
         """Return the axes that split dimension `name`."""
         return self.splits[self.names.index(name)]
 
+    @property
+    def local_dtype(self) -> str:
+        """Return the dtype of one processor's array: f32 for terms of a pending f16 sum, which may be out of the range of f16."""
+        is_term = bool(self.pending) and self.reduction == "sum"
+        return "f32" if is_term and self.dtype == "f16" else self.dtype
+
     def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
         """Return the sizes of one processor's array."""
         return tuple(
@@ -163,7 +169,7 @@ class TensorType:
 
     def local_bytes(self, mesh: Mesh) -> int:
         """Return the bytes of one processor's array."""
-        return self.local_size(mesh) * ITEM_BYTES[self.dtype]
+        return self.local_size(mesh) * ITEM_BYTES[self.local_dtype]
 
     def varying(self, mesh: Mesh) -> Axes:
         """Return the axes along which processors hold different data, in mesh order."""

@@ -76,7 +76,7 @@ class LevelRule:
 LEVELS: Mapping[Level, LevelRule] = {
     "global": LevelRule(layouts=False, placed=False, moves=None),
     "assigned": LevelRule(layouts=True, placed=False, moves=None),
-    "placed": LevelRule(layouts=True, placed=True, moves=None, fitting=False),
+    "placed": LevelRule(layouts=True, placed=True, moves="reshards", fitting=False),
     "resharded": LevelRule(layouts=True, placed=True, moves="reshards"),
     "lowered": LevelRule(layouts=True, placed=True, moves="collectives"),
 }

@@ -27,12 +27,14 @@ from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.creation import ELEMENT_TYPE, VALUE
 from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
+from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
 
 
 @attrs.frozen
 class MixedPrecision(Pass):
     name: ClassVar[str] = "mixed-precision"
+    takes: ClassVar[tuple[Level, ...]] = ("global",)
 
     def run(self, program: Program) -> Program:
         if program.training is None or program.training.precision is None:

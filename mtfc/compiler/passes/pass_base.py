@@ -11,7 +11,7 @@ from typing import ClassVar
 import attrs
 
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.verifier import Level
+from mtfc.compiler.ir.verifier import LEVELS, Level
 
 
 class PipelineError(Exception):
@@ -20,9 +20,14 @@ class PipelineError(Exception):
 
 @attrs.frozen
 class Pass:
-    """Base of all passes. `level` is the level of the IR after the pass (see `verifier.LEVELS`), or None if it stays the same."""
+    """Base of all passes.
+
+    takes: the levels of the IR (see `verifier.LEVELS`) at which the pass can run. level: the level after the pass, or None if
+    it stays the same. Every pass can run again on its own result.
+    """
 
     name: ClassVar[str]
+    takes: ClassVar[tuple[Level, ...]] = tuple(LEVELS)
     level: ClassVar[Level | None] = None
 
     def run(self, program: Program) -> Program:

@@ -10,7 +10,7 @@ import attrs
 
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.ir.verifier import Level, Verifier
+from mtfc.compiler.ir.verifier import LEVELS, Level, Verifier
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate
 from mtfc.compiler.passes.binarize_einsum import BinarizeEinsum
 from mtfc.compiler.passes.bind_training import BindTraining
@@ -101,9 +101,14 @@ def default_pipeline(of: str = "step") -> tuple[Pass, ...]:
 def run(
     program: Program, passes: Iterable[Pass], observers: Sequence[Observer] = (), level: Level = "global"
 ) -> Program:
-    """Run the passes in order, and verify the program after each. Raises `VerifyError` if a pass breaks an invariant."""
+    """Run the passes in order, and verify the program after each.
+
+    Raises `PipelineError` if a pass cannot run at the level of the program, and `VerifyError` if a pass breaks an invariant.
+    """
     verifier = Verifier()
     for each in passes:
+        if level not in each.takes:
+            raise PipelineError(_out_of_order(each, level))
         start = time.perf_counter()
         program = each.run(program)
         seconds = time.perf_counter() - start
@@ -112,6 +117,15 @@ def run(
         for observe in observers:
             observe(each, program, seconds)
     return program
+
+
+def _out_of_order(wanted: Pass, level: Level) -> str:
+    """Say which passes have to stand before or after a pass that cannot run at a level."""
+    order = list(LEVELS)
+    makers = {cls.level: name for name, cls in PASSES.items() if cls.level}
+    if order.index(level) > order.index(wanted.takes[-1]):
+        return f"`{wanted.name}` has to run before `{makers[order[order.index(wanted.takes[-1]) + 1]]}`"
+    return f"`{wanted.name}` has to run after `{makers[wanted.takes[0]]}`"
 
 
 def lower(

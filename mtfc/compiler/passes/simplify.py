@@ -1,6 +1,8 @@
-"""simplify: local rewrites that make the program smaller or cheaper and change no result beyond rounding.
+"""simplify: local rewrites that make the program smaller or cheaper and change no result.
 
-The rules are rows of a table, each an algebraic identity; an equation is rewritten until no row applies.
+The rules are rows of a table, each an algebraic identity; an equation is rewritten until no row applies. An identity of the reals
+is a row only where it holds bit for bit in the dtype, signed zeros, infinities and NaN included. So numbers are folded only where
+nothing is rounded and nothing overflows. Numbers below the normal range of a dtype may be rounded once less.
 
 Input:   %c = constant 1.0; %a = mul %x, %c; %b = broadcast %s dims=[batch, io]; %d = mul %a, %b
 Output:  %d = mul %x, %s
@@ -10,6 +12,7 @@ After this pass no row of the table applies.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import copysign
 from typing import Any, ClassVar
 
 import attrs
@@ -18,6 +21,7 @@ from mtfc.compiler.ir.attributes import fitted
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import map_regions
+from mtfc.compiler.ir.numbers import is_power_of_two, product, total, wrapped
 from mtfc.compiler.ir.opdef import SameAs, Trait
 from mtfc.compiler.ir.ops import OPS, elementwise, has_trait, reductions
 from mtfc.compiler.ir.ops.contraction import reduced_dims
@@ -76,12 +80,17 @@ def _same_dims(eqn: Equation, value: Value) -> Value | None:
     return value if value.type == eqn.result.type else None
 
 
+def _is_number(number: float | int | bool | None, wanted: float | bool, dtype: str) -> bool:
+    """Return True for the number `wanted`; of floats, with its sign: 0.0 is another number than -0.0."""
+    return number == wanted and (dtype not in FLOATS or copysign(1.0, number) == copysign(1.0, wanted))
+
+
 def _right_identity(neutral: float) -> RewriteRule:
     """x op neutral == x."""
 
     def rule(c: RewriteContext, eqn: Equation) -> Value | None:
         x, y = eqn.operands
-        return _same_dims(eqn, x) if c.number(y) == neutral else None
+        return _same_dims(eqn, x) if _is_number(c.number(y), neutral, y.type.dtype) else None
 
     return rule
 
@@ -91,7 +100,7 @@ def _left_identity(neutral: float) -> RewriteRule:
 
     def rule(c: RewriteContext, eqn: Equation) -> Value | None:
         x, y = eqn.operands
-        return _same_dims(eqn, y) if c.number(x) == neutral else None
+        return _same_dims(eqn, y) if _is_number(c.number(x), neutral, x.type.dtype) else None
 
     return rule
 
@@ -157,11 +166,13 @@ def _moved_full(c: RewriteContext, eqn: Equation) -> Value | None:
 
 
 def _sum_of_full(c: RewriteContext, eqn: Equation) -> Value | None:
-    """sum(full(v)) == full(n v) over n elements."""
-    number = c.number(eqn.operands[0])
-    if number is None or eqn.result.type.dtype not in FLOATS:
+    """sum(full(v)) == full(n v) over n elements, where n v is not rounded."""
+    number, dtype = c.number(eqn.operands[0]), eqn.result.type.dtype
+    if number is None or dtype not in FLOATS:
         return None
-    return _number(c, eqn, number * (eqn.operands[0].type.size // eqn.result.type.size))
+    count = eqn.operands[0].type.size // eqn.result.type.size
+    times = product(number, count, dtype, wide=True)
+    return None if times is None else _number(c, eqn, times)
 
 
 def _negated_number(c: RewriteContext, eqn: Equation) -> Value | None:
@@ -193,30 +204,43 @@ def _shifted_away(c: RewriteContext, eqn: Equation) -> Value | None:
     """shift(x) == 0 where every element falls off the end."""
     dim, by = eqn.attrs["dim"], eqn.attrs["by"]
     assert isinstance(dim, Dim) and isinstance(by, int)
-    return _number(c, eqn, 0) if abs(by) >= dim.size and not eqn.attrs["wrap"] else None
+    return _number(c, eqn, _zero(eqn)) if abs(by) >= dim.size and not eqn.attrs["wrap"] else None
+
+
+def _zero(eqn: Equation) -> int | bool:
+    return False if eqn.result.type.dtype == "bool" else 0
 
 
 def _merge_factors(c: RewriteContext, eqn: Equation) -> Value | None:
-    """(x * a) * b == x * (a b) for numbers a and b."""
+    """(x * a) * b == x * (a b) for integers, which wrap, and for floats where a or b is a power of two.
+
+    A power of two rounds nothing. If |a| > 1 > |b|, then x * a might overflow where x * (a b) does not.
+    """
     x, b = eqn.operands
-    factor = c.number(b)
-    if b.type.dims or factor is None or not c.has_trait(x, "multiply"):
+    dtype, second = eqn.result.type.dtype, c.number(b)
+    if b.type.dims or second is None or not c.has_trait(x, "multiply"):
         return None
     inner, a = c.defined[x].operands
-    number = c.number(a)
-    if a.type.dims or number is None or isinstance(number, bool):
+    first = c.number(a)
+    if a.type.dims or first is None:
         return None
-    return c.build("mul", inner, c.build.constant(number * factor, b.type.dtype))
+    if dtype not in FLOATS:
+        return c.build("mul", inner, c.build.constant(wrapped(first * second, dtype), dtype))
+    if (abs(first) > 1 > abs(second)) or not (is_power_of_two(first) or is_power_of_two(second)):
+        return None
+    factor = product(first, second, dtype)
+    return None if factor is None else c.build("mul", inner, c.build.constant(factor, dtype))
 
 
-def _fold(function: Callable[[float, float], float]) -> RewriteRule:
-    """op(a, b) == the number, for floating-point numbers a and b."""
+def _fold(exactly: Callable[[float, float, str], float | None]) -> RewriteRule:
+    """op(a, b) == the number, for floating-point numbers a and b, where it is not rounded."""
 
     def rule(c: RewriteContext, eqn: Equation) -> Value | None:
-        a, b = (c.number(value) for value in eqn.operands)
-        if a is None or b is None or eqn.result.type.dtype not in FLOATS:
+        (a, b), dtype = (c.number(value) for value in eqn.operands), eqn.result.type.dtype
+        if a is None or b is None or dtype not in FLOATS:
             return None
-        return _number(c, eqn, function(a, b))
+        number = exactly(a, b, dtype)
+        return None if number is None else _number(c, eqn, number)
 
     return rule
 
@@ -313,9 +337,9 @@ SEVERAL = tuple(op.name for op in (*elementwise.BINARY, elementwise.WHERE, eleme
 """Elementwise ops of several operands, which broadcast by themselves."""
 
 RULES: dict[str, tuple[RewriteRule, ...]] = {
-    "add": (_right_identity(0), _left_identity(0), _number_last, _fold(lambda a, b: a + b)),
-    "sub": (_right_identity(0), _fold(lambda a, b: a - b)),
-    "mul": (_right_identity(1), _left_identity(1), _number_last, _fold(lambda a, b: a * b), _merge_factors),
+    "add": (_right_identity(-0.0), _left_identity(-0.0), _number_last, _fold(total)),
+    "sub": (_right_identity(0), _fold(lambda a, b, dtype: total(a, -b, dtype))),
+    "mul": (_right_identity(1), _left_identity(1), _number_last, _fold(product), _merge_factors),
     "div": (_right_identity(1),),
     "pow": (_right_identity(1),),
     "neg": (_double_negation, _negated_number),

@@ -87,6 +87,27 @@ def select(
     return choose(text, name, choice, every_layout, neighbour, or_placement=or_placement)
 
 
+def select_models(file: str, choice: Choice, sources: Sources) -> tuple[Selection, ...]:
+    """Read a file and return each of its models with all chosen layouts for it, the first also with the placements.
+
+    A model is left out if the chosen layout is for others. Raises `CompileError` and `UsageError`.
+    """
+    first = select(file, choice, sources, every_layout=True, or_placement=True)
+    text, neighbour = sources.texts[sources.read(file)], sources.neighbour
+    module = elaborate(parse(text, file, Diagnostics()), Diagnostics(), choice.dims, None, neighbour)
+    named = next((each for each in module.layouts if each.name == (choice.layout or "").strip()), None)
+    others = [
+        program.name
+        for program in module.programs[1:]
+        if first.cases and (named is None or named.is_for(program.name))
+    ]
+    found = [
+        choose(text, file, attrs.evolve(choice, model=name), every_layout=True, neighbour=neighbour)
+        for name in others
+    ]
+    return (first, *(attrs.evolve(each, placements=()) for each in found))
+
+
 def select_program(file: str, choice: Choice, sources: Sources) -> Program:
     """Read a file and return its chosen model, at sizes that its layouts need not fit. Raises `CompileError` and `UsageError`."""
     sources.add_choice(choice)

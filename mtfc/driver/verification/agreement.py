@@ -1,92 +1,175 @@
-"""Compare arrays, and distinguish rounding from errors."""
+"""Compare arrays with those of the undistributed program, each by a scale and a bound of its own.
+
+The undistributed program runs several times, with sums in other orders and other last digits (`roundings.py`). The differences of
+these runs are the noise of an array. A layout may differ by a multiple of the noise, or by a few units in the last place of the
+array's largest number. NaN and infinities must be at the same places as in all runs, and integers equal where all runs agree.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
+from functools import cached_property, reduce
+from typing import Any
+
+import attrs
 
 from mtfc.compiler.ir.core import Program, walk
-from mtfc.driver.data.array_files import Array, Arrays
-from mtfc.driver.loading.selection import LayoutOnMesh
-from mtfc.reports.verification_report import NOUNS, CaseResult, Errors, Part
+from mtfc.driver.data.array_files import Array
+from mtfc.driver.verification.roundings import limits_of
+from mtfc.reports.verification_report import Comparison
 
-TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}
-"""The largest difference that passes for rounding, relative to the largest number of the array (or to 1)."""
+MARGIN = 8.0
+"""A difference of up to this many times the largest difference among the runs is rounding."""
 
-DOUBTFUL = 1e-2
-"""A difference in f32 up to this relative size is rounding if the same case agrees in f64."""
-
-GROWTH = 1000 * 2.0**29
-"""A difference in f32 up to this many times the difference in f64 is rounding: 2**29 by precision, times a margin of 1000."""
-
-HANDED_OUT = 1e-6
-"""Least tolerance if `dtype` is given: the arrays are handed in and out in f32."""
+UNITS = 4.0
+"""A difference of up to this many units in the last place of the largest number is rounding, however equal the runs are."""
 
 
-def judged(
-    case: LayoutOnMesh, backend: str, errors: Errors, expected: Mapping[Part, Arrays], tolerance: float
-) -> CaseResult:
-    """Return the result of a layout: a difference above the tolerance is wrong. Wrong drawn parameters are not doubtful."""
-    relative = {
-        (part, name): error / magnitude(expected[part][name])
-        for part, arrays in errors.items()
-        for name, error in arrays.items()
-    }
-    wrong = [key for key, error in relative.items() if not error <= tolerance]
-    wide = (e for (part, name), e in relative.items() if expected[part][name].dtype.itemsize == 8)
-    return CaseResult(
-        case.mesh,
-        case.layout,
-        backend,
-        errors,
-        wrong=tuple(f"{NOUNS[part]} {name}" for part, name in wrong),
-        largest=max(relative.values(), default=0.0),
-        largest_wide=max(wide, default=0.0),
-        not_finite=tuple(
-            f"{NOUNS[part]} {name}" for part, name in relative if not is_finite(expected[part][name])
-        ),
-        is_doubtful=bool(wrong) and all(part != "parameters" for part, _ in wrong),
-    )
+@attrs.frozen
+class Limits:
+    """Limits of rounding.
+
+    unit: a unit in the last place of 1. least: a difference that underflow explains. huge: numbers whose squares overflow.
+    """
+
+    unit: float = 0.0
+    least: float = 0.0
+    huge: float = math.inf
+
+    @classmethod
+    def of(cls, program: Program) -> Limits:
+        """Return the limits of the 16-bit dtypes that a program computes in; its arguments and results may have others."""
+        equations = [eqn for function in program.functions for eqn in walk(function.body)]
+        read = {value for eqn in equations for value in eqn.operands}
+        dtypes = {v.type.dtype for eqn in equations for v in eqn.results if v in read} & {"f16", "bf16"}
+        return reduce(Limits.coarser, map(cls.of_dtype, sorted(dtypes)), cls())
+
+    @classmethod
+    def of_dtype(cls, dtype: Any) -> Limits:
+        """Return the limits of a float dtype of the IR, or of NumPy. XLA takes numbers for 0 that are not normal, but in f16."""
+        limits = limits_of(dtype)
+        is_half = limits.dtype.name == "float16"
+        least = UNITS * float(limits.smallest_subnormal if is_half else 16 * limits.tiny)
+        return cls(float(limits.eps), least, math.sqrt(float(limits.max)))
+
+    def coarser(self, other: Limits) -> Limits:
+        return Limits(max(self.unit, other.unit), max(self.least, other.least), min(self.huge, other.huge))
+
+    def for_array(self, array: Array) -> Limits:
+        """Return the limits of an array in a program with these limits."""
+        import numpy as np
+
+        dtype = np.asarray(array).dtype
+        return Limits() if dtype.kind in "iub" else self.coarser(Limits.of_dtype(dtype))
 
 
-def is_rounding(result: CaseResult, again: CaseResult) -> bool:
-    """True if the differences of a doubtful result are rounding, given the result of the same case in f64."""
-    return not again.wrong and result.largest <= max(DOUBTFUL, GROWTH * again.largest_wide)
+@attrs.frozen(slots=False, eq=False)
+class Expected:
+    """An array of the undistributed program in several runs; the first run rounds as usual."""
+
+    runs: Sequence[Array]
+    limits: Limits
+
+    @property
+    def plain(self) -> Array:
+        return self.runs[0]
+
+    @cached_property
+    def scale(self) -> float:
+        """The largest finite absolute value."""
+        return _largest(_numbers(self.plain))
+
+    @cached_property
+    def bound(self) -> float:
+        """The largest difference that passes for rounding."""
+        plain = _numbers(self.plain)
+        spread = max((_largest(_numbers(run) - plain) for run in self.runs[1:]), default=0.0)
+        return MARGIN * spread + UNITS * self.limits.unit * self.scale + self.limits.least * (self.scale > 0)
+
+    @cached_property
+    def is_finite(self) -> bool:
+        """True if the array holds neither NaN nor infinities."""
+        import numpy as np
+
+        return bool(np.isfinite(_numbers(self.plain)).all())
+
+    @cached_property
+    def _settled(self) -> Any:
+        """True at the places where all runs agree on NaN, infinities and finite numbers.
+
+        Where huge numbers differ by half of their size, other orders overflow.
+        """
+        import numpy as np
+
+        numbers = [_numbers(run) for run in self.runs]
+        agree = np.all([_kinds(each) == _kinds(numbers[0]) for each in numbers], axis=0)
+        sizes = np.abs(numbers)
+        apart = np.max([np.abs(each - numbers[0]) for each in numbers], axis=0)
+        return agree & ~((apart > np.abs(numbers[0]) / 2) & (np.max(sizes, axis=0) > self.limits.huge))
+
+    def _distance(self, one: Any, other: Any) -> float:
+        """Return the largest difference at settled places with finite numbers."""
+        import numpy as np
+
+        at = self._settled & np.isfinite(one) & np.isfinite(other)
+        return _largest((one - other)[at])
+
+    def compared(self, actual: Array) -> Comparison:
+        """Compare an array of a layout with this one."""
+        import numpy as np
+
+        actual, expected = np.asarray(actual), np.asarray(self.plain)
+        if actual.shape != expected.shape:
+            return self._refused(f"has shape {actual.shape}, and not {expected.shape}")
+        if actual.dtype != expected.dtype:
+            return self._refused(f"is {actual.dtype.name}, and not {expected.dtype.name}")
+        if expected.dtype.kind in "iub":
+            return self._counted(actual)
+        numbers = _numbers(actual)
+        if places := self._misplaced(numbers):
+            return self._refused(f"has NaN, infinities or numbers at other places: {places} of {actual.size}")
+        error = self._distance(numbers, _numbers(expected))
+        return Comparison(error, self.scale, self.bound, None if error <= self.bound else "differs")
+
+    def _misplaced(self, actual: Any) -> int:
+        """Return the number of places with another kind of number than in the runs."""
+        import numpy as np
+
+        kinds = _kinds(_numbers(self.plain))
+        wrong = self._settled & (_kinds(actual) != kinds)
+        never = ~np.any([np.isfinite(_numbers(run)) for run in self.runs], axis=0)
+        return int((wrong | (never & np.isfinite(actual))).sum())
+
+    def _counted(self, actual: Any) -> Comparison:
+        """Compare integers and truth values, which are equal wherever all runs agree."""
+        import numpy as np
+
+        sure = np.all([run == self.plain for run in self.runs], axis=0)
+        apart = np.abs(_numbers(actual) - _numbers(self.plain)) * sure
+        error = _largest(apart)
+        return Comparison(error, self.scale, 0.0, "differs" if error else None)
+
+    def _refused(self, fault: str) -> Comparison:
+        return Comparison(math.inf, self.scale, self.bound, fault)
 
 
-def tolerance_of(programs: Iterable[Program], dtype: str | None) -> float:
-    """Return the tolerance of the coarsest dtype in the programs; a given `dtype` replaces f32 everywhere."""
-    bodies = (function.body for program in programs for function in program.functions)
-    dtypes = {value.type.dtype for body in bodies for eqn in walk(body) for value in eqn.results}
-    if dtype == "f64":
-        dtypes.discard("f32")
-    found = max((TOLERANCE[dtype] for dtype in dtypes & TOLERANCE.keys()), default=TOLERANCE["f32"])
-    return max(found, HANDED_OUT) if dtype else found
-
-
-def difference(actual: Array, expected: Array) -> float:
-    """Return the largest absolute difference of two arrays; infinite if only one of them has a number at some place."""
+def _numbers(array: Array) -> Any:
     import numpy as np
 
-    a, b = (np.asarray(array).astype(np.float64) for array in (actual, expected))
-    if a.shape != b.shape:
-        return math.inf
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    with np.errstate(invalid="ignore"):
-        apart = np.where(same, 0.0, np.abs(a - b))
-    return float(np.where(np.isnan(apart), math.inf, apart).max(initial=0.0))
+    return np.asarray(array).astype(np.float64)
 
 
-def is_finite(array: Array) -> bool:
-    """True if an array holds neither NaN nor infinities."""
+def _kinds(numbers: Any) -> Any:
+    """Return 0 for a finite number, 1 for infinity, -1 for minus infinity, 2 for NaN."""
     import numpy as np
 
-    return bool(np.isfinite(np.asarray(array).astype(np.float64)).all())
+    return np.where(np.isnan(numbers), 2, np.isinf(numbers) * np.sign(numbers))
 
 
-def magnitude(array: Array) -> float:
-    """Return the largest finite absolute value, and at least 1: relative differences are relative to this number."""
+def _largest(numbers: Any) -> float:
+    """Return the largest finite absolute value; 0 if there is none."""
     import numpy as np
 
-    numbers = np.abs(np.asarray(array).astype(np.float64))
-    return float(numbers[np.isfinite(numbers)].max(initial=1.0))
+    numbers = np.abs(numbers)
+    return float(numbers[np.isfinite(numbers)].max(initial=0.0))

@@ -1,14 +1,16 @@
 """Compare a layout on a backend with the undistributed program.
 
 The reference results come from the interpreter, on the program before any pass but differentiation. Three training steps run in
-a row: each step starts from the parameters and the optimizer state of the step before.
+a row: each step starts from the parameters and the optimizer state of the step before. The program of a case is the one that
+`run`, `train` and `compile` make; the gradients of all inputs and parameters come from a second program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -16,50 +18,55 @@ import attrs
 from mtfc.backends.common.devices import setting_kept
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.training_flag import asks_for_training
-from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate
 from mtfc.compiler.passes.bind_training import BindTraining
-from mtfc.compiler.passes.mixed_precision import MixedPrecision, everything_in
+from mtfc.compiler.passes.mixed_precision import MixedPrecision
 from mtfc.compiler.passes.pipelines import run as run_passes
-from mtfc.driver.data.array_files import Arrays
+from mtfc.driver.data.array_files import Array, Arrays
 from mtfc.driver.data.inputs import Batches, draw_batch, read_batches
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMesh
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import Session, load
-from mtfc.driver.verification.agreement import difference, is_rounding, judged, magnitude, tolerance_of
-from mtfc.driver.verification.sensitivity import NOISE, RUNS, SPREAD, Noise, SplitStep
-from mtfc.reports.verification_report import CaseResult, Part, largest
+from mtfc.driver.verification.agreement import Expected, Limits
+from mtfc.driver.verification.roundings import InfinityMarks, OtherRounding, OverflowMarks
+from mtfc.driver.verification.special_numbers import SpecialDraw, has_convolution, special_draws
+from mtfc.reports.verification_report import Compared, Comparison, Part, worst
 
 if TYPE_CHECKING:
+    from mtfc.backends.interpreter import Evaluation
     from mtfc.frontend.layouts.placements import DeclaredPlacement
-
-MOST_VIRTUAL_DEVICES = 64
-"""JAX runs on real devices or on up to this many virtual ones. A larger mesh is skipped, and the result says so."""
 
 STEPS = 3
 """Number of training steps compared: the second step reads the state of the first, the third shows the state of the second."""
 
-BOTH = ("step", "gradients")
-"""The functions that differentiation adds for the comparison."""
+ROUNDINGS = (OtherRounding(1), OtherRounding(2), OtherRounding(3, flushes=True))
+"""The other roundings of every reference."""
+
+MORE_ROUNDINGS = tuple(OtherRounding(4 + i, units) for i, units in enumerate((1, 1, 1, 1, 2, 2, 4, 4)))
+"""The roundings that are added before a difference is called wrong: a few runs may miss what happens in few orders only."""
+
+MARKS = (OverflowMarks(math.nan), OverflowMarks(0.0), InfinityMarks())
+"""The evaluations that show what special numbers leave open."""
+
+Results = Iterable[tuple[Part, str, Array]]
+"""Part, name and array of each result; a name may come twice, from two functions that compute the same."""
+
+ExpectedArrays = Mapping[Part, Mapping[str, Expected]]
 
 
-@attrs.frozen
+@attrs.frozen(slots=False, eq=False)
 class Reference:
-    """The undistributed program with its batches, and its expected results."""
+    """The undistributed program with its batches, its parameters, and what is expected of each layout."""
 
     program: Program
-    differentiated: Program
     batches: Batches
+    parameters: Arrays
     given: Arrays
     seed: int
-    expected: Mapping[Part, Arrays]
-    tolerance: float
 
     @classmethod
     def of(cls, program: Program, given: Arrays, options: VerifyOptions) -> Reference:
-        """Run the undistributed program. `given` has values of parameters. Raises `CompileError` where data does not fit."""
-        from mtfc.backends.interpreter import interpret
-
+        """Draw inputs and parameters. `given` has values of parameters. Raises `CompileError` where data does not fit."""
         forward = program.function("forward")
         number = STEPS * program.training.accumulate if program.training else 1
         batches = (
@@ -67,76 +74,225 @@ class Reference:
         )
         alone = LayoutOnMesh(ONE_DEVICE, UNDISTRIBUTED)
         parameters = Session.start(load(alone.lower(program), "numpy"), options.seed, given).parameters()
-        differentiated = run_passes(program, (MixedPrecision(), *map(Differentiate, BOTH)))
-        results = interpret(
-            differentiated.function("gradients"), differentiated, {**batches[0], **parameters}
-        )
-        expected = {**_parts(results, program), "parameters": parameters}
-        if asks_for_training(forward):
-            apart = run_passes(program, (MixedPrecision(), BindTraining()))
-            outputs = interpret(apart.function("forward"), apart, {**batches[0], **parameters})
-            expected["outputs"] = {**expected["outputs"], **_in_evaluation(outputs)}
-        if differentiated.has_function("step"):
-            step = partial(interpret, differentiated.function("step"), differentiated)
-            expected["training"] = _interpreted_training(differentiated, batches, parameters, step)
-        tolerance = tolerance_of((differentiated,), options.dtype)
-        return cls(program, differentiated, batches, given, options.seed, expected, tolerance)
+        return cls(program, batches, parameters, given, options.seed)
 
-    def compared(self, case: LayoutOnMesh, backends: Iterable[str]) -> Iterator[CaseResult]:
-        """Yield the result of each backend for the program under a layout."""
-        lowered = case.lower(self.program, of="+".join(BOTH))
-        for backend in backends:
-            if backend == "jax" and case.mesh.devices > MOST_VIRTUAL_DEVICES:
-                most = f"more than the {MOST_VIRTUAL_DEVICES} devices that JAX is asked for"
-                yield CaseResult(
-                    case.mesh, case.layout, backend, {}, skipped=f"{case.mesh.devices} processors are {most}"
-                )
-            else:
-                yield self._compared(case, lowered, backend)
+    @cached_property
+    def expected(self) -> ExpectedArrays:
+        """The results of the undistributed program, in a few roundings."""
+        return self._expected([self._run(), *map(self._run, ROUNDINGS)])
 
-    def placed(self, placement: DeclaredPlacement) -> CaseResult:
-        """Return the result of the program's operators under a placement, on NumPy. Raises `CompileError`."""
-        arrays = {**self.batches[0], **self.expected["parameters"]}
-        outputs, gradients = _run_placed(placement, self.program, arrays)
-        case = LayoutOnMesh(Mesh("devices", (("all", placement.devices),)), Layout(placement.name))
-        result = self._judged(case, "numpy", {"outputs": outputs, "gradients": gradients})
-        return attrs.evolve(result, placement=placement)
-
-    def noise_of(self, result: CaseResult) -> float | None:
-        """Return the gradient noise that moves undistributed training as far as the case differs; None if the case is wrong.
-
-        See `sensitivity.py`.
-        """
-        program, errors = self.differentiated, result.errors["training"]
-        apart = (error for name, error in result.errors["gradients"].items() if name in errors)
-        noise = Noise(self.seed, NOISE * max(apart, default=0.0))
-        step = partial(SplitStep.of(program.function("step")).interpret, program, noise=noise)
-        arguments, expected = (self.batches, self.expected["parameters"], step), self.expected["training"]
-        runs = [_interpreted_training(program, *arguments) for _ in range(RUNS)]
-        for name, error in errors.items():
-            spread = max(difference(run[name], expected[name]) for run in runs)
-            if not error <= max(SPREAD * spread, self.tolerance * magnitude(expected[name])):
-                return None
-        return noise.size
-
-    def _compared(self, case: LayoutOnMesh, lowered: Program, backend: str) -> CaseResult:
-        module = load(lowered, backend)
-        drawn = Session.start(module, self.seed, self.given).parameters()
-        session = Session.start(module, self.seed, self.expected["parameters"])
-        actual = {**_parts(session.evaluate("gradients", self.batches[0]), self.program), "parameters": drawn}
-        if asks_for_training(self.program.function("forward")):
-            evaluated = _in_evaluation(session.evaluate("forward", self.batches[0]))
-            actual["outputs"] = {**actual["outputs"], **evaluated}
-        if "training" in self.expected:
-            actual["training"] = _training(session, self.batches, _accumulate(self.program))
-        return self._judged(case, backend, actual)
-
-    def _judged(self, case: LayoutOnMesh, backend: str, actual: Mapping[Part, Arrays]) -> CaseResult:
-        errors = {
-            part: {name: difference(array, self.expected[part][name]) for name, array in arrays.items()}
-            for part, arrays in actual.items()
+    @cached_property
+    def expected_at_length(self) -> ExpectedArrays:
+        """The same, in many roundings."""
+        few = {part: {n: e.runs for n, e in arrays.items()} for part, arrays in self.expected.items()}
+        more = list(map(self._run, MORE_ROUNDINGS))
+        return {
+            part: {
+                name: self._array([*runs, *(run[part][name] for run in more if part in run)])
+                for name, runs in arrays.items()
+            }
+            for part, arrays in few.items()
         }
-        return judged(case, backend, errors, self.expected, self.tolerance)
+
+    @cached_property
+    def special(self) -> Sequence[tuple[SpecialDraw, ExpectedArrays]]:
+        """Arguments with special numbers, and the results of the undistributed program for them."""
+        function = self._differentiated.function("gradients")
+        draws = special_draws(function, {**self.batches[0], **self.parameters}, self.seed)
+        evaluations: tuple[Evaluation, ...] = (*ROUNDINGS[1:], *MARKS)
+        return [(draw, self._expected_of(draw, evaluations)) for draw in draws]
+
+    def _expected_of(self, draw: SpecialDraw, evaluations: Sequence[Evaluation]) -> ExpectedArrays:
+        runs = [self._passes(draw.arguments), *(self._passes(draw.arguments, e) for e in evaluations)]
+        return self._expected(runs)
+
+    def not_finite(self) -> Iterator[tuple[Part, str]]:
+        """Yield the results with NaN or infinities in the undistributed program."""
+        for part, arrays in self.expected.items():
+            yield from ((part, name) for name, each in arrays.items() if not each.is_finite)
+
+    def compared(self, modules: CaseModules) -> Compared:
+        """Compare a case with drawn numbers."""
+        return self.judged(list(modules.results(self)))
+
+    def compared_in_special(self, modules: CaseModules, backend: str) -> Iterator[tuple[str, Compared]]:
+        """Yield the comparison of a case for each draw with special numbers."""
+        skips = backend == "jax" and has_convolution(self._differentiated.function("forward"))
+        for draw, expected in self.special:
+            if skips and not draw.is_finite:
+                continue
+            inputs = {name: draw.arguments[name] for name in self.batches.types}
+            parameters = {name: draw.arguments[name] for name in self.parameters}
+            results = list(modules.passes(self, inputs, parameters))
+            compared = _judged(results, expected)
+            if _has_fault(compared):
+                more: tuple[Evaluation, ...] = (*ROUNDINGS, *MORE_ROUNDINGS, *MARKS)
+                compared = _judged(results, self._expected_of(draw, more))
+            yield draw.what, _without_numbers(compared) if draw.is_huge else compared
+
+    def placed(self, placement: DeclaredPlacement) -> Compared:
+        """Compare the program's operators under a placement, on NumPy. Raises `CompileError`."""
+        outputs, gradients = _run_placed(placement, self.program, {**self.batches[0], **self.parameters})
+        found: list[tuple[Part, str, Array]] = [("outputs", *each) for each in outputs.items()]
+        return self.judged([*found, *(("gradients", *each) for each in gradients.items())])
+
+    def judged(self, results: Results) -> Compared:
+        """Compare results in a few roundings, and those with a fault in many."""
+        results = list(results)
+        few = _judged(results, self.expected)
+        faulty = {(part, n) for part, arrays in few.items() for n, each in arrays.items() if each.fault}
+        if not faulty:
+            return few
+        again = _judged([each for each in results if each[:2] in faulty], self.expected_at_length)
+        return {part: {**arrays, **again.get(part, {})} for part, arrays in few.items()}
+
+    # The undistributed program
+
+    @cached_property
+    def _differentiated(self) -> Program:
+        wanted = (Differentiate("step"), Differentiate("gradients"))
+        return run_passes(self.program, (MixedPrecision(), *wanted))
+
+    @cached_property
+    def _outside_of_training(self) -> Program:
+        return run_passes(self.program, (MixedPrecision(), BindTraining()))
+
+    @cached_property
+    def _limits(self) -> Limits:
+        return Limits.of(self._differentiated)
+
+    def _run(self, evaluate: Evaluation | None = None) -> dict[Part, Arrays]:
+        """Return outputs, gradients and training of the undistributed program; plain parameters once."""
+        found = self._passes({**self.batches[0], **self.parameters}, evaluate)
+        if evaluate is None:
+            found["parameters"] = self.parameters
+        if self._differentiated.has_function("step"):
+            found["training"] = self._training(evaluate)
+        return found
+
+    def _passes(self, arguments: Arrays, evaluate: Evaluation | None = None) -> dict[Part, Arrays]:
+        """Return outputs and gradients of the undistributed program."""
+        results = _interpreted("gradients", self._differentiated, arguments, evaluate)
+        found = _parts(results, self.program)
+        if asks_for_training(self.program.function("forward")):
+            outputs = _interpreted("forward", self._outside_of_training, arguments, evaluate)
+            found["outputs"] = {**found["outputs"], **_in_evaluation(outputs)}
+        return found
+
+    def _training(self, evaluate: Evaluation | None) -> dict[str, Any]:
+        """Return the state after each step, and the outputs of each step, stacked."""
+        program, steps = self._differentiated, []
+        step = program.function("step")
+        known: dict[str, Any] = {**self.parameters, **_initial_state(step)}
+        numbers = [argument.value.name for argument in step.arguments if argument.role == "step"]
+        for number in range(STEPS):
+            batch = self.batches.step(number, accumulate_of(self.program))
+            arguments = {**batch, **known, **dict.fromkeys(numbers, number)}
+            results = _interpreted("step", program, arguments, evaluate)
+            known = {o.updates: results[o.name] for o in step.outputs if o.updates is not None}
+            steps.append({**known, **_reported({o.name: results[o.name] for o in step.handed_out})})
+        return _stacked(steps)
+
+    def _expected(self, runs: Sequence[Mapping[Part, Arrays]]) -> ExpectedArrays:
+        first, *others = runs
+        return {
+            part: {
+                name: self._array([array, *(run[part][name] for run in others if part in run)])
+                for name, array in arrays.items()
+            }
+            for part, arrays in first.items()
+        }
+
+    def _array(self, runs: Sequence[Array]) -> Expected:
+        return Expected(runs, self._limits.for_array(runs[0]))
+
+
+@attrs.frozen
+class CaseModules:
+    """The modules of a case: the one that `run`, `train` and `compile` make, and one with all gradients."""
+
+    program: Any
+    gradients: Any
+
+    @classmethod
+    def of(cls, case: LayoutOnMesh, reference: Reference, backend: str) -> CaseModules:
+        program = reference.program
+        return cls(load(case.lower(program), backend), load(case.lower(program, of="gradients"), backend))
+
+    def results(self, reference: Reference) -> Results:
+        """Yield all results for the reference's arguments."""
+        yield from self.passes(reference, reference.batches[0], reference.parameters)
+        session = Session.start(self.program, reference.seed, reference.given)
+        yield from (("parameters", *each) for each in session.parameters().items())
+        if hasattr(self.program, "train_step"):
+            session = Session.start(self.program, reference.seed, reference.parameters)
+            trained = _trained(session, reference.batches, accumulate_of(reference.program))
+            yield from (("training", *each) for each in trained.items())
+
+    def passes(self, reference: Reference, inputs: Arrays, parameters: Arrays) -> Results:
+        """Yield outputs and gradients for some arguments."""
+        program, seed = reference.program, reference.seed
+        session = Session.start(self.gradients, seed, parameters)
+        for part, arrays in _parts(session.evaluate("gradients", inputs), program).items():
+            yield from ((part, *each) for each in arrays.items())
+        outputs: Arrays = Session.start(self.program, seed, parameters).evaluate("forward", inputs)
+        if asks_for_training(program.function("forward")):
+            outputs = _in_evaluation(outputs)
+        yield from (("outputs", *each) for each in outputs.items())
+
+
+def _judged(results: Results, expected: ExpectedArrays) -> dict[Part, dict[str, Comparison]]:
+    """Compare results; of two arrays with one name, keep the comparison that is worse."""
+    found: dict[Part, dict[str, list[Comparison]]] = {}
+    for part, name, array in results:
+        found.setdefault(part, {}).setdefault(name, []).append(expected[part][name].compared(array))
+    return {part: {name: worst(each) for name, each in arrays.items()} for part, arrays in found.items()}
+
+
+def _without_numbers(compared: Compared) -> Compared:
+    """Return comparisons in which numbers may differ, but not in kind."""
+    return {
+        part: {n: attrs.evolve(e, fault=None) if e.fault == "differs" else e for n, e in arrays.items()}
+        for part, arrays in compared.items()
+    }
+
+
+def _has_fault(compared: Compared) -> bool:
+    return any(each.fault for arrays in compared.values() for each in arrays.values())
+
+
+def jax_gradients(reference: Reference) -> Mapping[str, Comparison]:
+    """Compare the reference's gradients with `jax.grad` of the undistributed program's `forward` in JAX."""
+    from mtfc.backends.common.devices import import_jax
+    from mtfc.compiler.ir.types import FLOATS
+
+    program = run_passes(reference.program, (BindTraining(training=True),))
+    lowered = LayoutOnMesh(ONE_DEVICE, UNDISTRIBUTED).lower(program)
+    forward = lowered.function("forward")
+    names = {a.value.name for a in forward.arguments if a.value.type.dtype in FLOATS}
+    outputs = [o.name for o in forward.handed_out if o.value.type.dtype in FLOATS]
+    minimized = [program.training.minimize] if program.training else outputs
+    if not minimized or not names:
+        return {}
+    module = load(lowered, "jax")
+    params = module.shard(dict(reference.parameters), module.PARAMETERS)
+    inputs = module.shard(dict(reference.batches[0]), module.INPUTS)
+
+    def objective(varying: Mapping[str, Any]) -> Any:
+        given = [{**part, **{k: v for k, v in varying.items() if k in part}} for part in (params, inputs)]
+        results = module.forward(*given)
+        return sum(results[name].sum() for name in minimized)
+
+    with setting_kept("jax_enable_x64"):
+        found = import_jax().grad(objective)({k: v for k, v in {**params, **inputs}.items() if k in names})
+    wanted = reference.expected["gradients"]
+    compared = reference.judged(("gradients", name, x) for name, x in found.items() if name in wanted)
+    return compared.get("gradients", {})
+
+
+def in_wide_numbers(backend: str) -> Any:
+    """Return a context that a module in f64 runs in: JAX turns on 64-bit numbers for the whole process."""
+    return setting_kept("jax_enable_x64") if backend == "jax" else nullcontext()
 
 
 def _run_placed(placement: DeclaredPlacement, program: Program, arrays: Arrays) -> tuple[Arrays, Arrays]:
@@ -156,8 +312,14 @@ def _run_placed(placement: DeclaredPlacement, program: Program, arrays: Arrays) 
     return dict(found.outputs), dict(found.gradients)
 
 
-def _accumulate(program: Program) -> int:
+def accumulate_of(program: Program) -> int:
     return program.training.accumulate if program.training else 1
+
+
+def _interpreted(name: str, program: Program, arguments: Arrays, evaluate: Evaluation | None) -> Arrays:
+    from mtfc.backends.interpreter import interpret, meaning
+
+    return interpret(program.function(name), program, arguments, evaluate=evaluate or meaning)
 
 
 def _parts(results: Arrays, program: Program) -> dict[Part, Arrays]:
@@ -175,30 +337,18 @@ def _in_evaluation(outputs: Arrays) -> Arrays:
 # Training
 
 
-def _training(session: Session, batches: Batches, accumulate: int) -> dict[str, Any]:
-    """Return parameters and optimizer state after each step of the session, stacked."""
-    after = []
+def _trained(session: Session, batches: Batches, accumulate: int) -> dict[str, Any]:
+    """Return parameters and optimizer state after each step of the session, and the steps' outputs, stacked."""
+    steps = []
     for number in range(STEPS):
-        session.train(batches.step(number, accumulate), number)
-        after.append({**session.parameters(), **session.optimizer_state()})
-    return _stacked(after)
+        outputs = session.train(batches.step(number, accumulate), number)
+        steps.append({**session.parameters(), **session.optimizer_state(), **_reported(outputs)})
+    return _stacked(steps)
 
 
-def _interpreted_training(
-    program: Program, batches: Batches, parameters: Arrays, run: Callable[[Arrays], Arrays]
-) -> dict[str, Any]:
-    """Return parameters and optimizer state after each step of the undistributed program, stacked; `run` executes a step."""
-    step, after = program.function("step"), []
-    known = {**parameters, **_initial_state(step)}
-    numbers = [argument.value.name for argument in step.arguments if argument.role == "step"]
-    for number in range(STEPS):
-        batch = batches.step(number, _accumulate(program))
-        results = run({**batch, **known, **dict.fromkeys(numbers, number)})
-        known = {
-            output.updates: results[output.name] for output in step.outputs if output.updates is not None
-        }
-        after.append(known)
-    return _stacked(after)
+def _reported(outputs: Arrays) -> Arrays:
+    """Rename the outputs of steps, which may have the name of a parameter."""
+    return {f"the reported {name}": array for name, array in outputs.items()}
 
 
 def _initial_state(step: Function) -> dict[str, Any]:
@@ -211,46 +361,7 @@ def _initial_state(step: Function) -> dict[str, Any]:
     }
 
 
-def _stacked(after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _stacked(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     import numpy as np
 
-    return {name: np.stack([np.array(each[name]) for each in after]) for name in after[0]}
-
-
-# In f64
-
-
-@attrs.frozen(slots=False)
-class Exact:
-    """The same program in f64, with its undistributed results on demand."""
-
-    program: Program
-    given: Arrays
-    options: VerifyOptions
-    rounded: Reference
-
-    @cached_property
-    def reference(self) -> Reference:
-        options = attrs.evolve(self.options, dtype="f64")
-        return Reference.of(everything_in(self.program, "f64"), self.given, options)
-
-    def settled(self, result: CaseResult) -> CaseResult:
-        """Return a doubtful result as f64 judges it. Agreement in f64 proves rounding; otherwise noise may explain wrong
-        training.
-        """
-        if not result.is_doubtful:
-            return result
-        again = None if self.options.dtype else self._again(result)
-        if again is not None and is_rounding(result, again):
-            return attrs.evolve(result, wrong=(), in_f64=max(largest(again.errors).values()))
-        if not result.is_training_alone or (noise := self.rounded.noise_of(result)) is None:
-            return result
-        return attrs.evolve(result, wrong=(), noise=noise)
-
-    def _again(self, result: CaseResult) -> CaseResult:
-        # a module in f64 turns on 64-bit numbers for the whole process
-        with setting_kept("jax_enable_x64") if result.backend == "jax" else nullcontext():
-            if result.placement:
-                return self.reference.placed(result.placement)
-            (again,) = self.reference.compared(LayoutOnMesh(result.mesh, result.layout), (result.backend,))
-            return again
+    return {name: np.stack([np.array(each[name]) for each in steps]) for name in steps[0]}

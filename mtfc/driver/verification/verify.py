@@ -2,95 +2,219 @@
 
 The reference is the interpreter, on the program before anything is split. Each case starts from the same inputs and parameters.
 The comparison covers outputs, gradients of all floating-point inputs and parameters, and drawn parameters. If the file trains,
-the comparison covers parameters and optimizer state after each of three training steps, too. Placements are cases on NumPy,
-compared in outputs and gradients of parameters.
+the comparison covers parameters, optimizer state and reports after each of three training steps, too. Placements are cases on
+NumPy, compared in outputs and gradients of parameters. Every model of the file is compared.
+
+First, the exact check compares the NumPy module of each layout with the undistributed program over a finite field.
+
+A case runs in the dtypes of its file and in f64, where hardly anything is rounded. `agreement.py` says what is rounding.
+It also runs with special numbers: NaN, infinities, ties and indices out of range (`special_numbers.py`).
 
 A model that asks for `training` is compared in both modes: gradients in training, `forward` outside of training.
-
-Rounding grows through some networks. If two pixels are nearly equal, layouts may disagree on the larger one, and then on
-whole gradients. Batch normalization over few numbers multiplies differences. So a case whose f32 difference exceeds the
-tolerance runs again in f64. If the case agrees in f64, the difference was rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
 
 from mtfc.backends.registry import BACKENDS
-from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.core import Program, walk
+from mtfc.compiler.ir.types import FLOATS, Layout, Mesh
 from mtfc.compiler.passes.mixed_precision import everything_in
-from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.data.inputs import given_parameters
 from mtfc.driver.errors import UsageError
-from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
+from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select, select_models
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import without_warnings
-from mtfc.driver.verification.reference import MOST_VIRTUAL_DEVICES, Exact, Reference
-from mtfc.reports.verification_report import CaseResult, verdict_text, verification_json
+from mtfc.driver.verification.exact_cases import exact_cases
+from mtfc.driver.verification.reference import CaseModules, Reference, in_wide_numbers, jax_gradients
+from mtfc.driver.verification.sum_dtypes import wrong_sums
+from mtfc.frontend.layouts.placements import DeclaredPlacement
+from mtfc.reports.exact_report import ExactCase, exact_json
+from mtfc.reports.verification_report import (
+    NOUNS,
+    CaseResult,
+    Comparison,
+    array_text,
+    verdict_text,
+    verification_json,
+)
+
+MOST_VIRTUAL_DEVICES = 64
+"""JAX runs on real devices or on up to this many virtual ones. A larger mesh is skipped, and the result says so."""
 
 
 @attrs.frozen
-class VerifiedModel:
-    """The results of all cases, and the largest relative difference that passes for rounding."""
+class Verified:
+    """The results of all cases. jax_gradients: model -> name -> comparison of a gradient of the reference with `jax.grad`.
+
+    exact: the results of the exact check.
+    """
 
     results: Sequence[CaseResult]
-    tolerance: float
+    jax_gradients: Mapping[str, Mapping[str, Comparison]]
+    exact: Sequence[ExactCase] = ()
 
     @property
     def ok(self) -> bool:
         """True if no result is wrong."""
-        return not any(result.wrong for result in self.results)
+        cases = (*(not result.wrong for result in self.results), *(case.ok for case in self.exact))
+        return all(cases) and not any(self._wrong_gradients())
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record; see `docs/command.md`."""
-        return verification_json(self.results, self.ok, self.tolerance)
+        return verification_json(self.results, self.ok, self.jax_gradients) | {
+            "exact": exact_json(self.exact)
+        }
 
     def verdict(self) -> str:
-        """Return a line with the number of cases that agree."""
-        return verdict_text(self.results)
+        """Return a line with the number of cases that agree, after the gradients that differ from those of JAX."""
+        wrong = [case for case in self.exact if not case.ok]
+        exact = [f"{len(wrong)} of {len(self.exact)} exact checks fail"] if wrong else []
+        return "\n".join([*self._wrong_gradients(), *exact, verdict_text(self.results)])
+
+    def _wrong_gradients(self) -> Iterator[str]:
+        for arrays in self.jax_gradients.values():
+            for name, each in arrays.items():
+                if each.fault:
+                    yield f"WRONG: jax.grad of the undistributed program differs\n{array_text(f'gradient {name}', each)}"
 
 
 def verify(
-    options: VerifyOptions, sources: Sources, show: Callable[[CaseResult], object] = lambda _: None
-) -> VerifiedModel:
+    options: VerifyOptions,
+    sources: Sources,
+    show: Callable[[CaseResult | ExactCase], object] = lambda _: None,
+) -> Verified:
     """Compare all cases with the undistributed program. Raises `CompileError`, `UsageError` and `Unavailable`.
 
     show: receives each result as soon as it is known.
     """
-    selection = select(options.file, options.choice, sources, every_layout=True, or_placement=True)
-    backends = _backends(options, selection)
-    if "jax" in backends:
-        _start_jax(selection.cases)
-    program = everything_in(selection.program, options.dtype) if options.dtype else selection.program
-    given = dict(given_parameters(options.params, options.params_partial, options.seed, program))
+    selections = _selections(options, sources)
+    backends = [_backends(options, selection) for selection in selections]
+    if any("jax" in each for each in backends):
+        _start_jax([case for selection in selections for case in selection.cases])
+    results, gradients = list[CaseResult](), dict[str, Mapping[str, Comparison]]()
+    exact = list[ExactCase]()
     with without_warnings():
-        return _compared(program, selection, backends, given, options, show)
+        for selection, asked in zip(selections, backends, strict=True):
+            if options.exact:
+                for found in exact_cases(selection.program, selection.cases, options.seed):
+                    exact.append(found)
+                    show(found)
+            model = VerifiedModel.of(selection, asked, options)
+            for result in model.results():
+                results.append(result)
+                show(result)
+            if "jax" in asked:
+                gradients[selection.program.name] = model.jax_gradients()
+    return Verified(results, gradients, exact)
 
 
-def _compared(
-    program: Program,
-    selection: Selection,
-    backends: Sequence[str],
-    given: Arrays,
-    options: VerifyOptions,
-    show: Callable[[CaseResult], object],
-) -> VerifiedModel:
-    reference = Reference.of(program, given, options)
-    exact = Exact(selection.program, given, options, reference)
-    results = []
-    compared = chain.from_iterable(reference.compared(case, backends) for case in selection.cases)
-    are_asked = options.choice.layout is None or not selection.cases
-    placements = selection.placements if are_asked and "numpy" in backends else ()
-    placed = (reference.placed(placement) for placement in placements)
-    for result in map(exact.settled, chain(compared, placed)):
-        results.append(result)
-        show(result)
-    return VerifiedModel(results, reference.tolerance)
+def _selections(options: VerifyOptions, sources: Sources) -> Sequence[Selection]:
+    """Return every model of the file with its layouts; one model if an option speaks of one."""
+    choice = options.choice
+    if choice.model or choice.settings or options.data or options.params:
+        found = [select(options.file, choice, sources, every_layout=True, or_placement=True)]
+    else:
+        found = list(select_models(options.file, choice, sources))
+    are_asked = choice.layout is None or not found[0].cases
+    return found if are_asked else [attrs.evolve(each, placements=()) for each in found]
+
+
+@attrs.frozen(slots=False, eq=False)
+class VerifiedModel:
+    """One model of the file with the references that its cases are compared with.
+
+    program: the model in the dtypes of the file, or in the one that was asked for. wide: the model in f64; None if `program` is.
+    """
+
+    selection: Selection
+    backends: Sequence[str]
+    reference: Reference
+    wide: Reference | None
+
+    @classmethod
+    def of(cls, selection: Selection, backends: Sequence[str], options: VerifyOptions) -> VerifiedModel:
+        program = selection.program
+        chosen = everything_in(program, options.dtype) if options.dtype else program
+        is_wide = options.dtype == "f64" or _is_wide(program)
+        wide = None if is_wide else _reference(everything_in(program, "f64"), options)
+        return cls(selection, backends, _reference(chosen, options), wide)
+
+    @property
+    def name(self) -> str:
+        return self.selection.program.name
+
+    def results(self) -> Iterator[CaseResult]:
+        """Yield the result of each layout on each backend, and of each placement."""
+        for case in self.selection.cases:
+            sums = tuple(wrong_sums(case.lower(self.reference.program)))
+            for backend in self.backends:
+                yield attrs.evolve(self._result(case, backend), sums=sums)
+        if "numpy" in self.backends:
+            yield from map(self._placed, self.selection.placements)
+
+    def jax_gradients(self) -> Mapping[str, Comparison]:
+        """Compare the reference's gradients with those of JAX, in f64."""
+        with in_wide_numbers("jax"):
+            return jax_gradients(self.wide or self.reference)
+
+    def _result(self, case: LayoutOnMesh, backend: str) -> CaseResult:
+        if backend == "jax" and case.mesh.devices > MOST_VIRTUAL_DEVICES:
+            most = f"more than the {MOST_VIRTUAL_DEVICES} devices that JAX is asked for"
+            skipped = f"{case.mesh.devices} processors are {most}"
+            return CaseResult(case.mesh, case.layout, backend, self.name, skipped=skipped)
+        with in_wide_numbers(backend):
+            modules = CaseModules.of(case, self.reference, backend)
+            compared = self.reference.compared(modules)
+            special = dict(self.reference.compared_in_special(modules, backend))
+        with in_wide_numbers(backend):
+            wide = self.wide.compared(CaseModules.of(case, self.wide, backend)) if self.wide else {}
+        return CaseResult(
+            case.mesh,
+            case.layout,
+            backend,
+            self.name,
+            compared,
+            wide,
+            special,
+            len(special),
+            not_finite=self._not_finite,
+        )
+
+    def _placed(self, placement: DeclaredPlacement) -> CaseResult:
+        return CaseResult(
+            Mesh("devices", (("all", placement.devices),)),
+            Layout(placement.name),
+            "numpy",
+            self.name,
+            self.reference.placed(placement),
+            self.wide.placed(placement) if self.wide else {},
+            not_finite=self._not_finite,
+            placement=placement,
+        )
+
+    @cached_property
+    def _not_finite(self) -> tuple[str, ...]:
+        return tuple(f"{NOUNS[part]} {name}" for part, name in self.reference.not_finite())
+
+
+def _reference(program: Program, options: VerifyOptions) -> Reference:
+    given = given_parameters(options.params, options.params_partial, options.seed, program)
+    return Reference.of(program, dict(given), options)
+
+
+def _is_wide(program: Program) -> bool:
+    """True if a program computes in f64 alone."""
+    values = [a.value for f in program.functions for a in f.arguments if a.role != "input"]
+    values += [v for f in program.functions for eqn in walk(f.body) for v in eqn.results]
+    precision = program.training.precision if program.training else None
+    return precision is None and {v.type.dtype for v in values} & FLOATS == {"f64"}
 
 
 def _backends(options: VerifyOptions, selection: Selection) -> Sequence[str]:

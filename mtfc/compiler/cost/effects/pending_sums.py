@@ -32,6 +32,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.collectives import kinds_of_effect
+from mtfc.compiler.ir.pending_rule import leaves_sums, linear_operands
 from mtfc.compiler.ir.types import ITEM_BYTES, Mesh
 
 
@@ -162,7 +163,7 @@ class _SumGraph:
         rule = rule_of(eqn)
         others = (self.names.names[each] - self.names.own[each] for each in eqn.results)
         further = frozenset[str]().union(*(() if rule.reduced else others))
-        linear = {i for group in OPS[eqn.op].linear(eqn) for i in group} if len(eqn.results) == 1 else set()
+        linear = linear_operands(OPS[eqn.op], eqn)
         for i, value in enumerate(eqn.operands):
             moved = (iteration(eqn, rule, value) | further) - self._made(value)
             if i in linear:
@@ -174,7 +175,7 @@ class _SumGraph:
         self.whole[eqn.results[0]] = frozenset(called(eqn, name) for name in rule.whole)
         if rule.reduced:
             reduced = frozenset(called(eqn, dim.name) for dim in rule.reduced)
-            self.sources.append((eqn, reduced, rule.reduction == "sum"))
+            self.sources.append((eqn, reduced, leaves_sums(rule)))
 
     def _bridge(self, eqn: Equation, value: Value) -> None:
         """Shrink arrays to the part that an equation reads if it is replaced: a sum may be completed within the replacement."""

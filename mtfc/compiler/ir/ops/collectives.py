@@ -26,7 +26,7 @@ from mtfc.compiler.ir.opdef import Attrs, Code, OpDef, OpError
 from mtfc.compiler.ir.ops.positions import shifted_array
 from mtfc.compiler.ir.ops.structure import need
 from mtfc.compiler.ir.sharding_rules import PlacementError
-from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
+from mtfc.compiler.ir.types import FLOATS, Axes, Dim, Mesh, TensorType
 
 OVER_ANY_ORDER = Attribute("axes", AXIS_SET)
 """The axes of a collective that does the same in any order of them."""
@@ -146,6 +146,13 @@ def _all_reduce_text(code: Code) -> str:
     return f"{function}({operands}, {_axes_text(axes_of(code.eqn))})"
 
 
+def _jax_all_reduce(code: Code) -> str:
+    """Call the prelude for extrema of floating-point numbers: `lax.pmax` loses NaN on some platforms."""
+    is_sum = code.eqn.operands[0].type.reduction == "sum"
+    plain = is_sum or FLOATS.isdisjoint(value.type.dtype for value in code.eqn.operands)
+    return f"lax.{_all_reduce_text(code)}" if plain else _all_reduce_text(code)
+
+
 ALL_REDUCE = CollectiveDef(
     name="all_reduce",
     doc="Completes a pending reduction everywhere.",
@@ -165,7 +172,7 @@ ALL_REDUCE = CollectiveDef(
     arity=(1, None),
     attributes=(OVER_ANY_ORDER,),
     numpy=_all_reduce_text,
-    jax=lambda code: f"lax.{_all_reduce_text(code)}",
+    jax=_jax_all_reduce,
 )
 
 

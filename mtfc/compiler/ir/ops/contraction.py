@@ -88,11 +88,20 @@ def _flops(eqn: Equation, sizes: Sizes) -> Any:
     return points * (len(eqn.operands) - 1 + bool(reduced_dims(eqn)))
 
 
-def _text(function: str) -> Any:
-    def text(code: Code) -> str:
-        return f'{function}("{subscripts(code.eqn)}", {", ".join(code.args)})'
+def _is_wide(eqn: Equation) -> bool:
+    return eqn.result.type.local_dtype != eqn.result.type.dtype
 
-    return text
+
+def _numpy_text(code: Code) -> str:
+    """Sum in 32 bits; the result has the dtype of the first operand."""
+    first, *others = code.args
+    first = f"{first}.astype({code.dtype})" if _is_wide(code.eqn) else first
+    return f'einsum("{subscripts(code.eqn)}", {", ".join([first, *others])})'
+
+
+def _jax_text(code: Code) -> str:
+    dtype = f", preferred_element_type={code.dtype}" if _is_wide(code.eqn) else ""
+    return f'jnp.einsum("{subscripts(code.eqn)}", {", ".join(code.args)}{dtype})'
 
 
 EINSUM = OpDef(
@@ -109,8 +118,8 @@ EINSUM = OpDef(
     storage="kernel",
     traits=frozenset({"dot"}),
     evaluate=_evaluate,
-    numpy=_text("einsum"),
-    jax=_text("jnp.einsum"),
+    numpy=_numpy_text,
+    jax=_jax_text,
     jax_differentiated=None,
     logic=None,
     number=None,

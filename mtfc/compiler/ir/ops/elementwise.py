@@ -208,11 +208,13 @@ def _div_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value,
 
 
 def _pow_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value, ...]:
-    """d x**y = y x**(y-1) dx + x**y log(x) dy. The second term is 0 where x <= 0, because nearby powers are undefined there."""
+    """d x**y = y x**(y-1) dx + x**y log(x) dy. The second term is 0 where x <= 0, because nearby powers are undefined there.
+
+    It is NaN where x is NaN.
+    """
     x, y = e.operands
     dx = b("mul", b("mul", g[0], y), b("pow", x, b("sub", y, b.like(1, y))))
-    positive = b("gt", x, b.like(0, x))
-    log = b("log", b("where", positive, x, b.like(1, x)))
+    log = b("log", b("where", b("le", x, b.like(0, x)), b.like(1, x), x))
     dy = b("mul", b("mul", g[0], e.result), log)
     return _to_operand(b, e, 0, dx), _to_operand(b, e, 1, dy)
 
@@ -258,8 +260,21 @@ def _cast_text(code: Code) -> str:
     return f"{code.args[0]}.astype({code.dtype})"
 
 
+def _rounds_to_integers(eqn: Equation) -> bool:
+    return eqn.operands[0].type.dtype in FLOATS and eqn.result.type.dtype in INTEGERS
+
+
+def _cast_numpy(code: Code) -> str:
+    """Call `integers`, a function of the prelude: NumPy leaves NaN and numbers out of range to the processor."""
+    return f"integers({code.args[0]}, {code.dtype})" if _rounds_to_integers(code.eqn) else _cast_text(code)
+
+
 def _cast(shard: Shard, x: Any) -> Any:
-    return x.astype(numpy_dtype(shard.np, shard.eqn.result.type.dtype))
+    np, dtype = shard.np, numpy_dtype(shard.np, shard.eqn.result.type.dtype)
+    if not _rounds_to_integers(shard.eqn):
+        return x.astype(dtype)
+    limits = np.iinfo(dtype)
+    return np.clip(np.where(np.isnan(x), 0, x.astype(np.float64)), limits.min, limits.max).astype(dtype)
 
 
 def numpy_dtype(np: Any, dtype: str) -> Any:
@@ -285,6 +300,13 @@ def _erf(np: Any, x: Any) -> Any:
     return erf(x).astype(x.dtype)
 
 
+def _sigmoid(np: Any, x: Any) -> Any:
+    """Return 1 / (1 + exp(-x)) without overflow, and with small relative errors; 16-bit numbers are computed in 32 bits."""
+    wide = x.astype(np.float32) if x.dtype.itemsize == 2 else x
+    e = np.exp(-np.abs(wide))
+    return (np.where(wide >= 0, 1, e) / (1 + e)).astype(x.dtype)
+
+
 def _relu_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
     """Compare the result with 0, not the operand: both are above 0 at the same elements, so the operand need not be kept."""
     return (b("mask", b("gt", e.result, b.like(0, e.result)), g[0]),)
@@ -304,8 +326,8 @@ def _sqrt_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value
 
 
 def _rsqrt_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
-    """d x**-1/2 = -1/2 (x**-1/2) / x dx."""
-    slope = b("mul", b("div", e.result, e.operands[0]), b.like(-0.5, g[0]))
+    """d x**-1/2 = -1/2 (x**-1/2)**3 dx."""
+    slope = b("mul", b("mul", b("square", e.result), e.result), b.like(-0.5, g[0]))
     return (b("mul", g[0], slope),)
 
 
@@ -330,7 +352,7 @@ UNARY = (
     elementwise("tanh", lambda np, x: np.tanh(x), "np.tanh({0})",
                 slope_gradient(lambda b, x, y: b("sub", b.like(1, y), b("square", y))), "Hyperbolic tangent.",
                 number=math.tanh),
-    elementwise("sigmoid", lambda np, x: (np.tanh(x / 2) + 1) / 2, "(np.tanh({0} / 2) + 1) / 2",
+    elementwise("sigmoid", _sigmoid, "sigmoid({0})",
                 slope_gradient(_sigmoid_slope), "1 / (1 + exp(-x)).", jax="jax.nn.sigmoid({0})",
                 number=lambda x: 0.5 * (1 + math.tanh(0.5 * x))),
     elementwise("sqrt", lambda np, x: np.sqrt(x), "np.sqrt({0})", _sqrt_gradient, "Square root.", number=math.sqrt),
@@ -456,7 +478,7 @@ CAST = OpDef(
     storage="fused",
     traits=frozenset({"cast"}),
     evaluate=_cast,
-    numpy=_cast_text,
+    numpy=_cast_numpy,
     jax=_cast_text,
     jax_differentiated=None,
     logic=None,

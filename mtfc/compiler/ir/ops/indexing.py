@@ -239,10 +239,14 @@ def _distribute_top_k(b: BlockRewriter, eqn: Equation) -> tuple[Value, Value] | 
 
 
 def _top_k(shard: Shard, x: Any) -> tuple[Any, Any]:
-    """Sort stably from the largest to the smallest: NumPy has only ascending sorts, so reverse the array before and after."""
+    """Sort stably from the largest to the smallest: NumPy has only ascending sorts, so reverse the array before and after.
+
+    NumPy sorts NaN in bf16 wrongly, so 16-bit numbers are widened.
+    """
     np, eqn = shard.np, shard.eqn
     axis = eqn.operands[0].type.names.index(_dim(eqn.attrs).name)
-    order = np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
+    wide = x.astype(np.float32) if x.dtype.itemsize == 2 else x
+    order = np.flip(np.argsort(np.flip(wide, axis), axis, kind="stable"), axis)
     indices = (x.shape[axis] - 1 - order).take(range(_k(eqn.attrs).size), axis)
     return np.take_along_axis(x, indices, axis), indices.astype(np.int32)
 

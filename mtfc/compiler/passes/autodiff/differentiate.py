@@ -34,6 +34,7 @@ from mtfc.compiler.ir.training import (
 )
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS, Dim, scalar
+from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.autodiff.backward import backward
 from mtfc.compiler.passes.autodiff.loss_scaling import (
     ScaleState,
@@ -66,9 +67,12 @@ class Differentiate(Pass):
     """
 
     name: ClassVar[str] = "differentiate"
+    takes: ClassVar[tuple[Level, ...]] = ("global",)
     of: str = "step"
 
     def run(self, program: Program) -> Program:
+        if program.has_function("gradients" if self.of == "gradients" else "step"):
+            return program
         if self.of == "gradients":
             return _declared(
                 attrs.evolve(program, functions=(*program.functions, gradients_function(program)))

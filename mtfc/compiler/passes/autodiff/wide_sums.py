@@ -24,6 +24,7 @@ from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Attr, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import carried, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.pending_rule import is_sum_of_all
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES
 
@@ -45,8 +46,7 @@ def _is_narrow(value: Value, dtype: str) -> bool:
 
 def _is_linear(eqn: Equation) -> bool:
     """Return True if the equation is linear in all its operands together."""
-    everything = tuple(range(len(eqn.operands)))
-    return bool(everything) and not eqn.regions and everything in OPS[eqn.op].linear(eqn)
+    return not eqn.regions and is_sum_of_all(OPS[eqn.op], eqn)
 
 
 class SumWidener:

@@ -56,6 +56,7 @@ Splits = Mapping[str, Axes]
 @attrs.frozen
 class AssignLayouts(Pass):
     name: ClassVar[str] = "assign-layouts"
+    takes: ClassVar[tuple[Level, ...]] = ("global", "assigned")
     level: ClassVar[Level | None] = "assigned"
 
     def run(self, program: Program) -> Program:

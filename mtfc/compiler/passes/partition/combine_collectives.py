@@ -17,6 +17,8 @@ of a group have one dtype and vary along the same axes, so that they can be sent
 
 Input:   %a_2 = all_reduce %a axes={rows}; %b = exp %x; %b_2 = all_reduce %b axes={rows}; %c = add %a_2, %b_2
 Output:  %b = exp %x; %a_2, %b_2 = all_reduce %a, %b axes={rows}; %c = add %a_2, %b_2
+Collectives that are merged already stay as they are, and a collective that nothing joins stays where it is.
+
 After this pass no two all-reduces of one bucket (within `max_bytes`), and no two small all-gathers in a row, could be merged.
 """
 
@@ -30,9 +32,11 @@ import attrs
 
 from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value
 from mtfc.compiler.ir.loops import is_loop_body, map_regions, pairs
+from mtfc.compiler.ir.opdef import Trait
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of, gathered_dims
 from mtfc.compiler.ir.types import Axes, Mesh
+from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
 
 FEW_BYTES = 64 << 10
@@ -42,6 +46,7 @@ FEW_BYTES = 64 << 10
 @attrs.frozen
 class CombineCollectives(Pass):
     name: ClassVar[str] = "combine-collectives"
+    takes: ClassVar[tuple[Level, ...]] = ("lowered",)
     max_bytes: int = 4 << 20
 
     def run(self, program: Program) -> Program:
@@ -106,7 +111,7 @@ class GatherCombiner:
             late.difference_update(eqn.results)
 
     def _is_small(self, eqn: Equation) -> bool:
-        if not has_trait(eqn, "all_gather") or self.parameters.isdisjoint((*eqn.operands, *eqn.results)):
+        if not is_alone(eqn, "all_gather") or self.parameters.isdisjoint((*eqn.operands, *eqn.results)):
             return False
         return 4 * eqn.result.type.local_bytes(self.mesh) <= self.max_bytes
 
@@ -123,6 +128,11 @@ class GatherCombiner:
                 return
             self.taken.add(waiting[0])
             yield waiting.popleft()
+
+
+def is_alone(eqn: Equation, trait: Trait) -> bool:
+    """Return True for a collective with the trait that is not merged yet."""
+    return len(eqn.operands) == 1 and has_trait(eqn, trait)
 
 
 def gathered(eqns: list[Equation]) -> Equation:
@@ -175,6 +185,7 @@ class ReductionCombiner:
     """Merges the all-reduces of one function.
 
     waiting: the all-reduces in each bucket, and `bytes` their size on a processor.
+    staying: all-reduces that run at their places in the body.
     deferred: scalar equations that wait for an all-reduce, by result.
     reductions: the all-reduces of each value.
     """
@@ -183,6 +194,7 @@ class ReductionCombiner:
         self.mesh, self.max_bytes = mesh, max_bytes
         self.body: list[Equation] = []
         self.patient: set[Equation] = set()
+        self.staying: set[Equation] = set()
         self.waiting: dict[Bucket, list[Equation]] = {}
         self.bytes: dict[Bucket, int] = {}
         self.bucket_of: dict[Value, Bucket] = {}
@@ -192,11 +204,11 @@ class ReductionCombiner:
     def run(self, function: Function) -> list[Equation]:
         self.patient = patient(function)
         for eqn in function.body:
-            if has_trait(eqn, "all_reduce"):
+            if is_alone(eqn, "all_reduce"):
                 self.reductions.setdefault(eqn.operands[0], []).append(eqn)
         self._ready(tuple(argument.value for argument in function.arguments))
         for eqn in function.body:
-            if not has_trait(eqn, "all_reduce"):
+            if not is_alone(eqn, "all_reduce") or eqn in self.staying:
                 self._append(eqn)
                 self._ready(eqn.results)
         self._settle()
@@ -215,6 +227,8 @@ class ReductionCombiner:
     def _can_wait(self, eqn: Equation) -> bool:
         """Return True for an equation that computes a scalar, without an all-reduce, from a scalar that waits."""
         if len(eqn.results) != 1 or eqn.result in self.reductions or not eqn.operands or eqn.regions:
+            return False
+        if has_trait(eqn, "all_reduce"):
             return False
         is_patient = any(value in self.bucket_of or value in self.deferred for value in eqn.operands)
         return is_patient and not any(value.type.dims for value in (*eqn.operands, eqn.result))
@@ -242,7 +256,16 @@ class ReductionCombiner:
         self.bytes[bucket] = self.bytes.get(bucket, 0) + size
         self.bucket_of.update(dict.fromkeys(eqn.results, bucket))
         if self.bytes[bucket] >= self.max_bytes:
+            self._send(bucket)
+
+    def _send(self, bucket: Bucket) -> None:
+        """Emit a full bucket. An all-reduce that is alone stays at its place in the body."""
+        eqns = self.waiting[bucket]
+        if len(eqns) > 1:
             self._flush(bucket)
+            return
+        self.staying.add(eqns[0])
+        del self.waiting[bucket], self.bytes[bucket], self.bucket_of[eqns[0].result]
 
     def _flush(self, bucket: Bucket | None) -> None:
         """Emit a bucket, and together with it the patient bucket if that holds few bytes."""

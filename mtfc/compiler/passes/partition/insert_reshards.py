@@ -20,7 +20,7 @@ from mtfc.compiler.analysis.reshard_plans import needed_type, plan
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.loops import charged_equation, region_of
 from mtfc.compiler.ir.opdef import no_flops
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.sharding_rules import operand_type, operand_types
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
@@ -31,6 +31,7 @@ from mtfc.compiler.passes.pass_base import Pass
 @attrs.frozen
 class InsertReshards(Pass):
     name: ClassVar[str] = "insert-reshards"
+    takes: ClassVar[tuple[Level, ...]] = ("placed", "resharded")
     level: ClassVar[Level | None] = "resharded"
 
     def run(self, program: Program) -> Program:
@@ -50,7 +51,8 @@ class ReshardInserter:
     """Inserts the reshards of one function or region.
 
     pending: axes over which a sum stays pending in each output of a loop's region. body: the equations so far. followers:
-    reshards that stand right after an equation.
+    reshards that stand right after an equation. origins: the result of a reshard of the given function -> the value that it
+    reshards; uses take a version of that value.
     """
 
     def __init__(self, function: Function, mesh: Mesh, pending: Mapping[str, Axes] = {}) -> None:
@@ -60,10 +62,14 @@ class ReshardInserter:
         self.versions = {
             argument.value: [PlacedVersion(argument.value, None)] for argument in function.arguments
         }
+        self.origins: dict[Value, Value] = {}
         self.makers = {eqn.result: eqn for eqn in function.body if len(eqn.results) == 1}
 
     def run(self) -> Function:
         for eqn in self.function.body:
+            if has_trait(eqn, "reshard"):
+                self.origins[eqn.result] = self.origins.get(eqn.operands[0], eqn.operands[0])
+                continue
             placed = self._loop(eqn) if eqn.regions else self._equation(eqn)
             self.body.append(placed)
             self.versions.update({value: [PlacedVersion(value, placed)] for value in eqn.results})
@@ -96,6 +102,7 @@ class ReshardInserter:
 
     def _version(self, value: Value, needed: TensorType, user: Equation | None) -> Value:
         """Return a version of the value of the needed type; insert its equation if there is none yet."""
+        value = self.origins.get(value, value)
         found = self._existing(value, needed)
         if found is not None:
             return found

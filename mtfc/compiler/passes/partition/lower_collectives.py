@@ -26,6 +26,7 @@ from mtfc.compiler.passes.pass_base import Pass
 @attrs.frozen
 class LowerCollectives(Pass):
     name: ClassVar[str] = "lower-collectives"
+    takes: ClassVar[tuple[Level, ...]] = ("resharded", "lowered")
     level: ClassVar[Level | None] = "lowered"
 
     def run(self, program: Program) -> Program:

@@ -16,6 +16,7 @@ After this pass no such equation would send less, and compute no more, in the la
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from typing import ClassVar
 
 import attrs
@@ -26,15 +27,18 @@ from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value, wa
 from mtfc.compiler.ir.loops import dim_of, region_of, sliced_type
 from mtfc.compiler.ir.opdef import BY_NAME
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.pending_rule import IsPending, OperandGroup, passing_groups, pending_groups
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.sharding_rules import is_cast_of_terms, result_types
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
+from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
 
 
 @attrs.frozen
 class PropagateLayouts(Pass):
     name: ClassVar[str] = "propagate-layouts"
+    takes: ClassVar[tuple[Level, ...]] = ("assigned",)
 
     def run(self, program: Program) -> Program:
         mesh = program.placed_on
@@ -132,19 +136,30 @@ class LayoutPropagator:
 
     def _passing(self, eqn: Equation) -> set[str]:
         """Return the axes over which a sum may pass from operands through the equation, under its layout."""
-        taken = {axis for axes in (eqn.layout or {}).values() for axis in axes}
-        return set().union(*(self._joint(eqn, group) - taken for group in OPS[eqn.op].linear(eqn)))
+        return set(self._groups(eqn))
 
-    def _joint(self, eqn: Equation, group: tuple[int, ...]) -> set[str]:
-        """Return the axes over which sums may be pending in all operands of a group."""
-        return set.intersection(*(self.pending.get(eqn.operands[i], set()) for i in group))
+    def _groups(self, eqn: Equation) -> dict[str, tuple[OperandGroup, ...]]:
+        """Return the groups of operands through which a sum over an axis may pass, for each axis that has any."""
+        arriving = {axis for value in eqn.operands for axis in self.pending.get(value, ())}
+        groups = {
+            axis: passing_groups(OPS[eqn.op], eqn, axis, self._may_be_pending(axis))
+            for axis in self.mesh.ordered(arriving)
+        }
+        return {axis: found for axis, found in groups.items() if found}
+
+    def _may_be_pending(self, axis: str) -> IsPending:
+        return lambda value: axis in self.pending.get(value, ())
 
     def _moves(self, eqn: Equation) -> bool:
         opdef = OPS[eqn.op]
         if not eqn.operands or len(eqn.results) > 1 or eqn in self.fixed or opdef.layout_rule(eqn).reduced:
             return False
         adds = is_cast_of_terms(eqn)
-        return not any((adds or len(group) > 1) and self._joint(eqn, group) for group in opdef.linear(eqn))
+        return not any(
+            adds or len(group) > 1
+            for axis in self.mesh.names
+            for group in pending_groups(opdef, eqn, self._may_be_pending(axis))
+        )
 
     def _wanted(self, use: tuple[Equation, int]) -> TensorType:
         return needed_type(self.changed.get(use[0], use[0]), use[1])
@@ -180,9 +195,12 @@ class LayoutPropagator:
 
     def _cost(self, eqn: Equation, wanted: Iterable[TensorType]) -> tuple[float, int]:
         """Return the bytes that a processor sends before and after the equation, and the elements that it computes."""
-        passing = self._passing(eqn)
-        made = self._pending(self._made(eqn), passing)
-        sent = self._sent(eqn, passing) + sum(plan(made, type, self.mesh)[0] for type in wanted)
+        groups = self._groups(eqn)
+        made = self._pending(self._made(eqn), set(groups))
+        arriving = min(
+            self._sent(eqn, dict(zip(groups, choice, strict=True))) for choice in product(*groups.values())
+        )
+        sent = arriving + sum(plan(made, type, self.mesh)[0] for type in wanted)
         return sent, made.local_size(self.mesh)
 
     def _pending(self, type: TensorType, axes: set[str]) -> TensorType:
@@ -202,11 +220,15 @@ class LayoutPropagator:
             for dim in v.type.dims
         )
 
-    def _sent(self, eqn: Equation, passing: set[str]) -> float:
-        """Return the bytes that a processor sends to place the operands as the equation's layout needs them."""
+    def _sent(self, eqn: Equation, passing: Mapping[str, OperandGroup]) -> float:
+        """Return the bytes that a processor sends to place the operands as the equation's layout needs them.
+
+        passing: the operands through which a sum over an axis passes; other operands are completed.
+        """
         sent = 0.0
         for i, value in enumerate(eqn.operands):
             arriving = self.pending.get(value, set())
             source = self._pending(self.placed[value], arriving)
-            sent += plan(source, self._pending(needed_type(eqn, i), arriving & passing), self.mesh)[0]
+            staying = {axis for axis in arriving if i in passing.get(axis, ())}
+            sent += plan(source, self._pending(needed_type(eqn, i), staying), self.mesh)[0]
         return sent

@@ -23,6 +23,7 @@ from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, Rules, TensorType
+from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.partition.layout_rules import LayoutRules
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.spatial.position_blocks import NewDims, PositionBlocks
@@ -31,6 +32,7 @@ from mtfc.compiler.passes.spatial.position_blocks import NewDims, PositionBlocks
 @attrs.frozen
 class PartitionSpatial(Pass):
     name: ClassVar[str] = "partition-spatial"
+    takes: ClassVar[tuple[Level, ...]] = ("global",)
 
     def run(self, program: Program) -> Program:
         if program.mesh is None or program.layout is None:

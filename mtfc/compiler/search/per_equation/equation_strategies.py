@@ -17,10 +17,9 @@ from mtfc.compiler.cost.tables.reshard_costs import in_time, orders
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import LayoutRule
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.pending_rule import OperandGroup, pending_groups
 from mtfc.compiler.ir.sharding_rules import operand_type, result_types
-from mtfc.compiler.ir.types import FLOATS, Axes, Dim, Mesh, TensorType
-
-Group = tuple[int, ...]
+from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 
 
 @attrs.frozen
@@ -28,7 +27,7 @@ class Strategy:
     """A layout of the iteration space, and for further axes the operands through which pending sums pass."""
 
     layout: Mapping[str, Axes]
-    passing: tuple[tuple[str, Group], ...] = ()
+    passing: tuple[tuple[str, OperandGroup], ...] = ()
 
     @property
     def passed(self) -> Axes:
@@ -86,9 +85,7 @@ def strategies(
     """
     rule = OPS[eqn.op].layout_rule(eqn)
     dims = [dim for dim in iteration_space(eqn, rule) if dim.name in splittable]
-    groups = [group for group in OPS[eqn.op].linear(eqn) if set(group) <= set(pending)]
-    if any(value.type.dtype not in FLOATS for value in eqn.results):
-        groups = []
+    groups = pending_groups(OPS[eqn.op], eqn, {eqn.operands[i] for i in pending}.__contains__)
     axes = tuple(axis for axis, size in mesh.axes if size > 1)
     roles = [(*_roles(eqn, rule, dims, axis, mesh), *groups, None) for axis in axes]
     for choice in product(*roles):

@@ -18,8 +18,9 @@ from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, stacked_type
 from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.pending_rule import leaves_sums, may_hold, pending_groups
 from mtfc.compiler.ir.printer import shown_layout
-from mtfc.compiler.ir.types import FLOATS, Axes, Mesh, TensorType
+from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 from mtfc.compiler.search.per_equation.choice_network import ChoiceEdge, ChoiceNetwork, ChoiceNode, Owner
 from mtfc.compiler.search.per_equation.equation_strategies import PlacedStrategies, Strategy, strategies
 
@@ -407,22 +408,17 @@ def may_be_pending(function: Function, given: Collection[Value] = ()) -> set[Val
     for eqn in function.body:
         if eqn.regions:
             found |= _in_loop(eqn)
-        elif _makes(eqn) or any(
-            found.issuperset(eqn.operands[i] for i in g) for g in OPS[eqn.op].linear(eqn)
+        elif leaves_sums(OPS[eqn.op].layout_rule(eqn)) or pending_groups(
+            OPS[eqn.op], eqn, found.__contains__
         ):
-            found.update(value for value in eqn.results if value.type.dtype in FLOATS)
+            found.update(eqn.results)
     return found
-
-
-def _makes(eqn: Equation) -> bool:
-    rule = OPS[eqn.op].layout_rule(eqn)
-    return bool(rule.reduced) and rule.reduction == "sum"
 
 
 def _in_loop(eqn: Equation) -> set[Value]:
     region = region_of(eqn)
     updates = {output.updates: output.value for output in region.outputs}
-    going = {a.value for a in carried(region) if a.value.type.dtype in FLOATS}
+    going = {a.value for a in carried(region) if may_hold(a.value)}
     while True:
         inside = may_be_pending(region, going)
         kept = {value for value in going if updates[value.name] in inside}

@@ -1,0 +1,338 @@
+"""The exact check: a layout's NumPy module and the undistributed program, both on residues.
+
+The module is the text that users run, with every processor and every collective. The undistributed program is evaluated op by op,
+before any pass but those that define it: the precision, the derivatives, and the choice of training or evaluation. Sums, products
+and quotients of residues do not depend on their order, so both sides agree bit for bit, or the compiler is wrong.
+
+The gradients of the undistributed program are checked by themselves, in forward mode: for a random direction u, the derivative of
+the outputs along u is the product of the gradients with u.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any
+from zlib import crc32
+
+import attrs
+import numpy as np
+
+from mtfc.backends.common import random_numbers
+from mtfc.backends.common.forms import NAMES
+from mtfc.backends.exact import residues
+from mtfc.backends.exact.namespace import ExactNumpy
+from mtfc.backends.exact.prime_field import PRIMES, PrimeField
+from mtfc.backends.exact.residues import POISON, ExactArray
+from mtfc.backends.numpy import backend
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
+from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of
+from mtfc.compiler.ir.opdef import Shard
+from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
+from mtfc.compiler.ir.training_flag import bound
+from mtfc.compiler.ir.types import FLOATS
+from mtfc.compiler.passes.autodiff.differentiate import Differentiate
+from mtfc.compiler.passes.bind_training import BindTraining
+from mtfc.compiler.passes.mixed_precision import MixedPrecision
+from mtfc.compiler.passes.pipelines import run
+
+Arrays = Mapping[str, ExactArray]
+
+STEP = 5
+"""The number of the training step. It is not the first: some optimizers ignore their state there."""
+
+DRAWS = 2
+"""In the second draw, decisions between scalars fall the other way."""
+
+
+@attrs.frozen
+class ExactDifference:
+    """An output that a layout computes wrongly. elements: the number of wrong ones."""
+
+    function: str
+    output: str
+    elements: int
+
+
+@attrs.frozen
+class ExactResult:
+    """The comparison of one layout.
+
+    wrong: the outputs that differ. elements: the number of compared elements; not_judged: of those, the ones without a meaning
+    in the field on both sides. unsure: what was replaced by pseudo-random numbers -> the number of elements, of the `computed`
+    elements of the functions.
+    """
+
+    wrong: tuple[ExactDifference, ...]
+    elements: int
+    not_judged: int
+    unsure: Mapping[str, int]
+    computed: int
+
+    @property
+    def ok(self) -> bool:
+        return not self.wrong
+
+
+@attrs.frozen(slots=False)
+class ExactReference:
+    """The undistributed program on residues, with its results on demand.
+
+    given: values of arguments that are not floats, by name; others are drawn.
+    """
+
+    program: Program
+    given: Mapping[str, Any] = attrs.field(factory=dict)
+    seed: int = 0
+    draws: int = DRAWS
+
+    @cached_property
+    def functions(self) -> Mapping[str, tuple[Function, Program]]:
+        """The functions of a module, by name, with the programs that they are in."""
+        defined = (MixedPrecision(), Differentiate("gradients"), Differentiate("step"), BindTraining())
+        program = run(self.program, defined)
+        return {f.name: (f, program) for f in program.functions}
+
+    @cached_property
+    def results(self) -> dict[tuple[str, int], tuple[Arrays, Arrays]]:
+        """(function, draw) -> arguments and outputs."""
+        return {}
+
+    def expected(self, name: str, draw: int) -> tuple[Arrays, Arrays]:
+        """Return the arguments and the outputs of a function, by name."""
+        if (name, draw) not in self.results:
+            function = self.functions[name][0]
+            field = self.field(draw)
+            arguments = {a.value.name: self._drawn(a, field, draw, name) for a in function.arguments}
+            self.results[name, draw] = arguments, evaluated(function, arguments, field)
+        return self.results[name, draw]
+
+    def compare(self, lowered: Program, text: str | None = None) -> ExactResult:
+        """Compare a lowered program. text: its NumPy module, if it is not the one that the backend generates.
+
+        Raises `NotExact` if the module needs a function without a meaning in the field.
+        """
+        text = backend.generate(lowered) if text is None else text
+        wrong: list[ExactDifference] = []
+        elements, poison, unsure = 0, 0, dict[str, int]()
+        for draw in range(self.draws):
+            module = loaded(text, field := self.field(draw, rank=len(lowered.placed_on.axes)))
+            for function in lowered.functions:
+                arguments, expected = self.expected(function.name, draw)
+                actual = called(module, function, arguments, field)
+                for output, right in expected.items():
+                    differ, unknown = compared(actual[output], right)
+                    elements, poison = elements + right.size, poison + unknown
+                    if differ:
+                        wrong.append(ExactDifference(function.name, output, differ))
+            unsure = {what: unsure.get(what, 0) + n for what, n in field.counts.items()}
+        computed = self.draws * sum(_computed(self.functions[f.name][0].body) for f in lowered.functions)
+        return ExactResult(_first_of_each(wrong), elements, poison, unsure, computed)
+
+    def wrong_gradients(self) -> tuple[str, ...]:
+        """Return the arguments whose gradients the undistributed program computes wrongly, by forward mode."""
+        found: set[str] = set()
+        for draw in range(self.draws):
+            names = self._differentiable
+            if names and not self._agrees(names, draw):
+                found.update(name for name in names if not self._agrees((name,), draw))
+        return tuple(sorted(found))
+
+    @property
+    def _differentiable(self) -> tuple[str, ...]:
+        function, program = self.functions["gradients"]
+        arguments = [a for a in function.arguments if a.role in ("input", "parameter")]
+        names = [a.value.name for a in arguments if a.value.type.dtype in FLOATS]
+        return tuple(name for name in names if name not in program.states)
+
+    def _agrees(self, names: Sequence[str], draw: int) -> bool:
+        """Return True if the derivative along a random direction of some arguments is what their gradients say."""
+        arguments, gradients = self.expected("gradients", draw)
+        field = self.field(draw)
+        forward = bound(run(self.program, (MixedPrecision(),)).function("forward"), training=True)
+        moved: dict[str, ExactArray] = dict(arguments)
+        along = np.uint64(0)
+        for name in names:
+            x, g = arguments[name], gradients[f"d_{name}"].residues()
+            direction = _random(field, x.shape, "direction", name, draw)
+            moved[name] = ExactArray(field, x.values, x.dtype, True, direction)
+            if g.has_special:
+                return True
+            along = field.add(along, field.total(field.multiply(g.values, direction), None))
+        outputs = evaluated(forward, moved, field)
+        change = np.uint64(0)
+        for output in seeded(self.program, forward):
+            y = outputs[output.name].residues()
+            if y.has_special:
+                return True
+            if y.tangent is not None:
+                change = field.add(change, field.total(y.tangent, None))
+        return bool(along == change)
+
+    def field(self, draw: int, rank: int = 0) -> PrimeField:
+        """Return the field of a draw. rank: the number of axes of a scalar."""
+        return PrimeField(PRIMES[draw % len(PRIMES)], self.seed + draw, rank if draw % 2 else None)
+
+    def _drawn(self, argument: Argument, field: PrimeField, draw: int, function: str) -> ExactArray:
+        """Return a value of an argument: random residues, or small integers."""
+        type, name = argument.value.type, argument.value.name
+        shape, dtype = tuple(dim.size for dim in type.dims), numpy_dtype(np, type.dtype)
+        if argument.role == "step":
+            return ExactArray(field, np.asarray(STEP, np.int32), np.int32)
+        if type.dtype in FLOATS:
+            return ExactArray(field, _random(field, shape, function, name, draw), dtype, True)
+        if name in self.given:
+            given = np.asarray(self.given[name])
+            return ExactArray(field, np.broadcast_to(given, shape).astype(dtype), dtype)
+        high = 2 if type.dtype == "bool" else 4
+        numbers = _generator(self.seed, function, name, draw).integers(0, high, shape)
+        return ExactArray(field, numbers.astype(dtype), dtype)
+
+
+def _computed(body: Sequence[Equation]) -> int:
+    """Return the number of elements of all results, each iteration of a loop counted."""
+    return sum(
+        sum(value.type.size for value in eqn.results)
+        + sum(dim_of(eqn).size * _computed(region.body) for region in eqn.regions)
+        for eqn in body
+    )
+
+
+def _first_of_each(found: Iterable[ExactDifference]) -> tuple[ExactDifference, ...]:
+    return tuple({(each.function, each.output): each for each in reversed([*found])}.values())[::-1]
+
+
+def seeded(program: Program, forward: Function) -> Iterable[Output]:
+    """Return the outputs whose sum is differentiated: the minimized one, or without training all that are floats."""
+    training, seen = program.training, set[Value]()
+    for output in forward.handed_out:
+        wanted = training is None or output.name == training.minimize
+        if wanted and output.value.type.dtype in FLOATS and output.value not in seen:
+            seen.add(output.value)
+            yield output
+
+
+def _generator(*key: Any) -> Any:
+    return np.random.default_rng(crc32(repr(key).encode()))
+
+
+def _random(field: PrimeField, shape: tuple[int, ...], *key: Any) -> Any:
+    """Return random residues other than 0."""
+    return _generator(*key).integers(1, field.p, shape, np.uint64)
+
+
+def compared(actual: ExactArray, expected: ExactArray) -> tuple[int, int]:
+    """Return the number of elements that differ, and of those that have no meaning on both sides."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return max(1, expected.size), 0
+    if not expected.is_float:
+        return int((actual.values != expected.values).sum()), 0
+    a, b = actual.residues().values, expected.residues().values
+    return int((a != b).sum()), int(((a == POISON) & (b == POISON)).sum())
+
+
+# The generated module
+
+
+def loaded(text: str, field: PrimeField) -> Any:
+    """Load the text of a NumPy module so that it computes on residues. Random bits are drawn by NumPy itself."""
+    module, plain = backend.load(text), None
+    for name in ("random_key", "random_uniform", "random_normal"):
+        if name in vars(module):
+            plain = plain or backend.load(text)
+            vars(module)[name] = partial(_drawing, getattr(plain, name), field)
+    vars(module)["np"] = ExactNumpy(field)
+    return module
+
+
+def _drawing(function: Callable[..., Any], field: PrimeField, *args: Any) -> Any:
+    """Call a function of random numbers on plain integers."""
+    found = function(*residues.plain_index(args))
+    return residues.exact(field, found) if isinstance(found, np.ndarray | np.generic) else found
+
+
+class RandomNumbers:
+    """The functions of random numbers that ops use, for the undistributed program."""
+
+    def __init__(self, field: PrimeField) -> None:
+        for name in ("random_key", "random_uniform", "random_normal"):
+            setattr(self, name, partial(_drawing, getattr(random_numbers, name), field))
+
+
+def called(module: Any, function: Function, arguments: Arrays, field: PrimeField) -> dict[str, ExactArray]:
+    """Call a function of a module on global arrays, and return global outputs under the names of the IR's outputs."""
+    roles = {argument.value.name: argument.role for argument in function.arguments}
+    given = {
+        role: {n: _moved(arguments[n], field) for n in roles if roles[n] == role}
+        for role in {*roles.values()}
+    }
+    stacked = getattr(module, "BATCHES", module.INPUTS) if function.name == "step" else module.INPUTS
+    params = module.shard(given.get("parameter", {}), module.PARAMETERS)
+    inputs = module.shard(given.get("input", {}), stacked)
+    name = NAMES[function.name]
+    if function.name != "step":
+        return dict(module.unshard(getattr(module, name)(params, inputs), module.OUTPUTS[name]))
+    state = module.shard(given.get("state", {}), module.STATE)
+    outputs, params, state = module.train_step(params, state, inputs, STEP)
+    replaced = {**module.unshard(params, module.PARAMETERS), **module.unshard(state, module.STATE)}
+    found = dict(module.unshard(outputs, module.OUTPUTS[name]))
+    return found | {o.name: replaced[o.updates] for o in function.outputs if o.updates}
+
+
+def _moved(x: ExactArray, field: PrimeField) -> ExactArray:
+    return ExactArray(field, x.values, x.dtype, x.is_residue, shadow=x.shadow)
+
+
+# The undistributed program
+
+
+def evaluated(function: Function, arguments: Arrays, field: PrimeField) -> dict[str, ExactArray]:
+    """Return the outputs of a function that is not distributed, op by op."""
+    known = {argument.value: arguments[argument.value.name] for argument in function.arguments}
+    _execute(function.body, known, ExactNumpy(field), RandomNumbers(field))
+    return {output.name: known[output.value] for output in function.outputs}
+
+
+def _execute(
+    body: Iterable[Equation], known: dict[Value, ExactArray], np_: ExactNumpy, random: RandomNumbers
+) -> None:
+    for eqn in body:
+        if eqn.regions:
+            results: Sequence[ExactArray] = _iterated(eqn, known, np_, random)
+        else:
+            shape = tuple(dim.size for dim in eqn.results[0].type.dims)
+            shard = Shard(np_, random, eqn, shape, lambda dim: 0)
+            operands = [known[value] for value in eqn.operands]
+            found = OPS[eqn.op].evaluate(shard, *operands)
+            if has_trait(eqn, "stop_gradient"):
+                found = _moved(found, np_.field)
+            results = found if isinstance(found, tuple) else (found,)
+        known.update(zip(eqn.results, results, strict=True))
+
+
+def _iterated(
+    eqn: Equation, known: Mapping[Value, ExactArray], np_: ExactNumpy, random: RandomNumbers
+) -> tuple[ExactArray, ...]:
+    """Return a loop's results, by executing its region once for each index."""
+    region, dim = region_of(eqn), dim_of(eqn)
+    order = range(dim.size)[::-1] if eqn.attrs["reverse"] else range(dim.size)
+    state = {argument.value: known[value] for value, argument in pairs(eqn)}
+    sliced = {a.value: v.type.dims.index(dim) for v, a in pairs(eqn) if a.role == "sliced"}
+    yielded: dict[str, list[ExactArray]] = {output.name: [] for output in region.outputs}
+    for index in order:
+        inside = {v: x.take(index, sliced[v]) if v in sliced else x for v, x in state.items()}
+        _execute(region.body, inside, np_, random)
+        for output in region.outputs:
+            yielded[output.name].append(inside[output.value])
+        updates = {output.updates: output.value for output in region.outputs if output.updates}
+        state |= {a.value: inside[updates[a.value.name]] for a in carried(region)}
+    results = []
+    for output, result in zip(region.outputs, eqn.results, strict=True):
+        parts = yielded[output.name]
+        if output.updates is not None:
+            results.append(parts[-1])
+        else:
+            ordered = parts[::-1] if eqn.attrs["reverse"] else parts
+            results.append(np_.stack(ordered, result.type.dims.index(dim)))
+    return tuple(results)

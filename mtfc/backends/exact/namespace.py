@@ -1,0 +1,220 @@
+"""NumPy's functions on arrays of residues, for modules under the exact check.
+
+A generated module and the ops' `evaluate` use few functions of NumPy. Those that move elements are NumPy's own. The others have
+their meaning in `residues.py`. A function that is in neither group raises `NotExact`, so nothing is computed on residues by
+accident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from mtfc.backends.exact import residues
+from mtfc.backends.exact.prime_field import PrimeField
+from mtfc.backends.exact.residues import (
+    APPLIED,
+    INFINITY,
+    MINUS_INFINITY,
+    POISON,
+    ExactArray,
+    NotExact,
+    applied,
+    exact,
+)
+from mtfc.backends.exact.sums import cumulative, einsum, largest, product, total
+
+MOVES = frozenset(
+    {"moveaxis", "roll", "expand_dims", "flip", "broadcast_to", "ascontiguousarray", "transpose", "reshape"}
+)
+"""Functions that move the elements of one array."""
+
+REDUCTIONS: dict[str, Callable[[ExactArray, Any, bool], ExactArray]] = {
+    "add": total,
+    "multiply": product,
+    "maximum": lambda x, axis, keepdims: largest(x, axis, keepdims),
+    "minimum": lambda x, axis, keepdims: largest(x, axis, keepdims, -1),
+}
+
+
+class Elementwise:
+    """An elementwise function of NumPy, with the methods that reduce."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *operands: Any, **options: Any) -> Any:
+        if not any(isinstance(x, ExactArray) for x in operands):
+            return getattr(np, self.name)(*operands, **options)
+        return applied(self.name, *operands)
+
+    def reduce(self, x: ExactArray, axis: Any = 0, dtype: Any = None, keepdims: bool = False) -> ExactArray:
+        found: ExactArray = REDUCTIONS[self.name](x, axis, keepdims)
+        return found if dtype is None else found.astype(dtype)
+
+    def at(self, table: ExactArray, index: Any, values: ExactArray) -> None:
+        """Add values at places that may repeat."""
+        if self.name != "add":
+            raise NotExact(f"{self.name}.at")
+        plain = residues.plain_index(index)
+        if not table.is_float:
+            np.add.at(table.values, plain, values.values)
+            return
+        whole, given = table.residues(), values.residues()
+        sums = residues.without_specials(whole).copy()
+        np.add.at(sums, plain, residues.without_specials(given))
+        table.values, table.is_residue = sums % table.field.prime, True
+        if given.has_special:
+            for each in (INFINITY, MINUS_INFINITY, POISON):
+                hit = np.zeros(table.shape, bool)
+                np.logical_or.at(hit, plain, given.values == each)
+                table.values = np.where(hit, POISON, table.values)
+        if given.tangent is not None:
+            slopes = np.zeros(table.shape, np.uint64)
+            np.add.at(slopes, plain, given.tangent)
+            table.tangent = slopes % table.field.prime
+
+
+class ExactNumpy:
+    """NumPy for one draw of the check."""
+
+    def __init__(self, field: PrimeField) -> None:
+        self.field = field
+        self.lib = SimpleNamespace(stride_tricks=SimpleNamespace(sliding_window_view=self._windows))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in MOVES:
+            found: Any = self._move(name)
+        elif name in APPLIED or isinstance(getattr(np, name), np.ufunc):
+            found = Elementwise(name)
+        else:
+            found = self._only_real(name, getattr(np, name))
+        setattr(self, name, found)
+        return found
+
+    def _move(self, name: str) -> Any:
+        def move(x: Any, *args: Any, **options: Any) -> Any:
+            given = residues.plain_index(args)
+            return exact(self.field, x).mapped(lambda v: getattr(np, name)(v, *given, **options))
+
+        return move
+
+    def _only_real(self, name: str, function: Any) -> Any:
+        if isinstance(function, type) or not callable(function):
+            return function
+
+        def call(*args: Any, **options: Any) -> Any:
+            if any(isinstance(x, ExactArray) for x in (*args, *options.values())):
+                raise NotExact(f"numpy.{name}")
+            return function(*args, **options)
+
+        return call
+
+    def _windows(self, x: ExactArray, extent: int, axis: int) -> ExactArray:
+        view = np.lib.stride_tricks.sliding_window_view
+        return x.mapped(lambda v: view(v, extent, axis))
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        return tuple(x.shape)
+
+    # Creation
+
+    def _created(self, values: Any, dtype: Any) -> ExactArray:
+        kind = np.dtype(dtype)
+        return ExactArray(self.field, values if kind.kind in "biu" else values.astype(np.float64), kind)
+
+    def full(self, shape: Any, value: Any, dtype: Any) -> ExactArray:
+        kind = np.dtype(dtype)
+        if kind.kind in "biu":
+            return self._created(np.full(shape, value, kind), kind)
+        return self._created(np.full(shape, residues.written(float(value), kind), np.float64), kind)
+
+    def zeros(self, shape: Any, dtype: Any = np.float64) -> ExactArray:
+        return self.full(shape, 0, dtype)
+
+    def ones(self, shape: Any, dtype: Any = np.float64) -> ExactArray:
+        return self.full(shape, 1, dtype)
+
+    def zeros_like(self, x: ExactArray) -> ExactArray:
+        return self.full(x.shape, 0, x.dtype)
+
+    def arange(self, *bounds: Any, dtype: Any = np.int64) -> ExactArray:
+        return self._created(np.arange(*bounds, dtype=dtype), dtype)
+
+    def asarray(self, x: Any, dtype: Any = None) -> Any:
+        found = exact(self.field, x, dtype)
+        return found if dtype is None else found.astype(dtype)
+
+    array = asarray
+
+    # Several arrays
+
+    def concatenate(self, arrays: Sequence[ExactArray], axis: int = 0) -> ExactArray:
+        return self._together(np.concatenate, arrays, axis)
+
+    def stack(self, arrays: Sequence[ExactArray], axis: int = 0) -> ExactArray:
+        return self._together(np.stack, arrays, axis)
+
+    def _together(self, function: Any, arrays: Sequence[ExactArray], axis: int) -> ExactArray:
+        parts = [exact(self.field, x) for x in arrays]
+        if any(part.is_residue for part in parts):
+            parts = [part.residues() for part in parts]
+        tangent = None
+        if any(part.tangent is not None for part in parts):
+            tangent = function([residues.tangent_of(part) for part in parts], axis=axis)
+        values = function([part.values for part in parts], axis=axis)
+        shadow = None
+        if any(part.shadow is not None for part in parts):
+            shadow = self._together(function, [part.residues() for part in parts], axis)
+        return ExactArray(self.field, values, parts[0].dtype, parts[0].is_residue, tangent, shadow)
+
+    def take_along_axis(self, x: ExactArray, indices: ExactArray, axis: int) -> ExactArray:
+        return x.mapped(lambda v: np.take_along_axis(v, indices.values, axis))
+
+    def pad(self, x: ExactArray, widths: Any, constant_values: Any) -> ExactArray:
+        value = exact(self.field, constant_values, x.dtype)
+        if value.is_residue or x.is_residue or x.is_float:
+            x, value = x.residues(), value.residues()
+        tangent = None if x.tangent is None else np.pad(x.tangent, widths)
+        padded = np.pad(x.values, widths, constant_values=value.values)
+        return ExactArray(self.field, padded, x.dtype, x.is_residue, tangent)
+
+    # Order
+
+    def argmax(self, x: ExactArray, axis: int) -> ExactArray:
+        return ExactArray(self.field, np.argmax(x.keys(), axis=axis), np.int64)
+
+    def argsort(self, x: ExactArray, axis: int, kind: str) -> ExactArray:
+        return ExactArray(self.field, np.argsort(x.keys(), axis=axis, kind="stable"), np.int64)
+
+    # Reductions
+
+    def sum(self, x: ExactArray, axis: Any = None, dtype: Any = None) -> ExactArray:
+        found = total(x, axis)
+        return found if dtype is None else found.astype(dtype)
+
+    def prod(self, x: ExactArray, axis: Any = None, dtype: Any = None) -> ExactArray:
+        found = product(x, axis)
+        return found if dtype is None else found.astype(dtype)
+
+    def max(self, x: ExactArray, axis: Any = None) -> ExactArray:
+        return largest(x, axis, keepdims=False)
+
+    def min(self, x: ExactArray, axis: Any = None) -> ExactArray:
+        return largest(x, axis, keepdims=False, sign=-1)
+
+    def any(self, x: ExactArray, axis: Any = None) -> ExactArray:
+        return ExactArray(self.field, np.any(x.values, axis=axis), np.bool_)
+
+    def all(self, x: ExactArray, axis: Any = None) -> ExactArray:
+        return ExactArray(self.field, np.all(x.values, axis=axis), np.bool_)
+
+    def cumsum(self, x: ExactArray, axis: int, dtype: Any = None) -> ExactArray:
+        found = cumulative(x, axis)
+        return found if dtype is None else found.astype(dtype)
+
+    def einsum(self, subscripts: str, *operands: ExactArray, optimize: Any = None) -> ExactArray:
+        return einsum(subscripts, *operands)

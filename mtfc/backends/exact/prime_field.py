@@ -1,0 +1,240 @@
+"""Arithmetic on arrays of residues modulo a prime below 2**31.
+
+A residue is a `uint64` from 0 to p - 1. Products of two residues fit in 62 bits, and sums of fewer than 2**32 residues in 63.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from functools import lru_cache
+from math import frexp, ldexp
+from typing import Any
+from zlib import crc32
+
+import attrs
+import numpy as np
+
+PRIMES = (2147483647, 2147483629, 2147483587, 2147483579, 2147483563, 2147483549)
+"""The largest primes below 2**31."""
+
+SIMPLE = 2**50
+"""Numerator times denominator of a simple fraction, of which only the odd parts count."""
+
+SHIFTS = 12
+"""Powers of two that a simple fraction may have in its numerator."""
+
+LONGEST_POWER = 2**16
+"""Exponents up to this size are taken as integers."""
+
+SMALL = 2**20
+"""Residues up to this size, of either sign, are their own floor."""
+
+FEW = 48
+"""Up to this number of elements, Python inverts faster than NumPy."""
+
+LARGE_DOT = 2**15
+"""Number of multiplications from which a matrix product is made of products of floats."""
+
+LIMB = 16
+"""Bits of the lower half of a residue."""
+
+LONGEST_DOT = 2**20
+"""Number of products of two halves of residues whose sum a float holds exactly."""
+
+Array = Any
+
+
+@attrs.frozen
+class PrimeField:
+    """The residues modulo `p`. `key` selects the pseudo-random functions that stand for `exp` and its like.
+
+    reversed_rank: the number of axes of arrays whose comparisons are decided the other way round.
+    """
+
+    p: int
+    key: int = 0
+    reversed_rank: int | None = None
+    counts: dict[str, int] = attrs.field(factory=dict, eq=False)
+
+    def reverses(self, rank: int) -> bool:
+        """Return True if comparisons of arrays with so many axes are decided the other way round."""
+        return rank == self.reversed_rank
+
+    def count(self, what: str, elements: int) -> None:
+        """Count elements that are computed, but not judged."""
+        self.counts[what] = self.counts.get(what, 0) + elements
+
+    @property
+    def half(self) -> int:
+        """The largest residue that stands for a positive number."""
+        return self.p // 2
+
+    @property
+    def prime(self) -> np.uint64:
+        return np.uint64(self.p)
+
+    def add(self, a: Array, b: Array) -> Array:
+        total = a + b
+        return np.minimum(total, total - self.prime)
+
+    def subtract(self, a: Array, b: Array) -> Array:
+        difference = a - b
+        return np.minimum(difference, difference + self.prime)
+
+    def negative(self, a: Array) -> Array:
+        return np.minimum(self.prime - a, np.uint64(0) - a)
+
+    def multiply(self, a: Array, b: Array) -> Array:
+        return a * b % self.prime
+
+    def total(self, a: Array, axis: Any, keepdims: bool = False) -> Array:
+        return np.asarray(np.sum(a, axis=axis, keepdims=keepdims) % self.prime)
+
+    def cumulative(self, a: Array, axis: int) -> Array:
+        return np.cumsum(a, axis=axis) % self.prime
+
+    def product(self, a: Array, axis: int) -> Array:
+        """Multiply along an axis, half by half."""
+        a = np.moveaxis(a, axis, 0)
+        while len(a) > 1:
+            rest = a[2 * (len(a) // 2) :]
+            a = np.concatenate([self.multiply(a[: len(a) // 2], a[len(a) // 2 : 2 * (len(a) // 2)]), rest])
+        return a[0] if len(a) else np.ones(a.shape[1:], np.uint64)
+
+    def inverse(self, a: Array) -> Array:
+        """Return 1 / a, and 0 for 0.
+
+        Invert the product of all elements, and divide it among the elements again, pair by pair.
+        """
+        flat = np.where(a == 0, np.uint64(1), a).ravel()
+        few = [pow(int(x), -1, self.p) for x in flat[:FEW]] if flat.size <= FEW else []
+        found = np.array(few, np.uint64) if few else self._inverses(flat)
+        return np.where(a == 0, np.uint64(0), found.reshape(a.shape))
+
+    def _inverses(self, flat: Array) -> Array:
+        if flat.size == 0:
+            return flat
+        if flat.size == 1:
+            return np.array([pow(int(flat[0]), -1, self.p)], np.uint64)
+        even = flat if flat.size % 2 == 0 else np.append(flat, np.uint64(1))
+        left, right = even[::2], even[1::2]
+        pairs = self._inverses(self.multiply(left, right))
+        found = np.empty(even.size, np.uint64)
+        found[::2], found[1::2] = self.multiply(pairs, right), self.multiply(pairs, left)
+        return found[: flat.size]
+
+    def power(self, a: Array, exponent: Array) -> Array:
+        """Return a to the power of integers that are not negative."""
+        a, exponent = np.broadcast_arrays(a, exponent)
+        result = np.ones(a.shape, np.uint64)
+        while exponent.size and exponent.any():
+            result = np.where(exponent & 1, self.multiply(result, a), result)
+            a, exponent = self.multiply(a, a), exponent >> 1
+        return result
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        """Multiply stacks of matrices."""
+        if a.size * b.shape[-1] < LARGE_DOT:
+            high, low = a >> np.uint64(LIMB), a & np.uint64(2**LIMB - 1)
+            return (((high @ b % self.prime) << np.uint64(LIMB)) + low @ b) % self.prime
+        starts = range(0, a.shape[-1], LONGEST_DOT)
+        parts = (
+            self._float_matmul(a[..., i : i + LONGEST_DOT], b[..., i : i + LONGEST_DOT, :]) for i in starts
+        )
+        total = next(parts)
+        for part in parts:
+            total = self.add(total, part)
+        return total
+
+    def _float_matmul(self, a: Array, b: Array) -> Array:
+        """Multiply halves of residues as doubles, which BLAS does: each sum of products is below 2**53."""
+        (high, low), (above, below) = _halves(a), _halves(b)
+        top = self._residues(high @ above)
+        middle = self._residues(high @ below + low @ above)
+        bottom = self._residues(low @ below)
+        shift = np.uint64(LIMB)
+        return ((((top << shift) + middle) % self.prime << shift) + bottom) % self.prime
+
+    def _residues(self, whole: Array) -> Array:
+        return whole.astype(np.uint64) % self.prime
+
+    def signed(self, a: Array) -> Array:
+        """Return the representatives from -p/2 to p/2."""
+        number = a.astype(np.int64)
+        return np.where(number > self.half, number - self.p, number)
+
+    def from_integers(self, numbers: Array) -> Array:
+        """Return the residues of integers or truth values."""
+        if numbers.dtype.kind in "bu":
+            return numbers.astype(np.uint64) % self.prime
+        return (numbers.astype(np.int64) % self.p).astype(np.uint64)
+
+    def from_floats(self, numbers: Array) -> Array:
+        """Return the residues of finite doubles, each taken as the fraction that it is exactly; 0 for the others."""
+        fraction, exponent = np.frexp(np.where(np.isfinite(numbers), numbers, 0.0))
+        whole = self.from_integers(np.asarray(fraction * 2.0**53).astype(np.int64))
+        powers = np.asarray(exponent.astype(np.int64) - 53)
+        two = np.where(powers < 0, np.uint64(pow(2, -1, self.p)), np.uint64(2))
+        return self.multiply(whole, self.power(two, np.abs(powers)))
+
+    def constant(self, number: float) -> int:
+        """Return the residue of a finite number of the program's text."""
+        numerator, denominator = fraction_of(number)
+        return numerator * pow(denominator, -1, self.p) % self.p
+
+    def hashed(self, name: str, *arrays: Array) -> Array:
+        """Return a pseudo-random function of residues."""
+        mixed = np.uint64(crc32(name.encode()) | self.key << 32)
+        with np.errstate(over="ignore"):
+            for a in arrays:
+                mixed = (a ^ mixed) * np.uint64(0x9E3779B97F4A7C15)
+                mixed = (mixed ^ mixed >> np.uint64(29)) * np.uint64(0xBF58476D1CE4E5B9)
+                mixed = mixed ^ mixed >> np.uint64(32)
+        return mixed % self.prime
+
+
+def _halves(a: Array) -> tuple[Array, Array]:
+    return (a >> np.uint64(LIMB)).astype(np.float64), (a & np.uint64(2**LIMB - 1)).astype(np.float64)
+
+
+@lru_cache(4096)
+def fraction_of(number: float) -> tuple[int, int]:
+    """Return the simple fraction that rounds to the double: 1/10 for 0.1. Without one, return the double's exact value."""
+    return simplest(number, float, SIMPLE)
+
+
+def simplest(number: float, rounded: Callable[[float], float], bound: int) -> tuple[int, int]:
+    """Return the simplest fraction that rounds to `number`, or its exact value if that is simpler than `bound` allows.
+
+    Powers of two do not count: the fraction of twice a number is twice its fraction. If the product of the odd parts of numerator
+    and denominator stays below the bound, then no other fraction is as simple.
+    """
+    fraction, exponent = frexp(number)
+    best, least = Fraction(fraction), bound
+    for shift in range(SHIFTS):
+        for a, b in _convergents(Fraction(fraction) * 2**shift, bound):
+            size = abs(_odd(a)) * _odd(b)
+            if size < least and rounded(ldexp(a / b, exponent - shift)) == number:
+                best, least = Fraction(a, b * 2**shift), size
+    whole = best * Fraction(2) ** exponent
+    return whole.numerator, whole.denominator
+
+
+def _convergents(number: Fraction, bound: int) -> Iterator[tuple[int, int]]:
+    """Yield the best fractions for a number, numerator and denominator, as far as they are simple."""
+    a, b, rest = (1, 0), (0, 1), number
+    while True:
+        whole = rest.numerator // rest.denominator
+        a, b = (whole * a[0] + a[1], a[0]), (whole * b[0] + b[1], b[0])
+        if abs(a[0]) * b[0] > bound << 2 * SHIFTS:
+            return
+        yield a[0], b[0]
+        if rest == whole:
+            return
+        rest = 1 / (rest - whole)
+
+
+def _odd(number: int) -> int:
+    """Return the odd part of an integer."""
+    return number // (number & -number) if number else 0

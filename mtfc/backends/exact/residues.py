@@ -1,0 +1,640 @@
+"""Arrays of a program under the exact check: floats are residues, everything else is what it is.
+
+An `ExactArray` stands for one array of a generated NumPy module or of an op's `evaluate`. Integers and truth values are kept as
+they are. Floats that are made of constants, indices and random draws alone are kept as real numbers, so that decisions and bucket
+numbers stay what they are. Beside each there is its residue, which follows the same arithmetic without rounding. As soon as such
+a float meets a residue, the residue takes its place.
+
+Three more values stand beside the residues: infinity, minus infinity, and `POISON` for whatever has no meaning in the field,
+such as a quotient by zero. Poison sticks.
+
+An array may carry tangents, one for each element: then the same operations compute derivatives in forward mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from mtfc.backends.exact.prime_field import PrimeField, simplest
+
+Array = Any
+
+INFINITY, MINUS_INFINITY, POISON = (np.uint64(2**40 + i) for i in range(3))
+HUGE = 1e30
+"""A constant of this magnitude stands for an infinity."""
+
+FRACTION_BITS = 2.0**30
+"""A real number that is a multiple of the inverse is a short binary fraction, and needs no search for a simple fraction."""
+
+TWICE = 1.1283791670955126
+"""2 / sqrt(pi), the slope of `erf` at 0."""
+
+
+class NotExact(Exception):
+    """A module calls a function that the check has no meaning for."""
+
+
+class ExactArray:
+    """An array. values: residues if `is_residue`, else real numbers. dtype: the one that the program gives the array.
+
+    shadow: the residues beside real numbers that arithmetic has made; None if they are those of the numbers.
+    """
+
+    __slots__ = ("dtype", "field", "is_residue", "shadow", "tangent", "values")
+    __array_priority__ = 1000
+
+    def __init__(
+        self,
+        field: PrimeField,
+        values: Array,
+        dtype: Any,
+        is_residue: bool = False,
+        tangent: Array | None = None,
+        shadow: ExactArray | None = None,
+    ) -> None:
+        self.field, self.values, self.dtype = field, values, np.dtype(dtype)
+        self.is_residue, self.tangent, self.shadow = is_residue, tangent, shadow
+
+    # What an array is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    @property
+    def ndim(self) -> int:
+        return int(self.values.ndim)
+
+    @property
+    def size(self) -> int:
+        return int(self.values.size)
+
+    @property
+    def itemsize(self) -> int:
+        return int(self.dtype.itemsize)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return tuple(s // self.values.itemsize * self.itemsize for s in self.values.strides)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.kind not in "biu"
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[ExactArray]:
+        return (self[i] for i in range(len(self)))
+
+    # Structure
+
+    def mapped(self, change: Callable[[Array], Array]) -> ExactArray:
+        """Apply a function that moves elements, or a linear one if there are no special values."""
+        tangent = None if self.tangent is None else change(self.tangent)
+        shadow = None if self.shadow is None else self.shadow.mapped(change)
+        return ExactArray(self.field, change(self.values), self.dtype, self.is_residue, tangent, shadow)
+
+    def __getitem__(self, index: Any) -> ExactArray:
+        plain = plain_index(index)
+        return self.mapped(lambda x: np.asarray(x[plain]))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if self.is_float and isinstance(value, ExactArray) and value.is_residue and not self.is_residue:
+            self.values, self.is_residue = self.residues().values, True
+        given = self._like(value)
+        if self.is_float and not self.is_residue:
+            self.shadow = self.residues().copy()
+            self.shadow[index] = given.residues()
+        self.values[plain_index(index)] = given.values
+        if self.tangent is not None or given.tangent is not None:
+            self.tangent = tangent_of(self).copy()
+            self.tangent[plain_index(index)] = tangent_of(given)
+
+    def _like(self, value: Any) -> ExactArray:
+        found = exact(self.field, value, self.dtype)
+        return found.residues() if self.is_residue else found
+
+    def reshape(self, *shape: Any) -> ExactArray:
+        return self.mapped(lambda x: x.reshape(*shape or ((),)))
+
+    def transpose(self, *axes: Any) -> ExactArray:
+        return self.mapped(lambda x: x.transpose(*axes))
+
+    def ravel(self) -> ExactArray:
+        return self.reshape(-1)
+
+    def copy(self) -> ExactArray:
+        return self.mapped(np.copy)
+
+    def take(self, indices: Any, axis: int | None = None) -> ExactArray:
+        plain = plain_index(indices)
+        return self.mapped(lambda x: np.take(x, plain, axis=axis))
+
+    def astype(self, dtype: Any, copy: bool = True) -> ExactArray:
+        """Convert to another dtype. Rounding of floats is left out; the integer part of a residue is a pseudo-random number."""
+        kind = np.dtype(dtype).kind
+        if kind == "b":
+            return ExactArray(self.field, self.values != 0, dtype)
+        if kind in "iu":
+            return ExactArray(self.field, self._integers(np.dtype(dtype)), dtype)
+        if self.is_float:
+            return ExactArray(self.field, self.values, dtype, self.is_residue, self.tangent, self.shadow)
+        return ExactArray(self.field, self.values.astype(np.float64), dtype)
+
+    def _integers(self, dtype: Any) -> Array:
+        if not self.is_residue:
+            with np.errstate(all="ignore"):
+                return self.values.astype(dtype)
+        self.field.count("casts to integers", self.size)
+        return self.field.signed(self.floor().values).astype(dtype)
+
+    def all(self) -> Any:
+        return self.values.all()
+
+    def tobytes(self) -> bytes:
+        return bytes(self.values.tobytes())
+
+    # Floats
+
+    def residues(self) -> ExactArray:
+        """Return the array as residues."""
+        if self.is_residue:
+            return self
+        if self.shadow is not None:
+            return ExactArray(self.field, self.shadow.values, self.dtype, True)
+        if not self.is_float:
+            return ExactArray(self.field, self.field.from_integers(self.values), self.dtype, True)
+        return ExactArray(self.field, _residues(self.field, self.values), self.dtype, True)
+
+    @property
+    def has_special(self) -> bool:
+        return self.is_residue and self.size > 0 and bool(self.values.max() >= INFINITY)
+
+    def keys(self) -> Array:
+        """Return integers, or real numbers, in the order of the elements."""
+        if not self.is_residue:
+            return self.values
+        found = self.field.signed(self.values)
+        if self.has_special:
+            found = np.where(self.values == MINUS_INFINITY, -(2**50), found)
+            found = np.where((self.values == INFINITY) | (self.values == POISON), 2**50, found)
+        return found
+
+    def floor(self) -> ExactArray:
+        if not self.is_residue:
+            return ExactArray(self.field, np.floor(self.values), self.dtype)
+        small = np.abs(self.field.signed(self.values)) < 2**20
+        self.field.count("integer parts", self.size)
+        drawn = self.field.hashed("floor", self.values) % np.uint64(8)
+        return ExactArray(self.field, np.where(small, self.values, drawn), self.dtype, True)
+
+    # Arithmetic
+
+    def __neg__(self) -> ExactArray:
+        return negative(self)
+
+    def __add__(self, other: Any) -> ExactArray:
+        return binary("add", self, other)
+
+    def __radd__(self, other: Any) -> ExactArray:
+        return binary("add", other, self)
+
+    def __sub__(self, other: Any) -> ExactArray:
+        return binary("subtract", self, other)
+
+    def __rsub__(self, other: Any) -> ExactArray:
+        return binary("subtract", other, self)
+
+    def __mul__(self, other: Any) -> ExactArray:
+        return binary("multiply", self, other)
+
+    def __rmul__(self, other: Any) -> ExactArray:
+        return binary("multiply", other, self)
+
+    def __truediv__(self, other: Any) -> ExactArray:
+        return binary("divide", self, other)
+
+    def __rtruediv__(self, other: Any) -> ExactArray:
+        return binary("divide", other, self)
+
+    def __matmul__(self, other: ExactArray) -> ExactArray:
+        return matmul(self, other)
+
+    def __lt__(self, other: Any) -> ExactArray:
+        return compared("less", self, other)
+
+    def __le__(self, other: Any) -> ExactArray:
+        return compared("less_equal", self, other)
+
+    def __gt__(self, other: Any) -> ExactArray:
+        return compared("greater", self, other)
+
+    def __ge__(self, other: Any) -> ExactArray:
+        return compared("greater_equal", self, other)
+
+    def __eq__(self, other: object) -> ExactArray:  # type: ignore[override]
+        return compared("equal", self, other)
+
+    def __ne__(self, other: object) -> ExactArray:  # type: ignore[override]
+        return compared("not_equal", self, other)
+
+    def __and__(self, other: Any) -> ExactArray:
+        return real("bitwise_and", self, other)
+
+    def __or__(self, other: Any) -> ExactArray:
+        return real("bitwise_or", self, other)
+
+    def __invert__(self) -> ExactArray:
+        return real("invert", self)
+
+    def __floordiv__(self, other: Any) -> ExactArray:
+        return real("floor_divide", self, other)
+
+    def __mod__(self, other: Any) -> ExactArray:
+        return real("mod", self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """Take calls such as `scipy.special.erf(x)` and `array + x`."""
+        if method != "__call__":
+            raise NotExact(f"{ufunc.__name__}.{method}")
+        return applied(ufunc.__name__, *inputs)
+
+
+def plain_index(index: Any) -> Any:
+    """Return an index, or indices, as NumPy takes them."""
+    if isinstance(index, tuple):
+        return tuple(map(plain_index, index))
+    return index.values if isinstance(index, ExactArray) else index
+
+
+def exact(field: PrimeField, value: Any, dtype: Any = None) -> ExactArray:
+    """Return a number or array as an `ExactArray`; a Python number takes the given dtype."""
+    if isinstance(value, ExactArray):
+        return value
+    array = np.asarray(value)
+    wanted = np.dtype(dtype if dtype is not None and array.ndim == 0 else array.dtype)
+    if wanted.kind in "biu":
+        return ExactArray(field, array.astype(wanted), wanted)
+    if array.ndim == 0:
+        return ExactArray(field, np.asarray(written(float(array), wanted)), wanted)
+    return ExactArray(field, array.astype(np.float64), wanted)
+
+
+@lru_cache(4096)
+def written(number: float, dtype: Any) -> float:
+    """Return the simplest number that a constant of a dtype may stand for: 1/10 and not the float next to it."""
+    if dtype == np.float64 or not np.isfinite(number):
+        return number
+    with np.errstate(over="ignore"):
+        rounded = float(dtype.type(number))
+        if not np.isfinite(rounded):
+            return rounded
+        bits = 7 if dtype.itemsize == 2 and dtype != np.float16 else np.finfo(dtype).nmant
+        a, b = simplest(rounded, lambda x: float(dtype.type(x)), 2 ** (bits - 1))
+    return a / b
+
+
+def _residues(field: PrimeField, numbers: Array) -> Array:
+    """Return real numbers as residues: short binary fractions as they are, others as the simplest fraction."""
+    finite = np.isfinite(numbers) & (np.abs(numbers) < HUGE)
+    safe = np.where(finite, numbers, 0.0)
+    scaled = safe * FRACTION_BITS
+    is_short = (scaled == np.floor(scaled)) & (np.abs(scaled) < 2.0**62)
+    found = field.from_floats(np.where(is_short, safe, 0.0))
+    if not is_short.all():
+        kinds, places = np.unique(safe, return_inverse=True)
+        table = np.array([field.constant(float(x)) for x in kinds], np.uint64)
+        found = np.where(is_short, found, table[places.reshape(safe.shape)])
+    if not finite.all():
+        with np.errstate(invalid="ignore"):
+            found = np.where(numbers >= HUGE, INFINITY, found)
+            found = np.where(numbers <= -HUGE, MINUS_INFINITY, found)
+        found = np.where(np.isnan(numbers), POISON, found)
+    return found
+
+
+def tangent_of(x: ExactArray) -> Array:
+    return np.zeros(x.shape, np.uint64) if x.tangent is None else x.tangent
+
+
+def _pair(x: Any, y: Any) -> tuple[ExactArray, ExactArray]:
+    """Return two operands of one dtype; both are residues if one is, or if both are floats and one of them is a residue."""
+    known = x if isinstance(x, ExactArray) else y
+    a = exact(known.field, x, known.dtype)
+    b = exact(known.field, y, known.dtype)
+    if a.is_residue != b.is_residue:
+        return a.residues(), b.residues()
+    return a, b
+
+
+def real(name: str, *operands: Any, dtype: Any = None) -> ExactArray:
+    """Apply a NumPy function to real numbers, in f64 for floats."""
+    known = next(x for x in operands if isinstance(x, ExactArray))
+    if any(isinstance(x, ExactArray) and x.is_residue for x in operands):
+        raise NotExact(name)
+    with np.errstate(all="ignore"):
+        given = [exact(known.field, x, known.dtype).values for x in operands]
+        found = np.asarray(getattr(np, name)(*given))
+    if found.dtype.kind in "biu":
+        return ExactArray(known.field, found, dtype or found.dtype)
+    return ExactArray(known.field, found, dtype or known.dtype)
+
+
+def binary(name: str, x: Any, y: Any) -> ExactArray:
+    a, b = _pair(x, y)
+    rule = {"add": _add, "subtract": _subtract, "multiply": _multiply, "divide": _divide}[name]
+    if a.is_residue:
+        return rule(a, b)
+    found = real(name, a, b, dtype=a.dtype if name != "divide" or a.is_float else None)
+    if found.is_float:
+        found.shadow = rule(a.residues(), b.residues())
+    return found
+
+
+def residue_array(like: ExactArray, values: Array, tangent: Array | None = None) -> ExactArray:
+    return ExactArray(like.field, values, like.dtype, True, tangent)
+
+
+def without_specials(x: ExactArray) -> Array:
+    """Return the residues, and 0 for special values."""
+    return np.where(x.values >= INFINITY, np.uint64(0), x.values) if x.has_special else x.values
+
+
+def _joined(a: ExactArray, b: ExactArray, rule: Callable[[Array, Array], Array]) -> Array | None:
+    """Return the tangent of a sum or difference, or None."""
+    if a.tangent is None and b.tangent is None:
+        return None
+    return rule(tangent_of(a), tangent_of(b))
+
+
+def _add(a: ExactArray, b: ExactArray) -> ExactArray:
+    field = a.field
+    found = field.add(without_specials(a), without_specials(b))
+    if a.has_special or b.has_special:
+        found = _with_infinities(found, [a.values, b.values])
+    return residue_array(a, found, _joined(a, b, field.add))
+
+
+def _with_infinities(found: Array, terms: Sequence[Array]) -> Array:
+    """Return a sum whose terms may be special."""
+    shape = np.broadcast_shapes(*(term.shape for term in terms))
+    spread = [np.broadcast_to(term, shape) for term in terms]
+    up = np.any([term == INFINITY for term in spread], axis=0)
+    down = np.any([term == MINUS_INFINITY for term in spread], axis=0)
+    poison = np.any([term == POISON for term in spread], axis=0) | (up & down)
+    return with_specials(found, up, down, poison)
+
+
+def with_specials(found: Array, up: Array, down: Array, poison: Array) -> Array:
+    found = np.where(up, INFINITY, np.where(down, MINUS_INFINITY, found))
+    return np.where(poison, POISON, found)
+
+
+def _subtract(a: ExactArray, b: ExactArray) -> ExactArray:
+    return _add(a, negative(b))
+
+
+def negative(x: ExactArray) -> ExactArray:
+    if not x.is_residue:
+        opposite = real("negative", x, dtype=x.dtype)
+        opposite.shadow = negative(x.residues()) if x.is_float else None
+        return opposite
+    found = x.field.negative(without_specials(x))
+    if x.has_special:
+        found = with_specials(found, x.values == MINUS_INFINITY, x.values == INFINITY, x.values == POISON)
+    return residue_array(x, found, None if x.tangent is None else x.field.negative(x.tangent))
+
+
+def _multiply(a: ExactArray, b: ExactArray) -> ExactArray:
+    field, left, right = a.field, without_specials(a), without_specials(b)
+    found = field.multiply(left, right)
+    if a.has_special or b.has_special:
+        found = np.where((a.values >= INFINITY) | (b.values >= INFINITY), POISON, found)
+    tangent = None
+    if a.tangent is not None or b.tangent is not None:
+        tangent = field.add(field.multiply(tangent_of(a), right), field.multiply(left, tangent_of(b)))
+    return residue_array(a, found, tangent)
+
+
+def _divide(a: ExactArray, b: ExactArray) -> ExactArray:
+    field = a.field
+    inverse = field.inverse(without_specials(b))
+    found = field.multiply(without_specials(a), inverse)
+    wrong = (a.values >= INFINITY) | (b.values >= INFINITY) | (b.values == 0)
+    tangent = None
+    if a.tangent is not None or b.tangent is not None:
+        slope = field.subtract(tangent_of(a), field.multiply(found, tangent_of(b)))
+        tangent = field.multiply(slope, inverse)
+    return residue_array(a, np.where(wrong, POISON, found), tangent)
+
+
+def matmul(a: ExactArray, b: ExactArray) -> ExactArray:
+    """Multiply stacks of matrices. A product with a special value is poison."""
+    if not (a.is_float or a.is_residue):
+        return ExactArray(a.field, (a.values @ b.values).astype(a.dtype), a.dtype)
+    if not (a.is_residue or b.is_residue):
+        shadow = matmul(a.residues(), b.residues())
+        return ExactArray(a.field, np.asarray(a.values @ b.values), a.dtype, shadow=shadow)
+    a, b = a.residues(), b.residues()
+    field, left, right = a.field, without_specials(a), without_specials(b)
+    found = field.matmul(left, right)
+    if a.has_special or b.has_special:
+        bad = (a.values >= INFINITY).any(-1)[..., :, None] | (b.values >= INFINITY).any(-2)[..., None, :]
+        found = np.where(bad, POISON, found)
+    tangent = None
+    if a.tangent is not None or b.tangent is not None:
+        tangent = field.add(field.matmul(tangent_of(a), right), field.matmul(left, tangent_of(b)))
+    return residue_array(a, found, tangent)
+
+
+def compared(name: str, x: Any, y: Any) -> ExactArray:
+    """Compare by signed representatives. In every second draw, the order of scalars is reversed."""
+    a, b = _pair(x, y)
+    left, right = a.keys(), b.keys()
+    if a.is_float and a.field.reverses(max(a.ndim, b.ndim)):
+        left, right = right, left
+    return ExactArray(a.field, np.asarray(getattr(np, name)(left, right)), np.bool_)
+
+
+def extremum(name: str, x: Any, y: Any) -> ExactArray:
+    a, b = _pair(x, y)
+    if not a.is_float:
+        return real(name, a, b, dtype=a.dtype)
+    takes = compared("greater_equal" if name == "maximum" else "less_equal", a, b)
+    found = chosen(takes, a, b)
+    if a.has_special or b.has_special:
+        found.values = np.where((a.values == POISON) | (b.values == POISON), POISON, found.values)
+    return found
+
+
+def chosen(condition: Any, x: Any, y: Any) -> ExactArray:
+    """Return elements of x where the condition holds, else of y."""
+    known = next(each for each in (x, y, condition) if isinstance(each, ExactArray))
+    like = next((each.dtype for each in (x, y) if isinstance(each, ExactArray)), None)
+    a, b = exact(known.field, x, like), exact(known.field, y, like)
+    if a.is_residue != b.is_residue:
+        a, b = a.residues(), b.residues()
+    where = condition.values if isinstance(condition, ExactArray) else condition
+    tangent = None
+    if a.tangent is not None or b.tangent is not None:
+        tangent = np.where(where, tangent_of(a), tangent_of(b))
+    shadow = None
+    if a.is_float and not a.is_residue:
+        shadow = chosen(condition, a.residues(), b.residues())
+    values = np.where(where, a.values, b.values)
+    return ExactArray(known.field, values, like or a.dtype, a.is_residue, tangent, shadow)
+
+
+# Functions of one operand
+
+POINTS: dict[str, dict[int, int]] = {
+    "exp": {0: 1}, "log": {1: 0}, "tanh": {0: 0}, "erf": {0: 0}, "sin": {0: 0}, "cos": {0: 1}, "sqrt": {0: 0, 1: 1},
+}  # fmt: skip
+"""Function -> the arguments at which it has its natural value, and the values. Elsewhere it is pseudo-random."""
+
+
+def transcendental(name: str, x: ExactArray) -> ExactArray:
+    """Return a pseudo-random function of the elements that has the function's own slope."""
+    if not x.is_residue:
+        return real_function(name, x)
+    safe = without_specials(x)
+    found = x.field.hashed(name, safe)
+    for argument, value in POINTS[name].items():
+        found = np.where(safe == argument, np.uint64(value), found)
+    if name == "log":
+        found = np.where(safe == 0, POISON, found)
+    if x.has_special:
+        found = np.where(x.values >= INFINITY, POISON, found)
+        if name == "exp":
+            found = np.where(x.values == MINUS_INFINITY, np.uint64(0), found)
+            found = np.where(x.values == INFINITY, INFINITY, found)
+    made = residue_array(x, found)
+    if x.tangent is not None:
+        slope = without_specials(
+            _slope(name, ExactArray(x.field, safe, x.dtype, True), residue_array(x, without_specials(made)))
+        )
+        made.tangent = x.field.multiply(x.tangent, slope)
+    return made
+
+
+def real_function(name: str, x: ExactArray) -> ExactArray:
+    """Return a function of real numbers, rounded to f32: NumPy's last digits in f64 depend on the place of a number in memory."""
+    if name == "erf":
+        from scipy.special import erf
+
+        found = erf(x.values)
+    else:
+        found = real(name, x, dtype=x.dtype).values
+    shadow = transcendental(name, x.residues())
+    return ExactArray(x.field, found.astype(np.float32).astype(np.float64), x.dtype, shadow=shadow)
+
+
+def _slope(name: str, x: ExactArray, y: ExactArray) -> ExactArray:
+    """Return the derivative, in terms of the operand and the result."""
+    return SLOPES[name](x, y)
+
+
+SLOPES: dict[str, Callable[[ExactArray, ExactArray], ExactArray]] = {
+    "exp": lambda x, y: y,
+    "log": lambda x, y: 1.0 / x,
+    "tanh": lambda x, y: 1.0 - y * y,
+    "sqrt": lambda x, y: 0.5 / y,
+    "sin": lambda x, y: transcendental("cos", x),
+    "cos": lambda x, y: -transcendental("sin", x),
+    "erf": lambda x, y: TWICE * transcendental("exp", -(x * x)),
+}
+
+
+def power(x: Any, y: Any) -> ExactArray:
+    """Return x to the power y: by multiplication where y is one small integer, else a pseudo-random function of both."""
+    known = x if isinstance(x, ExactArray) else y
+    a, b = exact(known.field, x, known.dtype), exact(known.field, y, known.dtype)
+    if not a.is_residue and not b.is_residue:
+        found = real("power", a, b, dtype=a.dtype)
+        found.shadow = power(a.residues(), b)
+        return found
+    if not b.is_residue and b.size and (b.values == b.values.flat[0]).all():
+        whole = _constant_power(a.residues(), float(b.values.flat[0]))
+        if whole is not None:
+            return whole.mapped(lambda v: np.broadcast_to(v, np.broadcast_shapes(v.shape, b.shape)))
+    a, b = a.residues(), b.residues()
+    values = np.broadcast_arrays(without_specials(a), without_specials(b))
+    found = residue_array(a, a.field.hashed("power", *values))
+    bad = (a.values >= INFINITY) | (b.values >= INFINITY)
+    found.values = np.where(bad, POISON, found.values)
+    if a.tangent is not None or b.tangent is not None:
+        lower = power(_untangled(a), _untangled(b) - 1.0)
+        positive = compared("greater", _untangled(a), 0.0)
+        log = transcendental("log", chosen(positive, _untangled(a), 1.0))
+        along_x = (lower * _untangled(b)) * residue_array(a, tangent_of(a))
+        along_y = (residue_array(a, without_specials(found)) * log) * residue_array(b, tangent_of(b))
+        found.tangent = without_specials(along_x + along_y)
+    return found
+
+
+def _untangled(x: ExactArray) -> ExactArray:
+    return ExactArray(x.field, x.values, x.dtype, x.is_residue)
+
+
+def _constant_power(x: ExactArray, exponent: float) -> ExactArray | None:
+    if exponent in (0.5, -0.5):
+        root = transcendental("sqrt", x)
+        return root if exponent > 0 else 1.0 / root
+    if exponent != int(exponent) or abs(exponent) > 2**10:
+        return None
+    found, count = x * 0.0 + 1.0, int(abs(exponent))
+    square = x
+    while count:
+        found = found * square if count & 1 else found
+        square, count = square * square, count >> 1
+    return found if exponent >= 0 else 1.0 / found
+
+
+def sign(x: ExactArray) -> ExactArray:
+    if not x.is_residue:
+        return real("sign", x, dtype=x.dtype)
+    return ExactArray(x.field, x.field.from_integers(np.sign(x.keys())), x.dtype, True)
+
+
+def absolute(x: ExactArray) -> ExactArray:
+    if not x.is_residue:
+        return real("abs", x, dtype=x.dtype)
+    zero = residue_array(x, np.zeros(x.shape, np.uint64))
+    is_negative, is_zero = x.keys() < 0, x.keys() == 0
+    return chosen(is_negative, -x, chosen(is_zero, zero, x))
+
+
+APPLIED: dict[str, Callable[..., ExactArray]] = {
+    **{name: partial(binary, name) for name in ("add", "subtract", "multiply", "divide")},
+    **{name: partial(transcendental, name) for name in POINTS},
+    **{
+        name: partial(compared, name)
+        for name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
+    },
+    "negative": negative,
+    "sign": sign,
+    "abs": absolute,
+    "absolute": absolute,
+    "floor": lambda x: x.floor(),
+    "square": lambda x: x * x,
+    "power": power,
+    "maximum": lambda x, y: extremum("maximum", x, y),
+    "minimum": lambda x, y: extremum("minimum", x, y),
+    "where": chosen,
+    "isnan": lambda x: (
+        ExactArray(x.field, x.values == POISON, np.bool_) if x.is_residue else real("isnan", x)
+    ),
+}  # fmt: skip
+"""Name of an elementwise function of NumPy -> its meaning on arrays of the check."""
+
+
+def applied(name: str, *operands: Any) -> ExactArray:
+    """Apply an elementwise function."""
+    return APPLIED[name](*operands) if name in APPLIED else real(name, *operands)

@@ -1,0 +1,58 @@
+"""The exact check of a model's layouts, for `mtfc verify`: see `backends/exact/check.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from mtfc.backends.exact.check import ExactReference, ExactResult
+from mtfc.backends.exact.residues import NotExact
+from mtfc.compiler.ir.core import Program
+from mtfc.driver.data.inputs import draw_batch
+from mtfc.driver.loading.selection import LayoutOnMesh
+from mtfc.reports.exact_report import ExactCase
+
+BOTH = "step+gradients"
+"""The functions that differentiation adds for the comparison."""
+
+LARGEST = 1 << 28
+"""Number of elements, over all values of a program, up to which it is checked: a minute or two."""
+
+
+def exact_cases(program: Program, cases: Iterable[LayoutOnMesh], seed: int) -> Iterator[ExactCase]:
+    """Yield the exact comparison of the gradients of the undistributed program, and of each layout."""
+    size = elements(program)
+    if size > LARGEST:
+        reason = f"its values have {size:.1e} elements: choose smaller dimensions with --dim"
+        yield ExactCase("gradients", program.name, skipped=reason)
+        return
+    given: Mapping[str, Any] = draw_batch(program.function("forward"), seed, 1)[0]
+    reference = ExactReference(program, given, seed)
+    try:
+        yield ExactCase("gradients", program.name, wrong_gradients=reference.wrong_gradients())
+        for case in cases:
+            found = reference.compare(case.lower(program, of=BOTH))
+            yield _case(case.layout.name, program.name, found)
+    except NotExact as error:
+        yield ExactCase("gradients", program.name, skipped=f"`{error}` has no meaning on residues")
+
+
+def _case(layout: str, model: str, found: ExactResult) -> ExactCase:
+    wrong = tuple(f"{each.output} of {each.function}" for each in found.wrong)
+    return ExactCase(
+        layout, model, wrong, (), found.elements, found.not_judged, dict(found.unsure), found.computed
+    )
+
+
+def elements(program: Program) -> int:
+    """Return the number of elements of all values of `forward`, each iteration of a loop counted."""
+
+    def total(body: Any, times: int) -> int:
+        found = 0
+        for eqn in body:
+            found += times * sum(value.type.size for value in eqn.results)
+            for region in eqn.regions:
+                found += total(region.body, times * eqn.attrs["dim"].size)
+        return found
+
+    return total(program.function("forward").body, 1)
