@@ -14,6 +14,7 @@ from unittest.mock import patch
 import attrs
 
 from mtfc.backends.common.forms import FORMS
+from mtfc.backends.exact.residues import ExactArray
 from mtfc.backends.numpy import backend
 from mtfc.compiler.ir.core import Program
 
@@ -155,6 +156,8 @@ def _same(right: Any, wrong: Any) -> bool:
 
     if isinstance(right, tuple):
         return all(map(_same, right, wrong))
+    if isinstance(right, ExactArray):
+        right, wrong = right.residues().values, wrong.residues().values
     try:
         right, wrong = np.broadcast_arrays(right, wrong)
     except ValueError:

@@ -60,7 +60,7 @@ def search(strategy: st.SearchStrategy[Any], check: Check, seeds: Iterable[int])
             passed.add(repr(case))
 
     for number in seeds:
-        _configured(seed(number)(given(strategy)(once)))()
+        ONE_CASE(seed(number)(given(strategy)(once)))()
     return len(passed)
 
 
@@ -75,7 +75,7 @@ def _checked(check: Check, case: Any) -> None:
         raise failure(check.__name__, check, source, error) from error
 
 
-_configured = settings(
+ONE_CASE = settings(
     max_examples=2,
     phases=(Phase.generate,),
     database=None,
