@@ -151,12 +151,31 @@ class Case(ComparedParts):
     special: SpecialNumbers
 
 
+class ExactRecord(TypedDict):
+    """The exact check of a layout, or of the gradients of the undistributed program. `reports/exact_report.py` explains it."""
+
+    layout: str
+    model: str
+    ok: bool
+    skipped: str | None
+    wrong: list[str]
+    wrong_gradients: list[str]
+    elements: int
+    not_judged: int
+    unsure: dict[str, int]
+    computed: int
+
+
 class Verification(TypedDict):
-    """`mtfc.verify`: all cases; `ok` is True if all agree. jax_gradients: the reference's gradients beside `jax.grad`."""
+    """`mtfc.verify`: all cases; `ok` is True if all agree. jax_gradients: the reference's gradients beside `jax.grad`.
+
+    exact: the results of the exact check.
+    """
 
     ok: bool
     jax_gradients: dict[str, dict[str, ComparedArray]]
     cases: list[Case]
+    exact: list[ExactRecord]
 
 
 class StepLine(TypedDict):

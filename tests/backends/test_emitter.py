@@ -24,7 +24,13 @@ SINGLE = Mesh("single", ())
 
 def lines(case: Case, mesh: Mesh = SINGLE) -> list[str]:
     """Return the statements of the case's function, before placement."""
-    return list(Emitter(dialect(mesh, False)).body(case.program().function("forward")))
+    emitter = Emitter(dialect(mesh, False))
+    return named(emitter, list(emitter.body(case.program().function("forward"))))
+
+
+def named(emitter: Emitter, marked: list[str]) -> list[str]:
+    """Return statements with the names of their values."""
+    return list(map(emitter.named("\n".join(marked)), marked))
 
 
 def test_numbers_stand_where_an_array_carries_the_dtype() -> None:
@@ -69,14 +75,14 @@ def test_operands_are_aligned_with_no_more_text_than_needed(
     x, y = (Value(f"x{i}", type) for i, type in enumerate(types))
     eqn = Equation("add", (x, y), (Value("z", types[0]),))
     emitter = Emitter(dialect(mesh, False))
-    assert list(emitter.equation(eqn)) == [f"z = x0 + {expected}"]
+    assert named(emitter, list(emitter.equation(eqn))) == [f"z = x0 + {expected}"]
 
 
 def test_names_are_python_names_and_stay_apart() -> None:
     emitter = Emitter(dialect(SINGLE, False))
     wanted = ["layers.ffn.wi", "layers_ffn_wi", "lambda", "np", "einsum", "einsum_1", "2nd", "x", "params"]
     found = [emitter.identifier(Value(name, TensorType("f32", ()))) for name in wanted]
-    assert found == [
+    assert named(emitter, found) == [
         "layers_ffn_wi", "layers_ffn_wi_2", "lambda_1", "np_1", "einsum_1", "einsum_1_2", "_2nd", "x", "params_1"
     ]  # fmt: skip
 

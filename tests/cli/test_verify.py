@@ -48,7 +48,12 @@ def test_in_f64_hardly_anything_is_rounded(mtfc: Mtfc) -> None:
 def test_text(mtfc: Mtfc) -> None:
     outcome = mtfc("verify", "model.mtf", "--layout", "both", "--backend", "numpy")
     assert outcome.status == 0
-    first, verdict = outcome.out.splitlines()
+    gradients, exact, first, verdict = outcome.out.splitlines()
+    assert gradients.split()[:3] == ["gradients", "exact", "ok"] and exact.split()[:3] == [
+        "both",
+        "exact",
+        "ok",
+    ]
     assert first.startswith("both                 numpy  ok     outputs ")
     assert verdict == "1 of 1 cases agree with the undistributed program"
 

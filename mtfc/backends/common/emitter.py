@@ -121,7 +121,7 @@ class Emitter:
         self._wanted.append(wanted)
         return f"{MARK}{len(self._wanted) - 1}{MARK}"
 
-    def _named(self, text: str) -> Callable[[str], str]:
+    def named(self, text: str) -> Callable[[str], str]:
         """Return a function that puts names in the place of marks. `text` has all names that values must not take."""
         taken = {*NOT_ASSIGNABLE, *LOCALS, *self.dialect.reserved, *_NAME.findall(_ASIDE.sub("", text))}
         names = Names(taken)
@@ -134,7 +134,7 @@ class Emitter:
         self._short = short_names(value.name for value in all_values(function))
         head = f"def {name}({FORMS[function.name].signature}):"
         marked = [*first, *self._arguments(function), *self.body(function), *self._results(function)]
-        named = self._named("\n".join([head, *marked]))
+        named = self.named("\n".join([head, *marked]))
         lines = [*_docstring(doc), *(line for each in marked for line in fold(named(each)))]
         return f"{head}\n" + "".join(f"    {line}\n" if line else "\n" for line in lines)
 

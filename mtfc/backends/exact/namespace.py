@@ -52,6 +52,8 @@ class Elementwise:
         return applied(self.name, *operands)
 
     def reduce(self, x: ExactArray, axis: Any = 0, dtype: Any = None, keepdims: bool = False) -> ExactArray:
+        if self.name not in REDUCTIONS:
+            raise NotExact(f"numpy.{self.name}.reduce")
         found: ExactArray = REDUCTIONS[self.name](x, axis, keepdims)
         return found if dtype is None else found.astype(dtype)
 

@@ -102,11 +102,11 @@ def verify(
     exact = list[ExactCase]()
     with without_warnings():
         for selection, asked in zip(selections, backends, strict=True):
+            model = VerifiedModel.of(selection, asked, options)
             if options.exact:
                 for found in exact_cases(selection.program, selection.cases, options.seed):
                     exact.append(found)
                     show(found)
-            model = VerifiedModel.of(selection, asked, options)
             for result in model.results():
                 results.append(result)
                 show(result)
@@ -143,8 +143,14 @@ class VerifiedModel:
         program = selection.program
         chosen = everything_in(program, options.dtype) if options.dtype else program
         is_wide = options.dtype == "f64" or _is_wide(program)
-        wide = None if is_wide else _reference(everything_in(program, "f64"), options)
-        return cls(selection, backends, _reference(chosen, options), wide)
+        given = dict(given_parameters(options.params, options.params_partial, options.seed, chosen))
+        reference = Reference.of(chosen, given, options)
+        if is_wide:
+            return cls(selection, backends, reference, None)
+        whole = {name: _in_f64(array) for name, array in given.items()}
+        return cls(
+            selection, backends, reference, Reference.of(everything_in(program, "f64"), whole, options)
+        )
 
     @property
     def name(self) -> str:
@@ -204,9 +210,11 @@ class VerifiedModel:
         return tuple(f"{NOUNS[part]} {name}" for part, name in self.reference.not_finite())
 
 
-def _reference(program: Program, options: VerifyOptions) -> Reference:
-    given = given_parameters(options.params, options.params_partial, options.seed, program)
-    return Reference.of(program, dict(given), options)
+def _in_f64(array: Any) -> Any:
+    import numpy as np
+
+    numbers = np.asarray(array)
+    return numbers if numbers.dtype.kind in "biu" else numbers.astype(np.float64)
 
 
 def _is_wide(program: Program) -> bool:
