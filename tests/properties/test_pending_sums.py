@@ -1,25 +1,13 @@
-"""Pending sums are completed where that sends the fewest bytes, in any order of factors: random products of sums."""
+"""The order of factors changes no bytes: random products of pending sums."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain, combinations, product
 from random import Random
 
 import attrs
-import pytest
 from hypothesis import strategies as st
 
-from mtfc.compiler.ir.core import Function, Value
-from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.passes.partition.place_reductions import (
-    CutProblem,
-    cut_problem,
-    minimum_cut,
-    pending_values,
-)
-from mtfc.compiler.passes.pipelines import layout_assignment, run
-from tests.harness import communication, load
+from tests.harness import communication
 from tests.properties.campaign import holds_for
 
 HEAD = """
@@ -80,13 +68,6 @@ def cases() -> st.SearchStrategy[ProductCase]:
     return st.integers(0, 2**32).map(case_of)
 
 
-def assigned(source: str) -> tuple[Function, Mesh]:
-    module = load(source)
-    (program,), (layout,) = module.programs, module.layouts
-    program = run(attrs.evolve(program, mesh=layout.mesh, layout=layout.layout), layout_assignment())
-    return program.function("forward"), layout.mesh
-
-
 def bytes_sent(source: str) -> int:
     return sum(elements for _, _, elements in communication(source))
 
@@ -94,43 +75,6 @@ def bytes_sent(source: str) -> int:
 @holds_for(cases(), 60)
 def test_the_order_of_factors_never_changes_the_bytes(case: ProductCase) -> None:
     assert bytes_sent(case.source(case.body)) == bytes_sent(case.source(case.mirrored))
-
-
-@holds_for(cases(), 60)
-def test_no_other_choice_would_send_fewer_bytes(case: ProductCase) -> None:
-    function, mesh = assigned(case.source(case.body))
-    problem = cut_problem(function, "all")
-    groups = pending_values(problem, mesh)
-    chosen, pending = minimum_cut(problem, groups, mesh)
-    assert set(groups) == pending & set(problem.through)
-    assert chosen == pytest.approx(min(_costs(problem, mesh)), abs=1e-9)
-
-
-def _costs(problem: CutProblem, mesh: Mesh) -> Iterator[float]:
-    """Yield the bytes of each set of values that can be pending together, in each way that sums can pass to them."""
-    linear = {each.eqn.result: each for each in problem.linear}
-    for chosen in chain.from_iterable(combinations(linear, n) for n in range(len(linear) + 1)):
-        pending = {*problem.sources, *chosen}
-        ways = product(*(linear[value].groups for value in chosen))
-        for way in ways:
-            passing = dict(zip(chosen, way, strict=True))
-            if all(linear[v].eqn.operands[i] in pending for v, group in passing.items() for i in group):
-                yield sum(_bytes(value, problem, mesh) for value in _completed(problem, pending, passing))
-
-
-def _completed(problem: CutProblem, pending: set[Value], passing: dict[Value, tuple[int, ...]]) -> set[Value]:
-    """Return the pending values that some use needs complete."""
-    read = {
-        value
-        for each in problem.linear
-        for i, value in enumerate(each.eqn.operands)
-        if i not in passing.get(each.eqn.result, ())
-    }
-    return pending & (read | set(problem.needed))
-
-
-def _bytes(value: Value, problem: CutProblem, mesh: Mesh) -> float:
-    return (2 if value in problem.whole else 1) * value.type.local_bytes(mesh) + 2.0**-20
 
 
 def test_many_factors_are_chosen_one_after_another() -> None:

@@ -9,11 +9,10 @@ later equation makes smaller is completed there. For each mesh axis, a minimum c
 - A source (a contraction over a split dimension) is always pending.
 - The result of a linear equation can be pending only if the operands of one group are. Other operands must be complete.
 - A pending value that some use needs complete costs an all-reduce: twice its size. If all these uses want the value split over
-  the axis, it costs a reduce-scatter: its size.
+  the axis, it costs a reduce-scatter: its size. Uses through which the sum passes do not count.
 - A cast with the attribute `sums` asks for its operand's sum in the wider dtype: completing the operand costs 64 times its size.
-- Where two factors of a multiplication are pending, the sum passes through one, and the other is completed. The pass solves the
-  cut for each choice. If equations that depend on each other have too many choices, it starts with the largest factors and
-  changes one choice at a time.
+- Where two factors of a multiplication are pending, the sum passes through one, and the other is completed. Branch and bound
+  finds the best choices of factors for equations that depend on each other.
 - Of equally cheap cuts the one that completes the fewest sums wins, and of those the earliest.
 
 In a loop each value counts once for every iteration. A sum that a loop carries may stay pending in all iterations. A value that a
@@ -22,20 +21,19 @@ loop yields may be completed once, as a stack.
 Input:   %a: f32[io] = sum %x layout {batch: rows}; %b: f32[io] = sum %z layout {batch: rows}; %c: f32[io] = add %a, %b layout {}
 Output:  %a: f32[io] +{rows} = sum %x layout {batch: rows}; %b: f32[io] +{rows} = sum %z ...; %c: f32[io] +{rows} = add %a, %b
 Where the types do not say which factor is completed, a `reshard` does.
-After this pass types are split and pending, and no other choice that the pass tries would send fewer bytes along a mesh axis.
+After this pass types are split and pending, and no other choice of where to complete sums would send fewer bytes along an axis.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import product
+from collections.abc import Iterable, Iterator, Mapping, Set
 from math import prod
 from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, FlowNetwork
+from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, FlowNetwork, Node
 from mtfc.compiler.analysis.reshard_plans import needed_type
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
@@ -65,8 +63,8 @@ ONE_MORE_SUM = 2.0**-20
 TOO_NARROW = 64
 """Factor of the bytes of a sum that is to be completed in a wider dtype."""
 
-MOST_CHOICES = 64
-"""Most combinations of factors that are all tried, for equations that depend on each other."""
+MOST_CUTS = 256
+"""Most minimum cuts for equations that depend on each other; if these do not suffice, the best solution so far counts."""
 
 
 @attrs.frozen
@@ -152,14 +150,42 @@ def _passing(eqn: Equation, passed: Passed, names: Names) -> Iterator[Equation]:
 
 @attrs.frozen
 class LinearEquation:
-    """An equation through which a sum can pass, and the groups of its operands that can all be pending."""
+    """An equation through which a sum can pass, and the groups of its operands that can all be pending, largest first.
+
+    pending: the operands that can be pending, by their numbers. unsplit: those that the equation does not want split over the
+    axis where they are complete.
+    """
 
     eqn: Equation
     groups: tuple[OperandGroup, ...]
+    pending: Mapping[int, Value]
+    unsplit: Set[int]
+
+    @property
+    def is_open(self) -> bool:
+        return len(self.groups) > 1
+
+    def satisfied(self, side: Set[Node]) -> OperandGroup | None:
+        """Return a group along which the sum passes at no further cost, if nodes on the source's side are as a cut leaves them.
+
+        All operands of the group are pending, and all others are completed for other uses. Without a pending result, any group
+        will do. Returns None if there is none.
+        """
+        if (self.eqn.result, "made") not in side:
+            return self.groups[0]
+        return next((group for group in self.groups if self._fits(group, side)), None)
+
+    def _fits(self, group: OperandGroup, side: Set[Node]) -> bool:
+        return all(
+            (value, "made") in side
+            if i in group
+            else (value, "kept") not in side and not (i in self.unsplit and (value, "whole") in side)
+            for i, value in self.pending.items()
+        )
 
 
 Choice = Mapping[Value, OperandGroup]
-"""The result of a linear equation -> the group of operands through which its sum passes, if it is not the first."""
+"""The result of a linear equation with several groups -> the operands through which its sum passes."""
 
 
 @attrs.frozen
@@ -171,7 +197,7 @@ class CutProblem:
     linear: the equations through which sums pass to values of `through`.
     uses: value -> carries and results of loops that can be pending through it.
     needed: values that some other use needs complete.
-    whole: values that some use does not want split over the axis.
+    whole: those among them that such a use does not want split over the axis.
     times: how often a value is computed, if more than once.
     narrow: values whose sum is to be completed after they are cast to a wider dtype.
     linked: a loop's carry and the result that it leaves as: both are pending or neither is.
@@ -210,23 +236,28 @@ class CutProblem:
             self._placed(output.value, output)
 
     def _equation(self, eqn: Equation) -> None:
-        groups = passing_groups(OPS[eqn.op], eqn, self.axis, self.can_be_pending)
-        for i, value in enumerate(eqn.operands):
-            if self.can_be_pending(value):
-                self._use(eqn, i, needs=not groups)
+        pending = {i: value for i, value in enumerate(eqn.operands) if self.can_be_pending(value)}
+        groups = passing_groups(OPS[eqn.op], eqn, self.axis, self.can_be_pending) if pending else ()
         if groups:
+            unsplit = {i for i in pending if self._wants_whole(eqn, i)}
             self.through[eqn.result] = None
-            self.linear.append(LinearEquation(eqn, groups))
+            self.linear.append(LinearEquation(eqn, _largest_first(eqn, groups), pending, unsplit))
             self.narrow.update(eqn.operands if is_cast_of_terms(eqn) else ())
+        else:
+            for i in pending:
+                self._use(eqn, i)
         rule = OPS[eqn.op].layout_rule(eqn)
         if leaves_sums(rule) and self.axis in own_axes(rule, eqn):
             self.sources.update(dict.fromkeys(eqn.results))
 
-    def _use(self, eqn: Equation, operand: int, needs: bool = True) -> None:
+    def _wants_whole(self, eqn: Equation, operand: int) -> bool:
+        return self.axis not in needed_type(eqn, operand).split_axes
+
+    def _use(self, eqn: Equation, operand: int) -> None:
+        """Add a use that needs a complete operand."""
         value = eqn.operands[operand]
-        if needs:
-            self.needed[value] = None
-        if self.axis not in needed_type(eqn, operand).split_axes:
+        self.needed[value] = None
+        if self._wants_whole(eqn, operand):
             self.whole.add(value)
 
     def _placed(self, value: Value, output: Output) -> None:
@@ -255,11 +286,9 @@ class CutProblem:
             return
         if carry is not None:
             self.uses.setdefault(output.value, []).append(carry)
-            self._placed(output.value, output)
             self.linked.append((carry, result))
         elif output.updates is None and not is_split(output, self.axis):
             self.uses.setdefault(output.value, []).append(result)
-            self.whole.add(output.value)
         else:
             self.output(output)
             return
@@ -333,81 +362,121 @@ def pending_values(problem: CutProblem, mesh: Mesh) -> dict[Value, OperandGroup]
     """Return the values of `problem.through` that stay pending in the cheapest solution, and the operands that pass the sum."""
     found: dict[Value, OperandGroup] = {}
     for part in problem.parts() if problem.through else ():
-        choice, (_, pending) = _best_choice(part, mesh)
+        choice, solution = _best_choice(part, mesh)
         first = {each.eqn.result: each.groups[0] for each in part.linear} | dict(choice)
-        found.update((value, first.get(value, ())) for value in part.through if value in pending)
+        pending = (value for value in part.through if (value, "made") in solution.side)
+        found.update((value, first.get(value, ())) for value in pending)
     return found
 
 
-Solution = tuple[float, set[Value]]
-"""The cost of a cut in bytes, and the values that are pending when they are computed."""
+def _largest_first(eqn: Equation, groups: Iterable[OperandGroup]) -> tuple[OperandGroup, ...]:
+    """Sort groups by the elements of their operands: to pass a large sum on is the most promising choice."""
+
+    def size(group: OperandGroup) -> int:
+        return sum(prod(dim.size for dim in eqn.operands[i].type.dims) for i in group)
+
+    return tuple(sorted(groups, key=size, reverse=True))
 
 
-def _best_choice(problem: CutProblem, mesh: Mesh) -> tuple[Choice, Solution]:
-    """Return the choice of groups whose minimum cut costs least, and the cut."""
-    open = {each.eqn.result: each.groups for each in problem.linear if len(each.groups) > 1}
-    if prod(map(len, open.values())) <= MOST_CHOICES:
-        choices = [dict(zip(open, groups, strict=True)) for groups in product(*open.values())]
-        solved = [(choice, minimum_cut(problem, choice, mesh)) for choice in choices]
-        return min(solved, key=lambda each: each[1][0])
-    eqns = {each.eqn.result: each.eqn for each in problem.linear}
+@attrs.frozen
+class CutSolution:
+    """A minimum cut: its cost in bytes, and the nodes on the source's side. `minimum_cut` says what the nodes mean."""
 
-    def size(value: Value, group: OperandGroup) -> int:
-        return sum(eqns[value].operands[i].type.local_bytes(mesh) for i in group)
-
-    choice = {value: max(groups, key=lambda group: size(value, group)) for value, groups in open.items()}
-    best = minimum_cut(problem, choice, mesh)
-    while True:
-        before = best[0]
-        for value, groups in open.items():
-            for group in groups:
-                other = minimum_cut(problem, {**choice, value: group}, mesh)
-                if other[0] < best[0]:
-                    choice, best = {**choice, value: group}, other
-        if best[0] == before:
-            return choice, best
+    cost: float
+    side: Set[Node]
 
 
-def minimum_cut(problem: CutProblem, choice: Choice, mesh: Mesh) -> Solution:
+def _best_choice(problem: CutProblem, mesh: Mesh) -> tuple[Choice, CutSolution]:
+    """Return the choice of groups whose minimum cut costs least, and the cut, by branch and bound.
+
+    An equation without a group yet asks nothing of its operands for a pending result, so its cut costs no more than with any
+    group. The cut often satisfies a group nevertheless.
+    """
+    best: tuple[Choice, CutSolution] | None = None
+    stack: list[Choice] = [{}]
+    cuts = 0
+    while stack and (best is None or cuts < MOST_CUTS):
+        choice, cuts = stack.pop(), cuts + 1
+        solution = minimum_cut(problem, choice, mesh)
+        if best is not None and solution.cost >= best[1].cost:
+            continue
+        left = [each for each in problem.linear if each.is_open and each.eqn.result not in choice]
+        found = {each.eqn.result: each.satisfied(solution.side) for each in left}
+        unsatisfied = next((each for each in left if found[each.eqn.result] is None), None)
+        if unsatisfied is None:
+            best = (
+                {**choice, **{value: group for value, group in found.items() if group is not None}},
+                solution,
+            )
+        else:
+            result = unsatisfied.eqn.result
+            stack += ({**choice, result: group} for group in reversed(unsatisfied.groups))
+    assert best is not None
+    return best
+
+
+def minimum_cut(problem: CutProblem, choice: Choice, mesh: Mesh) -> CutSolution:
     """Return the cheapest solution in which sums pass as chosen.
 
-    Node (value, "made") is on the source's side of the cut if the value is pending when it is computed. Node (value, "kept") is
-    on the source's side if no use needs the value complete.
+    A node is on the source's side of the cut for these reasons. (value, "made"): the value is pending when it is computed.
+    (value, "kept"): no use needs it complete. (value, "whole"): no use needs it complete and not split over the axis.
     """
-    network = FlowNetwork()
-    for value in problem.sources:
-        network.arc(SOURCE, (value, "made"), INFINITE)
-    costs = {value: _cost(problem, value, mesh) for value in (*problem.sources, *problem.through)}
-    for value, cost in costs.items():
-        network.arc((value, "made"), (value, "kept"), cost)
-    needed = dict(problem.needed)
-    passing = [(value, user) for value, users in problem.uses.items() for user in users]
+    arcs = [*_value_arcs(problem, mesh), *_loop_arcs(problem)]
     for each in problem.linear:
-        group = choice.get(each.eqn.result, each.groups[0])
-        for i, value in enumerate(each.eqn.operands):
-            if i in group:
-                passing.append((value, each.eqn.result))
-            elif problem.can_be_pending(value):
-                needed[value] = None
-    for value, user in passing:
-        network.arc((value, "kept"), (user, "made"), INFINITE)
-        network.arc((user, "made"), (value, "made"), INFINITE)
+        arcs += _linear_arcs(each, choice.get(each.eqn.result) if each.is_open else each.groups[0])
+    network = FlowNetwork()
+    for arc in arcs:
+        network.arc(*arc)
+    side = network.source_side()
+    return CutSolution(sum(size for tail, head, size in arcs if tail in side and head not in side), side)
+
+
+Arc = tuple[Node, Node, float]
+"""Two nodes, and the bytes that a cut between them costs."""
+
+
+def _value_arcs(problem: CutProblem, mesh: Mesh) -> Iterator[Arc]:
+    for value in problem.sources:
+        yield SOURCE, (value, "made"), INFINITE
+    for value in dict.fromkeys((*problem.sources, *problem.through)):
+        size, times = _bytes(problem, value, mesh), problem.times.get(value, 1)
+        yield (value, "made"), (value, "kept"), times * (size + ONE_MORE_SUM)
+        yield (value, "made"), (value, "whole"), times * size
+    for value in problem.needed:
+        yield from _completing(value, SINK, value in problem.whole)
+
+
+def _loop_arcs(problem: CutProblem) -> Iterator[Arc]:
+    for value, users in problem.uses.items():
+        for user in users:
+            yield from _completing(value, (user, "made"), unsplit=True)
+            yield (user, "made"), (value, "made"), INFINITE
     for one, other in problem.linked:
-        network.arc((one, "made"), (other, "made"), INFINITE)
-        network.arc((other, "made"), (one, "made"), INFINITE)
+        yield (one, "made"), (other, "made"), INFINITE
+        yield (other, "made"), (one, "made"), INFINITE
     for start, value in problem.starts:
         if problem.can_be_pending(start):
-            network.arc((start, "kept"), (value, "made"), INFINITE)
-    for value in needed:
-        network.arc((value, "kept"), SINK, INFINITE)
-    side = network.source_side()
-    pending = {value for value in costs if (value, "made") in side}
-    return sum(costs[value] for value in costs if value in pending and (value, "kept") not in side), pending
+            yield from _completing(start, (value, "made"), unsplit=True)
 
 
-def _cost(problem: CutProblem, value: Value, mesh: Mesh) -> float:
-    """Return the bytes of completing the sum in a value, and a little more."""
+def _linear_arcs(each: LinearEquation, group: OperandGroup | None) -> Iterator[Arc]:
+    """Yield the arcs of an equation through which a sum passes along a group of operands; None: along any, or none."""
+    result = (each.eqn.result, "made")
+    for i, value in each.pending.items():
+        passes = group is None or i in group
+        yield from _completing(value, result if passes else SINK, i in each.unsplit)
+        if group is not None and passes:
+            yield result, (value, "made"), INFINITE
+
+
+def _completing(value: Value, where: Node, unsplit: bool) -> Iterator[Arc]:
+    """Yield the arcs that complete a value where the node `where` is on the sink's side."""
+    yield (value, "kept"), where, INFINITE
+    if unsplit:
+        yield (value, "whole"), where, INFINITE
+
+
+def _bytes(problem: CutProblem, value: Value, mesh: Mesh) -> float:
+    """Return the bytes of a reduce-scatter of the sum; an all-reduce sends twice as many."""
     pending = attrs.evolve(value.type, pending=mesh.ordered({*value.type.pending, problem.axis}))
-    bytes = (2 if value in problem.whole else 1) * pending.local_bytes(mesh)
-    bytes *= TOO_NARROW if value in problem.narrow else 1
-    return problem.times.get(value, 1) * (bytes + ONE_MORE_SUM)
+    return float(pending.local_bytes(mesh) * (TOO_NARROW if value in problem.narrow else 1))
