@@ -34,6 +34,7 @@ from typing import ClassVar
 import attrs
 
 from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, FlowNetwork, Node
+from mtfc.compiler.analysis.pending_values import may_be_pending
 from mtfc.compiler.analysis.reshard_plans import needed_type
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
@@ -43,7 +44,6 @@ from mtfc.compiler.ir.pending_rule import (
     OperandGroup,
     is_split,
     leaves_sums,
-    may_hold,
     own_axes,
     passing_groups,
     pending_over,
@@ -192,6 +192,7 @@ Choice = Mapping[Value, OperandGroup]
 class CutProblem:
     """The values in which a sum over one axis may be pending, as a walk over a function finds them.
 
+    candidates: all of them.
     sources: values that their own equation leaves pending.
     through: values that can be pending if others are.
     linear: the equations through which sums pass to values of `through`.
@@ -205,6 +206,7 @@ class CutProblem:
     """
 
     axis: str
+    candidates: Set[Value]
     sources: dict[Value, None] = attrs.field(factory=dict)
     through: dict[Value, None] = attrs.field(factory=dict)
     linear: list[LinearEquation] = attrs.field(factory=list)
@@ -217,7 +219,7 @@ class CutProblem:
     starts: list[tuple[Value, Value]] = attrs.field(factory=list)
 
     def can_be_pending(self, value: Value) -> bool:
-        return value in self.sources or value in self.through
+        return value in self.candidates
 
     def body(self, body: Iterable[Equation], times: int) -> None:
         """Add the equations of a body that runs `times` times."""
@@ -266,7 +268,7 @@ class CutProblem:
 
     def _loop(self, eqn: Equation, times: int) -> None:
         region, times = region_of(eqn), times * dim_of(eqn).size
-        pending = pending_carries(region, self.axis)
+        pending = {a.value: None for a in carried(region) if self.can_be_pending(a.value)}
         self.times.update(dict.fromkeys(pending, times))
         self.through.update(pending)
         self.body(region.body, times)
@@ -302,7 +304,9 @@ class CutProblem:
         def part(value: Value) -> CutProblem:
             root = _root(roots, value)
             if root not in found:
-                found[root] = CutProblem(self.axis, whole=self.whole, times=self.times, narrow=self.narrow)
+                found[root] = CutProblem(
+                    self.axis, self.candidates, whole=self.whole, times=self.times, narrow=self.narrow
+                )
             return found[root]
 
         for name in ("sources", "through", "uses", "needed"):
@@ -334,24 +338,9 @@ def _root(roots: dict[Value, Value], value: Value) -> Value:
     return value
 
 
-def pending_carries(region: Function, axis: str) -> dict[Value, None]:
-    """Return the carries of a loop that may stay pending over the axis in all iterations, such as a sum of pending sums."""
-    found: dict[Value, None] = {
-        a.value: None for a in carried(region) if may_hold(a.value) and not is_split(a, axis)
-    }
-    updates = {output.updates: output.value for output in region.outputs}
-    while True:
-        problem = CutProblem(axis, through=dict(found))
-        problem.body(region.body, 1)
-        kept = {value: None for value in found if problem.can_be_pending(updates[value.name])}
-        if kept == found:
-            return found
-        found = kept
-
-
 def cut_problem(function: Function, axis: str) -> CutProblem:
     """Return the problem of one function and axis."""
-    problem = CutProblem(axis)
+    problem = CutProblem(axis, may_be_pending(function, axis))
     problem.body(function.body, 1)
     for output in function.outputs:
         problem.output(output)

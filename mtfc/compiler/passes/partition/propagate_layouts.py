@@ -22,6 +22,7 @@ from typing import ClassVar
 import attrs
 
 from mtfc.compiler.analysis.equation_names import LayoutTarget, layout_target_names
+from mtfc.compiler.analysis.pending_values import axes_pending
 from mtfc.compiler.analysis.reshard_plans import needed_type, plan
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import dim_of, region_of, sliced_type
@@ -44,7 +45,9 @@ class PropagateLayouts(Pass):
         mesh = program.placed_on
         named = set(program.layout.value_rules) if program.layout else set()
         return program.map_functions(
-            lambda function: LayoutPropagator(mesh, fixed(function, named)).function(function)
+            lambda function: LayoutPropagator(
+                mesh, fixed(function, named), axes_pending(function, mesh.names)
+            ).function(function)
         )
 
 
@@ -71,14 +74,13 @@ def inner_uses(function: Function) -> dict[Value, list[tuple[Equation, int]]]:
 class LayoutPropagator:
     """Changes the layouts of one function's equations to those of their uses or operands.
 
-    placed: the type of each value. pending: axes over which a sum may be pending in a value. changed: equations that have
-    changed.
+    placed: the type of each value. pending: axes over which a sum may be pending in a value, by the layouts before this pass.
+    changed: equations that have changed.
     """
 
-    def __init__(self, mesh: Mesh, fixed: set[LayoutTarget]) -> None:
-        self.mesh, self.fixed = mesh, fixed
+    def __init__(self, mesh: Mesh, fixed: set[LayoutTarget], pending: Mapping[Value, set[str]]) -> None:
+        self.mesh, self.fixed, self.pending = mesh, fixed, pending
         self.placed: dict[Value, TensorType] = {}
-        self.pending: dict[Value, set[str]] = {}
         self.changed: dict[Equation, Equation] = {}
 
     def function(self, function: Function) -> Function:
@@ -102,7 +104,9 @@ class LayoutPropagator:
             else self._yielded(output, dim_of(eqn), uses.get(result, []))
             for result, output in zip(eqn.results, region.outputs, strict=True)
         )
-        inside = LayoutPropagator(self.mesh, self.fixed).function(attrs.evolve(region, outputs=outputs))
+        inside = LayoutPropagator(self.mesh, self.fixed, self.pending).function(
+            attrs.evolve(region, outputs=outputs)
+        )
         changed = attrs.evolve(eqn, regions=(inside,))
         for result, output in zip(eqn.results, outputs, strict=True):
             self.placed[result] = result.type.split_by(output.layout or {})
@@ -128,15 +132,6 @@ class LayoutPropagator:
             return
         types = result_types(eqn, OPS[eqn.op].layout_rule(eqn), (), self.mesh)
         self.placed.update(zip(eqn.results, types, strict=True))
-        passing = self._passing(eqn)
-        for value, type in zip(eqn.results, types, strict=True):
-            own = set(type.pending) if type.reduction == "sum" else set()
-            if own or passing:
-                self.pending[value] = own | passing
-
-    def _passing(self, eqn: Equation) -> set[str]:
-        """Return the axes over which a sum may pass from operands through the equation, under its layout."""
-        return set(self._groups(eqn))
 
     def _groups(self, eqn: Equation) -> dict[str, tuple[OperandGroup, ...]]:
         """Return the groups of operands through which a sum over an axis may pass, for each axis that has any."""
@@ -204,7 +199,8 @@ class LayoutPropagator:
         return sent, made.local_size(self.mesh)
 
     def _pending(self, type: TensorType, axes: set[str]) -> TensorType:
-        """Return the type with sums pending over `axes` too."""
+        """Return the type with sums pending over `axes` too, as far as these do not split it."""
+        axes = axes.difference(type.split_axes)
         return attrs.evolve(type, pending=self.mesh.ordered({*type.pending, *axes})) if axes else type
 
     def _runs(self, eqn: Equation) -> bool:

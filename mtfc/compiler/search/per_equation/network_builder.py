@@ -13,12 +13,12 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.analysis.liveness import takes_over, unstored
+from mtfc.compiler.analysis.pending_values import may_be_pending
 from mtfc.compiler.cost.tables.reshard_costs import Conversions, Indices, Numbers, TensorPlacements, in_time
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
-from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, stacked_type
+from mtfc.compiler.ir.loops import dim_of, pairs, region_of, stacked_type
 from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.pending_rule import leaves_sums, may_hold, pending_groups
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 from mtfc.compiler.search.per_equation.choice_network import ChoiceEdge, ChoiceNetwork, ChoiceNode, Owner
@@ -349,13 +349,13 @@ class NetworkBuilder(ValueNetwork):
         self, result: Value, output: Output, ports: Mapping[str, int], begin: int, times: int
     ) -> None:
         """Connect a result. A carry leaves with the placement that it has between iterations; a yielded value has any placement
-        in each iteration.
+        in each iteration, and its sum may stay pending in the stack.
         """
         source = self.sources.get(output.value)
         if output.updates is not None:
             port, types = ports[output.updates], self._types(ports[output.updates])
         else:
-            slices = [type for type in self._placements(output.value) if not type.pending]
+            slices = self._placements(output.value)
             types = [stacked_type(type, result.type.dims[0]) for type in slices]
             port = self._node(output, slices, self._bytes(types))
             self.nodes[port].birth = begin
@@ -396,34 +396,3 @@ ENTER: Mapping[str, Callable[[NetworkBuilder, Value, int, int], None]] = {
     "sliced": NetworkBuilder._sliced,
 }
 """The method that connects an operand of a loop, by the role of its argument."""
-
-
-def may_be_pending(function: Function, given: Collection[Value] = ()) -> set[Value]:
-    """Return the values that may hold a pending sum, also those in loops; of the arguments only those `given` may.
-
-    A contraction leaves a pending sum, a linear equation passes it on, and a loop may carry it around. The search gives
-    placements with a pending sum to these values alone.
-    """
-    found = set(given)
-    for eqn in function.body:
-        if eqn.regions:
-            found |= _in_loop(eqn)
-        elif leaves_sums(OPS[eqn.op].layout_rule(eqn)) or pending_groups(
-            OPS[eqn.op], eqn, found.__contains__
-        ):
-            found.update(eqn.results)
-    return found
-
-
-def _in_loop(eqn: Equation) -> set[Value]:
-    region = region_of(eqn)
-    updates = {output.updates: output.value for output in region.outputs}
-    going = {a.value for a in carried(region) if may_hold(a.value)}
-    while True:
-        inside = may_be_pending(region, going)
-        kept = {value for value in going if updates[value.name] in inside}
-        if kept == going:
-            pairs = zip(eqn.results, region.outputs, strict=True)
-            names = {value.name for value in going}
-            return inside | {result for result, output in pairs if output.updates in names}
-        going = kept
