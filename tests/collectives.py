@@ -46,7 +46,7 @@ REASONS = {
     ("once", "forward", "total = sum(exp(shifted), over = vocab)"): (
         "sums over the vocabulary: of exponentials, and the logit of the right token"
     ),
-    ("once", "backward", "repeat layers {"): (
+    ("once", "backward", "return einsum(x, w -> [..., d_out])"): (
         "the gradient of what the logits are made from sums over the vocabulary"
     ),
     ("once", "forward", "return mean(nn.cross_entropy(logits, targets, smoothing = smoothing))"): (
