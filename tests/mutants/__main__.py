@@ -51,7 +51,7 @@ def subjects() -> Iterator[Subject]:
     for example in EXAMPLES:
         file, choice = path(example), Choice(None, None, example.mesh, example.dims)
         selection = choose(file.read_text("utf-8"), str(file), choice, every_layout=True)
-        reference = ExactReference(selection.program, draws=1)
+        reference = ExactReference(selection.program, draws=(0,))
         for case in selection.cases:
             lowered = case.lower(selection.program, of=BOTH)
             yield Subject(f"{example.file} {case.layout.name}", lowered, reference)
@@ -65,7 +65,7 @@ def _random_subjects(number: int) -> Iterator[Subject]:
     ONE_CASE(seed(number)(drawn))()
     module = load(sources[-1])
     (program,) = module.programs
-    reference = ExactReference(program, draws=1)
+    reference = ExactReference(program, draws=(0,))
     for layout in module.layouts:
         yield Subject(f"random {number} {layout.name}", _lowered(program, layout), reference)
 

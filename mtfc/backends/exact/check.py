@@ -42,8 +42,8 @@ Arrays = Mapping[str, ExactArray]
 STEP = 5
 """The number of the training step. It is not the first: some optimizers ignore their state there."""
 
-DRAWS = 2
-"""In the second draw, decisions between scalars fall the other way."""
+DRAWS = (0, 1)
+"""In odd draws, decisions between scalars fall the other way."""
 
 
 @attrs.frozen
@@ -85,7 +85,7 @@ class ExactReference:
     program: Program
     given: Mapping[str, Any] = attrs.field(factory=dict)
     seed: int = 0
-    draws: int = DRAWS
+    draws: Sequence[int] = DRAWS
 
     @cached_property
     def functions(self) -> Mapping[str, tuple[Function, Program]]:
@@ -116,7 +116,7 @@ class ExactReference:
         text = backend.generate(lowered) if text is None else text
         wrong: list[ExactDifference] = []
         elements, poison, unsure = 0, 0, dict[str, int]()
-        for draw in range(self.draws):
+        for draw in self.draws:
             module = loaded(text, field := self.field(draw, rank=len(lowered.placed_on.axes)))
             for function in lowered.functions:
                 arguments, expected = self.expected(function.name, draw)
@@ -127,13 +127,13 @@ class ExactReference:
                     if differ:
                         wrong.append(ExactDifference(function.name, output, differ))
             unsure = {what: unsure.get(what, 0) + n for what, n in field.counts.items()}
-        computed = self.draws * sum(_computed(self.functions[f.name][0].body) for f in lowered.functions)
+        computed = len(self.draws) * sum(_computed(self.functions[f.name][0].body) for f in lowered.functions)
         return ExactResult(_first_of_each(wrong), elements, poison, unsure, computed)
 
     def wrong_gradients(self) -> tuple[str, ...]:
         """Return the arguments whose gradients the undistributed program computes wrongly, by forward mode."""
         found: set[str] = set()
-        for draw in range(self.draws):
+        for draw in self.draws:
             names = self._differentiable
             if names and not self._agrees(names, draw):
                 found.update(name for name in names if not self._agrees((name,), draw))
@@ -249,7 +249,14 @@ def loaded(text: str, field: PrimeField) -> Any:
 def _drawing(function: Callable[..., Any], field: PrimeField, *args: Any) -> Any:
     """Call a function of random numbers on plain integers."""
     found = function(*residues.plain_index(args))
-    return residues.exact(field, found) if isinstance(found, np.ndarray | np.generic) else found
+    return _measured(field, np.asarray(found)) if isinstance(found, np.ndarray | np.generic) else found
+
+
+def _measured(field: PrimeField, numbers: Any) -> ExactArray:
+    """Return numbers as they are: a scalar, too, is no constant of the text that may stand for a simpler fraction."""
+    if numbers.dtype.kind in "biu":
+        return ExactArray(field, numbers, numbers.dtype)
+    return ExactArray(field, numbers.astype(np.float64), numbers.dtype)
 
 
 class RandomNumbers:

@@ -186,6 +186,10 @@ class ExactNumpy:
 
     # Order
 
+    def clip(self, x: ExactArray, low: Any, high: Any) -> ExactArray:
+        """Limit numbers to the range of an integer dtype, before they become integers. Residues are in range."""
+        return x if x.is_residue else ExactArray(self.field, np.clip(x.values, low, high), x.dtype)
+
     def argmax(self, x: ExactArray, axis: int) -> ExactArray:
         return ExactArray(self.field, np.argmax(x.keys(), axis=axis), np.int64)
 

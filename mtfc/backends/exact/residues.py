@@ -3,7 +3,7 @@
 An `ExactArray` stands for one array of a generated NumPy module or of an op's `evaluate`. Integers and truth values are kept as
 they are. Floats that are made of constants, indices and random draws alone are kept as real numbers, so that decisions and bucket
 numbers stay what they are. Beside each there is its residue, which follows the same arithmetic without rounding. As soon as such
-a float meets a residue, the residue takes its place.
+a float meets a residue, or a sum would round it, the residue takes its place.
 
 Three more values stand beside the residues: infinity, minus infinity, and `POISON` for whatever has no meaning in the field,
 such as a quotient by zero. Poison sticks.
@@ -29,6 +29,9 @@ HUGE = 1e30
 
 FRACTION_BITS = 2.0**30
 """A real number that is a multiple of the inverse is a short binary fraction, and needs no search for a simple fraction."""
+
+SUM_SCALE = 2.0**20
+"""Real numbers that are multiples of the inverse are added without rounding."""
 
 TWICE = 1.1283791670955126
 """2 / sqrt(pi), the slope of `erf` at 0."""
@@ -303,6 +306,10 @@ def written(number: float, dtype: Any) -> float:
 
 def _residues(field: PrimeField, numbers: Array) -> Array:
     """Return real numbers as residues: short binary fractions as they are, others as the simplest fraction."""
+    if np.abs(numbers).max(initial=0.0) < 2.0**31:
+        whole = numbers.astype(np.int64)
+        if (whole == numbers).all():
+            return field.from_integers(whole)
     finite = np.isfinite(numbers) & (np.abs(numbers) < HUGE)
     safe = np.where(finite, numbers, 0.0)
     scaled = safe * FRACTION_BITS
@@ -435,11 +442,17 @@ def _divide(a: ExactArray, b: ExactArray) -> ExactArray:
     return residue_array(a, np.where(wrong, POISON, found), tangent)
 
 
+def has_exact_sums(numbers: Array) -> bool:
+    """Return True for real numbers whose sums have no rounding, in any order: short binary fractions that are not large."""
+    scaled = np.abs(numbers) * SUM_SCALE
+    return bool(scaled.sum() < 2.0**53 and (scaled == np.floor(scaled)).all())
+
+
 def matmul(a: ExactArray, b: ExactArray) -> ExactArray:
     """Multiply stacks of matrices. A product with a special value is poison."""
     if not (a.is_float or a.is_residue):
         return ExactArray(a.field, (a.values @ b.values).astype(a.dtype), a.dtype)
-    if not (a.is_residue or b.is_residue):
+    if not (a.is_residue or b.is_residue) and has_exact_sums(a.values) and has_exact_sums(b.values):
         shadow = matmul(a.residues(), b.residues())
         return ExactArray(a.field, np.asarray(a.values @ b.values), a.dtype, shadow=shadow)
     a, b = a.residues(), b.residues()
@@ -455,10 +468,10 @@ def matmul(a: ExactArray, b: ExactArray) -> ExactArray:
 
 
 def compared(name: str, x: Any, y: Any) -> ExactArray:
-    """Compare by signed representatives. In every second draw, the order of scalars is reversed."""
+    """Compare by signed representatives. In every second draw, the order of scalars is reversed; real numbers keep theirs."""
     a, b = _pair(x, y)
     left, right = a.keys(), b.keys()
-    if a.is_float and a.field.reverses(max(a.ndim, b.ndim)):
+    if a.is_residue and a.field.reverses(max(a.ndim, b.ndim)):
         left, right = right, left
     return ExactArray(a.field, np.asarray(getattr(np, name)(left, right)), np.bool_)
 
@@ -598,17 +611,19 @@ def _constant_power(x: ExactArray, exponent: float) -> ExactArray | None:
 
 
 def sign(x: ExactArray) -> ExactArray:
+    """Return -1, 0 or 1, by the same order as comparisons."""
     if not x.is_residue:
         return real("sign", x, dtype=x.dtype)
-    return ExactArray(x.field, x.field.from_integers(np.sign(x.keys())), x.dtype, True)
+    above, below = (compared(name, x, 0.0).values.astype(np.int64) for name in ("greater", "less"))
+    return ExactArray(x.field, x.field.from_integers(above - below), x.dtype, True)
 
 
 def absolute(x: ExactArray) -> ExactArray:
+    """Return the larger of x and -x, by the same order as comparisons. The tangent is 0 at 0."""
     if not x.is_residue:
-        return real("abs", x, dtype=x.dtype)
+        return chosen(compared("less", x, 0.0), -x, x) if x.is_float else real("abs", x, dtype=x.dtype)
     zero = residue_array(x, np.zeros(x.shape, np.uint64))
-    is_negative, is_zero = x.keys() < 0, x.keys() == 0
-    return chosen(is_negative, -x, chosen(is_zero, zero, x))
+    return chosen(compared("less", x, 0.0), -x, chosen(compared("equal", x, 0.0), zero, x))
 
 
 APPLIED: dict[str, Callable[..., ExactArray]] = {

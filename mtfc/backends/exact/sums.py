@@ -14,6 +14,7 @@ from mtfc.backends.exact.residues import (
     POISON,
     Array,
     ExactArray,
+    has_exact_sums,
     residue_array,
     tangent_of,
     with_specials,
@@ -37,8 +38,9 @@ def total(x: ExactArray, axis: Any = None, keepdims: bool = False) -> ExactArray
     axes = _axes(axis, x.ndim)
     if not x.is_float:
         return ExactArray(x.field, np.sum(x.values, axis=axes, dtype=x.dtype, keepdims=keepdims), x.dtype)
-    if not x.is_residue:
+    if not x.is_residue and has_exact_sums(x.values):
         return _both(x, np.sum(x.values, axis=axes, keepdims=keepdims), total(x.residues(), axis, keepdims))
+    x = x.residues()
     found = x.field.total(without_specials(x), axes, keepdims)
     if x.has_special:
         up, down, poison = (
@@ -92,8 +94,9 @@ def largest(x: ExactArray, axis: Any, keepdims: bool, sign: int = 1) -> ExactArr
 def cumulative(x: ExactArray, axis: int) -> ExactArray:
     if not x.is_float:
         return ExactArray(x.field, np.cumsum(x.values, axis=axis, dtype=x.dtype), x.dtype)
-    if not x.is_residue:
+    if not x.is_residue and has_exact_sums(x.values):
         return _both(x, np.cumsum(x.values, axis=axis), cumulative(x.residues(), axis))
+    x = x.residues()
     found = x.field.cumulative(without_specials(x), axis)
     if x.has_special:
         seen = np.logical_or.accumulate(x.values >= INFINITY, axis=axis)

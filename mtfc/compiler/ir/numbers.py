@@ -29,7 +29,7 @@ def rounded(number: float, dtype: str) -> float | None:
 
 
 def product(a: float, b: float, dtype: str, wide: bool = False) -> float | None:
-    """Return a * b for two numbers of a dtype, or None if that is rounded or no normal number.
+    """Return a * b for two numbers of a dtype with few digits, or None if that is rounded or no normal number.
 
     wide: b is a count, which does not have to be a number of the dtype.
     """
@@ -38,17 +38,30 @@ def product(a: float, b: float, dtype: str, wide: bool = False) -> float | None:
         return None
     if is_power_of_two(a) or is_power_of_two(b):  # scaled, an unrounded constant keeps its digits
         return a * b if rounded(a * b, dtype) is not None else None
+    if not (is_short(x, dtype) and is_short(y, dtype)):
+        return None
     found = rounded(x * y, dtype)
     return found if found is not None and Fraction(x) * Fraction(y) == Fraction(found) else None
 
 
 def total(a: float, b: float, dtype: str) -> float | None:
-    """Return a + b for two numbers of a dtype, or None if that is rounded or no normal number."""
+    """Return a + b for two numbers of a dtype with few digits, or None if that is rounded or no normal number."""
     x, y = rounded(a, dtype), rounded(b, dtype)
-    if x is None or y is None or (x, y) != (a, b):
+    if x is None or y is None or (x, y) != (a, b) or not (is_short(x, dtype) and is_short(y, dtype)):
         return None
     found = rounded(x + y, dtype)
     return found if found is not None and Fraction(x) + Fraction(y) == Fraction(found) else None
+
+
+def is_short(number: float, dtype: str) -> bool:
+    """Return True for 0 and numbers with at most half of the bits of the dtype.
+
+    Such a number means itself. A number with all bits, such as the one next to 1/3, means another one: what a fold of it gives
+    exactly is exact by chance.
+    """
+    numerator = abs(number.as_integer_ratio()[0])
+    odd = numerator // (numerator & -numerator) if numerator else 0
+    return odd.bit_length() <= SIGNIFICANDS[dtype][0] // 2
 
 
 def is_power_of_two(number: float) -> bool:
