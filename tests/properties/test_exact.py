@@ -110,6 +110,15 @@ model m(x: f64[n]) {
   return y
 }
 """,
+    "slopes of equal numbers": """
+dim n = 4
+mesh grid = [rows: 2]
+layout main on grid = { n: rows }
+model m(x: f32[n]) {
+  y = maximum(x, stop_gradient(x)) + relu(x - stop_gradient(x))
+  return y
+}
+""",
     "a sum of numbers that are rounded": """
 dim n = 10
 mesh grid = [rows: 2]

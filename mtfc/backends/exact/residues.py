@@ -477,6 +477,7 @@ def compared(name: str, x: Any, y: Any) -> ExactArray:
 
 
 def extremum(name: str, x: Any, y: Any) -> ExactArray:
+    """Return the larger or smaller elements. Equals share the slope; beside a number, as in `relu`, it is 0."""
     a, b = _pair(x, y)
     if not a.is_float:
         return real(name, a, b, dtype=a.dtype)
@@ -484,6 +485,10 @@ def extremum(name: str, x: Any, y: Any) -> ExactArray:
     found = chosen(takes, a, b)
     if a.has_special or b.has_special:
         found.values = np.where((a.values == POISON) | (b.values == POISON), POISON, found.values)
+    if found.tangent is not None:
+        share = pow(2, -1, a.field.p) if isinstance(x, ExactArray) and isinstance(y, ExactArray) else 0
+        both = a.field.multiply(a.field.add(tangent_of(a), tangent_of(b)), np.uint64(share))
+        found.tangent = np.where(compared("equal", a, b).values, both, found.tangent)
     return found
 
 

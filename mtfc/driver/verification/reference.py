@@ -8,9 +8,9 @@ a row: each step starts from the parameters and the optimizer state of the step 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -39,11 +39,9 @@ if TYPE_CHECKING:
 STEPS = 3
 """Number of training steps compared: the second step reads the state of the first, the third shows the state of the second."""
 
-ROUNDINGS = (OtherRounding(1), OtherRounding(2), OtherRounding(3, flushes=True))
-"""The other roundings of every reference."""
-
+ROUNDINGS = (OtherRounding(1, flushes=True), OtherRounding(2), OtherRounding(3))
 MORE_ROUNDINGS = tuple(OtherRounding(4 + i, units) for i, units in enumerate((1, 1, 1, 1, 2, 2, 4, 4)))
-"""The roundings that are added before a difference is called wrong: a few runs may miss what happens in few orders only."""
+"""The other roundings of every reference. A few runs may miss what happens in few orders only."""
 
 MARKS = (OverflowMarks(math.nan), OverflowMarks(0.0), InfinityMarks())
 """The evaluations that show what special numbers leave open."""
@@ -52,6 +50,58 @@ Results = Iterable[tuple[Part, str, Array]]
 """Part, name and array of each result; a name may come twice, from two functions that compute the same."""
 
 ExpectedArrays = Mapping[Part, Mapping[str, Expected]]
+
+
+@attrs.define(slots=False, eq=False)
+class ReferenceRuns:
+    """The results of the undistributed program for some arguments, in as many evaluations as a comparison needs.
+
+    stages: the evaluations of each stage. Results are compared in the first stage, those with a fault in the next one, too.
+    """
+
+    run: Callable[[Evaluation | None], Mapping[Part, Arrays]]
+    limits: Limits
+    stages: Sequence[Sequence[Evaluation]]
+    _runs: list[Mapping[Part, Arrays]] = attrs.field(factory=list)
+    _expected: list[ExpectedArrays] = attrs.field(factory=list)
+
+    @property
+    def expected(self) -> ExpectedArrays:
+        """What is expected in the first stage."""
+        return self.at_stage(0)
+
+    def at_stage(self, number: int) -> ExpectedArrays:
+        if not self._runs:
+            self._runs.append(self.run(None))
+        while len(self._expected) <= number:
+            self._runs += map(self.run, self.stages[len(self._expected)])
+            self._expected.append(self._of_runs())
+        return self._expected[number]
+
+    def _of_runs(self) -> ExpectedArrays:
+        first, *others = self._runs
+        return {
+            part: {
+                name: Expected(
+                    [array, *(run[part][name] for run in others if part in run)],
+                    self.limits.for_array(array),
+                )
+                for name, array in arrays.items()
+            }
+            for part, arrays in first.items()
+        }
+
+    def judged(self, results: Results) -> Compared:
+        """Compare results in the first stage, and those with a fault in the next stages."""
+        results = list(results)
+        found = _judged(results, self.expected)
+        for number in range(1, len(self.stages)):
+            faulty = {(part, n) for part, arrays in found.items() for n, each in arrays.items() if each.fault}
+            if not faulty:
+                break
+            again = _judged([each for each in results if each[:2] in faulty], self.at_stage(number))
+            found = {part: {**arrays, **again.get(part, {})} for part, arrays in found.items()}
+        return found
 
 
 @attrs.frozen(slots=False, eq=False)
@@ -77,74 +127,46 @@ class Reference:
         return cls(program, batches, parameters, given, options.seed)
 
     @cached_property
-    def expected(self) -> ExpectedArrays:
-        """The results of the undistributed program, in a few roundings."""
-        return self._expected([self._run(), *map(self._run, ROUNDINGS)])
+    def runs(self) -> ReferenceRuns:
+        """The results for drawn numbers."""
+        return ReferenceRuns(self._run, self._limits, (ROUNDINGS[:1], ROUNDINGS[1:], MORE_ROUNDINGS))
 
     @cached_property
-    def expected_at_length(self) -> ExpectedArrays:
-        """The same, in many roundings."""
-        few = {part: {n: e.runs for n, e in arrays.items()} for part, arrays in self.expected.items()}
-        more = list(map(self._run, MORE_ROUNDINGS))
-        return {
-            part: {
-                name: self._array([*runs, *(run[part][name] for run in more if part in run)])
-                for name, runs in arrays.items()
-            }
-            for part, arrays in few.items()
-        }
-
-    @cached_property
-    def special(self) -> Sequence[tuple[SpecialDraw, ExpectedArrays]]:
-        """Arguments with special numbers, and the results of the undistributed program for them."""
+    def special(self) -> Sequence[tuple[SpecialDraw, ReferenceRuns]]:
+        """Arguments with special numbers, and the results for them."""
         function = self._differentiated.function("gradients")
         draws = special_draws(function, {**self.batches[0], **self.parameters}, self.seed)
-        evaluations: tuple[Evaluation, ...] = (*ROUNDINGS[1:], *MARKS)
-        return [(draw, self._expected_of(draw, evaluations)) for draw in draws]
-
-    def _expected_of(self, draw: SpecialDraw, evaluations: Sequence[Evaluation]) -> ExpectedArrays:
-        runs = [self._passes(draw.arguments), *(self._passes(draw.arguments, e) for e in evaluations)]
-        return self._expected(runs)
+        stages = (ROUNDINGS[:1], (*ROUNDINGS[1:], *MARKS), MORE_ROUNDINGS)
+        return [
+            (draw, ReferenceRuns(partial(self._passes, draw.arguments), self._limits, stages))
+            for draw in draws
+        ]
 
     def not_finite(self) -> Iterator[tuple[Part, str]]:
         """Yield the results with NaN or infinities in the undistributed program."""
-        for part, arrays in self.expected.items():
+        for part, arrays in self.runs.expected.items():
             yield from ((part, name) for name, each in arrays.items() if not each.is_finite)
 
     def compared(self, modules: CaseModules) -> Compared:
         """Compare a case with drawn numbers."""
-        return self.judged(list(modules.results(self)))
+        return self.runs.judged(modules.results(self))
 
     def compared_in_special(self, modules: CaseModules, backend: str) -> Iterator[tuple[str, Compared]]:
         """Yield the comparison of a case for each draw with special numbers."""
         skips = backend == "jax" and has_convolution(self._differentiated.function("forward"))
-        for draw, expected in self.special:
+        for draw, runs in self.special:
             if skips and not draw.is_finite:
                 continue
             inputs = {name: draw.arguments[name] for name in self.batches.types}
             parameters = {name: draw.arguments[name] for name in self.parameters}
-            results = list(modules.passes(self, inputs, parameters))
-            compared = _judged(results, expected)
-            if _has_fault(compared):
-                more: tuple[Evaluation, ...] = (*ROUNDINGS, *MORE_ROUNDINGS, *MARKS)
-                compared = _judged(results, self._expected_of(draw, more))
+            compared = runs.judged(modules.passes(self, inputs, parameters))
             yield draw.what, _without_numbers(compared) if draw.is_huge else compared
 
     def placed(self, placement: DeclaredPlacement) -> Compared:
         """Compare the program's operators under a placement, on NumPy. Raises `CompileError`."""
         outputs, gradients = _run_placed(placement, self.program, {**self.batches[0], **self.parameters})
         found: list[tuple[Part, str, Array]] = [("outputs", *each) for each in outputs.items()]
-        return self.judged([*found, *(("gradients", *each) for each in gradients.items())])
-
-    def judged(self, results: Results) -> Compared:
-        """Compare results in a few roundings, and those with a fault in many."""
-        results = list(results)
-        few = _judged(results, self.expected)
-        faulty = {(part, n) for part, arrays in few.items() for n, each in arrays.items() if each.fault}
-        if not faulty:
-            return few
-        again = _judged([each for each in results if each[:2] in faulty], self.expected_at_length)
-        return {part: {**arrays, **again.get(part, {})} for part, arrays in few.items()}
+        return self.runs.judged([*found, *(("gradients", *each) for each in gradients.items())])
 
     # The undistributed program
 
@@ -192,19 +214,6 @@ class Reference:
             known = {o.updates: results[o.name] for o in step.outputs if o.updates is not None}
             steps.append({**known, **_reported({o.name: results[o.name] for o in step.handed_out})})
         return _stacked(steps)
-
-    def _expected(self, runs: Sequence[Mapping[Part, Arrays]]) -> ExpectedArrays:
-        first, *others = runs
-        return {
-            part: {
-                name: self._array([array, *(run[part][name] for run in others if part in run)])
-                for name, array in arrays.items()
-            }
-            for part, arrays in first.items()
-        }
-
-    def _array(self, runs: Sequence[Array]) -> Expected:
-        return Expected(runs, self._limits.for_array(runs[0]))
 
 
 @attrs.frozen
@@ -257,10 +266,6 @@ def _without_numbers(compared: Compared) -> Compared:
     }
 
 
-def _has_fault(compared: Compared) -> bool:
-    return any(each.fault for arrays in compared.values() for each in arrays.values())
-
-
 def jax_gradients(reference: Reference) -> Mapping[str, Comparison]:
     """Compare the reference's gradients with `jax.grad` of the undistributed program's `forward` in JAX."""
     from mtfc.backends.common.devices import import_jax
@@ -285,8 +290,8 @@ def jax_gradients(reference: Reference) -> Mapping[str, Comparison]:
 
     with setting_kept("jax_enable_x64"):
         found = import_jax().grad(objective)({k: v for k, v in {**params, **inputs}.items() if k in names})
-    wanted = reference.expected["gradients"]
-    compared = reference.judged(("gradients", name, x) for name, x in found.items() if name in wanted)
+    wanted = reference.runs.expected["gradients"]
+    compared = reference.runs.judged(("gradients", name, x) for name, x in found.items() if name in wanted)
     return compared.get("gradients", {})
 
 
