@@ -119,6 +119,15 @@ model m(x: f32[n]) {
   return y
 }
 """,
+    "a power of a number": """
+dim n = 4
+mesh grid = [rows: 2]
+layout main on grid = { n: rows }
+model m(x: f32[n]) {
+  y = 0.5 ** x
+  return y
+}
+""",
     "a sum of numbers that are rounded": """
 dim n = 10
 mesh grid = [rows: 2]

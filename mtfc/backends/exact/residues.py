@@ -582,6 +582,7 @@ def power(x: Any, y: Any) -> ExactArray:
         whole = _constant_power(a.residues(), float(b.values.flat[0]))
         if whole is not None:
             return whole.mapped(lambda v: np.broadcast_to(v, np.broadcast_shapes(v.shape, b.shape)))
+    positive = compared("greater", _untangled(a), 0.0)  # before 1/2 becomes a residue, which may count as negative
     a, b = a.residues(), b.residues()
     values = np.broadcast_arrays(without_specials(a), without_specials(b))
     found = residue_array(a, a.field.hashed("power", *values))
@@ -589,7 +590,6 @@ def power(x: Any, y: Any) -> ExactArray:
     found.values = np.where(bad, POISON, found.values)
     if a.tangent is not None or b.tangent is not None:
         lower = power(_untangled(a), _untangled(b) - 1.0)
-        positive = compared("greater", _untangled(a), 0.0)
         log = transcendental("log", chosen(positive, _untangled(a), 1.0))
         along_x = (lower * _untangled(b)) * residue_array(a, tangent_of(a))
         along_y = (residue_array(a, without_specials(found)) * log) * residue_array(b, tangent_of(b))

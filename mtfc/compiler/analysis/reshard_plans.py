@@ -4,25 +4,37 @@ Nodes of the graph are placements. The records of the collectives give the edges
 bytes that a processor sends, by ring algorithms; of chains with equal bytes the planner takes one with the fewest steps.
 The paper's cases (section 6.1) follow: from split to unsplit leads an all-gather, from unsplit to split a slice, from one
 dimension to another on the same axis an all-to-all, from a pending sum to a split one a reduce-scatter. The size of the graph
-depends on the number of mesh axes, not on the number of processors.
+depends on the number of mesh axes, not on the number of processors. Mesh axes that stay together count as one. With more than
+`MOST_AXES` such groups the graph is too large, and the chain is the direct one: complete, gather, slice.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import count, permutations
+from itertools import count, permutations, takewhile
 
-from mtfc.compiler.ir.collective_def import ReshardGoal, ReshardStep
-from mtfc.compiler.ir.core import Equation
+from mtfc.compiler.ir.collective_def import OVER_AXES, CollectiveDef, ReshardGoal, ReshardStep
+from mtfc.compiler.ir.core import Attr, Equation
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.ops.collectives import COLLECTIVES
+from mtfc.compiler.ir.ops.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    COLLECTIVES,
+    LOCAL_SLICE,
+    UNREDUCE,
+    resplit,
+)
 from mtfc.compiler.ir.sharding_rules import operand_type
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 
 STEPS = sorted((each for each in COLLECTIVES if each.edges), key=lambda each: each.priority)
 """The collectives that a chain may have."""
+
+
+MOST_AXES = 5
+"""Groups of mesh axes up to which the cheapest chain is searched: the graph grows with the factorial of their number."""
 
 
 def goal_of(target: TensorType) -> ReshardGoal:
@@ -60,7 +72,19 @@ def steps_from(type: TensorType, mesh: Mesh) -> Iterator[ReshardStep]:
 
 @lru_cache(maxsize=4096)
 def plan(source: TensorType, target: TensorType, mesh: Mesh) -> tuple[float, tuple[ReshardStep, ...]]:
-    """Return the bytes that a processor sends and the collectives that bring `source` to `target`, by Dijkstra's algorithm."""
+    """Return the bytes that a processor sends and the collectives that bring `source` to `target`."""
+    groups = axis_groups(source, target, mesh)
+    if len(groups) > MOST_AXES:
+        return _direct(source, target, mesh)
+    if all(len(group) == 1 for group in groups):
+        return _cheapest(source, target, mesh)
+    grouping = _Grouping(groups, mesh)
+    sent, steps = _cheapest(grouping.joined(source), grouping.joined(target), grouping.mesh)
+    return sent, tuple(map(grouping.spread, steps))
+
+
+def _cheapest(source: TensorType, target: TensorType, mesh: Mesh) -> tuple[float, tuple[ReshardStep, ...]]:
+    """Find the cheapest chain by Dijkstra's algorithm."""
     order, goal = count(), goal_of(target)
     queue: list[tuple[float, int, int, TensorType, tuple[ReshardStep, ...]]] = [
         (0.0, 0, next(order), source, ())
@@ -77,3 +101,79 @@ def plan(source: TensorType, target: TensorType, mesh: Mesh) -> tuple[float, tup
             cost = sent + step.bytes_sent(mesh)
             heapq.heappush(queue, (cost, length + 1, next(order), step.after, (*steps, step)))
     raise AssertionError(f"no way from {source} to {target}")
+
+
+def axis_groups(source: TensorType, target: TensorType, mesh: Mesh) -> tuple[Axes, ...]:
+    """Return the axes of two types in groups: axes that stand one after the other wherever they stand."""
+    lists = [*source.splits, *target.splits, source.pending, target.pending]
+    after: dict[str, set[str | None]] = {}
+    for axes in lists:
+        for axis, following in zip(axes, (*axes[1:], None), strict=False):
+            after.setdefault(axis, set()).add(following)
+    places = {axis: {i for i, axes in enumerate(lists) if axis in axes} for axis in after}
+    followers = {
+        axis: follower
+        for axis, found in after.items()
+        if len(found) == 1 and (follower := next(iter(found))) and places[follower] == places[axis]
+    }
+    groups = []
+    for axis in mesh.ordered(tuple(after)):
+        if axis not in followers.values():
+            group = [axis]
+            while group[-1] in followers:
+                group.append(followers[group[-1]])
+            groups.append(tuple(group))
+    return tuple(groups)
+
+
+class _Grouping:
+    """Replaces groups of mesh axes by their first axes, and back."""
+
+    def __init__(self, groups: tuple[Axes, ...], mesh: Mesh) -> None:
+        self.whole, self.members = mesh, {group[0]: group for group in groups}
+        self.mesh = Mesh(mesh.name, tuple((group[0], mesh.size(group)) for group in groups))
+
+    def joined(self, type: TensorType) -> TensorType:
+        return self._changed(type, lambda axes: tuple(axis for axis in axes if axis in self.members))
+
+    def spread(self, step: ReshardStep) -> ReshardStep:
+        axes = OVER_AXES.name, self._all(step.axes)
+        attributes = tuple(axes if pair[0] == OVER_AXES.name else pair for pair in step.attrs)
+        before, after = (self._changed(type, self._all) for type in (step.before, step.after))
+        return ReshardStep(step.collective, attributes, before, after)
+
+    def _all(self, axes: Axes) -> Axes:
+        return tuple(member for axis in axes for member in self.members[axis])
+
+    def _changed(self, type: TensorType, change: Callable[[Axes], Axes]) -> TensorType:
+        splits = tuple(map(change, type.splits))
+        return TensorType(
+            type.dtype, type.dims, splits, self.whole.ordered(change(type.pending)), type.reduction
+        )
+
+
+def _direct(source: TensorType, target: TensorType, mesh: Mesh) -> tuple[float, tuple[ReshardStep, ...]]:
+    """Complete what is not to stay pending, gather each dimension up to where the target differs, and slice."""
+    steps: list[ReshardStep] = []
+
+    def add(collective: CollectiveDef, after: TensorType, **attributes: Attr) -> None:
+        steps.append(ReshardStep(collective, tuple(attributes.items()), before, after))
+
+    before = source
+    if completable := goal_of(target).completable(before):
+        left = tuple(axis for axis in before.pending if axis not in completable)
+        add(ALL_REDUCE, resplit(before, {}, left), axes=completable)
+        before = steps[-1].after
+    for dim, axes in zip(target.dims, target.splits, strict=True):
+        now = before.axes_of(dim.name)
+        common = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(now, axes, strict=False))))
+        if now[common:]:
+            add(ALL_GATHER, resplit(before, {dim.name: now[:common]}), dim=dim, axes=now[common:])
+            before = steps[-1].after
+    for dim, axes in zip(target.dims, target.splits, strict=True):
+        if missing := axes[len(before.axes_of(dim.name)) :]:
+            add(LOCAL_SLICE, resplit(before, {dim.name: axes}), dim=dim, axes=missing)
+            before = steps[-1].after
+    if missing := tuple(axis for axis in target.pending if axis not in before.pending):
+        add(UNREDUCE, resplit(before, {}, target.pending), axes=missing)
+    return sum(step.bytes_sent(mesh) for step in steps), tuple(steps)

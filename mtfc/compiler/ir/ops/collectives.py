@@ -43,7 +43,7 @@ def _require(holds: bool, eqn: Equation, why: str) -> None:
         raise PlacementError(f"{eqn.op} of {eqn.operands[0].type} over {', '.join(axes_of(eqn))}: {why}")
 
 
-def _resplit(type: TensorType, splits: Mapping[str, Axes], pending: Axes | None = None) -> TensorType:
+def resplit(type: TensorType, splits: Mapping[str, Axes], pending: Axes | None = None) -> TensorType:
     """Return the type with other splits of the dimensions named, and other pending axes if they are given."""
     kept = type.pending if pending is None else pending
     new = tuple(splits.get(dim.name, axes) for dim, axes in zip(type.dims, type.splits, strict=True))
@@ -129,7 +129,7 @@ def _place_all_reduce(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorTy
         _require(
             value.type.reduction == eqn.operands[0].type.reduction, eqn, "operands want different reductions"
         )
-        results.append(_resplit(value.type, {}, _without(value.type.pending, axes_of(eqn))))
+        results.append(resplit(value.type, {}, _without(value.type.pending, axes_of(eqn))))
     return tuple(results)
 
 
@@ -137,7 +137,7 @@ def _all_reduce_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterat
     completable = goal.completable(type)
     for size in range(1, len(completable) + 1):
         for axes in combinations(completable, size):
-            yield (("axes", axes),), _resplit(type, {}, _without(type.pending, axes))
+            yield (("axes", axes),), resplit(type, {}, _without(type.pending, axes))
 
 
 def _all_reduce_text(code: Code) -> str:
@@ -208,13 +208,13 @@ def _place_all_gather(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorTy
     alike = {(type.dtype, type.varying(mesh)) for type in types}
     _require(len(alike) == 1, eqn, "operands differ in dtype or in the axes that they vary along")
     pairs = zip(types, dims, strict=True)
-    return tuple(_resplit(t, {dim.name: _without_suffix(t, dim.name, eqn)}) for t, dim in pairs)
+    return tuple(resplit(t, {dim.name: _without_suffix(t, dim.name, eqn)}) for t, dim in pairs)
 
 
 def _all_gather_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
     for dim, axes in zip(type.dims, type.splits, strict=True):
         for start in range(len(axes)):
-            yield (("dim", dim), ("axes", axes[start:])), _resplit(type, {dim.name: axes[:start]})
+            yield (("dim", dim), ("axes", axes[start:])), resplit(type, {dim.name: axes[:start]})
 
 
 def _all_gather_text(code: Code) -> str:
@@ -265,7 +265,7 @@ def _place_reduce_scatter(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[Tens
     _require(set(axes_of(eqn)) <= set(type.pending), eqn, "nothing is pending over them")
     _require(type.reduction == "sum", eqn, "only sums can be scattered")
     left = _without(type.pending, axes_of(eqn))
-    return (_resplit(type, {dim: _with_suffix(type, dim, eqn, mesh)}, left),)
+    return (resplit(type, {dim: _with_suffix(type, dim, eqn, mesh)}, left),)
 
 
 def _reduce_scatter_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
@@ -275,7 +275,7 @@ def _reduce_scatter_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> It
     for i, run in goal.additions(type, mesh):
         if set(run) <= completable:
             splits = {type.dims[i].name: (*type.splits[i], *run)}
-            yield (("dim", type.dims[i]), ("axes", run)), _resplit(type, splits, _without(type.pending, run))
+            yield (("dim", type.dims[i]), ("axes", run)), resplit(type, splits, _without(type.pending, run))
 
 
 def _jax_reduce_scatter(code: Code) -> str:
@@ -311,7 +311,7 @@ _REORDERING: frozenset[Effect] = frozenset({"data movement", "stored parameters"
 def _place_all_to_all(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
     type, source, target = eqn.operands[0].type, _dim(eqn, "source"), _dim(eqn, "target")
     splits = {source: _without_suffix(type, source, eqn), target: _with_suffix(type, target, eqn, mesh)}
-    return (_resplit(type, splits),)
+    return (resplit(type, splits),)
 
 
 def _all_to_all_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
@@ -320,7 +320,7 @@ def _all_to_all_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterat
             if i != j and axes[len(axes) - len(run) :] == run:
                 source, target = type.dims[i], type.dims[j]
                 splits = {source.name: axes[: len(axes) - len(run)], target.name: (*type.splits[j], *run)}
-                yield (("source", source), ("target", target), ("axes", run)), _resplit(type, splits)
+                yield (("source", source), ("target", target), ("axes", run)), resplit(type, splits)
 
 
 def _jax_all_to_all(code: Code) -> str:
@@ -357,14 +357,14 @@ def _place_permute(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType,
     """Put the axes of a dimension into a new order, which `axes` is."""
     type = eqn.operands[0].type
     _require(sorted(type.axes_of(_dim(eqn))) == sorted(axes_of(eqn)), eqn, f"{_dim(eqn)} is split otherwise")
-    return (_resplit(type, {_dim(eqn): axes_of(eqn)}),)
+    return (resplit(type, {_dim(eqn): axes_of(eqn)}),)
 
 
 def _permute_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
     for dim, axes in zip(type.dims, type.splits, strict=True):
         for order in permutations(axes):
             if order != axes:
-                yield (("dim", dim), ("axes", order)), _resplit(type, {dim.name: order})
+                yield (("dim", dim), ("axes", order)), resplit(type, {dim.name: order})
 
 
 def _permute_text(code: Code) -> str:
@@ -426,7 +426,7 @@ SHIFT_SHARDS = CollectiveDef(
 def _place_local_slice(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
     type = eqn.operands[0].type
     _require(not set(axes_of(eqn)) & {*type.split_axes, *type.pending}, eqn, "the operand varies along them")
-    return (_resplit(type, {_dim(eqn): _with_suffix(type, _dim(eqn), eqn, mesh)}),)
+    return (resplit(type, {_dim(eqn): _with_suffix(type, _dim(eqn), eqn, mesh)}),)
 
 
 def _local_slice_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
@@ -434,7 +434,7 @@ def _local_slice_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Itera
     for i, run in goal.additions(type, mesh):
         if not set(run) & used:
             splits = {type.dims[i].name: (*type.splits[i], *run)}
-            yield (("dim", type.dims[i]), ("axes", run)), _resplit(type, splits)
+            yield (("dim", type.dims[i]), ("axes", run)), resplit(type, splits)
 
 
 def _jax_local_slice(code: Code) -> str:
@@ -463,13 +463,13 @@ def _place_unreduce(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType
     type = eqn.operands[0].type
     _require(not set(axes_of(eqn)) & {*type.split_axes, *type.pending}, eqn, "the operand varies along them")
     _require(type.reduction == "sum", eqn, "what is pending is not a sum")
-    return (_resplit(type, {}, mesh.ordered((*type.pending, *axes_of(eqn)))),)
+    return (resplit(type, {}, mesh.ordered((*type.pending, *axes_of(eqn)))),)
 
 
 def _unreduce_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
     missing = _without(goal.pending, type.pending)
     if missing and not set(missing) & set(type.split_axes) and type.reduction == goal.reduction == "sum":
-        yield (("axes", missing),), _resplit(type, {}, mesh.ordered((*type.pending, *missing)))
+        yield (("axes", missing),), resplit(type, {}, mesh.ordered((*type.pending, *missing)))
 
 
 def _jax_unreduce(code: Code) -> str:
