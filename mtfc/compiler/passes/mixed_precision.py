@@ -29,6 +29,7 @@ from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.passes.wide_statistics import with_wide_statistics
 
 
 @attrs.frozen
@@ -37,9 +38,15 @@ class MixedPrecision(Pass):
     takes: ClassVar[tuple[Level, ...]] = ("global",)
 
     def run(self, program: Program) -> Program:
-        if program.training is None or program.training.precision is None:
-            return program
-        return _retyped(program, Retyping(*program.training.precision, states=program.states))
+        training = program.training
+        if training is not None and training.precision is not None:
+            program = _retyped(program, Retyping(*training.precision, states=program.states))
+        return program.map_functions(lambda function: _with_wide_statistics(function, program.states))
+
+
+def _with_wide_statistics(function: Function, states: Collection[str]) -> Function:
+    stored = {a.value for a in function.arguments if a.role == "parameter" and a.value.name in states}
+    return with_wide_statistics(function, stored)
 
 
 def everything_in(program: Program, dtype: str) -> Program:
