@@ -166,13 +166,13 @@ def _moved_full(c: RewriteContext, eqn: Equation) -> Value | None:
 
 
 def _sum_of_full(c: RewriteContext, eqn: Equation) -> Value | None:
-    """sum(full(v)) == full(n v) over n elements, where n v is not rounded."""
+    """sum(full(v)) == full(n v) over n elements, where n v is not rounded. A sum of -0.0 starts at 0.0, so it is 0.0."""
     number, dtype = c.number(eqn.operands[0]), eqn.result.type.dtype
-    if number is None or dtype not in FLOATS:
+    if number is None or dtype not in FLOATS or not eqn.attrs["over"]:
         return None
     count = eqn.operands[0].type.size // eqn.result.type.size
     times = product(number, count, dtype, wide=True)
-    return None if times is None else _number(c, eqn, times)
+    return None if times is None else _number(c, eqn, times + 0.0)
 
 
 def _negated_number(c: RewriteContext, eqn: Equation) -> Value | None:

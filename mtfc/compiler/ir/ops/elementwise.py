@@ -316,6 +316,12 @@ def _sigmoid(np: Any, x: Any) -> Any:
     return (np.where(wide >= 0, 1, e) / (1 + e)).astype(x.dtype)
 
 
+def _power(np: Any, x: Any, y: Any) -> Any:
+    """Give each element its exponent: NumPy takes the root for a single exponent of 0.5, which differs at -0.0 and -inf."""
+    shape = np.broadcast_shapes(x.shape, y.shape)
+    return np.power(x, np.ascontiguousarray(np.broadcast_to(y, shape))).reshape(shape)
+
+
 def _relu_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
     """Compare the result with 0, not the operand: both are above 0 at the same elements, so the operand need not be kept."""
     return (b("mask", b("gt", e.result, b.like(0, e.result)), g[0]),)
@@ -401,7 +407,7 @@ BINARY = (
                 accepted=NUMBERS, linear=linear_in_each, traits=("multiply",)),
     elementwise("div", lambda np, x, y: x / y, "{0} / {1}", _div_gradient, "x / y.", linear=linear_in_first,
                 traits=("divide",)),
-    elementwise("pow", lambda np, x, y: np.power(x, y), "np.power({0}, {1})", _pow_gradient, "x to the power y."),
+    elementwise("pow", _power, "power({0}, {1})", _pow_gradient, "x to the power y.", jax="jnp.power({0}, {1})"),
     elementwise("minimum", lambda np, x, y: np.minimum(x, y), "np.minimum({0}, {1})", _extremum_gradient,
                 "The smaller of x and y; at a tie each takes half of the gradient.", accepted=NUMBERS, number=min),
     elementwise("maximum", lambda np, x, y: np.maximum(x, y), "np.maximum({0}, {1})", _extremum_gradient,
