@@ -2,7 +2,8 @@
 
 The rules are rows of a table, each an algebraic identity; an equation is rewritten until no row applies. An identity of the reals
 is a row only where it holds bit for bit in the dtype, signed zeros, infinities and NaN included. So numbers are folded only where
-nothing is rounded and nothing overflows. Numbers below the normal range of a dtype may be rounded once less.
+nothing is rounded and nothing overflows. There are two exceptions. Numbers below the normal range of a dtype may be rounded once
+less. An einsum may multiply a sum by a factor in place of its terms, as pending sums pass through factors (decision 37).
 
 Input:   %c = constant 1.0; %a = mul %x, %c; %b = broadcast %s dims=[batch, io]; %d = mul %a, %b
 Output:  %d = mul %x, %s
