@@ -28,6 +28,7 @@ from mtfc.backends.common.module import (
     value_and_grad,
 )
 from mtfc.backends.common.prelude import definitions, prelude
+from mtfc.backends.jax.constant_chains import guarded
 from mtfc.backends.jax.convolution_fusion import fused
 from mtfc.backends.jax.gradients import differentiable, differentiated
 from mtfc.compiler.analysis.dot_operand_layout import kept_order, swaps_operands
@@ -266,7 +267,8 @@ def _tuple(items: Sequence[str]) -> str:
 def _texts(function: Function, mesh: Mesh) -> tuple[Function, Mapping[Value, Text]]:
     """Return the function to write, and the texts of equations that differ from the text of their op."""
     if function.name != "forward":
-        return fused(function, mesh)
+        function, texts = fused(function, mesh)
+        return function, {**guarded(function), **texts}
     passed = differentiated(function)  # users may differentiate `forward`, and no other function
     function, texts = fused(function, mesh, passed)
-    return function, {**differentiable(function, passed), **texts}
+    return function, {**guarded(function), **differentiable(function, passed), **texts}

@@ -346,6 +346,13 @@ def erf(x):
     return wide(x).astype(x.dtype, copy=False)
 
 
+def power(x, y):
+    """x to the power y. For the number 0.5 NumPy takes the root, which differs at -0.0 and -inf."""
+    if isinstance(y, float) and y == 0.5:
+        y = np.ascontiguousarray(np.broadcast_to(x.dtype.type(y), x.shape))
+    return np.power(x, y)
+
+
 def sigmoid(x):
     """Return 1 / (1 + exp(-x)) without overflow; 16-bit numbers are computed in 32 bits."""
     e = np.exp(-np.abs(wide(x)))

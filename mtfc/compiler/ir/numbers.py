@@ -34,7 +34,7 @@ def product(a: float, b: float, dtype: str, wide: bool = False) -> float | None:
     wide: b is a count, which does not have to be a number of the dtype.
     """
     x, y = rounded(a, dtype), float(b) if wide else rounded(b, dtype)
-    if x is None or y is None:
+    if x is None or y is None or (x * y == 0 and x and y):  # f64 numbers may underflow to 0
         return None
     if is_power_of_two(a) or is_power_of_two(b):  # scaled, an unrounded constant keeps its digits
         return a * b if rounded(a * b, dtype) is not None else None

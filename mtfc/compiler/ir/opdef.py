@@ -222,7 +222,8 @@ has. kernel: reads all operands.
 """
 
 Trait = Literal[
-    "dot", "window", "fold", "add", "multiply", "sum", "is_argmax", "cast", "stop_gradient",
+    "dot", "window", "fold", "add", "subtract", "multiply", "divide", "square", "sum", "is_argmax",
+    "cast", "stop_gradient",
     "extremum", "mask", "constant", "filled", "random", "training", "step_number",
     "rename", "reshape", "transpose", "broadcast", "slice", "shift", "indexes", "scatter",
     "placement", "sends", "reshard", "all_reduce", "all_gather",
@@ -232,7 +233,9 @@ Trait = Literal[
 Computation:
     dot: multiplies its operands, and sums over the dimensions that the result lacks.
     window: gives the sliding windows of a dimension. fold: adds up the elements of windows, the transpose of `window`.
-    add, multiply: the sum or product of two operands, element by element. sum: adds up the elements along dimensions.
+    add, subtract, multiply, divide: the sum, difference, product or quotient of two operands, element by element.
+    square: x times x.
+    sum: adds up the elements along dimensions.
     extremum: the largest or the smallest element along dimensions. mask: its second operand where the first holds, else 0.
     is_argmax: marks the largest elements, so its result is as large as its operand.
     cast: converts to another dtype. stop_gradient: gives its operand, as a constant for differentiation.

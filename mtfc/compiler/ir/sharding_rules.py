@@ -9,7 +9,7 @@ from __future__ import annotations
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.opdef import LayoutRule, OpDef
 from mtfc.compiler.ir.pending_rule import needed_group, own_axes, passes
-from mtfc.compiler.ir.types import Axes, Mesh, TensorType
+from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Mesh, TensorType
 
 
 class PlacementError(Exception):
@@ -47,7 +47,8 @@ def operand_types(opdef: OpDef, eqn: Equation) -> tuple[TensorType, ...]:
 
 def is_cast_of_terms(eqn: Equation) -> bool:
     """Return True for a cast of terms whose pending sum is to be completed after the cast, in the wider dtype."""
-    return bool(eqn.attrs.get("sums"))
+    wider = ITEM_BYTES[eqn.result.type.dtype] > ITEM_BYTES[eqn.operands[0].type.dtype]
+    return bool(eqn.attrs.get("sums")) and wider
 
 
 def type_with(eqn: Equation, dim: str) -> TensorType:

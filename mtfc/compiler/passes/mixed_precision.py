@@ -5,11 +5,12 @@ first dtype. Each use of a parameter, and each float input, is cast to the secon
 If the model casts to a wider dtype, the values that follow stay wide: of two operands the narrower one is cast. Values that
 depend only on literals and integers, such as the sine of a position, keep the model's dtype until they meet another operand's.
 The minimized value is returned in f32. The state of a model is stored like a parameter, and its update is computed in that dtype:
-in 8 bits of a mantissa, a running mean would lose small steps.
+in 8 bits of a mantissa, a running mean would lose small steps. In any program, sums of 16-bit numbers become f32: see
+`wide_statistics.py`.
 
 Input:   %h: f32[batch, io] = mul %x, %w                           with precision = { params: f32, compute: bf16 }
 Output:  %w_2: bf16[io] = cast %w; %x_2: bf16[batch, io] = cast %x; %h: bf16[batch, io] = mul %x_2, %w_2
-After this pass no equation computes in f32 but where the model says so.
+After this pass no equation computes in f32 but where the model says so, and around sums.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.passes.wide_statistics import with_wide_statistics
 
 
 @attrs.frozen
@@ -37,9 +39,15 @@ class MixedPrecision(Pass):
     takes: ClassVar[tuple[Level, ...]] = ("global",)
 
     def run(self, program: Program) -> Program:
-        if program.training is None or program.training.precision is None:
-            return program
-        return _retyped(program, Retyping(*program.training.precision, states=program.states))
+        training = program.training
+        if training is not None and training.precision is not None:
+            program = _retyped(program, Retyping(*training.precision, states=program.states))
+        return program.map_functions(lambda function: _with_wide_statistics(function, program.states))
+
+
+def _with_wide_statistics(function: Function, states: Collection[str]) -> Function:
+    stored = {a.value for a in function.arguments if a.role == "parameter" and a.value.name in states}
+    return with_wide_statistics(function, stored)
 
 
 def everything_in(program: Program, dtype: str) -> Program:

@@ -2,7 +2,8 @@
 
 The rules are rows of a table, each an algebraic identity; an equation is rewritten until no row applies. An identity of the reals
 is a row only where it holds bit for bit in the dtype, signed zeros, infinities and NaN included. So numbers are folded only where
-nothing is rounded and nothing overflows. Numbers below the normal range of a dtype may be rounded once less.
+nothing is rounded and nothing overflows. There are two exceptions. Numbers below the normal range of a dtype may be rounded once
+less. An einsum may multiply a sum by a factor in place of its terms, as pending sums pass through factors (decision 37).
 
 Input:   %c = constant 1.0; %a = mul %x, %c; %b = broadcast %s dims=[batch, io]; %d = mul %a, %b
 Output:  %d = mul %x, %s
@@ -166,13 +167,13 @@ def _moved_full(c: RewriteContext, eqn: Equation) -> Value | None:
 
 
 def _sum_of_full(c: RewriteContext, eqn: Equation) -> Value | None:
-    """sum(full(v)) == full(n v) over n elements, where n v is not rounded."""
+    """sum(full(v)) == full(n v) over n elements, where n v is not rounded. A sum of -0.0 starts at 0.0, so it is 0.0."""
     number, dtype = c.number(eqn.operands[0]), eqn.result.type.dtype
-    if number is None or dtype not in FLOATS:
+    if number is None or dtype not in FLOATS or not eqn.attrs["over"]:
         return None
     count = eqn.operands[0].type.size // eqn.result.type.size
     times = product(number, count, dtype, wide=True)
-    return None if times is None else _number(c, eqn, times)
+    return None if times is None else _number(c, eqn, times + 0.0)
 
 
 def _negated_number(c: RewriteContext, eqn: Equation) -> Value | None:

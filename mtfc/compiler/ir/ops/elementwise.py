@@ -245,15 +245,24 @@ def _cast_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorT
 
 
 def _cast_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | None]:
+    """Cast the cotangent back. Terms of a bf16 cotangent are bf16 numbers, also those of an f32 sum that becomes one."""
     source, target = e.operands[0].type.dtype, e.result.type.dtype
+    if (source, target) == ("bf16", "f32"):
+        return (b("cast", g[0], dtype=source, sums=True),)
     return (b.cast(g[0], source) if {source, target} <= FLOATS else None,)
 
 
-def _widens(eqn: Equation) -> tuple[tuple[int, ...], ...]:
-    """A cast is linear if it rounds nothing: the sum of rounded parts is not the rounded sum."""
+def _keeps_sums(eqn: Equation) -> tuple[tuple[int, ...], ...]:
+    """A cast is linear if it rounds nothing: the sum of rounded parts is not the rounded sum.
+
+    A cast from f32 to f16 rounds no terms, as those of an f16 sum are f32 numbers. A cast to fewer bits with the attribute `sums`
+    asks for the sum of rounded terms.
+    """
     source, target = eqn.operands[0].type.dtype, eqn.result.type.dtype
-    wider = {source, target} <= FLOATS and ITEM_BYTES[target] > ITEM_BYTES[source]
-    return ((0,),) if wider else ()
+    if not {source, target} <= FLOATS:
+        return ()
+    wider = ITEM_BYTES[target] > ITEM_BYTES[source]
+    return ((0,),) if wider or (source, target) == ("f32", "f16") or eqn.attrs.get(SUMS.name) else ()
 
 
 def _cast_text(code: Code) -> str:
@@ -270,7 +279,7 @@ def _cast_numpy(code: Code) -> str:
 
 
 def _cast(shard: Shard, x: Any) -> Any:
-    np, dtype = shard.np, numpy_dtype(shard.np, shard.eqn.result.type.dtype)
+    np, dtype = shard.np, numpy_dtype(shard.np, shard.eqn.result.type.local_dtype)
     if not _rounds_to_integers(shard.eqn):
         return x.astype(dtype)
     limits = np.iinfo(dtype)
@@ -305,6 +314,12 @@ def _sigmoid(np: Any, x: Any) -> Any:
     wide = x.astype(np.float32) if x.dtype.itemsize == 2 else x
     e = np.exp(-np.abs(wide))
     return (np.where(wide >= 0, 1, e) / (1 + e)).astype(x.dtype)
+
+
+def _power(np: Any, x: Any, y: Any) -> Any:
+    """Give each element its exponent: NumPy takes the root for a single exponent of 0.5, which differs at -0.0 and -inf."""
+    shape = np.broadcast_shapes(x.shape, y.shape)
+    return np.power(x, np.ascontiguousarray(np.broadcast_to(y, shape))).reshape(shape)
 
 
 def _relu_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
@@ -359,7 +374,7 @@ UNARY = (
     elementwise("rsqrt", lambda np, x: 1 / np.sqrt(x), "1 / np.sqrt({0})", _rsqrt_gradient, "1 / sqrt(x).",
                 jax="lax.rsqrt({0})", number=lambda x: 1 / math.sqrt(x)),
     elementwise("square", lambda np, x: np.square(x), "np.square({0})", _square_gradient, "x times x.",
-                accepted=NUMBERS, number=lambda x: x * x),
+                accepted=NUMBERS, traits=("square",), number=lambda x: x * x),
     elementwise("abs", lambda np, x: np.abs(x), "np.abs({0})", _abs_gradient, "Absolute value; gradient 0 at 0.",
                 jax_differentiated="{0} * jnp.sign({0})",  # the slope of `jnp.abs` at 0 is 1, and not 0
                 accepted=NUMBERS, number=abs),
@@ -387,11 +402,12 @@ BINARY = (
                 accepted=NUMBERS, linear=linear_in_all, traits=("add",)),
     elementwise("sub", lambda np, x, y: x - y, "{0} - {1}",
                 lambda b, e, g: (_to_operand(b, e, 0, g[0]), b("neg", _to_operand(b, e, 1, g[0]))), "x - y.",
-                accepted=NUMBERS, linear=linear_in_all),
+                accepted=NUMBERS, linear=linear_in_all, traits=("subtract",)),
     elementwise("mul", lambda np, x, y: x * y, "{0} * {1}", _mul_gradient, "x times y.",
                 accepted=NUMBERS, linear=linear_in_each, traits=("multiply",)),
-    elementwise("div", lambda np, x, y: x / y, "{0} / {1}", _div_gradient, "x / y.", linear=linear_in_first),
-    elementwise("pow", lambda np, x, y: np.power(x, y), "np.power({0}, {1})", _pow_gradient, "x to the power y."),
+    elementwise("div", lambda np, x, y: x / y, "{0} / {1}", _div_gradient, "x / y.", linear=linear_in_first,
+                traits=("divide",)),
+    elementwise("pow", _power, "power({0}, {1})", _pow_gradient, "x to the power y.", jax="jnp.power({0}, {1})"),
     elementwise("minimum", lambda np, x, y: np.minimum(x, y), "np.minimum({0}, {1})", _extremum_gradient,
                 "The smaller of x and y; at a tie each takes half of the gradient.", accepted=NUMBERS, number=min),
     elementwise("maximum", lambda np, x, y: np.maximum(x, y), "np.maximum({0}, {1})", _extremum_gradient,
@@ -472,7 +488,7 @@ CAST = OpDef(
     place=place_by_layout,
     layout_rule=rule_by_name,
     distribute=None,
-    linear=_widens,
+    linear=_keeps_sums,
     gradient=_cast_gradient,
     flops=no_flops,
     storage="fused",

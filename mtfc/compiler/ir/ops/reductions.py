@@ -92,6 +92,9 @@ ACCUMULATING = ("sum", "prod")
 
 def _evaluate(function: str) -> Callable[..., Any]:
     def evaluate(shard: Shard, x: Any) -> Any:
+        """Reduce over the positions. Without any, x is the result: NumPy would add 0.0 to it."""
+        if not _positions(shard):
+            return x
         wide = x.astype(shard.np.float32) if function in ACCUMULATING and x.dtype.itemsize == 2 else x
         return getattr(shard.np, function)(wide, axis=_positions(shard)).astype(x.dtype)
 

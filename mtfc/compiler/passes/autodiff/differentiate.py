@@ -53,7 +53,7 @@ from mtfc.compiler.passes.autodiff.micro_batches import (
     with_micro_dim,
 )
 from mtfc.compiler.passes.autodiff.parameter_averages import averages_of
-from mtfc.compiler.passes.autodiff.update_equations import Updater, gradient_norm, inlined
+from mtfc.compiler.passes.autodiff.update_equations import Updater, gradient_norm, inlined, wide
 from mtfc.compiler.passes.autodiff.wide_sums import with_wide_sums
 from mtfc.compiler.passes.pass_base import Pass
 
@@ -154,7 +154,13 @@ def _clipped(
     """Scale gradients so that their joint norm, given as `norm`, becomes at most `limit`."""
     most = builder.constant(limit, "f32")
     scale = builder("div", most, builder("maximum", norm, most))
-    return {value: builder("mul", g, builder.cast(scale, g.type.dtype)) for value, g in gradients.items()}
+    return {value: _times(builder, g, scale) for value, g in gradients.items()}
+
+
+def _times(builder: Builder, gradient: Value, scale: Value) -> Value:
+    """Multiply a gradient by an f32 scale, which may be too small for f16; round the product once."""
+    product = wide(builder, gradient)
+    return builder.cast(builder("mul", product, builder.cast(scale, product.type.dtype)), gradient.type.dtype)
 
 
 @attrs.frozen

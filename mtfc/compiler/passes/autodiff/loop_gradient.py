@@ -5,7 +5,7 @@ over the iterations. It yields the cotangents of sliced operands. The backward b
 
 - Invariant and sliced operands are operands of the backward loop too.
 - Values that depend only on invariant operands are recomputed. So are views with more elements than their source, such as the
-  windows of a convolution.
+  windows of a convolution, and casts to a wider dtype.
 - All other values are residuals: the forward loop yields them, and the backward loop slices them.
 
 With `checkpoint` the only residuals are the carries; everything else is recomputed.
@@ -23,8 +23,9 @@ from mtfc.compiler.analysis.buffer_kinds import enlarged
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import carried, dim_of, make_loop, pairs, region_of
+from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
-from mtfc.compiler.ir.types import Dim
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
 
 Backward = Callable[[Builder, Sequence[Equation], Mapping[Value, Value], Sequence[Value]], dict[Value, Value]]
 """The type of `backward.backward`, which is a parameter here because `backward.py` imports this module."""
@@ -93,9 +94,15 @@ def _from_invariants(region: Function, body: Iterable[Equation]) -> set[Value]:
     return known
 
 
+def _widened(body: Iterable[Equation]) -> set[Value]:
+    """Return the results of casts to a wider dtype."""
+    casts = [eqn for eqn in body if has_trait(eqn, "cast") and eqn.operands[0].type.dtype in FLOATS]
+    return {e.result for e in casts if ITEM_BYTES[e.result.type.dtype] > ITEM_BYTES[e.operands[0].type.dtype]}
+
+
 def _again(body: LoopBody, checkpoint: bool) -> list[Equation]:
     """Return the forward equations that the backward body recomputes, in order."""
-    free = _from_invariants(body.region, body.forward).union(enlarged(body.forward))
+    free = _from_invariants(body.region, body.forward).union(enlarged(body.forward), _widened(body.forward))
     needed = set(_free_values(body.backward, body.grads.values()))
     again = []
     for eqn in reversed(body.forward):

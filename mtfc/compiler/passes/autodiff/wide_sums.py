@@ -103,11 +103,19 @@ class SumWidener:
         if not asked:
             return [eqn]
         wide = self.asked[eqn.result]
+        if has_trait(eqn, "cast") and eqn.operands[0].type.dtype == self.dtype:
+            return self._unrounded(eqn, wide)
         if self.uses[eqn.result] == 1 and has_trait(eqn, "filled"):
             return [attrs.evolve(eqn, results=(wide,), attrs={**eqn.attrs, "dtype": self.dtype})]
         if self.uses[eqn.result] == 1 and _is_linear(eqn):
             return [attrs.evolve(eqn, operands=tuple(map(self._ask, eqn.operands)), results=(wide,))]
         return [eqn, self._cast(eqn.result, wide, eqn)]
+
+    def _unrounded(self, eqn: Equation, wide: Value) -> list[Equation]:
+        """Let the operand of a cast to fewer bits take the place of the wide value; keep the cast for other uses."""
+        self.new[wide] = eqn.operands[0]
+        self._reach(eqn.operands)
+        return [eqn] if self.uses[eqn.result] > 1 else []
 
     def _wide(self, eqn: Equation) -> list[Equation]:
         """Return the equation of a sum that is wide already; a cast gives way to the wide version of its operand."""
