@@ -128,6 +128,15 @@ model m(x: f32[n]) {
   return y
 }
 """,
+    "a scalar to a power": """
+dim n = 4
+mesh grid = [rows: 2]
+layout main on grid = { n: rows }
+model m(x: f32[n]) {
+  y = sum(x) ** x
+  return y
+}
+""",
     "a sum of numbers that are rounded": """
 dim n = 10
 mesh grid = [rows: 2]

@@ -45,9 +45,10 @@ class ExactArray:
     """An array. values: residues if `is_residue`, else real numbers. dtype: the one that the program gives the array.
 
     shadow: the residues beside real numbers that arithmetic has made; None if they are those of the numbers.
+    scalar: the scalar that an array is which got axes of size 1 to go with others.
     """
 
-    __slots__ = ("dtype", "field", "is_residue", "shadow", "tangent", "values")
+    __slots__ = ("dtype", "field", "is_residue", "scalar", "shadow", "tangent", "values")
     __array_priority__ = 1000
 
     def __init__(
@@ -61,6 +62,7 @@ class ExactArray:
     ) -> None:
         self.field, self.values, self.dtype = field, values, np.dtype(dtype)
         self.is_residue, self.tangent, self.shadow = is_residue, tangent, shadow
+        self.scalar: ExactArray | None = None
 
     # What an array is
 
@@ -104,7 +106,9 @@ class ExactArray:
 
     def __getitem__(self, index: Any) -> ExactArray:
         plain = plain_index(index)
-        return self.mapped(lambda x: np.asarray(x[plain]))
+        found = self.mapped(lambda x: np.asarray(x[plain]))
+        found.scalar = None if self.ndim else self
+        return found
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if self.is_float and isinstance(value, ExactArray) and value.is_residue and not self.is_residue:
@@ -582,7 +586,8 @@ def power(x: Any, y: Any) -> ExactArray:
         whole = _constant_power(a.residues(), float(b.values.flat[0]))
         if whole is not None:
             return whole.mapped(lambda v: np.broadcast_to(v, np.broadcast_shapes(v.shape, b.shape)))
-    positive = compared("greater", _untangled(a), 0.0)  # before 1/2 becomes a residue, which may count as negative
+    own = a if a.scalar is None else a.scalar  # the gradient compares the operand, and before 1/2 becomes a residue
+    positive = compared("greater", _untangled(own), 0.0)
     a, b = a.residues(), b.residues()
     values = np.broadcast_arrays(without_specials(a), without_specials(b))
     found = residue_array(a, a.field.hashed("power", *values))
