@@ -184,6 +184,10 @@ class ExactNumpy:
         padded = np.pad(x.values, widths, constant_values=value.values)
         return ExactArray(self.field, padded, x.dtype, x.is_residue, tangent)
 
+    def clip(self, x: ExactArray, low: float, high: float) -> ExactArray:
+        """Limit real numbers. Residues are taken as numbers within the limits."""
+        return x if x.is_residue else residues.real("clip", x, low, high, dtype=x.dtype)
+
     # Order
 
     def argmax(self, x: ExactArray, axis: int) -> ExactArray:

@@ -30,6 +30,8 @@ HUGE = 1e30
 FRACTION_BITS = 2.0**30
 """A real number that is a multiple of the inverse is a short binary fraction, and needs no search for a simple fraction."""
 
+NO_SLOPE = "slopes without a meaning"
+
 TWICE = 1.1283791670955126
 """2 / sqrt(pi), the slope of `erf` at 0."""
 
@@ -517,10 +519,10 @@ def transcendental(name: str, x: ExactArray) -> ExactArray:
             found = np.where(x.values == INFINITY, INFINITY, found)
     made = residue_array(x, found)
     if x.tangent is not None:
-        slope = without_specials(
-            _slope(name, ExactArray(x.field, safe, x.dtype, True), residue_array(x, without_specials(made)))
+        slope = _slope(
+            name, ExactArray(x.field, safe, x.dtype, True), residue_array(x, without_specials(made))
         )
-        made.tangent = x.field.multiply(x.tangent, slope)
+        made.tangent = x.field.multiply(x.tangent, _defined(slope))
     return made
 
 
@@ -534,6 +536,13 @@ def real_function(name: str, x: ExactArray) -> ExactArray:
         found = real(name, x, dtype=x.dtype).values
     shadow = transcendental(name, x.residues())
     return ExactArray(x.field, found.astype(np.float32).astype(np.float64), x.dtype, shadow=shadow)
+
+
+def _defined(slope: ExactArray) -> Array:
+    """Return the residues of a slope, and 0 where it has no meaning, such as that of `sqrt` at 0."""
+    if slope.has_special:
+        slope.field.count(NO_SLOPE, int((slope.values >= INFINITY).sum()))
+    return without_specials(slope)
 
 
 def _slope(name: str, x: ExactArray, y: ExactArray) -> ExactArray:
@@ -575,7 +584,7 @@ def power(x: Any, y: Any) -> ExactArray:
         log = transcendental("log", chosen(positive, _untangled(a), 1.0))
         along_x = (lower * _untangled(b)) * residue_array(a, tangent_of(a))
         along_y = (residue_array(a, without_specials(found)) * log) * residue_array(b, tangent_of(b))
-        found.tangent = without_specials(along_x + along_y)
+        found.tangent = _defined(along_x + along_y)
     return found
 
 
