@@ -210,7 +210,7 @@ def drawn(folders: Sequence[str]) -> list[Callable[[], Mutant]]:
 # Tests
 
 
-def tests_of(file: str) -> tuple[str, ...]:
+def concerning(file: str) -> tuple[str, ...]:
     """Return the tests that concern a file."""
     return next(tests for folder, tests in TESTS.items() if file.startswith(folder))
 
@@ -248,7 +248,7 @@ class Copy:
         right = (ROOT / mutant.file).read_text("utf-8")
         self._write(mutant.file, mutant.text)
         try:
-            return self.passes(tests_of(mutant.file))
+            return self.passes(concerning(mutant.file))
         finally:
             self._write(mutant.file, right)
 
@@ -295,7 +295,7 @@ class Pool:
 def failing_at_first(pool: Pool, folders: Sequence[str]) -> list[str]:
     """Return the tests that fail without any change."""
     files = (str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    needed = sorted({test for file in files for test in tests_of(file)})
+    needed = sorted({test for file in files for test in concerning(file)})
     passing = pool.threads.map(pool.passing, [[test] for test in needed])
     return [test for test, passes in zip(needed, passing, strict=True) if not passes]
 
