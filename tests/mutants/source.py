@@ -45,6 +45,7 @@ TESTS = {
         "tests/test_parameter_averages.py",
         "tests/test_wide_sums.py",
         *EXACT,
+        "tests/backends/test_value_and_grad.py",
     ),
     "mtfc/compiler/passes/partition": (
         *PASSES,
@@ -157,12 +158,13 @@ class Mutant:
     file: str
     choice: int
     line: int
+    column: int
     before: str
     after: str
     text: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.before}  ->  {self.after}"
+        return f"{self.file}:{self.line}:{self.column}: {self.before}  ->  {self.after}"
 
 
 def choices(text: str) -> Iterator[tuple[ast.AST, ast.AST, ast.AST]]:
@@ -176,10 +178,11 @@ def choices(text: str) -> Iterator[tuple[ast.AST, ast.AST, ast.AST]]:
 def mutant(file: str, text: str, choice: int) -> Mutant:
     """Return the `choice`-th mutant of a file."""
     tree, node, new = next(each for i, each in enumerate(choices(text)) if i == choice)
-    place = getattr(node, "lineno", None) or getattr(getattr(node, "iter", None), "lineno", 0)
+    place = node.iter if isinstance(node, ast.comprehension) else node
+    line, column = getattr(place, "lineno", 0), getattr(place, "col_offset", 0) + 1
     before, after = (_shown(each) for each in (node, new))
     changed = ast.unparse(ast.fix_missing_locations(_Replace(node, new).visit(tree)))
-    return Mutant(file, choice, place, before, after, changed)
+    return Mutant(file, choice, line, column, before, after, changed)
 
 
 def _shown(node: ast.AST) -> str:

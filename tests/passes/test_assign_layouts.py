@@ -5,6 +5,7 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import attrs
+import pytest
 
 from mtfc.compiler.ir.core import Equation, Function, Output, Program
 from mtfc.compiler.ir.loops import is_over_micro_batches, make_loop, region_of
@@ -14,7 +15,7 @@ from mtfc.compiler.passes.partition.assign_layouts import AssignLayouts
 from tests.harness import differentiated, load
 
 SOURCE = """
-dim batch = 8; dim io = 4
+dim batch = 8; dim io = {size}
 mesh grid = [rows: 2, cols: 2]
 layout split on grid = {{ batch: rows, io: {io} }}
 model m(x: [batch]) {{
@@ -26,9 +27,9 @@ train m {{ minimize loss; optimizer = sgd(learning_rate = 0.5); accumulate = 2 }
 """
 
 
-def with_layout(io: str) -> Program:
+def with_layout(io: str, size: int = 4) -> Program:
     """Return the differentiated program, with the mesh and the layout of its file."""
-    module = load(SOURCE.format(io=io))
+    module = load(SOURCE.format(io=io, size=size))
     (program,), (layout,) = module.programs, module.layouts
     return attrs.evolve(differentiated(program, "step"), mesh=layout.mesh, layout=layout.layout)
 
@@ -40,6 +41,14 @@ def test_only_contests_are_priced() -> None:
         assert not plan.called
         AssignLayouts().run(with_layout(io="rows"))
         assert plan.called
+
+
+@pytest.mark.parametrize(("size", "winner"), [(4, "batch"), (64, "io")])
+def test_the_dimension_that_sends_less_wins_an_axis(size: int, winner: str) -> None:
+    """A split `batch` gathers `w`. A split `io` gathers `x` and scatters the sum."""
+    forward = AssignLayouts().run(with_layout(io="rows", size=size)).function("forward")
+    (dot,) = (eqn for eqn in forward.body if eqn.op == "einsum")
+    assert dot.layout == {winner: ("rows",)}
 
 
 def test_a_loop_over_micro_batches_may_yield() -> None:
