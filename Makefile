@@ -11,7 +11,7 @@ SOURCES := mtfc tests examples benchmarks
 test fuzz mutants examples: export OPENBLAS_NUM_THREADS = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format tables docs figures bench fuzz mutants kill-test examples clean
+.PHONY: help setup demo test lint format tables docs figures bench fuzz mutants mutate-source kill-test examples clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,8 +59,11 @@ fuzz: setup  ## check random programs for FUZZ_MINUTES (10): half of the time ex
 	FUZZ_MINUTES=$(or $(FUZZ_MINUTES),10) $(BIN)/python -W ignore -m tests.fuzz.exact_campaign
 	FUZZ_MINUTES=$(or $(FUZZ_MINUTES),10) $(BIN)/python -m pytest tests/fuzz
 
-mutants: setup  ## plant faults in generated modules for MUTANTS_MINUTES minutes (10): the exact check must find them
+mutants: setup  ## plant faults in generated modules and gradients for MUTANTS_MINUTES minutes (10): the exact check must find them
 	MUTANTS_MINUTES=$(or $(MUTANTS_MINUTES),10) $(BIN)/python -W ignore -m tests.mutants
+
+mutate-source: setup  ## change the compiler in random places for MUTATE_MINUTES minutes (10): the tests must notice
+	MUTATE_MINUTES=$(or $(MUTATE_MINUTES),10) $(BIN)/python -m tests.mutants.source
 
 kill-test: setup  ## kill a training run at random moments (KILLS=50), and compare its bits
 	KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest tests/training/test_kill.py

@@ -1,4 +1,5 @@
-"""Mutants: programs with one planted fault each, which the checks of `mtfc verify` must find.
+"""Mutants: programs with one planted fault each, which the checks must find.
 
-`make mutants` plants faults in collectives, slices and gathers of generated NumPy modules, and in gradient rules.
+`make mutants` plants faults in generated NumPy modules and in gradients, for the exact check of `mtfc verify`.
+`make mutate-source` changes the compiler itself, for the tests.
 """

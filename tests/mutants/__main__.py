@@ -1,6 +1,7 @@
-"""`make mutants`: plant every fault in the modules of the examples and of random programs; the exact check must find it.
+"""`make mutants`: plant faults in the examples and in random programs; the exact check must find each that changes a result.
 
-A mutant that changes no result is listed with the reason. MUTANTS_MINUTES bounds the time; the programs take turns.
+A mutant that changes no result needs a reason, or it counts as missed. MUTANTS_MINUTES bounds the time. Half of it goes to the
+examples, half to the random programs, with equal shares for all of them: as many mutants as fit, in random order.
 """
 
 from __future__ import annotations
@@ -9,117 +10,127 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
+from typing import Any, Protocol, TypeVar
 
-import attrs
 import numpy as np
 from hypothesis import given, seed
 
-from mtfc.backends.common.forms import NAMES
-from mtfc.backends.exact.check import ExactReference, called, compared, loaded
-from mtfc.compiler.ir.core import Function, Program
+from mtfc.backends.exact.check import ExactReference
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
-from mtfc.frontend.layouts.declared_layouts import DeclaredLayout
 from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import load
-from tests.mutants.faults import faults
-from tests.mutants.sites import Bench, Fault, Site, generate
+from tests.mutants.gradients import GradientBench
+from tests.mutants.modules import Module
+from tests.mutants.reasons import CAUGHT, MISSED
 from tests.properties.campaign import ONE_CASE
-from tests.test_examples import EXAMPLES, path
+from tests.test_examples import EXAMPLES, Example, path
 
 MINUTES = float(os.environ.get("MUTANTS_MINUTES", "10"))
 RANDOM_PROGRAMS = 500
 BOTH = "step+gradients"
 
-
-@attrs.frozen
-class Subject:
-    """A program under one layout."""
-
-    name: str
-    lowered: Program
-    reference: ExactReference
+T = TypeVar("T")
 
 
-def subjects() -> Iterator[Subject]:
-    """Yield every example under every layout, and then random programs."""
-    for example in EXAMPLES:
-        file, choice = path(example), Choice(None, None, example.mesh, example.dims)
-        selection = choose(file.read_text("utf-8"), str(file), choice, every_layout=True)
-        reference = ExactReference(selection.program, draws=(0,))
-        for case in selection.cases:
-            lowered = case.lower(selection.program, of=BOTH)
-            yield Subject(f"{example.file} {case.layout.name}", lowered, reference)
-    for number in range(RANDOM_PROGRAMS):
-        yield from _random_subjects(number)
+class Subject(Protocol):
+    """A program in which faults can be planted. The outcome of a fault is `CAUGHT`, `MISSED`, or a reason."""
+
+    def mutants(self, random: Random) -> Iterator[tuple[str, Callable[[], str]]]: ...
 
 
-def _random_subjects(number: int) -> Iterator[Subject]:
+Named = tuple[str, Callable[[], Subject]]
+
+
+def of_example(example: Example) -> list[Named]:
+    """Return the gradients of an example, and its layouts."""
+    file, choice = path(example), Choice(None, None, example.mesh, example.dims)
+    selection = choose(file.read_text("utf-8"), str(file), choice, every_layout=True)
+    program, reference = selection.program, ExactReference(selection.program)
+    found: list[Named] = [(f"{example.file} gradients", partial(GradientBench.of, reference))]
+    for case in selection.cases:
+        lowered = partial(case.lower, program, of=BOTH)
+        found.append(
+            (f"{example.file} {case.layout.name}", lambda lowered=lowered: Module(lowered(), reference))
+        )
+    return found
+
+
+def of_random_program(number: int) -> list[Named]:
+    """Return the gradients of a random program, and its layouts."""
+    module = load(random_source(number))
+    (program,) = module.programs
+    reference = ExactReference(program)
+    found: list[Named] = [(f"random {number} gradients", partial(GradientBench.of, reference))]
+    for each in module.layouts:
+        lowered = partial(lower, program, each.mesh, each.layout, BOTH)
+        found.append((f"random {number} {each.name}", lambda lowered=lowered: Module(lowered(), reference)))
+    return found
+
+
+def random_source(number: int) -> str:
+    """Return the text of a random program."""
     sources: list[str] = []
     drawn = given(programs(Options(statements=4)))(lambda program: sources.append(program.source))
     ONE_CASE(seed(number)(drawn))()
-    module = load(sources[-1])
-    (program,) = module.programs
-    reference = ExactReference(program, draws=(0,))
-    for layout in module.layouts:
-        yield Subject(f"random {number} {layout.name}", _lowered(program, layout), reference)
+    return sources[-1]
 
 
-def _lowered(program: Program, layout: DeclaredLayout) -> Program:
-    return lower(program, layout.mesh, layout.layout, BOTH)
+def shares(items: Sequence[T], until: float) -> Iterator[tuple[T, float]]:
+    """Yield each item with the end of its equal share of the time that is left."""
+    for i, item in enumerate(items):
+        now = time.monotonic()
+        yield item, now + (until - now) / (len(items) - i)
 
 
-def outcomes(subject: Subject, until: float) -> Iterator[tuple[Site, str, str]]:
-    """Plant each fault, in random order, and yield what came of it: caught, unreached, no other value, or no other result."""
-    rank = len(subject.lowered.placed_on.axes)
-    field = subject.reference.field(0, rank)
-    bench = Bench.of(generate(subject.lowered), partial(loaded, field=field))
-    functions = {NAMES[f.name]: f for f in subject.lowered.functions}
-    trials = [(site, *each) for site in bench.sites for each in faults(bench.module, site)]
-    Random(subject.name).shuffle(trials)
-    for site, name, fault in trials:
+def tried(name: str, subject: Subject, until: float) -> Counter[str]:
+    """Plant faults in random order until the time is over, but at least one. Print those that are missed."""
+    outcomes: Counter[str] = Counter()
+    mutants = [*subject.mutants(Random(name))]
+    Random(name).shuffle(mutants)
+    for fault, outcome in mutants:
+        found = outcome()
+        outcomes[found] += 1
+        if found == MISSED:
+            print(f"missed: {name}: {fault}", flush=True)
         if time.monotonic() > until:
-            return
-        yield site, name, _outcome(subject, bench, functions[site.function], site, fault)
+            break
+    return outcomes
 
 
-def _outcome(subject: Subject, bench: Bench, function: Function, site: Site, fault: Fault) -> str:
-    arguments, expected = subject.reference.expected(function.name, 0)
-    bench.active, bench.changed, bench.reached = (site.number, fault), False, False
-    try:
-        actual = called(bench.module, function, arguments, subject.reference.field(0, 0))
-        is_caught = any(compared(actual[name], right)[0] for name, right in expected.items())
-    except Exception:  # a fault may make shapes that the module refuses
-        return "caught"
-    finally:
-        bench.active = None
-    if is_caught:
-        return "caught"
-    if not bench.reached:
-        return "unreached"
-    return "no other result" if bench.changed else "no other value"
+def campaign(start: float, minutes: float) -> Iterator[tuple[str, Counter[str]]]:
+    """Yield the outcomes of each program: kind of mutant -> outcomes."""
+    groups: tuple[tuple[Sequence[Any], Callable[[Any], list[Named]], float], ...] = (
+        (EXAMPLES, of_example, 0.5),
+        (range(RANDOM_PROGRAMS), of_random_program, 1),
+    )
+    for items, subjects_of, share in groups:
+        for item, item_end in shares(items, start + 60 * minutes * share):
+            for (name, make), end in shares(subjects_of(item), item_end):
+                kind = "gradients" if name.endswith(" gradients") else "modules"
+                yield kind, tried(name, make(), end)
 
 
 def main() -> int:
-    """Run until the time is over, and print the counts and each mutant that changes a value but no result."""
+    """Run until the time is over, and print the counts and each mutant that is missed. Return 1 if one is."""
     np.seterr(all="ignore")
-    end = time.monotonic() + 60 * MINUTES
-    counts: Counter[str] = Counter()
-    for subject in subjects():
-        until = min(end, time.monotonic() + 60 * MINUTES / (len(EXAMPLES) * 4))
-        for site, fault, outcome in outcomes(subject, until):
-            counts[outcome] += 1
-            if outcome == "no other result":
-                print(f"{subject.name}: {site.function}, {site.kind} on line {site.line}, {fault}")
-        if time.monotonic() > end:
-            break
-    print(", ".join(f"{what}: {n}" for what, n in counts.most_common()))
-    return 0 if counts["caught"] else 1
+    counts = {"modules": Counter[str](), "gradients": Counter[str]()}
+    programs = Counter[str]()
+    for kind, outcomes in campaign(time.monotonic(), MINUTES):
+        counts[kind] += outcomes
+        programs[kind] += 1
+    for kind, outcomes in counts.items():
+        print(f"{kind}: {outcomes.total()} mutants in {programs[kind]} programs, {outcomes[CAUGHT]} caught")
+        for outcome, number in outcomes.most_common():
+            if outcome != CAUGHT:
+                print(f"{number:8} {'missed' if outcome == MISSED else f'change nothing: {outcome}'}")
+    missed = sum(outcomes[MISSED] for outcomes in counts.values())
+    return 1 if missed or not all(outcomes[CAUGHT] for outcomes in counts.values()) else 0
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def faults(module: Any, site: Site) -> Iterator[tuple[str, Fault]]:
     yield from TABLE[site.kind].items()
     if site.kind in (*REDUCTIONS, "reduce_scatter"):
         for axis, size in module.MESH.items():
-            if size > 1:
+            if size > 1 and site.axes != (axis,):
                 yield f"along {axis}", _along(axis)
 
 
@@ -42,9 +42,7 @@ def dropped(module: Any, kind: str, right: Any, x: Any, axes: Any = None, *args:
 
 
 def doubled(module: Any, kind: str, right: Any, x: Any, axes: Any, *args: Any, **options: Any) -> Any:
-    """Do a reduction twice: the sum counts each term once for each processor of the group. A maximum stays what it is."""
-    if kind in ("pmax", "pmin"):
-        return right
+    """Do a sum twice: it counts each term once for each processor of the group."""
     times = prod(module.MESH[axis] for axis in _names(axes))
     return _each(right, lambda total: total * total.dtype.type(times))
 
@@ -116,10 +114,10 @@ TABLE: dict[str, dict[str, Fault]] = {
     **{
         kind: {
             "dropped": dropped,
-            "doubled": doubled,
             "other reduction": other_reduction,
             "other group": other_group,
             "scattered": scattered,
+            **({"doubled": doubled} if kind == "psum" else {}),
         }
         for kind in REDUCTIONS
     },
@@ -139,8 +137,6 @@ TABLE: dict[str, dict[str, Fault]] = {
 
 def _along(axis: str) -> Fault:
     def fault(module: Any, kind: str, right: Any, x: Any, axes: Any, *args: Any, **options: Any) -> Any:
-        if _names(axes) == (axis,):
-            return right
         if kind == "reduce_scatter":
             return _own_part(module, module.psum(x, axis), axes, options["dim"])
         return getattr(module, kind)(x, axis)

@@ -7,7 +7,8 @@ The module's text is changed once: every call of a collective, every slice with 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -39,12 +40,16 @@ SITE, SLICE = "__site__", "__slice__"
 
 @attrs.frozen
 class Site:
-    """A place in the text of a module. kind: the called function, or `slice`. line: of the module's text."""
+    """A place in the text of a module.
+
+    kind: the called function, or `slice`. line: of the module's text. axes: the mesh axes of a collective.
+    """
 
     number: int
     function: str
     kind: str
     line: int
+    axes: tuple[str, ...] = ()
 
 
 def generate(program: Program) -> str:
@@ -92,10 +97,16 @@ class _Replacer(ast.NodeTransformer):
         return self._site("slice", node.lineno, [node.value, index], [])
 
     def _site(self, kind: str, line: int, args: list[ast.expr], keywords: list[ast.keyword]) -> ast.Call:
-        site = Site(len(self.found), self.function, kind, line)
+        site = Site(len(self.found), self.function, kind, line, _axes(args) if kind in COLLECTIVES else ())
         self.found.append(site)
         given = [ast.Constant(site.number), ast.Constant(kind), *args]
         return ast.Call(ast.Name(SITE, ast.Load()), given, keywords)
+
+
+def _axes(args: list[ast.expr]) -> tuple[str, ...]:
+    """Return the mesh axes that a collective is called with, as its second argument."""
+    axes = ast.literal_eval(args[1])
+    return (axes,) if isinstance(axes, str) else tuple(axes)
 
 
 def _is_cut(node: ast.expr) -> bool:
@@ -113,18 +124,29 @@ def _index_text(node: ast.expr) -> str:
 Fault = Callable[..., Any]
 
 
+@attrs.frozen
+class Visit:
+    """One execution of a faulty site: the right and the wrong value."""
+
+    right: Any
+    wrong: Any
+
+    @property
+    def is_changed(self) -> bool:
+        return not same(self.right, self.wrong)
+
+
 @attrs.define
 class Bench:
     """An instrumented module in which at most one fault is active.
 
-    active: the number of the faulty site, and the fault. changed: True once the fault has given another value than the site.
+    active: the faulty site, and the fault. visits: the executions of the faulty site.
     """
 
     module: Any
     sites: tuple[Site, ...]
-    active: tuple[int, Fault] | None = None
-    changed: bool = False
-    reached: bool = False
+    active: tuple[Site, Fault] | None = None
+    visits: list[Visit] = attrs.field(factory=list)
 
     @classmethod
     def of(cls, text: str, load: Callable[[str], Any]) -> Bench:
@@ -134,14 +156,22 @@ class Bench:
         vars(bench.module).update({SITE: bench.site, SLICE: slice})
         return bench
 
+    @contextmanager
+    def planted(self, site: Site, fault: Fault) -> Iterator[None]:
+        """Make a fault active."""
+        self.active, self.visits = (site, fault), []
+        try:
+            yield
+        finally:
+            self.active = None
+
     def site(self, number: int, kind: str, *args: Any, **options: Any) -> Any:
         """Do what the site does, with the fault if it is the faulty one."""
         right = self._right(kind, args, options)
-        if self.active is None or self.active[0] != number:
+        if self.active is None or self.active[0].number != number:
             return right
-        self.reached = True
         wrong = self.active[1](self.module, kind, right, *args, **options)
-        self.changed = self.changed or not _same(right, wrong)
+        self.visits.append(Visit(right, wrong))
         return wrong
 
     def _right(self, kind: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -150,12 +180,12 @@ class Bench:
         return vars(self.module)[kind](*args, **options)
 
 
-def _same(right: Any, wrong: Any) -> bool:
+def same(right: Any, wrong: Any) -> bool:
     """Return True if two values are equal bit for bit, up to axes of the mesh along which they are repeated."""
     import numpy as np
 
     if isinstance(right, tuple):
-        return all(map(_same, right, wrong))
+        return all(map(same, right, wrong))
     if isinstance(right, ExactArray):
         right, wrong = right.residues().values, wrong.residues().values
     try:

@@ -23,7 +23,7 @@ from mtfc.backends.common.forms import NAMES
 from mtfc.backends.exact import residues
 from mtfc.backends.exact.namespace import ExactNumpy
 from mtfc.backends.exact.prime_field import PRIMES, PrimeField
-from mtfc.backends.exact.residues import POISON, ExactArray
+from mtfc.backends.exact.residues import INFINITY, POISON, ExactArray
 from mtfc.backends.numpy import backend
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of
@@ -44,6 +44,12 @@ STEP = 5
 
 DRAWS = (0, 1)
 """In odd draws, decisions between scalars fall the other way."""
+
+
+INTEGERS = ((0, 4), (-3, 4))
+"""Bounds of drawn integers, in turn: the first are indices, the second have sums of either sign."""
+
+UNSIGNED = {"u32": (0, 4), "bool": (0, 2)}
 
 
 @attrs.frozen
@@ -99,6 +105,11 @@ class ExactReference:
         """(function, draw) -> arguments and outputs."""
         return {}
 
+    @cached_property
+    def derivatives(self) -> dict[tuple[Any, ...], tuple[np.uint64, bool]]:
+        """(draw, arguments) -> the derivative along the random direction of these arguments: see `_derivative`."""
+        return {}
+
     def expected(self, name: str, draw: int) -> tuple[Arrays, Arrays]:
         """Return the arguments and the outputs of a function, by name."""
         if (name, draw) not in self.results:
@@ -132,12 +143,15 @@ class ExactReference:
 
     def wrong_gradients(self) -> tuple[str, ...]:
         """Return the arguments whose gradients the undistributed program computes wrongly, by forward mode."""
-        found: set[str] = set()
-        for draw in self.draws:
-            names = self._differentiable
-            if names and not self._agrees(names, draw):
-                found.update(name for name in names if not self._agrees((name,), draw))
-        return tuple(sorted(found))
+        found = (self.disagreeing(self.expected("gradients", draw)[1], draw) for draw in self.draws)
+        return tuple(sorted({name for names in found for name in names}))
+
+    def disagreeing(self, gradients: Arrays, draw: int) -> tuple[str, ...]:
+        """Return the arguments whose gradients differ from forward mode. gradients: `d_` and an argument's name -> array."""
+        names = self._differentiable
+        if not names or self._agrees(names, gradients, draw):
+            return ()
+        return tuple(name for name in names if not self._agrees((name,), gradients, draw))
 
     @property
     def _differentiable(self) -> tuple[str, ...]:
@@ -146,29 +160,48 @@ class ExactReference:
         names = [a.value.name for a in arguments if a.value.type.dtype in FLOATS]
         return tuple(name for name in names if name not in program.states)
 
-    def _agrees(self, names: Sequence[str], draw: int) -> bool:
-        """Return True if the derivative along a random direction of some arguments is what their gradients say."""
-        arguments, gradients = self.expected("gradients", draw)
-        field = self.field(draw)
-        forward = bound(run(self.program, (MixedPrecision(),)).function("forward"), training=True)
-        moved: dict[str, ExactArray] = dict(arguments)
-        along = np.uint64(0)
+    def _agrees(self, names: Sequence[str], gradients: Arrays, draw: int) -> bool:
+        """Return True if the derivative along a random direction of some arguments is what their gradients say.
+
+        A gradient may have elements without a meaning only if the outputs are computed from values without a meaning. The
+        direction is 0 there.
+        """
+        field, along = self.field(draw), np.uint64(0)
+        directions, is_whole = dict[str, Any](), True
         for name in names:
-            x, g = arguments[name], gradients[f"d_{name}"].residues()
-            direction = _random(field, x.shape, "direction", name, draw)
-            moved[name] = ExactArray(field, x.values, x.dtype, True, direction)
-            if g.has_special:
-                return True
-            along = field.add(along, field.total(field.multiply(g.values, direction), None))
-        outputs = evaluated(forward, moved, field)
+            g = gradients[f"d_{name}"].residues()
+            drawn = _random(field, g.shape, "direction", name, draw)
+            directions[name] = np.where(g.values >= INFINITY, np.uint64(0), drawn)
+            is_whole = is_whole and not g.has_special
+            products = field.multiply(residues.without_specials(g), directions[name])
+            along = field.add(along, field.total(products, None))
+        change, is_defined = self._derivative(directions, draw, is_whole)
+        return bool(along == change) and (is_whole or not is_defined)
+
+    def _derivative(self, directions: Mapping[str, Any], draw: int, is_whole: bool) -> tuple[np.uint64, bool]:
+        """Return the derivative of the outputs, and whether all values have a meaning. Remember them for whole directions."""
+        key = (draw, *sorted(directions))
+        if not is_whole:
+            return self._forward_mode(directions, draw)
+        if key not in self.derivatives:
+            self.derivatives[key] = self._forward_mode(directions, draw)
+        return self.derivatives[key]
+
+    def _forward_mode(self, directions: Mapping[str, Any], draw: int) -> tuple[np.uint64, bool]:
+        arguments, field = self.expected("gradients", draw)[0], self.field(draw)
+        known = {}
+        forward = bound(run(self.program, (MixedPrecision(),)).function("forward"), training=True)
+        for value in (argument.value for argument in forward.arguments):
+            known[value] = _moved(arguments[value.name], field)
+            known[value].tangent = directions.get(value.name)
+        evaluation = Watched(field)
+        evaluation.execute(forward.body, known)
         change = np.uint64(0)
         for output in seeded(self.program, forward):
-            y = outputs[output.name].residues()
-            if y.has_special:
-                return True
+            y = known[output.value].residues()
             if y.tangent is not None:
                 change = field.add(change, field.total(y.tangent, None))
-        return bool(along == change)
+        return change, evaluation.is_defined and residues.NO_SLOPE not in field.counts
 
     def field(self, draw: int, rank: int = 0) -> PrimeField:
         """Return the field of a draw. rank: the number of axes of a scalar."""
@@ -185,8 +218,8 @@ class ExactReference:
         if name in self.given:
             given = np.asarray(self.given[name])
             return ExactArray(field, np.broadcast_to(given, shape).astype(dtype), dtype)
-        high = 2 if type.dtype == "bool" else 4
-        numbers = _generator(self.seed, function, name, draw).integers(0, high, shape)
+        low, high = INTEGERS[draw % len(INTEGERS)] if type.dtype == "i32" else UNSIGNED[type.dtype]
+        numbers = _generator(self.seed, function, name, draw).integers(low, high, shape)
         return ExactArray(field, numbers.astype(dtype), dtype)
 
 
@@ -297,49 +330,67 @@ def _moved(x: ExactArray, field: PrimeField) -> ExactArray:
 def evaluated(function: Function, arguments: Arrays, field: PrimeField) -> dict[str, ExactArray]:
     """Return the outputs of a function that is not distributed, op by op."""
     known = {argument.value: arguments[argument.value.name] for argument in function.arguments}
-    _execute(function.body, known, ExactNumpy(field), RandomNumbers(field))
+    Evaluation(field).execute(function.body, known)
     return {output.name: known[output.value] for output in function.outputs}
 
 
-def _execute(
-    body: Iterable[Equation], known: dict[Value, ExactArray], np_: ExactNumpy, random: RandomNumbers
-) -> None:
-    for eqn in body:
+class Evaluation:
+    """The evaluation of equations that are not distributed, over a field."""
+
+    def __init__(self, field: PrimeField) -> None:
+        self.np, self.random = ExactNumpy(field), RandomNumbers(field)
+
+    def execute(self, body: Iterable[Equation], known: dict[Value, ExactArray]) -> None:
+        """Add the results of equations to the known values."""
+        for eqn in body:
+            known.update(zip(eqn.results, self.results(eqn, known), strict=True))
+
+    def results(self, eqn: Equation, known: Mapping[Value, ExactArray]) -> Sequence[ExactArray]:
+        """Return the results of one equation."""
         if eqn.regions:
-            results: Sequence[ExactArray] = _iterated(eqn, known, np_, random)
-        else:
-            shape = tuple(dim.size for dim in eqn.results[0].type.dims)
-            shard = Shard(np_, random, eqn, shape, lambda dim: 0)
-            operands = [known[value] for value in eqn.operands]
-            found = OPS[eqn.op].evaluate(shard, *operands)
-            if has_trait(eqn, "stop_gradient"):
-                found = _moved(found, np_.field)
-            results = found if isinstance(found, tuple) else (found,)
-        known.update(zip(eqn.results, results, strict=True))
+            return self._iterated(eqn, known)
+        shape = tuple(dim.size for dim in eqn.results[0].type.dims)
+        shard = Shard(self.np, self.random, eqn, shape, lambda dim: 0)
+        found = OPS[eqn.op].evaluate(shard, *(known[value] for value in eqn.operands))
+        if has_trait(eqn, "stop_gradient"):
+            found = _moved(found, self.np.field)
+        return found if isinstance(found, tuple) else (found,)
+
+    def _iterated(self, eqn: Equation, known: Mapping[Value, ExactArray]) -> Sequence[ExactArray]:
+        """Return a loop's results, by executing its region once for each index."""
+        region, dim = region_of(eqn), dim_of(eqn)
+        order = range(dim.size)[::-1] if eqn.attrs["reverse"] else range(dim.size)
+        state = {argument.value: known[value] for value, argument in pairs(eqn)}
+        sliced = {a.value: v.type.dims.index(dim) for v, a in pairs(eqn) if a.role == "sliced"}
+        yielded: dict[str, list[ExactArray]] = {output.name: [] for output in region.outputs}
+        for index in order:
+            inside = {v: x.take(index, sliced[v]) if v in sliced else x for v, x in state.items()}
+            self.execute(region.body, inside)
+            for output in region.outputs:
+                yielded[output.name].append(inside[output.value])
+            updates = {output.updates: output.value for output in region.outputs if output.updates}
+            state |= {a.value: inside[updates[a.value.name]] for a in carried(region)}
+        results = []
+        for output, result in zip(region.outputs, eqn.results, strict=True):
+            parts = yielded[output.name]
+            if output.updates is not None:
+                results.append(parts[-1])
+            else:
+                ordered = parts[::-1] if eqn.attrs["reverse"] else parts
+                results.append(self.np.stack(ordered, result.type.dims.index(dim)))
+        return results
 
 
-def _iterated(
-    eqn: Equation, known: Mapping[Value, ExactArray], np_: ExactNumpy, random: RandomNumbers
-) -> tuple[ExactArray, ...]:
-    """Return a loop's results, by executing its region once for each index."""
-    region, dim = region_of(eqn), dim_of(eqn)
-    order = range(dim.size)[::-1] if eqn.attrs["reverse"] else range(dim.size)
-    state = {argument.value: known[value] for value, argument in pairs(eqn)}
-    sliced = {a.value: v.type.dims.index(dim) for v, a in pairs(eqn) if a.role == "sliced"}
-    yielded: dict[str, list[ExactArray]] = {output.name: [] for output in region.outputs}
-    for index in order:
-        inside = {v: x.take(index, sliced[v]) if v in sliced else x for v, x in state.items()}
-        _execute(region.body, inside, np_, random)
-        for output in region.outputs:
-            yielded[output.name].append(inside[output.value])
-        updates = {output.updates: output.value for output in region.outputs if output.updates}
-        state |= {a.value: inside[updates[a.value.name]] for a in carried(region)}
-    results = []
-    for output, result in zip(region.outputs, eqn.results, strict=True):
-        parts = yielded[output.name]
-        if output.updates is not None:
-            results.append(parts[-1])
-        else:
-            ordered = parts[::-1] if eqn.attrs["reverse"] else parts
-            results.append(np_.stack(ordered, result.type.dims.index(dim)))
-    return tuple(results)
+class Watched(Evaluation):
+    """An evaluation that notices values without a meaning in the field."""
+
+    is_defined = True
+
+    def results(self, eqn: Equation, known: Mapping[Value, ExactArray]) -> Sequence[ExactArray]:
+        found = super().results(eqn, known)
+        self.is_defined = self.is_defined and not any(map(_has_poison, found))
+        return found
+
+
+def _has_poison(x: ExactArray) -> bool:
+    return x.has_special and bool((x.values == POISON).any())

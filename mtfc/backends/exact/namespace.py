@@ -184,11 +184,11 @@ class ExactNumpy:
         padded = np.pad(x.values, widths, constant_values=value.values)
         return ExactArray(self.field, padded, x.dtype, x.is_residue, tangent)
 
-    # Order
+    def clip(self, x: ExactArray, low: float, high: float) -> ExactArray:
+        """Limit real numbers. Residues are taken as numbers within the limits."""
+        return x if x.is_residue else residues.real("clip", x, low, high, dtype=x.dtype)
 
-    def clip(self, x: ExactArray, low: Any, high: Any) -> ExactArray:
-        """Limit numbers to the range of an integer dtype, before they become integers. Residues are in range."""
-        return x if x.is_residue else ExactArray(self.field, np.clip(x.values, low, high), x.dtype)
+    # Order
 
     def argmax(self, x: ExactArray, axis: int) -> ExactArray:
         return ExactArray(self.field, np.argmax(x.keys(), axis=axis), np.int64)

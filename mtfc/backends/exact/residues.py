@@ -33,6 +33,8 @@ FRACTION_BITS = 2.0**30
 SUM_SCALE = 2.0**20
 """Real numbers that are multiples of the inverse are added without rounding."""
 
+NO_SLOPE = "slopes without a meaning"
+
 TWICE = 1.1283791670955126
 """2 / sqrt(pi), the slope of `erf` at 0."""
 
@@ -539,10 +541,10 @@ def transcendental(name: str, x: ExactArray) -> ExactArray:
             found = np.where(x.values == INFINITY, INFINITY, found)
     made = residue_array(x, found)
     if x.tangent is not None:
-        slope = without_specials(
-            _slope(name, ExactArray(x.field, safe, x.dtype, True), residue_array(x, without_specials(made)))
+        slope = _slope(
+            name, ExactArray(x.field, safe, x.dtype, True), residue_array(x, without_specials(made))
         )
-        made.tangent = x.field.multiply(x.tangent, slope)
+        made.tangent = x.field.multiply(x.tangent, _defined(slope))
     return made
 
 
@@ -556,6 +558,13 @@ def real_function(name: str, x: ExactArray) -> ExactArray:
         found = real(name, x, dtype=x.dtype).values
     shadow = transcendental(name, x.residues())
     return ExactArray(x.field, found.astype(np.float32).astype(np.float64), x.dtype, shadow=shadow)
+
+
+def _defined(slope: ExactArray) -> Array:
+    """Return the residues of a slope, and 0 where it has no meaning, such as that of `sqrt` at 0."""
+    if slope.has_special:
+        slope.field.count(NO_SLOPE, int((slope.values >= INFINITY).sum()))
+    return without_specials(slope)
 
 
 def _slope(name: str, x: ExactArray, y: ExactArray) -> ExactArray:
@@ -586,7 +595,7 @@ def power(x: Any, y: Any) -> ExactArray:
         whole = _constant_power(a.residues(), float(b.values.flat[0]))
         if whole is not None:
             return whole.mapped(lambda v: np.broadcast_to(v, np.broadcast_shapes(v.shape, b.shape)))
-    own = a if a.scalar is None else a.scalar  # the gradient compares the operand, and before 1/2 becomes a residue
+    own = a if a.scalar is None else a.scalar  # as the gradient compares it, and before 1/2 is a residue
     positive = compared("greater", _untangled(own), 0.0)
     a, b = a.residues(), b.residues()
     values = np.broadcast_arrays(without_specials(a), without_specials(b))
@@ -598,7 +607,7 @@ def power(x: Any, y: Any) -> ExactArray:
         log = transcendental("log", chosen(positive, _untangled(a), 1.0))
         along_x = (lower * _untangled(b)) * residue_array(a, tangent_of(a))
         along_y = (residue_array(a, without_specials(found)) * log) * residue_array(b, tangent_of(b))
-        found.tangent = without_specials(along_x + along_y)
+        found.tangent = _defined(along_x + along_y)
     return found
 
 

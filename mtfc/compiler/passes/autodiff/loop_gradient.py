@@ -225,11 +225,14 @@ def _connect(loop: BackwardLoop, eqn: Equation, body: LoopBody, totals: Mapping[
     updated = {argument.value.name: argument for argument in carried(body.region)}
     for output in body.region.outputs:
         seed, total = body.seeds.get(output.name), totals[output.name]
-        if seed is not None and output.updates is not None:
+        if seed is None:
+            continue
+        if output.updates is not None:
             owner = updated[output.updates]
             loop.cotangent(owner, seed, total, body.grads.get(owner.value))
-        elif seed is not None and total is not None:
-            loop.sliced.append((loop.outer.ordered(total, (dim_of(eqn), *seed.type.dims)), seed))
+            continue
+        assert total is not None, "a yielded output has a seed because its stack has a cotangent"
+        loop.sliced.append((loop.outer.ordered(total, (dim_of(eqn), *seed.type.dims)), seed))
     for argument in body.region.arguments:
         grad = body.grads.get(argument.value)
         if grad is not None and argument.role == "invariant":
