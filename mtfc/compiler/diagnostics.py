@@ -127,7 +127,7 @@ class Diagnostics:
 
     def __iter__(self) -> Iterator[Diagnostic]:
         """Yield the diagnostics in source order: by file, line and column, then by code."""
-        return iter(sorted(self._found, key=lambda d: (d.span, d.code, d.message)))
+        return iter(sorted(self._found, key=_source_order))
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
@@ -137,6 +137,12 @@ class Diagnostics:
         """Raise `CompileError` with all diagnostics if at least one of them is an error."""
         if self.errors:
             raise CompileError(self)
+
+
+def _source_order(diagnostic: Diagnostic) -> tuple[str | int, ...]:
+    span = diagnostic.span
+    place = span.file, span.line, span.column, span.end_line, span.end_column
+    return (*place, diagnostic.code, diagnostic.message)
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:

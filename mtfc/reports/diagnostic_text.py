@@ -17,6 +17,9 @@ import attrs
 from mtfc.compiler.diagnostics import Diagnostic, Span
 
 TAB = "    "
+MOST = 100
+"""Most diagnostics that are shown."""
+
 WINDOW = 160
 """Most characters of a source line that are shown."""
 
@@ -27,9 +30,21 @@ RED, YELLOW, BLUE, PLAIN = "1;31", "1;33", "1;34", "1"
 
 
 def render(diagnostics: Iterable[Diagnostic], sources: Mapping[str, str], color: bool = False) -> str:
-    """Return a paragraph for each diagnostic; `sources` has the texts of the files whose lines can be shown."""
+    """Return a paragraph for each diagnostic, of the first hundred, and the number of the others.
+
+    sources: the texts of the files whose lines can be shown.
+    """
+    found = list(diagnostics)
+    rest = [f"... and {len(found) - MOST:,} more\n"] if len(found) > MOST else []
+    return "\n".join([*paragraphs(found[:MOST], sources, color), *rest])
+
+
+def paragraphs(
+    diagnostics: Iterable[Diagnostic], sources: Mapping[str, str], color: bool = False
+) -> list[str]:
+    """Return the paragraph of each diagnostic."""
     lines = {file: re.split(r"\r\n|\r|\n", text) for file, text in sources.items()}
-    return "\n".join(_Renderer(diagnostic, lines, color).text() for diagnostic in diagnostics)
+    return [_Renderer(diagnostic, lines, color).text() for diagnostic in diagnostics]
 
 
 def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, object]]:

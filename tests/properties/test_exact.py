@@ -137,6 +137,22 @@ model m(x: f32[n]) {
   return y
 }
 """,
+    "a gradient that is known to be 0": """
+dim n = 1
+dim io = 2
+mesh grid = [rows: 2]
+layout main on grid = { io: rows }
+model m(x: f32[io]) {
+  param w: f32[n, io] = zeros()
+  loss = mean(square(shift(w, n, by = 1, wrap = false)))
+  return loss
+}
+train m {
+  minimize loss
+  optimizer = adamw(learning_rate = 0.125)
+  clip = 0.5
+}
+""",
     "a sum of numbers that are rounded": """
 dim n = 10
 mesh grid = [rows: 2]

@@ -30,6 +30,12 @@ LONGEST_POWER = 2**16
 SMALL = 2**20
 """Residues up to this size, of either sign, are their own floor."""
 
+DENOMINATOR = 2**5 * 3**2 * 5**2 * 7 * 11
+SMALL_NUMERATOR = 2**23
+"""Fractions with this denominator, or a divisor of it, and such a numerator keep their order as residues."""
+
+SMALL_FRACTION = SMALL_NUMERATOR / DENOMINATOR
+
 FEW = 48
 """Up to this number of elements, Python inverts faster than NumPy."""
 
@@ -163,6 +169,16 @@ class PrimeField:
         """Return the representatives from -p/2 to p/2."""
         number = a.astype(np.int64)
         return np.where(number > self.half, number - self.p, number)
+
+    def order(self, a: Array) -> Array:
+        """Return a number for each residue, different ones for different residues, by which they are ordered.
+
+        It is the residue's own number for small fractions such as 1/2 or -3/10, else the signed representative. So a residue that
+        must be such a fraction, as the 0 that a mask gives, compares as the fraction does.
+        """
+        numerators = self.signed(self.multiply(a, np.uint64(DENOMINATOR)))
+        is_small = np.abs(numerators) <= SMALL_NUMERATOR
+        return np.where(is_small, numerators / DENOMINATOR, self.signed(a))
 
     def from_integers(self, numbers: Array) -> Array:
         """Return the residues of integers or truth values."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mtfc.backends.exact.prime_field import PrimeField, simplest
+from mtfc.backends.exact.prime_field import SMALL_FRACTION, PrimeField, simplest
 
 Array = Any
 
@@ -185,13 +185,13 @@ class ExactArray:
         return self.is_residue and self.size > 0 and bool(self.values.max() >= INFINITY)
 
     def keys(self) -> Array:
-        """Return integers, or real numbers, in the order of the elements."""
+        """Return numbers in the order of the elements."""
         if not self.is_residue:
             return self.values
-        found = self.field.signed(self.values)
+        found = self.field.order(self.values)
         if self.has_special:
-            found = np.where(self.values == MINUS_INFINITY, -(2**50), found)
-            found = np.where((self.values == INFINITY) | (self.values == POISON), 2**50, found)
+            found = np.where(self.values == MINUS_INFINITY, -(2.0**50), found)
+            found = np.where((self.values == INFINITY) | (self.values == POISON), 2.0**50, found)
         return found
 
     def floor(self) -> ExactArray:
@@ -474,12 +474,17 @@ def matmul(a: ExactArray, b: ExactArray) -> ExactArray:
 
 
 def compared(name: str, x: Any, y: Any) -> ExactArray:
-    """Compare by signed representatives. In every second draw, the order of scalars is reversed; real numbers keep theirs."""
+    """Compare by the order of residues. In every second draw, scalars are compared the other way round.
+
+    Real numbers, and residues of small fractions, keep their order: the compiler may know them.
+    """
     a, b = _pair(x, y)
     left, right = a.keys(), b.keys()
+    found = getattr(np, name)(left, right)
     if a.is_residue and a.field.reverses(max(a.ndim, b.ndim)):
-        left, right = right, left
-    return ExactArray(a.field, np.asarray(getattr(np, name)(left, right)), np.bool_)
+        are_small = (np.abs(left) <= SMALL_FRACTION) & (np.abs(right) <= SMALL_FRACTION)
+        found = np.where(are_small, found, getattr(np, name)(right, left))
+    return ExactArray(a.field, np.asarray(found), np.bool_)
 
 
 def extremum(name: str, x: Any, y: Any) -> ExactArray:

@@ -85,7 +85,7 @@ def largest(x: ExactArray, axis: Any, keepdims: bool, sign: int = 1) -> ExactArr
     flat = x.mapped(lambda v: np.moveaxis(v, axes, range(len(axes))).reshape(count, *rest))
     keys = sign * flat.keys() if flat.values.dtype != np.bool_ else flat.values ^ (sign < 0)
     if flat.has_special:
-        keys = np.where(flat.values == POISON, 2**51, keys)
+        keys = np.where(flat.values == POISON, 2.0**51, keys)
     place = np.argmax(keys, axis=0)[None]
     found = flat.mapped(lambda v: np.take_along_axis(v, place, 0)[0])
     return found.mapped(lambda v: np.expand_dims(v, axes)) if keepdims else found

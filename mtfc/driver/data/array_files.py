@@ -19,14 +19,14 @@ from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
-from zipfile import ZipFile, is_zipfile
+from zipfile import ZipFile, ZipInfo, is_zipfile
 
 import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.compiler.ir.training import average_of
 from mtfc.driver.data.checkpoint_files import OPTIMIZER, PARAMETERS, About, newest_checkpoint, read_array
-from mtfc.driver.data.files import OUTPUTS, write_atomically
+from mtfc.driver.data.files import OUTPUTS, parsed_json, write_atomically
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError, reason_of
 
@@ -149,6 +149,7 @@ def _member(path: Path, archive: ZipFile, name: str) -> StoredArray:
     def header() -> tuple[tuple[int, ...], Any]:
         with archive.open(name) as file:
             shape, _, dtype = headers[np.lib.format.read_magic(file)](file)
+            check_size(archive.getinfo(name), file.tell(), shape, dtype)
         return shape, dtype
 
     def content() -> Array:
@@ -159,6 +160,18 @@ def _member(path: Path, archive: ZipFile, name: str) -> StoredArray:
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
     return StoredArray(shape, dtype.name, lambda: _read(path, content))
+
+
+MOST_COMPRESSED = 1100
+"""Bytes that one byte of a compressed file may stand for; deflate reaches 1032."""
+
+
+def check_size(info: ZipInfo, start: int, shape: tuple[int, ...], dtype: Any) -> None:
+    """Raise `ValueError` unless a member's size is that of its array, from byte `start` on, and its compression possible."""
+    size = math.prod(shape) * dtype.itemsize
+    fits = min(shape, default=0) >= 0 and (dtype.hasobject or info.file_size == start + size)
+    if not fits or info.file_size > MOST_COMPRESSED * (info.compress_size + 64):
+        raise ValueError("the header and the size differ")
 
 
 def _undamaged(read: Callable[[], Any]) -> Any:
@@ -254,7 +267,7 @@ def _sharded(index: Path) -> dict[str, StoredArray]:
 def _weight_map(index: Path) -> dict[str, str]:
     """Return the file of each array."""
     try:
-        places = json.loads(index.read_bytes())["weight_map"]
+        places = parsed_json(index.read_bytes())["weight_map"]
         fits = all(isinstance(each, str) and Path(each).name == each for each in places.values())
     except (ValueError, KeyError, TypeError, AttributeError):
         fits = False

@@ -20,6 +20,7 @@ from typing import Any
 
 import attrs
 
+from mtfc.driver.data.files import parsed_json
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import reason_of
 
@@ -62,7 +63,7 @@ class About:
         if not (place / RECORD).is_file():
             raise ValueError(f"it has no {RECORD}, so it is no checkpoint of mtfc, or a part of it is lost")
         try:
-            record = json.loads((place / RECORD).read_text("utf-8"))
+            record = parsed_json((place / RECORD).read_bytes())
             version = record["format"]
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{RECORD} is damaged") from None
@@ -70,7 +71,7 @@ class About:
             raise ValueError(f"its format is {version}, and this version of mtfc reads format {FORMAT}")
         try:
             return cls._of(record)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise ValueError(f"{RECORD} is damaged") from None
 
     @classmethod

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, Any, TextIO
 
 from mtfc.driver.errors import UsageError, reason_of
 
@@ -18,21 +19,53 @@ OUTPUTS = (STANDARD, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 """The names of the standard output."""
 
 
-def read_bytes(path: str) -> bytes:
-    """Return the content of a file, or of standard input. Raises `UsageError`."""
-    if path == STANDARD:
-        return sys.stdin.buffer.read()
+LARGEST_TEXT = 64 << 20
+"""Bytes of a program up to which it is read."""
+
+
+def read_bytes(path: str, most: int | None = None) -> bytes:
+    """Return the content of a file, or of standard input, if it has at most so many bytes. Raises `UsageError`."""
+    limit = -1 if most is None else most + 1
     try:
-        return Path(path).read_bytes()
+        if path == STANDARD:
+            content = sys.stdin.buffer.read(limit)
+        else:
+            _refuse_pipe(Path(path))
+            with Path(path).open("rb") as file:
+                content = file.read(limit)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {reason_of(error)}") from None
+    if most is not None and len(content) > most:
+        raise UsageError(f"cannot read {path}: it has more than {most >> 20} MiB")
+    return content
+
+
+def _refuse_pipe(path: Path) -> None:
+    """Raise `ValueError` for a named pipe, on which a reader may wait for ever. A shell's `<(command)` is in /dev."""
+    if path.is_fifo() and path.parts[:2] not in (("/", "dev"), ("/", "proc")):
+        raise ValueError("it is a pipe; write `-` and redirect the pipe to standard input")
+
+
+def parsed_json(content: bytes | str) -> Any:
+    """Return the content of a JSON file that nobody vouches for. Raises `ValueError`, and nothing else.
+
+    JSON has no infinite numbers, which Python reads. Lists in thousands of lists are none of ours.
+    """
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"it has the number {word}")
+
+    try:
+        return json.loads(content, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def read_neighbour(path: str) -> str | None:
     """Return the text of a file that another file imports; None if it does not exist. Raises `UsageError` and `CompileError`."""
     from mtfc.frontend.syntax.lexer import decode
 
-    return decode(read_bytes(path), path) if Path(path).is_file() else None
+    return decode(read_bytes(path, LARGEST_TEXT), path) if Path(path).is_file() else None
 
 
 def check_writable(*paths: str | None) -> None:

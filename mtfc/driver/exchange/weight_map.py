@@ -127,6 +127,9 @@ class _Reader:
     def _toml(self) -> dict[str, Any]:
         try:
             return tomllib.loads(self.text)
+        except RecursionError:
+            self.error("this map is nested too deeply", self.top)
+            return {}
         except tomllib.TOMLDecodeError as error:
             message, _, place = str(error).partition(" (at ")
             found = re.search(r"line (\d+)", place)

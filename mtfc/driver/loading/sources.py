@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic
-from mtfc.driver.data.files import STANDARD, read_bytes, read_neighbour
+from mtfc.driver.data.files import LARGEST_TEXT, STANDARD, read_bytes, read_neighbour
 from mtfc.driver.loading.choice import Choice
 
 STDIN = "<stdin>"
@@ -32,7 +32,7 @@ class Sources:
         from mtfc.frontend.syntax.lexer import decode
 
         file = known_as(path)
-        self.texts[file] = decode(read_bytes(path), file)
+        self.texts[file] = decode(read_bytes(path, LARGEST_TEXT), file)
         return file
 
     def neighbour(self, path: str) -> str | None:
@@ -61,9 +61,12 @@ class Sources:
         return self.with_library(span.file for each in diagnostics for span in each.spans)
 
     def shown(self, diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
-        """Return the diagnostics, each with the paragraph that the command shows for it."""
-        from mtfc.reports.diagnostic_text import render
+        """Return the diagnostics, each with the paragraph that the command shows for it, as far as it shows them."""
+        from mtfc.reports.diagnostic_text import MOST, paragraphs
 
         found = list(diagnostics)
-        texts = self.around(found)
-        return [attrs.evolve(each, text=render([each], texts).removesuffix("\n")) for each in found]
+        texts = paragraphs(found[:MOST], self.around(found))
+        shown = [
+            attrs.evolve(each, text=text.removesuffix("\n")) for each, text in zip(found, texts, strict=False)
+        ]
+        return [*shown, *found[MOST:]]

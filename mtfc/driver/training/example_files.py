@@ -17,7 +17,15 @@ import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.types import Dim
-from mtfc.driver.data.array_files import Array, Arrays, StoredArray, stored_arrays, unreadable, whole
+from mtfc.driver.data.array_files import (
+    Array,
+    Arrays,
+    StoredArray,
+    check_size,
+    stored_arrays,
+    unreadable,
+    whole,
+)
 from mtfc.driver.data.fitting import Fitting, shape_text
 from mtfc.driver.errors import UsageError, reason_of
 from mtfc.driver.training.data_inputs import DataInput
@@ -209,12 +217,14 @@ def _member(path: str, file: IO[bytes], info: ZipInfo) -> Array:
     file.seek(info.header_offset)
     header = file.read(30)
     name, extra = (int.from_bytes(header[i : i + 2], "little") for i in (26, 28))
-    file.seek(info.header_offset + 30 + name + extra)
+    start = info.header_offset + 30 + name + extra
+    file.seek(start)
     version = npy.read_magic(file)
     read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, is_fortran, dtype = read_header(file)
     if dtype.hasobject:
         raise ValueError("Python objects")
+    check_size(info, file.tell() - start, shape, dtype)
     order: Any = "F" if is_fortran else "C"
     if 0 in shape:
         return np.empty(shape, dtype)

@@ -78,7 +78,7 @@ def _drop_later_lines(path: Path, after: int) -> None:
 def _step_of(line: str) -> int | None:
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

@@ -107,7 +107,7 @@ def _names(kinds: frozenset[str]) -> list[str]:
     if kinds == {"FOR"}:  # `optimizer` begins two kinds of entries
         return ["`=`", "`for`"]
     if kinds >= OPERATORS:
-        kinds &= ENDS
+        kinds = kinds & ENDS or kinds - OPERATORS
     for name, group in STARTS:
         if group <= kinds:
             return [name]

@@ -210,7 +210,7 @@ class _Call:
             self._error("E118", message, self.node.function.span, help)
         elif len(stack) >= DEEPEST:
             self._error("E122", f"more than {DEEPEST} functions are inlined in each other", self.node.span)
-        elif builder.size > LARGEST:
+        elif builder.size + calls_in(self.function, self.scope.reports.calls_in) > LARGEST:
             message = f"the program has more than {LARGEST:,} equations and calls"
             self._error("E122", message, self.node.span, "write repeated parts once, with `repeat` or `scan`")
         else:
@@ -395,3 +395,19 @@ def _finds_parameter(function: DeclaredFunction, known: dict[tuple[str, str], bo
                 waiting.append(callee)
     known.update(dict.fromkeys(seen, False))
     return False
+
+
+def calls_in(function: DeclaredFunction, known: dict[tuple[str, str], int], depth: int = 0) -> int:
+    """Return the number of calls of functions that a call leads to, at most one more than a program may have.
+
+    known: the answers found before. Calls that lead back to the function, or too deep, are other errors.
+    """
+    if function.key not in known:
+        known[function.key] = 0
+        total = 0
+        if depth < DEEPEST:
+            for node in walk(function.decl):
+                callee = find_function(function.scope, node.function) if isinstance(node, ast.Call) else None
+                total += 1 + calls_in(callee, known, depth + 1) if callee else 0
+        known[function.key] = min(total, LARGEST + 1)
+    return known[function.key]

@@ -40,8 +40,8 @@ class Reports:
     A function is elaborated once for each call; an error in the function is reported for the first call that shows the error.
 
     called: the functions that have been elaborated, by the place of their names. owners: True for functions that declare
-    parameters, by module and name. dropped, dropped_dims: the full names of unused values, and the dimensions of their
-    functions, which no program has.
+    parameters, by module and name. calls_in: the number of calls that a call of a function leads to. dropped, dropped_dims: the
+    full names of unused values, and the dimensions of their functions, which no program has.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -49,6 +49,7 @@ class Reports:
         self._seen: set[tuple[str, str, Span]] = set()
         self.called: set[Span] = set()
         self.owners: dict[tuple[str, str], bool] = {}
+        self.calls_in: dict[tuple[str, str], int] = {}
         self.dropped: set[str] = set()
         self.dropped_dims: dict[str, tuple[Dim, Span]] = {}
         self._unused: dict[Span, Unused] = {}
