@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from mtfc.compiler.diagnostics import CompileError, Diagnostic
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mtfc.compiler.ir.core import Program
     from mtfc.compiler.ir.types import Layout, Mesh
     from mtfc.frontend.layouts.efficiency import Faster
+    from mtfc.frontend.layouts.placements import DeclaredPlacement
     from mtfc.frontend.layouts.program_index import Tensor
 
 
@@ -30,9 +31,9 @@ def check_source(file: str, choice: Choice, sources: Sources) -> list[Diagnostic
     from mtfc.frontend.check import check
 
     sources.add_choice(choice)
-    given = choice.dims, choice.model, choice.layout, choice.mesh
-    text, neighbour = sources.texts[file], sources.neighbour
-    return list(check(text, file, *given, neighbour, _layout_targets, choice.settings, _predictor))
+    text = sources.texts[file]
+    given = choice.dims, choice.model, choice.layout, choice.mesh, sources.neighbour
+    return list(check(text, file, *given, _layout_targets, choice.settings, _predictor, _placement_errors))
 
 
 def verdict(diagnostics: Iterable[Diagnostic]) -> str:
@@ -48,6 +49,21 @@ def _layout_targets(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str
     from mtfc.driver.loading.layout_targets import layout_targets
 
     return layout_targets(program, mesh, layout)
+
+
+def _placement_errors(program: Program, placements: Iterable[DeclaredPlacement]) -> Iterable[Diagnostic]:
+    """Import the search late: only a placement needs the operators of a model."""
+    from mtfc.compiler.passes.pipelines import run, simplification
+    from mtfc.compiler.search.placement.operators.operator_graph import operators_of
+    from mtfc.frontend.layouts.placements import strategy_of
+
+    graph, found = operators_of(run(program, simplification())), Diagnostics()
+    for each in placements:
+        try:
+            strategy_of(each, graph, found)
+        except CompileError:
+            continue
+    return found
 
 
 def _predictor() -> Faster:

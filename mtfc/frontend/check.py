@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from mtfc.compiler.diagnostics import CompileError, Diagnostics
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics
+from mtfc.compiler.ir.core import Program
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.layout_options import chosen_layouts
 from mtfc.frontend.layouts.allowed_warnings import on_lines
@@ -12,6 +14,16 @@ from mtfc.frontend.layouts.efficiency import Advice, Faster, no_predictions
 from mtfc.frontend.layouts.legality import FindTargets, check_layouts, no_targets
 from mtfc.frontend.semantics.names.modules import Neighbour, no_neighbour
 from mtfc.frontend.syntax.parser import parse
+
+if TYPE_CHECKING:
+    from mtfc.frontend.layouts.placements import DeclaredPlacement
+
+CheckPlacements = Callable[[Program, "Sequence[DeclaredPlacement]"], Iterable[Diagnostic]]
+
+
+def no_checks(program: Program, placements: Sequence[DeclaredPlacement]) -> Iterable[Diagnostic]:
+    """Leave the operators of placements unchecked, which needs the compiler's passes."""
+    return ()
 
 
 def check(
@@ -25,12 +37,13 @@ def check(
     layout_targets: FindTargets = no_targets,
     settings: Sequence[str] = (),
     predictor: Callable[[], Faster] = no_predictions,
+    check_placements: CheckPlacements = no_checks,
 ) -> Diagnostics:
     """Return all diagnostics of a file.
 
     text: the contents of `file`. dims, model, layout, mesh, settings: the options of the command. neighbour: reads imported
     files beside the file. layout_targets: returns the values besides variables that a layout can name. predictor: makes the
-    function that predicts speedups.
+    function that predicts speedups. check_placements: finds the mistakes of placements in the operators of the first model.
     """
     diagnostics = Diagnostics()
     module = elaborate(parse(text, file, diagnostics), diagnostics, dims, model, neighbour, settings)
@@ -47,6 +60,8 @@ def check(
     found = check_layouts(module.programs, layouts, known, module.unused, advice)
     if diagnostics.errors:  # a missing value or equation would cause the others
         found = [each for each in found if each.severity == "error" and each.code != "E305"]
+    elif module.programs and module.placements:
+        found = [*found, *check_placements(module.programs[0], module.placements)]
     wanted = Diagnostics()
     wanted.extend(each for each in (*diagnostics, *found) if not allowed.at(each.code, each.span))
     return wanted

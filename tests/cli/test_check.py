@@ -201,3 +201,25 @@ def test_commands_take_the_layouts_of_their_model(mtfc: Mtfc, folder: Path) -> N
     assert mtfc("run", "model.mtf", "--layout", "whole", "--model", "second").status == 0
     verified = mtfc("verify", "model.mtf", "--backend", "numpy")
     assert verified.status == 0 and "data" in verified.out and "whole" in verified.out
+
+
+def test_operators_of_placements_are_checked(mtfc: Mtfc, folder: Path) -> None:
+    """Each placement has its own mistakes, and a file with other errors has only those."""
+    source = """dim b = 4
+model m(x: [b]) {
+  y = x * 2
+  return y
+}
+placement right on 2 = { y: { b: 2 } on [0, 1] }
+placement wrong on 2 = { z: { b: 2 } on [0, 1] }
+placement other on 2 = { v: { b: 2 } on [0, 1] }
+"""
+    Path("placed.mtf").write_text(source)
+    outcome = mtfc("check", "placed.mtf")
+    assert outcome.status == 1
+    assert "E317" in outcome.err
+    assert "the model has no operator `z`" in outcome.err
+    assert "the model has no operator `v`" in outcome.err
+    assert "`y`" not in outcome.err
+    Path("placed.mtf").write_text(source.replace("x * 2", "x * two"))
+    assert "E317" not in mtfc("check", "placed.mtf").err

@@ -7,9 +7,8 @@ import pytest
 
 from mtfc.backends.interpreter import interpret
 from mtfc.compiler.passes.unroll_loops import unroll
-from mtfc.compiler.search.placement.operators.operator_graph import Operator
+from mtfc.compiler.search.placement.operators.operator_graph import Operator, operators_of
 from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts, Unsplittable
-from mtfc.compiler.search.placement.placement_search import operators_of
 from tests.search.placement_programs import PROGRAMS, arguments, prepared, sliced
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.search.placement.operators.cotangent_flow import cotangent_flow
+from mtfc.compiler.search.placement.operators.operator_graph import operators_of
 from mtfc.compiler.search.placement.operators.strategy import (
     Configuration,
     Strategy,
     configurations,
     random_strategy,
 )
-from mtfc.compiler.search.placement.placement_search import operators_of
 from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.frontend.layouts.placements import placement_text, strategy_of
 from mtfc.frontend.syntax.format import format_source

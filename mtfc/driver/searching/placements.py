@@ -14,11 +14,11 @@ from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.compiler.search.placement.mcmc import SearchBudget
+from mtfc.compiler.search.placement.operators.operator_graph import operators_of
 from mtfc.compiler.search.placement.placement_search import (
     PlacementResult,
     PlacementSpace,
     forced_search,
-    operators_of,
     placement_search,
     placement_space,
     proven,

@@ -309,7 +309,7 @@ def _run_placed(placement: DeclaredPlacement, program: Program, arrays: Arrays) 
     from mtfc.compiler.diagnostics import Diagnostics
     from mtfc.compiler.passes.pipelines import simplification
     from mtfc.compiler.search.placement.operators.cotangent_flow import cotangent_flow
-    from mtfc.compiler.search.placement.placement_search import operators_of
+    from mtfc.compiler.search.placement.operators.operator_graph import operators_of
     from mtfc.frontend.layouts.placements import strategy_of
 
     graph = operators_of(run_passes(program, simplification()))

@@ -13,12 +13,11 @@ import attrs
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.training import updated
-from mtfc.compiler.passes.unroll_loops import unroll
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.compiler.search.placement.exhaustive import best_strategy
 from mtfc.compiler.search.placement.mcmc import McmcResult, McmcSearch, SearchBudget
 from mtfc.compiler.search.placement.operators.cotangent_flow import cotangent_flow
-from mtfc.compiler.search.placement.operators.operator_graph import OperatorGraph, operator_graph
+from mtfc.compiler.search.placement.operators.operator_graph import OperatorGraph, operators_of
 from mtfc.compiler.search.placement.operators.strategy import (
     Configuration,
     OperatorConfigurations,
@@ -89,12 +88,6 @@ class PlacementResult:
     @property
     def is_optimal(self) -> bool:
         return self.lower_bound >= self.best.seconds
-
-
-def operators_of(program: Program) -> OperatorGraph:
-    """Return the operator graph of a model's forward pass, after precision and local rewrites."""
-    minimize = program.training.minimize if program.training is not None else None
-    return operator_graph(unroll(program.function("forward")), minimize)
 
 
 def _without_frozen(graph: OperatorGraph, program: Program) -> OperatorGraph:

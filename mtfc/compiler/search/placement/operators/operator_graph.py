@@ -20,12 +20,12 @@ from functools import cached_property
 
 import attrs
 
-from mtfc.compiler.ir.core import Equation, Function, Output, Value
+from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.structure import renaming
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.compiler.passes.autodiff.backward import active_values
-from mtfc.compiler.passes.unroll_loops import Slices, Unrolled
+from mtfc.compiler.passes.unroll_loops import Slices, Unrolled, unroll
 
 
 @attrs.frozen(eq=False)
@@ -103,6 +103,12 @@ class OperatorGraph:
         trained = (value for value in self.parameters if value.name not in self.frozen)
         wanted = [value for value in trained if value.type.dtype in FLOATS]
         return frozenset(active_values(self.function.body, wanted))
+
+
+def operators_of(program: Program) -> OperatorGraph:
+    """Return the operator graph of a model's forward pass, after precision and local rewrites."""
+    minimize = program.training.minimize if program.training is not None else None
+    return operator_graph(unroll(program.function("forward")), minimize)
 
 
 def operator_graph(unrolled: Unrolled, loss: str | None) -> OperatorGraph:
