@@ -1,9 +1,9 @@
 """Arrays of a program under the exact check: floats are residues, everything else is what it is.
 
 An `ExactArray` stands for one array of a generated NumPy module or of an op's `evaluate`. Integers and truth values are kept as
-they are. Floats that are made of constants, indices and random draws alone are kept as real numbers, so that decisions and bucket
-numbers stay what they are. Beside each there is its residue, which follows the same arithmetic without rounding. As soon as such
-a float meets a residue, or a sum would round it, the residue takes its place.
+they are. Floats that are made of constants, indices and random draws alone are kept as real numbers, so that decisions and positions stay
+what they are. Beside each there is its residue, which follows the same arithmetic without rounding. As soon as such a float meets
+a residue, a sum would round it, or a function such as `exp` takes it, the residue takes its place.
 
 Three more values stand beside the residues: infinity, minus infinity, and `POISON` for whatever has no meaning in the field,
 such as a quotient by zero. Poison sticks.
@@ -531,8 +531,7 @@ POINTS: dict[str, dict[int, int]] = {
 
 def transcendental(name: str, x: ExactArray) -> ExactArray:
     """Return a pseudo-random function of the elements that has the function's own slope."""
-    if not x.is_residue:
-        return real_function(name, x)
+    x = x.residues()
     safe = without_specials(x)
     found = x.field.hashed(name, safe)
     for argument, value in POINTS[name].items():
@@ -551,18 +550,6 @@ def transcendental(name: str, x: ExactArray) -> ExactArray:
         )
         made.tangent = x.field.multiply(x.tangent, _defined(slope))
     return made
-
-
-def real_function(name: str, x: ExactArray) -> ExactArray:
-    """Return a function of real numbers, rounded to f32: NumPy's last digits in f64 depend on the place of a number in memory."""
-    if name == "erf":
-        from scipy.special import erf
-
-        found = erf(x.values)
-    else:
-        found = real(name, x, dtype=x.dtype).values
-    shadow = transcendental(name, x.residues())
-    return ExactArray(x.field, found.astype(np.float32).astype(np.float64), x.dtype, shadow=shadow)
 
 
 def _defined(slope: ExactArray) -> Array:
@@ -592,7 +579,7 @@ def power(x: Any, y: Any) -> ExactArray:
     """Return x to the power y: by multiplication where y is one small integer, else a pseudo-random function of both."""
     known = x if isinstance(x, ExactArray) else y
     a, b = exact(known.field, x, known.dtype), exact(known.field, y, known.dtype)
-    if not a.is_residue and not b.is_residue:
+    if not a.is_residue and not b.is_residue and (b.values == np.floor(b.values)).all():
         found = real("power", a, b, dtype=a.dtype)
         found.shadow = power(a.residues(), b)
         return found
