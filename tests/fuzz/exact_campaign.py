@@ -1,7 +1,8 @@
 """`make fuzz`: the exact check of small random programs, for half of FUZZ_MINUTES. It goes on where the log of seeds ends.
 
 Each seed draws one program with up to three layouts on one mesh; a layout is a case. `exact_log.csv` has the ranges of seeds that
-passed. A range with a mismatch is not logged: the campaign stops with the smallest program that fails, and begins there again.
+passed. A block of seeds with a mismatch is not logged: the campaign prints the smallest program that fails, and the next one begins
+with this block.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from itertools import count, islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 from hypothesis import given, seed
 
@@ -57,35 +60,46 @@ def checked(first: int) -> tuple[int, int, str]:
     return first, cases, ""
 
 
-def logged() -> tuple[int, int]:
-    """Return the first seed that is not in the log, and the number of cases that are."""
-    rows = list(csv.DictReader(LOG.open(encoding="utf-8"))) if LOG.exists() else []
-    return max((int(row["last_seed"]) + 1 for row in rows), default=0), sum(int(row["cases"]) for row in rows)
+@attrs.define
+class Log:
+    """The ranges of seeds that passed, as rows of `COLUMNS`, by their first seed."""
+
+    rows: list[list[str]]
+
+    @classmethod
+    def read(cls) -> Log:
+        return cls(list(csv.reader(LOG.open(encoding="utf-8")))[1:] if LOG.exists() else [])
+
+    @property
+    def cases(self) -> int:
+        return sum(int(row[2]) for row in self.rows)
+
+    def missing(self) -> Iterator[int]:
+        """Yield the first seed of each block that is not in the log, without end."""
+        done = {seed for first, last, *_ in self.rows for seed in range(int(first), int(last), BLOCK)}
+        return (first for first in count(0, BLOCK) if first not in done)
+
+    def add(self, first: int, cases: int, commit: str) -> None:
+        """Add a block, and write the file. The block extends the range before it if the commit is the same."""
+        before = next((row for row in self.rows if int(row[1]) + 1 == first and row[-1] == commit), None)
+        if before is not None:
+            before[1:3] = [str(first + BLOCK - 1), str(int(before[2]) + cases)]
+        else:
+            self.rows.append([str(first), str(first + BLOCK - 1), str(cases), "0", commit])
+            self.rows.sort(key=lambda row: int(row[0]))
+        temporary = LOG.with_suffix(".new")
+        temporary.write_text("".join(",".join(row) + "\n" for row in [COLUMNS, *self.rows]), encoding="utf-8")
+        temporary.replace(LOG)
 
 
-def write(first: int, last: int, cases: int, commit: str) -> None:
-    """Add a range of seeds without mismatches to the log, or extend the last range if the commit is the same."""
-    rows = list(csv.reader(LOG.open(encoding="utf-8"))) if LOG.exists() else [list(COLUMNS)]
-    if rows[-1][-1] == commit and int(rows[-1][1]) + 1 == first:
-        rows[-1][1:3] = [str(last), str(int(rows[-1][2]) + cases)]
-    else:
-        rows.append([str(first), str(last), str(cases), "0", commit])
-    text = "".join(",".join(row) + "\n" for row in rows)
-    temporary = LOG.with_suffix(".new")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(LOG)
-
-
-def results(first: int, end: float) -> Iterator[tuple[int, int, str]]:
+def results(blocks: Iterator[int], end: float) -> Iterator[tuple[int, int, str]]:
     """Check blocks of seeds on all processes until the time is over, and yield what `checked` returns, in order."""
     with ProcessPoolExecutor(PROCESSES, get_context("spawn"), quiet) as pool:
-        running = deque(pool.submit(checked, first + BLOCK * i) for i in range(2 * PROCESSES))
-        first += BLOCK * len(running)
+        running = deque(pool.submit(checked, first) for first in islice(blocks, 2 * PROCESSES))
         while running:
             yield running.popleft().result()
             if time.monotonic() < end:
-                running.append(pool.submit(checked, first))
-                first += BLOCK
+                running.append(pool.submit(checked, next(blocks)))
 
 
 def quiet() -> None:
@@ -96,20 +110,20 @@ def quiet() -> None:
 
 def main(minutes: float) -> int:
     """Check blocks of seeds until the time is over; return the exit status."""
-    first, before = logged()
     git = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-    start, cases = time.monotonic(), 0
-    for begin, found, report in results(first, start + 60 * minutes):
+    log, start, cases, failures = Log.read(), time.monotonic(), 0, 0
+    for first, found, report in results(log.missing(), start + 60 * minutes):
         if report:
+            failures += 1
             print(f"\n{report}")
-            return 1
+            continue
         cases += found
-        write(begin, begin + BLOCK - 1, found, commit)
+        log.add(first, found, commit)
         rate = PROCESSES * 1000 * (time.monotonic() - start) / cases
-        print(f"\rseeds {first}-{begin + BLOCK - 1}: {cases} cases, {rate:.0f} ms each", end="", flush=True)
-    print(f"\n{before + cases} cases in all, 0 mismatches")
-    return 0
+        print(f"\rseeds {first}-{first + BLOCK - 1}: {cases} cases, {rate:.0f} ms each", end="", flush=True)
+    print(f"\n{log.cases} cases in the log with 0 mismatches; {failures} blocks of seeds failed")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":
