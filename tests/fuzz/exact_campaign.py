@@ -1,8 +1,8 @@
 """`make fuzz`: the exact check of small random programs, for half of FUZZ_MINUTES. It goes on where the log of seeds ends.
 
 Each seed draws one program with up to three layouts on one mesh; a layout is a case. `exact_log.csv` has the ranges of seeds that
-passed. A block of seeds with a mismatch is not logged: the campaign prints the smallest program that fails, and the next one begins
-with this block.
+passed. A block of seeds with a mismatch is not logged: the campaign prints the smallest program that fails, and the next campaign
+begins with this block.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 An `ExactArray` stands for one array of a generated NumPy module or of an op's `evaluate`. Integers and truth values are kept as
 they are. Floats that are made of constants, indices and random draws alone are kept as real numbers, so that decisions and
-positions stay what they are. Beside each there is its residue, which follows the same arithmetic without rounding. As soon as such
-a float meets a residue, a sum would round it, or a function such as `exp` takes it, the residue takes its place.
+positions stay what they are. Beside each there is its residue, which follows the same arithmetic without rounding. As soon as
+such a float meets a residue, a sum would round it, or a function such as `exp` takes it, the residue takes its place.
 
 Three more values stand beside the residues: infinity, minus infinity, and `POISON` for whatever has no meaning in the field,
 such as a quotient by zero. Poison sticks.
