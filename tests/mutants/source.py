@@ -73,6 +73,7 @@ TESTS = {
         "tests/test_diagnostics.py",
         "tests/backends/test_interpreter.py",
         *EXACT,
+        "tests/backends/test_jax_backend.py::test_ops",
     ),
     "mtfc/compiler/ir": ("tests/ir", *PASSES, "tests/test_ir_api.py", *EXACT),
     "mtfc/backends": (
