@@ -71,6 +71,7 @@ TESTS = {
         "tests/backends/test_op_gradients.py",
         "tests/backends/test_dtypes.py",
         "tests/test_diagnostics.py",
+        "tests/test_halos.py",
         "tests/backends/test_interpreter.py",
         *EXACT,
         "tests/backends/test_jax_backend.py::test_ops",
