@@ -41,7 +41,7 @@ PARTLY_UNDEFINED = [
 
 @pytest.mark.parametrize("expression", PARTLY_UNDEFINED)
 def test_elements_without_a_meaning_hide_no_wrong_gradient(expression: str) -> None:
-    """Where `w` is negative, the gradient of `x` has no meaning. It is judged elsewhere."""
+    """The gradient of `x` has no meaning where `w` is negative. It is judged elsewhere."""
     exact = reference(expression)
     for draw in range(2):
         _, outputs = exact.expected("gradients", draw)

@@ -83,6 +83,8 @@ MALFORMED: list[tuple[str, list[TensorType], dict[str, Any], TensorType]] = [
     ("pad", [TensorType("f16", (TWO,))], {**PAD, "value": 1e6}, TensorType("f16", (A,))),
     ("window", [X], {**WINDOW, "stride": 0, "value": 0.0}, TYPE_OF_WINDOWS),
     ("window", [X], {**WINDOW, "dilation": -1, "value": 0.0}, TYPE_OF_WINDOWS),
+    ("window", [X], {**WINDOW, "before": -1, "after": 1, "value": 0.0}, TYPE_OF_WINDOWS),
+    ("window", [X], {**WINDOW, "before": 1, "after": -1, "value": 0.0}, TYPE_OF_WINDOWS),
     ("window", [X], {**WINDOW, "value": True}, TYPE_OF_WINDOWS),
     ("bernoulli", [], {"dims": (A,), "p": NAN, "stream": "s"}, TensorType("bool", (A,))),
     ("bernoulli", [], {"dims": (A,), "p": 1.5, "stream": "s"}, TensorType("bool", (A,))),

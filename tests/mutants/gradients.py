@@ -38,6 +38,8 @@ LOSSES = {
     **dict.fromkeys(("mul", "einsum", "div"), "only elements that are multiplied by 0 differ"),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "sign"), "every comparison is decided alike"),
     **dict.fromkeys(("maximum", "minimum", "relu", "max", "min"), "an extremum is another value"),
+    **dict.fromkeys(("square", "abs"), "only a sign differs, which a square drops"),
+    **dict.fromkeys(("floor", "cast"), "every number is rounded alike"),
     **dict.fromkeys(("shift", "slice", "gather", "fold"), "only elements that a slice leaves out differ"),
 }
 """Op at which a difference ends -> the reason."""
@@ -245,7 +247,7 @@ class GradientBench:
         changed = {value for value, found in seen.items() if not _all_same(found, right.get(value, found))}
         if changed.isdisjoint(fault.eqn.results):
             return "the fault gives the same value at the site"
-        ends = {_loss(eqn, changed) for eqn in _ends((*new, *self.function.body), changed)}
+        ends = {*_losses((*new, *self.function.body), changed)}
         if MISSED in ends:
             return MISSED
         return min(ends, default="no iteration that counts reads the difference")
@@ -280,16 +282,16 @@ def _needed(body: Sequence[Equation], outputs: Iterable[Value]) -> set[Value]:
     return needed
 
 
-def _ends(body: Sequence[Equation], changed: set[Value]) -> Iterator[Equation]:
-    """Yield the equations that get a changed value and give none."""
+def _losses(body: Sequence[Equation], changed: set[Value]) -> Iterator[str]:
+    """Yield why a difference ends, at each equation that gets a changed value and gives none."""
     for eqn in body:
         if eqn.regions:
             region = region_of(eqn)
             updates = {o.updates for o in region.outputs if o.value in changed}
             more = {a.value for v, a in pairs(eqn) if v in changed or a.value.name in updates}
-            yield from _ends(region.body, changed | more)
+            yield from _losses(region.body, changed | more)
         elif not changed.isdisjoint(eqn.operands) and changed.isdisjoint(eqn.results):
-            yield eqn
+            yield _loss(eqn, changed)
 
 
 def _all_same(left: Sequence[ExactArray], right: Sequence[ExactArray]) -> bool:

@@ -71,8 +71,10 @@ TESTS = {
         "tests/backends/test_op_gradients.py",
         "tests/backends/test_dtypes.py",
         "tests/test_diagnostics.py",
+        "tests/test_halos.py",
         "tests/backends/test_interpreter.py",
         *EXACT,
+        "tests/backends/test_jax_backend.py::test_ops",
     ),
     "mtfc/compiler/ir": ("tests/ir", *PASSES, "tests/test_ir_api.py", *EXACT),
     "mtfc/backends": (
@@ -125,7 +127,9 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
         case ast.Constant(bool(value)):
             yield ast.Constant(not value)
         case ast.Constant(int(value)):
-            yield from (ast.Constant(value + 1), ast.Constant(value - 1))
+            yield ast.Constant(value + 1)
+            if value:  # an index -1 often means the same as 0
+                yield ast.Constant(value - 1)
         case ast.Call(ast.Name(name), args, keywords) if name in FUNCTIONS:
             yield ast.Call(ast.Name(FUNCTIONS[name], ast.Load()), args, keywords)
         case ast.Call(function, [*rest, first, second], keywords) if ast.unparse(function) not in TYPED:

@@ -1,4 +1,4 @@
-"""What `assign-layouts` decides beyond the golden cases."""
+"""Decisions of `assign-layouts` beyond the golden cases."""
 
 from __future__ import annotations
 
