@@ -8,10 +8,10 @@ import sys
 from itertools import zip_longest
 
 from mtfc.backends.registry import text_kinds
-from mtfc.cli.options import add_format, add_selection, add_source, chosen
-from mtfc.driver.compile import EMITTERS, IR_KINDS, emit, syntax_tree
+from mtfc.cli.options import add_format, add_selection, chosen
+from mtfc.driver.compile import EMITTERS, IR_KINDS, PassRecord, emit, list_passes, syntax_tree
 from mtfc.driver.data.files import STANDARD, check_apart, check_writable, write_text
-from mtfc.driver.errors import OK
+from mtfc.driver.errors import OK, UsageError
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import CompileOptions
 
@@ -22,6 +22,8 @@ examples:
   mtfc compile model.mtf --print-ir-after all         also print the program after each pass, on standard error
   mtfc compile model.mtf --stop-after insert-reshards
   mtfc compile model.mtf --passes "differentiate,simplify,dce"
+  mtfc compile --passes list                          print the passes, with their options
+  mtfc compile model.ir --emit jax -o model.py        go on from a program that was printed
 
 kinds:
 """
@@ -35,11 +37,18 @@ def _kinds() -> str:
     return "".join(f"  {a:<9}  {b:<30}  {c:<9}  {d}".rstrip() + "\n" for (a, b), (c, d) in rows)
 
 
+LIST = "list"
+"""What `--passes` takes to print all passes."""
+
+FUNCTIONS = ("forward", "gradients", "step")
+
 EXAMPLES = _EXAMPLES + _kinds()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", help="a .mtf file, or a .ir file of IR text; - is standard input"
+    )
     parser.add_argument(
         "--emit", choices=("ast", *EMITTERS), default="spmd", metavar="KIND", help="default: spmd"
     )
@@ -48,11 +57,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--train", action="store_true", help="fail if the file has no training step")
     passes = parser.add_argument_group("passes")
-    passes.add_argument("--print-ir-after", metavar="PASS|all", help="print the program after this pass")
+    passes.add_argument(
+        "--print-ir-after",
+        metavar="PASS|all",
+        help="print the program after this pass, or after each pass that changes it",
+    )
+    passes.add_argument("--print-function", choices=FUNCTIONS, help="print only this function after passes")
+    passes.add_argument("--print-diff", action="store_true", help="print only the lines that a pass changes")
+    passes.add_argument(
+        "--locations", action="store_true", help="print IR with the place of each equation in the source"
+    )
     passes.add_argument(
         "--passes",
         metavar="PIPELINE",
-        help="run these passes instead: NAME or NAME{option=value}, with commas between",
+        help="run these passes instead: NAME or NAME{option=value}, with commas between; `list` prints them",
     )
     passes.add_argument("--stop-after", metavar="PASS", help="end with this pass")
     add_selection(parser, "the first")
@@ -60,16 +78,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
+    if options.passes == LIST:
+        write_text(options.output, list_passes())
+        return OK
+    if options.file is None:
+        raise UsageError("which file? give a .mtf file, or `--passes list`")
     check_writable(options.output)
     check_apart({"-o": options.output}, {"FILE": options.file})
     as_json = options.format == "json"
     if options.emit == "ast":
         text = syntax_tree(options.file, sources, as_json)
+    elif as_json:
+        passes: list[PassRecord] = []
+        record = emit(_options(options), sources, passes.append).record()
+        record |= {"passes": [each.record() for each in passes]} if options.print_ir_after else {}
+        text = json.dumps(record, indent=2)
     else:
-        emitted = emit(_options(options), sources, lambda text: print(text, file=sys.stderr))
-        text = json.dumps(emitted.record(), indent=2) if as_json else emitted.text
+        text = emit(_options(options), sources, _show).text
     write_text(options.output, text if text.endswith("\n") else f"{text}\n")
     return OK
+
+
+def _show(found: PassRecord) -> None:
+    if found.text is not None:
+        print(f"// after {found.name} ({1000 * found.seconds:.1f} ms)\n{found.text}", file=sys.stderr)
 
 
 def _options(options: argparse.Namespace) -> CompileOptions:
@@ -81,4 +113,7 @@ def _options(options: argparse.Namespace) -> CompileOptions:
         options.passes,
         options.stop_after,
         options.print_ir_after,
+        options.print_function,
+        options.print_diff,
+        options.locations,
     )

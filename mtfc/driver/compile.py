@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
+from difflib import unified_diff
 from typing import Any
 
 import attrs
@@ -12,51 +14,83 @@ from mtfc.backends.registry import BACKENDS, TextKind, text_kinds
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
+from mtfc.compiler.ir.verifier import Level
+from mtfc.compiler.passes.autodiff.differentiate import Differentiate
 from mtfc.compiler.passes.pass_base import Pass, PipelineError
 from mtfc.compiler.passes.pipelines import PASSES, Observer, default_pipeline, differentiation, parse_pipeline
 from mtfc.compiler.passes.pipelines import run as run_passes
 from mtfc.driver.errors import UsageError
-from mtfc.driver.loading.selection import LayoutOnMesh, select
+from mtfc.driver.loading.ir_files import is_ir, read_ir
+from mtfc.driver.loading.selection import select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import CompileOptions
 
 
 @attrs.frozen
 class Emitted:
-    """The text of a program at one stage, and the layout that it was compiled for."""
+    """The text of a program at one stage."""
 
     kind: str
-    model: str
-    case: LayoutOnMesh
+    program: Program
     text: str
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
-        mesh = dict(self.case.mesh.axes)
+        mesh, layout = self.program.mesh, self.program.layout
         return {
             "emit": self.kind,
-            "model": self.model,
-            "layout": self.case.name,
-            "mesh": mesh,
+            "model": self.program.name,
+            "layout": layout.name if layout else None,
+            "mesh": dict(mesh.axes) if mesh else {},
             "text": self.text,
         }
 
 
-def emit(options: CompileOptions, sources: Sources, show: Callable[[str], None]) -> Emitted:
+@attrs.frozen
+class PassRecord:
+    """What a pass did. text: the program after it, or the changed lines; None if the pass changed nothing that is shown."""
+
+    name: str
+    seconds: float
+    text: str | None
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "pass": self.name,
+            "seconds": self.seconds,
+            "changed": self.text is not None,
+            "text": self.text,
+        }
+
+
+def emit(options: CompileOptions, sources: Sources, show: Callable[[PassRecord], None]) -> Emitted:
     """Compile a file to the kind that the options name. Raises `CompileError` and `UsageError`.
 
-    show: receives the program after each pass that `print_ir_after` names.
+    show: receives a record of each pass that `print_ir_after` names.
     """
-    selection = select(options.file, options.choice, sources)
-    if options.train and selection.program.training is None:
-        raise UsageError(
-            f"model {selection.program.name} has no training step: there is no `train` block for it"
-        )
-    case, passes = selection.cases[0], _passes(options)
-    if options.emit not in IR_KINDS and not any(each.level == "lowered" for each in passes):
+    program, level = _read(options, sources)
+    if options.train and program.training is None:
+        raise UsageError(f"model {program.name} has no training step: there is no `train` block for it")
+    passes = _passes(options, program, level)
+    lowers = level == "lowered" or any(each.level == "lowered" for each in passes)
+    if options.emit not in IR_KINDS and not lowers:
         raise UsageError(f"--emit {options.emit} needs all passes, and these end before lower-collectives")
-    program = _compiled(case.placed(selection.program), passes, options, show)
-    return Emitted(options.emit, program.name, case, EMITTERS[options.emit].emit(program))
+    observers = _observers(options, program, passes, show)
+    try:
+        program = run_passes(program, passes, observers, level)
+    except PipelineError as error:
+        raise UsageError(f"--passes: these cannot run in this order: {error}") from error
+    if options.emit in IR_KINDS:
+        return Emitted(options.emit, program, print_program(program, options.locations))
+    return Emitted(options.emit, program, EMITTERS[options.emit].emit(program))
+
+
+def _read(options: CompileOptions, sources: Sources) -> tuple[Program, Level]:
+    """Return the program of a .mtf file, or of a file of IR text, ready for passes, and its level."""
+    if is_ir(options.file):
+        return read_ir(options.file, options.choice, sources)
+    selection = select(options.file, options.choice, sources)
+    return selection.cases[0].placed(selection.program), "global"
 
 
 def syntax_tree(file: str, sources: Sources, as_json: bool) -> str:
@@ -74,29 +108,37 @@ def syntax_tree(file: str, sources: Sources, as_json: bool) -> str:
 # Passes
 
 
-def _compiled(
-    program: Program, passes: tuple[Pass, ...], options: CompileOptions, show: Callable[[str], None]
-) -> Program:
-    """Run the passes. An impossible order of passes in `--passes` is wrong usage."""
-    try:
-        return run_passes(program, passes, _observers(options, show))
-    except PipelineError as error:
-        raise UsageError(f"--passes: these cannot run in this order: {error}") from error
+def list_passes() -> str:
+    """Return a table of all passes: the sentence of each, its options with their defaults, and the levels that it takes."""
+    rows = []
+    for name, each in PASSES.items():
+        summary = " ".join((sys.modules[each.__module__].__doc__ or "").partition("\n\n")[0].split())
+        rows.append(f"{name}\n  {summary.partition(': ')[2] or summary}")
+        rows += [f"  option {field.name}={str(field.default).lower()}" for field in attrs.fields(each)]
+        rows.append(f"  takes {', '.join(each.takes)}" + (f"; gives {each.level}" if each.level else ""))
+    return "\n".join(rows) + "\n"
 
 
-def _passes(options: CompileOptions) -> tuple[Pass, ...]:
-    """Return the given passes, or those that the kind needs, up to `--stop-after`. Raises `UsageError`."""
+def _passes(options: CompileOptions, program: Program, level: Level) -> tuple[Pass, ...]:
+    """Return the given passes, or those that the kind still needs, up to `--stop-after`. Raises `UsageError`."""
     if options.passes is not None:
         try:
             passes = parse_pipeline(options.passes)
         except PipelineError as error:
             raise UsageError(f"--passes: {error}") from None
     else:
-        passes = PIPELINES.get(options.emit, default_pipeline())
+        passes = _rest(PIPELINES.get(options.emit, default_pipeline()), program, level)
     if options.stop_after is None:
         return passes
     last = _pass_name(options.stop_after, "--stop-after", passes)
     return passes[: 1 + max(i for i, each in enumerate(passes) if each.name == last)]
+
+
+def _rest(passes: tuple[Pass, ...], program: Program, level: Level) -> tuple[Pass, ...]:
+    """Return the passes that a program at a level has not had. Global passes may run again, but gradients are added once."""
+    start = next((i for i, each in enumerate(passes, 1) if each.level == level), 0)
+    is_done = len(program.functions) > 1
+    return tuple(each for each in passes[start:] if not (is_done and isinstance(each, Differentiate)))
 
 
 def _pass_name(name: str, option: str, passes: tuple[Pass, ...]) -> str:
@@ -111,19 +153,40 @@ def _pass_name(name: str, option: str, passes: tuple[Pass, ...]) -> str:
     raise UsageError(f"{option} {name}: there is no such pass; the passes are {', '.join(PASSES)}")
 
 
-def _observers(options: CompileOptions, show: Callable[[str], None]) -> list[Observer]:
+def _observers(
+    options: CompileOptions, program: Program, passes: tuple[Pass, ...], show: Callable[[PassRecord], None]
+) -> list[Observer]:
     """Return the observers that show the program after the passes of `--print-ir-after`."""
     wanted = options.print_ir_after
     if wanted is None:
         return []
     if wanted != "all":
-        _pass_name(wanted, "--print-ir-after", _passes(options))
+        _pass_name(wanted, "--print-ir-after", passes)
+    before = _shown(program, options.print_function)
 
     def observe(each: Pass, program: Program, seconds: float) -> None:
+        nonlocal before
+        text, last = _shown(program, options.print_function), before
+        before = text
         if wanted in ("all", each.name):
-            show(f"// after {each} ({1000 * seconds:.1f} ms)\n{print_program(program)}")
+            shown = _changed_lines(last, text) if options.print_diff else text
+            show(PassRecord(str(each), seconds, None if text == last and wanted == "all" else shown))
 
     return [observe]
+
+
+def _shown(program: Program, function: str | None) -> str:
+    """Return the text of a program, or of one of its functions alone."""
+    if function is None:
+        return print_program(program)
+    found = tuple(each for each in program.functions if each.name == function)
+    text = print_program(attrs.evolve(program, functions=found))
+    return text[text.index(f"\nfunction {function} ") + 1 :] if found else ""
+
+
+def _changed_lines(before: str, after: str) -> str:
+    lines = unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=1)
+    return "".join(f"{line}\n" for line in lines if not line.startswith(("---", "+++")))
 
 
 # Kinds

@@ -14,7 +14,11 @@ from mtfc.driver.training.hosts import Hosts
 
 @attrs.frozen
 class CompileOptions:
-    """The options of a compilation. passes: a pipeline as text, in place of the passes that the kind needs."""
+    """The options of a compilation. passes: a pipeline as text, in place of the passes that the kind needs.
+
+    print_function, print_diff: print only this function after passes, and only the lines that changed. locations: IR text has
+    every span.
+    """
 
     file: str
     choice: Choice = attrs.field(factory=Choice)
@@ -23,6 +27,9 @@ class CompileOptions:
     passes: str | None = None
     stop_after: str | None = None
     print_ir_after: str | None = None
+    print_function: str | None = None
+    print_diff: bool = False
+    locations: bool = False
 
 
 @attrs.frozen

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from mtfc.compiler.ir.parser import read_program
 from mtfc.compiler.ir.verifier import verify
-from mtfc.compiler.passes.pipelines import default_pipeline
+from mtfc.compiler.passes.pipelines import PASSES, default_pipeline
 from tests.cli.conftest import Mtfc
 
 
@@ -99,7 +101,85 @@ def test_print_ir_after_one_pass(mtfc: Mtfc) -> None:
 def test_print_ir_after_all(mtfc: Mtfc) -> None:
     outcome = mtfc("compile", "model.mtf", "--print-ir-after", "all")
     titles = [line.split()[2] for line in outcome.err.splitlines() if line.startswith("// after")]
-    assert titles == [str(each) for each in default_pipeline()]
+    order = [str(each) for each in default_pipeline()]
+    assert {"differentiate", "assign-layouts"} <= set(titles) < set(order)
+    assert titles == [order.pop(order.index(title)) for title in titles]
+    texts = re.split(r"^// after .*\n", outcome.err, flags=re.MULTILINE)[1:]
+    assert all(one != other for one, other in pairwise(texts))
+
+
+def test_passes_as_json(mtfc: Mtfc) -> None:
+    """Every pass has a record, with a text if it changed the program."""
+    found = mtfc("compile", "model.mtf", "--print-ir-after", "all", "--format", "json").json["passes"]
+    assert [each["pass"] for each in found] == [str(each) for each in default_pipeline()]
+    assert {each["changed"] for each in found} == {True, False}
+    assert all((each["text"] is not None) == each["changed"] for each in found)
+
+
+def test_changed_lines_of_one_function(mtfc: Mtfc) -> None:
+    options = ("--layout", "both", "--print-ir-after", "insert-reshards", "--print-diff")
+    lines = mtfc("compile", "model.mtf", *options, "--print-function", "forward").err.splitlines()
+    assert {line[:1] for line in lines[1:] if line} == {"@", "+", "-", " "}
+    assert any("reshard" in line for line in lines if line.startswith("+"))
+    assert not any("function step" in line for line in lines)
+
+
+def test_list_of_passes(mtfc: Mtfc) -> None:
+    outcome = mtfc("compile", "--passes", "list")
+    assert outcome.status == 0
+    assert [line for line in outcome.out.splitlines() if not line.startswith(" ")] == [*PASSES]
+    assert "cse\n  compute equal equations once.\n  takes global" in outcome.out
+    assert "  option max_bytes=" in outcome.out
+    assert mtfc("compile").status == 2
+
+
+@pytest.mark.parametrize(
+    "last", ["assign-layouts", "place-reductions", "insert-reshards", "combine-collectives"]
+)
+def test_ir_text_goes_on_where_it_ended(mtfc: Mtfc, folder: Path, last: str) -> None:
+    options = ("model.mtf", "--layout", "both", "--locations")
+    assert mtfc("compile", *options, "--stop-after", last, "-o", "part.ir").status == 0
+    outcome = mtfc("compile", "part.ir", "--locations")
+    assert outcome.status == 0, outcome.err
+    assert outcome.out == mtfc("compile", *options).out
+
+
+@pytest.mark.parametrize("stage", ["ir", "grad"])
+def test_global_ir_text_gets_a_layout(mtfc: Mtfc, folder: Path, stage: str) -> None:
+    assert mtfc("compile", "model.mtf", "--emit", stage, "--locations", "-o", "whole.ir").status == 0
+    choice = ("--mesh", "rows:2;cols:3", "--layout", "batch:rows;classes:cols")
+    outcome = mtfc("compile", "whole.ir", *choice, "--locations")
+    assert outcome.status == 0, outcome.err
+    assert outcome.out == mtfc("compile", "model.mtf", *choice, "--locations").out
+    assert "def train_step" in mtfc("compile", "whole.ir", *choice, "--emit", "jax").out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hello", "E014]: cannot read `hello` from column 1 on\n --> wrong.ir:1:1"),
+        ("", "E014]"),
+        (
+            "program p\ndim a = 4\n\nfunction forward {\n  input %x: f32[a]\n  %y: f32[a] = shift %x dim=a\n}\n",
+            "E014]: shift: attribute by is missing: a whole number of 32 bits\n --> wrong.ir:6:3",
+        ),
+        (
+            "program p\ndim a = 4\n\nfunction forward {\n  input %x: f32[a]\n  %y: f64[a] = neg %x\n}\n",
+            "E014]: the type rule of neg infers f32[a], not f64[a]\n --> wrong.ir:6:3",
+        ),
+    ],
+)
+def test_wrong_ir_text(mtfc: Mtfc, folder: Path, text: str, message: str) -> None:
+    Path("wrong.ir").write_text(text)
+    outcome = mtfc("compile", "wrong.ir")
+    assert outcome.status == 1
+    assert message in outcome.err
+
+
+def test_options_that_ir_text_has_decided(mtfc: Mtfc, folder: Path) -> None:
+    assert mtfc("compile", "model.mtf", "--layout", "both", "-o", "done.ir").status == 0
+    assert mtfc("compile", "done.ir", "--dim", "io=8").err.startswith("mtfc: done.ir holds one program")
+    assert mtfc("compile", "done.ir", "--mesh", "all:2").err.startswith("mtfc: done.ir has layouts already")
 
 
 def test_stop_after(mtfc: Mtfc) -> None:

@@ -55,10 +55,9 @@ def read_program(text: str) -> Program:
     try:
         tree = _parser().parse(text if text.endswith("\n") else text + "\n")
     except UnexpectedInput as error:
-        found = (
-            text.splitlines()[error.line - 1].strip() if 0 < error.line <= text.count("\n") + 1 else "the end"
-        )
-        raise ReadError(f"cannot read `{found}` from column {error.column} on", error.line) from None
+        lines = text.splitlines()
+        found = f"`{lines[error.line - 1].strip()}`" if 0 < error.line <= len(lines) else "the end"
+        raise ReadError(f"cannot read {found} from column {error.column} on", error.line) from None
     return _ProgramParser(tree).program()
 
 
@@ -82,6 +81,13 @@ def _tokens(node: Node, kind: str) -> list[Token]:
 
 def _token(node: Node, kind: str) -> Token | None:
     return next(iter(_tokens(node, kind)), None)
+
+
+def _string(token: Token) -> str:
+    try:
+        return str(json.loads(token))
+    except ValueError:
+        raise ReadError(f"{token} is no text in quotes", token.line or 1) from None
 
 
 def _name(node: Node) -> str:
@@ -157,7 +163,7 @@ class _ProgramParser:
         sizes = {_first_name(d): int(_tokens(d, "NUMBER")[0]) for d in _children(tree, "dim")}
         self.dims = {name: Dim(name, size) for name, size in sizes.items()}
         source = _child(tree, "source")
-        self.file = json.loads(_tokens(source, "STRING")[0]) if source else None
+        self.file = _string(_tokens(source, "STRING")[0]) if source else None
         self._types: dict[str, TensorType] = {}
 
     def program(self) -> Program:
@@ -316,7 +322,7 @@ class _ProgramParser:
             case "truth":
                 return first == "true"
             case "string":
-                return str(json.loads(cast(Token, first)))
+                return _string(cast(Token, first))
             case "dim_ref":
                 return self.dim(next(_children(node, "name")))
             case "axis_names":
@@ -341,5 +347,5 @@ class _ProgramParser:
     def place(self, node: Node, call: Span | None) -> Span:
         file, (position,) = _token(node, "STRING"), _tokens(node, "POSITION")
         line, column, end_line, end_column = map(int, position.replace("-", ":").split(":"))
-        name = json.loads(file) if file else self.file or ""
+        name = _string(file) if file else self.file or ""
         return Span(name, line, column, end_line, end_column, call)

@@ -138,6 +138,8 @@ def _check_program(program: Program) -> None:
         if dim.name != name or dim.size < 1:
             raise VerifyError(f"dimension {name} is declared as {dim.name} of size {dim.size}", where)
     if program.training is not None:
+        if not program.has_function("forward"):
+            raise VerifyError("it trains, and has no function forward", where)
         _check_minimized(program, program.training.minimize)
 
 

@@ -25,6 +25,7 @@ CODES = {
     "E011": "comparisons that chain",
     "E012": "an unknown entry",
     "E013": "a file that is not UTF-8 text",
+    "E014": "IR text that is no program",
 }
 
 NO_STRINGS = "the language has no strings"

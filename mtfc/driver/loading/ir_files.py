@@ -1,0 +1,96 @@
+"""Files of IR text, as `mtfc compile` prints it, in the place of a .mtf file."""
+
+from __future__ import annotations
+
+import attrs
+
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span
+from mtfc.compiler.ir.builder import VerifyError
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.parser import ReadError, read_program
+from mtfc.compiler.ir.verifier import LEVELS, Level, verify
+from mtfc.driver.errors import UsageError
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED
+from mtfc.driver.loading.sources import Sources
+from mtfc.frontend.elaborate import elaborate
+from mtfc.frontend.layout_options import parse_layout, parse_mesh
+from mtfc.frontend.syntax.parser import parse
+
+SUFFIX = ".ir"
+
+
+def is_ir(file: str) -> bool:
+    return file.endswith(SUFFIX)
+
+
+def read_ir(file: str, choice: Choice, sources: Sources) -> tuple[Program, Level]:
+    """Return the program of a file, and the last level at which all invariants hold.
+
+    A global program gets the mesh and the layout of the options. Raises `CompileError` and `UsageError`.
+    """
+    if choice.model or choice.dims or choice.settings:
+        raise UsageError(f"{file} holds one program at fixed sizes: no --model, --dim or --set")
+    sources.add_choice(choice)
+    name = sources.read(file)
+    text = sources.texts[name]
+    try:
+        program = read_program(text)
+        level = level_of(program)
+        if not program.has_function("forward"):
+            raise ReadError("there is no function forward", 1)
+    except ReadError as error:
+        message = str(error).removeprefix(f"line {error.line}: ")
+        raise CompileError([Diagnostic("E014", message, _line(name, text, error.line))]) from None
+    except VerifyError as error:
+        raise CompileError([Diagnostic("E014", error.reason, _place(name, text, error.where))]) from None
+    return (
+        (_placed(program, choice), level) if level == "global" else (_unchosen(file, program, choice), level)
+    )
+
+
+def level_of(program: Program) -> Level:
+    """Return the last level at which a program is sound. Raises the `VerifyError` of the level that it looks like."""
+    for level in reversed(list(LEVELS)):
+        try:
+            verify(program, level)
+        except VerifyError:
+            continue
+        return level
+    verify(program, "lowered" if program.mesh and program.layout else "global")
+    raise AssertionError("an unsound program is refused")
+
+
+def _unchosen(file: str, program: Program, choice: Choice) -> Program:
+    if choice.mesh or choice.layout:
+        raise UsageError(f"{file} has layouts already: no --mesh or --layout")
+    return program
+
+
+def _placed(program: Program, choice: Choice) -> Program:
+    """Return a global program with the mesh and layout of the options, or those of the text, or one device."""
+    if choice.mesh is None and choice.layout is None:
+        return attrs.evolve(program, mesh=program.mesh or ONE_DEVICE, layout=program.layout or UNDISTRIBUTED)
+    diagnostics = Diagnostics()
+    dims = "".join(
+        f"dim {dim.name} = {dim.size}\n" for dim in program.dims.values() if dim.name.isidentifier()
+    )
+    module = elaborate(parse(dims, "<dims>", diagnostics), diagnostics)
+    mesh = parse_mesh(choice.mesh, module) if choice.mesh else program.mesh or ONE_DEVICE
+    layout = parse_layout(choice.layout, module, mesh).layout if choice.layout else UNDISTRIBUTED
+    return attrs.evolve(program, mesh=mesh, layout=layout)
+
+
+def _line(file: str, text: str, number: int) -> Span:
+    """Return the span of a line, without the blanks around it; of the last line if the file is shorter."""
+    lines = text.splitlines() or [""]
+    number = max(1, min(number, len(lines)))
+    line = lines[number - 1]
+    start = 1 + len(line) - len(line.lstrip())
+    return Span(file, number, start, number, max(start + 1, 1 + len(line.rstrip())))
+
+
+def _place(file: str, text: str, where: str) -> Span:
+    """Return the span of the equation that an error names, or of the first line."""
+    found = (i for i, line in enumerate(text.splitlines(), 1) if line.strip().startswith(where))
+    return _line(file, text, next(found, 1))
