@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mtfc.compiler.diagnostics import CompileError, Diagnostic
     from mtfc.compiler.search.found import NothingFits
     from mtfc.driver.records import Costs, Difference, Explanation, Search, Verification
-    from mtfc.driver.values import LayoutOption, MeshOption
+    from mtfc.driver.values import LayoutOption, MeshOption, PassesOption
 
 __version__ = "0.1.0"
 
@@ -119,12 +119,16 @@ def compile(
     mesh: MeshOption | None = None,
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
+    passes: PassesOption | None = None,
 ) -> Compiled:
-    """Compile a .mtf file for one layout, by default its first."""
+    """Compile a .mtf file for one layout, by default its first.
+
+    passes: those that lower the program, in place of the default ones, as text or as `mtfc.ir.Pass`es.
+    """
     from mtfc.api import choice_of, compile_case, read
     from mtfc.driver.values import file_option
 
-    choice, file = choice_of(model, layout, mesh, dims, set), file_option(path)
+    choice, file = choice_of(model, layout, mesh, dims, set, passes), file_option(path)
     return compile_case(read(file), file, choice)
 
 
@@ -137,12 +141,13 @@ def compile_text(
     mesh: MeshOption | None = None,
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
+    passes: PassesOption | None = None,
     file: str = "<text>",
 ) -> Compiled:
     """Compile the text of a .mtf file. `file` is the name in messages; imports are read from its folder."""
     from mtfc.api import choice_of, compile_case
 
-    return compile_case(text, file, choice_of(model, layout, mesh, dims, set))
+    return compile_case(text, file, choice_of(model, layout, mesh, dims, set, passes))
 
 
 @public
@@ -154,6 +159,7 @@ def verify(
     mesh: MeshOption | None = None,
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
+    passes: PassesOption | None = None,
     backend: str | None = None,
     dtype: str | None = None,
     data: _Path | None = None,
@@ -170,7 +176,7 @@ def verify(
     """
     from mtfc.api import choice_of, verified
 
-    choice = choice_of(model, layout, mesh, dims, set)
+    choice = choice_of(model, layout, mesh, dims, set, passes)
     return verified(path, choice, backend, dtype, data, params, params_partial, seed)
 
 

@@ -20,16 +20,16 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
-from mtfc.compiler.passes.pipelines import lower
 from mtfc.driver.errors import UsageError, diagnostic_in_python, public
 from mtfc.driver.loading.choice import Choice, settings_of
-from mtfc.driver.loading.selection import choose
+from mtfc.driver.loading.selection import LayoutOnMesh, choose
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import SearchOptions, VerifyOptions
 from mtfc.driver.running import execution
 from mtfc.driver.values import (
     LayoutOption,
     MeshOption,
+    PassesOption,
     PathOption,
     file_option,
     layout_option,
@@ -37,6 +37,7 @@ from mtfc.driver.values import (
     names_option,
     number_option,
     one_of,
+    passes_option,
     path_option,
     program_text,
     seconds_option,
@@ -88,16 +89,17 @@ class Compiled:
 
     machines: Mapping[str, Hardware]
     _placed: Program
+    _case: LayoutOnMesh
 
     @cached_property
     def program(self) -> Program:
         """The program of one processor: its forward pass, and its training step if the file trains the model."""
-        return lower(self._placed, self._placed.mesh, self._placed.layout)
+        return self._case.lower(self._placed)
 
     @cached_property
     def _module(self) -> Program:
         """The program with the functions that only modules need, such as `value_and_grad`."""
-        return lower(self._placed, self._placed.mesh, self._placed.layout, "module")
+        return self._case.lower(self._placed, "module")
 
     def __repr__(self) -> str:
         from mtfc.reports.notebook import line
@@ -292,6 +294,7 @@ def choice_of(
     mesh: MeshOption | None = None,
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
+    passes: PassesOption | None = None,
 ) -> Choice:
     """Return the driver's options for those of the API. Raises `UsageError` for an illegal value."""
     return Choice(
@@ -300,6 +303,7 @@ def choice_of(
         mesh_option(mesh),
         sizes_option(dims),
         settings_of(settings_option(set)),
+        passes_option(passes),
     )
 
 
@@ -311,7 +315,7 @@ def compile_case(text: str, file: PathOption, choice: Choice) -> Compiled:
     with _showing(sources):
         selection = choose(text, file, choice, neighbour=sources.neighbour)
         case = selection.cases[0]
-        return Compiled(selection.hardware, case.placed(selection.program))
+        return Compiled(selection.hardware, case.placed(selection.program), case)
 
 
 def checked(text: str, file: PathOption, choice: Choice) -> Checked:

@@ -62,6 +62,7 @@ __all__ = [
     "OpError",
     "Output",
     "Parameter",
+    "Pass",
     "PipelineError",
     "Program",
     "ProgramBuilder",
@@ -81,6 +82,7 @@ __all__ = [
     "lower",
     "mesh",
     "parse_program",
+    "pipeline",
     "print_program",
     "run_passes",
     "verify",
@@ -254,6 +256,14 @@ def run_passes(program: Program, passes: str | Iterable[Pass], level: Level = "g
     """
     chosen = pipelines.parse_pipeline(passes) if isinstance(passes, str) else passes
     return pipelines.run(program, chosen, level=level)
+
+
+def pipeline(text: str) -> tuple[Pass, ...]:
+    """Return passes from text such as `"differentiation,simplify,partitioning"`: see `mtfc compile --passes list`.
+
+    Raises `PipelineError`.
+    """
+    return pipelines.parse_pipeline(text)
 
 
 def lower(program: Program, on: MeshLike, under: LayoutLike, of: str = "step") -> Program:

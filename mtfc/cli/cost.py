@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.options import add_format, add_selection, add_source, chosen
+from mtfc.cli.options import add_format, add_passes, add_selection, add_source, chosen
 from mtfc.driver.errors import OK
 from mtfc.driver.loading.sources import Sources
 
@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--symbolic", action="store_true", help="print formulas instead of numbers; JSON has both"
     )
     add_selection(parser, "all")
+    add_passes(parser)
     add_format(parser)
 
 

@@ -63,7 +63,8 @@ def chosen(options: argparse.Namespace) -> Choice:
     """Return the options of `add_model` and `add_selection` as a record; `--layout` may be missing or a list."""
     layout = getattr(options, "layout", None)
     layout = layout if isinstance(layout, str) else None
-    return Choice(options.model, layout, options.mesh, options.dims, tuple(options.settings))
+    passes = getattr(options, "pipeline", None)
+    return Choice(options.model, layout, options.mesh, options.dims, tuple(options.settings), passes)
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -127,6 +128,16 @@ def add_selection(
         "--mesh",
         metavar="NAME|SHAPE",
         help="a declared mesh, or a shape; `one` is a single device (default: the mesh of the layout)",
+    )
+
+
+def add_passes(parser: argparse.ArgumentParser) -> None:
+    """Add the passes that lower a program."""
+    parser.add_argument(
+        "--passes",
+        dest="pipeline",
+        metavar="PIPELINE",
+        help='passes in place of the default ones, such as "differentiation,mine,partitioning"',
     )
 
 

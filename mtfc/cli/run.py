@@ -8,7 +8,16 @@ import math
 
 from mtfc.backends.registry import BACKENDS
 from mtfc.cli.errors import show_diagnostics
-from mtfc.cli.options import add_format, add_parameters, add_selection, add_source, chosen, count, seed
+from mtfc.cli.options import (
+    add_format,
+    add_parameters,
+    add_passes,
+    add_selection,
+    add_source,
+    chosen,
+    count,
+    seed,
+)
 from mtfc.driver.data.files import report_to
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.sources import Sources
@@ -70,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_prompts(parser)
     add_selection(parser, "the first")
+    add_passes(parser)
     add_format(parser)
 
 

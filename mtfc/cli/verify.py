@@ -6,7 +6,7 @@ import argparse
 import json
 
 from mtfc.backends.registry import BACKENDS
-from mtfc.cli.options import add_format, add_parameters, add_selection, add_source, chosen, seed
+from mtfc.cli.options import add_format, add_parameters, add_passes, add_selection, add_source, chosen, seed
 from mtfc.driver.errors import ERRORS, OK
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-exact", action="store_true", help="leave out the exact check, which rounding cannot mislead"
     )
     add_selection(parser, "all", or_placement=True)
+    add_passes(parser)
     add_format(parser)
 
 

@@ -12,8 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from numbers import Real
 from os import PathLike, fspath
+from typing import TYPE_CHECKING, TypeAlias
 
 from mtfc.driver.errors import UsageError
+
+if TYPE_CHECKING:
+    from mtfc.compiler.passes.pass_base import Pass
 
 PathOption = str | PathLike[str]
 
@@ -25,6 +29,9 @@ LayoutOption = str | Mapping[str, Axes | Mapping[str, Axes]]
 
 MeshOption = str | Mapping[str, int]
 """The name of a mesh, its shape as text, or as `{"rows": 2, "cols": 4}`."""
+
+PassesOption: TypeAlias = "str | Sequence[Pass]"
+"""Passes as text, such as `"differentiation,mine,partitioning"`, or one after the other."""
 
 NAME = re.compile(r"[A-Za-z_]\w*")
 KEY = re.compile(r"(value\s+)?[A-Za-z_]\w*(\.\w+)*|\*")
@@ -46,6 +53,21 @@ def layout_option(layout: LayoutOption | None) -> str | None:
     if not isinstance(layout, Mapping):
         raise UsageError(f"layout={layout!r} is neither text nor a mapping: {RULE}")
     return _rules(layout, has_sections=True)
+
+
+def passes_option(passes: PassesOption | None) -> str | tuple[Pass, ...] | None:
+    """Return a pipeline as the driver takes it. Raises `UsageError` for an illegal value."""
+    if passes is None or isinstance(passes, str):
+        return passes
+    from mtfc.compiler.passes.pass_base import Pass
+
+    found = tuple(passes) if isinstance(passes, Iterable) else (passes,)
+    wrong = next((each for each in found if not isinstance(each, Pass)), None)
+    if wrong is not None:
+        raise UsageError(
+            f"passes={passes!r}: {wrong!r} is no `mtfc.ir.Pass`; give passes, or text such as 'default'"
+        )
+    return found
 
 
 def mesh_option(mesh: MeshOption | None) -> str | None:

@@ -128,6 +128,23 @@ def _out_of_order(wanted: Pass, level: Level) -> str:
     return f"`{wanted.name}` has to run after `{makers[wanted.takes[0]]}`"
 
 
+def pipeline_of(passes: Sequence[Pass], of: str) -> tuple[Pass, ...]:
+    """Return a pipeline that adds the functions that `of` names, in place of those that its `differentiate` adds."""
+    found = tuple(each for each in passes if not isinstance(each, Differentiate))
+    place = next((i for i, each in enumerate(passes) if isinstance(each, Differentiate)), None)
+    return found if place is None else (*found[:place], *map(Differentiate, of.split("+")), *found[place:])
+
+
+def check_order(passes: Iterable[Pass], level: Level = "global", until: Level = "lowered") -> None:
+    """Raise `PipelineError` unless the passes can run in this order on a program at a level, and end at another level."""
+    for each in passes:
+        if level not in each.takes:
+            raise PipelineError(_out_of_order(each, level))
+        level = each.level or level
+    if level != until:
+        raise PipelineError(f"the passes end with a program that is {level}, and it has to be {until}")
+
+
 def lower(
     program: Program,
     mesh: Mesh | None,
@@ -144,19 +161,52 @@ _ITEM = re.compile(r"\s*([\w-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
 
 
 def parse_pipeline(text: str) -> tuple[Pass, ...]:
-    """Parse text such as `differentiate,combine-collectives{max_bytes=0}`. Raises `PipelineError`."""
-    passes, position = [], 0
+    """Parse text such as `differentiate,combine-collectives{max_bytes=0}`. Raises `PipelineError`.
+
+    `default` stands for all passes of the default pipeline, `differentiation` and `partitioning` for its halves.
+    """
+    passes: list[Pass] = []
+    position = 0
     while position < len(text):
         match = _ITEM.match(text, position)
         if match is None:
             raise PipelineError(f"expected a pass name at `{text[position:].strip()}`")
-        passes.append(_parse_pass(match[1], match[2] or ""))
+        if match[1] in GROUPS and match[2] is None:
+            passes += GROUPS[match[1]]()
+        else:
+            passes.append(_parse_pass(match[1], match[2] or ""))
         position = match.end()
     return tuple(passes)
 
 
+GROUPS: dict[str, Callable[[], tuple[Pass, ...]]] = {
+    "default": default_pipeline,
+    "differentiation": differentiation,
+    "partitioning": partitioning,
+}
+
+ENTRY_POINTS = "mtfc.passes"
+"""The group of entry points under which other packages offer passes."""
+
+
+def installed_passes() -> dict[str, type[Pass]]:
+    """Return the passes that installed packages offer, by name. It imports these packages. Raises `PipelineError`."""
+    from importlib.metadata import entry_points
+
+    found = {}
+    for each in entry_points(group=ENTRY_POINTS):
+        try:
+            found[each.name] = each.load()
+        except Exception as error:
+            raise PipelineError(f"pass `{each.name}` of {each.value} cannot be imported: {error}") from None
+        if not isinstance(found[each.name], type) or not issubclass(found[each.name], Pass):
+            raise PipelineError(f"`{each.name}` of {each.value} is no class derived from `mtfc.ir.Pass`")
+    return found
+
+
 def _parse_pass(name: str, options: str) -> Pass:
-    if name not in PASSES:
-        raise PipelineError(f"unknown pass `{name}`; the passes are {', '.join(PASSES)}")
+    known = PASSES if name in PASSES else {**installed_passes(), **PASSES}
+    if name not in known:
+        raise PipelineError(f"unknown pass `{name}`; the passes are {', '.join(known)}")
     pairs = [option.partition("=") for option in options.split(",") if option.strip()]
-    return PASSES[name].with_options({key.strip(): value.strip() for key, _, value in pairs})
+    return known[name].with_options({key.strip(): value.strip() for key, _, value in pairs})

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import attrs
+
+from mtfc.driver.errors import UsageError
+
+if TYPE_CHECKING:
+    from mtfc.compiler.passes.pass_base import Pass
 
 
 @attrs.frozen
@@ -12,7 +18,7 @@ class Choice:
     """The chosen parts of a file, and the layouts; None leaves the choice to the file.
 
     layout: a name, or rules as text. mesh: a name, or a shape as text. settings: entries of the model's `train` block, each
-    `KEY=VALUE`.
+    `KEY=VALUE`. passes: the passes that lower a program, as text or as passes, in place of the default ones.
     """
 
     model: str | None = None
@@ -20,6 +26,21 @@ class Choice:
     mesh: str | None = None
     dims: Mapping[str, int] = attrs.field(factory=dict)
     settings: tuple[str, ...] = ()
+    passes: str | tuple[Pass, ...] | None = None
+
+    def pipeline(self) -> tuple[Pass, ...] | None:
+        """Return the chosen passes. Raises `UsageError` if they cannot lower a program."""
+        if self.passes is None:
+            return None
+        from mtfc.compiler.passes.pass_base import PipelineError
+        from mtfc.compiler.passes.pipelines import check_order, parse_pipeline
+
+        try:
+            passes = parse_pipeline(self.passes) if isinstance(self.passes, str) else self.passes
+            check_order(passes)
+        except PipelineError as error:
+            raise UsageError(f"--passes: {error}") from None
+        return passes
 
 
 def settings_of(values: Mapping[str, object]) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ import attrs
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.passes.pipelines import Observer, lower
+from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.passes.pipelines import Observer, default_pipeline, pipeline_of, run
 from mtfc.driver.data.files import read_neighbour
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
@@ -42,10 +43,11 @@ UNDISTRIBUTED = Layout("undistributed")
 
 @attrs.frozen
 class LayoutOnMesh:
-    """A layout on a mesh."""
+    """A layout on a mesh. passes: those that lower a program; None for the default ones."""
 
     mesh: Mesh
     layout: Layout
+    passes: tuple[Pass, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -56,8 +58,9 @@ class LayoutOnMesh:
         return attrs.evolve(program, mesh=self.mesh, layout=self.layout)
 
     def lower(self, program: Program, of: str = "step", observers: Sequence[Observer] = ()) -> Program:
-        """Return the program of one processor: see `pipelines.lower`."""
-        return lower(program, self.mesh, self.layout, of, observers)
+        """Return the program of one processor, with the functions that `of` names: see `pipelines.differentiation`."""
+        passes = default_pipeline(of) if self.passes is None else pipeline_of(self.passes, of)
+        return run(self.placed(program), passes, observers)
 
 
 @attrs.frozen
@@ -150,7 +153,8 @@ def choose(
     if skip_illegal:
         declared = tuple(each for each in declared if not _errors(program, each))
     _check_legal(program, declared, diagnostics)
-    cases = tuple(_cases(declared, module, choice.mesh))
+    passes = choice.pipeline()
+    cases = tuple(attrs.evolve(each, passes=passes) for each in _cases(declared, module, choice.mesh))
     placements = tuple(each for each in module.placements if each.devices == 1 or not is_one)
     return Selection(program, cases, module.hardware, placements, module.scope)
 
