@@ -97,12 +97,15 @@ class _Kinds:
         return self.found
 
     def _changes(self, eqn: Equation) -> bool:
-        """Return False where f32 would round nothing less: for views and windows, and for bf16 sums that are not scaled."""
+        """Return False where f32 would round nothing less: for views, and for bf16 sums that are not scaled.
+
+        Windows are f32, so that a sum of windows stays one op of the backend.
+        """
         if any(value in self.found for value in eqn.operands):
             return True
         if has_trait(eqn, "sum") and eqn.result.type.dtype == "bf16":
             return any(user and user.results[0] in self.found for user in self.uses.get(eqn.result, ()))
-        return not _only_moves(eqn)
+        return has_trait(eqn, "window") or not _only_moves(eqn)
 
     def _statistic(self, eqn: Equation) -> Kind | None:
         if has_trait(eqn, "sum") and is_narrow(eqn.result):

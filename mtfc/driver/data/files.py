@@ -23,21 +23,34 @@ LARGEST_TEXT = 64 << 20
 """Bytes of a program up to which it is read."""
 
 
+CHUNK = 1 << 16
+
+
 def read_bytes(path: str, most: int | None = None) -> bytes:
     """Return the content of a file, or of standard input, if it has at most so many bytes. Raises `UsageError`."""
-    limit = -1 if most is None else most + 1
     try:
         if path == STANDARD:
-            content = sys.stdin.buffer.read(limit)
+            content = _read(sys.stdin.buffer, most)
         else:
             _refuse_pipe(Path(path))
             with Path(path).open("rb") as file:
-                content = file.read(limit)
+                content = _read(file, most)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {reason_of(error)}") from None
     if most is not None and len(content) > most:
         raise UsageError(f"cannot read {path}: it has more than {most >> 20} MiB")
     return content
+
+
+def _read(file: IO[bytes], most: int | None) -> bytes:
+    """Return the content, or its first part if it is longer: a read of `most` bytes at once would take memory for all of them."""
+    if most is None:
+        return file.read()
+    parts, length = [], 0
+    while length <= most and (part := file.read(CHUNK)):
+        parts.append(part)
+        length += len(part)
+    return b"".join(parts)
 
 
 def _refuse_pipe(path: Path) -> None:
