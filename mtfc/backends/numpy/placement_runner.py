@@ -8,6 +8,7 @@ by region, and the moved bytes are counted. The transfers and sums are those in 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -257,10 +258,15 @@ def _evaluate(local: PartFunction, equations: Sequence[Equation], known: dict[Va
         source, offsets = local.sources.get(eqn, (eqn, {}))
         shape = tuple(dim.size for dim in eqn.results[0].type.dims)
         seen = source if "stream" in eqn.attrs else eqn
-        shard = Shard(np, random_numbers, seen, shape, lambda dim, offsets=offsets: offsets.get(dim, 0))  # type: ignore[misc]
+        shard = Shard(np, random_numbers, seen, shape, partial(_offset, offsets))
         found = OPS[eqn.op].evaluate(shard, *(known[value] for value in eqn.operands))
         results = found if len(eqn.results) > 1 else (found,)
         known.update(zip(eqn.results, map(np.asarray, results), strict=True))
+
+
+def _offset(offsets: Mapping[str, int], dim: str) -> int:
+    """Return the first index of a part along a dimension of the whole tensor."""
+    return offsets.get(dim, 0)
 
 
 def _common(value: Value, one: Box, other: Box) -> Box:

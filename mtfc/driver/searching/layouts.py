@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
+from typing import cast
 
 import attrs
 
@@ -196,7 +197,7 @@ def _prepared(
     if options.axes_names is not None:
         known = tuple(under_names(known, task.meshes))
     longest = max((_seconds_of(pricer, *each) for each in others.values()), default=0.0)
-    objective: Objective = options.objective  # type: ignore[assignment]
+    objective = cast("Objective", options.objective)
     return LayoutFinder(program, pricer, objective, options.storage), others, known, until - longest
 
 

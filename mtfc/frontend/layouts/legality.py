@@ -136,11 +136,10 @@ def _not_injective(
 def _clashes(names: Sequence[str], section: Section) -> Iterator[tuple[str, DeclaredRule, DeclaredRule]]:
     """Yield the axes over which two dimensions of one tensor are split, with both rules in the order of the source."""
     users: dict[str, DeclaredRule] = {}
-    for name in names:
-        rule = section.get(name)
-        for axis in rule.axes if rule else ():
-            other = users.setdefault(axis, rule)  # type: ignore[arg-type]
-            if rule is not None and other is not rule:
+    for rule in (found for name in names if (found := section.get(name))):
+        for axis in rule.axes:
+            other = users.setdefault(axis, rule)
+            if other is not rule:
                 first, second = sorted((rule, other), key=lambda each: each.span)
                 yield axis, first, second
 
