@@ -92,6 +92,22 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show the line that makes the first number that is not finite",
     )
+    bad = parser.add_argument_group("steps that fail")
+    bad.add_argument(
+        "--skip-steps",
+        metavar="N-M,...",
+        dest="skipped",
+        type=_ranges,
+        default=(),
+        help="read the batches of these steps, and leave the parameters alone",
+    )
+    bad.add_argument(
+        "--bad-steps",
+        metavar="N",
+        type=count,
+        default=50,
+        help="end after N steps in a row that overflow with a dynamic loss scale (default: 50)",
+    )
     hosts = parser.add_argument_group("several processes")
     hosts.add_argument(
         "--coordinator", metavar="HOST:PORT", help="an address of process 0 that the others reach"
@@ -108,6 +124,17 @@ def _index(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"expected a number from 0 on, not `{text}`")
     return int(text)
+
+
+def _ranges(text: str) -> tuple[range, ...]:
+    """Return ranges of steps from `7,20-23`, as an option's type."""
+    found = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise argparse.ArgumentTypeError(f"expected steps such as 7 or 20-23, not `{part.strip()}`")
+        found.append(range(int(first), int(last or first) + 1))
+    return tuple(found)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
@@ -133,5 +160,6 @@ def _options(options: argparse.Namespace) -> TrainOptions:
 NAMES = (
     *("file", "steps", "epochs", "data", "eval", "eval_every", "params", "params_partial", "seed", "folder"),
     *("save_every", "save_minutes", "keep", "fresh", "log", "tensorboard", "profile", "target", "debug_nans"),
+    *("skipped", "bad_steps"),
 )
 """The options that have the same name in the driver."""

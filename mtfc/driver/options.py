@@ -63,7 +63,8 @@ class TrainOptions:
 
     folder: of checkpoints and `metrics.jsonl`; without it nothing is kept. save_every: steps. save_minutes: minutes. keep: the
     number of newest checkpoints that stay. fresh: start over although there are checkpoints. target: the machine whose predicted
-    time of a step is shown.
+    time of a step is shown. skipped: ranges of steps that read their batch and change nothing. bad_steps: the most steps in a row
+    that may overflow with a dynamic loss scale.
     """
 
     file: str
@@ -86,6 +87,8 @@ class TrainOptions:
     profile: str | None = None
     target: str | None = None
     debug_nans: bool = False
+    skipped: tuple[range, ...] = ()
+    bad_steps: int = 50
     hosts: Hosts = attrs.field(factory=Hosts)
 
     def check(self) -> None:

@@ -208,8 +208,8 @@ def test_checkpoints_of_other_programs_and_versions(files: Path, mtfc: Mtfc) -> 
     place = files / "run" / "checkpoints" / "4"
     record = place / "about" / "about.json"
     text = record.read_text()
-    record.write_text(text.replace('"format": 1', '"format": 9'))
-    assert "its format is 9, and this version of mtfc reads format 1" in refused(mtfc)
+    record.write_text(text.replace('"format": 2', '"format": 9'))
+    assert "its format is 9, and this version of mtfc reads format 2" in refused(mtfc)
     record.write_text(text.replace('"arrays"', '"other"'))
     assert "about.json is damaged" in refused(mtfc)
     shutil.rmtree(place)
@@ -217,6 +217,22 @@ def test_checkpoints_of_other_programs_and_versions(files: Path, mtfc: Mtfc) -> 
     assert "it is no checkpoint of mtfc" in refused(mtfc)
     shutil.rmtree(files / "run" / "checkpoints" / "2")
     assert "start over with --fresh" in refused(mtfc)
+
+
+def test_one_changed_number_in_the_record_is_found(files: Path, mtfc: Mtfc) -> None:
+    """The position in the data decides about the next batches."""
+    record = files / "run" / "checkpoints" / "4" / "about" / "about.json"
+    text = record.read_text()
+    found = json.loads(text)["data"]
+    assert found is not None
+    for place in [i for i, each in enumerate(text) if each.isdigit()][::7]:
+        digit = str((int(text[place]) + 1) % 10)
+        record.write_text(text[:place] + digit + text[place + 1 :])
+        with pytest.raises(ValueError, match=r"damaged|format"):
+            About.read(record.parents[1])
+    shutil.copytree(files / "run" / "checkpoints" / "2", files / "run" / "checkpoints" / "3")
+    with pytest.raises(ValueError, match="is that of step 2"):
+        About.read(files / "run" / "checkpoints" / "3")
 
 
 def refused(mtfc: Mtfc) -> str:
@@ -243,7 +259,7 @@ def test_folders_that_cannot_be_used(files: Path, mtfc: Mtfc) -> None:
     for place in ("file", "file/in", "/proc/run"):
         done = train(mtfc, "--steps", "1", "--dir", place)
         assert done.status == USAGE and quiet(done), done.err
-        assert f"cannot write checkpoints to {place}/checkpoints: " in done.err
+        assert f"cannot write to {place}: " in done.err
     own = train(mtfc, "--steps", "1", "--dir", "own")
     assert own.status == USAGE and "own/metrics.jsonl has lines that `mtfc train` has not written" in own.err
     assert (files / "own" / "metrics.jsonl").read_text() == "notes\nof mine\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 import mtfc as api
+from mtfc.driver.data.array_files import stored_arrays
+from mtfc.driver.training.run_lock import RunLock
 from tests.cli.conftest import Mtfc
 
 EXAMPLES = 24
@@ -205,3 +209,80 @@ def test_an_error_of_the_data_loses_no_step(
     assert "the disk has gone" in found.err
     assert "after step 3: the last checkpoint is run/checkpoints/3" in found.err
     assert [each["step"] for each in records(folder / "run" / "metrics.jsonl")] == [1, 2, 3]
+
+
+def test_figures_of_another_run_are_moved_aside(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "log.jsonl").write_text('{"step": 7, "loss": 0.5}\n')
+    found = mtfc("train", "model.mtf", "--data", "data.npz", "--steps", "2", "--log", "log.jsonl")
+    assert found.status == 0, found.err
+    assert "log.jsonl had the figures of another run: they are in log.jsonl.1" in found.err
+    assert (folder / "log.jsonl.1").read_text() == '{"step": 7, "loss": 0.5}\n'
+    assert [each["step"] for each in records(folder / "log.jsonl")] == [1, 2]
+
+
+def test_a_second_run_in_a_folder_is_refused(mtfc: Mtfc, folder: Path) -> None:
+    with RunLock.hold(folder / "run"):
+        found = mtfc("train", "model.mtf", "--data", "data.npz", "--steps", "2", "--dir", "run")
+    assert (found.status, found.out) == (3, "")
+    assert "run belongs to a run that is under way: process " in found.err
+    assert sorted(each.name for each in (folder / "run").iterdir()) == ["run.lock"]
+    assert mtfc("train", "model.mtf", "--data", "data.npz", "--steps", "2", "--dir", "run").status == 0
+
+
+def test_skipped_steps_read_their_batch_and_change_nothing(mtfc: Mtfc, folder: Path) -> None:
+    """The parameters are those of a run on the other batches alone."""
+    for name, steps in (("some", (0, 1, 3)), ("all", (0, 1, 2, 3))):
+        arrays = dict(np.load("data.npz"))
+        rows = np.concatenate([np.arange(4 * i, 4 * i + 4) for i in steps])
+        lines = "\n".join(
+            f"    yield {{n: x[{4 * i}:{4 * i + 4}] for n, x in arrays.items()}}" for i in range(len(steps))
+        )
+        np.savez(f"{name}.npz", **{key: x[rows] for key, x in arrays.items()})
+        (folder / f"{name}_batches.py").write_text(
+            f"import numpy as np\ndef batches():\n    arrays = dict(np.load('{name}.npz'))\n{lines}\n"
+        )
+    sys.path.insert(0, str(folder))
+    try:
+        for name, options in (("some", ("--steps", "3")), ("all", ("--steps", "4", "--skip-steps", "3"))):
+            found = mtfc("train", "model.mtf", "--data", f"{name}_batches:batches", "--dir", name, *options)
+            assert found.status == 0, found.err
+    finally:
+        sys.path.remove(str(folder))
+    assert [each["step"] for each in records(folder / "all" / "metrics.jsonl")] == [1, 2, 4]
+    whole, other = (stored_arrays(name)["w"].read() for name in ("some", "all"))
+    np.testing.assert_array_equal(whole, other)
+
+
+def test_a_dynamic_loss_scale_may_overflow_some_times(mtfc: Mtfc, folder: Path) -> None:
+    """The batch overflows in f16 whatever the scale, so the parameters stay, until there are too many such steps."""
+    text = (folder / "model.mtf").read_text()
+    precision = "precision = { params: f32, compute: f16, loss_scale: dynamic }"
+    (folder / "model.mtf").write_text(text.replace("minimize loss", f"minimize loss\n  {precision}"))
+    np.savez("data.npz", x=np.full((8, 6), 6e4, np.float32), labels=np.zeros(8, np.int32))
+    options = ("train", "model.mtf", "--data", "data.npz", "--dir", "run", "--log", "log.jsonl")
+    found = mtfc(*options, "--steps", "6", "--bad-steps", "20")
+    assert found.status == 0, found.err
+    losses = [each["loss"] for each in records(folder / "log.jsonl")]
+    assert len(losses) == 6 and not any(isinstance(each, float) and math.isfinite(each) for each in losses)
+    assert np.isfinite(stored_arrays("run")["w"].read()).all()
+    ended = mtfc(*options, "--steps", "60", "--bad-steps", "3", "--fresh")
+    assert ended.status == 1
+    assert "the loss of step 4 is " in ended.err and "after 3 more in a row" in ended.err
+    assert "--skip-steps 4 leaves out the batch of step 4" in ended.err
+
+
+@pytest.mark.parametrize("steps", ["x", "3-", "-3", "3-x", ""])
+def test_wrong_ranges_of_steps(mtfc: Mtfc, steps: str) -> None:
+    found = mtfc("train", "model.mtf", f"--skip-steps={steps}")
+    assert found.status == 2
+    assert "expected steps such as 7 or 20-23" in found.err
+
+
+def test_a_state_that_was_donated_is_refused(folder: Path) -> None:
+    program = api.compile("model.mtf")
+    state = program.init(seed=0)
+    batch = {"x": np.ones((4, 6), np.float32), "labels": np.zeros(4, np.int32)}
+    after, _ = program.train_step(state, batch)
+    program.train_step(after, batch)
+    with pytest.raises(ValueError, match="was given to `train_step` before"):
+        program.train_step(state, batch)

@@ -90,6 +90,7 @@ class JaxProgram:
 
     def train_step(self, state: TrainState, batch: Arrays) -> tuple[TrainState, dict[str, Any]]:
         """Return the state after one more step, and the loss and reported values by name. The given state is donated."""
+        _refuse_donated(state)
         inputs, state = self.place(batch, self.step_inputs), _final(state, "train_step")
         step = state.step + 1
         metrics, params, optimizer = self.module.train_step(state.params, state.optimizer, inputs, state.step)
@@ -188,6 +189,18 @@ class JaxProgram:
 def _indices(struct: Any) -> Any:
     """Return the indices of the shards on this process's devices."""
     return struct.sharding.addressable_devices_indices_map(struct.shape).values()
+
+
+def _refuse_donated(state: TrainState) -> None:
+    """Raise `ValueError` for a state that an earlier step has been given: its buffers hold other numbers by now."""
+    arrays = (
+        x for x in jax.tree.leaves(state) if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+    )
+    if any(x.is_deleted() for x in arrays):
+        raise ValueError(
+            "this state was given to `train_step` before, which donates it: go on with the state that the step "
+            "returned, or keep a copy with jax.tree.map(jax.numpy.copy, state)"
+        )
 
 
 def _final(tree: Any, name: str) -> Any:

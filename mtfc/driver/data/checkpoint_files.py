@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import attrs
 
@@ -24,7 +25,7 @@ from mtfc.driver.data.files import parsed_json
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import reason_of
 
-FORMAT = 1
+FORMAT = 2
 """The version of the folders' content."""
 
 CHECKPOINTS, STATE, RECORD = "checkpoints", "state", "about/about.json"
@@ -54,8 +55,9 @@ class About:
     data: Any = None
 
     def text(self) -> str:
-        """Return the content of the JSON file."""
-        return json.dumps({"format": FORMAT, **attrs.asdict(self)})
+        """Return the content of the JSON file, with a checksum of the rest."""
+        record = {"format": FORMAT, **attrs.asdict(self)}
+        return json.dumps({**record, "checksum": _checksum(record)})
 
     @classmethod
     def read(cls, place: Path) -> About:
@@ -70,9 +72,14 @@ class About:
         if version != FORMAT:
             raise ValueError(f"its format is {version}, and this version of mtfc reads format {FORMAT}")
         try:
-            return cls._of(record)
+            if record.pop("checksum") != _checksum(record):
+                raise ValueError("the checksum is another")
+            found = cls._of(record)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise ValueError(f"{RECORD} is damaged") from None
+        if place.name.isdecimal() and int(place.name) != found.step:
+            raise ValueError(f"{RECORD} is that of step {found.step}")
+        return found
 
     @classmethod
     def _of(cls, record: Mapping[str, Any]) -> About:
@@ -82,6 +89,11 @@ class About:
         sums = {name: int(record["sums"][name]) for name in arrays}
         numbers = (int(record["step"]), int(record["seed"]))
         return cls(str(record["program"]), str(record["fingerprint"]), *numbers, arrays, sums, record["data"])
+
+
+def _checksum(record: Mapping[str, Any]) -> int:
+    """Return the CRC-32 of a record, in whatever order its entries are."""
+    return crc32(json.dumps(record, sort_keys=True).encode())
 
 
 def steps_in(folder: Path) -> list[int]:

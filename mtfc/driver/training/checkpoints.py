@@ -36,6 +36,7 @@ from mtfc.driver.data.checkpoint_files import (
     sum_of_bits,
 )
 from mtfc.driver.errors import FailedRequest, UsageError
+from mtfc.driver.training.run_lock import RunLock
 
 TEMPORARY = ("*.orbax-checkpoint-tmp*", "*.removed")
 """Names of folders that a killed process leaves: half written, and half removed."""
@@ -55,18 +56,20 @@ class NotFinite(Exception):
 class Checkpoints:
     """The checkpoints in a folder. Use as a context: the end waits for the last checkpoint to be written.
 
-    keep: the number of newest ones that stay. under_way: the end of the last save; the result is None, or an error.
+    keep: the number of newest ones that stay. lock: the right of the process that leads to write to the folder. under_way: the
+    end of the last save; the result is None, or an error.
     """
 
     folder: Path
     keep: int
     writer: Any
     threads: ThreadPoolExecutor
+    lock: RunLock | None = None
     under_way: Future[None] | None = None
 
     @classmethod
     @contextmanager
-    def open(cls, folder: Path, keep: int) -> Iterator[Checkpoints]:
+    def open(cls, folder: Path, keep: int, lock: RunLock | None = None) -> Iterator[Checkpoints]:
         """Open the folder, which is made if it does not exist, and remove what a killed process has left there.
 
         All processes must call this. Raises `UsageError` if the folder cannot be written, and `Unavailable` if orbax is missing.
@@ -83,7 +86,7 @@ class Checkpoints:
             handler = ocp.CompositeCheckpointHandler(**handlers)
             writer = stack.enter_context(ocp.AsyncCheckpointer(handler))
             threads = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
-            checkpoints = cls(folder, keep, writer, threads)
+            checkpoints = cls(folder, keep, writer, threads, lock)
             yield checkpoints
             checkpoints.wait()
 
@@ -101,6 +104,8 @@ class Checkpoints:
         Waits for the save before, and raises what `wait` raises.
         """
         self.wait()
+        if self.lock is not None:
+            self.lock.check()
         ocp = orbax()
         checks = _checks(dict(_named_arrays(state)))
         arguments = {

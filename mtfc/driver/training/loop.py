@@ -37,12 +37,25 @@ class Saver(Protocol):
         """Raise the error of a save that has failed: `NotFinite` or `Unavailable`. Called after each step."""
 
 
+class EvaluationStopped(Exception):
+    """A signal came during an evaluation."""
+
+
 @attrs.frozen
 class Schedule:
-    """The steps after which something happens, by number from 1. total: the last step. evaluate: every so many steps."""
+    """The steps after which something happens, by number from 1.
+
+    total: the last step. evaluate: every so many steps. skipped: steps that read their batch and change nothing. overflows: the
+    most steps in a row whose loss is not finite; a dynamic loss scale leaves the parameters alone there.
+    """
 
     total: int
     evaluate: int | None = None
+    skipped: Sequence[range] = ()
+    overflows: int = 0
+
+    def skips(self, step: int) -> bool:
+        return any(step in each for each in self.skipped)
 
     def evaluates(self, step: int) -> bool:
         return self.evaluate is not None and (step % self.evaluate == 0 or step == self.total)
@@ -70,6 +83,7 @@ class TrainLoop:
     before: tuple[TrainState, Mapping[str, Any]] | None = None
     steps: list[TrainingStep] = attrs.field(factory=list)
     ended: float = 0.0
+    overflowed: int = 0
     position: Any = None
 
     def run(self, stop: Stop) -> bool:
@@ -83,7 +97,11 @@ class TrainLoop:
         error: Exception | None = None
         while step < self.schedule.total:
             self._keep(batch)
-            self.state, metrics = self.program.train_step(self.state, batch)
+            metrics: Mapping[str, Any] | None = None
+            if self.schedule.skips(step + 1):
+                self.state = attrs.evolve(self.state, step=self.state.step + 1)
+            else:
+                self.state, metrics = self.program.train_step(self.state, batch)
             step, self.position = step + 1, self.batches.state()
             try:
                 batch = self._next() if step < self.schedule.total else {}
@@ -91,14 +109,15 @@ class TrainLoop:
                 error = failed
             if pending is not None:
                 self._finish(*pending)
-            pending = (step, metrics)
+            pending = (step, metrics) if metrics is not None else None
             self.saver.check()
             stopped = stop.after(step)
             if stopped or error or self._pauses(step):
-                self._finish(*pending)
+                if pending is not None:
+                    self._finish(*pending)
                 pending = None
                 self._check_state(step)
-                self._pause(step)
+                stopped = not self._pause(step, ran=metrics is not None) or stopped
             if error is not None:
                 raise error
             if stopped:
@@ -134,20 +153,30 @@ class TrainLoop:
         loss = scalars.pop(self.loss)
         record = TrainingStep(step, loss, seconds, self.throughput.unit, rate, scalars, {}, self.predicted)
         self.steps.append(record)
-        if not isfinite(loss):
+        self.overflowed = 0 if isfinite(loss) else self.overflowed + 1
+        if self.overflowed > self.schedule.overflows:
             self._show(record)
-            raise NotFinite(f"the loss of step {step} is {loss}")
+            before = f", after {self.overflowed - 1} more in a row" if self.overflowed > 1 else ""
+            raise NotFinite(f"the loss of step {step} is {loss}{before}")
         if not self.schedule.evaluates(step):
             self._show(record)
 
-    def _pause(self, step: int) -> None:
-        """Evaluate and save after a step, as far as they are due; the time does not count as a step's."""
-        if self.schedule.evaluates(step):
-            self.steps[-1] = attrs.evolve(self.steps[-1], evaluation=self.evaluate(self.state))
+    def _pause(self, step: int, ran: bool) -> bool:
+        """Evaluate and save after a step, as far as they are due; the time does not count as a step's.
+
+        ran: the step has figures. Return False if a signal has ended the evaluation.
+        """
+        is_whole = True
+        if self.schedule.evaluates(step) and ran:
+            try:
+                self.steps[-1] = attrs.evolve(self.steps[-1], evaluation=self.evaluate(self.state))
+            except EvaluationStopped:
+                is_whole = False
             self._show(self.steps[-1])
         if self.saver.is_due(step):
             self.saver.save(step, self.state, self.position)
         self.ended = perf_counter()
+        return is_whole
 
     def _show(self, step: TrainingStep) -> None:
         for sink in self.sinks:

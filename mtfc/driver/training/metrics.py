@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -12,7 +13,7 @@ import attrs
 
 from mtfc.backends.common.devices import Unavailable
 from mtfc.driver.data.packages import import_package
-from mtfc.driver.errors import UsageError, reason_of
+from mtfc.driver.errors import UsageError, reason_of, say
 from mtfc.reports.training_report import TrainingStep, step_line
 
 
@@ -32,15 +33,21 @@ class JsonLines:
     file: TextIO
 
     @classmethod
-    def open(cls, path: Path, after: int) -> JsonLines:
+    def open(cls, path: Path, after: int, is_own: bool = True) -> JsonLines:
         """Open the file at the end of step `after`, the last one before this run.
 
-        Raises `UsageError` if the file cannot be written, or has other lines than those of training.
+        is_own: the file is in the folder of the run, so that its lines are of the same run. Figures of later steps are dropped,
+        and a file of another run is moved aside if this run begins, with a word. Raises `UsageError` if the file cannot be
+        written, or has other lines than those of training.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_file():
-                _drop_later_lines(path, after)
+                dropped = _drop_later_lines(path, after, is_own)
+                if dropped:
+                    say(
+                        f"{path}: the figures of {dropped} later step{'s' if dropped > 1 else ''} are dropped"
+                    )
             return cls(path, path.open("a", encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot write {path}: {reason_of(error)}") from None
@@ -58,9 +65,10 @@ class JsonLines:
             self.file.close()
 
 
-def _drop_later_lines(path: Path, after: int) -> None:
-    """Rewrite a file without the lines of steps after `after`, as a whole or not at all.
+def _drop_later_lines(path: Path, after: int, is_own: bool) -> int:
+    """Rewrite a file without the lines of steps after `after`, as a whole or not at all, and return their number.
 
+    If this run begins, a file that is not its own is moved aside.
     A killed process may leave a part of its last line. Raises `UsageError` if another line has no step.
     """
     lines = path.read_text("utf-8").splitlines(keepends=True)
@@ -69,10 +77,16 @@ def _drop_later_lines(path: Path, after: int) -> None:
         raise UsageError(
             f"{path} has lines that `mtfc train` has not written: name another file with --log, or another --dir"
         )
+    if not is_own and not after and lines:
+        aside = next(place for i in count(1) if not (place := path.with_name(f"{path.name}.{i}")).exists())
+        path.rename(aside)
+        say(f"{path} had the figures of another run: they are in {aside}")
+        return 0
     part = path.with_name(f".{path.name}.part")
     kept = [line for line, step in zip(lines, steps, strict=True) if step is not None and step <= after]
     part.write_text("".join(kept), "utf-8")
     part.replace(path)
+    return len(lines) - len(kept)
 
 
 def _step_of(line: str) -> int | None:
@@ -92,6 +106,8 @@ class TensorBoard:
     def open(cls, folder: Path, after: int) -> TensorBoard:
         """Open a new event file in the folder; TensorBoard hides the points of earlier files after step `after`."""
         package = import_package("tensorboardX", "tensorboardX")
+        if not after and any(folder.glob("events.out.tfevents.*")):
+            say(f"{folder} has curves of another run: TensorBoard shows both as one")
         return cls(package.SummaryWriter(str(folder), purge_step=after + 1 if after else None))
 
     def step(self, step: TrainingStep) -> None:

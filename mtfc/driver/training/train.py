@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -27,10 +28,11 @@ from mtfc.driver.running.nan_search import StepInputs, find_not_finite
 from mtfc.driver.training.batch_iterators import BatchIterator, DataSource
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds
 from mtfc.driver.training.data_sources import open_source
-from mtfc.driver.training.loop import Schedule, TrainLoop
+from mtfc.driver.training.loop import EvaluationStopped, Schedule, TrainLoop
 from mtfc.driver.training.metrics import JsonLines, Lines, ProgressBar, Sink, TensorBoard, Throughput
 from mtfc.driver.training.peers import watched_peers
-from mtfc.driver.training.signals import stop_by_signal
+from mtfc.driver.training.run_lock import RunLock
+from mtfc.driver.training.signals import Stop, stop_by_signal
 from mtfc.reports.training_report import TrainingSummary
 
 if TYPE_CHECKING:
@@ -171,7 +173,7 @@ class Trainer:
                 closing(self.source.batches(self.on_devices.share, options.seed, start))
             )
             stop = stack.enter_context(stop_by_signal(import_jax().process_count() > 1))
-            loop = self._loop(state, batches, saving, stack, first)
+            loop = self._loop(state, batches, saving, stack, first, stop)
             status = self._train(loop, stop, saving)
             cause = self._cause(loop) if status == ERRORS and loop.before is not None else None
         summary = TrainingSummary(loop.steps, first, self.case.name, dict(self.case.mesh.axes), saving.last)
@@ -184,7 +186,13 @@ class Trainer:
             self._say(f"after step {int(loop.state.step)}: {saving.where()}")
 
     def _loop(
-        self, state: TrainState, batches: BatchIterator, saving: Saving, stack: ExitStack, first: int
+        self,
+        state: TrainState,
+        batches: BatchIterator,
+        saving: Saving,
+        stack: ExitStack,
+        first: int,
+        stop: Stop,
     ) -> TrainLoop:
         assert self.program.training is not None
         training, every = self.program.training, None
@@ -198,11 +206,11 @@ class Trainer:
             self.on_devices,
             state,
             batches,
-            Schedule(self.total, every),
+            Schedule(self.total, every, self.options.skipped, self._overflows()),
             training.minimize,
             Throughput.of(types, training.accumulate),
             self.predicted,
-            self._evaluate,
+            partial(self._evaluate, stop),
             saving,
             self._sinks(stack, first),
             self.options.debug_nans,
@@ -216,6 +224,7 @@ class Trainer:
                 saving.at_end(loop.state, loop.position)
         except NotFinite as error:
             self._say(f"{error}: {saving.where()}")
+            self._say(remedy(loop.steps[-1].number, self.options))
             return ERRORS
         except (UsageError, CompileError):
             self._save_alone(loop, saving)
@@ -244,12 +253,14 @@ class Trainer:
         """Open the folder; with `--fresh` earlier results are moved aside."""
         assert self.options.folder is not None
         folder = Path(self.options.folder)
-        if self.options.fresh:
-            if self.leads:
-                _move_aside(folder)
-            _wait_for_others("earlier results are moved")
-        with Checkpoints.open(folder / CHECKPOINTS, self.options.keep) as checkpoints:
-            yield checkpoints
+        with ExitStack() as stack:
+            lock = stack.enter_context(RunLock.hold(folder)) if self.leads else None
+            if self.options.fresh:
+                if self.leads:
+                    _move_aside(folder)
+                _wait_for_others("earlier results are moved")
+            opened = Checkpoints.open(folder / CHECKPOINTS, self.options.keep, lock)
+            yield stack.enter_context(opened)
 
     def _saving(self, checkpoints: Checkpoints | None, first: int) -> Saving:
         """Return the schedule of the checkpoints, with the record that all of them share."""
@@ -279,15 +290,23 @@ class Trainer:
         drawn = {} if is_complete else self.on_devices.module.init(self.options.seed)
         return self.on_devices.state_of({**drawn, **self.on_devices.place(given, "params")}), None
 
-    def _evaluate(self, state: TrainState) -> dict[str, float]:
-        """Return the means of the outputs; with `average` in the `train` block also those of the averaged parameters."""
-        means = self._means(state.params)
+    def _overflows(self) -> int:
+        """Return the number of steps in a row that may overflow: none without a loss scale that adapts."""
+        scale = self.program.training.loss_scale if self.program.training else None
+        return self.options.bad_steps if scale is not None and scale.is_dynamic else 0
+
+    def _evaluate(self, stop: Stop, state: TrainState) -> dict[str, float]:
+        """Return the means of the outputs; with `average` in the `train` block also those of the averaged parameters.
+
+        Raises `EvaluationStopped`.
+        """
+        means = self._means(state.params, stop)
         if self.program.training is None or self.program.training.average is None:
             return means
-        averaged = self._means(self.on_devices.averaged(state))
+        averaged = self._means(self.on_devices.averaged(state), stop)
         return {**means, **{f"averaged_{name}": value for name, value in averaged.items()}}
 
-    def _means(self, params: Mapping[str, Any]) -> dict[str, float]:
+    def _means(self, params: Mapping[str, Any], stop: Stop) -> dict[str, float]:
         """Return the means of the outputs with at most one dimension over one pass of the evaluation data."""
         from jax import numpy as jnp
 
@@ -300,6 +319,8 @@ class Trainer:
                 means = {name: jnp.mean(x.astype(jnp.float32)) for name, x in outputs.items() if x.ndim < 2}
                 sums = {name: sums.get(name, 0.0) + float(mean) for name, mean in means.items()}
                 count += 1
+                if stop.is_requested and not stop.agreed:
+                    raise EvaluationStopped
         return {name: value / count for name, value in sums.items()}
 
     def _sinks(self, stack: ExitStack, first: int) -> list[Sink]:
@@ -317,7 +338,7 @@ class Trainer:
         options = self.options
         log = options.log or (str(Path(options.folder) / METRICS) if options.folder else None)
         if log is not None:
-            yield JsonLines.open(Path(log), first)
+            yield JsonLines.open(Path(log), first, is_own=options.log is None)
         if options.tensorboard is not None:
             yield TensorBoard.open(Path(options.tensorboard), first)
         if sys.stderr.isatty():
@@ -393,6 +414,13 @@ def _total(options: TrainOptions, source: DataSource) -> int:
     if source.steps_per_epoch is None:
         raise UsageError("the length of the data is unknown: say with --steps how long to train")
     return source.steps_per_epoch * (options.epochs or 1)
+
+
+def remedy(step: int, options: TrainOptions) -> str:
+    """Return what a user can do about a loss that is not finite: a rerun comes to the same batch."""
+    ways = [] if options.debug_nans else ["--debug-nans shows the line that makes it"]
+    ways += [f"--skip-steps {step} leaves out the batch of step {step}"] if options.data else []
+    return f"a rerun comes to the same step: {'; '.join(ways) or 'lower the learning rate'}"
 
 
 def fingerprint(program: Program) -> str:
