@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="steps between evaluations (default: a tenth of the run)",
     )
     length.add_argument(
+        "--eval-batches", metavar="N", type=count, help="batches of an evaluation (default: all)"
+    )
+    length.add_argument(
         "--seed",
         metavar="N",
         type=seed,
@@ -158,7 +161,19 @@ def _options(options: argparse.Namespace) -> TrainOptions:
 
 
 NAMES = (
-    *("file", "steps", "epochs", "data", "eval", "eval_every", "params", "params_partial", "seed", "folder"),
+    *(
+        "file",
+        "steps",
+        "epochs",
+        "data",
+        "eval",
+        "eval_every",
+        "eval_batches",
+        "params",
+        "params_partial",
+        "seed",
+        "folder",
+    ),
     *("save_every", "save_minutes", "keep", "fresh", "log", "tensorboard", "profile", "target", "debug_nans"),
     *("skipped", "bad_steps"),
 )

@@ -74,6 +74,7 @@ class TrainOptions:
     data: str | None = None
     eval: str | None = None
     eval_every: int | None = None
+    eval_batches: int | None = None
     params: str | None = None
     params_partial: bool = False
     seed: int = 0
@@ -102,6 +103,8 @@ class TrainOptions:
             raise UsageError("--save-every and --save-minutes both say when to save: give one of them")
         if self.eval_every is not None and self.eval is None:
             raise UsageError("--eval-every goes with --eval, the data to evaluate on")
+        if self.eval_batches is not None and self.eval is None:
+            raise UsageError("--eval-batches goes with --eval, the data to evaluate on")
         for option, value in (("--save-every", self.save_every), ("--save-minutes", self.save_minutes)):
             if value is not None and self.folder is None:
                 raise UsageError(f"{option} goes with --dir, the folder for checkpoints")

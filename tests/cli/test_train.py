@@ -95,6 +95,19 @@ def test_the_evaluation_is_the_mean_over_all_batches(mtfc: Mtfc, folder: Path) -
     assert found.json["eval"]["loss"] == pytest.approx(float(np.mean(losses)), rel=1e-5)
 
 
+def test_an_evaluation_of_some_batches(mtfc: Mtfc, folder: Path) -> None:
+    """The mean over the first batches is that of a file with these batches alone."""
+    np.savez("some.npz", **{name: x[:8] for name, x in dict(np.load("test.npz")).items()})
+    losses = []
+    for options in (("--eval", "test.npz", "--eval-batches", "2"), ("--eval", "some.npz")):
+        log = f"log{len(losses)}.jsonl"
+        found = mtfc("train", "model.mtf", "--data", "data.npz", "--steps", "2", "--log", log, *options)
+        assert found.status == 0, found.err
+        losses.append(records(folder / log)[-1]["eval/loss"])
+    assert losses[0] == losses[1]
+    assert mtfc("train", "model.mtf", "--eval-batches", "2").status == 2
+
+
 def test_averages_are_evaluated_beside_the_parameters(mtfc: Mtfc) -> None:
     average, result = ("--set", "average=0.9"), ("--dir", "run", "--format", "json")
     found = mtfc("train", "model.mtf", "--data", "data.npz", "--eval", "test.npz", *average, *result).json

@@ -133,4 +133,8 @@ def test_a_killed_run_goes_on_with_the_same_bits(folder: Path) -> None:
     assert checkpoint(folder / "killed") == checkpoint(folder / "whole")
     kept = sorted(each.name for each in (folder / "killed" / "checkpoints").iterdir())
     assert kept == sorted([str(STEPS), str(STEPS - 1 - (STEPS - 1) % 3)])
-    assert sorted(each.name for each in (folder / "killed").iterdir()) == ["checkpoints", "metrics.jsonl", "run.lock"]
+    assert sorted(each.name for each in (folder / "killed").iterdir()) == [
+        "checkpoints",
+        "metrics.jsonl",
+        "run.lock",
+    ]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -307,14 +308,14 @@ class Trainer:
         return {**means, **{f"averaged_{name}": value for name, value in averaged.items()}}
 
     def _means(self, params: Mapping[str, Any], stop: Stop) -> dict[str, float]:
-        """Return the means of the outputs with at most one dimension over one pass of the evaluation data."""
+        """Return the means of the outputs with at most one dimension over the evaluation data, or its first batches."""
         from jax import numpy as jnp
 
         assert self.evaluation is not None
         sums: dict[str, float] = {}
         count = 0
         with closing(self.evaluation.batches(self.on_devices.share, None)) as batches:
-            for batch in iter_batches(batches):
+            for batch in islice(iter_batches(batches), self.options.eval_batches):
                 outputs = self.on_devices.forward(params, batch)
                 means = {name: jnp.mean(x.astype(jnp.float32)) for name, x in outputs.items() if x.ndim < 2}
                 sums = {name: sums.get(name, 0.0) + float(mean) for name, mean in means.items()}
