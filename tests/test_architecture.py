@@ -87,16 +87,21 @@ def imports_of(path: Path) -> set[str]:
     return {name for name in found if not any(other.startswith(name + ".") for other in found)}
 
 
+TREES = {path: ast.parse(path.read_text("utf-8")) for path in MODULES}
+
 IMPORTS = {module_name(path): imports_of(path) for path in MODULES}
 
 
-@pytest.mark.parametrize("module", IMPORTS)
-def test_imports_go_downward(module: str) -> None:
-    own = ORDER.index(package(module))
-    upward = {name for name in IMPORTS[module] if ORDER.index(package(name)) > own}
-    assert not upward, f"{module} imports from above"
-    apart = {name for name in IMPORTS[module] if (package(module), package(name)) in APART}
-    assert not apart
+def test_imports_go_downward() -> None:
+    """No module imports from above, or from a package that its own stays apart from."""
+    wrong = {
+        (module, name)
+        for module, names in IMPORTS.items()
+        for name in names
+        if ORDER.index(package(name)) > ORDER.index(package(module))
+        or (package(module), package(name)) in APART
+    }
+    assert wrong == set()
 
 
 def test_only_the_command_parses_arguments() -> None:
@@ -174,13 +179,16 @@ NAMES_OPS = {
 NAMED = [path for path in MODULES if path.parent.name != "ops" and module_name(path) not in NAMES_OPS]
 
 
-@pytest.mark.parametrize("path", NAMED, ids=module_name)
-def test_no_op_is_told_by_its_name(path: Path) -> None:
-    compared = [
-        each for node in ast.walk(ast.parse(path.read_text("utf-8"))) for each in compared_with_op(node)
-    ]
-    constants = importlib.import_module(module_name(path)).__dict__ if compared else {}
-    found = {each.lineno: names for each in compared if (names := names_of_ops(each, constants))}
+def test_no_op_is_told_by_its_name() -> None:
+    found = {}
+    for path in NAMED:
+        compared = [each for node in ast.walk(TREES[path]) for each in compared_with_op(node)]
+        constants = importlib.import_module(module_name(path)).__dict__ if compared else {}
+        found |= {
+            (module_name(path), each.lineno): names
+            for each in compared
+            if (names := names_of_ops(each, constants))
+        }
     assert found == {}
 
 
@@ -205,12 +213,13 @@ def is_op(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "op"
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name != "ops"], ids=module_name)
-def test_no_op_is_compared_with_a_name(path: Path) -> None:
+def test_no_op_is_compared_with_a_name() -> None:
     """No module is excepted: a table of rewrite rows has ops as keys, and its rows ask for traits."""
     found = {
-        each.lineno: names
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        (module_name(path), each.lineno): names
+        for path in MODULES
+        if path.parent.name != "ops"
+        for node in ast.walk(TREES[path])
         if isinstance(node, ast.Compare | ast.Match)
         for each in compared_with_op(node)
         if (names := names_of_ops(each, {}))
@@ -240,23 +249,26 @@ def names_of_ops(node: ast.expr, constants: Mapping[str, object]) -> set[str]:
     return {name for name in OPS if name in found}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
+def test_heavy_packages_are_imported_where_they_are_used() -> None:
+    found = {module_name(path): heavy_imports(path) for path in MODULES}
+    assert {module: names for module, names in found.items() if names} == {}
+
+
+def heavy_imports(path: Path) -> set[str]:
+    """Return the heavy packages that a module imports at its top without being excepted."""
     with_numpy = not {"backends", "search", "tables"}.isdisjoint(path.parts)
     heavy = HEAVY - {"numpy"} if with_numpy else HEAVY
     heavy = heavy - {"jax"} if module_name(path) in WITH_JAX else heavy
-    top = ast.parse(path.read_text("utf-8")).body
-    modules = {name.partition(".")[0] for node in top for name in imported_by(node)}
-    assert not modules & heavy
+    return heavy & {name.partition(".")[0] for node in TREES[path].body for name in imported_by(node)}
 
 
 def imported_by(node: ast.stmt) -> list[str]:
     return list(imported(ast.Module([node], []))) if isinstance(node, (ast.Import, ast.ImportFrom)) else []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_files_stay_short(path: Path) -> None:
-    assert len(path.read_text("utf-8").splitlines()) <= 700
+def test_files_stay_short() -> None:
+    lengths = {module_name(path): len(path.read_text("utf-8").splitlines()) for path in MODULES}
+    assert {module: length for module, length in lengths.items() if length > 700} == {}
 
 
 def function_lengths() -> dict[str, int]:
