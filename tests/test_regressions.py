@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from tests.properties import test_jax, test_numpy, test_passes, test_text
+from tests.properties import test_exact, test_jax, test_numpy, test_passes, test_text
 
 CASES = sorted((Path(__file__).parent / "regressions").glob("*.mtf"))
 CHECKS: tuple[Any, ...] = (
@@ -24,6 +24,7 @@ CHECKS: tuple[Any, ...] = (
     test_jax.test_xla_compiles_the_collectives_that_cost_predicts,
     test_text.test_ir_text_is_read_back,
     test_text.test_ir_text_has_all_of_the_meaning,
+    test_exact.test_layouts_are_exact,
 )
 
 

@@ -141,7 +141,7 @@ def _residuals(eqn: Equation, body: LoopBody, again: list[Equation]) -> Residual
         elif value in stacked:
             found.sliced.append((stacked[value], value))
         else:
-            name = value.name if value.name not in taken else f"{value.name}.kept"
+            name = value.name if value.name not in taken else Names(taken).fresh(f"{value.name}.kept")
             found.yielded.append(Output(name, _stackable(eqn, body, again, value)))
             taken.add(name)
     return found
