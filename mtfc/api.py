@@ -373,6 +373,7 @@ def verified(
     params: PathOption | None,
     params_partial: bool,
     seed: int,
+    exact: bool,
 ) -> Verification:
     """Return the record of `mtfc verify`. Raises `CompileError`, `UsageError` and `Unavailable`."""
     from mtfc.backends.common.devices import setting_kept
@@ -387,6 +388,7 @@ def verified(
         path_option("params", params),
         params_partial,
         seed,
+        exact,
     )
     one_of("backend", backend or "numpy", tuple(BACKENDS))
     one_of("dtype", dtype or "f32", ("f32", "f64"))

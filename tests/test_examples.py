@@ -21,6 +21,7 @@ from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMesh, choose
 from mtfc.driver.running.execution import Session, load
+from mtfc.driver.verification.exact_cases import exact_cases
 from mtfc.frontend.check import check
 
 FOLDER = Path(__file__).parents[1] / "examples"
@@ -198,24 +199,40 @@ def layouts(file: str) -> list[str]:
 CASES = [(example, layout) for example in EXAMPLES for layout in layouts(example.file)]
 
 
+def test_every_layout_is_exact(example: Example) -> None:
+    """All layouts, and the gradients of the undistributed program, over a finite field."""
+    file, choice = path(example), Choice(None, None, example.mesh, example.dims)
+    selection = choose(file.read_text("utf-8"), str(file), choice, every_layout=True)
+    with np.errstate(all="ignore"):
+        found = list(exact_cases(selection.program, selection.cases, seed=0))
+    assert len(found) == 1 + len(layouts(example.file))
+    assert all(each.ok and not each.skipped for each in found)
+    assert sum(each.not_judged for each in found) <= 0.01 * sum(each.elements for each in found)
+
+
+FLOATS = [
+    (example, layout)
+    for example, layout in CASES
+    if layout in [*layouts(example.file)[:1], *layouts(example.file)[-1:]][: max(1, example.on_jax)]
+    or "EVERY_LAYOUT" in os.environ
+]
+"""The cases in floats: the first layout, and of some examples the last, which splits the most. `make examples` runs all."""
+
+
 @pytest.mark.parametrize(
-    ("example", "layout"), CASES, ids=[f"{each.file}-{layout}" for each, layout in CASES]
+    ("example", "layout"), FLOATS, ids=[f"{each.file}-{layout}" for each, layout in FLOATS]
 )
 def test_the_layout_gives_the_same_on_both_backends(example: Example, layout: str, tmp_path: Path) -> None:
     """The test runs in f64, because rounding grows through the deep networks and is coarse in bf16.
 
     Parameters are read from a file: XLA takes long to compile many draws. The first layout of some examples draws them on each
-    backend. JAX runs the first `on_jax` of the first and the last layout, which splits the most; for 0, NumPy runs the first
-    layout alone. If EVERY_LAYOUT is set (`make examples`), both run all.
+    backend. Examples with 0 for `on_jax` run on NumPy alone, unless EVERY_LAYOUT is set.
     """
-    options: dict[str, Any] = {"layout": layout, "mesh": example.mesh, "dims": example.dims}
-    first, *_, last = [*layouts(example.file)] * 2
-    if layout != first and not example.on_jax and "EVERY_LAYOUT" not in os.environ:
-        pytest.skip("a deep network takes long under each layout: make examples")
-    if layout != first or example.on_jax < 2:
+    options: dict[str, Any] = {"layout": layout, "mesh": example.mesh, "dims": example.dims, "exact": False}
+    if layout != layouts(example.file)[0] or example.on_jax < 2:
         np.savez(tmp_path / "params.npz", **drawn(example))
         options["params"] = tmp_path / "params.npz"
-    if layout not in (first, last)[: example.on_jax] and "EVERY_LAYOUT" not in os.environ:
+    if not example.on_jax and "EVERY_LAYOUT" not in os.environ:
         options["backend"] = "numpy"
     found = mtfc.verify(path(example), dtype="f64", **options)
     assert found["ok"], [(case["model"], case["backend"], case["wrong"]) for case in found["cases"]]
