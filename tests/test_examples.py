@@ -40,15 +40,15 @@ def dense(inputs: int, outputs: int) -> int:
 class Example:
     """A file, the number of parameters at the sizes in the file, and the options of its verification.
 
-    small: sizes for `verify`, as on the command line. mesh: a mesh for all layouts; None leaves each on its own. on_jax: number
-    of layouts that JAX runs.
+    small: sizes for `verify`, as on the command line. mesh: a mesh for all layouts; None leaves each on its own. in_floats: number
+    of layouts that run in floats, on both backends.
     """
 
     file: str
     parameters: int
     small: str = ""
     mesh: str | None = None
-    on_jax: int = 1
+    in_floats: int = 1
 
     @property
     def dims(self) -> dict[str, int]:
@@ -68,7 +68,7 @@ EXAMPLES = (
         "all:2;nodes:2;parts:2",
     ),
     # Mesh-TensorFlow paper, section 8.
-    Example("two_layer", 128 * 512 + 512 + 512 * 128, "batch=8 io=8", on_jax=2),
+    Example("two_layer", 128 * 512 + 512 + 512 * 128, "batch=8 io=8", in_floats=2),
     # SoyBean, section 2.2: 300 x 300 x 5 x 4 bytes = 1.8 MB; section 6.2, figure 8a.
     Example("soybean_mlp", 450_000, "batch=8 units=16", "groups:2;gpus:2"),
     Example("soybean_mlp_8k", 4 * 8192**2, "batch=8 units=16", "groups:2;gpus:2"),
@@ -96,7 +96,7 @@ EXAMPLES = (
         23_834_568,
         "batch=4 height=75 width=75 grain=2 classes=8 middle=1",
         "nodes:2;gpus:2",
-        on_jax=0,
+        in_floats=0,
     ),
     # torchvision's resnet101.
     Example(
@@ -132,7 +132,7 @@ EXAMPLES = (
         4_899_235_840,
         "batch=4 length=4 vocab=8 d_model=8 heads=4 d_k=2 d_ff=8 layers=2 choices=4 branches=2",
         "all:2;rows:2;cols:2",
-        on_jax=2,
+        in_floats=2,
     ),
     Example(
         "transformer_seq2seq",
@@ -145,17 +145,17 @@ EXAMPLES = (
         897_968_128,
         "batch=8 length=4 vocab=8 d_model=8 heads=2 d_k=4 d_ff=8 layers=2 experts=4 groups=4 capacity=6 choices=4",
         "all:2;rows:2;cols:2",
-        on_jax=2,
+        in_floats=2,
     ),
     # Radford et al. 2019, the smallest model; exactly that of transformers' GPT2LMHeadModel.
-    Example("gpt2", 124_439_808, "batch=4 length=4 vocab=8 d_model=8 heads=2 layers=2", "all:2", on_jax=1),
+    Example("gpt2", 124_439_808, "batch=4 length=4 vocab=8 d_model=8 heads=2 layers=2", "all:2", in_floats=1),
     # Llama 3 8B.
     Example(
         "llama",
         8_030_261_248,
         "batch=4 length=4 vocab=8 d_model=8 kv_heads=2 sharers=2 d_k=4 d_ff=8 layers=2 choices=4",
         "data:2;model:2",
-        on_jax=2,
+        in_floats=2,
     ),
     # Ronneberger et al. 2015, figure 1, with biases.
     Example("unet", 31_030_658, "batch=4 height=64 width=32 c1=2", "rows:2;cols:2"),
@@ -213,7 +213,7 @@ def test_every_layout_is_exact(example: Example) -> None:
 FLOATS = [
     (example, layout)
     for example, layout in CASES
-    if layout in [*layouts(example.file)[:1], *layouts(example.file)[-1:]][: max(1, example.on_jax)]
+    if layout in [*layouts(example.file)[:1], *layouts(example.file)[-1:]][: example.in_floats]
     or "EVERY_LAYOUT" in os.environ
 ]
 """The cases in floats: the first layout, and of some examples the last, which splits the most. `make examples` runs all."""
@@ -226,14 +226,12 @@ def test_the_layout_gives_the_same_on_both_backends(example: Example, layout: st
     """The test runs in f64, because rounding grows through the deep networks and is coarse in bf16.
 
     Parameters are read from a file: XLA takes long to compile many draws. The first layout of some examples draws them on each
-    backend. Examples with 0 for `on_jax` run on NumPy alone, unless EVERY_LAYOUT is set.
+    backend.
     """
     options: dict[str, Any] = {"layout": layout, "mesh": example.mesh, "dims": example.dims, "exact": False}
-    if layout != layouts(example.file)[0] or example.on_jax < 2:
+    if layout != layouts(example.file)[0] or example.in_floats < 2:
         np.savez(tmp_path / "params.npz", **drawn(example))
         options["params"] = tmp_path / "params.npz"
-    if not example.on_jax and "EVERY_LAYOUT" not in os.environ:
-        options["backend"] = "numpy"
     found = mtfc.verify(path(example), dtype="f64", **options)
     assert found["ok"], [(case["model"], case["backend"], case["wrong"]) for case in found["cases"]]
 

@@ -75,8 +75,11 @@ class RunLock:
             )
 
     def _take(self, file: IO[str]) -> None:
-        import fcntl
-
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            self._lease(file)
+            return
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
