@@ -40,8 +40,8 @@ def dense(inputs: int, outputs: int) -> int:
 class Example:
     """A file, the number of parameters at the sizes in the file, and the options of its verification.
 
-    small: sizes for `verify`, as on the command line. mesh: a mesh for all layouts; None leaves each on its own. in_floats: number
-    of layouts that run in floats, on both backends.
+    small: sizes for `verify`, as on the command line. mesh: a mesh for all layouts; None leaves each on its own. in_floats:
+    number of layouts that run in floats, on both backends.
     """
 
     file: str

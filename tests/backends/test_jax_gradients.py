@@ -178,7 +178,7 @@ def test_the_examples(example: Example) -> None:
 
     JAX also differentiates the state of a model, which has no gradient here. `make examples` runs the deepest networks, too.
     """
-    if not example.on_jax and "EVERY_LAYOUT" not in os.environ:
+    if not example.in_floats and "EVERY_LAYOUT" not in os.environ:
         pytest.skip("XLA takes long to compile it: make examples")
     file = path(example)
     selection = choose(
