@@ -397,3 +397,10 @@ def test_finite_results_are_not_named(mtfc: Mtfc) -> None:
     assert outcome.out.splitlines()[-1] == "3 of 3 cases agree with the undistributed program"
     case = mtfc("verify", "model.mtf", "--backend", "numpy", "--format", "json").json["cases"][0]
     assert case["not_finite"] == []
+
+
+def test_a_model_that_is_too_large_is_refused(mtfc: Mtfc, folder: Path) -> None:
+    outcome = mtfc("verify", "model.mtf", "--dim", f"batch={6 * 2**40}")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "elements, and `verify` computes all of them on this machine" in outcome.err
+    assert "--dim" in outcome.err

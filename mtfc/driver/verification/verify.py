@@ -31,7 +31,7 @@ from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select, selec
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import without_warnings
-from mtfc.driver.verification.exact_cases import exact_cases
+from mtfc.driver.verification.exact_cases import elements, exact_cases
 from mtfc.driver.verification.reference import CaseModules, Reference, in_wide_numbers, jax_gradients
 from mtfc.driver.verification.sum_dtypes import wrong_sums
 from mtfc.frontend.layouts.placements import DeclaredPlacement
@@ -44,6 +44,9 @@ from mtfc.reports.verification_report import (
     verdict_text,
     verification_json,
 )
+
+MOST_ELEMENTS = 1 << 33
+"""Number of elements, over all values of a model, up to which it is verified: hours."""
 
 MOST_VIRTUAL_DEVICES = 64
 """JAX runs on real devices or on up to this many virtual ones. A larger mesh is skipped, and the result says so."""
@@ -95,6 +98,8 @@ def verify(
     show: receives each result as soon as it is known.
     """
     selections = _selections(options, sources)
+    for selection in selections:
+        _refuse_large(selection.program)
     backends = [_backends(options, selection) for selection in selections]
     if any("jax" in each for each in backends):
         _start_jax([case for selection in selections for case in selection.cases])
@@ -113,6 +118,16 @@ def verify(
             if "jax" in asked:
                 gradients[selection.program.name] = model.jax_gradients()
     return Verified(results, gradients, exact)
+
+
+def _refuse_large(program: Program) -> None:
+    """Raise `UsageError` for a model whose values one machine cannot compute many times over."""
+    size = elements(program)
+    if size > MOST_ELEMENTS:
+        raise UsageError(
+            f"the values of {program.name} have {size:.1e} elements, and `verify` computes all of them on this "
+            "machine, many times: choose smaller sizes with --dim"
+        )
 
 
 def _selections(options: VerifyOptions, sources: Sources) -> Sequence[Selection]:
