@@ -1,0 +1,119 @@
+"""Sources that nobody would write: soups of tokens, deep nests, many of one thing, and mixtures of real files.
+
+`check` must answer each within `SECONDS` of one processor, and without an internal error.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mtfc.driver.check import check_source
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.sources import Sources
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.mtf"))
+
+SIZE = 10_000
+"""Most characters of a source."""
+
+SECONDS = 1.0
+"""The time within which `check` answers a source of this size."""
+
+TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
+
+
+def source(number: int) -> str:
+    """Return the hostile source of a number."""
+    rng = random.Random(number)
+    return rng.choice(KINDS)(rng)[:SIZE]
+
+
+def soup(rng: random.Random) -> str:
+    """Return tokens of real files in any order."""
+    tokens = TOKEN.findall(rng.choice(EXAMPLES).read_text("utf-8"))
+    return "".join(rng.choice(tokens) for _ in range(rng.randint(1, SIZE // 3)))
+
+
+def mixture(rng: random.Random) -> str:
+    """Return a real file with pieces cut, doubled and moved."""
+    text = rng.choice(EXAMPLES).read_text("utf-8")[:SIZE]
+    for _ in range(rng.randint(1, 12)):
+        start, length = rng.randrange(len(text) + 1), rng.randint(1, 200)
+        piece, place = text[start : start + length], rng.randrange(len(text) + 1)
+        if rng.random() < 0.5:
+            text = text[:start] + text[start + length :]
+        text = text[:place] + piece * rng.randint(0, 3) + text[place:]
+    return text
+
+
+def nest(rng: random.Random) -> str:
+    """Return an expression in thousands of others."""
+    inside = rng.choice(["(", "[", "{", "-", "not ", "x + ", "relu(", "x ** ", "{a: "])
+    start = rng.choice(
+        ["model m(x: []) { y = ", "dim a = ", "layout l on m = ", "fn f(x: []) -> [] { return ", ""]
+    )
+    return start + inside * (SIZE // len(inside))
+
+
+def many(rng: random.Random) -> str:
+    """Return a program with very many of one thing."""
+    count = rng.randint(50, 600)
+    thing = rng.choice(THINGS)
+    body = "\n".join(thing.format(i=i, j=rng.randrange(count)) for i in range(count))
+    return rng.choice([body, f"model m(x: []) {{\n{body}\n  return x\n}}\n"])
+
+
+def tower(rng: random.Random) -> str:
+    """Return functions that each call the ones before several times."""
+    lines = ["dim a = 4", "fn f0(x: [...]) -> [...] { return tanh(x) }"]
+    for i in range(1, rng.randint(3, 60)):
+        calls = "x"
+        for _ in range(rng.randint(1, 4)):
+            calls = f"f{rng.randrange(i)}({calls})"
+        lines.append(f"fn f{i}(x: [...]) -> [...] {{ return {calls} }}")
+    return "\n".join([*lines, f"model m(x: [a]) {{\n  y = f{len(lines) - 2}(x)\n  return y\n}}"])
+
+
+def axes(rng: random.Random) -> str:
+    """Return a layout over very many axes of a mesh."""
+    names = [f"a{i}" for i in range(rng.randint(2, 60))]
+    some = rng.sample(names, rng.randint(1, len(names)))
+    rules = "; ".join(f"{dim}: ({', '.join(some)})" for dim in rng.sample(["a", "b", "params", "*"], 2))
+    sizes = ", ".join(f"{name}: {rng.choice([1, 2, 3])}" for name in names)
+    return (
+        f"dim a = {2 ** min(62, len(some))}\ndim b = 8\nmesh m = [{sizes}]\nlayout l on m = {{ {rules} }}\n"
+        "model net(x: [a, b]) {\n  y = sum(x)\n  return y\n}\n"
+    )
+
+
+THINGS = (
+    "dim a{i} = a{j} * 2",
+    "dim a{i} = {i}",
+    "mesh m{i} = [all: {i}]",
+    "import nn",
+    "  x = x + {i}",
+    "  y{i} = einsum(y{j}, x -> [])",
+    "  param w{i}: [] = zeros()",
+    "fn f{i}(x: []) -> [] {{ return f{j}(x) }}",
+    "model m{i}(x: []) {{ return m{j} }}",
+    "train m{i} {{ minimize loss }}",
+    "# {i}",
+)
+
+KINDS: tuple[Callable[[random.Random], str], ...] = (soup, mixture, nest, many, tower, axes)
+
+
+def check_source_of(number: int) -> float:
+    """Check a source, and return the seconds of one processor. Raises the errors that a user would see as internal ones."""
+    sources = Sources()
+    sources.texts["hostile.mtf"] = source(number)
+    start = time.process_time()
+    found = check_source("hostile.mtf", Choice(), sources)
+    from mtfc.reports.diagnostic_text import render
+
+    render(found, sources.around(found))
+    return time.process_time() - start
