@@ -38,7 +38,7 @@ def _kinds() -> str:
 
 
 LIST = "list"
-"""What `--passes` takes to print all passes."""
+"""The word after `--passes` that prints all passes."""
 
 FUNCTIONS = ("forward", "gradients", "step")
 

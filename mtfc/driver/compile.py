@@ -48,7 +48,7 @@ class Emitted:
 
 @attrs.frozen
 class PassRecord:
-    """What a pass did. text: the program after it, or the changed lines; None if the pass changed nothing that is shown."""
+    """The record of a pass. text: the program after it, or the changed lines; None if the pass changed nothing that is shown."""
 
     name: str
     seconds: float

@@ -247,7 +247,7 @@ def case_of(op: str) -> Callable[[Case, str], None]:
 
 @attrs.frozen
 class Rewritten:
-    """What a row makes of one equation: the old and the new value, and the first operand of the equation."""
+    """The effect of a row on one equation: the old and the new value, and the first operand of the equation."""
 
     row: Row
     old: Value

@@ -67,7 +67,7 @@ class ReferenceRuns:
 
     @property
     def expected(self) -> ExpectedArrays:
-        """What is expected in the first stage."""
+        """The expected arrays of the first stage."""
         return self.at_stage(0)
 
     def at_stage(self, number: int) -> ExpectedArrays:
