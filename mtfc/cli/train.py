@@ -137,6 +137,8 @@ def _ranges(text: str) -> tuple[range, ...]:
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise argparse.ArgumentTypeError(f"expected steps such as 7 or 20-23, not `{part.strip()}`")
         found.append(range(int(first), int(last or first) + 1))
+        if not found[-1]:
+            raise argparse.ArgumentTypeError(f"`{part.strip()}` has no steps: the smaller number comes first")
     return tuple(found)
 
 
@@ -161,20 +163,8 @@ def _options(options: argparse.Namespace) -> TrainOptions:
 
 
 NAMES = (
-    *(
-        "file",
-        "steps",
-        "epochs",
-        "data",
-        "eval",
-        "eval_every",
-        "eval_batches",
-        "params",
-        "params_partial",
-        "seed",
-        "folder",
-    ),
-    *("save_every", "save_minutes", "keep", "fresh", "log", "tensorboard", "profile", "target", "debug_nans"),
-    *("skipped", "bad_steps"),
+    *("file", "steps", "epochs", "data", "eval", "eval_every", "eval_batches", "params", "params_partial"),
+    *("seed", "folder", "save_every", "save_minutes", "keep", "fresh", "log", "tensorboard", "profile"),
+    *("target", "debug_nans", "skipped", "bad_steps"),
 )
 """The options that have the same name in the driver."""

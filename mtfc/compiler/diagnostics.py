@@ -99,6 +99,15 @@ class Diagnostic(Located):
         return self.text or f"{self.span}: {self.code}: {self.message}"
 
 
+MOST = 100
+"""Most diagnostics that are shown at once."""
+
+
+def rest_text(count: int) -> str:
+    """Return the line that stands for the diagnostics after the first `MOST`."""
+    return f"... and {count - MOST:,} more"
+
+
 class CompileError(Exception):
     """An error that ends a compilation. `str` returns its diagnostics as the command shows them."""
 
@@ -108,7 +117,9 @@ class CompileError(Exception):
 
     def __str__(self) -> str:
         is_shown = any(each.text is not None for each in self.diagnostics)
-        return ("\n\n" if is_shown else "; ").join(map(str, self.diagnostics))
+        shown = [*map(str, self.diagnostics[:MOST])]
+        rest = [rest_text(len(self.diagnostics))] if len(self.diagnostics) > MOST else []
+        return ("\n\n" if is_shown else "; ").join([*shown, *rest])
 
 
 class Diagnostics:

@@ -14,12 +14,9 @@ from itertools import accumulate
 
 import attrs
 
-from mtfc.compiler.diagnostics import Diagnostic, Span
+from mtfc.compiler.diagnostics import MOST, Diagnostic, Span, rest_text
 
 TAB = "    "
-MOST = 100
-"""Most diagnostics that are shown."""
-
 WINDOW = 160
 """Most characters of a source line that are shown."""
 
@@ -35,7 +32,7 @@ def render(diagnostics: Iterable[Diagnostic], sources: Mapping[str, str], color:
     sources: the texts of the files whose lines can be shown.
     """
     found = list(diagnostics)
-    rest = [f"... and {len(found) - MOST:,} more\n"] if len(found) > MOST else []
+    rest = [f"{rest_text(len(found))}\n"] if len(found) > MOST else []
     return "\n".join([*paragraphs(found[:MOST], sources, color), *rest])
 
 

@@ -176,6 +176,17 @@ def test_wrong_ir_text(mtfc: Mtfc, folder: Path, text: str, message: str) -> Non
     assert message in outcome.err
 
 
+def test_a_wrong_line_among_reshards(mtfc: Mtfc, folder: Path) -> None:
+    """The message is about the line, and not about the level at which reshards are allowed."""
+    options = ("--layout", "both", "--stop-after", "insert-reshards")
+    text = mtfc("compile", "model.mtf", *options).out
+    assert " = reshard " in text
+    Path("wrong.ir").write_text(text.replace("= square %", "= one_hot %", 1))
+    outcome = mtfc("compile", "wrong.ir")
+    assert outcome.status == 1
+    assert "one_hot" in outcome.err and "at level" not in outcome.err
+
+
 def test_options_that_ir_text_has_decided(mtfc: Mtfc, folder: Path) -> None:
     assert mtfc("compile", "model.mtf", "--layout", "both", "-o", "done.ir").status == 0
     assert mtfc("compile", "done.ir", "--dim", "io=8").err.startswith("mtfc: done.ir holds one program")

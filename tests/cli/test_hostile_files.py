@@ -129,7 +129,7 @@ def test_a_program_of_too_many_calls_is_refused_before_it_is_elaborated(mtfc: Mt
     start = time.process_time()
     outcome = mtfc("check", "laughs.mtf")
     assert "error[E122]: the program has more than 50,000 equations and calls" in outcome.err
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < SECONDS
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["in order", "reversed"])

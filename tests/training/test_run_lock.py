@@ -80,7 +80,7 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOLCK, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", refused)
-    monkeypatch.setattr(run_lock, "DEAD", 0.6)
+    monkeypatch.setattr(run_lock, "DEAD", 3.0)
     monkeypatch.setattr(run_lock, "BEAT", 0.1)
 
 

@@ -30,8 +30,8 @@ LONGEST_POWER = 2**16
 SMALL = 2**20
 """Residues up to this size, of either sign, are their own floor."""
 
-DENOMINATOR = 2**12 * 3**2 * 5 * 7
-SMALL_NUMERATOR = 2**27
+DENOMINATOR = 2**12 * 3**2 * 5**2 * 7
+SMALL_NUMERATOR = 2**28
 """Fractions with this denominator, or a divisor of it, and such a numerator keep their order as residues."""
 
 SMALL_FRACTION = SMALL_NUMERATOR / DENOMINATOR

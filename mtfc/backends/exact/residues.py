@@ -31,7 +31,10 @@ FRACTION_BITS = 2.0**30
 """A real number that is a multiple of the inverse is a short binary fraction, and needs no search for a simple fraction."""
 
 SUM_SCALE = 2.0**20
-"""Real numbers that are multiples of the inverse are added without rounding."""
+"""Real numbers that are multiples of the inverse are added without rounding, up to `EXACT` of them."""
+
+EXACT = 2.0**53
+"""Whole numbers up to this one are doubles."""
 
 NO_SLOPE = "slopes without a meaning"
 
@@ -451,14 +454,21 @@ def _divide(a: ExactArray, b: ExactArray) -> ExactArray:
 def has_exact_sums(numbers: Array) -> bool:
     """Return True for real numbers whose sums have no rounding, in any order: short binary fractions that are not large."""
     scaled = np.abs(numbers) * SUM_SCALE
-    return bool(scaled.sum() < 2.0**53 and (scaled == np.floor(scaled)).all())
+    return bool(scaled.sum() < EXACT and (scaled == np.floor(scaled)).all())
+
+
+def has_exact_products(a: Array, b: Array) -> bool:
+    """Return True for stacks of real matrices whose products have no rounding, in any order of the sums."""
+    if not (has_exact_sums(a) and has_exact_sums(b)):
+        return False
+    return bool((np.abs(a) @ np.abs(b)).max(initial=0.0) * SUM_SCALE**2 < EXACT)
 
 
 def matmul(a: ExactArray, b: ExactArray) -> ExactArray:
     """Multiply stacks of matrices. A product with a special value is poison."""
     if not (a.is_float or a.is_residue):
         return ExactArray(a.field, (a.values @ b.values).astype(a.dtype), a.dtype)
-    if not (a.is_residue or b.is_residue) and has_exact_sums(a.values) and has_exact_sums(b.values):
+    if not (a.is_residue or b.is_residue) and has_exact_products(a.values, b.values):
         shadow = matmul(a.residues(), b.residues())
         return ExactArray(a.field, np.asarray(a.values @ b.values), a.dtype, shadow=shadow)
     a, b = a.residues(), b.residues()

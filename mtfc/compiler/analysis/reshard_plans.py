@@ -155,25 +155,23 @@ class _Grouping:
 def _direct(source: TensorType, target: TensorType, mesh: Mesh) -> tuple[float, tuple[ReshardStep, ...]]:
     """Complete what is not to stay pending, gather each dimension up to where the target differs, and slice."""
     steps: list[ReshardStep] = []
+    now = source
 
     def add(collective: CollectiveDef, after: TensorType, **attributes: Attr) -> None:
-        steps.append(ReshardStep(collective, tuple(attributes.items()), before, after))
+        nonlocal now
+        steps.append(ReshardStep(collective, tuple(attributes.items()), now, after))
+        now = after
 
-    before = source
-    if completable := goal_of(target).completable(before):
-        left = tuple(axis for axis in before.pending if axis not in completable)
-        add(ALL_REDUCE, resplit(before, {}, left), axes=completable)
-        before = steps[-1].after
-    for dim, axes in zip(target.dims, target.splits, strict=True):
-        now = before.axes_of(dim.name)
-        common = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(now, axes, strict=False))))
-        if now[common:]:
-            add(ALL_GATHER, resplit(before, {dim.name: now[:common]}), dim=dim, axes=now[common:])
-            before = steps[-1].after
-    for dim, axes in zip(target.dims, target.splits, strict=True):
-        if missing := axes[len(before.axes_of(dim.name)) :]:
-            add(LOCAL_SLICE, resplit(before, {dim.name: axes}), dim=dim, axes=missing)
-            before = steps[-1].after
-    if missing := tuple(axis for axis in target.pending if axis not in before.pending):
-        add(UNREDUCE, resplit(before, {}, target.pending), axes=missing)
+    if axes := goal_of(target).completable(now):
+        add(ALL_REDUCE, resplit(now, {}, tuple(a for a in now.pending if a not in axes)), axes=axes)
+    for dim, wanted in zip(target.dims, target.splits, strict=True):
+        split = now.axes_of(dim.name)
+        common = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(split, wanted, strict=False))))
+        if axes := split[common:]:
+            add(ALL_GATHER, resplit(now, {dim.name: split[:common]}), dim=dim, axes=axes)
+    for dim, wanted in zip(target.dims, target.splits, strict=True):
+        if axes := wanted[len(now.axes_of(dim.name)) :]:
+            add(LOCAL_SLICE, resplit(now, {dim.name: wanted}), dim=dim, axes=axes)
+    if axes := tuple(axis for axis in target.pending if axis not in now.pending):
+        add(UNREDUCE, resplit(now, {}, target.pending), axes=axes)
     return sum(step.bytes_sent(mesh) for step in steps), tuple(steps)

@@ -8,6 +8,7 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Spa
 from mtfc.compiler.ir.builder import VerifyError
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.parser import ReadError, read_program
+from mtfc.compiler.ir.printer import is_placed
 from mtfc.compiler.ir.verifier import LEVELS, Level, verify
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
@@ -50,15 +51,17 @@ def read_ir(file: str, choice: Choice, sources: Sources) -> tuple[Program, Level
 
 
 def level_of(program: Program) -> Level:
-    """Return the last level at which a program is sound. Raises the `VerifyError` of the level that it looks like."""
-    for level in reversed(list(LEVELS)):
+    """Return the last level at which a program is sound. Raises a `VerifyError`, if possible one that is not about levels."""
+    has_layouts = any(map(is_placed, program.functions))
+    errors = []
+    for level in [each for each in reversed(list(LEVELS)) if LEVELS[each].layouts == has_layouts]:
         try:
             verify(program, level)
-        except VerifyError:
-            continue
-        return level
-    verify(program, "lowered" if program.mesh and program.layout else "global")
-    raise AssertionError("an unsound program is refused")
+        except VerifyError as error:
+            errors.append(error)
+        else:
+            return level
+    raise next((each for each in errors if "at level" not in each.reason), errors[-1])
 
 
 def _unchosen(file: str, program: Program, choice: Choice) -> Program:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import attrs
 
-from mtfc.compiler.diagnostics import Diagnostic
+from mtfc.compiler.diagnostics import MOST, Diagnostic
 from mtfc.driver.data.files import LARGEST_TEXT, STANDARD, read_bytes, read_neighbour
 from mtfc.driver.loading.choice import Choice
 
@@ -62,7 +62,7 @@ class Sources:
 
     def shown(self, diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
         """Return the diagnostics, each with the paragraph that the command shows for it, as far as it shows them."""
-        from mtfc.reports.diagnostic_text import MOST, paragraphs
+        from mtfc.reports.diagnostic_text import paragraphs
 
         found = list(diagnostics)
         texts = paragraphs(found[:MOST], self.around(found))

@@ -57,8 +57,13 @@ class RunLock:
         owner = {"host": platform.node(), "pid": os.getpid(), "started": started, "run": uuid.uuid4().hex}
         lock = cls(folder / LOCK, owner)
         with file:
-            lock._take(file)
+            is_leased = lock._take(file)
             lock._write(file, 0)
+            if is_leased:
+                time.sleep(
+                    DEAD / 60
+                )  # another run may have begun at the same moment: the last one to write stays
+                lock.check()
             try:
                 yield lock
             finally:
@@ -74,20 +79,23 @@ class RunLock:
                 f"this run no longer owns {self.path.parent}: {who}; nothing more is written there"
             )
 
-    def _take(self, file: IO[str]) -> None:
+    def _take(self, file: IO[str]) -> bool:
+        """Take the system's lock; return True if there is none, and the counter of the file has to do."""
         try:
             import fcntl
         except ImportError:  # Windows
             self._lease(file)
-            return
+            return True
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
         except BlockingIOError:
             raise Unavailable(self._taken(_owner(self.path))) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise UsageError(f"cannot lock {self.path}: {reason_of(error)}") from None
             self._lease(file)
+            return True
 
     def _lease(self, file: IO[str]) -> None:
         """Wait until the run that the file names is known to be dead; then raise a counter of one's own."""

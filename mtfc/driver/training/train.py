@@ -175,7 +175,7 @@ class Trainer:
             )
             stop = stack.enter_context(stop_by_signal(import_jax().process_count() > 1))
             loop = self._loop(state, batches, saving, stack, first, stop)
-            status = self._train(loop, stop, saving)
+            status = self._train(loop, stop, saving, first)
             cause = self._cause(loop) if status == ERRORS and loop.before is not None else None
         summary = TrainingSummary(loop.steps, first, self.case.name, dict(self.case.mesh.axes), saving.last)
         return FinishedTraining(status, summary, self.leads, cause)
@@ -217,22 +217,22 @@ class Trainer:
             self.options.debug_nans,
         )
 
-    def _train(self, loop: TrainLoop, stop: Any, saving: Saving) -> int:
+    def _train(self, loop: TrainLoop, stop: Stop, saving: Saving, first: int) -> int:
         """Run the loop and return the exit status."""
         try:
             is_done = loop.run(stop)
-            if loop.steps:
+            if int(loop.state.step) > first:
                 saving.at_end(loop.state, loop.position)
         except NotFinite as error:
             self._say(f"{error}: {saving.where()}")
-            self._say(remedy(loop.steps[-1].number, self.options))
+            self._say(remedy(int(loop.state.step) if not loop.steps else loop.steps[-1].number, self.options))
             return ERRORS
         except (UsageError, CompileError):
             self._save_alone(loop, saving)
             raise
         if not is_done:
             self._say(f"stopped after step {int(loop.state.step)}: {saving.where()}")
-        elif not loop.steps:
+        elif int(loop.state.step) == first:
             self._say(
                 f"step {self.total} is reached already: train longer with --steps, or start over with --fresh"
             )
