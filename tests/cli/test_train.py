@@ -289,7 +289,7 @@ def test_a_run_that_skips_all_its_steps_is_saved(mtfc: Mtfc, folder: Path) -> No
     found = mtfc(*options, "--steps", "3", "--skip-steps", "1-3")
     assert found.status == 0, found.err
     assert "is reached already" not in found.err
-    assert [each.name for each in (folder / "run" / "checkpoints").iterdir()] == ["3"]
+    assert (folder / "run" / "checkpoints" / "3").is_dir()
     assert mtfc(*options, "--steps", "4").status == 0
     assert [each["step"] for each in records(folder / "run" / "metrics.jsonl")] == [4]
 
