@@ -40,6 +40,7 @@ LOSSES = {
     **dict.fromkeys(("maximum", "minimum", "relu", "max", "min"), "an extremum is another value"),
     **dict.fromkeys(("square", "abs"), "only a sign differs, which a square drops"),
     **dict.fromkeys(("floor", "cast"), "every number is rounded alike"),
+    "sum": "differences cancel in a sum",
     **dict.fromkeys(("shift", "slice", "gather", "fold"), "only elements that a slice leaves out differ"),
 }
 """Op at which a difference ends -> the reason."""
@@ -249,8 +250,30 @@ class GradientBench:
             return "the fault gives the same value at the site"
         ends = {*_losses((*new, *self.function.body), changed)}
         if MISSED in ends:
-            return MISSED
+            return "no gradient depends on the elements that differ" if self._is_ignored(fault) else MISSED
         return min(ends, default="no iteration that counts reads the difference")
+
+    def _is_ignored(self, fault: GradientFault) -> bool:
+        """Return True if gradients stay the same with any numbers at the elements that the fault changes.
+
+        The site gives right + (wrong - right) exp(wrong - right): `exp` is pseudo-random over a field.
+        """
+        eqn = fault.eqn
+        if eqn.regions or len(eqn.results) > 1 or eqn.result.type.dtype not in FLOATS:
+            return False
+        names = ("kept", "wrong", "difference", "drawn", "product")
+        kept, wrong, difference, drawn, product = (
+            Value(f"{eqn.result.name}.{name}", eqn.result.type) for name in names
+        )
+        *before, last = fault.replacement
+        steps = (("sub", (wrong, kept), difference), ("exp", (difference,), drawn))
+        steps += (("mul", (difference, drawn), product), ("add", (kept, product), eqn.result))
+        made = [attrs.evolve(_result_of(eqn, op, *given), results=(result,)) for op, given, result in steps]
+        changed = (attrs.evolve(last, results=(wrong,)), attrs.evolve(eqn, results=(kept,)))
+        old, new = attrs.evolve(fault, replacement=(*before, *changed, *made)).planted()
+        found = ((draw, self._with(old, new, draw)[0]) for draw in self.draws)
+        outputs = [output.value for output in self.function.outputs]
+        return all(same(known[value], draw.known[value]) for draw, known in found for value in outputs)
 
 
 def _loss(eqn: Equation, changed: set[Value]) -> str:
