@@ -301,12 +301,14 @@ class RandomNumbers:
 
 
 def called(module: Any, function: Function, arguments: Arrays, field: PrimeField) -> dict[str, ExactArray]:
+    """Call a function of a module on residues: see `call`."""
+    return call(module, function, {name: _moved(array, field) for name, array in arguments.items()})
+
+
+def call(module: Any, function: Function, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Call a function of a module on global arrays, and return global outputs under the names of the IR's outputs."""
     roles = {argument.value.name: argument.role for argument in function.arguments}
-    given = {
-        role: {n: _moved(arguments[n], field) for n in roles if roles[n] == role}
-        for role in {*roles.values()}
-    }
+    given = {role: {n: arguments[n] for n in roles if roles[n] == role} for role in {*roles.values()}}
     stacked = getattr(module, "BATCHES", module.INPUTS) if function.name == "step" else module.INPUTS
     params = module.shard(given.get("parameter", {}), module.PARAMETERS)
     inputs = module.shard(given.get("input", {}), stacked)
