@@ -181,7 +181,7 @@ def trained(on_device: JaxProgram, folder: Path) -> tuple[float, list[float]]:
         Saving.of(None, about, None, None),
         sinks,
     )
-    loop.run(Stop(False))
+    loop.run(Stop())
     batches.close()
     for sink in sinks:
         sink.close()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
 from typing import Any, Protocol, cast
 
-from mtfc.cli.errors import encode_anything, guarded, show_diagnostics
-from mtfc.compiler.diagnostics import CompileError
-from mtfc.driver.errors import ERRORS
+from mtfc.cli.errors import diagnosed, encode_anything, guarded
 from mtfc.driver.loading.sources import Sources
 
 DESCRIPTION = """\
@@ -120,9 +117,5 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     sources = Sources()
-    try:
-        return _subcommand(options.command).run(options, sources)
-    except CompileError as error:
-        sys.stdout.flush()
-        show_diagnostics(error.diagnostics, sources, getattr(options, "format", "text"))
-        return ERRORS
+    run = _subcommand(options.command).run
+    return diagnosed(lambda: run(options, sources), sources, getattr(options, "format", "text"))

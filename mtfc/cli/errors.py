@@ -11,9 +11,9 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TextIO
+from typing import NoReturn, TextIO
 
-from mtfc.compiler.diagnostics import Diagnostic
+from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.driver.errors import (
     BUG,
     ENVIRONMENT,
@@ -61,6 +61,16 @@ def show_diagnostics(diagnostics: Iterable[Diagnostic], sources: Sources, format
         print(render(found, sources.around(found), color=sys.stderr.isatty()), file=sys.stderr, end="")
 
 
+def diagnosed(action: Callable[[], int], sources: Sources, format: str) -> int:
+    """Return the status of `action`; the diagnostics of an error are shown."""
+    try:
+        return action()
+    except CompileError as error:
+        sys.stdout.flush()
+        show_diagnostics(error.diagnostics, sources, format)
+        return ERRORS
+
+
 def guarded(action: Callable[[], int]) -> int:
     """Return the status of `action`; an error that is not a diagnostic becomes a sentence and a status, never a traceback."""
     try:
@@ -100,6 +110,14 @@ def _lacking(error: Exception) -> str | None:
         _drop(sys.stdout)
         return f"cannot read or write: {reason_of(error)}"
     return None
+
+
+def leave(status: int) -> NoReturn:
+    """End the process at once: a thread that hangs, or a library that waits for other processes, would hold it up."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def _ended(message: str, status: int) -> int:

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from mtfc.cli.errors import show_diagnostics
+from mtfc.cli.errors import diagnosed, guarded, leave, show_diagnostics
 from mtfc.cli.options import (
     add_format,
     add_parameters,
@@ -19,7 +19,7 @@ from mtfc.cli.options import (
 )
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import TrainOptions
-from mtfc.driver.training.hosts import Hosts, keep_libraries_off_stdout
+from mtfc.driver.training.hosts import Hosts, keep_libraries_quiet
 from mtfc.driver.training.train import train as train_model
 
 EXAMPLES = """\
@@ -111,6 +111,13 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         default=50,
         help="end after N steps in a row that overflow with a dynamic loss scale (default: 50)",
     )
+    kept.add_argument(
+        "--grace",
+        metavar="S",
+        type=seconds,
+        default=30.0,
+        help="seconds from SIGTERM until the cluster ends the process (default: 30)",
+    )
     hosts = parser.add_argument_group("several processes")
     hosts.add_argument(
         "--coordinator", metavar="HOST:PORT", help="an address of process 0 that the others reach"
@@ -119,6 +126,13 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
     hosts.add_argument("--process-id", metavar="I", type=_index, help="number of this process, from 0")
     hosts.add_argument(
         "--distributed", action="store_true", help="take these from SLURM, Open MPI, TPU pods or Kubernetes"
+    )
+    hosts.add_argument(
+        "--join-seconds",
+        metavar="S",
+        type=count,
+        default=60,
+        help="seconds in which all processes must have started (default: 60)",
     )
 
 
@@ -144,8 +158,15 @@ def _ranges(text: str) -> tuple[range, ...]:
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
     given = _options(options)
-    if given.hosts.are_several:
-        keep_libraries_off_stdout()
+    if not given.hosts.are_several:
+        return _run(given, options, sources)
+    given.check()
+    keep_libraries_quiet()
+    status = guarded(lambda: diagnosed(lambda: _run(given, options, sources), sources, options.format))
+    return leave(status)
+
+
+def _run(given: TrainOptions, options: argparse.Namespace, sources: Sources) -> int:
     done = train_model(given, sources, sys.stdout if options.format == "text" else None)
     if done.leads:
         print(
@@ -153,11 +174,15 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         )
     if done.leads and done.cause:
         show_diagnostics([done.cause], sources, options.format)
+    if done.leaves_thread:
+        leave(done.status)
     return done.status
 
 
 def _options(options: argparse.Namespace) -> TrainOptions:
-    hosts = Hosts(options.coordinator, options.processes, options.process_id, options.distributed)
+    hosts = Hosts(
+        options.coordinator, options.processes, options.process_id, options.distributed, options.join_seconds
+    )
     values = {name: getattr(options, name) for name in NAMES}
     return TrainOptions(choice=chosen(options), hosts=hosts, **values)
 
@@ -165,6 +190,6 @@ def _options(options: argparse.Namespace) -> TrainOptions:
 NAMES = (
     *("file", "steps", "epochs", "data", "eval", "eval_every", "eval_batches", "params", "params_partial"),
     *("seed", "folder", "save_every", "save_minutes", "keep", "fresh", "log", "tensorboard", "profile"),
-    *("target", "debug_nans", "skipped", "bad_steps"),
+    *("target", "debug_nans", "skipped", "bad_steps", "grace"),
 )
 """The options that have the same name in the driver."""

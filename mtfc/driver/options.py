@@ -64,7 +64,7 @@ class TrainOptions:
     folder: of checkpoints and `metrics.jsonl`; without it nothing is kept. save_every: steps. save_minutes: minutes. keep: the
     number of newest checkpoints that stay. fresh: start over although there are checkpoints. target: the machine whose predicted
     time of a step is shown. skipped: ranges of steps that read their batch and change nothing. bad_steps: the most steps in a row
-    that may overflow with a dynamic loss scale.
+    that may overflow with a dynamic loss scale. grace: seconds from SIGTERM to the end that a cluster makes.
     """
 
     file: str
@@ -90,6 +90,7 @@ class TrainOptions:
     debug_nans: bool = False
     skipped: tuple[range, ...] = ()
     bad_steps: int = 50
+    grace: float = 30.0
     hosts: Hosts = attrs.field(factory=Hosts)
 
     def check(self) -> None:

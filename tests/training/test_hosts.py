@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtfc.driver.errors import ENVIRONMENT, INTERRUPTED, OK, UsageError
+from mtfc.driver.errors import ENVIRONMENT, INTERRUPTED, OK, USAGE, UsageError
 from mtfc.driver.training.hosts import Hosts
 
 MODEL = """
@@ -50,8 +50,18 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
+SOON = """
+import sys
+from mtfc.cli import main
+from mtfc.driver.training import peers
+peers.BEAT, peers.SILENCE = 0.5, 4
+sys.exit(main())
+"""
+"""Starts the command with shorter times, in which silent processes are found."""
+
+
 def command(*options: str) -> list[str]:
-    return [sys.executable, "-m", "mtfc", "train", "small.mtf", "--data", "data.npz", *options]
+    return [sys.executable, "-c", SOON, "train", "small.mtf", "--data", "data.npz", *options]
 
 
 def free_port() -> int:
@@ -63,11 +73,12 @@ def free_port() -> int:
 class Group:
     """The processes of one training run."""
 
-    def __init__(self, folder: Path, count: int, *options: str) -> None:
+    def __init__(self, folder: Path, count: int, *options: str, last: Sequence[str] = ()) -> None:
+        """Start them. last: options of the last process alone."""
         place = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(count)]
         self.started = [
             subprocess.Popen(
-                command(*options, *place, "--process-id", str(i)),
+                command(*options, *place, "--process-id", str(i), *(last if i == count - 1 else ())),
                 cwd=folder,
                 env=environment(),
                 stdout=subprocess.PIPE,
@@ -82,8 +93,24 @@ class Group:
         found = []
         for process in self.started:
             out, err = process.communicate(timeout=SECONDS)
+            assert "Traceback" not in err and "stack trace" not in err, err
             found.append((process.returncode, out, err))
         return found
+
+    def survivors(self, lost: int) -> list[str]:
+        """Return what the others wrote after one has been lost: all end with status 3 within a minute, without C++."""
+        began = time.monotonic()
+        others = [each for i, each in enumerate(self.started) if i != lost]
+        errors = [each.communicate(timeout=SECONDS)[1] for each in others]
+        assert time.monotonic() - began < 30
+        self.started[lost].kill()
+        assert [each.returncode for each in others] == [ENVIRONMENT] * len(others), errors
+        for each in errors:
+            assert "Traceback" not in each and "stack trace" not in each and "absl" not in each
+        return errors
+
+    def name(self, index: int) -> str:
+        return f"process {index} of {len(self.started)} (pid {self.started[index].pid} on {socket.gethostname()})"
 
 
 def environment() -> dict[str, str]:
@@ -153,7 +180,7 @@ def test_a_killed_process_ends_the_others_and_a_restart_resumes(
     (status, _, err), _ = group.ended()
     assert time.monotonic() - began < 30
     assert status == ENVIRONMENT
-    assert f"process 1 of 2 (pid {group.started[1].pid} on {socket.gethostname()}) has ended" in err
+    assert f"{group.name(1)} has ended" in err
     reached = len(curve(files / "run"))
     if reached < 12:
         ended = Group(files, 2, "--steps", "12", *options).ended()
@@ -173,6 +200,101 @@ def test_an_interrupt_of_one_stops_all_after_the_same_step(files: Path) -> None:
     (saved,) = (int(each.name) for each in (files / "run" / "checkpoints").iterdir())
     assert f"stopped after step {saved}" in err
     assert len(curve(files / "run")) == saved
+
+
+@pytest.mark.parametrize(
+    ("number", "count", "lost"), [("SIGSTOP", 2, 0), ("SIGSTOP", 4, 2), ("SIGKILL", 2, 0)]
+)
+def test_a_lost_process_ends_the_others_with_its_name(
+    files: Path, number: str, count: int, lost: int
+) -> None:
+    group = Group(files, count, "--steps", "100000", "--dir", "run", "--layout", "both", "--save-every", "50")
+    wait_for_step(files / "run", 3)
+    group.started[lost].send_signal(getattr(signal, number))
+    reason = "has ended" if number == "SIGKILL" else "has not answered for 4 s"
+    for errors in group.survivors(lost):
+        assert f"{group.name(lost)} {reason}: the others end, too" in errors
+
+
+def test_processes_agree_before_the_first_step(files: Path) -> None:
+    """A seed that differs, and a shard that one process lacks."""
+    arrays = dict(np.load(files / "data.npz"))
+    for folder, count in (("all", 3), ("some", 2)):
+        (files / folder / "shards").mkdir(parents=True)
+        for i in range(count):
+            np.savez(
+                files / folder / "shards" / f"{i}.npz", **{name: x[16 * i :] for name, x in arrays.items()}
+            )
+    options = ("--steps", "3", "--dir", "run", "--data", "all/shards")
+    last = ("--seed", "1", "--data", "some/shards", "--layout", "crossed")
+    for status, _, err in Group(files, 2, *options, last=last).ended():
+        assert status == USAGE
+        assert "--seed: 0 on process 0; 1 on process 1" in err
+        assert "--layout: both (rules " in err and "crossed (rules " in err
+        assert "--data shards/2.npz: " in err and "; nothing on process 1" in err
+        assert "shards/1.npz" not in err and "--steps" not in err and "jax" not in err
+    assert not (files / "run").exists()
+
+
+FUNCTION = """
+import os
+import sys
+import numpy as np
+
+def batches():
+    last = "--process-id=1" in " ".join(sys.argv).replace("id ", "id=")
+    for step in range(10):
+        if last and step == 5:
+            END
+        yield {name: np.full((16, 8), step, np.float32) for name in "xy"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "own", "other"),
+    [
+        ("return", "own:batches ends after 5 batches", "own:batches ends after 5 batches"),
+        ("raise OSError('the disk has gone')", "raised OSError: the disk has gone", "the disk has gone"),
+    ],
+)
+def test_data_that_end_in_one_process_end_all_at_the_same_step(
+    files: Path, end: str, own: str, other: str
+) -> None:
+    (files / "own.py").write_text(FUNCTION.replace("END", end))
+    options = (
+        "--data",
+        "own:batches",
+        "--steps",
+        "9",
+        "--dir",
+        "run",
+        "--layout",
+        "both",
+        "--save-every",
+        "50",
+    )
+    group = Group(files, 2, *options)
+    (first, _, err), (second, _, last) = group.ended()
+    assert own in last
+    assert first == ENVIRONMENT and group.name(1) in err and other in err
+    assert second == USAGE
+    assert [each.name for each in (files / "run" / "checkpoints").iterdir()] == ["5"]
+    assert len(curve(files / "run")) == 5
+
+
+def test_a_process_that_does_not_come_is_missed(files: Path) -> None:
+    place = ("--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2", "--process-id", "0")
+    alone = subprocess.run(
+        command("--join-seconds", "1", *place),
+        cwd=files,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert alone.returncode == ENVIRONMENT
+    assert "process 0 of 2 has waited 1 s at 127.0.0.1:" in alone.stderr
+    assert "stack trace" not in alone.stderr
 
 
 def test_the_place_of_a_process_is_checked() -> None:

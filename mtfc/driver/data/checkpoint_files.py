@@ -43,7 +43,8 @@ class About:
     """The record beside the arrays of a checkpoint.
 
     program: the name of the model. fingerprint: a hash of its undistributed IR. arrays: name, such as `params/w` -> dtype and
-    shape. sums: name -> checksum. data: position in the data after the last step, or None without data.
+    shape. sums: name -> checksum. data: position in the data after the last step, or None without data. unevaluated: the figures
+    of the step, if an evaluation followed the checkpoint.
     """
 
     program: str
@@ -53,6 +54,7 @@ class About:
     arrays: Mapping[str, tuple[str, tuple[int, ...]]]
     sums: Mapping[str, int]
     data: Any = None
+    unevaluated: Mapping[str, Any] | None = None
 
     def text(self) -> str:
         """Return the content of the JSON file, with a checksum of the rest."""
@@ -88,7 +90,8 @@ class About:
         }
         sums = {name: int(record["sums"][name]) for name in arrays}
         numbers = (int(record["step"]), int(record["seed"]))
-        return cls(str(record["program"]), str(record["fingerprint"]), *numbers, arrays, sums, record["data"])
+        rest = (record["data"], record.get("unevaluated"))
+        return cls(str(record["program"]), str(record["fingerprint"]), *numbers, arrays, sums, *rest)
 
 
 def _checksum(record: Mapping[str, Any]) -> int:

@@ -37,6 +37,7 @@ from mtfc.driver.data.checkpoint_files import (
 )
 from mtfc.driver.errors import FailedRequest, UsageError
 from mtfc.driver.training.run_lock import RunLock
+from mtfc.reports.training_report import TrainingStep
 
 TEMPORARY = ("*.orbax-checkpoint-tmp*", "*.removed")
 """Names of folders that a killed process leaves: half written, and half removed."""
@@ -243,11 +244,12 @@ class Saving:
     def is_due(self, step: int) -> bool:
         return step == self.next
 
-    def save(self, step: int, state: Any, position: Any) -> None:
+    def save(self, step: int, state: Any, position: Any, unevaluated: TrainingStep | None = None) -> None:
         """Write a checkpoint while training goes on, and set the step of the next one. Raises what `Checkpoints.wait` raises."""
+        figures = None if unevaluated is None else attrs.asdict(unevaluated)
         assert self.checkpoints is not None
         before, now = self.about.step, monotonic()
-        self.about = attrs.evolve(self.about, step=step, data=position)
+        self.about = attrs.evolve(self.about, step=step, data=position, unevaluated=figures)
         self.checkpoints.save(state, self.about)
         self.next = step + (self.every or self._steps_of_minutes((now - self.since) / (step - before)))
         self.since = now
@@ -257,12 +259,16 @@ class Saving:
         if self.checkpoints is not None and import_jax().process_count() == 1:
             self.checkpoints.poll()
 
-    def at_end(self, state: Any, position: Any) -> None:
+    def at_end(self, state: Any, position: Any, unevaluated: TrainingStep | None = None) -> None:
         """Write the last checkpoint, unless it has been, and wait for it. Raises what `Checkpoints.wait` raises."""
         if self.checkpoints is not None:
             if self.about.step != int(state.step):
-                self.save(int(state.step), state, position)
+                self.save(int(state.step), state, position, unevaluated)
             self.checkpoints.wait()
+
+    def standing(self) -> str:
+        """Return a sentence about the last whole checkpoint, without waiting."""
+        return f"the last checkpoint is {self.last}" if self.last else "there is no checkpoint"
 
     def where(self) -> str:
         """Return a sentence about the last checkpoint, which is waited for. Raises `Unavailable` if it cannot be written."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import attrs
 
 from mtfc.backends.common.devices import MOST_VIRTUAL, Unavailable, import_jax, reserve
 from mtfc.driver.errors import UsageError
+from mtfc.driver.training.peers import end_on_abort
 
-HEARTBEAT = 20
-"""Seconds after which JAX takes a silent process for dead."""
+HEARTBEAT = 300
+"""Seconds after which JAX takes a silent process for dead. `peers.py` finds out before, and names the process."""
 
 
 @attrs.frozen
@@ -21,12 +22,14 @@ class Hosts:
     """The place of this process among others.
 
     coordinator: HOST:PORT of process 0. detect: take the place from what JAX finds: SLURM, Open MPI, TPU pods, Kubernetes.
+    seconds: the time in which all processes must join.
     """
 
     coordinator: str | None = None
     processes: int | None = None
     process_id: int | None = None
     detect: bool = False
+    seconds: int = 60
 
     @property
     def are_several(self) -> bool:
@@ -60,15 +63,31 @@ class Hosts:
             )
         jax = import_jax()
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.config.update("jax_enable_preemption_service", True)
+        jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM
         if self.processes is not None:
             reserve(devices // self.processes)
+        where = self.coordinator or "the cluster that JAX finds"
+        end_on_abort(lambda: None, self._alone(where))
         try:
-            jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT, **self._place())
+            jax.distributed.initialize(
+                heartbeat_timeout_seconds=HEARTBEAT, initialization_timeout=self.seconds, **self._place()
+            )
         except Exception as error:  # gRPC and XLA raise many kinds
             reason = str(error).strip().partition("\n")[0]
-            where = self.coordinator or "the cluster that JAX finds"
             raise Unavailable(f"cannot join the other processes at {where}: {reason}") from None
+
+    def _alone(self, where: str) -> str:
+        """Return the message for an abort: JAX ends the process if the others do not join."""
+        own = "this process" if self.process_id is None else f"process {self.process_id} of {self.processes}"
+        missing = (
+            "one of the others has not joined"
+            if self.process_id == 0
+            else "process 0 is not there, or lacks others"
+        )
+        return (
+            f"{own} has waited {self.seconds} s at {where}: {missing}; start all processes within that time, or wait longer"
+            " with --join-seconds"
+        )
 
     def _place(self) -> dict[str, Any]:
         if self.detect:
@@ -80,10 +99,20 @@ class Hosts:
         }
 
 
-def keep_libraries_off_stdout() -> None:
-    """Let Python alone write to the standard output: Gloo prints a line for each group of processes that it connects."""
-    sys.stdout.flush()
-    own = os.dup(sys.stdout.fileno())
+def keep_libraries_quiet() -> None:
+    """Let Python alone write to the standard output and to standard error; MTFC_DEBUG shows the libraries' errors, too.
+
+    Gloo prints a line for each group of processes that it connects, and JAX a C++ stack when another process is gone.
+    """
+    sys.stdout = _private(sys.stdout)
+    if not os.environ.get("MTFC_DEBUG"):
+        sys.stderr = _private(sys.stderr)
+
+
+def _private(stream: TextIO) -> TextIO:
+    """Return a stream with a file descriptor of its own to the same file; the old descriptor leads nowhere."""
+    stream.flush()
+    own = os.dup(stream.fileno())
     with Path(os.devnull).open("w") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    sys.stdout = os.fdopen(own, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+        os.dup2(nowhere.fileno(), stream.fileno())
+    return os.fdopen(own, "w", 1, encoding=stream.encoding, errors=stream.errors)

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from mtfc.backends.common.devices import Unavailable
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.driver.errors import UsageError
 from mtfc.driver.training.checkpoints import NotFinite, are_finite
 from mtfc.driver.training.metrics import Sink, Throughput
+from mtfc.driver.training.signals import Stop, Stopped
 from mtfc.reports.training_report import TrainingStep
 
 if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import JaxProgram, TrainState
     from mtfc.driver.training.batch_iterators import BatchIterator
-    from mtfc.driver.training.signals import Stop
 
 
 class Saver(Protocol):
@@ -30,15 +31,48 @@ class Saver(Protocol):
 
     def is_due(self, step: int) -> bool: ...
 
-    def save(self, step: int, state: TrainState, position: Any) -> None:
-        """Write a checkpoint while training goes on. position: of the data after the step."""
+    def save(
+        self, step: int, state: TrainState, position: Any, unevaluated: TrainingStep | None = None
+    ) -> None:
+        """Write a checkpoint while training goes on.
+
+        position: of the data after the step. unevaluated: the step's figures if an evaluation follows.
+        """
 
     def check(self) -> None:
         """Raise the error of a save that has failed: `NotFinite` or `Unavailable`. Called after each step."""
 
 
-class EvaluationStopped(Exception):
-    """A signal came during an evaluation."""
+class DataOfOthers(Unavailable):
+    """Another process has no batch for the next step."""
+
+
+END = "its data has ended"
+
+
+def next_of_all(batches: BatchIterator, stop: Stop) -> Mapping[str, Any]:
+    """Return the next batch once every process has its own: so all end at the same step, whatever the reason.
+
+    Raises `Stopped`, `StopIteration`, the error of this process's data, and `DataOfOthers`.
+    """
+    batch, error = None, None
+    try:
+        batch = stop.wait(lambda: next(batches))
+    except (Stopped, StopIteration, UsageError, CompileError) as ended:
+        error = ended
+    peers = stop.peers
+    own = "" if isinstance(error, Stopped | None) else END if isinstance(error, StopIteration) else str(error)
+    votes = peers.gather([stop.is_requested or isinstance(error, Stopped), own])
+    if isinstance(error, UsageError | CompileError):
+        raise error
+    failed = next((i for i, (_, word) in enumerate(votes) if word not in ("", END)), None)
+    if failed is not None:
+        raise DataOfOthers(f"{peers.name_of(failed)} has no batch: {votes[failed][1]}")
+    if any(stops for stops, _ in votes):
+        raise Stopped
+    if batch is None or any(word for _, word in votes):
+        raise StopIteration
+    return batch
 
 
 @attrs.frozen
@@ -66,7 +100,8 @@ class TrainLoop:
     """A training run under way.
 
     loss: the name of the minimized output. evaluate: state -> means over the evaluation data. before: the state before the
-    last step, and its batch, kept to find the cause of a loss that is not finite.
+    last step, and its batch, kept to find the cause of a loss that is not finite. unevaluated: the figures of the last step while
+    its evaluation has not ended.
     """
 
     program: JaxProgram
@@ -85,6 +120,7 @@ class TrainLoop:
     ended: float = 0.0
     overflowed: int = 0
     position: Any = None
+    unevaluated: TrainingStep | None = None
 
     def run(self, stop: Stop) -> bool:
         """Train until the last step; return False if `stop` ended the run before.
@@ -93,7 +129,12 @@ class TrainLoop:
         """
         self.ended = perf_counter()
         step, pending = int(self.state.step), None
-        batch = self._next() if step < self.schedule.total else {}
+        try:
+            if self.unevaluated is not None:
+                self._evaluate(self.unevaluated)
+            batch = self._next(stop) if step < self.schedule.total else {}
+        except Stopped:
+            return False
         error: Exception | None = None
         while step < self.schedule.total:
             self._keep(batch)
@@ -103,29 +144,35 @@ class TrainLoop:
             else:
                 self.state, metrics = self.program.train_step(self.state, batch)
             step, self.position = step + 1, self.batches.state()
+            stopped = False
             try:
-                batch = self._next() if step < self.schedule.total else {}
-            except (UsageError, CompileError) as failed:  # raised after the running step has been finished
+                batch = self._next(stop) if step < self.schedule.total else {}
+            except Stopped:
+                stopped = True
+            except (
+                UsageError,
+                CompileError,
+                DataOfOthers,
+            ) as failed:  # raised after the running step has ended
                 error = failed
             if pending is not None:
                 self._finish(*pending)
             pending = (step, metrics) if metrics is not None else None
             self.saver.check()
-            stopped = stop.after(step)
             if stopped or error or self._pauses(step):
                 if pending is not None:
                     self._finish(*pending)
                 pending = None
                 self._check_state(step)
-                stopped = not self._pause(step, ran=metrics is not None) or stopped
+                stopped = self._pause(step, metrics is not None, stopped) or stopped
             if error is not None:
                 raise error
             if stopped:
                 return step == self.schedule.total
         return True
 
-    def _next(self) -> Mapping[str, Any]:
-        return self.program.place(next(self.batches), self.program.step_inputs)
+    def _next(self, stop: Stop) -> Mapping[str, Any]:
+        return self.program.place(next_of_all(self.batches, stop), self.program.step_inputs)
 
     def _keep(self, batch: Mapping[str, Any]) -> None:
         """Copy the state before a step, if asked: the step donates it."""
@@ -161,22 +208,32 @@ class TrainLoop:
         if not self.schedule.evaluates(step):
             self._show(record)
 
-    def _pause(self, step: int, ran: bool) -> bool:
-        """Evaluate and save after a step, as far as they are due; the time does not count as a step's.
+    def _pause(self, step: int, ran: bool, stopped: bool) -> bool:
+        """Save and evaluate after a step, as far as they are due; the time does not count as a step's.
 
-        ran: the step has figures. Return False if a signal has ended the evaluation.
+        ran: the step has figures. Return True if a signal has ended the evaluation. A save comes first, so that no evaluation
+        delays it. The run that goes on from there evaluates again.
         """
-        is_whole = True
-        if self.schedule.evaluates(step) and ran:
+        self.unevaluated = self.steps[-1] if ran and self.schedule.evaluates(step) else None
+        if self.saver.is_due(step) and not stopped:
+            self.saver.save(step, self.state, self.position, self.unevaluated)
+        if self.unevaluated is not None:
             try:
-                self.steps[-1] = attrs.evolve(self.steps[-1], evaluation=self.evaluate(self.state))
-            except EvaluationStopped:
-                is_whole = False
-            self._show(self.steps[-1])
-        if self.saver.is_due(step):
-            self.saver.save(step, self.state, self.position)
+                if stopped:
+                    raise Stopped
+                self.steps[-1] = self._evaluate(self.unevaluated)
+            except Stopped:
+                self._show(self.unevaluated)
+                return True
         self.ended = perf_counter()
-        return is_whole
+        return False
+
+    def _evaluate(self, step: TrainingStep) -> TrainingStep:
+        """Evaluate the state, and show the figures of its step with those of the evaluation. Raises `Stopped`."""
+        step = attrs.evolve(step, evaluation=self.evaluate(self.state))
+        self.unevaluated = None
+        self._show(step)
+        return step
 
     def _show(self, step: TrainingStep) -> None:
         for sink in self.sinks:

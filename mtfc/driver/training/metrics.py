@@ -96,6 +96,15 @@ def _step_of(line: str) -> int | None:
         return None
 
 
+def has_evaluation(path: Path, step: int) -> bool:
+    """Return True if the file has the figures of the evaluation after a step."""
+    try:
+        lines = [json.loads(line) for line in path.read_text("utf-8").splitlines() if _step_of(line) == step]
+    except (OSError, ValueError):
+        return False
+    return any(key.startswith("eval/") for line in lines for key in line)
+
+
 @attrs.define
 class TensorBoard:
     """An event file for TensorBoard, with one curve for each figure."""

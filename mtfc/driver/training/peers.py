@@ -1,147 +1,342 @@
-"""A watch over the other processes of a training run: each one learns within seconds which process has ended, and ends, too.
+"""The processes of a training run as a group: they exchange values, and each learns within a minute which one has ended.
 
-A collective never returns if one of its processes is gone. JAX notices that by a timeout of minutes, and does not say which
-process it was. So every process keeps a TCP connection to process 0. The system closes the connections of a process that ends in
-any way, and keepalive packets find machines that are gone.
+Every process keeps a TCP connection to process 0, and writes a line to it every few seconds. The system closes the connections of
+a process that ends in any way. A process that is frozen, or a machine that is gone, is silent.
+
+A collective never returns if one of its processes is gone. JAX watches its processes too, but aborts with a C++ stack, and does
+not say which process it was. So its limits are longer than those here, and an abort waits for the name.
 """
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
+import signal
 import socket
+import sys
 import threading
-from collections.abc import Iterator
+import time
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import attrs
 
-from mtfc.backends.common.devices import import_jax
+from mtfc.backends.common.devices import Unavailable
 from mtfc.driver.errors import ENVIRONMENT, say
 
-GOODBYE = "goodbye"
-"""The line that a process sends before it ends in order."""
+BEAT = 5.0
+"""Seconds between two lines of a process that has nothing else to say."""
 
-KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-"""Seconds of silence before a first packet, seconds between packets, packets without an answer: 20 s in all."""
+SILENCE = 30
+"""Seconds without a line after which a process counts as gone."""
 
-WAIT = 15.0
+JOINING = 60.0
+"""Seconds in which all processes must connect."""
+
+PATIENCE = 3.0
+"""Seconds for a process to fail by itself after another one has: often the cause is the same, and each shows its own message."""
+
+LEAVING = 5.0
+"""Seconds that an ending process waits for the others to hear of it."""
+
+NAMING = 45.0
 """Seconds that a failed process waits for the name of the process that has ended."""
 
+AGAIN = "the others end, too; the same command on all processes goes on from the last checkpoint"
 
-@attrs.define
-class Peers:
-    """The connections of this process. lost: set when another process has ended without a goodbye."""
 
-    index: int
-    count: int
-    connections: list[socket.socket] = attrs.field(factory=list)
-    lost: threading.Event = attrs.field(factory=threading.Event)
+@attrs.define(eq=False)
+class Link:
+    """A connection to another process. name: the process with its pid and host."""
 
-    def watch(self, connection: socket.socket, name: str | None) -> None:
-        """Read lines of one connection until it ends. name: the process at its other end, None until it introduces itself."""
-        with suppress(OSError), connection.makefile("r", encoding="utf-8") as lines:
-            for line in map(str.strip, lines):
-                if line == GOODBYE:
+    connection: socket.socket
+    name: str
+    writing: threading.Lock = attrs.field(factory=threading.Lock)
+    closed: threading.Event = attrs.field(factory=threading.Event)
+
+    def send(self, **message: Any) -> None:
+        with suppress(OSError), self.writing:
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Yield messages until the connection is closed. Raises `TimeoutError` after `SILENCE`.
+
+        A process counts its own seconds: if it was stopped itself for a while, it does not blame the others.
+        """
+        rest, quiet = b"", 0
+        reading = self.connection.dup()
+        reading.settimeout(1.0)
+        with reading:
+            while quiet < SILENCE:
+                try:
+                    part = reading.recv(1 << 16)
+                except TimeoutError:
+                    quiet += 1
+                    continue
+                if not part:
                     return
-                if name is None:
-                    name = line
-                else:
-                    self.end(line)  # process 0 passes on the name of a process that has ended
-        self.end(name or "a process that never introduced itself")
+                *lines, rest = (rest + part).split(b"\n")
+                quiet = 0
+                yield from map(json.loads, lines)
+        raise TimeoutError
 
-    def end(self, name: str) -> None:
-        """Tell the others which process has ended, and end this one."""
-        if self.lost.is_set():
-            return
-        self.lost.set()
-        for connection in self.connections:
+
+@attrs.define(eq=False)
+class Peers:
+    """The other processes of a run; none without `jax.distributed`.
+
+    links: to all others in process 0, and to process 0 in the others. on_stop: is told that another process was asked to stop;
+    True if time is short.
+    """
+
+    index: int = 0
+    count: int = 1
+    links: dict[int, Link] = attrs.field(factory=dict)
+    on_stop: Callable[[bool], None] | None = None
+    changed: threading.Condition = attrs.field(factory=threading.Condition)
+    rounds: int = 0
+    given: dict[int, dict[int, Any]] = attrs.field(factory=dict)
+    gathered: dict[int, list[Any]] = attrs.field(factory=dict)
+    leaving: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"process {self.index} of {self.count} (pid {os.getpid()} on {socket.gethostname()})"
+
+    def name_of(self, index: int) -> str:
+        """Return the name of a process, with pid and host where this process knows them."""
+        if index == self.index:
+            return self.name
+        return self.links[index].name if index in self.links else f"process {index} of {self.count}"
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all processes, in their order: anything that JSON has. All call this equally often."""
+        if self.count == 1:
+            return [value]
+        self.rounds += 1
+        number = self.rounds
+        if self.index:
+            self.links[0].send(round=number, value=value)
+        else:
+            self._take(0, number, value)
+        with self.changed:
+            self.changed.wait_for(lambda: number in self.gathered)
+            return self.gathered.pop(number)
+
+    def tell_stop(self, is_short: bool, besides: int | None = None) -> None:
+        """Tell the others that this process was asked to stop; process 0 passes it on."""
+        for index, link in self.links.items():
+            if index != besides:
+                link.send(stop=is_short)
+
+    def failed(self, reason: str) -> None:
+        """Tell the others that this process ends with an error, and wait until they have heard."""
+        if self._leave():
+            text = f"{self.name} has failed: {reason}"
+            self._tell(failed=text)
+
+    def end(self, text: str, status: int = ENVIRONMENT) -> None:
+        """Tell the others why the run ends, and end this process."""
+        if self._leave():
+            say(text)
+            with suppress(OSError, ValueError):
+                sys.stdout.flush()
+            self._tell(ended=text, status=status)
+            os._exit(status)
+
+    def finish(self) -> None:
+        """Wait until all processes have come to their end in order."""
+        self.gather(None)
+        if self._leave():
+            self._tell(finished=True)  # process 0 stays until the last: JAX aborts processes that outlive it
+
+    def blamed(self) -> None:
+        """Wait for the name of a process that has ended, after an error of this one: then the process ends."""
+        time.sleep(NAMING)
+
+    def _leave(self) -> bool:
+        """Return True for the first caller: a process ends once."""
+        with self.changed:
+            first, self.leaving = not self.leaving, True
+        return first
+
+    def _tell(self, **message: Any) -> None:
+        for link in self.links.values():
+            link.send(**message)
             with suppress(OSError):
-                connection.sendall(f"{name}\n".encode())
-        say(
-            f"{name} has ended: the others end, too; the same command on all processes goes on from the last checkpoint"
-        )
-        os._exit(ENVIRONMENT)
+                link.connection.shutdown(socket.SHUT_WR)
+        until = time.monotonic() + LEAVING
+        for link in self.links.values():
+            link.closed.wait(max(0.0, until - time.monotonic()))
 
-    def goodbye(self) -> None:
-        """Say that this process ends in order."""
-        for connection in self.connections:
-            with suppress(OSError):
-                connection.sendall(f"{GOODBYE}\n".encode())
+    def _take(self, index: int, number: int, value: Any) -> None:
+        """Take a value for process 0, and pass on the values once all are there."""
+        with self.changed:
+            values = self.given.setdefault(number, {})
+            values[index] = value
+            if len(values) < self.count:
+                return
+            del self.given[number]
+        whole = [values[each] for each in range(self.count)]
+        for link in self.links.values():
+            link.send(all=number, values=whole)
+        self._show(number, whole)
 
-    def blamed(self) -> bool:
-        """Wait for the name of a process that has ended, after an error of this one; False if none has."""
-        return self.lost.wait(WAIT)
+    def _show(self, number: int, values: list[Any]) -> None:
+        with self.changed:
+            self.gathered[number] = values
+            self.changed.notify_all()
+
+    def watch(self, index: int) -> None:
+        """Read what another process says until its connection is closed; then end, unless this process is ending."""
+        link = self.links[index]
+        reason = "has ended"
+        try:
+            for message in link.messages():
+                if "finished" in message:
+                    link.closed.set()
+                    return
+                self._hear(index, message)
+        except TimeoutError:
+            reason = f"has not answered for {SILENCE} s"
+        except OSError:
+            pass
+        link.closed.set()
+        self.end(f"{link.name} {reason}: {AGAIN}")
+
+    def _hear(self, index: int, message: dict[str, Any]) -> None:
+        if "value" in message:
+            self._take(index, message["round"], message["value"])
+        elif "values" in message:
+            self._show(message["all"], message["values"])
+        elif "stop" in message:
+            if self.index == 0:
+                self.tell_stop(message["stop"], besides=index)
+            if self.on_stop is not None:
+                self.on_stop(message["stop"])
+        elif "failed" in message:
+            self._end_later(f"{message['failed']}; {AGAIN}")
+        elif "ended" in message:
+            self.end(message["ended"], message["status"])
+
+    def _end_later(self, text: str) -> None:
+        time.sleep(PATIENCE)
+        self.end(text)
+
+    def beat(self) -> None:
+        """Say every few seconds that this process lives."""
+        while True:
+            time.sleep(BEAT)
+            for link in self.links.values():
+                link.send()
 
 
 @contextmanager
-def watched_peers(host: str | None = None) -> Iterator[Peers | None]:
-    """Watch the other processes of `jax.distributed` during the block; None if there are none.
+def watched_peers() -> Iterator[Peers]:
+    """Connect to the other processes of `jax.distributed`, and watch them during the block.
 
-    host: the host of process 0 if it is known; else process 0 tells its address.
+    Raises `Unavailable` if one of them does not connect. JAX's devices are not used: they wait for all processes.
     """
-    jax = import_jax()
-    index, count = jax.process_index(), jax.process_count()
-    if count == 1:
-        yield None
+    from jax._src.distributed import global_state
+
+    if global_state.client is None or global_state.num_processes == 1:
+        yield Peers()
         return
-    peers = Peers(index, count)
-    listener = _listen() if index == 0 else None
-    address, port = _agreed_address(listener)
-    if listener is not None:
-        threads = [_started(peers, _accepted(peers, listener), None) for _ in range(count - 1)]
-    else:
-        connection = socket.create_connection((host or address, port), timeout=60)
-        connection.settimeout(None)
-        _keep_alive(connection)
-        connection.sendall(f"{_own_name(index, count)}\n".encode())
-        peers.connections.append(connection)
-        threads = [_started(peers, connection, f"process 0 of {count}")]
-    yield peers
-    peers.goodbye()
-    for thread in threads:
-        thread.join(WAIT)
+    peers = Peers(global_state.process_id, global_state.num_processes)
+    _connect(peers, global_state)
+    end_on_abort(peers.blamed, f"JAX has ended {peers.name}")
+    for index in peers.links:
+        threading.Thread(target=peers.watch, args=(index,), daemon=True).start()
+    threading.Thread(target=peers.beat, daemon=True).start()
+    try:
+        yield peers
+    except BaseException as error:
+        peers.failed(str(error).partition("\n")[0] or type(error).__name__)
+        raise
+    peers.finish()
 
 
-def _own_name(index: int, count: int) -> str:
-    return f"process {index} of {count} (pid {os.getpid()} on {socket.gethostname()})"
+def end_on_abort(wait: Callable[[], None], text: str) -> None:
+    """End this process with a sentence where a library would abort it: first `wait`, which may find a better sentence."""
+
+    def handle(_: int) -> None:
+        wait()
+        say(text)
+        os._exit(ENVIRONMENT)
+
+    handler = HANDLER(handle)
+    HANDLERS.append(handler)
+    install = ctypes.CDLL(None).signal
+    install.argtypes = (ctypes.c_int, HANDLER)
+    install(signal.SIGABRT, handler)
 
 
-def _listen() -> socket.socket:
-    listener = socket.create_server(("", 0))
-    listener.settimeout(60)
-    return listener
+HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)
+
+HANDLERS: list[Any] = []
+"""C functions that stay alive as long as the process."""
+
+KEY = "mtfc/peers"
+"""The name under which process 0 publishes its port, and a word that its peers know."""
 
 
-def _accepted(peers: Peers, listener: socket.socket) -> socket.socket:
-    connection, _ = listener.accept()
-    _keep_alive(connection)
-    peers.connections.append(connection)
-    return connection
+def _connect(peers: Peers, jax_state: Any) -> None:
+    """Fill in the links."""
+    if peers.index == 0:
+        with _listener() as listener:
+            word = uuid.uuid4().hex
+            jax_state.client.key_value_set(KEY, json.dumps([listener.getsockname()[1], word]))
+            _accept(peers, listener, word)
+        return
+    try:
+        port, word = json.loads(jax_state.client.blocking_key_value_get(KEY, int(1000 * JOINING)))
+        host = jax_state.coordinator_address.rpartition(":")[0].strip("[]")
+        connection = socket.create_connection((host, port), timeout=JOINING)
+        hello = {"word": word, "index": peers.index, "name": peers.name}
+        connection.sendall(json.dumps(hello).encode() + b"\n")
+        peers.links[0] = Link(connection, _line(connection)["name"])
+    except Exception as error:  # gRPC raises many kinds
+        reason = str(error).strip().partition("\n")[0]
+        raise Unavailable(f"{peers.name} cannot reach process 0 of {peers.count}: {reason}") from None
 
 
-def _started(peers: Peers, connection: socket.socket, name: str | None) -> threading.Thread:
-    thread = threading.Thread(target=peers.watch, args=(connection, name), daemon=True)
-    thread.start()
-    return thread
+def _listener() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
 
 
-def _keep_alive(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in KEEPALIVE:
-        if hasattr(socket, option):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+def _accept(peers: Peers, listener: socket.socket, word: str) -> None:
+    """Accept the connections of all other processes. Whoever does not know the word is none of them."""
+    until = time.monotonic() + JOINING
+    while len(peers.links) < peers.count - 1:
+        listener.settimeout(max(0.01, until - time.monotonic()))
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            missing = [str(i) for i in range(1, peers.count) if i not in peers.links]
+            raise Unavailable(
+                f"process{'es' * (len(missing) > 1)} {', '.join(missing)} of {peers.count} did not connect to {peers.name}"
+                f" within {JOINING:.0f} s: its ports must be open to all others"
+            ) from None
+        connection.settimeout(JOINING)
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            hello = _line(connection)
+            if hello["word"] == word:
+                peers.links[hello["index"]] = Link(connection, hello["name"])
+                peers.links[hello["index"]].send(name=peers.name)
 
 
-def _agreed_address(listener: socket.socket | None) -> tuple[str, int]:
-    """Return the address of process 0, which has the listener; JAX sends it to the others."""
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    own: Any = np.zeros(5, np.int32)
-    if listener is not None:
-        with suppress(OSError):
-            own[:4] = [int(part) for part in socket.gethostbyname(socket.gethostname()).split(".")]
-        own[4] = listener.getsockname()[1]
-    found = [int(number) for number in np.asarray(multihost_utils.broadcast_one_to_all(own))]
-    return ".".join(map(str, found[:4])), found[4]
+def _line(connection: socket.socket) -> dict[str, Any]:
+    """Return the first message of a connection, which is short and alone."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) < 1000:
+        part = connection.recv(1)
+        if not part:
+            raise OSError("the connection was closed")
+        line += part
+    message = json.loads(line)
+    return message if isinstance(message, dict) else {}

@@ -1,58 +1,136 @@
 """Stopping a training run in order: Ctrl-C, and the notice that a cluster gives before it takes a machine away (SIGTERM).
 
-A step donates its state and returns a new one, so a run stops between two steps. Several processes must stop after the same step:
-JAX's preemption service makes them agree, and Ctrl-C in one process counts as a notice.
+A step donates its state and returns a new one, so a run stops between two steps. Whatever else may take long, such as reading
+data, runs in a thread that the run can leave behind. Python calls a signal's handler only between two lines of Python, and a step
+may take minutes, so a thread of its own hears of signals.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from threading import current_thread, main_thread
+from socket import socket, socketpair
+from threading import Event, Thread, current_thread, main_thread
+from typing import TypeVar
 
 import attrs
 
-from mtfc.driver.errors import say
+from mtfc.driver.errors import INTERRUPTED, say
+from mtfc.driver.training.peers import Peers
+
+T = TypeVar("T")
+
+MARGIN = 5.0
+"""Seconds before the end of the time that a cluster leaves, after which nothing more is waited for."""
 
 
-@attrs.define
+class Stopped(Exception):
+    """The run was asked to stop while it waited."""
+
+
+@attrs.define(eq=False)
 class Stop:
-    """A request to stop. agreed: several processes stop after the same step."""
+    """A request to stop. grace: seconds from SIGTERM to the end that a cluster makes. peers: are told of the request.
 
-    agreed: bool
-    is_requested: bool = False
+    last: says which checkpoint is the last. answered: the step under way has ended. left: the thread of a call that was not
+    waited for.
+    """
 
-    def after(self, step: int) -> bool:
-        """Return True if the run stops after this step. With several processes every one must call this after every step."""
-        if not self.agreed:
-            return self.is_requested
-        from jax.experimental import multihost_utils
+    grace: float = 30.0
+    peers: Peers = attrs.field(factory=Peers)
+    last: Callable[[], str] = str
+    requested: Event = attrs.field(factory=Event)
+    answered: Event = attrs.field(factory=Event)
+    waiting: set[Event] = attrs.field(factory=set)
+    left: Thread | None = None
 
-        return bool(multihost_utils.reached_preemption_sync_point(step))
+    @property
+    def leaves_thread(self) -> bool:
+        """Return True if a call that was not waited for still runs."""
+        return self.left is not None and self.left.is_alive()
 
-    def request(self, number: int, _: object) -> None:
-        """Handle a signal: the first one asks to stop, a second one ends the process at once."""
-        self.is_requested = True
-        signal.signal(number, signal.SIG_DFL)
-        with suppress(RuntimeError):  # a line was being written when the signal came
-            say("stopping after this step; Ctrl-C again ends at once")
-        if self.agreed:
-            os.kill(os.getpid(), signal.SIGTERM)
+    @property
+    def is_requested(self) -> bool:
+        return self.requested.is_set()
+
+    def request(self, is_short: bool) -> None:
+        """Ask to stop after the step under way. is_short: the process ends with the time of grace."""
+        if not self.is_requested:
+            self.requested.set()
+            for each in list(self.waiting):
+                each.set()
+            with suppress(OSError, RuntimeError):
+                say("stopping after this step; Ctrl-C again ends at once")
+            if is_short:
+                Thread(target=self._end_in_time, daemon=True).start()
+
+    def wait(self, call: Callable[[], T], patience: float = 0.0) -> T:
+        """Return the result of a call that may take long. Raises `Stopped` once the run is asked to stop.
+
+        Then the call has `patience` seconds to end, and its result is dropped.
+        """
+        result: Future[T] = Future()
+        woken = Event()
+        self.waiting.add(woken)
+        result.add_done_callback(lambda _: woken.set())
+        thread = Thread(target=_fill, args=(result, call), daemon=True)
+        thread.start()
+        if not self.is_requested:
+            woken.wait()
+        self.waiting.discard(woken)
+        if not result.done() and patience:
+            with suppress(TimeoutError):
+                result.exception(patience)
+        if result.done():
+            return result.result()
+        self.left = thread
+        raise Stopped
+
+    def _end_in_time(self) -> None:
+        if not self.answered.wait(max(0.0, self.grace - MARGIN)):
+            late = f"the step under way takes longer than {self.grace - MARGIN:.0f} s, and is not saved"
+            self.peers.end(f"{late}: {self.last()}", INTERRUPTED)
+
+    def listen(self, signals: socket) -> None:
+        """Answer signals, which come as bytes: the first one asks to stop, a second one ends the process at once."""
+        while number := signals.recv(1):
+            is_short = number[0] == signal.SIGTERM
+            if self.is_requested and not is_short:
+                os._exit(INTERRUPTED)
+            self.request(is_short)
+            self.peers.tell_stop(is_short)
+
+
+def _fill(result: Future[T], call: Callable[[], T]) -> None:
+    try:
+        result.set_result(call())
+    except BaseException as error:
+        result.set_exception(error)
 
 
 @contextmanager
-def stop_by_signal(agreed: bool) -> Iterator[Stop]:
-    """Return a request that signals set during the block. Only the main thread can have handlers."""
-    stop = Stop(agreed)
-    signals = (signal.SIGINT,) if agreed else (signal.SIGINT, signal.SIGTERM)
+def stop_by_signal(stop: Stop) -> Iterator[Stop]:
+    """Let signals, and the other processes, ask to stop during the block. Only the main thread can have handlers."""
+    stop.peers.on_stop = stop.request
     if current_thread() is not main_thread():
         yield stop
         return
-    before = {number: signal.signal(number, stop.request) for number in signals}
+    reading, writing = socketpair()
+    writing.setblocking(False)
+    before = {number: signal.signal(number, _noted) for number in (signal.SIGINT, signal.SIGTERM)}
+    waking = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    Thread(target=stop.listen, args=(reading,), daemon=True).start()
     try:
         yield stop
     finally:
+        signal.set_wakeup_fd(waking)
         for number, handler in before.items():
             signal.signal(number, handler)
+        writing.close()  # the thread that reads ends
+
+
+def _noted(_: int, frame: object) -> None:
+    """Do nothing: the number of the signal was written to the socket."""

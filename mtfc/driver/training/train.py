@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from hashlib import sha256
@@ -29,12 +29,21 @@ from mtfc.driver.running.nan_search import StepInputs, find_not_finite
 from mtfc.driver.training.batch_iterators import BatchIterator, DataSource
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds
 from mtfc.driver.training.data_sources import open_source
-from mtfc.driver.training.loop import EvaluationStopped, Schedule, TrainLoop
-from mtfc.driver.training.metrics import JsonLines, Lines, ProgressBar, Sink, TensorBoard, Throughput
-from mtfc.driver.training.peers import watched_peers
+from mtfc.driver.training.loop import DataOfOthers, Schedule, TrainLoop, next_of_all
+from mtfc.driver.training.metrics import (
+    JsonLines,
+    Lines,
+    ProgressBar,
+    Sink,
+    TensorBoard,
+    Throughput,
+    has_evaluation,
+)
+from mtfc.driver.training.peers import Peers, watched_peers
 from mtfc.driver.training.run_lock import RunLock
+from mtfc.driver.training.same_run import check_same, facts_of
 from mtfc.driver.training.signals import Stop, stop_by_signal
-from mtfc.reports.training_report import TrainingSummary
+from mtfc.reports.training_report import TrainingStep, TrainingSummary
 
 if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import JaxProgram, TrainState
@@ -45,6 +54,9 @@ EVALUATIONS = 10
 MINUTES = 10.0
 """Minutes between checkpoints if no option names another time."""
 
+PATIENCE = 10.0
+"""Seconds for the batch under way when an evaluation is stopped."""
+
 PROFILED = (3, 5)
 """The steps before a profile begins, and the steps in it."""
 
@@ -53,13 +65,15 @@ PROFILED = (3, 5)
 class FinishedTraining:
     """The summary of a training run, and the exit status of the command.
 
-    leads: True in process 0, which prints. cause: the equation that made numbers which are not finite.
+    leads: True in process 0, which prints. cause: the equation that made numbers which are not finite. leaves_thread: a call
+    still runs, such as a function that gives data.
     """
 
     status: int
     summary: TrainingSummary
     leads: bool
     cause: Diagnostic | None = None
+    leaves_thread: bool = False
 
 
 def train(options: TrainOptions, sources: Sources, to: TextIO | None) -> FinishedTraining:
@@ -78,12 +92,11 @@ def train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finishe
     options.hosts.join(case.mesh.devices)
     allocator.use_one_heap()
     use_compilation_cache()
-    host = options.hosts.coordinator.rpartition(":")[0] if options.hosts.coordinator else None
-    with watched_peers(host) as peers:
+    with watched_peers() as peers:
         try:
-            return Trainer.start(options, program, case, predicted, to).run()
+            return Trainer.start(options, program, case, predicted, to, peers).run()
         except RuntimeError as error:  # XLA's error of a collective without all its processes
-            if peers is None:
+            if peers.count == 1:
                 raise
             peers.blamed()
             reason = str(error).strip().partition("\n")[0]
@@ -136,7 +149,7 @@ class Trainer:
     source: DataSource
     evaluation: DataSource | None
     total: int
-    leads: bool
+    peers: Peers
 
     @classmethod
     def start(
@@ -146,44 +159,54 @@ class Trainer:
         case: LayoutOnMesh,
         predicted: float | None,
         to: TextIO | None,
+        peers: Peers,
     ) -> Trainer:
-        """Open the data, and load the program."""
+        """Open the data, compare it and the rest with the other processes, and load the program."""
         from mtfc.backends.jax.jax_program import JaxProgram
 
         assert program.training is not None
-        leads = import_jax().process_index() == 0
+        leads = peers.index == 0
         accumulate = program.training.accumulate
         source = _source(options, program, accumulate, leads)
         evaluation = open_source(options.eval, program) if options.eval else None
         if evaluation is not None and leads:
             say(f"evaluation: {evaluation.description()}")
+        if peers.count > 1:
+            sources = {"--data": source, "--eval": evaluation}
+            check_same(peers.gather(facts_of(options, fingerprint(program), case, sources)))
         total = _total(options, source)
         on_devices = JaxProgram.of(execution.source(case.lower(program), "jax"))
-        return cls(options, program, case, predicted, to, on_devices, source, evaluation, total, leads)
+        return cls(options, program, case, predicted, to, on_devices, source, evaluation, total, peers)
+
+    @property
+    def leads(self) -> bool:
+        """Return True in the process that prints."""
+        return self.peers.index == 0
 
     def run(self) -> FinishedTraining:
         """Train, from the last checkpoint if there is one, and save at the end."""
         options = self.options
         with ExitStack() as stack:
             checkpoints = stack.enter_context(self._checkpoints()) if options.folder else None
-            state, start = self._state(checkpoints)
+            state, start, unevaluated = self._state(checkpoints)
             allocator.keep_memory()  # not before: opening a checkpoint gives back what it takes beside the arrays
             first = int(state.step)
             saving = self._saving(checkpoints, first)
             batches = stack.enter_context(
                 closing(self.source.batches(self.on_devices.share, options.seed, start))
             )
-            stop = stack.enter_context(stop_by_signal(import_jax().process_count() > 1))
-            loop = self._loop(state, batches, saving, stack, first, stop)
+            stop = stack.enter_context(stop_by_signal(Stop(options.grace, self.peers, saving.standing)))
+            sinks = self._sinks(stack, first, first - (unevaluated is not None))
+            loop = self._loop(state, batches, saving, sinks, unevaluated, stop)
             status = self._train(loop, stop, saving, first)
             cause = self._cause(loop) if status == ERRORS and loop.before is not None else None
         summary = TrainingSummary(loop.steps, first, self.case.name, dict(self.case.mesh.axes), saving.last)
-        return FinishedTraining(status, summary, self.leads, cause)
+        return FinishedTraining(status, summary, self.leads, cause, stop.leaves_thread)
 
-    def _save_alone(self, loop: TrainLoop, saving: Saving) -> None:
-        """Save the finished steps after an error of the data, which with several processes the others may not have."""
-        if loop.steps and import_jax().process_count() == 1:
-            saving.at_end(loop.state, loop.position)
+    def _save(self, loop: TrainLoop, saving: Saving) -> None:
+        """Save the finished steps after an error of the data, of which all processes know."""
+        if loop.steps:
+            saving.at_end(loop.state, loop.position, loop.unevaluated)
             self._say(f"after step {int(loop.state.step)}: {saving.where()}")
 
     def _loop(
@@ -191,8 +214,8 @@ class Trainer:
         state: TrainState,
         batches: BatchIterator,
         saving: Saving,
-        stack: ExitStack,
-        first: int,
+        sinks: Sequence[Sink],
+        unevaluated: TrainingStep | None,
         stop: Stop,
     ) -> TrainLoop:
         assert self.program.training is not None
@@ -213,22 +236,26 @@ class Trainer:
             self.predicted,
             partial(self._evaluate, stop),
             saving,
-            self._sinks(stack, first),
+            sinks,
             self.options.debug_nans,
+            unevaluated=unevaluated,
         )
 
     def _train(self, loop: TrainLoop, stop: Stop, saving: Saving, first: int) -> int:
         """Run the loop and return the exit status."""
         try:
-            is_done = loop.run(stop)
+            try:
+                is_done = loop.run(stop)
+            finally:
+                stop.answered.set()
             if int(loop.state.step) > first:
-                saving.at_end(loop.state, loop.position)
+                saving.at_end(loop.state, loop.position, loop.unevaluated)
         except NotFinite as error:
             self._say(f"{error}: {saving.where()}")
             self._say(remedy(int(loop.state.step) if not loop.steps else loop.steps[-1].number, self.options))
             return ERRORS
-        except (UsageError, CompileError):
-            self._save_alone(loop, saving)
+        except (UsageError, CompileError, DataOfOthers):
+            self._save(loop, saving)
             raise
         if not is_done:
             self._say(f"stopped after step {int(loop.state.step)}: {saving.where()}")
@@ -271,8 +298,11 @@ class Trainer:
         minutes = options.save_minutes or (None if options.save_every else MINUTES)
         return Saving.of(checkpoints, about, options.save_every, minutes)
 
-    def _state(self, checkpoints: Checkpoints | None) -> tuple[TrainState, Any]:
-        """Return the state to start from and the position in the data: of the newest checkpoint, else of the first step."""
+    def _state(self, checkpoints: Checkpoints | None) -> tuple[TrainState, Any, TrainingStep | None]:
+        """Return the state to start from, the position in the data, and the figures of a step that is still to be evaluated.
+
+        They are those of the newest checkpoint, else of the first step.
+        """
         if checkpoints is not None and checkpoints.steps:
             step = checkpoints.steps[-1]
             state, about = checkpoints.restore(step, self.on_devices.abstract_state)
@@ -281,15 +311,27 @@ class Trainer:
                 self._say("the model or its `train` block has changed since this checkpoint")
             if about.seed != self.options.seed:
                 self._say(f"the seed was {about.seed} before this checkpoint, and is {self.options.seed} now")
-            return state, about.data
+            return state, about.data, self._unevaluated(about)
         given = given_parameters(
             self.options.params, self.options.params_partial, self.options.seed, self.program
         )
         if not given:
-            return self.on_devices.init(self.options.seed), None
+            return self.on_devices.init(self.options.seed), None, None
         is_complete = given.keys() == self.on_devices.module.PARAMETERS.keys()
         drawn = {} if is_complete else self.on_devices.module.init(self.options.seed)
-        return self.on_devices.state_of({**drawn, **self.on_devices.place(given, "params")}), None
+        return self.on_devices.state_of({**drawn, **self.on_devices.place(given, "params")}), None, None
+
+    def _unevaluated(self, about: About) -> TrainingStep | None:
+        """Return the figures of the last step if its evaluation was cut off: then the figures of its evaluation are not there."""
+        if about.unevaluated is None or self.evaluation is None:
+            return None
+        log = self._log()
+        done = self.leads and log is not None and has_evaluation(Path(log), about.step)
+        return None if any(self.peers.gather(done)) else TrainingStep(**about.unevaluated)
+
+    def _log(self) -> str | None:
+        """Return the path of the figures."""
+        return self.options.log or (str(Path(self.options.folder) / METRICS) if self.options.folder else None)
 
     def _overflows(self) -> int:
         """Return the number of steps in a row that may overflow: none without a loss scale that adapts."""
@@ -299,8 +341,13 @@ class Trainer:
     def _evaluate(self, stop: Stop, state: TrainState) -> dict[str, float]:
         """Return the means of the outputs; with `average` in the `train` block also those of the averaged parameters.
 
-        Raises `EvaluationStopped`.
+        Raises `Stopped`. One process leaves an evaluation that takes long behind; several ones agree after each batch.
         """
+        if self.peers.count > 1:
+            return self._figures_of(state, stop)
+        return stop.wait(lambda: self._figures_of(state, stop), PATIENCE)
+
+    def _figures_of(self, state: TrainState, stop: Stop) -> dict[str, float]:
         means = self._means(state.params, stop)
         if self.program.training is None or self.program.training.average is None:
             return means
@@ -315,33 +362,34 @@ class Trainer:
         sums: dict[str, float] = {}
         count = 0
         with closing(self.evaluation.batches(self.on_devices.share, None)) as batches:
-            for batch in islice(iter_batches(batches), self.options.eval_batches):
+            for batch in islice(iter_batches(batches, stop), self.options.eval_batches):
                 outputs = self.on_devices.forward(params, batch)
                 means = {name: jnp.mean(x.astype(jnp.float32)) for name, x in outputs.items() if x.ndim < 2}
                 sums = {name: sums.get(name, 0.0) + float(mean) for name, mean in means.items()}
                 count += 1
-                if stop.is_requested and not stop.agreed:
-                    raise EvaluationStopped
         return {name: value / count for name, value in sums.items()}
 
-    def _sinks(self, stack: ExitStack, first: int) -> list[Sink]:
-        """Open the receivers of figures: a profiler in each process, the others in process 0 alone."""
+    def _sinks(self, stack: ExitStack, first: int, after: int) -> list[Sink]:
+        """Open the receivers of figures: a profiler in each process, the others in process 0 alone.
+
+        first: the last step before this run. after: the last one whose figures stay.
+        """
         options = self.options
         profiler = [ProfiledSteps(options.profile, *PROFILED)] if options.profile else []
         sinks = list[Sink]()
-        for sink in (*profiler, *(self._figures(first) if self.leads else ())):
+        for sink in (*profiler, *(self._figures(first, after) if self.leads else ())):
             stack.callback(sink.close)
             sinks.append(sink)
         return sinks
 
-    def _figures(self, first: int) -> Iterator[Sink]:
+    def _figures(self, first: int, after: int) -> Iterator[Sink]:
         """Open the receivers of figures."""
         options = self.options
-        log = options.log or (str(Path(options.folder) / METRICS) if options.folder else None)
+        log = self._log()
         if log is not None:
-            yield JsonLines.open(Path(log), first, is_own=options.log is None)
+            yield JsonLines.open(Path(log), after, is_own=options.log is None or first > 0)
         if options.tensorboard is not None:
-            yield TensorBoard.open(Path(options.tensorboard), first)
+            yield TensorBoard.open(Path(options.tensorboard), after)
         if sys.stderr.isatty():
             yield ProgressBar.of(self.total, first)
         elif self.to is not None:
@@ -399,11 +447,11 @@ class DrawnBatches:
         pass
 
 
-def iter_batches(batches: BatchIterator) -> Iterator[dict[str, Any]]:
-    """Yield the batches of one pass."""
+def iter_batches(batches: BatchIterator, stop: Stop) -> Iterator[Mapping[str, Any]]:
+    """Yield the batches of one pass. Raises `Stopped`."""
     while True:
         try:
-            yield next(batches)
+            yield next_of_all(batches, stop)
         except StopIteration:
             return
 

@@ -1,0 +1,122 @@
+"""The facts on which all processes of a training run must agree, compared before the first step.
+
+Processes that differ in a seed, a shard or a version would train without an error to numbers that no single process gives.
+Paths may differ: what counts is the content, by the names, sizes and first bytes of files.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from zlib import crc32
+
+import attrs
+
+from mtfc.driver.errors import UsageError
+from mtfc.driver.loading.selection import LayoutOnMesh
+from mtfc.driver.options import TrainOptions
+from mtfc.driver.training.batch_iterators import DataSource
+
+PACKAGES = ("mtfc", "jax", "jaxlib", "numpy", "grain", "orbax-checkpoint")
+
+OPTIONS = (
+    *("steps", "epochs", "eval_every", "eval_batches", "params_partial", "seed", "folder", "save_every"),
+    *("save_minutes", "keep", "fresh", "debug_nans", "skipped", "bad_steps"),
+)
+"""Options with the same value in all processes. The others say where process 0 writes, or name files."""
+
+NAMES = {"folder": "dir", "skipped": "skip-steps"}
+
+FIRST = 1 << 16
+"""The bytes of a file that are compared: those of an array begin with its dtype and shape."""
+
+LONGEST = 60
+"""Characters of a value that a message shows."""
+
+ABSENT = "nothing"
+
+Facts = Mapping[str, str]
+
+
+def facts_of(
+    options: TrainOptions, fingerprint: str, case: LayoutOnMesh, sources: Mapping[str, DataSource | None]
+) -> Facts:
+    """Return the facts of this process by the names that a message gives them. sources: the data by option."""
+    given = attrs.asdict(options, recurse=False)
+    facts = {f"--{NAMES.get(name, name).replace('_', '-')}": _shown(given[name]) for name in OPTIONS}
+    facts["--processes"] = _shown(options.hosts.processes)
+    facts["the program, by its fingerprint"] = fingerprint
+    facts["--mesh"] = ", ".join(f"{name}: {size}" for name, size in case.mesh.axes)
+    rules = sha256(repr((case.layout, options.choice.passes)).encode()).hexdigest()[:8]
+    facts["--layout"] = f"{case.name} (rules {rules})"
+    for option, spec in (("--data", options.data), ("--eval", options.eval), ("--params", options.params)):
+        facts |= dict(_facts_of_files(option, spec)) if spec else {option: ABSENT}
+    for option, source in sources.items():
+        if source is not None:
+            facts[f"the steps an epoch of {option}"] = _shown(source.steps_per_epoch)
+    facts["Python"] = platform.python_version()
+    return facts | {name: _version(name) for name in PACKAGES}
+
+
+def check_same(facts: Sequence[Facts]) -> None:
+    """Raise `UsageError` with every fact that is not the same in all processes, which are numbered from 0."""
+    names = list(dict.fromkeys(name for each in facts for name in each))
+    lines = []
+    for name in names:
+        values: dict[str, list[int]] = {}
+        for process, each in enumerate(facts):
+            values.setdefault(each.get(name, ABSENT), []).append(process)
+        if len(values) > 1:
+            lines.append(
+                f"{name}: " + "; ".join(f"{value} on {_processes(at)}" for value, at in values.items())
+            )
+    if lines:
+        raise UsageError(
+            "the processes of this run differ, and each needs the same command, program, data and versions:"
+            + "".join(f"\n  {line}" for line in lines)
+        )
+
+
+def _shown(value: object) -> str:
+    text = ABSENT if value is None else str(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({crc32(text.encode()):08x})"
+
+
+def _processes(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:4])) + (f" and {len(numbers) - 4} more" if len(numbers) > 4 else "")
+    return f"process{'es' * (len(numbers) > 1)} {shown}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _facts_of_files(option: str, spec: str) -> Iterator[tuple[str, str]]:
+    """Yield the specification without the folders of its paths, and the size and first bytes of each file."""
+    parts = []
+    for part in re.split("([,=])", spec):
+        path = next((each for each in (part, part.rpartition(":")[0]) if each and Path(each).exists()), None)
+        parts.append(part if path is None else Path(path).name + part[len(path) :])
+        if path is not None:
+            for file in _files(Path(path)):
+                yield f"{option} {Path(path).name}" + f"/{file.name}" * Path(path).is_dir(), _content(file)
+    yield option, "".join(parts)
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    return sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith("."))
+
+
+def _content(file: Path) -> str:
+    with file.open("rb") as opened:
+        first = opened.read(FIRST) if file.is_file() else b""
+    return f"{file.stat().st_size} bytes (first ones {crc32(first):08x})"
