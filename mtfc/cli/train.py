@@ -95,7 +95,13 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show the line that makes the first number that is not finite",
     )
-    bad = parser.add_argument_group("steps that fail")
+    _add_faults(parser)
+    _add_hosts(parser)
+
+
+def _add_faults(parser: argparse.ArgumentParser) -> None:
+    """Add the options about steps that fail, and about the end that a cluster makes."""
+    bad = parser.add_argument_group("steps that fail, and ends")
     bad.add_argument(
         "--skip-steps",
         metavar="N-M,...",
@@ -111,13 +117,17 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         default=50,
         help="end after N steps in a row that overflow with a dynamic loss scale (default: 50)",
     )
-    kept.add_argument(
+    bad.add_argument(
         "--grace",
         metavar="S",
         type=seconds,
         default=30.0,
         help="seconds from SIGTERM until the cluster ends the process (default: 30)",
     )
+
+
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
+    """Add the place of this process among others."""
     hosts = parser.add_argument_group("several processes")
     hosts.add_argument(
         "--coordinator", metavar="HOST:PORT", help="an address of process 0 that the others reach"

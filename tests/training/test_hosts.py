@@ -282,6 +282,18 @@ def test_data_that_end_in_one_process_end_all_at_the_same_step(
     assert len(curve(files / "run")) == 5
 
 
+def test_sigterm_ends_a_wait_for_data_of_another_process(files: Path) -> None:
+    (files / "own.py").write_text(FUNCTION.replace("END", "__import__('time').sleep(60)"))
+    options = ("--data", "own:batches", "--steps", "9", "--dir", "run", "--layout", "both", "--save-every", "50")
+    group = Group(files, 2, *options)
+    wait_for_step(files / "run", 4)
+    group.started[0].send_signal(signal.SIGTERM)
+    ended = group.ended()
+    assert [status for status, _, _ in ended] == [INTERRUPTED, INTERRUPTED], ended
+    assert [each.name for each in (files / "run" / "checkpoints").iterdir()] == ["5"]
+    assert len(curve(files / "run")) == 5
+
+
 def test_a_process_that_does_not_come_is_missed(files: Path) -> None:
     place = ("--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2", "--process-id", "0")
     alone = subprocess.run(

@@ -85,7 +85,8 @@ class Checkpoints:
             if import_jax().process_count() == 1:
                 stack.callback(_clean, folder)  # after a save that has failed
             handler = ocp.CompositeCheckpointHandler(**handlers)
-            writer = stack.enter_context(ocp.AsyncCheckpointer(handler))
+            writer = ocp.AsyncCheckpointer(handler)
+            stack.callback(_close, writer)
             threads = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
             checkpoints = cls(folder, keep, writer, threads, lock)
             yield checkpoints
@@ -308,6 +309,12 @@ def _make(folder: Path) -> None:
         from jax.experimental import multihost_utils
 
         multihost_utils.sync_global_devices("mtfc: checkpoints")
+
+
+def _close(writer: Any) -> None:
+    """Close orbax's writer. `Checkpoints.wait` has shown its errors, unless another one came first."""
+    with suppress(Exception):
+        writer.close()
 
 
 def _clean(folder: Path) -> None:

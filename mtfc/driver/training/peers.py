@@ -49,7 +49,7 @@ AGAIN = "the others end, too; the same command on all processes goes on from the
 
 
 @attrs.define(eq=False)
-class Link:
+class PeerLink:
     """A connection to another process. name: the process with its pid and host."""
 
     connection: socket.socket
@@ -94,7 +94,7 @@ class Peers:
 
     index: int = 0
     count: int = 1
-    links: dict[int, Link] = attrs.field(factory=dict)
+    links: dict[int, PeerLink] = attrs.field(factory=dict)
     on_stop: Callable[[bool], None] | None = None
     changed: threading.Condition = attrs.field(factory=threading.Condition)
     rounds: int = 0
@@ -297,7 +297,7 @@ def _connect(peers: Peers, jax_state: Any) -> None:
         connection = socket.create_connection((host, port), timeout=JOINING)
         hello = {"word": word, "index": peers.index, "name": peers.name}
         connection.sendall(json.dumps(hello).encode() + b"\n")
-        peers.links[0] = Link(connection, _line(connection)["name"])
+        peers.links[0] = PeerLink(connection, _line(connection)["name"])
     except Exception as error:  # gRPC raises many kinds
         reason = str(error).strip().partition("\n")[0]
         raise Unavailable(f"{peers.name} cannot reach process 0 of {peers.count}: {reason}") from None
@@ -326,7 +326,7 @@ def _accept(peers: Peers, listener: socket.socket, word: str) -> None:
         with suppress(OSError, ValueError, KeyError, TypeError):
             hello = _line(connection)
             if hello["word"] == word:
-                peers.links[hello["index"]] = Link(connection, hello["name"])
+                peers.links[hello["index"]] = PeerLink(connection, hello["name"])
                 peers.links[hello["index"]].send(name=peers.name)
 
 

@@ -1,0 +1,176 @@
+"""Signals while a run does something else than a step: it waits for data, evaluates, or is in a step that takes long."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from threading import Event
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from mtfc.cli import main
+from mtfc.cli import train as command
+from mtfc.driver.errors import INTERRUPTED, OK
+
+MODEL = """
+dim batch = 8
+dim io = 4
+model small(x: [batch, io]) {
+  param w: [io] = normal()
+  loss = mean(square(einsum(x, w -> [batch]) - 1.0))
+  return loss
+}
+train small { minimize loss; optimizer = adam(learning_rate = 0.1) }
+"""
+
+DATA = """
+import os
+import signal
+import time
+from pathlib import Path
+import numpy as np
+
+released = None
+
+def rows(count):
+    for step in range(count):
+        yield {"x": np.full((8, 4), step, np.float32)}
+
+def slow():
+    yield from rows(3)
+    if released is not None:
+        time.sleep(0.7)
+        os.kill(os.getpid(), signal.SIGTERM)
+        released.wait(60)
+    yield from rows(3)
+
+def test():
+    yield from rows(2)
+    if released is not None:
+        time.sleep(0.7)
+        Path("seen").write_text(" ".join(os.listdir("run/checkpoints")))
+        os.kill(os.getpid(), signal.SIGTERM)
+        released.wait(60)
+    yield from rows(2)
+"""
+
+OPTIONS = ("--dir", "run", "--save-every", "1000")
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of the data; `released` ends its pauses."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+    monkeypatch.setattr(command, "leave", lambda status: status)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("slow_data", None)
+    Path("model.mtf").write_text(MODEL)
+    Path("slow_data.py").write_text(DATA)
+    import slow_data  # type: ignore[import-not-found]
+
+    slow_data.released = Event()
+    return slow_data
+
+
+def train(*options: str) -> int:
+    return main(["train", "model.mtf", "--steps", "6", *options])
+
+
+def figures(folder: str) -> list[dict[str, Any]]:
+    timed = ("seconds", "examples_per_second")
+    lines = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
+    return [{key: value for key, value in line.items() if key not in timed} for line in lines]
+
+
+def saved() -> list[str]:
+    return sorted(each.name for each in Path("run/checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "step"),
+    [
+        (("--data", "slow_data:slow"), 3),
+        (("--data", "slow_data:rows_of_six", "--eval", "slow_data:test", "--eval-every", "2"), 2),
+    ],
+)
+def test_a_signal_ends_a_wait_for_data_and_an_evaluation(
+    data: Any, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], step: int
+) -> None:
+    """What was cut off is done by the run that goes on, so that its figures are those of a run in one piece."""
+    data.rows_of_six = lambda: data.rows(6)
+    began = monotonic()
+    assert train(*options, *OPTIONS) == INTERRUPTED
+    assert monotonic() - began < 20
+    assert (
+        f"stopped after step {step}: the last checkpoint is run/checkpoints/{step}" in capsys.readouterr().err
+    )
+    assert saved() == [str(step)]
+    assert [each["step"] for each in figures("run")] == list(range(1, step + 1))
+    data.released.set()
+    data.released = None
+    assert train(*options, *OPTIONS) == OK
+    assert train(*options, "--dir", "whole") == OK
+    assert figures("run") == figures("whole")
+    assert train(*options, *OPTIONS) == OK
+    assert figures("run") == figures("whole")
+
+
+def test_a_save_comes_before_an_evaluation(data: Any) -> None:
+    data.rows_of_six = lambda: data.rows(6)
+    options = ("--data", "slow_data:rows_of_six", "--eval", "slow_data:test", "--eval-every", "2")
+    assert train(*options, "--dir", "run", "--save-every", "2") == INTERRUPTED
+    assert Path("seen").read_text() == "2"
+    data.released.set()
+
+
+LONG = """
+import os, signal, sys, time
+from threading import Timer
+from mtfc.backends.jax.jax_program import JaxProgram
+from mtfc.cli import main
+once = JaxProgram.train_step
+def step(self, state, batch):
+    if int(state.step) == 3:
+        Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        time.sleep(60)
+    return once(self, state, batch)
+JaxProgram.train_step = step
+sys.exit(main())
+"""
+
+
+def test_a_step_longer_than_the_time_of_grace_leaves_the_last_checkpoint(data: Any) -> None:
+    options = (
+        "--data",
+        "slow_data:slow",
+        "--steps",
+        "9",
+        "--dir",
+        "run",
+        "--save-every",
+        "2",
+        "--grace",
+        "6",
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    began = monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", LONG, "train", "model.mtf", *options],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert monotonic() - began < 30
+    assert ended.returncode == INTERRUPTED, ended.stderr
+    message = (
+        "the step under way takes longer than 1 s, and is not saved: the last checkpoint is run/checkpoints/2"
+    )
+    assert message in ended.stderr
+    assert saved() == ["2"]
