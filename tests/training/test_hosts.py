@@ -284,7 +284,18 @@ def test_data_that_end_in_one_process_end_all_at_the_same_step(
 
 def test_sigterm_ends_a_wait_for_data_of_another_process(files: Path) -> None:
     (files / "own.py").write_text(FUNCTION.replace("END", "__import__('time').sleep(60)"))
-    options = ("--data", "own:batches", "--steps", "9", "--dir", "run", "--layout", "both", "--save-every", "50")
+    options = (
+        "--data",
+        "own:batches",
+        "--steps",
+        "9",
+        "--dir",
+        "run",
+        "--layout",
+        "both",
+        "--save-every",
+        "50",
+    )
     group = Group(files, 2, *options)
     wait_for_step(files / "run", 4)
     group.started[0].send_signal(signal.SIGTERM)

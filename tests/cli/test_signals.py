@@ -102,7 +102,7 @@ def saved() -> list[str]:
 def test_a_signal_ends_a_wait_for_data_and_an_evaluation(
     data: Any, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], step: int
 ) -> None:
-    """What was cut off is done by the run that goes on, so that its figures are those of a run in one piece."""
+    """The run that goes on repeats the evaluation that was cut off: its figures are those of a run in one piece."""
     data.rows_of_six = lambda: data.rows(6)
     began = monotonic()
     assert train(*options, *OPTIONS) == INTERRUPTED
