@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,35 @@ def test_skipped_steps_read_their_batch_and_change_nothing(mtfc: Mtfc, folder: P
     assert [each["step"] for each in records(folder / "all" / "metrics.jsonl")] == [1, 2, 4]
     whole, other = (stored_arrays(name)["w"].read() for name in ("some", "all"))
     np.testing.assert_array_equal(whole, other)
+
+
+def test_the_batch_of_a_bad_step_is_named(mtfc: Mtfc, folder: Path) -> None:
+    """The examples that are named are those of the batch: without one of them the run goes on."""
+    arrays = dict(np.load("data.npz"))
+    arrays["x"][13, 0] = np.inf
+    (folder / "shards").mkdir()
+    for i, rows in enumerate((slice(0, 10), slice(10, 24))):
+        np.savez(f"shards/{i}.npz", **{name: x[rows] for name, x in arrays.items()})
+    options = ("train", "model.mtf", "--data", "shards", "--dir", "run")
+    found = mtfc(*options)
+    assert found.status == 1
+    (line,) = (each for each in found.err.splitlines() if "its batch: " in each)
+    named = {file: numbers for numbers, file in re.findall(r"examples? ([\d, ]+) of (shards/\d.npz)", line)}
+    assert "3" in named["shards/1.npz"].split(", ")
+    assert sum(len(each.split(", ")) for each in named.values()) == 4
+    step = re.search(r"--skip-steps (\d+)", found.err)
+    assert step is not None
+    assert mtfc(*options, "--skip-steps", step[1]).status == 0
+    (folder / "own_batches.py").write_text(
+        "import numpy as np\n"
+        "def batches():\n"
+        "    for i in range(5):\n"
+        "        yield {'x': np.full((4, 6), np.inf if i == 2 else 1, np.float32), 'labels': np.zeros(4, np.int32)}\n"
+    )
+    sys.path.insert(0, str(folder))
+    found = mtfc("train", "model.mtf", "--data", "own_batches:batches", "--steps", "4")
+    sys.path.remove(str(folder))
+    assert "its batch: item 3 of own_batches:batches" in found.err
 
 
 def test_a_dynamic_loss_scale_may_overflow_some_times(mtfc: Mtfc, folder: Path) -> None:

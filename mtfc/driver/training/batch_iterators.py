@@ -56,6 +56,9 @@ class DataSource(Protocol):
         start: a position that `state` returned, of any process.
         """
 
+    def places(self, position: Position, seed: int | None) -> str:
+        """Return the examples of the step before a position, in all processes, and their files, for a message."""
+
 
 @attrs.frozen(eq=False)
 class PositionedIterator:

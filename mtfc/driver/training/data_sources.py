@@ -117,13 +117,20 @@ class FileSource:
         return f"{self.examples.name}: {count} examples, {steps} step{'s'[: steps - 1]} an epoch{left}"
 
     def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
-        reads = StepReads(self, share, ExampleOrder(self.examples.count, seed))
+        reads = self._reads(share, seed)
         grain = import_package("grain", "grain")
         steps = self.steps_per_epoch if seed is None else sys.maxsize
         options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)
         iterator = iter(grain.MapDataset.range(steps).map(reads).to_iter_dataset(options))
         order = {"examples": self.examples.count, "per_step": self.per_step, "seed": seed}
         return PositionedIterator.at(iterator, order, start, self.examples.name)
+
+    def _reads(self, share: Share, seed: int | None) -> StepReads:
+        return StepReads(self, share, ExampleOrder(self.examples.count, seed))
+
+    def places(self, position: Position, seed: int | None) -> str:
+        reads = self._reads(Share(), seed)
+        return self.examples.places(reads.numbers(position["iterator"]["next_index"] - 1))
 
 
 @attrs.frozen
@@ -163,6 +170,14 @@ class StepReads:
         if count == 1:
             return parts[0]
         return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+
+    def numbers(self, step: int) -> Array:
+        """Return the numbers of the examples of a step, counted from 0, in the global batch."""
+        import numpy as np
+
+        per_step = self.source.per_step
+        epoch, within = divmod(step, self.source.steps_per_epoch or sys.maxsize)
+        return self.order.numbers(epoch, within * per_step + np.arange(per_step))
 
     def _batch(self, epoch: int, number: int) -> dict[str, Array]:
         """Return this process's rows of a global batch; `number` counts from the first one of the epoch."""

@@ -39,6 +39,9 @@ NAMED = re.compile(r"\w+=[^,=]+\.npy(,\w+=[^,=]+\.npy)*")
 OPEN_ARRAYS = 256
 """The number of arrays of a directory that are mapped at one time: each holds a file open."""
 
+SHOWN_EXAMPLES, SHOWN_FILES = 32, 8
+"""The most numbers of examples of a file, and the most files, that a message shows."""
+
 Open = Callable[[str], Arrays]
 """Maps the arrays of a file, by input. Raises `CompileError`."""
 
@@ -88,10 +91,32 @@ class Examples:
 
     def _place(self, number: int) -> str:
         """Return the place of an example, for a message."""
+        file, row = self._row(number)
+        return f"example {row} of {self.paths[file]}"
+
+    def _row(self, number: int) -> tuple[int, int]:
+        """Return the position of an example's file, and its row there."""
         import numpy as np
 
         file = int(np.searchsorted(self.starts, number, side="right")) - 1
-        return f"example {number - int(self.starts[file])} of {self.paths[file]}"
+        return file, number - int(self.starts[file])
+
+    def places(self, numbers: Array) -> str:
+        """Return the places of several examples, by file, for a message; of many only the first ones."""
+        rows: dict[int, list[int]] = {}
+        for file, row in map(self._row, numbers.tolist()):
+            rows.setdefault(file, []).append(row)
+        shown = [
+            f"example{'s' * (len(found) > 1)} {_first(found)} of {self.paths[file]}"
+            for file, found in sorted(rows.items())
+        ]
+        return _first(shown, SHOWN_FILES)
+
+
+def _first(found: Sequence[object], most: int = SHOWN_EXAMPLES) -> str:
+    """Return a list as text; of a long one the first elements."""
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(map(str, found[:most])) + more
 
 
 def open_examples(path: str, dtype: str | None, inputs: Sequence[DataInput]) -> Examples:

@@ -101,7 +101,7 @@ class TrainLoop:
 
     loss: the name of the minimized output. evaluate: state -> means over the evaluation data. before: the state before the
     last step, and its batch, kept to find the cause of a loss that is not finite. unevaluated: the figures of the last step while
-    its evaluation has not ended.
+    its evaluation has not ended. read: the position after the step whose loss was read last.
     """
 
     program: JaxProgram
@@ -121,6 +121,7 @@ class TrainLoop:
     overflowed: int = 0
     position: Any = None
     unevaluated: TrainingStep | None = None
+    read: Any = None
 
     def run(self, stop: Stop) -> bool:
         """Train until the last step; return False if `stop` ended the run before.
@@ -157,7 +158,7 @@ class TrainLoop:
                 error = failed
             if pending is not None:
                 self._finish(*pending)
-            pending = (step, metrics) if metrics is not None else None
+            pending = (step, metrics, self.position) if metrics is not None else None
             self.saver.check()
             if stopped or error or self._pauses(step):
                 if pending is not None:
@@ -191,7 +192,7 @@ class TrainLoop:
         at_once = step == self.schedule.total or not self.program.overlaps
         return at_once or self.keep_before or self.schedule.evaluates(step) or self.saver.is_due(step)
 
-    def _finish(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def _finish(self, step: int, metrics: Mapping[str, Any], position: Any) -> None:
         """Read the figures of a step, which waits for it. Raises `NotFinite`."""
         scalars = {name: float(value) for name, value in metrics.items() if not value.ndim}
         now = perf_counter()
@@ -200,6 +201,7 @@ class TrainLoop:
         loss = scalars.pop(self.loss)
         record = TrainingStep(step, loss, seconds, self.throughput.unit, rate, scalars, {}, self.predicted)
         self.steps.append(record)
+        self.read = position
         self.overflowed = 0 if isfinite(loss) else self.overflowed + 1
         if self.overflowed > self.schedule.overflows:
             self._show(record)

@@ -112,11 +112,11 @@ def _facts_of_files(option: str, spec: str) -> Iterator[tuple[str, str]]:
 
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
-        return [path]
+        return [path] if path.is_file() else []
     return sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith("."))
 
 
 def _content(file: Path) -> str:
     with file.open("rb") as opened:
-        first = opened.read(FIRST) if file.is_file() else b""
+        first = opened.read(FIRST)
     return f"{file.stat().st_size} bytes (first ones {crc32(first):08x})"

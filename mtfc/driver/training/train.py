@@ -243,6 +243,7 @@ class Trainer:
 
     def _train(self, loop: TrainLoop, stop: Stop, saving: Saving, first: int) -> int:
         """Run the loop and return the exit status."""
+        options = self.options
         try:
             try:
                 is_done = loop.run(stop)
@@ -252,6 +253,8 @@ class Trainer:
                 saving.at_end(loop.state, loop.position, loop.unevaluated)
         except NotFinite as error:
             self._say(f"{error}: {saving.where()}")
+            if loop.read is not None:
+                self._say(f"its batch: {self.source.places(loop.read, options.seed)}")
             self._say(remedy(int(loop.state.step) if not loop.steps else loop.steps[-1].number, self.options))
             return ERRORS
         except (UsageError, CompileError, DataOfOthers):
@@ -426,6 +429,9 @@ class DrawnSource:
 
     def description(self) -> str:
         return "one drawn batch"
+
+    def places(self, position: object, seed: int | None) -> str:
+        return f"the one that is drawn from seed {seed}"
 
     def batches(self, share: object, seed: int | None, start: object = None) -> DrawnBatches:
         return DrawnBatches(self.batch.step(0, self.accumulate))

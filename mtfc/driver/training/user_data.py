@@ -67,6 +67,11 @@ class UserSource:
         order = {"function": self.name, "seed": seed}
         return PositionedIterator.at(prefetched, order, start, self.name)
 
+    def places(self, position: Position, seed: int | None) -> str:
+        last = position["iterator"]["items"]
+        first = last - self.accumulate + 1
+        return f"item {last} of {self.name}" if first == last else f"items {first} to {last} of {self.name}"
+
     @property
     def is_sharded(self) -> bool:
         return {"shard_index", "shard_count"} <= _parameters(self.function)
