@@ -21,6 +21,7 @@ from mtfc.frontend.semantics.training.parameter_groups import (
     optimizers_of,
 )
 from mtfc.frontend.semantics.training.precision import elaborate_precision
+from mtfc.frontend.semantics.training.rounded_updates import warn_of_rounding
 from mtfc.frontend.semantics.training.step_reports import step_reports
 from mtfc.frontend.semantics.training.update_functions import elaborate_updates
 from mtfc.frontend.syntax import ast
@@ -61,7 +62,7 @@ def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Mod
         for name, type in model.slices.items()
     }
     optimizer = find_optimizer(decl.optimizer, scope, std) if decl.optimizer is not None else None
-    updates = _updates(decl, optimizer, groups, stored, scope, std)
+    updates = _updates(decl, optimizer, groups, stored, model, scope, std)
     entries = _entries(decl, groups, scope, std)
     is_scaled = precision is not None and precision.loss_scale is not None
     report = step_reports(model, decl, entries, accumulate, is_scaled, scope)
@@ -88,6 +89,7 @@ def _updates(
     optimizer: Optimizer | None,
     groups: ParameterGroups,
     stored: Mapping[str, TensorType],
+    model: Model,
     scope: Scope,
     std: Scope,
 ) -> tuple[Update, ...] | None:
@@ -104,7 +106,10 @@ def _updates(
         found.append(None)
     for each, names in optimizers:
         types = {name: stored[name] for name in names if name in stored}
-        found.append(elaborate_updates(each, types, scope) if each else None)
+        updates = elaborate_updates(each, types, scope) if each else None
+        if each is not None and updates is not None:
+            warn_of_rounding(each, updates, model.program.parameters, scope, std)
+        found.append(updates)
     if None not in found:
         _check_override(decl, groups, scope)
     right = [updates for updates in found if updates is not None]
