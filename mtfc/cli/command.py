@@ -25,6 +25,7 @@ SUBCOMMANDS = {
     "compile": "compile a file, and print any stage of it",
     "run": "execute a model, or train it for a few steps",
     "train": "train a model for hours, with checkpoints, on one process or many",
+    "eval": "print the means of a model's outputs over data, with trained parameters",
     "verify": "compare every layout on every backend with the undistributed program",
     "export": "write parameters as safetensors, under our names or those of another library",
     "import": "read parameters that another library wrote",

@@ -141,13 +141,17 @@ def add_passes(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_parameters(parser: argparse.ArgumentParser) -> None:
+def add_parameters(parser: argparse.ArgumentParser, is_required: bool = False) -> None:
     """Add the options that name parameters to start from."""
     parser.add_argument(
         "--params",
         metavar="FILE",
-        help="initial values of parameters: .npz, .safetensors, a folder of shards, or a --dir of `mtfc train` (default: drawn)",
+        required=is_required,
+        help="initial values of parameters: .npz, .safetensors, a folder of shards, or a --dir of `mtfc train`"
+        f"{'' if is_required else ' (default: drawn)'}",
     )
     parser.add_argument(
-        "--params-partial", action="store_true", help="draw the parameters that --params lacks from --seed"
+        "--params-partial",
+        action="store_true",
+        help="draw the parameters that --params lacks from --seed, and leave out those of a run that the model lacks",
     )

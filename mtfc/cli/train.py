@@ -18,7 +18,7 @@ from mtfc.cli.options import (
     seed,
 )
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import TrainOptions
+from mtfc.driver.options import Metric, TrainOptions
 from mtfc.driver.training.hosts import Hosts, keep_libraries_quiet
 from mtfc.driver.training.train import train as train_model
 
@@ -55,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--eval-batches", metavar="N", type=count, help="batches of an evaluation (default: all)"
     )
     length.add_argument(
+        "--stop-early",
+        metavar="N",
+        type=count,
+        help="end after N evaluations in a row without a better mean: of the metric of --keep-best, or of the loss",
+    )
+    length.add_argument(
         "--seed",
         metavar="N",
         type=seed,
@@ -79,6 +85,12 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
     )
     kept.add_argument(
         "--keep", metavar="N", type=count, default=3, help="keep the newest N checkpoints (default: 3)"
+    )
+    kept.add_argument(
+        "--keep-best",
+        metavar="METRIC",
+        type=_metric,
+        help="also keep the checkpoint of the best evaluation, by `loss`, `NAME:max` or `NAME:min`",
     )
     kept.add_argument("--fresh", action="store_true", help="start over; earlier results in --dir are renamed")
     shown = parser.add_argument_group("figures")
@@ -153,6 +165,14 @@ def _index(text: str) -> int:
     return int(text)
 
 
+def _metric(text: str) -> Metric:
+    """Return a metric such as `accuracy:max`, as an option's type."""
+    name, colon, direction = text.partition(":")
+    if not name or (colon and direction not in ("max", "min")):
+        raise argparse.ArgumentTypeError(f"expected a mean such as loss or accuracy:max, not `{text}`")
+    return Metric(name, direction == "max" if colon else None)
+
+
 def _ranges(text: str) -> tuple[range, ...]:
     """Return ranges of steps from `7,20-23`, as an option's type."""
     found = []
@@ -200,6 +220,6 @@ def _options(options: argparse.Namespace) -> TrainOptions:
 NAMES = (
     *("file", "steps", "epochs", "data", "eval", "eval_every", "eval_batches", "params", "params_partial"),
     *("seed", "folder", "save_every", "save_minutes", "keep", "fresh", "log", "tensorboard", "profile"),
-    *("target", "debug_nans", "skipped", "bad_steps", "grace"),
+    *("target", "debug_nans", "skipped", "bad_steps", "grace", "keep_best", "stop_early"),
 )
 """The options that have the same name in the driver."""

@@ -58,13 +58,22 @@ class RunOptions:
 
 
 @attrs.frozen
+class Metric:
+    """A mean of an evaluation that says how good parameters are. is_best_high: None leaves it to the training's loss."""
+
+    name: str
+    is_best_high: bool | None = None
+
+
+@attrs.frozen
 class TrainOptions:
     """The options of a training run. None leaves a choice to the data or to the length of the run.
 
     folder: of checkpoints and `metrics.jsonl`; without it nothing is kept. save_every: steps. save_minutes: minutes. keep: the
     number of newest checkpoints that stay. fresh: start over although there are checkpoints. target: the machine whose predicted
     time of a step is shown. skipped: ranges of steps that read their batch and change nothing. bad_steps: the most steps in a row
-    that may overflow with a dynamic loss scale. grace: seconds from SIGTERM to the end that a cluster makes.
+    that may overflow with a dynamic loss scale. grace: seconds from SIGTERM to the end that a cluster makes. keep_best: the mean
+    whose best checkpoint is kept, too. stop_early: end after so many evaluations in a row without a better mean.
     """
 
     file: str
@@ -91,6 +100,8 @@ class TrainOptions:
     skipped: tuple[range, ...] = ()
     bad_steps: int = 50
     grace: float = 30.0
+    keep_best: Metric | None = None
+    stop_early: int | None = None
     hosts: Hosts = attrs.field(factory=Hosts)
 
     def check(self) -> None:
@@ -106,9 +117,29 @@ class TrainOptions:
             raise UsageError("--eval-every goes with --eval, the data to evaluate on")
         if self.eval_batches is not None and self.eval is None:
             raise UsageError("--eval-batches goes with --eval, the data to evaluate on")
+        if self.keep_best is not None and (self.eval is None or self.folder is None):
+            raise UsageError(
+                "--keep-best goes with --eval, the data to evaluate on, and --dir, the folder for checkpoints"
+            )
+        if self.stop_early is not None and self.eval is None:
+            raise UsageError("--stop-early goes with --eval, the data to evaluate on")
         for option, value in (("--save-every", self.save_every), ("--save-minutes", self.save_minutes)):
             if value is not None and self.folder is None:
                 raise UsageError(f"{option} goes with --dir, the folder for checkpoints")
+
+
+@attrs.frozen
+class EvalOptions:
+    """The options of an evaluation. data: as `mtfc train` takes it. batches: the most batches of data, or None for all."""
+
+    file: str
+    data: str
+    params: str
+    choice: Choice = attrs.field(factory=Choice)
+    params_partial: bool = False
+    averages: bool = False
+    batches: int | None = None
+    seed: int = 0
 
 
 @attrs.frozen

@@ -60,15 +60,42 @@ def step_line(step: TrainingStep, total: int) -> str:
     return "  ".join(parts)
 
 
+def evaluation_table(means: Mapping[str, float]) -> str:
+    """Return the means of an evaluation as a table."""
+    return "\n".join(aligned([(f"eval {name}", f"{value:.6f}") for name, value in means.items()], indent=""))
+
+
+@attrs.frozen
+class EvaluationSummary:
+    """The means of the outputs of a model over data."""
+
+    means: Mapping[str, float]
+    layout: str
+    mesh: Mapping[str, int]
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record; numbers that are not finite are None."""
+        means = {name: finite(value) for name, value in self.means.items()}
+        return {"layout": self.layout, "mesh": dict(self.mesh), "eval": means}
+
+    def table(self) -> str:
+        return evaluation_table(self.means)
+
+
 @attrs.frozen
 class TrainingSummary:
-    """The figures of a training run that has ended. steps: those of this run. first: the number of steps before this run."""
+    """The figures of a training run that has ended. steps: those of this run. first: the number of steps before this run.
+
+    evaluation: of a run that had ended before. best: the best checkpoint, if a metric says which one it is.
+    """
 
     steps: Sequence[TrainingStep]
     first: int
     layout: str
     mesh: Mapping[str, int]
     checkpoint: str | None = None
+    evaluation: Mapping[str, float] = attrs.field(factory=dict)
+    best: str | None = None
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
@@ -84,12 +111,13 @@ class TrainingSummary:
             **({f"{last.unit}_per_second": self._rate()} if last else {}),
             "predicted_step_seconds": last.predicted if last else None,
             "checkpoint": self.checkpoint,
+            **({} if self.best is None else {"best_checkpoint": self.best}),
         }
 
     def table(self) -> str:
-        """Return the figures as a table; empty if no step ran."""
+        """Return the figures as a table; only those of an evaluation if no step ran."""
         if not self.steps:
-            return ""
+            return evaluation_table(self.evaluation)
         first, last = self.steps[0], self.steps[-1]
         seconds = self._seconds()
         rows = [
@@ -100,11 +128,12 @@ class TrainingSummary:
             ("throughput", f"{self._rate():,.0f} {last.unit}/s"),
             *([] if last.predicted is None else [("predicted step time", f"{1000 * last.predicted:.2f} ms")]),
             *([] if self.checkpoint is None else [("checkpoint", self.checkpoint)]),
+            *([] if self.best is None else [("best checkpoint", self.best)]),
         ]
         return "\n".join(aligned(rows, indent=""))
 
     def _evaluation(self) -> Mapping[str, float]:
-        return next((step.evaluation for step in reversed(self.steps) if step.evaluation), {})
+        return next((step.evaluation for step in reversed(self.steps) if step.evaluation), self.evaluation)
 
     def _seconds(self) -> float | None:
         """Return the median time of a step; the first one is left out, as it compiles."""

@@ -363,17 +363,21 @@ def steps_written(folder: Path) -> list[str]:
 
 
 def test_checkpoints_as_parameters(files: Path, mtfc: Mtfc) -> None:
-    """`--params` takes a run, its newest checkpoint, or another one; a model takes the parameters that it shares."""
+    """`--params` takes a run, its newest checkpoint, or another one; a model with fewer parameters has to say so."""
     place = files / "run" / "checkpoints"
     w = {step: read_parameter(place / step, About.read(place / step), "w") for step in ("2", "4")}
     assert not np.array_equal(w["2"], w["4"])
     x = np.ones((8, 4), np.float32)
     np.savez("x.npz", x=x)
     for path, step in (("run", "4"), ("run/checkpoints", "4"), ("run/checkpoints/2", "2")):
-        used = mtfc(
-            "run", "model.mtf", "--model", "use", "--params", path, "--data", "x.npz", "--save", "h.npz"
-        )
+        options = ("--model", "use", "--params", path, "--data", "x.npz", "--save", "h.npz")
+        refused = mtfc("run", "model.mtf", *options)
+        assert refused.status == ERRORS
+        assert f"{path} has an array `v`, which is no parameter" in refused.err
+        assert "`--params-partial` leaves the others out" in refused.err
+        used = mtfc("run", "model.mtf", *options, "--params-partial")
         assert used.status == OK and quiet(used), used.err
+        assert "parameters of another model are left out: v" in used.err
         np.testing.assert_allclose(np.load("h.npz")["h"], np.tanh(x @ w[step]), rtol=1e-5)
     written = mtfc("export", "model.mtf", "--params", "run", "-o", "w.npz")
     assert written.status == OK, written.err
@@ -387,7 +391,18 @@ def test_checkpoints_as_parameters(files: Path, mtfc: Mtfc) -> None:
 def test_averages_of_a_checkpoint(files: Path, mtfc: Mtfc) -> None:
     (files / "model.mtf").write_text(MODEL.replace("minimize loss\n", "minimize loss\n  average = 0.9\n"))
     assert train(mtfc, "--steps", "5", "--dir", "new").status == OK
-    options = ("run", "model.mtf", "--model", "use", "--params", "new", "--data", "x.npz", "--save")
+    options = (
+        "run",
+        "model.mtf",
+        "--model",
+        "use",
+        "--params",
+        "new",
+        "--params-partial",
+        "--data",
+        "x.npz",
+        "--save",
+    )
     np.savez("x.npz", x=np.ones((8, 4), np.float32))
     assert mtfc(*options, "last.npz").status == OK
     averaged = mtfc(*options, "averaged.npz", "--averages")
@@ -401,7 +416,7 @@ def test_damaged_parameters(files: Path, mtfc: Mtfc, damage: Any) -> None:
     place = files / "run" / "checkpoints" / "4"
     for path in [*(place / "state" / "d").iterdir(), place / "about" / "about.json"]:
         damage(path)
-        used = mtfc("run", "model.mtf", "--model", "use", "--params", "run")
+        used = mtfc("run", "model.mtf", "--model", "use", "--params", "run", "--params-partial")
         assert used.status == ERRORS and "Traceback" not in used.err
         assert "error[E501]: cannot read arrays: " in used.err
     shutil.rmtree(files / "run" / "checkpoints")

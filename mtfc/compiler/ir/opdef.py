@@ -224,7 +224,7 @@ has. kernel: reads all operands.
 Trait = Literal[
     "dot", "window", "fold", "add", "subtract", "multiply", "divide", "square", "sum", "is_argmax",
     "cast", "stop_gradient",
-    "extremum", "mask", "constant", "filled", "random", "training", "step_number",
+    "extremum", "maximum", "mask", "constant", "filled", "random", "training", "step_number",
     "rename", "reshape", "transpose", "broadcast", "slice", "shift", "indexes", "scatter",
     "placement", "sends", "reshard", "all_reduce", "all_gather",
 ]  # fmt: skip

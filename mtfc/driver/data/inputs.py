@@ -230,22 +230,26 @@ def stored_parameters(
 
     averages: take the averages of parameters that the file has averages of. Raises `CompileError` (E501 to E505), `UsageError`
     for a file without averages, and `Unavailable`. A file of `--save` also holds the losses as `loss`, which is ignored unless
-    a parameter is called `loss`, and perhaps averages. A checkpoint may belong to another model of the file, so its other
-    parameters are ignored.
+    a parameter is called `loss`, and perhaps averages. A checkpoint may belong to another model of the file: with `partial` its
+    other parameters are left out, and named.
     """
-    is_checkpoint = newest_checkpoint(Path(path)) is not None
+    may_have_others = partial and newest_checkpoint(Path(path)) is not None
     declared = {parameter.name: parameter for parameter in program.parameters}
     fitting = Fitting(path, _of_parameters(path, declared, averages))
+    others: list[str] = []
     for name, array in fitting.arrays.items():
         if name not in declared:
-            if not is_checkpoint:
-                _unknown(name, declared, fitting)
+            others.append(name)
             continue
         type, span = declared[name].type, declared[name].span
         if array.shape != tuple(dim.size for dim in type.dims):
             fitting.misshaped("parameter", name, type, span)
         else:
             fitting.accepts("parameter", name, type, span)
+    for name in others if not may_have_others else ():
+        _unknown(name, declared, fitting)
+    if others and may_have_others:
+        say(f"{path}: parameters of another model are left out: {', '.join(others)}")
     for name in declared:
         if name not in fitting.arrays and not partial:
             fitting.missing("parameter", name, declared[name].span, taken=declared, otherwise=PARTIAL)
@@ -273,6 +277,8 @@ def _unknown(name: str, declared: Iterable[str], fitting: Fitting) -> None:
     if name != "loss":
         near = nearest(name, declared)
         help = f"did you mean `{near}`?" if near else f"the model has {listed(declared)}"
+        if newest_checkpoint(Path(fitting.path)) is not None:
+            help += "; for a model with fewer parameters, `--params-partial` leaves the others out"
         fitting.error(
             "E505", f"{fitting.path} has an array `{name}`, which is no parameter", whole(fitting.path), help
         )

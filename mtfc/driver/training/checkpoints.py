@@ -57,8 +57,8 @@ class NotFinite(Exception):
 class Checkpoints:
     """The checkpoints in a folder. Use as a context: the end waits for the last checkpoint to be written.
 
-    keep: the number of newest ones that stay. lock: the right of the process that leads to write to the folder. under_way: the
-    end of the last save; the result is None, or an error.
+    keep: the number of newest ones that stay. best: the step of another one that stays. lock: the right of the process that leads
+    to write to the folder. under_way: the end of the last save; the result is None, or an error.
     """
 
     folder: Path
@@ -67,6 +67,7 @@ class Checkpoints:
     threads: ThreadPoolExecutor
     lock: RunLock | None = None
     under_way: Future[None] | None = None
+    best: int | None = None
 
     @classmethod
     @contextmanager
@@ -133,7 +134,8 @@ class Checkpoints:
     def _finish(self) -> None:
         """Wait for orbax, then remove the oldest checkpoints."""
         self.writer.wait_until_finished()
-        for step in self.steps[: -self.keep] if import_jax().process_index() == 0 else ():
+        old = self.steps[: -self.keep] if import_jax().process_index() == 0 else ()
+        for step in (each for each in old if each != self.best):
             removed = self.folder / f"{step}.removed"
             self.place(step).rename(removed)
             shutil.rmtree(removed, ignore_errors=True)
@@ -242,6 +244,13 @@ class Saving:
         steps = self.checkpoints.steps if self.checkpoints is not None else []
         return str(self.checkpoints.place(steps[-1])) if self.checkpoints is not None and steps else None
 
+    @property
+    def best(self) -> str | None:
+        """The checkpoint of the best evaluation."""
+        if self.checkpoints is None or self.checkpoints.best not in self.checkpoints.steps:
+            return None
+        return str(self.checkpoints.place(self.checkpoints.best))
+
     def is_due(self, step: int) -> bool:
         return step == self.next
 
@@ -254,6 +263,15 @@ class Saving:
         self.checkpoints.save(state, self.about)
         self.next = step + (self.every or self._steps_of_minutes((now - self.since) / (step - before)))
         self.since = now
+
+    def save_best(self, step: int, state: Any, position: Any) -> None:
+        """Write a checkpoint of the best evaluation, unless the step has one; the next one is due as before."""
+        assert self.checkpoints is not None
+        if self.about.step != step:
+            self.about = attrs.evolve(self.about, step=step, data=position, unevaluated=None)
+            self.since = monotonic()
+            self.checkpoints.save(state, self.about)
+        self.checkpoints.best = step
 
     def check(self) -> None:
         """Raise the error of a save that has failed. One of several processes must not end at another step than the others."""

@@ -35,11 +35,12 @@ THREADS = 2
 """The number of threads that read examples from files."""
 
 
-def open_source(spec: str, program: Program, accumulate: int = 1) -> DataSource:
+def open_source(spec: str, program: Program, accumulate: int = 1, takes_rest: bool = False) -> DataSource:
     """Open data for the undistributed model. Raises `CompileError` (E501 to E504, E506), `UsageError` and `Unavailable`.
 
     spec: a file `.npz` or `.npy`, `NAME=FILE.npy,...` for several inputs, `FILE:DTYPE` for a file of tokens, a directory of such
-    files, or `MODULE:FUNCTION`. accumulate: the number of micro-batches of a step.
+    files, or `MODULE:FUNCTION`. accumulate: the number of micro-batches of a step. takes_rest: the data may have fewer
+    examples than a step takes.
     """
     inputs = data_inputs(program)
     if not inputs:
@@ -47,7 +48,8 @@ def open_source(spec: str, program: Program, accumulate: int = 1) -> DataSource:
     if _is_function(spec):
         return load_function(spec, inputs, accumulate)
     try:
-        return FileSource(open_examples(*_location(spec), inputs), inputs, accumulate).checked()
+        source = FileSource(open_examples(*_location(spec), inputs), inputs, accumulate)
+        return source if takes_rest and source.examples.count else source.checked()
     except OSError as error:
         raise UsageError(f"{spec}: {reason_of(error)}") from None
 
@@ -96,6 +98,16 @@ class FileSource:
     @property
     def steps_per_epoch(self) -> int:
         return self.examples.count // self.per_step
+
+    @property
+    def rest(self) -> int:
+        """Number of examples after the last whole step."""
+        return self.examples.count % self.per_step
+
+    def rest_batch(self, share: Share, inputs: Sequence[DataInput]) -> dict[str, Array]:
+        """Return this process's rows of the examples after the last whole step of one batch, for a model with these inputs."""
+        order = ExampleOrder(self.examples.count, None)
+        return StepReads(attrs.evolve(self, inputs=inputs), share, order).batch(0, self.steps_per_epoch)
 
     def checked(self) -> FileSource:
         """Return this source. Raises `UsageError` if it has too few examples for one step."""
@@ -166,7 +178,7 @@ class StepReads:
 
         epoch, within = divmod(step, self.source.steps_per_epoch)
         count = self.source.accumulate
-        parts = [self._batch(epoch, within * count + i) for i in range(count)]
+        parts = [self.batch(epoch, within * count + i) for i in range(count)]
         if count == 1:
             return parts[0]
         return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
@@ -179,7 +191,7 @@ class StepReads:
         epoch, within = divmod(step, self.source.steps_per_epoch or sys.maxsize)
         return self.order.numbers(epoch, within * per_step + np.arange(per_step))
 
-    def _batch(self, epoch: int, number: int) -> dict[str, Array]:
+    def batch(self, epoch: int, number: int) -> dict[str, Array]:
         """Return this process's rows of a global batch; `number` counts from the first one of the epoch."""
         examples = self.source.examples
         known: dict[Ranges, Array] = {}  # inputs mostly have the same rows

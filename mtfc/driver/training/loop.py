@@ -6,7 +6,7 @@ position in the data is taken before the next batch is read ahead, so that a che
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +24,7 @@ from mtfc.reports.training_report import TrainingStep
 if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import JaxProgram, TrainState
     from mtfc.driver.training.batch_iterators import BatchIterator
+    from mtfc.driver.training.best import Evaluations
 
 
 class Saver(Protocol):
@@ -38,6 +39,9 @@ class Saver(Protocol):
 
         position: of the data after the step. unevaluated: the step's figures if an evaluation follows.
         """
+
+    def save_best(self, step: int, state: TrainState, position: Any) -> None:
+        """Write a checkpoint that stays, unless the step has one."""
 
     def check(self) -> None:
         """Raise the error of a save that has failed: `NotFinite` or `Unavailable`. Called after each step."""
@@ -75,6 +79,15 @@ def next_of_all(batches: BatchIterator, stop: Stop) -> Mapping[str, Any]:
     return batch
 
 
+def iter_batches(batches: BatchIterator, stop: Stop) -> Iterator[Mapping[str, Any]]:
+    """Yield the batches of one pass. Raises `Stopped`."""
+    while True:
+        try:
+            yield next_of_all(batches, stop)
+        except StopIteration:
+            return
+
+
 @attrs.frozen
 class Schedule:
     """The steps after which something happens, by number from 1.
@@ -99,9 +112,10 @@ class Schedule:
 class TrainLoop:
     """A training run under way.
 
-    loss: the name of the minimized output. evaluate: state -> means over the evaluation data. before: the state before the
-    last step, and its batch, kept to find the cause of a loss that is not finite. unevaluated: the figures of the last step while
-    its evaluation has not ended. read: the position after the step whose loss was read last.
+    loss: the name of the minimized output. evaluate: state -> means over the evaluation data. evaluations: those so far, if the
+    best of them counts. before: the state before the last step, and its batch, kept to find the cause of a loss that is not
+    finite. unevaluated: the figures of the last step while its evaluation has not ended. read: the position after the step whose
+    loss was read last.
     """
 
     program: JaxProgram
@@ -114,6 +128,7 @@ class TrainLoop:
     evaluate: Callable[[TrainState], dict[str, float]]
     saver: Saver
     sinks: Sequence[Sink]
+    evaluations: Evaluations | None = None
     keep_before: bool = False
     before: tuple[TrainState, Mapping[str, Any]] | None = None
     steps: list[TrainingStep] = attrs.field(factory=list)
@@ -137,7 +152,7 @@ class TrainLoop:
         except Stopped:
             return False
         error: Exception | None = None
-        while step < self.schedule.total:
+        while step < self.schedule.total and not self.ends_early:
             self._keep(batch)
             metrics: Mapping[str, Any] | None = None
             if self.schedule.skips(step + 1):
@@ -171,6 +186,11 @@ class TrainLoop:
             if stopped:
                 return step == self.schedule.total
         return True
+
+    @property
+    def ends_early(self) -> bool:
+        """True if the evaluations have not become better for some time."""
+        return self.evaluations is not None and self.evaluations.is_over
 
     def _next(self, stop: Stop) -> Mapping[str, Any]:
         return self.program.place(next_of_all(self.batches, stop), self.program.step_inputs)
@@ -231,9 +251,12 @@ class TrainLoop:
         return False
 
     def _evaluate(self, step: TrainingStep) -> TrainingStep:
-        """Evaluate the state, and show the figures of its step with those of the evaluation. Raises `Stopped`."""
-        step = attrs.evolve(step, evaluation=self.evaluate(self.state))
+        """Evaluate the state, keep it if it is the best, and show the figures of its step. Raises `Stopped`."""
+        means = self.evaluate(self.state)
+        step = attrs.evolve(step, evaluation=means)
         self.unevaluated = None
+        if self.evaluations and self.evaluations.add(step.number, means) and self.evaluations.keeps:
+            self.saver.save_best(step.number, self.state, self.position)
         self._show(step)
         return step
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from hashlib import sha256
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -26,10 +25,13 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import TrainOptions
 from mtfc.driver.running import execution
 from mtfc.driver.running.nan_search import StepInputs, find_not_finite
+from mtfc.driver.running.remainder import Resizing
 from mtfc.driver.training.batch_iterators import BatchIterator, DataSource
+from mtfc.driver.training.best import EVALUATIONS_FILE, Evaluations, metric_of
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds
 from mtfc.driver.training.data_sources import open_source
-from mtfc.driver.training.loop import DataOfOthers, Schedule, TrainLoop, next_of_all
+from mtfc.driver.training.evaluation import DataEvaluation
+from mtfc.driver.training.loop import DataOfOthers, Schedule, TrainLoop
 from mtfc.driver.training.metrics import (
     JsonLines,
     Lines,
@@ -42,7 +44,7 @@ from mtfc.driver.training.metrics import (
 from mtfc.driver.training.peers import Peers, watched_peers
 from mtfc.driver.training.run_lock import RunLock
 from mtfc.driver.training.same_run import check_same, facts_of
-from mtfc.driver.training.signals import Stop, stop_by_signal
+from mtfc.driver.training.signals import Stop, Stopped, stop_by_signal
 from mtfc.reports.training_report import TrainingStep, TrainingSummary
 
 if TYPE_CHECKING:
@@ -88,13 +90,15 @@ def train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finishe
         raise UsageError(
             f"model {program.name} cannot be trained: the file has no `train {program.name}` block"
         )
+    if options.keep_best is not None or options.stop_early is not None:
+        metric_of(options.keep_best, program)
     predicted = _predicted(options, selection, sources)
     options.hosts.join(case.mesh.devices)
     allocator.use_one_heap()
     use_compilation_cache()
     with watched_peers() as peers:
         try:
-            return Trainer.start(options, program, case, predicted, to, peers).run()
+            return Trainer.start(options, selection, sources, predicted, to, peers).run()
         except RuntimeError as error:  # XLA's error of a collective without all its processes
             if peers.count == 1:
                 raise
@@ -147,7 +151,7 @@ class Trainer:
     to: TextIO | None
     on_devices: JaxProgram
     source: DataSource
-    evaluation: DataSource | None
+    evaluation: DataEvaluation | None
     total: int
     peers: Peers
 
@@ -155,8 +159,8 @@ class Trainer:
     def start(
         cls,
         options: TrainOptions,
-        program: Program,
-        case: LayoutOnMesh,
+        selection: Selection,
+        sources: Sources,
         predicted: float | None,
         to: TextIO | None,
         peers: Peers,
@@ -164,16 +168,18 @@ class Trainer:
         """Open the data, compare it and the rest with the other processes, and load the program."""
         from mtfc.backends.jax.jax_program import JaxProgram
 
+        program, case = selection.program, selection.cases[0]
         assert program.training is not None
         leads = peers.index == 0
         accumulate = program.training.accumulate
         source = _source(options, program, accumulate, leads)
-        evaluation = open_source(options.eval, program) if options.eval else None
-        if evaluation is not None and leads:
-            say(f"evaluation: {evaluation.description()}")
+        evaluation = None
+        if options.eval:
+            resizing = Resizing(options.file, options.choice, sources, selection)
+            evaluation = DataEvaluation.open(options.eval, options.eval_batches, selection, resizing, leads)
         if peers.count > 1:
-            sources = {"--data": source, "--eval": evaluation}
-            check_same(peers.gather(facts_of(options, fingerprint(program), case, sources)))
+            data = {"--data": source, "--eval": evaluation.source if evaluation else None}
+            check_same(peers.gather(facts_of(options, fingerprint(program), case, data)))
         total = _total(options, source)
         on_devices = JaxProgram.of(execution.source(case.lower(program), "jax"))
         return cls(options, program, case, predicted, to, on_devices, source, evaluation, total, peers)
@@ -198,9 +204,13 @@ class Trainer:
             stop = stack.enter_context(stop_by_signal(Stop(options.grace, self.peers, saving.standing)))
             sinks = self._sinks(stack, first, first - (unevaluated is not None))
             loop = self._loop(state, batches, saving, sinks, unevaluated, stop)
+            if checkpoints is not None and loop.evaluations is not None and loop.evaluations.keeps:
+                checkpoints.best = loop.evaluations.best
             status = self._train(loop, stop, saving, first)
             cause = self._cause(loop) if status == ERRORS and loop.before is not None else None
-        summary = TrainingSummary(loop.steps, first, self.case.name, dict(self.case.mesh.axes), saving.last)
+            ended = self._evaluated_at_once(loop, stop) if status == OK and not loop.steps else {}
+        mesh = dict(self.case.mesh.axes)
+        summary = TrainingSummary(loop.steps, first, self.case.name, mesh, saving.last, ended, saving.best)
         return FinishedTraining(status, summary, self.leads, cause, stop.leaves_thread)
 
     def _save(self, loop: TrainLoop, saving: Saving) -> None:
@@ -237,6 +247,7 @@ class Trainer:
             partial(self._evaluate, stop),
             saving,
             sinks,
+            self._evaluations(int(state.step)),
             self.options.debug_nans,
             unevaluated=unevaluated,
         )
@@ -262,6 +273,10 @@ class Trainer:
             raise
         if not is_done:
             self._say(f"stopped after step {int(loop.state.step)}: {saving.where()}")
+        elif int(loop.state.step) < self.total:
+            assert loop.evaluations is not None
+            since = f"the best {loop.evaluations.metric.name} is that of step {loop.evaluations.best}"
+            self._say(f"ended early after step {int(loop.state.step)}: {since}")
         elif int(loop.state.step) == first:
             self._say(
                 f"step {self.total} is reached already: train longer with --steps, or start over with --fresh"
@@ -341,6 +356,13 @@ class Trainer:
         scale = self.program.training.loss_scale if self.program.training else None
         return self.options.bad_steps if scale is not None and scale.is_dynamic else 0
 
+    def _evaluated_at_once(self, loop: TrainLoop, stop: Stop) -> dict[str, float]:
+        """Return the evaluation of a run that has ended before."""
+        try:
+            return self._evaluate(stop, loop.state) if self.evaluation is not None else {}
+        except Stopped:
+            return {}
+
     def _evaluate(self, stop: Stop, state: TrainState) -> dict[str, float]:
         """Return the means of the outputs; with `average` in the `train` block also those of the averaged parameters.
 
@@ -359,18 +381,17 @@ class Trainer:
 
     def _means(self, params: Mapping[str, Any], stop: Stop) -> dict[str, float]:
         """Return the means of the outputs with at most one dimension over the evaluation data, or its first batches."""
-        from jax import numpy as jnp
-
         assert self.evaluation is not None
-        sums: dict[str, float] = {}
-        count = 0
-        with closing(self.evaluation.batches(self.on_devices.share, None)) as batches:
-            for batch in islice(iter_batches(batches, stop), self.options.eval_batches):
-                outputs = self.on_devices.forward(params, batch)
-                means = {name: jnp.mean(x.astype(jnp.float32)) for name, x in outputs.items() if x.ndim < 2}
-                sums = {name: sums.get(name, 0.0) + float(mean) for name, mean in means.items()}
-                count += 1
-        return {name: value / count for name, value in sums.items()}
+        return self.evaluation.means(params, stop)
+
+    def _evaluations(self, first: int) -> Evaluations | None:
+        """Return the evaluations before this run, if the best of them counts. Raises `UsageError`."""
+        keep, early = self.options.keep_best, self.options.stop_early
+        if keep is None and early is None:
+            return None
+        folder = Path(self.options.folder) if self.options.folder else None
+        metric = metric_of(keep, self.program)
+        return Evaluations.read(metric, early, keep is not None, folder, first, self.leads)
 
     def _sinks(self, stack: ExitStack, first: int, after: int) -> list[Sink]:
         """Open the receivers of figures: a profiler in each process, the others in process 0 alone.
@@ -453,15 +474,6 @@ class DrawnBatches:
         pass
 
 
-def iter_batches(batches: BatchIterator, stop: Stop) -> Iterator[Mapping[str, Any]]:
-    """Yield the batches of one pass. Raises `Stopped`."""
-    while True:
-        try:
-            yield next_of_all(batches, stop)
-        except StopIteration:
-            return
-
-
 def _total(options: TrainOptions, source: DataSource) -> int:
     """Return the number of the last step: `--steps`, or so many passes over the data, by default one."""
     if options.steps is not None:
@@ -497,7 +509,7 @@ def _wait_for_others(name: str) -> None:
 
 def _move_aside(folder: Path) -> None:
     """Rename the results of an earlier run in the folder, so that nothing is lost."""
-    for name in (CHECKPOINTS, METRICS):
+    for name in (CHECKPOINTS, METRICS, EVALUATIONS_FILE):
         place = folder / name
         if place.exists():
             number = next(i for i in range(1, 10**6) if not (folder / f"{name}.{i}").exists())

@@ -1,0 +1,170 @@
+"""Evaluation: the means of a model's outputs over all rows of some data, while a run trains and for `mtfc eval`.
+
+The rows after the last whole batch take a second compilation. Each batch weighs by its number of rows; an output that is a mean
+over a count of the data, such as the tokens of a mask, weighs by that count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from itertools import islice
+from math import fsum
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from mtfc.backends.common.devices import import_jax
+from mtfc.compiler.analysis.output_weights import with_weights
+from mtfc.compiler.ir.core import Program
+from mtfc.driver.data.inputs import given_parameters
+from mtfc.driver.errors import UsageError, say
+from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import EvalOptions
+from mtfc.driver.running import execution
+from mtfc.driver.running.remainder import Resizing
+from mtfc.driver.training.batch_iterators import DataSource
+from mtfc.driver.training.data_inputs import data_inputs
+from mtfc.driver.training.data_sources import FileSource, open_source
+from mtfc.driver.training.loop import iter_batches
+from mtfc.driver.training.signals import Stop
+from mtfc.reports.training_report import EvaluationSummary
+
+if TYPE_CHECKING:
+    from mtfc.backends.jax.jax_program import JaxProgram
+
+Means = dict[str, float]
+"""The means of the outputs by name."""
+
+
+@attrs.frozen(eq=False)
+class Forward:
+    """The forward pass on devices. rows: of a batch. counts: output -> the output with its count, of those with a count."""
+
+    on_devices: JaxProgram
+    rows: int
+    counts: Mapping[str, str]
+
+    @classmethod
+    def of(cls, program: Program, case: LayoutOnMesh, rows: int) -> Forward:
+        from mtfc.backends.jax.jax_program import JaxProgram
+
+        counted, counts = with_weights(program)
+        lowered = case.lower(counted)
+        forward = attrs.evolve(lowered, functions=(lowered.function("forward"),))
+        return cls(JaxProgram.of(execution.source(forward, "jax")), rows, counts)
+
+    def batch(self, params: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+        """Return the mean and the weight of each output with at most one dimension."""
+        jax = import_jax()
+        jnp = jax.numpy
+        outputs = self.on_devices.forward(self._placed(params), batch)
+        found = {name: jnp.mean(x.astype(jnp.float32)) for name, x in outputs.items() if x.ndim < 2}
+        numbers = {name: float(x) for name, x in jax.device_get(found).items()}
+        weights = {name: numbers[count] for name, count in self.counts.items()}
+        names = [name for name in numbers if name not in self.counts.values()]
+        return {name: (numbers[name], weights.get(name, float(self.rows))) for name in names}
+
+    def _placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters as this program places them: the layout of fewer rows may lack rules."""
+        put, structs = import_jax().device_put, self.on_devices.abstract("params")
+        return {
+            name: x if x.sharding == structs[name].sharding else put(x, structs[name].sharding)
+            for name, x in params.items()
+        }
+
+
+@attrs.frozen(eq=False)
+class DataEvaluation:
+    """Data to evaluate on, and the forward pass for its batches.
+
+    rest: the forward pass of the rows after the last whole batch, and these rows. most: the most batches to evaluate.
+    """
+
+    source: DataSource
+    forward: Forward
+    rest: tuple[Forward, Mapping[str, Any]] | None
+    most: int | None
+
+    @classmethod
+    def open(
+        cls, spec: str, most: int | None, selection: Selection, resizing: Resizing, leads: bool
+    ) -> DataEvaluation:
+        """Open the data and compile the forward pass. Raises `CompileError`, `UsageError` and `Unavailable`."""
+        program, case = selection.program, selection.cases[0]
+        source = open_source(spec, program, takes_rest=True)
+        rows = source.examples.dim.size if isinstance(source, FileSource) else 1
+        forward = Forward.of(program, case, rows)
+        rest = _rest(source, resizing, most, leads) if isinstance(source, FileSource) else None
+        if leads:
+            say(f"evaluation: {_described(source, rest is not None)}")
+        return cls(source, forward, rest, most)
+
+    def means(self, params: Mapping[str, Any], stop: Stop) -> Means:
+        """Return the means over the data, or over its first batches. Raises `Stopped`."""
+        parts = [forward.batch(params, batch) for forward, batch in self._batches(stop)]
+        return {name: _mean([part[name] for part in parts]) for name in parts[0]}
+
+    def _batches(self, stop: Stop) -> Iterator[tuple[Forward, Mapping[str, Any]]]:
+        number = 0
+        with closing(self.source.batches(self.forward.on_devices.share, None)) as batches:
+            for batch in islice(iter_batches(batches, stop), self.most):
+                number += 1
+                yield self.forward, batch
+        if self.rest is not None and (self.most is None or number < self.most):
+            yield self.rest
+
+
+def _mean(parts: list[tuple[float, float]]) -> float:
+    """Return the mean of (mean, weight); a part of weight 0 may have a mean that is not a number."""
+    total = fsum(weight for _, weight in parts)
+    if not total:
+        return fsum(mean for mean, _ in parts) / len(parts)
+    return fsum(mean * weight for mean, weight in parts if weight) / total
+
+
+def _rest(
+    source: FileSource, resizing: Resizing, most: int | None, leads: bool
+) -> tuple[Forward, Mapping[str, Any]] | None:
+    """Return the forward pass of the rows after the last whole batch, and these rows. Raises `UsageError`."""
+    if not source.rest or (most is not None and most <= source.steps_per_epoch):
+        return None
+    dim = attrs.evolve(source.examples.dim, size=source.rest)
+    reason = resizing.refusal(dim, [each.name for each in source.examples.inputs])
+    if reason is not None:
+        if not source.steps_per_epoch:
+            raise UsageError(f"{source.examples.name} has fewer rows than a batch, and {reason}")
+        if leads:
+            say(f"{source.examples.name}: the last {dim.size} rows are left out: {reason}")
+        return None
+    program = resizing.program(dim)
+    forward = Forward.of(program, resizing.case(program), dim.size)
+    return forward, source.rest_batch(forward.on_devices.share, data_inputs(program))
+
+
+def _described(source: DataSource, has_rest: bool) -> str:
+    if not isinstance(source, FileSource):
+        return source.description()
+    steps = source.steps_per_epoch
+    rest = f"{' and ' if steps else ''}one of {source.rest} row{'s' * (source.rest != 1)}" if has_rest else ""
+    batches = f"{steps} batch{'es' * (steps != 1)}" if steps else ""
+    return f"{source.examples.name}: {source.examples.count} examples, {batches}{rest}"
+
+
+def evaluate(options: EvalOptions, sources: Sources) -> EvaluationSummary:
+    """Evaluate the parameters of a file or of a run. Raises `CompileError`, `UsageError`, `Unavailable` and `FailedRequest`."""
+    selection = select(options.file, options.choice, sources)
+    case = selection.cases[0]
+    given = given_parameters(
+        options.params, options.params_partial, options.seed, selection.program, options.averages
+    )
+    resizing = Resizing(options.file, options.choice, sources, selection)
+    evaluation = DataEvaluation.open(options.data, options.batches, selection, resizing, leads=True)
+    on_devices = evaluation.forward.on_devices
+    is_complete = given.keys() == on_devices.module.PARAMETERS.keys()
+    drawn = {} if is_complete else on_devices.module.init(options.seed)
+    means = evaluation.means({**drawn, **on_devices.place(given, "params")}, Stop())
+    if not means:
+        raise UsageError(f"model {selection.program.name} has no output with at most one dimension")
+    return EvaluationSummary(means, case.name, dict(case.mesh.axes))
