@@ -1,4 +1,4 @@
-"""The packages of the extra `mtfc[train]`, which are imported when they are needed."""
+"""The packages of the extras `mtfc[train]` and `mtfc[data]`, which are imported when they are needed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 from mtfc.backends.common.devices import Unavailable
 
 
-def import_package(module: str, package: str, work: str = "training") -> Any:
-    """Return a module of a package. Raises `Unavailable` if the package is not installed. work: the subject of the message."""
+def import_package(module: str, package: str, work: str = "training", extra: str = "train") -> Any:
+    """Return a module of a package. Raises `Unavailable` if the package is not installed.
+
+    work: the subject of the message. extra: the extra that installs the package.
+    """
     try:
         return import_module(module)
     except ImportError as error:
         raise Unavailable(
-            f"{work} needs the package {package}, which cannot be imported ({error}): pip install 'mtfc[train]'"
+            f"{work} needs the package {package}, which cannot be imported ({error}): pip install 'mtfc[{extra}]'"
         ) from error

@@ -1,7 +1,7 @@
 """The data of a training run: batches for one process, from files or from a Python function.
 
 The order of examples depends on the seed alone, so all processes and layouts agree on the global batch, and each process reads
-its own rows only. Grain shuffles, reads ahead in threads, and counts the steps that were handed out. The position in the data is
+its own rows only. Grain mixes sources, reads ahead in threads, and counts the steps that were handed out. The position in the data is
 the number of the next step, for any number of processes.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from zlib import crc32
 
 import attrs
 
@@ -29,7 +28,11 @@ from mtfc.driver.training.batch_iterators import (
 )
 from mtfc.driver.training.data_inputs import DataInput, data_inputs
 from mtfc.driver.training.example_files import TOKEN_DTYPES, Examples, open_examples
+from mtfc.driver.training.example_order import ExampleOrder
 from mtfc.driver.training.user_data import FUNCTION, load_function
+
+SHUFFLE = 2
+"""The number of the rule that orders examples: a position in one order has no meaning in another."""
 
 THREADS = 2
 """The number of threads that read examples from files."""
@@ -134,7 +137,7 @@ class FileSource:
         steps = self.steps_per_epoch if seed is None else sys.maxsize
         options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)
         iterator = iter(grain.MapDataset.range(steps).map(reads).to_iter_dataset(options))
-        order = {"examples": self.examples.count, "per_step": self.per_step, "seed": seed}
+        order = {"examples": self.examples.count, "per_step": self.per_step, "seed": seed, "shuffle": SHUFFLE}
         return PositionedIterator.at(iterator, order, start, self.examples.name)
 
     def _reads(self, share: Share, seed: int | None) -> StepReads:
@@ -143,25 +146,6 @@ class FileSource:
     def places(self, position: Position, seed: int | None) -> str:
         reads = self._reads(Share(), seed)
         return self.examples.places(reads.numbers(position["iterator"]["next_index"] - 1))
-
-
-@attrs.frozen
-class ExampleOrder:
-    """The order of `count` examples in each epoch: drawn from `seed`, without a table; None keeps the order of the files."""
-
-    count: int
-    seed: int | None
-
-    def numbers(self, epoch: int, positions: Array) -> Array:
-        """Return the numbers of the examples at these positions of an epoch."""
-        import numpy as np
-
-        if self.seed is None:
-            return positions
-        shuffled = import_package("grain.experimental", "grain").index_shuffle
-        seed, last = crc32(f"{self.seed} {epoch}".encode()), self.count - 1
-        found = [shuffled(each, max_index=last, seed=seed, rounds=4) for each in positions.tolist()]
-        return np.array(found, np.int64)
 
 
 @attrs.frozen(eq=False)
