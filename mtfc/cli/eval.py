@@ -34,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="FILE.npz, FILE.npy, FILE:DTYPE for tokens, a directory of these, or MODULE:FUNCTION",
     )
+    parser.add_argument(
+        "--tokenizer", metavar="FILE", help="a tokenizer.json, which makes tokens of the text in --data"
+    )
     parser.add_argument("--batches", metavar="N", type=count, help="end after N batches (default: all)")
     add_parameters(parser, is_required=True)
     parser.add_argument(
@@ -61,6 +64,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
             options.averages,
             options.batches,
             options.seed,
+            options.tokenizer,
         ),
         sources,
     )

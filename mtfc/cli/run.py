@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_prompts(parser: argparse.ArgumentParser) -> None:
     """Add the options of a model that writes text."""
-    group = parser.add_argument_group("text, of a model of bytes that continues prompts")
+    group = parser.add_argument_group("text, of a model that continues prompts")
     group.add_argument(
         "--prompt",
         metavar="TEXT",
@@ -97,9 +97,12 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
         "--temperature",
         metavar="T",
         type=_temperature,
-        help="0 takes the most probable byte, 1 draws as the model says (default: 0.8)",
+        help="0 takes the most probable token, 1 draws as the model says (default: 0.8)",
     )
-    group.add_argument("--tokens", metavar="N", type=count, help="print at most N new bytes of each text")
+    group.add_argument(
+        "--tokenizer", metavar="FILE", help="a tokenizer.json, for a model of its tokens rather than of bytes"
+    )
+    group.add_argument("--tokens", metavar="N", type=count, help="print at most N new tokens of each text")
 
 
 def _temperature(text: str) -> float:
@@ -147,7 +150,7 @@ def _options(options: argparse.Namespace) -> RunOptions:
 
 
 def _generation(options: argparse.Namespace) -> Generation | None:
-    given = {name: getattr(options, name) for name in ("temperature", "tokens")}
+    given = {name: getattr(options, name) for name in ("temperature", "tokens", "tokenizer")}
     chosen = {name: value for name, value in given.items() if value is not None}
     if options.prompts is None and chosen:
         raise UsageError(f"--{next(iter(chosen))} goes with --prompt, the text to continue")

@@ -42,7 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length.add_argument(
         "--data",
         metavar="DATA",
-        help="FILE.npz, FILE.npy, FILE:DTYPE for tokens, a directory of these, or MODULE:FUNCTION (default: one batch, drawn)",
+        help="FILE.npz, .npy, .parquet, .jsonl or .array_record, FILE:DTYPE for tokens, a directory of these, DATA@WEIGHT,... for"
+        " a mixture, or MODULE:FUNCTION (default: one batch, drawn)",
+    )
+    length.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help="a tokenizer.json, which makes tokens of the text in --data and --eval",
     )
     length.add_argument("--eval", metavar="DATA", help="also run the model on these data, in the same forms")
     length.add_argument(
@@ -98,6 +104,11 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         "--log", metavar="FILE", help="write a JSON line for each step (default: DIR/metrics.jsonl)"
     )
     shown.add_argument("--tensorboard", metavar="DIR", help="write curves for TensorBoard")
+    shown.add_argument(
+        "--metrics",
+        metavar="MODULE:FUNCTION",
+        help="call a function with the figures of each step, as a dict",
+    )
     shown.add_argument("--profile", metavar="DIR", help="write a trace of a few steps, by JAX's profiler")
     shown.add_argument(
         "--target", metavar="MACHINE", help="compare each step with its predicted time on a machine"
@@ -218,8 +229,9 @@ def _options(options: argparse.Namespace) -> TrainOptions:
 
 
 NAMES = (
-    *("file", "steps", "epochs", "data", "eval", "eval_every", "eval_batches", "params", "params_partial"),
-    *("seed", "folder", "save_every", "save_minutes", "keep", "fresh", "log", "tensorboard", "profile"),
-    *("target", "debug_nans", "skipped", "bad_steps", "grace", "keep_best", "stop_early"),
+    *("file", "steps", "epochs", "data", "eval", "tokenizer", "eval_every", "eval_batches", "params"),
+    *("params_partial", "seed", "folder", "save_every", "save_minutes", "keep", "fresh", "log"),
+    *("tensorboard", "metrics", "profile", "target", "debug_nans", "skipped", "bad_steps", "grace"),
+    *("keep_best", "stop_early"),
 )
 """The options that have the same name in the driver."""

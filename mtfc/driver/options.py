@@ -69,8 +69,9 @@ class Metric:
 class TrainOptions:
     """The options of a training run. None leaves a choice to the data or to the length of the run.
 
-    folder: of checkpoints and `metrics.jsonl`; without it nothing is kept. save_every: steps. save_minutes: minutes. keep: the
-    number of newest checkpoints that stay. fresh: start over although there are checkpoints. target: the machine whose predicted
+    tokenizer: the file of a tokenizer, for text in `data` and `eval`. folder: of checkpoints and `metrics.jsonl`; without it
+    nothing is kept. save_every: steps. save_minutes: minutes. keep: the number of newest checkpoints that stay. fresh: start over
+    although there are checkpoints. metrics: the function that takes the figures of each step. target: the machine whose predicted
     time of a step is shown. skipped: ranges of steps that read their batch and change nothing. bad_steps: the most steps in a row
     that may overflow with a dynamic loss scale. grace: seconds from SIGTERM to the end that a cluster makes. keep_best: the mean
     whose best checkpoint is kept, too. stop_early: end after so many evaluations in a row without a better mean.
@@ -82,6 +83,7 @@ class TrainOptions:
     epochs: int | None = None
     data: str | None = None
     eval: str | None = None
+    tokenizer: str | None = None
     eval_every: int | None = None
     eval_batches: int | None = None
     params: str | None = None
@@ -94,6 +96,7 @@ class TrainOptions:
     fresh: bool = False
     log: str | None = None
     tensorboard: str | None = None
+    metrics: str | None = None
     profile: str | None = None
     target: str | None = None
     debug_nans: bool = False
@@ -113,6 +116,8 @@ class TrainOptions:
             raise UsageError("--epochs counts passes over the data: give --data, or --steps")
         if self.save_every is not None and self.save_minutes is not None:
             raise UsageError("--save-every and --save-minutes both say when to save: give one of them")
+        if self.tokenizer is not None and self.data is None and self.eval is None:
+            raise UsageError("--tokenizer goes with --data or --eval, whose text becomes tokens")
         if self.eval_every is not None and self.eval is None:
             raise UsageError("--eval-every goes with --eval, the data to evaluate on")
         if self.eval_batches is not None and self.eval is None:
@@ -130,7 +135,10 @@ class TrainOptions:
 
 @attrs.frozen
 class EvalOptions:
-    """The options of an evaluation. data: as `mtfc train` takes it. batches: the most batches of data, or None for all."""
+    """The options of an evaluation. data: as `mtfc train` takes it. batches: the most batches of data, or None for all.
+
+    tokenizer: the file of a tokenizer, for text in `data`.
+    """
 
     file: str
     data: str
@@ -140,6 +148,7 @@ class EvalOptions:
     averages: bool = False
     batches: int | None = None
     seed: int = 0
+    tokenizer: str | None = None
 
 
 @attrs.frozen

@@ -13,11 +13,19 @@ from mtfc.reports.table import aligned
 
 
 @attrs.frozen
+class Prediction:
+    """The seconds of a step on a machine that a user has named. ideal: those of its FLOPs at the machine's peak rates."""
+
+    seconds: float
+    ideal: float
+
+
+@attrs.frozen
 class TrainingStep:
     """A finished step. number: counted from 1. seconds: since the step before it ended.
 
     report: further scalars of the step. evaluation: means over the evaluation data, if it ran after this step. rate: tokens or
-    examples a second. predicted: seconds of a step that the cost model predicts, if a machine was named.
+    examples a second. predicted: by the cost model, if a machine was named.
     """
 
     number: int
@@ -27,17 +35,22 @@ class TrainingStep:
     rate: float
     report: Mapping[str, float] = attrs.field(factory=dict)
     evaluation: Mapping[str, float] = attrs.field(factory=dict)
-    predicted: float | None = None
+    predicted: Prediction | None = None
 
     @property
     def share(self) -> float | None:
         """Predicted time over measured time."""
-        return None if self.predicted is None else self.predicted / self.seconds
+        return None if self.predicted is None else self.predicted.seconds / self.seconds
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization: the FLOPs of the step over those of the machine in the same time, at its peak rates."""
+        return None if self.predicted is None else self.predicted.ideal / self.seconds
 
     def scalars(self) -> dict[str, float]:
         """Return every figure by name."""
         rest = {"seconds": self.seconds, f"{self.unit}_per_second": self.rate}
-        share = {} if self.share is None else {"predicted_share": self.share}
+        share = {} if self.share is None else {"predicted_share": self.share, "mfu": self.mfu or 0.0}
         evaluation = {f"eval/{name}": value for name, value in self.evaluation.items()}
         return {"loss": self.loss, **self.report, **rest, **share, **evaluation}
 
@@ -54,7 +67,7 @@ def step_line(step: TrainingStep, total: int) -> str:
         *(f"{name} {value:.6g}" for name, value in step.report.items()),
         f"{1000 * step.seconds:.1f} ms",
         f"{step.rate:,.0f} {step.unit}/s",
-        *([] if step.share is None else [f"{step.share:.0%} of the predicted speed"]),
+        *([] if step.share is None else [f"{step.share:.0%} of the predicted speed", f"MFU {step.mfu:.1%}"]),
         *(f"eval {name} {value:.4f}" for name, value in step.evaluation.items()),
     ]
     return "  ".join(parts)
@@ -109,7 +122,8 @@ class TrainingSummary:
             "eval": {name: finite(value) for name, value in self._evaluation().items()},
             "step_seconds": self._seconds(),
             **({f"{last.unit}_per_second": self._rate()} if last else {}),
-            "predicted_step_seconds": last.predicted if last else None,
+            "predicted_step_seconds": last.predicted.seconds if last and last.predicted else None,
+            "mfu": self._mfu(),
             "checkpoint": self.checkpoint,
             **({} if self.best is None else {"best_checkpoint": self.best}),
         }
@@ -126,7 +140,7 @@ class TrainingSummary:
             *((f"eval {name}", f"{value:.6f}") for name, value in self._evaluation().items()),
             *([] if seconds is None else [("step time", f"{1000 * seconds:.2f} ms (median)")]),
             ("throughput", f"{self._rate():,.0f} {last.unit}/s"),
-            *([] if last.predicted is None else [("predicted step time", f"{1000 * last.predicted:.2f} ms")]),
+            *(self._predicted(last.predicted) if last.predicted else []),
             *([] if self.checkpoint is None else [("checkpoint", self.checkpoint)]),
             *([] if self.best is None else [("best checkpoint", self.best)]),
         ]
@@ -139,6 +153,17 @@ class TrainingSummary:
         """Return the median time of a step; the first one is left out, as it compiles."""
         times = [step.seconds for step in self.steps[1:]] or [step.seconds for step in self.steps]
         return median(times) if times else None
+
+    def _mfu(self) -> float | None:
+        """Return the utilization in a step of median time."""
+        last, seconds = self.steps[-1] if self.steps else None, self._seconds()
+        return last.predicted.ideal / seconds if last and last.predicted and seconds else None
+
+    def _predicted(self, predicted: Prediction) -> list[tuple[str, str]]:
+        return [
+            ("predicted step time", f"{1000 * predicted.seconds:.2f} ms"),
+            ("MFU", f"{self._mfu() or 0.0:.1%}"),
+        ]
 
     def _rate(self) -> float:
         last, seconds = self.steps[-1], self._seconds()

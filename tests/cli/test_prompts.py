@@ -117,6 +117,25 @@ def test_a_model_may_lack_temperature_and_seed(mtfc: Mtfc, written: Path) -> Non
     assert (outcome.status, outcome.out) == (0, "abc!!!!\n")
 
 
+def test_a_tokenizer_makes_and_reads_the_tokens(mtfc: Mtfc, written: Path) -> None:
+    """The model counts on, and the special token 101 ends a text."""
+    package = pytest.importorskip("tokenizers")
+    vocabulary = {"one": 97, "two": 98, "three": 99, "four": 100, "</s>": 101, "?": 0}
+    tokenizer = package.Tokenizer(package.models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = package.pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(written / "words.json"))
+    words = (*RUN, "--tokenizer", "words.json", "--temperature", "0", "--prompt")
+    assert mtfc(*words, "one two").out == "one two three four\n"
+    assert mtfc(*words, "two", "--tokens", "1").out == "two three\n"
+    found = mtfc(*words, "one " * 12)
+    assert (found.status, found.out) == (2, "")
+    assert "the prompt has 12 tokens, and a text of the model has length = 12" in found.err
+    found = mtfc(*RUN, "--tokenizer", "lm.mtf", "--prompt", "one")
+    assert (found.status, found.out) == (2, "")
+    assert "--tokenizer lm.mtf: expected a tokenizer.json of the package tokenizers" in found.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -138,6 +157,7 @@ def test_a_model_may_lack_temperature_and_seed(mtfc: Mtfc, written: Path) -> Non
         (("--prompt", "a", "--steps", "1"), "--prompt and --steps"),
         (("--prompt", "a", "--data", "params.npz"), "--prompt and --data"),
         (("--tokens", "3"), "--tokens goes with --prompt"),
+        (("--tokenizer", "a.json"), "--tokenizer goes with --prompt"),
         (("--temperature", "0"), "--temperature goes with --prompt"),
         (("--prompt", "a", "--temperature", "-1"), "expected a number from 0 on"),
     ],

@@ -58,11 +58,34 @@ def test_the_figures_of_a_step(mtfc: Mtfc, folder: Path) -> None:
         assert step["loss"] > 0
         assert step["grad_norm"] > 0
         assert step["examples_per_second"] == pytest.approx(4 / step["seconds"])
+        assert 0 < step["mfu"] < step["predicted_share"]
         assert step["predicted_share"] == pytest.approx(summary["predicted_step_seconds"] / step["seconds"])
     assert [each["step"] for each in steps if "eval/loss" in each] == [2, 4, 5]
     assert summary["eval"]["loss"] == steps[-1]["eval/loss"]
     assert (summary["first_step"], summary["last_step"], summary["loss"]) == (1, 5, steps[-1]["loss"])
     assert summary["layout"] == "data"
+
+
+def test_a_function_takes_the_figures_of_each_step(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "figures.py").write_text(
+        "import json\n"
+        "def keep(figures):\n"
+        "    with open('kept.jsonl', 'a') as file:\n"
+        "        print(json.dumps(figures), file=file)\n"
+        "def lost(figures):\n"
+        "    if figures['step'] == 2: raise KeyError('loss_')\n"
+    )
+    options = ("train", "model.mtf", "--data", "data.npz", "--eval", "test.npz", "--steps", "3")
+    found = mtfc(*options, "--log", "log.jsonl", "--metrics", "figures:keep")
+    assert found.status == 0, found.err
+    assert records(folder / "kept.jsonl") == records(folder / "log.jsonl")
+    found = mtfc(*options, "--metrics", "figures:lost", "--dir", "run")
+    assert found.status == 2
+    assert "--metrics figures:lost raised KeyError: 'loss_'" in found.err
+    assert "figures.py:6 in lost" in found.err and "checkpoints/" in found.err
+    for spec, message in (("figures:gone", "has no function gone"), ("figures", "expected MODULE:FUNCTION")):
+        found = mtfc(*options, "--metrics", spec)
+        assert (found.status, message in found.err) == (2, True), found.err
 
 
 def test_the_evaluation_is_the_mean_over_all_batches(mtfc: Mtfc, folder: Path) -> None:

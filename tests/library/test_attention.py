@@ -62,6 +62,29 @@ def test_multi_head(layout: str) -> None:
     agrees(network, expected)
 
 
+def test_documents_in_one_row_do_not_see_each_other() -> None:
+    network = Network(
+        imports=["attention"],
+        dims=DIMS,
+        layouts=["batch: a, length: b", "batch: b, heads: a"],
+        inputs={**ROWS, "segments": "i32[batch, length]"},
+        body="""
+          causal = attention.causal[length = length, memory = memory]()
+          mask = causal and attention.same_segment[memory = memory](segments)
+          y = attention.multi_head[memory = memory, heads = heads, d_k = d_k](x, mask = mask) as packed
+        """,
+        outputs={"y": "batch, length, d"},
+        below={"segments": 3},
+    )
+
+    def expected(x: Any, segments: Any, **p: Any) -> dict[str, Any]:
+        same = segments[:, :, None] == segments[:, None, :]
+        assert 0 < same.mean() < 1
+        return {"y": multi_head(x, x, CAUSAL & same, p, "packed")}
+
+    agrees(network, expected)
+
+
 def test_shared_keys_and_values() -> None:
     network = Network(
         imports=["attention"],

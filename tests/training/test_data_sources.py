@@ -286,7 +286,7 @@ ERRORS: dict[str, tuple[str, dict[str, bytes], str]] = {
         {},
         "lost.bin:1:1: E501: cannot read arrays: no such file or directory",
     ),
-    "no directory": ("lost", {}, "lost: no such file or directory; expected a file .npz or .npy,"),
+    "no directory": ("lost", {}, "lost: no such file or directory; expected a file .npz, .npy, .parquet,"),
     "a long name": (300 * "x", {}, f"{300 * 'x'}: file name too long"),
     "no dtype": ("a.bin", {"a.bin": b""}, "a.bin: give the dtype of its tokens, as in a.bin:uint16"),
     "an unknown dtype": (
@@ -307,7 +307,7 @@ ERRORS: dict[str, tuple[str, dict[str, bytes], str]] = {
     "an empty directory": (
         "shards",
         {"shards/readme.txt": b""},
-        "the directory shards has no file .npz or .npy or .bin",
+        "the directory shards has no file .npz or .npy or .bin or .parquet or .jsonl or",
     ),
     "a directory without tokens": (
         "shards:uint8",

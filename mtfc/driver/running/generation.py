@@ -2,12 +2,13 @@
 
 Such a model has the inputs `prompt: i32[texts, length]` and `given: i32[texts]`, the number of tokens of each prompt, and often
 `temperature: []` and `seed: i32[]`. Its first output, i32[texts, length], holds the prompts and their continuations. Tokens are
-the bytes of UTF-8; token 0 ends a text.
+the bytes of UTF-8, where token 0 ends a text, or those of a tokenizer, where each special token does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import attrs
 
@@ -16,6 +17,7 @@ from mtfc.compiler.ir.types import FLOATS, TensorType
 from mtfc.driver.data.array_files import Array
 from mtfc.driver.data.fitting import as_type, shape_text
 from mtfc.driver.data.inputs import Batches, input_types
+from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError
 
 INPUTS = "prompt: i32[texts, length], given: i32[texts], and optionally temperature: f32[], seed: i32[]"
@@ -26,24 +28,32 @@ class Generation:
     """Prompts to continue.
 
     temperature: 0 takes the most probable token, 1 draws as the model says. tokens: the most new tokens of a text, or None.
+    tokenizer: the file of a tokenizer; None for models of bytes.
     """
 
     prompts: Sequence[str]
     temperature: float = 0.8
     tokens: int | None = None
+    tokenizer: str | None = None
 
     def batch(self, program: Program, seed: int) -> Batches:
         """Return the inputs of a model; rows without a prompt of their own repeat the prompts. Raises `UsageError`."""
         import numpy as np
 
-        types = _checked(program)
+        types, encoding = _checked(program), self._encoding()
         texts, length = types["prompt"].dims
         if len(self.prompts) > texts.size:
             raise UsageError(
                 f"{len(self.prompts)} prompts, and model {program.name} writes {texts.size} at a time: give fewer, or try"
                 f" --dim {texts.name}={len(self.prompts)}"
             )
-        encoded = [self._encoded(prompt, length.name, length.size) for prompt in self.prompts]
+        encoded = [encoding.encode(prompt) for prompt in self.prompts]
+        most = max(encoded, key=len)
+        if len(most) >= length.size:
+            raise UsageError(
+                f"the prompt has {len(most)} {encoding.unit}s, and a text of the model has {length.name} = {length.size} with"
+                f" what is new: give a shorter prompt, or try --dim {length.name}=N"
+            )
         rows = [encoded[row % len(encoded)] for row in range(texts.size)]
         values = {
             "prompt": np.array([[*row, *[0] * (length.size - len(row))] for row in rows]),
@@ -56,31 +66,75 @@ class Generation:
     def texts(self, outputs: Mapping[str, Array], program: Program) -> list[str]:
         """Return the text that continues each prompt, the prompt included. Raises `UsageError`."""
         tokens = outputs[program.function("forward").outputs[0].name]
+        encoding = self._encoding()
         return [
-            self._decoded(row.tolist(), prompt) for row, prompt in zip(tokens, self.prompts, strict=False)
+            self._decoded(row.tolist(), len(encoding.encode(prompt)), encoding)
+            for row, prompt in zip(tokens, self.prompts, strict=False)
         ]
 
-    def _encoded(self, prompt: str, name: str, length: int) -> bytes:
-        encoded = prompt.encode("utf-8", "surrogateescape")
-        if len(encoded) >= length:
-            raise UsageError(
-                f"the prompt has {len(encoded)} bytes, and a text of the model has {name} = {length} with what is new: give"
-                f" a shorter prompt, or try --dim {name}=N"
-            )
+    def _encoding(self) -> Encoding:
+        return Bytes() if self.tokenizer is None else Words(Tokenizer.open(self.tokenizer))
+
+    def _decoded(self, tokens: Sequence[int], given: int, encoding: Encoding) -> str:
+        """Return a text up to the first new token that ends it."""
+        new = tokens[given:] if self.tokens is None else tokens[given : given + self.tokens]
+        end = next((i for i, token in enumerate(new) if encoding.ends(token)), len(new))
+        return encoding.decode([*tokens[:given], *new[:end]])
+
+
+class Encoding(Protocol):
+    """Text as tokens. unit: the word for a token."""
+
+    unit: str
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Return the tokens of a text. Raises `UsageError`."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens. Raises `UsageError`."""
+
+    def ends(self, token: int) -> bool:
+        """Return True if a token ends a text."""
+
+
+class Bytes:
+    """The bytes of UTF-8."""
+
+    unit = "byte"
+
+    def encode(self, text: str) -> Sequence[int]:
+        encoded = text.encode("utf-8", "surrogateescape")
         if 0 in encoded:
             raise UsageError("the prompt has a byte 0, which ends a text: leave it out")
         return encoded
 
-    def _decoded(self, tokens: Sequence[int], prompt: str) -> str:
-        if max(tokens) > 255:
+    def decode(self, tokens: Sequence[int]) -> str:
+        if max(tokens, default=0) > 255:
             raise UsageError(
-                f"the model writes token {max(tokens)}, which is no byte: --prompt is for models of bytes, and --data and"
-                " --save take any tokens"
+                f"the model writes token {max(tokens)}, which is no byte: --tokenizer names the file with its tokens, and"
+                " --data and --save take any tokens"
             )
-        given = len(prompt.encode("utf-8", "surrogateescape"))
-        new = tokens[given:] if self.tokens is None else tokens[given : given + self.tokens]
-        end = new.index(0) if 0 in new else len(new)
-        return bytes([*tokens[:given], *new[:end]]).decode("utf-8", "replace")
+        return bytes(tokens).decode("utf-8", "replace")
+
+    def ends(self, token: int) -> bool:
+        return token == 0
+
+
+@attrs.frozen
+class Words:
+    """The tokens of a tokenizer."""
+
+    tokenizer: Tokenizer
+    unit = "token"
+
+    def encode(self, text: str) -> Sequence[int]:
+        return [int(token) for token in self.tokenizer.encode(text)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(tokens)
+
+    def ends(self, token: int) -> bool:
+        return token in self.tokenizer.special
 
 
 def _checked(program: Program) -> dict[str, TensorType]:

@@ -1,15 +1,18 @@
-"""The data of a training run: batches for one process, from files or from a Python function.
+"""The data of a training run: batches for one process, from files, mixtures of files, or a Python function.
 
 The order of examples depends on the seed alone, so all processes and layouts agree on the global batch, and each process reads
-its own rows only. Grain mixes sources, reads ahead in threads, and counts the steps that were handed out. The position in the data is
-the number of the next step, for any number of processes.
+its own rows only. Grain mixes sources, reads ahead in threads, and counts the steps that were handed out. The position in the
+data is the number of the next step, for any number of processes.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -18,6 +21,7 @@ from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import Array
 from mtfc.driver.data.packages import import_package
+from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError, reason_of
 from mtfc.driver.training.batch_iterators import (
     AHEAD,
@@ -27,9 +31,19 @@ from mtfc.driver.training.batch_iterators import (
     PositionedIterator,
 )
 from mtfc.driver.training.data_inputs import DataInput, data_inputs
-from mtfc.driver.training.example_files import TOKEN_DTYPES, Examples, open_examples
-from mtfc.driver.training.example_order import ExampleOrder
-from mtfc.driver.training.user_data import FUNCTION, load_function
+from mtfc.driver.training.example_files import TOKEN_DTYPES, Examples, joined, open_examples, shards
+from mtfc.driver.training.example_order import ExampleOrder, MixedOrder, Order
+from mtfc.driver.training.packing import SEGMENT_IDS, Documents, PackedSource, tokens_input
+from mtfc.driver.training.record_files import (
+    ARRAY_RECORD,
+    JSON_LINES,
+    PARQUET,
+    RECORDS,
+    TEXT,
+    open_records,
+)
+from mtfc.driver.training.user_code import FUNCTION
+from mtfc.driver.training.user_data import load_function
 
 SHUFFLE = 2
 """The number of the rule that orders examples: a position in one order has no meaning in another."""
@@ -38,51 +52,214 @@ THREADS = 2
 """The number of threads that read examples from files."""
 
 
-def open_source(spec: str, program: Program, accumulate: int = 1, takes_rest: bool = False) -> DataSource:
+def open_source(
+    spec: str,
+    program: Program,
+    accumulate: int = 1,
+    tokenizer: str | None = None,
+    takes_rest: bool = False,
+) -> DataSource:
     """Open data for the undistributed model. Raises `CompileError` (E501 to E504, E506), `UsageError` and `Unavailable`.
 
-    spec: a file `.npz` or `.npy`, `NAME=FILE.npy,...` for several inputs, `FILE:DTYPE` for a file of tokens, a directory of such
-    files, or `MODULE:FUNCTION`. accumulate: the number of micro-batches of a step. takes_rest: the data may have fewer
-    examples than a step takes.
+    spec: a file `.npz`, `.npy`, `.parquet`, `.jsonl` or `.array_record`, `NAME=FILE.npy,...` for several inputs, `FILE:DTYPE` for
+    a file of tokens, a directory of such files, several of these with weights, as in `a.npz@3,b.npz@1`, or `MODULE:FUNCTION`.
+    accumulate: the number of micro-batches of a step. tokenizer: the file of a tokenizer, for text.
+    takes_rest: the data has an end, and may have fewer examples than a step takes.
     """
     inputs = data_inputs(program)
     if not inputs:
         raise UsageError(f"model {program.name} has no inputs: leave out --data")
     if _is_function(spec):
         return load_function(spec, inputs, accumulate)
+    opened = Tokenizer.open(tokenizer) if tokenizer is not None else None
     try:
-        source = FileSource(open_examples(*_location(spec), inputs), inputs, accumulate)
-        return source if takes_rest and source.examples.count else source.checked()
+        source = _opened(spec, inputs, accumulate, opened)
     except OSError as error:
         raise UsageError(f"{spec}: {reason_of(error)}") from None
+    if takes_rest:
+        source.check_end()
+        if not isinstance(source, FileSource) or source.examples.count:
+            return source
+    return source.checked() if isinstance(source, FileSource) else source
 
 
 def _is_function(spec: str) -> bool:
     """Return True for `MODULE:FUNCTION`; a name before the colon that is a file is that of a file of tokens."""
     match = FUNCTION.fullmatch(spec)
-    return match is not None and match[2] not in TOKEN_DTYPES and not Path(match[1]).is_file()
+    return match is not None and match[2] not in TOKEN_DTYPES and not Path(match[1]).exists()
 
 
-def _location(spec: str) -> tuple[str, str | None]:
+WEIGHTED = re.compile(r"(.+?)@(\d+(?:\.\d+)?|\.\d+)(?:,|$)")
+"""A source of a mixture and its weight."""
+
+
+def _opened(
+    spec: str, inputs: Sequence[DataInput], accumulate: int, tokenizer: Tokenizer | None
+) -> FileSource | PackedSource:
+    """Open files: a single source, or several with weights."""
+    parts = [(match[1], float(match[2])) for match in WEIGHTED.finditer(spec)]
+    if len(parts) < 2 or "".join(match[0] for match in WEIGHTED.finditer(spec)) != spec:
+        parts = [(spec, 1.0)]
+    weights = [weight for _, weight in parts]
+    if not all(weights):
+        raise UsageError(f"{spec}: the weights of a mixture are numbers above 0")
+    located = [(path, *_location(path, tokenizer)) for path, _ in parts]
+    files = [shards(path, dtype, tokenizer is not None) for _, path, dtype in located]
+    repeated = [path for path, count in Counter(path for each in files for path in each).items() if count > 1]
+    if repeated:
+        raise UsageError(f"{spec} names {repeated[0]} twice: give it once, with the sum of the weights")
+    kinds = {
+        _are_documents(paths[0], dtype, inputs, tokenizer)
+        for paths, (_, _, dtype) in zip(files, located, strict=True)
+    }
+    if len(kinds) > 1:
+        raise UsageError(f"{spec} mixes documents and examples: give only documents, or only examples")
+    if kinds == {True}:
+        return _packed(spec, located, files, weights, inputs, accumulate, tokenizer)
+    if tokenizer is not None:
+        _check_text(spec, [path for each in files for path in each])
+        _check_vocabulary(tokenizer, inputs[0])
+    examples = [
+        open_examples(path, paths, dtype, inputs, tokenizer)
+        for paths, (_, path, dtype) in zip(files, located, strict=True)
+    ]
+    mixture = Mixture.of([each.name for each in examples], [each.count for each in examples], weights)
+    identity = {} if tokenizer is None else {"tokenizer": tokenizer.fingerprint}
+    whole = joined(examples, spec) if len(examples) > 1 else examples[0]
+    return FileSource(whole, inputs, accumulate, mixture, identity)
+
+
+def _are_documents(
+    path: str, dtype: str | None, inputs: Sequence[DataInput], tokenizer: Tokenizer | None
+) -> bool:
+    """Return True if a file has documents to pack, rather than an example in each row."""
+    if path.endswith(ARRAY_RECORD):
+        return tokenizer is not None or dtype is not None
+    is_packed = any(each.name.endswith(SEGMENT_IDS) for each in inputs)
+    return path.endswith(JSON_LINES) or (path.endswith(PARQUET) and (tokenizer is not None or is_packed))
+
+
+def _packed(
+    spec: str,
+    located: Sequence[tuple[str, str, str | None]],
+    files: Sequence[tuple[str, ...]],
+    weights: list[float],
+    inputs: Sequence[DataInput],
+    accumulate: int,
+    tokenizer: Tokenizer | None,
+) -> PackedSource:
+    """Open documents, and read the first one that has tokens."""
+    input = tokens_input(spec, inputs)
+    if tokenizer is not None:
+        _check_vocabulary(tokenizer, input)
+    key = TEXT if tokenizer is not None else input.name
+    opened = [
+        [open_records(path, dtype, key) for path in paths]
+        for paths, (_, _, dtype) in zip(files, located, strict=True)
+    ]
+    mixture = Mixture.of(
+        [name for name, _, _ in located], [sum(each.count for each in part) for part in opened], weights
+    )
+    documents = Documents(tuple(file for part in opened for file in part), input, tokenizer)
+    if not any(documents.tokens(number).size for number in range(documents.count)):
+        raise UsageError(f"{spec} has no document with tokens")
+    identity = {"documents": mixture.counts, "length": input.shape[1], "shuffle": SHUFFLE, **mixture.identity}
+    if tokenizer is not None:
+        identity["tokenizer"] = tokenizer.fingerprint
+    rows = {"rows": input.rows * accumulate}
+    return PackedSource(spec, documents, inputs, accumulate, mixture.order, {**identity, **rows})
+
+
+def _check_text(spec: str, paths: Sequence[str]) -> None:
+    """Raise `UsageError` if a tokenizer is given for files that have no text."""
+    for path in paths:
+        if path.endswith((".npz", ".npy", ".bin")):
+            raise UsageError(f"--tokenizer is for text, and {spec} has arrays or tokens: leave it out")
+
+
+def _check_vocabulary(tokenizer: Tokenizer, input: DataInput) -> None:
+    """Raise `UsageError` if the model has fewer tokens than the tokenizer."""
+    if input.bound is not None and tokenizer.size > input.bound:
+        raise UsageError(
+            f"{tokenizer.path} has {tokenizer.size} tokens, and input `{input.name}` takes numbers below {input.bound}:"
+            " give the model a larger vocabulary, with --dim or in the file"
+        )
+
+
+def _location(spec: str, tokenizer: Tokenizer | None) -> tuple[str, str | None]:
     """Return the path and the dtype of tokens of a specification of files. Raises `UsageError`."""
     path, colon, dtype = spec.rpartition(":")
     if colon and dtype in TOKEN_DTYPES:
+        if tokenizer is not None:
+            raise UsageError(f"--tokenizer is for text, and {spec} has tokens: leave it out")
         return path, dtype
-    if Path(spec).is_dir() or Path(spec).suffix in (".npz", ".npy"):  # `NAME=FILE.npy,...` ends so, too
+    if Path(spec).is_dir() or Path(spec).suffix in (
+        ".npz",
+        ".npy",
+        *RECORDS,
+    ):  # `NAME=FILE.npy,...` ends so, too
         return spec, None
     if colon and Path(path).is_file():
         near = nearest(dtype, TOKEN_DTYPES)
         help = f"did you mean {near}?" if near else f"expected one of {', '.join(TOKEN_DTYPES)}"
         raise UsageError(f"{spec}: unknown dtype {dtype} of tokens; {help}")
     if Path(spec).is_file():
-        raise UsageError(f"{spec}: give the dtype of its tokens, as in {spec}:uint16")
+        if tokenizer is not None:
+            return spec, None
+        raise UsageError(
+            f"{spec}: give the dtype of its tokens, as in {spec}:uint16, or for text a --tokenizer"
+        )
     raise UsageError(f"{spec}: no such file or directory; {FORMS}")
 
 
 FORMS = (
-    "expected a file .npz or .npy, NAME=FILE.npy,... for several inputs, FILE:DTYPE for tokens such as tokens.bin:uint16,"
-    " a directory of such files, or MODULE:FUNCTION"
+    "expected a file .npz, .npy, .parquet, .jsonl or .array_record, NAME=FILE.npy,... for several inputs, FILE:DTYPE for"
+    " tokens such as tokens.bin:uint16, a text with --tokenizer, a directory of such files, DATA@WEIGHT,DATA@WEIGHT for a"
+    " mixture, or MODULE:FUNCTION"
 )
+
+
+@attrs.frozen
+class Mixture:
+    """The sources of data with their numbers of examples or documents, and their weights; one source has no weight."""
+
+    names: Sequence[str]
+    counts: list[int]
+    weights: list[float]
+
+    @classmethod
+    def of(cls, names: Sequence[str], counts: list[int], weights: list[float]) -> Mixture:
+        """Return a mixture. Raises `UsageError` if one of several sources is empty."""
+        if len(names) > 1 and 0 in counts:
+            raise UsageError(f"{names[counts.index(0)]} is empty: leave it out of the mixture")
+        return cls(names, counts, weights)
+
+    @property
+    def is_single(self) -> bool:
+        return len(self.counts) == 1
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a position in the data depends on, ready for JSON."""
+        return {} if self.is_single else {"sources": self.counts, "weights": self.weights}
+
+    def order(self, seed: int | None) -> Order:
+        """Return the order of the examples. Raises `UsageError` for a mixture without a seed, which has no end."""
+        if self.is_single:
+            return ExampleOrder(self.counts[0], seed)
+        if seed is None:
+            raise UsageError(
+                f"--eval takes no mixture, which has no end: give {' or '.join(self.names)} alone"
+            )
+        return MixedOrder.of(self.counts, self.weights, seed)
+
+    def description(self) -> str:
+        """Return the sources with their sizes and shares."""
+        whole = sum(self.weights)
+        return ", ".join(
+            f"{weight / whole:.1%} of {name} ({count})"
+            for name, count, weight in zip(self.names, self.counts, self.weights, strict=True)
+        )
 
 
 @attrs.frozen(eq=False)
@@ -91,7 +268,9 @@ class FileSource:
 
     examples: Examples
     inputs: Sequence[DataInput]
-    accumulate: int = 1
+    accumulate: int
+    mixture: Mixture
+    identity: Mapping[str, Any]
 
     @property
     def per_step(self) -> int:
@@ -99,7 +278,12 @@ class FileSource:
         return self.examples.dim.size * self.accumulate
 
     @property
-    def steps_per_epoch(self) -> int:
+    def steps_per_epoch(self) -> int | None:
+        return self.whole_steps if self.mixture.is_single else None
+
+    @property
+    def whole_steps(self) -> int:
+        """Number of steps with all their examples in one pass."""
         return self.examples.count // self.per_step
 
     @property
@@ -110,11 +294,15 @@ class FileSource:
     def rest_batch(self, share: Share, inputs: Sequence[DataInput]) -> dict[str, Array]:
         """Return this process's rows of the examples after the last whole step of one batch, for a model with these inputs."""
         order = ExampleOrder(self.examples.count, None)
-        return StepReads(attrs.evolve(self, inputs=inputs), share, order).batch(0, self.steps_per_epoch)
+        return StepReads(attrs.evolve(self, inputs=inputs), share, order).batch(0, self.whole_steps)
+
+    def check_end(self) -> None:
+        """Raise `UsageError` if the examples have no end."""
+        self.mixture.order(None)
 
     def checked(self) -> FileSource:
         """Return this source. Raises `UsageError` if it has too few examples for one step."""
-        if not self.steps_per_epoch:
+        if self.steps_per_epoch == 0:
             size, dim = self.examples.dim.size, self.examples.dim.name
             batches = (
                 f"{self.accumulate} batches of {dim} = {size}" if self.accumulate > 1 else f"{dim} = {size}"
@@ -127,6 +315,8 @@ class FileSource:
 
     def description(self) -> str:
         count, steps = self.examples.count, self.steps_per_epoch
+        if steps is None:
+            return f"a mixture of examples without end: {self.mixture.description()}"
         rest = count - steps * self.per_step
         left = f"; {rest} are left out of each epoch, too few for a step" if rest else ""
         return f"{self.examples.name}: {count} examples, {steps} step{'s'[: steps - 1]} an epoch{left}"
@@ -138,10 +328,11 @@ class FileSource:
         options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)
         iterator = iter(grain.MapDataset.range(steps).map(reads).to_iter_dataset(options))
         order = {"examples": self.examples.count, "per_step": self.per_step, "seed": seed, "shuffle": SHUFFLE}
+        order |= {**self.mixture.identity, **self.identity}
         return PositionedIterator.at(iterator, order, start, self.examples.name)
 
     def _reads(self, share: Share, seed: int | None) -> StepReads:
-        return StepReads(self, share, ExampleOrder(self.examples.count, seed))
+        return StepReads(self, share, self.mixture.order(seed))
 
     def places(self, position: Position, seed: int | None) -> str:
         reads = self._reads(Share(), seed)
@@ -154,13 +345,13 @@ class StepReads:
 
     source: FileSource
     share: Share
-    order: ExampleOrder
+    order: Order
 
     def __call__(self, step: int) -> dict[str, Array]:
         """Return the arrays of a step, counted from 0."""
         import numpy as np
 
-        epoch, within = divmod(step, self.source.steps_per_epoch)
+        epoch, within = divmod(step, self.source.steps_per_epoch or sys.maxsize)
         count = self.source.accumulate
         parts = [self.batch(epoch, within * count + i) for i in range(count)]
         if count == 1:

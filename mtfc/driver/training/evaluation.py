@@ -89,11 +89,17 @@ class DataEvaluation:
 
     @classmethod
     def open(
-        cls, spec: str, most: int | None, selection: Selection, resizing: Resizing, leads: bool
+        cls,
+        spec: str,
+        tokenizer: str | None,
+        most: int | None,
+        selection: Selection,
+        resizing: Resizing,
+        leads: bool,
     ) -> DataEvaluation:
         """Open the data and compile the forward pass. Raises `CompileError`, `UsageError` and `Unavailable`."""
         program, case = selection.program, selection.cases[0]
-        source = open_source(spec, program, takes_rest=True)
+        source = open_source(spec, program, tokenizer=tokenizer, takes_rest=True)
         rows = source.examples.dim.size if isinstance(source, FileSource) else 1
         forward = Forward.of(program, case, rows)
         rest = _rest(source, resizing, most, leads) if isinstance(source, FileSource) else None
@@ -104,6 +110,8 @@ class DataEvaluation:
     def means(self, params: Mapping[str, Any], stop: Stop) -> Means:
         """Return the means over the data, or over its first batches. Raises `Stopped`."""
         parts = [forward.batch(params, batch) for forward, batch in self._batches(stop)]
+        if not parts:
+            raise UsageError(f"these data do not fill one batch ({self.source.description()}): give more")
         return {name: _mean([part[name] for part in parts]) for name in parts[0]}
 
     def _batches(self, stop: Stop) -> Iterator[tuple[Forward, Mapping[str, Any]]]:
@@ -128,12 +136,12 @@ def _rest(
     source: FileSource, resizing: Resizing, most: int | None, leads: bool
 ) -> tuple[Forward, Mapping[str, Any]] | None:
     """Return the forward pass of the rows after the last whole batch, and these rows. Raises `UsageError`."""
-    if not source.rest or (most is not None and most <= source.steps_per_epoch):
+    if not source.rest or (most is not None and most <= source.whole_steps):
         return None
     dim = attrs.evolve(source.examples.dim, size=source.rest)
     reason = resizing.refusal(dim, [each.name for each in source.examples.inputs])
     if reason is not None:
-        if not source.steps_per_epoch:
+        if not source.whole_steps:
             raise UsageError(f"{source.examples.name} has fewer rows than a batch, and {reason}")
         if leads:
             say(f"{source.examples.name}: the last {dim.size} rows are left out: {reason}")
@@ -146,7 +154,7 @@ def _rest(
 def _described(source: DataSource, has_rest: bool) -> str:
     if not isinstance(source, FileSource):
         return source.description()
-    steps = source.steps_per_epoch
+    steps = source.whole_steps
     rest = f"{' and ' if steps else ''}one of {source.rest} row{'s' * (source.rest != 1)}" if has_rest else ""
     batches = f"{steps} batch{'es' * (steps != 1)}" if steps else ""
     return f"{source.examples.name}: {source.examples.count} examples, {batches}{rest}"
@@ -160,7 +168,9 @@ def evaluate(options: EvalOptions, sources: Sources) -> EvaluationSummary:
         options.params, options.params_partial, options.seed, selection.program, options.averages
     )
     resizing = Resizing(options.file, options.choice, sources, selection)
-    evaluation = DataEvaluation.open(options.data, options.batches, selection, resizing, leads=True)
+    evaluation = DataEvaluation.open(
+        options.data, options.tokenizer, options.batches, selection, resizing, leads=True
+    )
     on_devices = evaluation.forward.on_devices
     is_complete = given.keys() == on_devices.module.PARAMETERS.keys()
     drawn = {} if is_complete else on_devices.module.init(options.seed)

@@ -1,7 +1,7 @@
-"""Examples in files: arrays in .npz and .npy files and token files, alone or as the shards of a directory.
+"""Examples in files: arrays, tokens, text and records with one example each, alone or as the shards of a directory.
 
-Files are memory-mapped, so a read touches only the rows that it asks for. An array of an .npz file is mapped too, if it is stored
-without compression, as `numpy.savez` does; `numpy.savez_compressed` makes files that are read whole.
+Files of arrays and tokens are memory-mapped, so a read touches only the rows that it asks for. An array of an .npz file is mapped
+too, if it is stored without compression, as `numpy.savez` does; `numpy.savez_compressed` makes files that are read whole.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from mtfc.driver.data.array_files import (
     whole,
 )
 from mtfc.driver.data.fitting import Fitting, shape_text
+from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError, reason_of
 from mtfc.driver.training.data_inputs import DataInput
+from mtfc.driver.training.record_files import ARRAY_RECORD, PARQUET, RECORDS, map_array_records, map_parquet
 
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 """The dtypes of token files; their numbers are little-endian."""
@@ -119,15 +121,23 @@ def _first(found: Sequence[object], most: int = SHOWN_EXAMPLES) -> str:
     return ", ".join(map(str, found[:most])) + more
 
 
-def open_examples(path: str, dtype: str | None, inputs: Sequence[DataInput]) -> Examples:
-    """Open a file, or all files of a directory. Raises `CompileError` (E501 to E504, E506) and `UsageError`.
+def open_examples(
+    path: str,
+    paths: tuple[str, ...],
+    dtype: str | None,
+    inputs: Sequence[DataInput],
+    tokenizer: Tokenizer | None = None,
+) -> Examples:
+    """Open the files of `path`. Raises `CompileError` (E501 to E504, E506) and `UsageError`.
 
-    dtype: that of token files. Every file is looked at, and none is read whole.
+    dtype: that of token files. tokenizer: makes tokens of text. Every file is looked at; files of arrays are not read whole.
     """
     import numpy as np
 
-    paths = _shards(path, dtype) if Path(path).is_dir() else (path,)
-    opening = lru_cache(max(1, OPEN_ARRAYS // len(inputs)))(_opening(paths[0], dtype, inputs))
+    if tokenizer is not None:
+        opening = lru_cache(None)(partial(_read_text, tokenizer=tokenizer, input=_token_input(path, inputs)))
+    else:
+        opening = lru_cache(max(1, OPEN_ARRAYS // len(inputs)))(_opening(paths[0], dtype, inputs))
     shapes = [_checked_shapes(each, opening(each), inputs) for each in paths]
     dim, members = _columns(path, shapes, inputs)
     counts = [_rows(each, shape, members) for each, shape in zip(paths, shapes, strict=True)]
@@ -140,19 +150,22 @@ def open_examples(path: str, dtype: str | None, inputs: Sequence[DataInput]) -> 
     return Examples(path, dim, members, constants, paths, np.cumsum([0, *counts]), opening)
 
 
-def _shards(path: str, dtype: str | None) -> tuple[str, ...]:
-    """Return the files of a directory by name. Raises `UsageError` unless they are of one kind."""
+def shards(path: str, dtype: str | None, has_tokenizer: bool = False) -> tuple[str, ...]:
+    """Return the file, or the files of a directory by name. Raises `UsageError` unless these are of one kind."""
+    if not Path(path).is_dir():
+        return (path,)
     files = sorted(each for each in Path(path).iterdir() if each.is_file() and not each.name.startswith("."))
-    wanted = (".bin",) if dtype else (".npz", ".npy", ".bin")
-    shards = [each for each in files if each.suffix in wanted]
-    kinds = sorted({each.suffix for each in shards})
+    arrays = (".bin", *ARRAY_RECORD) if dtype else (".npz", ".npy", ".bin", *RECORDS)
+    wanted = (".txt", *RECORDS) if has_tokenizer else arrays
+    found = [each for each in files if each.suffix in wanted]
+    kinds = sorted({each.suffix for each in found})
     if not kinds:
         raise UsageError(f"the directory {path} has no file {' or '.join(wanted)}")
     if len(kinds) > 1:
         raise UsageError(f"the directory {path} has files {' and '.join(kinds)}: expected one kind")
     if dtype is None and kinds == [".bin"]:
         raise UsageError(f"the directory {path} has tokens: give their dtype, as in {path}:uint16")
-    return tuple(map(str, shards))
+    return tuple(map(str, found))
 
 
 def _opening(path: str, dtype: str | None, inputs: Sequence[DataInput]) -> Open:
@@ -168,7 +181,9 @@ def _opening(path: str, dtype: str | None, inputs: Sequence[DataInput]) -> Open:
                 f"{path} holds one array, and the model has {len(inputs)} inputs: give one for each, as in {names}"
             )
         return partial(_map_npy, name=inputs[0].name)
-    return _map_npz
+    if path.endswith(PARQUET):
+        return map_parquet
+    return map_array_records if path.endswith(ARRAY_RECORD) else _map_npz
 
 
 def _token_input(path: str, inputs: Sequence[DataInput]) -> DataInput:
@@ -194,6 +209,15 @@ def _map_tokens(path: str, dtype: str, input: DataInput) -> Arrays:
     if not count:
         return {input.name: np.empty((0, length), stored)}
     return {input.name: np.memmap(path, stored, "r", shape=(count, length))}
+
+
+def _read_text(path: str, tokenizer: Tokenizer, input: DataInput) -> Arrays:
+    """Return the tokens of a text as examples of the input's length; what is left at the end is no example."""
+    _size(path)
+    tokens = tokenizer.encode(Path(path).read_bytes().decode("utf-8", "replace"))
+    length = input.shape[1]
+    count = len(tokens) // length
+    return {input.name: tokens[: count * length].reshape(count, length)}
 
 
 def _map_named(paths: str) -> Arrays:
@@ -270,17 +294,38 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 def _checked_shapes(path: str, arrays: Arrays, inputs: Sequence[DataInput]) -> Shapes:
     """Return the shapes of a file's arrays. Raises `CompileError` for names, shapes and kinds that do not fit (E502 to E504)."""
-    fitting = Fitting(path, {name: StoredArray.of(array) for name, array in arrays.items()})
+    import numpy as np
+
+    stored = {name: StoredArray(x.shape, x.dtype.name, partial(np.asarray, x)) for name, x in arrays.items()}
+    fitting = Fitting(path, stored)
     for each in inputs:
         if each.name not in arrays:
             fitting.missing("input", each.name, each.span)
-        elif arrays[each.name].ndim != len(each.shape) or arrays[each.name].shape[1:] != each.shape[1:]:
+        elif len(arrays[each.name].shape) != len(each.shape) or arrays[each.name].shape[1:] != each.shape[1:]:
             help = "its first dimension is the number of examples" if each.shape else None
             fitting.misshaped("input", each.name, each.type, each.span, help)
         else:
             fitting.accepts("input", each.name, each.type, each.span)
     fitting.diagnostics.raise_if_errors()
     return {each.name: arrays[each.name].shape for each in inputs}
+
+
+def joined(parts: Sequence[Examples], name: str) -> Examples:
+    """Return the examples of several sources, one source after the other. Raises `UsageError` if they do not go together."""
+    import numpy as np
+
+    first = parts[0]
+    for other in parts[1:]:
+        if (other.dim, other.inputs) != (first.dim, first.inputs) or any(
+            not np.array_equal(value, other.constants[name]) for name, value in first.constants.items()
+        ):
+            raise UsageError(
+                f"{first.name} and {other.name} cannot be mixed: other inputs have a row for each example, or differ"
+            )
+    openings = {path: part.open for part in parts for path in part.paths}
+    paths = tuple(path for part in parts for path in part.paths)
+    starts = np.cumsum([0, *(size for part in parts for size in np.diff(part.starts))])
+    return attrs.evolve(first, name=name, paths=paths, starts=starts, open=lambda path: openings[path](path))
 
 
 def _columns(

@@ -1,8 +1,8 @@
 """The order of examples: a permutation in each epoch, or a mixture of the permutations of several sources.
 
 A permutation is computed for whole arrays of positions, without a table. A round multiplies by an odd number, adds another and
-mixes high bits into low ones; each is invertible modulo a power of two. A number that falls outside the examples is permuted again
-until it is inside. The keys are a hash of the seed and the epoch, so the order is the same on every machine.
+mixes high bits into low ones; each is invertible modulo a power of two. A number that falls outside the examples is permuted
+again until it is inside. The keys are a hash of the seed and the epoch, so the order is the same on every machine.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class ExampleOrder:
 
     count: int
     seed: int | None
+    has_epochs = True
 
     def numbers(self, epoch: int, positions: Array) -> Array:
         """Return the numbers of the examples at these positions of an epoch."""
@@ -74,6 +75,7 @@ class MixedOrder:
 
     orders: tuple[ExampleOrder, ...]
     mixture: Any
+    has_epochs = False
 
     @classmethod
     def of(cls, counts: Sequence[int], weights: Sequence[float], seed: int) -> MixedOrder:

@@ -19,7 +19,7 @@ from mtfc.driver.errors import UsageError
 from mtfc.driver.training.checkpoints import NotFinite, are_finite
 from mtfc.driver.training.metrics import Sink, Throughput
 from mtfc.driver.training.signals import Stop, Stopped
-from mtfc.reports.training_report import TrainingStep
+from mtfc.reports.training_report import Prediction, TrainingStep
 
 if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import JaxProgram, TrainState
@@ -124,7 +124,7 @@ class TrainLoop:
     schedule: Schedule
     loss: str
     throughput: Throughput
-    predicted: float | None
+    predicted: Prediction | None
     evaluate: Callable[[TrainState], dict[str, float]]
     saver: Saver
     sinks: Sequence[Sink]

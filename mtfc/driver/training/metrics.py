@@ -1,9 +1,12 @@
-"""The figures of a training run: on the terminal, in a JSONL file, and in TensorBoard. Only process 0 writes."""
+"""The figures of a training run: on the terminal, in a JSONL file, in TensorBoard, and to a function of the user.
+
+Only process 0 writes.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -14,6 +17,7 @@ import attrs
 from mtfc.backends.common.devices import Unavailable
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError, reason_of, say
+from mtfc.driver.training.user_code import explained, imported_function
 from mtfc.reports.training_report import TrainingStep, step_line
 
 
@@ -125,6 +129,27 @@ class TensorBoard:
 
     def close(self) -> None:
         self.writer.close()
+
+
+@attrs.frozen
+class UserSink:
+    """A function of the user, which takes the record of each step: the JSON object of `JsonLines` as a dict."""
+
+    name: str
+    function: Callable[[dict[str, Any]], object]
+
+    @classmethod
+    def open(cls, spec: str) -> UserSink:
+        """Import the function. Raises `UsageError`."""
+        return cls(spec, imported_function(spec, "--metrics", "a function that takes the figures of a step"))
+
+    def step(self, step: TrainingStep) -> None:
+        """Call the function. Raises `UsageError` if it fails."""
+        with explained(f"--metrics {self.name}"):
+            self.function(step.record())
+
+    def close(self) -> None:
+        pass
 
 
 @attrs.define

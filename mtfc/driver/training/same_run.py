@@ -54,7 +54,12 @@ def facts_of(
     facts["--mesh"] = ", ".join(f"{name}: {size}" for name, size in case.mesh.axes)
     rules = sha256(repr((case.layout, options.choice.passes)).encode()).hexdigest()[:8]
     facts["--layout"] = f"{case.name} (rules {rules})"
-    for option, spec in (("--data", options.data), ("--eval", options.eval), ("--params", options.params)):
+    for option, spec in (
+        ("--data", options.data),
+        ("--eval", options.eval),
+        ("--params", options.params),
+        ("--tokenizer", options.tokenizer),
+    ):
         facts |= dict(_facts_of_files(option, spec)) if spec else {option: ABSENT}
     for option, source in sources.items():
         if source is not None:
@@ -102,7 +107,7 @@ def _version(package: str) -> str:
 def _facts_of_files(option: str, spec: str) -> Iterator[tuple[str, str]]:
     """Yield the specification without the folders of its paths, and the size and first bytes of each file."""
     parts = []
-    for part in re.split("([,=])", spec):
+    for part in re.split(r"([,=]|@[\d.]+)", spec):
         path = next((each for each in (part, part.rpartition(":")[0]) if each and Path(each).exists()), None)
         parts.append(part if path is None else Path(path).name + part[len(path) :])
         if path is not None:

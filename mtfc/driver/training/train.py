@@ -39,13 +39,14 @@ from mtfc.driver.training.metrics import (
     Sink,
     TensorBoard,
     Throughput,
+    UserSink,
     has_evaluation,
 )
 from mtfc.driver.training.peers import Peers, watched_peers
 from mtfc.driver.training.run_lock import RunLock
 from mtfc.driver.training.same_run import check_same, facts_of
 from mtfc.driver.training.signals import Stop, Stopped, stop_by_signal
-from mtfc.reports.training_report import TrainingStep, TrainingSummary
+from mtfc.reports.training_report import Prediction, TrainingStep, TrainingSummary
 
 if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import JaxProgram, TrainState
@@ -116,8 +117,8 @@ def use_compilation_cache() -> None:
         config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-def _predicted(options: TrainOptions, selection: Selection, sources: Sources) -> float | None:
-    """Return the predicted seconds of a step on the target, if one is named."""
+def _predicted(options: TrainOptions, selection: Selection, sources: Sources) -> Prediction | None:
+    """Return the predicted time of a step on the target, if one is named."""
     if options.target is None:
         return None
     from mtfc.driver.loading.target import check_room, target_of
@@ -126,7 +127,8 @@ def _predicted(options: TrainOptions, selection: Selection, sources: Sources) ->
     case = selection.cases[0]
     hardware = target_of(options.target, selection.hardware, sources)
     check_room(hardware, case.mesh, options.target)
-    return float(simulate_layout(case.lower(selection.program), hardware).record()["step_seconds"])
+    step = simulate_layout(case.lower(selection.program), hardware).step
+    return Prediction(step.seconds, step.ideal)
 
 
 def on_host(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +149,7 @@ class Trainer:
     options: TrainOptions
     program: Program
     case: LayoutOnMesh
-    predicted: float | None
+    predicted: Prediction | None
     to: TextIO | None
     on_devices: JaxProgram
     source: DataSource
@@ -161,7 +163,7 @@ class Trainer:
         options: TrainOptions,
         selection: Selection,
         sources: Sources,
-        predicted: float | None,
+        predicted: Prediction | None,
         to: TextIO | None,
         peers: Peers,
     ) -> Trainer:
@@ -176,7 +178,9 @@ class Trainer:
         evaluation = None
         if options.eval:
             resizing = Resizing(options.file, options.choice, sources, selection)
-            evaluation = DataEvaluation.open(options.eval, options.eval_batches, selection, resizing, leads)
+            evaluation = DataEvaluation.open(
+                options.eval, options.tokenizer, options.eval_batches, selection, resizing, leads
+            )
         if peers.count > 1:
             data = {"--data": source, "--eval": evaluation.source if evaluation else None}
             check_same(peers.gather(facts_of(options, fingerprint(program), case, data)))
@@ -414,6 +418,8 @@ class Trainer:
             yield JsonLines.open(Path(log), after, is_own=options.log is None or first > 0)
         if options.tensorboard is not None:
             yield TensorBoard.open(Path(options.tensorboard), after)
+        if options.metrics is not None:
+            yield UserSink.open(options.metrics)
         if sys.stderr.isatty():
             yield ProgressBar.of(self.total, first)
         elif self.to is not None:
@@ -434,7 +440,7 @@ def _source(options: TrainOptions, program: Program, accumulate: int, leads: boo
         if leads:
             say(f"no --data: one batch of inputs is drawn from seed {options.seed}")
         return DrawnSource(draw_batch(program.function("forward"), options.seed), accumulate)
-    source = open_source(options.data, program, accumulate)
+    source = open_source(options.data, program, accumulate, options.tokenizer)
     if leads:
         say(source.description())
     return source

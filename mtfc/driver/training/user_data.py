@@ -1,23 +1,14 @@
 """Batches that a Python function of the user makes: `--data MODULE:FUNCTION`.
 
-The function returns any iterable of dicts with an array for each input. A background thread runs it. Its errors become messages
-with the last lines of its traceback.
+The function returns any iterable of dicts with an array for each input. A background thread runs it.
 """
 
 from __future__ import annotations
 
 import base64
-import importlib
 import inspect
 import json
-import os
-import re
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -34,13 +25,8 @@ from mtfc.driver.training.batch_iterators import (
     PositionedIterator,
 )
 from mtfc.driver.training.data_inputs import DataInput
+from mtfc.driver.training.user_code import explained, imported_function, kind_of_value
 from mtfc.reports.table import listed
-
-FUNCTION = re.compile(r"([^\W\d][\w.]*):([^\W\d][\w.]*)")
-"""`MODULE:FUNCTION`; both may have dots."""
-
-FRAMES = 3
-"""The number of lines of a traceback in a message."""
 
 
 @attrs.frozen(eq=False)
@@ -103,25 +89,9 @@ class UserSource:
 
 def load_function(spec: str, inputs: Sequence[DataInput], accumulate: int) -> UserSource:
     """Import a function, from the current directory too. Raises `UsageError`."""
-    module_name, name = spec.split(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        with _explained(f"importing {module_name}", ModuleNotFoundError):
-            module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not f"{module_name}.".startswith(f"{error.name}."):
-            raise UsageError(f"{module_name} needs the module {error.name}, which is not installed") from None
-        raise UsageError(
-            f"{spec}: no module {error.name} in this directory or installed, and no file {module_name}"
-        ) from None
-    try:
-        function = attrgetter(name)(module)
-    except AttributeError:
-        raise UsageError(f"{spec}: the module {module_name} has no function {name}") from None
-    if not callable(function):
-        raise UsageError(f"{spec}: {name} is {_kind(function)}; expected a function that returns batches")
-    return UserSource(spec, function, inputs, accumulate)
+    return UserSource(
+        spec, imported_function(spec, "", "a function that returns batches"), inputs, accumulate
+    )
 
 
 class UserSteps:
@@ -153,7 +123,7 @@ class UserSteps:
 
     def get_state(self) -> dict[str, Any]:
         if self._stateful is not None:
-            with _explained(f"get_state of {self._source.name}"):
+            with explained(f"get_state of {self._source.name}"):
                 self._own = self._stateful.get_state()
         return {"items": self._count, "own": _storable(self._own, self._source.name)}
 
@@ -171,10 +141,12 @@ class UserSteps:
 
     def _started(self) -> Iterator[Any]:
         """Return the iterator at the position."""
-        with _explained(self._source.name):
+        with explained(self._source.name):
             made = self._source.iterable(self._seed, self._shard)
             if not hasattr(made, "__iter__") and not hasattr(made, "__getitem__"):
-                raise UsageError(f"{self._source.name} returns {_kind(made)}; expected an iterable of dicts")
+                raise UsageError(
+                    f"{self._source.name} returns {kind_of_value(made)}; expected an iterable of dicts"
+                )
             is_common = self._shard is None  # a checkpoint has the state of one process, for all of them
             if is_common and _has_state(made):
                 self._restore(made)
@@ -194,7 +166,7 @@ class UserSteps:
 
     def _next(self, items: Iterator[Any]) -> Any:
         """Return the next item. Raises `StopIteration` only in a pass without a seed that has had an item."""
-        with _explained(self._source.name):
+        with explained(self._source.name):
             for item in items:
                 return item
         if not self._count:
@@ -211,9 +183,9 @@ class UserSteps:
         if not isinstance(item, Mapping):
             names = listed([each.name for each in self._source.inputs])
             raise UsageError(
-                f"{name} is {_kind(item)}; expected a dict with an array for each input: {names}"
+                f"{name} is {kind_of_value(item)}; expected a dict with an array for each input: {names}"
             )
-        with _explained(name):
+        with explained(name):
             given = {str(key): StoredArray.of(value) for key, value in item.items()}
         fitting = Fitting(name, given)
         for each in self._source.inputs:
@@ -274,42 +246,3 @@ def _loaded(state: Any) -> Any:
     """Return the state that `_storable` has stored."""
     is_bytes = isinstance(state, dict) and state.keys() == {"base64"}
     return base64.b64decode(state["base64"]) if is_bytes else state
-
-
-def _kind(value: Any) -> str:
-    """Return `a list`, `an int`, or `None`."""
-    name = type(value).__name__
-    return "None" if value is None else f"a{'n' * (name[0] in 'aeiouAEIOU')} {name}"
-
-
-@contextmanager
-def _explained(what: str, *passed: type[Exception]) -> Iterator[None]:
-    """Raise `UsageError` with the last lines of the traceback for an error in code of the user, unless it is one of `passed`.
-
-    An exit of the program counts as an error too: in a thread it would end nothing.
-    """
-    unchanged: tuple[type[BaseException], ...] = (UsageError, KeyboardInterrupt, *passed)
-    try:
-        yield
-    except unchanged:
-        raise
-    except BaseException as error:
-        text = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-        lines = "".join(f"\n  {line}" for line in _frames(error))
-        raise UsageError(f"{what} raised {text}{lines}") from None
-
-
-def _frames(error: BaseException) -> list[str]:
-    """Return place and text of the innermost lines of a traceback; lines of this module and of Python's imports are left out."""
-    frames = [
-        each
-        for each in traceback.extract_tb(error.__traceback__)
-        if each.filename not in (__file__, importlib.__file__) and not each.filename.startswith("<frozen")
-    ]
-    return [f"{_shown(each.filename)}:{each.lineno} in {each.name}: {each.line}" for each in frames[-FRAMES:]]
-
-
-def _shown(path: str) -> str:
-    """Return a path from the current directory, if it is inside."""
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative

@@ -1,0 +1,231 @@
+"""Files of records: Parquet, ArrayRecord and JSON lines, as arrays of examples or as documents of any length.
+
+A record is read by its number, so that documents can be shuffled. ArrayRecord and JSON lines are read from the disk; a Parquet
+file has no single rows to read, so its columns are read whole and stay in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from mtfc.driver.data.array_files import Array, Arrays, unreadable
+from mtfc.driver.data.packages import import_package
+from mtfc.driver.errors import UsageError, reason_of
+
+PARQUET, JSON_LINES = (".parquet",), (".jsonl",)
+
+ARRAY_RECORD = (".array_record", ".arrayrecord")
+
+RECORDS = (*PARQUET, *JSON_LINES, *ARRAY_RECORD)
+"""The endings of files of records."""
+
+TEXT = "text"
+"""The column of Parquet files, and the key of JSON lines, that holds the text of a document."""
+
+
+@attrs.frozen(eq=False)
+class Records:
+    """The documents of a file: text, or tokens. read: returns a document by its number."""
+
+    path: str
+    count: int
+    read: Callable[[int], Any]
+
+    def place(self, number: int) -> str:
+        """Return the place of a document, for a message."""
+        return f"document {number} of {self.path}"
+
+
+def open_records(path: str, dtype: str | None, key: str) -> Records:
+    """Open the documents of a file. Raises `CompileError` (E501), `UsageError` and `Unavailable`.
+
+    dtype: that of the numbers in records of bytes. key: the column or key of a document.
+    """
+    _check_readable(path)
+    if path.endswith(JSON_LINES):
+        return _json_lines(path, key)
+    if path.endswith(PARQUET):
+        column = _parquet_columns(path, [key])[key]
+        return Records(path, len(column), lambda number: column[number].as_py())
+    records = array_records(path)
+    return Records(path, len(records), partial(_record, records, dtype))
+
+
+def _check_readable(path: str) -> None:
+    try:
+        with Path(path).open("rb"):
+            return
+    except (OSError, ValueError) as error:
+        raise unreadable(path, reason_of(error)) from None
+
+
+# JSON lines
+
+
+def _json_lines(path: str, key: str) -> Records:
+    """Open a file with an object a line; lines without characters are no documents."""
+    import numpy as np
+
+    with Path(path).open("rb") as file:
+        sizes = np.fromiter(map(len, file), np.int64)
+    ends = np.cumsum(sizes)
+    spans = np.stack([ends - sizes, ends], axis=1)[sizes > 1]
+    mapped = np.memmap(path, np.uint8, "r") if len(spans) else np.empty(0, np.uint8)
+
+    def read(number: int) -> Any:
+        start, end = spans[number]
+        try:
+            return json.loads(mapped[start:end].tobytes())[key]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise UsageError(
+                f"line {_line(sizes, number)} of {path}: expected an object with `{key}`"
+            ) from None
+
+    return Records(path, len(spans), read)
+
+
+def _line(sizes: Array, number: int) -> int:
+    """Return the number of the line, from 1, that has a document."""
+    import numpy as np
+
+    return int(np.flatnonzero(sizes > 1)[number]) + 1
+
+
+# Parquet
+
+
+def _parquet_columns(path: str, names: Sequence[str] | None) -> Mapping[str, Any]:
+    """Return columns as arrays of Arrow; None takes all. Raises `CompileError` (E501) and `UsageError`."""
+    parquet = import_package("pyarrow.parquet", "pyarrow", "Parquet", "data")
+    try:
+        file = parquet.ParquetFile(path, memory_map=True)
+        found = file.schema_arrow.names
+        lost = [name for name in names or () if name not in found]
+        if lost:
+            raise UsageError(f"{path} has no column `{lost[0]}`: its columns are {', '.join(found)}")
+        table = file.read(names)
+    except (OSError, ValueError) as error:  # Arrow's own errors are of these kinds
+        raise unreadable(path, f"it is no Parquet file ({_line_of(error)})") from None
+    return {name: table.column(name).combine_chunks() for name in table.column_names}
+
+
+def map_parquet(path: str) -> Arrays:
+    """Return the numeric columns of a file; lists of one length have further dimensions."""
+    _check_readable(path)
+    arrays = {name: _array_of(column) for name, column in _parquet_columns(path, None).items()}
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def _array_of(column: Any) -> Array | None:
+    """Return the array of a column; None if it holds no numbers, has gaps, or has lists of several lengths."""
+    import numpy as np
+
+    types = import_package("pyarrow.types", "pyarrow", "Parquet", "data")
+    shape = [len(column)]
+    while not column.null_count and (_is_list(types, column.type)):
+        lengths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
+        if len(lengths) != 1:
+            return None
+        shape.append(int(lengths[0]))
+        column = column.flatten()
+    is_number = (
+        types.is_integer(column.type) or types.is_floating(column.type) or types.is_boolean(column.type)
+    )
+    if column.null_count or not is_number:
+        return None
+    return column.to_numpy(zero_copy_only=False).reshape(shape)
+
+
+def _is_list(types: Any, type: Any) -> bool:
+    return bool(types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type))
+
+
+# ArrayRecord
+
+
+def array_records(path: str) -> Sequence[bytes]:
+    """Return the records of a file. Raises `CompileError` (E501)."""
+    sources = import_package("grain.sources", "grain")
+    try:
+        records: Sequence[bytes] = sources.ArrayRecordDataSource(path)
+        _ = len(records)
+    except Exception as error:  # of many kinds, by the package array_record
+        raise unreadable(path, f"it is no ArrayRecord file ({_line_of(error)})") from None
+    return records
+
+
+def _record(records: Sequence[bytes], dtype: str | None, number: int) -> Any:
+    """Return a document: text, or tokens if their dtype is known."""
+    import numpy as np
+
+    record = records[number]
+    if dtype is None:
+        return record.decode("utf-8", "replace")
+    stored = np.dtype(dtype).newbyteorder("<")
+    if len(record) % stored.itemsize:
+        raise UsageError(f"its {len(record)} bytes are no whole number of tokens of {dtype}")
+    return np.frombuffer(record, stored)
+
+
+@attrs.frozen(eq=False)
+class RecordColumn:
+    """One array of the records of an ArrayRecord file, each an NPZ file with one example, with the interface of a NumPy array."""
+
+    path: str
+    name: str
+    records: Sequence[bytes]
+    row: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.records), *self.row.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self.row.dtype
+
+    def __getitem__(self, numbers: Array) -> Array:
+        import numpy as np
+
+        rows = [self._row(number) for number in np.asarray(numbers).tolist()]
+        return np.stack(rows) if rows else np.empty((0, *self.row.shape), self.dtype)
+
+    def _row(self, number: int) -> Array:
+        found = _example(self.path, self.records, number).get(self.name)
+        if found is None or (found.shape, found.dtype) != (self.row.shape, self.row.dtype):
+            raise unreadable(self.path, f"record {number} has other arrays than record 0")
+        return found
+
+
+def map_array_records(path: str) -> Arrays:
+    """Return the arrays of a file whose records are NPZ files, by name."""
+    _check_readable(path)
+    records = array_records(path)
+    if not len(records):
+        raise unreadable(path, "it has no records")
+    first = _example(path, records, 0)
+    return {name: RecordColumn(path, name, records, row) for name, row in first.items()}
+
+
+def _example(path: str, records: Sequence[bytes], number: int) -> dict[str, Array]:
+    """Return the arrays of a record."""
+    import numpy as np
+
+    try:
+        with np.load(BytesIO(records[number]), allow_pickle=False) as archive:
+            return dict(archive)
+    except Exception:  # a damaged record fails in many ways: in zip, struct, or NumPy's own header
+        raise unreadable(
+            path, f"record {number} is no NPZ file with the arrays of one example; text needs --tokenizer"
+        ) from None
+
+
+def _line_of(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200]
