@@ -240,7 +240,7 @@ class Mixture:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a position in the data depends on, ready for JSON."""
+        """The facts that give a position in the data its meaning, ready for JSON."""
         return {} if self.is_single else {"sources": self.counts, "weights": self.weights}
 
     def order(self, seed: int | None) -> Order:
