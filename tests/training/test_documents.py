@@ -179,7 +179,7 @@ def test_the_examples_of_a_step_are_named(tmp_path: Path, opened: Callable[[Path
     places = source.places(json.loads(json.dumps(iterator.state())), 2)
     iterator.close()
     if opened is mixed_examples:
-        assert places.count(", ") == 14 and "of " + str(tmp_path / "a.bin") in places
+        assert places.count(", ") == 15 and "of " + str(tmp_path / "a.bin") in places
     else:
         assert places.startswith("rows of packed documents, up to about document ")
 
