@@ -249,7 +249,7 @@ class Mixture:
             return ExampleOrder(self.counts[0], seed)
         if seed is None:
             raise UsageError(
-                f"--eval takes no mixture, which has no end: give {' or '.join(self.names)} alone"
+                f"an evaluation takes no mixture, which has no end: give {' or '.join(self.names)}"
             )
         return MixedOrder.of(self.counts, self.weights, seed)
 
