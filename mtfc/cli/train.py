@@ -98,6 +98,11 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         type=_metric,
         help="also keep the checkpoint of the best evaluation, by `loss`, `NAME:max` or `NAME:min`",
     )
+    kept.add_argument(
+        "--warm-start",
+        metavar="RUN",
+        help="after a change of the program: take what fits from the last checkpoint of a run, and draw the rest",
+    )
     kept.add_argument("--fresh", action="store_true", help="start over; earlier results in --dir are renamed")
     shown = parser.add_argument_group("figures")
     shown.add_argument(
@@ -232,6 +237,6 @@ NAMES = (
     *("file", "steps", "epochs", "data", "eval", "tokenizer", "eval_every", "eval_batches", "params"),
     *("params_partial", "seed", "folder", "save_every", "save_minutes", "keep", "fresh", "log"),
     *("tensorboard", "metrics", "profile", "target", "debug_nans", "skipped", "bad_steps", "grace"),
-    *("keep_best", "stop_early"),
+    *("warm_start", "keep_best", "stop_early"),
 )
 """The options that have the same name in the driver."""

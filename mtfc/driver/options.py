@@ -73,8 +73,9 @@ class TrainOptions:
     nothing is kept. save_every: steps. save_minutes: minutes. keep: the number of newest checkpoints that stay. fresh: start over
     although there are checkpoints. metrics: the function that takes the figures of each step. target: the machine whose predicted
     time of a step is shown. skipped: ranges of steps that read their batch and change nothing. bad_steps: the most steps in a row
-    that may overflow with a dynamic loss scale. grace: seconds from SIGTERM to the end that a cluster makes. keep_best: the mean
-    whose best checkpoint is kept, too. stop_early: end after so many evaluations in a row without a better mean.
+    that may overflow with a dynamic loss scale. grace: seconds from SIGTERM to the end that a cluster makes. warm_start: the run
+    whose arrays are taken as far as they fit. keep_best: the mean whose best checkpoint is kept, too. stop_early: end after
+    so many evaluations in a row without a better mean.
     """
 
     file: str
@@ -103,6 +104,7 @@ class TrainOptions:
     skipped: tuple[range, ...] = ()
     bad_steps: int = 50
     grace: float = 30.0
+    warm_start: str | None = None
     keep_best: Metric | None = None
     stop_early: int | None = None
     hosts: Hosts = attrs.field(factory=Hosts)
@@ -122,6 +124,8 @@ class TrainOptions:
             raise UsageError("--eval-every goes with --eval, the data to evaluate on")
         if self.eval_batches is not None and self.eval is None:
             raise UsageError("--eval-batches goes with --eval, the data to evaluate on")
+        if self.warm_start is not None and self.params is not None:
+            raise UsageError("--warm-start and --params both say where to start: give one of them")
         if self.keep_best is not None and (self.eval is None or self.folder is None):
             raise UsageError(
                 "--keep-best goes with --eval, the data to evaluate on, and --dir, the folder for checkpoints"

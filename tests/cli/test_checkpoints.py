@@ -98,7 +98,7 @@ def train(mtfc: Mtfc, *options: str) -> Outcome:
 def quiet(outcome: Outcome) -> bool:
     """Return True if every line on standard error is mtfc's own, or goes on with a sentence of its own."""
     return "Traceback" not in outcome.err and all(
-        line.startswith(("mtfc: ", "  it ", "  and ", "give another")) for line in outcome.err.splitlines()
+        line.startswith(("mtfc: ", "  it ", "  and ", "--warm-start ")) for line in outcome.err.splitlines()
     )
 
 
@@ -423,3 +423,51 @@ def test_damaged_parameters(files: Path, mtfc: Mtfc, damage: Any) -> None:
     (files / "run" / "checkpoints").mkdir()
     none = mtfc("run", "model.mtf", "--params", "run")
     assert none.status == ERRORS and "E501" in none.err
+
+
+# Warm starts
+
+
+def test_a_warm_start_takes_what_fits(files: Path, mtfc: Mtfc) -> None:
+    """The hidden layer grows, a parameter is new, one has gone, and the optimizer is another."""
+    changed = MODEL.replace("hidden = 128", "hidden = 130").replace("adam(", "adafactor(")
+    changed = changed.replace("  h = nn", "  param b: [hidden] = zeros()\n  h = nn").replace(
+        "-> [batch, hidden]))", "-> [batch, hidden]) + b)", 1
+    )
+    (files / "model.mtf").write_text(changed)
+    before = {name: read_of(files / "run" / "checkpoints" / "4", name) for name in ("w", "v")}
+    refused = train(mtfc, "--steps", "5", "--dir", "run")
+    assert refused.status == ERRORS and "--warm-start run takes what fits" in refused.err
+    options = ("--dir", "run", "--warm-start", "run", "--set", "optimizer.learning_rate=0.0", "--seed", "1")
+    warm = train(mtfc, "--steps", "5", *options)
+    assert warm.status == OK and quiet(warm), warm.err
+    assert "warm start from step 4, run/checkpoints/4" in warm.err
+    assert "parameters that have grown keep their numbers, and the rest is drawn: v, w" in warm.err
+    assert "parameters that are drawn: b" in warm.err
+    assert "states of the optimizer that are left out: w.m, w.v, v.m, v.v" in warm.err
+    place = files / "run" / "checkpoints" / "5"
+    np.testing.assert_array_equal(read_of(place, "w")[:, :128], before["w"])
+    np.testing.assert_array_equal(read_of(place, "v")[:128], before["v"])
+    assert (read_of(place, "w")[:, 128:] != 0).all() and read_of(place, "b").shape == (130,)
+    again = train(mtfc, "--steps", "6", *options)
+    assert again.status == OK and "going on from step 5" in again.err and "warm start" not in again.err
+
+
+def test_a_warm_start_of_the_same_program_is_a_resume(files: Path, mtfc: Mtfc) -> None:
+    for options in (("--dir", "new", "--warm-start", "run"), ("--dir", "run")):
+        assert train(mtfc, "--steps", "6", *options).status == OK
+    for name in ("w", "v"):
+        found = [read_of(files / folder / "checkpoints" / "6", name) for folder in ("run", "new")]
+        np.testing.assert_array_equal(*found)
+
+
+def test_where_to_start_is_told(files: Path, mtfc: Mtfc) -> None:
+    done = train(mtfc, "--steps", "5", "--dir", "run", "--params", "run")
+    assert done.status == OK and "--params run is not read: the checkpoint in --dir comes first" in done.err
+    assert train(mtfc, "--warm-start", "run", "--params", "run").status == USAGE
+    missing = train(mtfc, "--warm-start", "nowhere")
+    assert missing.status == USAGE and "--warm-start nowhere: there is no checkpoint" in missing.err
+
+
+def read_of(place: Path, name: str) -> Any:
+    return read_parameter(place, About.read(place), name)

@@ -164,6 +164,11 @@ class Checkpoints:
                 raise ValueError(changed(wrong))
         return state, about
 
+    def fits(self, step: int, abstract: Any) -> bool:
+        """Return True if a checkpoint has the arrays of a state. Raises `FailedRequest` if it is damaged."""
+        with self._damage(step):
+            return dict(About.read(self.place(step)).arrays) == kinds(abstract)
+
     def _check_arrays(self, about: About, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         """Raise `FailedRequest` with every array that is missing, unknown or of another type."""
         missing = [f"lacks {_typed(name, type)}" for name, type in wanted.items() if name not in about.arrays]
@@ -184,7 +189,7 @@ class Checkpoints:
             more = f"\n  and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
             raise FailedRequest(
                 f"{where}, does not fit the model:{shown}{more}\n"
-                "give another --dir, or start over in this one with --fresh"
+                f"--warm-start {self.folder.parent} takes what fits; or give another --dir, or start over with --fresh"
             )
 
     @contextmanager

@@ -46,6 +46,7 @@ from mtfc.driver.training.peers import Peers, watched_peers
 from mtfc.driver.training.run_lock import RunLock
 from mtfc.driver.training.same_run import check_same, facts_of
 from mtfc.driver.training.signals import Stop, Stopped, stop_by_signal
+from mtfc.driver.training.warm_start import warm_start
 from mtfc.reports.training_report import Prediction, TrainingStep, TrainingSummary
 
 if TYPE_CHECKING:
@@ -327,6 +328,17 @@ class Trainer:
         """
         if checkpoints is not None and checkpoints.steps:
             step = checkpoints.steps[-1]
+            if self.options.warm_start is not None and not checkpoints.fits(
+                step, self.on_devices.abstract_state
+            ):
+                return *warm_start(
+                    self.options.warm_start, self.on_devices, self.options.seed, self._say
+                ), None
+            if self.options.params is not None:
+                self._say(
+                    f"--params {self.options.params} is not read: the checkpoint in --dir comes first;"
+                    " --fresh starts over from --params"
+                )
             state, about = checkpoints.restore(step, self.on_devices.abstract_state)
             self._say(f"going on from step {step}, {checkpoints.place(step)}")
             if about.fingerprint != fingerprint(self.program):
@@ -334,6 +346,8 @@ class Trainer:
             if about.seed != self.options.seed:
                 self._say(f"the seed was {about.seed} before this checkpoint, and is {self.options.seed} now")
             return state, about.data, self._unevaluated(about)
+        if self.options.warm_start is not None:
+            return *warm_start(self.options.warm_start, self.on_devices, self.options.seed, self._say), None
         given = given_parameters(
             self.options.params, self.options.params_partial, self.options.seed, self.program
         )
