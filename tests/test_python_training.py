@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,34 @@ def test_wrong_batches_are_refused(both: mtfc.api.Compiled) -> None:
     untrained = mtfc.compile_text(MODEL.split("train small")[0], layout="both")
     with pytest.raises(ValueError, match="needs a `train small` block"):
         untrained.train_step(untrained.init(), batch())
+
+
+def test_wrong_containers_are_refused(both: mtfc.api.Compiled) -> None:
+    state, x = both.init(), batch()["x"]
+    for wrong in ((x, x), [x, x], x, None):
+        for use in (both.place, partial(both.forward, state.params), partial(both.train_step, state)):
+            with pytest.raises(ValueError, match='a batch is a dict of arrays by input, "x", "y", and not'):
+                use(wrong)
+    for value in (x.tolist(), tuple(x), {"a": x}, None, "x"):
+        with pytest.raises(ValueError, match=r'batch\["x"\] is an array, and not'):
+            both.forward(state.params, {**batch(), "x": value})
+    for wrong_state in (state.params, (state, {}), None):
+        with pytest.raises(ValueError, match="the state is a TrainState, as `init` returns it, and not"):
+            both.train_step(wrong_state, batch())
+    with pytest.raises(ValueError, match="the batch is the second argument"):
+        both.train_step(batch(), state)
+
+
+def test_parameters_are_replaced_in_a_state(both: mtfc.api.Compiled) -> None:
+    """A state with the parameters of another one trains as that one does; donated parameters are refused everywhere."""
+    other = both.init(1)
+    held = {name: np.asarray(x) for name, x in other.params.items()}
+    replaced = attrs.evolve(both.init(0), params=held)
+    steps = [both.train_step(state, batch()) for state in (replaced, other)]
+    assert float(steps[0][1]["loss"]) == float(steps[1][1]["loss"])
+    for use in (both.forward, both.value_and_grad):
+        with pytest.raises(ValueError, match="which donates them"):
+            use(other.params, batch())
 
 
 def test_batches_of_several_processes_are_checked_like_whole_ones(

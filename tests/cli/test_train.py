@@ -360,5 +360,5 @@ def test_a_state_that_was_donated_is_refused(folder: Path) -> None:
     batch = {"x": np.ones((4, 6), np.float32), "labels": np.zeros(4, np.int32)}
     after, _ = program.train_step(state, batch)
     program.train_step(after, batch)
-    with pytest.raises(ValueError, match="was given to `train_step` before"):
+    with pytest.raises(ValueError, match="were given to `train_step` before"):
         program.train_step(state, batch)

@@ -86,10 +86,15 @@ class JaxProgram:
     def state_of(self, params: Arrays) -> TrainState:
         """Return the state before the first step that starts from these parameters, which are placed already."""
         optimizer = self.module.init_state() if hasattr(self.module, "init_state") else {}
-        return TrainState(jax.device_put(np.int32(0), self._replicated), dict(params), dict(optimizer))
+        return TrainState(self.place_step(0), dict(params), dict(optimizer))
+
+    def place_step(self, step: int) -> Any:
+        """Return a number of finished steps on the devices."""
+        return jax.device_put(np.int32(step), self._replicated)
 
     def train_step(self, state: TrainState, batch: Arrays) -> tuple[TrainState, dict[str, Any]]:
         """Return the state after one more step, and the loss and reported values by name. The given state is donated."""
+        _check_state(state, self.module.INPUTS)
         _refuse_donated(state)
         inputs, state = self.place(batch, self.step_inputs), _final(state, "train_step")
         step = state.step + 1
@@ -98,11 +103,14 @@ class JaxProgram:
 
     def averaged(self, state: TrainState) -> dict[str, Any]:
         """Return the parameters with the averages of those that are trained, placed like the parameters."""
+        _check_state(state, self.module.INPUTS)
+        _refuse_donated(state)
         params: dict[str, Any] = self.module.averaged(state.params, state.optimizer)
         return params
 
     def forward(self, params: Arrays, batch: Arrays) -> dict[str, Any]:
         """Return the outputs of the model, outside of training."""
+        _refuse_donated(params)
         outputs: dict[str, Any] = self.module.forward(params, self.place(batch))
         return outputs
 
@@ -114,6 +122,7 @@ class JaxProgram:
         step: the number of the step, which random draws and schedules depend on. options: `accumulate` and `clip`, if the file
         asks for them.
         """
+        _refuse_donated(params)
         kind, params = "batches" if options.get("accumulate") else "inputs", _final(params, "value_and_grad")
         loss, gradients = self.module.value_and_grad(params, self.place(batch, kind), step, **options)
         return loss, gradients
@@ -124,6 +133,7 @@ class JaxProgram:
         An array is the whole one, or with several processes only the rows that the devices of this process hold. Placed arrays
         and tracers stay as they are.
         """
+        _check_batch(batch, self.module.INPUTS)
         traced = any(isinstance(x, jax.core.Tracer) for x in batch.values())
         if traced or all(self._is_placed(kind, name, x) for name, x in batch.items()):
             return dict(batch)
@@ -191,15 +201,40 @@ def _indices(struct: Any) -> Any:
     return struct.sharding.addressable_devices_indices_map(struct.shape).values()
 
 
-def _refuse_donated(state: TrainState) -> None:
+def _check_state(state: Any, inputs: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for anything but a state. inputs: those of the model."""
+    if not isinstance(state, TrainState):
+        is_batch = isinstance(state, Mapping) and state.keys() == inputs.keys()
+        help = "; the batch is the second argument" if is_batch else ""
+        raise ValueError(
+            f"the state is a TrainState, as `init` returns it, and not {type(state).__name__}{help}"
+        )
+    if not hasattr(state.step, "dtype"):
+        raise ValueError(f"the state's step is an array, and not {type(state.step).__name__}")
+
+
+def _check_batch(batch: Any, inputs: Mapping[str, Any]) -> None:
+    """Raise `ValueError` unless a batch is a dict of arrays, or of numbers. inputs: those of the model."""
+    if not isinstance(batch, Mapping):
+        names = ", ".join(f'"{name}"' for name in inputs)
+        raise ValueError(f"a batch is a dict of arrays by input, {names}, and not {type(batch).__name__}")
+    for name, x in batch.items():
+        if not hasattr(x, "dtype") and not isinstance(x, int | float):
+            remedy = (
+                f': convert it with numpy.asarray(batch["{name}"])' if isinstance(x, list | tuple) else ""
+            )
+            raise ValueError(f'batch["{name}"] is an array, and not {type(x).__name__}{remedy}')
+
+
+def _refuse_donated(state: Any) -> None:
     """Raise `ValueError` for a state that an earlier step has been given: its buffers hold other numbers by now."""
     arrays = (
         x for x in jax.tree.leaves(state) if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
     )
     if any(x.is_deleted() for x in arrays):
         raise ValueError(
-            "this state was given to `train_step` before, which donates it: go on with the state that the step "
-            "returned, or keep a copy with jax.tree.map(jax.numpy.copy, state)"
+            "this state or its parameters were given to `train_step` before, which donates them: go on with the state that "
+            "the step returned, or keep a copy with jax.tree.map(jax.numpy.copy, state)"
         )
 
 
