@@ -305,6 +305,11 @@ def test_check_loads_nothing_heavy() -> None:
     assert not loaded_by("check", "examples/digits.mtf") & {*HEAVY, "lark"}
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"]])
+def test_help_loads_no_compiler(arguments: list[str]) -> None:
+    assert not loaded_by(*arguments) & {*HEAVY, "attrs", "lark", "json"}
+
+
 @pytest.mark.parametrize("kind", ["ir", "grad", "spmd", "numpy", "jax"])
 def test_compile_does_not_load_jax(kind: str) -> None:
     assert "jax" not in loaded_by("compile", "examples/digits.mtf", "--emit", kind)

@@ -23,7 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return command(arguments)
         # a compilation makes many objects and drops few: collect garbage rarely
         gc.set_threshold(100_000, 50, 100)
-        return command(sys.argv[1:])
+        status = command(sys.argv[1:])
+        # the process ends: Python need not search all objects for garbage a last time
+        gc.freeze()
+        return status
     except KeyboardInterrupt:  # during imports, or while options are parsed
         print("mtfc: interrupted", file=sys.stderr)
         return INTERRUPTED

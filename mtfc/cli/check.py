@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from mtfc.cli.errors import show_diagnostics
 from mtfc.cli.options import add_format, add_selection, add_source, chosen
-from mtfc.driver.check import check_file, verdict
 from mtfc.driver.errors import ERRORS, OK
-from mtfc.driver.loading.sources import Sources, known_as
+
+if TYPE_CHECKING:
+    from mtfc.driver.loading.sources import Sources
 
 EXAMPLES = """\
 examples:
@@ -25,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
+    from mtfc.driver.check import check_file, verdict
+    from mtfc.driver.loading.sources import known_as
+
     diagnostics = check_file(options.file, chosen(options), sources)
     if options.format == "json":
         import json

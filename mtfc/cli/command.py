@@ -6,10 +6,12 @@ import argparse
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from mtfc.cli.errors import diagnosed, encode_anything, guarded
-from mtfc.driver.loading.sources import Sources
+
+if TYPE_CHECKING:
+    from mtfc.driver.loading.sources import Sources
 
 DESCRIPTION = """\
 mtfc compiles tensor programs over named dimensions (.mtf files) to programs for a mesh of processors.
@@ -117,6 +119,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    """Import late what `--help` does not need."""
+    from mtfc.driver.loading.sources import Sources
+
     sources = Sources()
     run = _subcommand(options.command).run
     return diagnosed(lambda: run(options, sources), sources, getattr(options, "format", "text"))

@@ -11,9 +11,8 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
-from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.driver.errors import (
     BUG,
     ENVIRONMENT,
@@ -25,7 +24,10 @@ from mtfc.driver.errors import (
     reason_of,
     say,
 )
-from mtfc.driver.loading.sources import Sources
+
+if TYPE_CHECKING:
+    from mtfc.compiler.diagnostics import Diagnostic
+    from mtfc.driver.loading.sources import Sources
 
 BROKEN_PIPE = 141
 """The status that a shell reports for a process that SIGPIPE ended."""
@@ -63,6 +65,8 @@ def show_diagnostics(diagnostics: Iterable[Diagnostic], sources: Sources, format
 
 def diagnosed(action: Callable[[], int], sources: Sources, format: str) -> int:
     """Return the status of `action`; the diagnostics of an error are shown."""
+    from mtfc.compiler.diagnostics import CompileError  # imported late: `--help` needs no compiler
+
     try:
         return action()
     except CompileError as error:

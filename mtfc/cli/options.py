@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mtfc.driver.loading.choice import Choice
+if TYPE_CHECKING:
+    from mtfc.driver.loading.choice import Choice
 
 
 class _Sizes(argparse.Action):
@@ -61,6 +62,8 @@ def setting(text: str) -> str:
 
 def chosen(options: argparse.Namespace) -> Choice:
     """Return the options of `add_model` and `add_selection` as a record; `--layout` may be missing or a list."""
+    from mtfc.driver.loading.choice import Choice
+
     layout = getattr(options, "layout", None)
     layout = layout if isinstance(layout, str) else None
     passes = getattr(options, "pipeline", None)

@@ -8,8 +8,9 @@ of its line.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import takewhile
 
 import attrs
 
@@ -84,6 +85,8 @@ def arrange(tokens: Iterable[Token], file: str, diagnostics: Diagnostics) -> Tok
     emitter = _Emitter(matcher, file, diagnostics)
     for index, token in enumerate(kept):
         emitter.take(index, token)
+    emitter.stream.repaired.sort()
+    emitter.stream.unclosed.sort()
     return emitter.stream
 
 
@@ -93,7 +96,8 @@ def _with_strings(tokens: Sequence[Token]) -> Iterator[Token]:
     while index < len(tokens):
         token, end = tokens[index], index
         if token.kind == BAD and token.text in QUOTES:
-            line = (i for i in range(index + 1, len(tokens)) if tokens[i].line == token.line)
+            after = range(index + 1, len(tokens))
+            line = takewhile(lambda i, number=token.line: tokens[i].line == number, after)  # type: ignore[misc]
             end = next((i for i in line if tokens[i].text == token.text), index)
         yield token if end == index else token._replace(text=_between(tokens[index : end + 1]))
         index = end + 1
@@ -202,7 +206,7 @@ class _Emitter:
 
     def _drop(self, diagnostic: Diagnostic) -> None:
         self.diagnostics.extend((diagnostic,))
-        insort(self.stream.repaired, len(self.stream.tokens))
+        self.stream.repaired.append(len(self.stream.tokens))
 
     def _open(self, index: int, token: Token) -> None:
         self._put(token if len(self.open) < NESTING_LIMIT else token._replace(kind=TOO_DEEP))
@@ -240,8 +244,8 @@ class _Emitter:
         text = CLOSING_TEXT[opener.text]
         if len(self.open) <= NESTING_LIMIT:
             self.diagnostics.extend((syntax_errors.unclosed(opener, text, token, self.file),))
-        insort(self.stream.repaired, self.open[-1][0])
-        insort(self.stream.unclosed, self.open[-1][0])
+        self.stream.repaired.append(self.open[-1][0])
+        self.stream.unclosed.append(self.open[-1][0])
         last = self._last()
         self._put(Token(KINDS[text], "", last.line, last.end_column))
         self.stream.closer[self.open.pop()[0]] = len(self.stream.tokens) - 1

@@ -180,12 +180,12 @@ def _reached(roots: Iterable[_Node], known: set[_Node]) -> set[_Node]:
 def _groups(left: list[_Node], live: set[_Node]) -> Iterator[tuple[_Node, tuple[_Node, ...]]]:
     """Yield the unused names, each with the nodes that only it needs. The last name comes first: uses follow definitions."""
     seen = set(live)
-    named = [node for node in left if node.names]
+    named = {node: place for place, node in enumerate(left) if node.names}
     for node in reversed(named):
         if node not in seen:
             below = _reached([node], seen) - {node}
             seen |= {node, *below}
-            yield node, tuple(each for each in named if each in below)
+            yield node, tuple(sorted(named.keys() & below, key=named.__getitem__))
 
 
 def _warning(node: _Node, others: tuple[_Node, ...]) -> Diagnostic:
