@@ -68,6 +68,7 @@ IMPORTS = (
     (r"\blax\.", "from jax import lax"),
     (r"\bAxisType\.", "from jax.sharding import AxisType"),
     (r"\bP\(", "from jax.sharding import PartitionSpec as P"),
+    (r"\bmapped_call\(", "from mtfc.compiler.ir.ops.calls import mapped_call"),
 )
 """(pattern of the code that needs it, import), in the order in which the imports stand."""
 

@@ -61,6 +61,7 @@ IMPORTS = (
     ("", ""),
     (r"\bnp\.", "import numpy as np"),
     (r"\bbfloat16\b", "from ml_dtypes import bfloat16"),
+    (r"\bmapped_call\(", "from mtfc.compiler.ir.ops.calls import mapped_call"),
 )
 """(pattern of the code that needs it, import), in the order in which the imports stand."""
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from mtfc.compiler.ir.opdef import OpDef, Trait
 from mtfc.compiler.ir.ops import (
+    calls,
     collectives,
     contraction,
     creation,
@@ -28,6 +29,7 @@ FAMILIES = (
     indexing,
     creation,
     random,
+    calls,
     collectives,
 )
 

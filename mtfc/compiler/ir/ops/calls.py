@@ -1,0 +1,182 @@
+"""`call`: a function from outside of the language, such as a primitive of JAX that no op stands for.
+
+`FUNCTIONS` has the functions, so a program with calls runs in the process that made it. A function is *mapped* along the
+dimensions of the attribute `mapped`: it gets one element of each, so a layout may split them. Along all other dimensions it gets
+whole operands, and makes whole results.
+
+Operands and results have their mapped dimensions in front, in the order of the attribute. An operand may lack some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+from mtfc.compiler.ir.attributes import DIM_LIST, DIMS, TEXT, Attribute
+from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.opdef import (
+    NO_TRAITS,
+    Attrs,
+    Code,
+    LayoutRule,
+    OpBuilder,
+    OpDef,
+    OpError,
+    Shard,
+    Sizes,
+    not_linear,
+)
+from mtfc.compiler.ir.ops.elementwise import dims_text
+from mtfc.compiler.ir.sharding_rules import place_by_layout
+from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
+
+FUNCTION, DTYPES, RANKS = (Attribute(name, TEXT) for name in ("function", "dtypes", "ranks"))
+MAPPED, RESULTS = Attribute("mapped", DIMS), Attribute("results", DIM_LIST)
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+"""Name -> function of JAX arrays, one element along all mapped dimensions. It returns a list of arrays."""
+
+
+def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    mapped = MAPPED.of(attributes)
+    for type in types:
+        own = tuple(dim for dim in mapped if dim in type.dims)
+        if type.dims[: len(own)] != own:
+            raise OpError(f"a call mapped along {dims_text(mapped)} has an operand {type}")
+    dims, results = list(RESULTS.of(attributes)), []
+    for dtype, rank in zip(DTYPES.of(attributes).split(), RANKS.of(attributes).split(), strict=True):
+        if dtype not in ITEM_BYTES:
+            raise OpError(f"unknown dtype {dtype}")
+        found = (*mapped, *dims[: int(rank)])
+        del dims[: int(rank)]
+        if len(set(found)) != len(found):
+            raise OpError(f"the result would have a dimension twice: {dims_text(found)}")
+        results.append(TensorType(dtype, found))
+    return tuple(results)
+
+
+def _rule(eqn: Equation) -> LayoutRule:
+    mapped = {dim.name for dim in MAPPED.of(eqn.attrs)}
+    whole = {dim.name for value in eqn.results for dim in value.type.dims} - mapped
+    index = {dim.name: None for value in eqn.operands for dim in value.type.dims if dim.name not in mapped}
+    return LayoutRule(index=index, whole=frozenset(whole))
+
+
+def _gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | None, ...]:
+    raise OpError(f"the function {FUNCTION.of(e.attrs)} has no gradient here")
+
+
+def _flops(eqn: Equation, sizes: Sizes) -> Any:
+    return sum(sizes.elements(value.type) for value in eqn.results)
+
+
+def _places(eqn: Equation) -> list[tuple[int, ...]]:
+    """Return the places in the mapped dimensions of those that each operand has."""
+    mapped: tuple[Dim, ...] = MAPPED.of(eqn.attrs)
+    return [tuple(i for i, dim in enumerate(mapped) if dim in value.type.dims) for value in eqn.operands]
+
+
+def _ranks(eqn: Equation) -> list[int]:
+    """Return the number of dimensions of each operand that are not mapped."""
+    own = zip(eqn.operands, _places(eqn), strict=True)
+    return [len(value.type.dims) - len(places) for value, places in own]
+
+
+def _evaluate(shard: Shard, *arrays: Any) -> Any:
+    eqn = shard.eqn
+    number = len(MAPPED.of(eqn.attrs))
+    found = mapped_call(FUNCTION.of(eqn.attrs), shard.shape[:number], _places(eqn), _ranks(eqn), *arrays)
+    results = tuple(shard.np.asarray(x) for x in found)
+    return results if len(results) > 1 else results[0]
+
+
+def mapped_call(
+    name: str, sizes: Sequence[int], places: Sequence[tuple[int, ...]], ranks: Sequence[int], *arrays: Any
+) -> tuple[Any, ...]:
+    """Call a function for each element along mapped axes.
+
+    sizes: of the mapped axes on this processor. places, ranks: for each array the mapped axes that it has, and its number of other
+    axes. In front of the mapped axes, arrays may have further ones, which are mapped too.
+    """
+    import jax
+    from jax import numpy as jnp
+
+    function = FUNCTIONS[name]
+    spread = []
+    for x, own, rank in zip(arrays, places, ranks, strict=True):
+        front = x.shape[: x.ndim - len(own) - rank]
+        middle = tuple(sizes[i] if i in own else 1 for i in range(len(sizes)))
+        spread.append(jnp.asarray(x).reshape(*front, *middle, *x.shape[x.ndim - rank :]))
+    spread = _varying_alike(spread)
+    lead = [x.shape[: x.ndim - rank] for x, rank in zip(spread, ranks, strict=True)]
+    longest = max(map(len, lead), default=0)
+    shape = jnp.broadcast_shapes((1,) * max(0, longest - len(sizes)) + tuple(sizes), *lead)
+    count = prod(shape)
+    cores = [x.shape[x.ndim - rank :] for x, rank in zip(spread, ranks, strict=True)]
+    if count == 1:
+        found = function(*(x.reshape(core) for x, core in zip(spread, cores, strict=True)))
+    else:
+        flat = [
+            jnp.broadcast_to(x, (*shape, *core)).reshape(count, *core)
+            for x, core in zip(spread, cores, strict=True)
+        ]
+        found = jax.vmap(function, axis_size=count)(*flat)
+    first = 0 if count == 1 else 1
+    return tuple(x.reshape(*shape, *x.shape[first:]) for x in found)
+
+
+def _varying_alike(arrays: Sequence[Any]) -> list[Any]:
+    """Mark arrays as varying along the same mesh axes, which JAX's primitives ask for."""
+    import jax
+
+    own = [_varying(jax.typeof(x)) for x in arrays]
+    every = frozenset[str]().union(*own)
+    return [
+        jax.lax.pcast(x, tuple(sorted(every - has)), to="varying") if every - has else x
+        for x, has in zip(arrays, own, strict=True)
+    ]
+
+
+def _varying(type: Any) -> frozenset[str]:
+    """Return the mesh axes along which an array varies."""
+    return frozenset(type.vma if hasattr(type, "vma") else type.mat.varying)
+
+
+def _numpy_text(code: Code) -> str:
+    call = _text(code)
+    return f"np.asarray({call})" if len(code.eqn.results) == 1 else f"map(np.asarray, {call})"
+
+
+def _text(code: Code) -> str:
+    eqn = code.eqn
+    name, mapped = FUNCTION.of(eqn.attrs), len(MAPPED.of(eqn.attrs))
+    operands = ", ".join(code.args)
+    places = tuple(_places(eqn))
+    call = f'mapped_call("{name}", {code.sizes[:mapped]}, {places}, {tuple(_ranks(eqn))}, {operands})'
+    return call if len(eqn.results) > 1 else f"{call}[0]"
+
+
+CALL = OpDef(
+    name="call",
+    arity=(0, None),
+    attributes=(FUNCTION, MAPPED, RESULTS, RANKS, DTYPES),
+    infer=_infer,
+    place=place_by_layout,
+    layout_rule=_rule,
+    distribute=None,
+    linear=not_linear,
+    gradient=_gradient,
+    flops=_flops,
+    storage="kernel",
+    traits=NO_TRAITS,
+    evaluate=_evaluate,
+    numpy=_numpy_text,
+    jax=_text,
+    jax_differentiated=None,
+    logic=None,
+    number=None,
+    doc="A function of JAX, for each element along the mapped dimensions.",
+)
+
+OPS = (CALL,)

@@ -1,0 +1,86 @@
+"""Names for the dimensions of an imported function: from the user, else from the names of arguments and parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import translate
+from typing import Any
+
+from mtfc.compiler.diagnostics import CompileError
+from mtfc.compiler.ir.core import Role
+from mtfc.frontend.jaxpr.factors import Axis, leaves
+from mtfc.frontend.jaxpr.flat import Flat, definition, refused
+
+GivenNames = Mapping[str, str]
+"""Pattern of a leaf's place -> names of its axes: `{"ids": "batch length", "**/up/kernel": "embed (heads head_dim)"}`."""
+
+GIVEN, BATCH, ROLE = 0, 1, 2
+"""Where a name comes from, the best first: the user, the first axis of an input, or the place of an array."""
+
+
+def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Callable[..., Any]) -> None:
+    """Add names to the factors of all arguments. Raises `CompileError` for patterns that fit nothing, or not the array."""
+    places = [place(flat, path) for path in flat.inputs]
+    used: set[str] = set()
+    for var, text, role in zip(flat.body.arguments, places, roles, strict=False):
+        pattern = next((each for each in names if matches(each, text)), None)
+        used |= {each for each in names if matches(each, text)}
+        if pattern is not None:
+            _give(var.axes, names[pattern], text, function)
+        last = [part for part in text.split("/") if not part.isdigit()][-2:]
+        for j, each in enumerate(var.axes):
+            is_batch = role == "input" and j == 0
+            name = "batch" if is_batch else "_".join([*last, str(j)])
+            _want(each, BATCH if is_batch else ROLE, re.sub(r"\W+", "_", name).strip("_"))
+    for pattern in names:
+        if pattern not in used:
+            raise _wrong(f"the pattern {pattern} in `names` matches no argument", function, places)
+
+
+def place(flat: Flat, path: tuple[Any, ...]) -> str:
+    """Return the place of a leaf, such as `params/layers/0/kernel`."""
+    from jax.tree_util import keystr
+
+    first, inner = path[1], keystr(path[2:], simple=True, separator="/")
+    names = flat.argument_names
+    own = names[first.idx] if path[0].idx == 0 and first.idx < len(names) else keystr((first,), simple=True)
+    return f"{own}/{inner}" if inner else own
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Return True if a pattern fits a place: `*` is any part of a path, `**/` is any number of directories."""
+    plain = pattern.removeprefix("**/")
+    expression = translate(plain)
+    if plain != pattern:
+        return any(re.match(expression, "/".join(text.split("/")[i:])) for i in range(text.count("/") + 1))
+    return re.match(expression, text) is not None
+
+
+def _want(factors: Axis, rank: int, name: str) -> None:
+    own = leaves(factors)
+    for i, factor in enumerate(own):
+        factor.wanted.append((rank, name if len(own) == 1 else f"{name}_{'abcdefgh'[i % 8]}"))
+
+
+def _give(axes: Sequence[Axis], text: str, where: str, function: Callable[..., Any]) -> None:
+    """Give an array's factors the user's names. Parentheses group the names of one axis's factors; `_` names nothing."""
+    groups = re.findall(r"\(([^)]*)\)|(\S+)", text)
+    if len(groups) != len(axes):
+        raise _wrong(f"`names` gives {where} {len(groups)} names, and it has {len(axes)} axes", function)
+    for (grouped, single), each in zip(groups, axes, strict=True):
+        own, given = leaves(each), grouped.split() or [single]
+        if len(given) == 1 and given != ["_"]:
+            _want(each, GIVEN, given[0])
+        elif len(given) == len(own):
+            for factor, name in zip(own, given, strict=True):
+                factor.wanted.append((GIVEN, name))
+        elif given != ["_"]:
+            sizes = ", ".join(str(factor.size) for factor in own)
+            raise _wrong(f"an axis of {where} has factors of sizes {sizes}, and names ({grouped})", function)
+
+
+def _wrong(message: str, function: Callable[..., Any], places: Sequence[str] = ()) -> CompileError:
+    shown = ", ".join(places[:12]) + (", ..." if len(places) > 12 else "")
+    help = f"the arguments' arrays are: {shown}" if places else None
+    return refused("E803", message, definition(function), help)

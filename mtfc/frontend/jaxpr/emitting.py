@@ -1,0 +1,194 @@
+"""The equations of an imported function: rules ask the emitter for operands, and make results with its builder.
+
+A value of the IR may lack dimensions of the array that it stands for: then the array repeats it along them. So JAX's broadcasts,
+transposes and reshapes along factors make no equations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.types import Dim
+from mtfc.frontend.jaxpr.factors import Axis, Factor, leaves, size_of
+from mtfc.frontend.jaxpr.flat import Number, Operand, Step, Var
+from mtfc.frontend.jaxpr.linking import Axes, Linker
+
+
+@attrs.define
+class Rename:
+    """A use of an array under other dimensions: see `Linker.fit`."""
+
+    step: Step
+    before: tuple[Dim, ...]
+    after: tuple[Dim, ...]
+
+
+@attrs.define
+class Emitter:
+    """Makes the equations of a body. dims: factor -> dimension, shared by all bodies. calls: the steps that became calls."""
+
+    build: Builder
+    dims: Dims
+    linker: Linker
+    known: dict[Var, Value] = attrs.field(factory=dict)
+    renames: list[Rename] = attrs.field(factory=list)
+    calls: list[Step] = attrs.field(factory=list)
+    _renamed: dict[tuple[Value, Any], Value] = attrs.field(factory=dict)
+
+    def inside(self, build: Builder) -> Emitter:
+        """Return the emitter of a loop's body."""
+        return attrs.evolve(self, build=build, known={}, renamed={})
+
+    def run(self, steps: Iterable[Step]) -> None:
+        """Make the equations of steps."""
+        for step in steps:
+            self.build.span, self.build.stage = step.span, step.stage
+            found = self.linker.rule(step).emit(self, step)
+            for var, value in zip(step.results, found, strict=True):
+                self.known[var] = value
+
+    # Operands
+
+    def raw(self, operand: Operand) -> Value:
+        if isinstance(operand, Number):
+            return self.build.constant(operand.value, operand.dtype)
+        return self.known[operand]
+
+    def operand(self, step: Step, i: int) -> Value:
+        """Return an operand with the dimensions that it has at this use. It may lack some."""
+        value = self.raw(step.operands[i])
+        if i not in step.renamed:
+            return value
+        return self.renamed(step, value, step.operands[i].axes, step.renamed[i])
+
+    def renamed(self, step: Step, value: Value, before: Axes, after: Axes) -> Value:
+        """Return a value under other axes."""
+        key = (value, tuple(tuple(map(id, leaves(a))) for a in after))
+        if key not in self._renamed:
+            self._renamed[key] = self._rename(step, value, before, after)
+        return self._renamed[key]
+
+    def _rename(self, step: Step, value: Value, before: Axes, after: Axes) -> Value:
+        pairs: list[tuple[Dim, Dim]] = []
+        for a, b in zip(before, after, strict=True):
+            if [f.size for f in leaves(a)] != [f.size for f in leaves(b)]:
+                return self.reshaped(self.whole(value, before), after)
+            pairs += zip(self.dims.of(a), self.dims.of(b), strict=True)
+        mapping = tuple((x, y) for x, y in pairs if x is not y and x in value.type.dims)
+        if not mapping:
+            return value
+        self.renames.append(Rename(step, *map(tuple, zip(*mapping, strict=True))))
+        return self.build("rename", value, mapping=mapping)
+
+    def whole(self, value: Value, axes: Axes) -> Value:
+        """Return a value with all dimensions of its axes, in order."""
+        dims = self.dims.of(f for each in axes for f in each)
+        if set(dims) != set(value.type.dims):
+            return self.build("broadcast", value, dims=dims)
+        return self.build.ordered(value, dims)
+
+    def reshaped(self, value: Value, axes: Axes) -> Value:
+        """Return a whole value under axes of other factors."""
+        return self.as_dims(value, self.dims.of(f for each in axes for f in each))
+
+    def as_dims(self, value: Value, dims: tuple[Dim, ...]) -> Value:
+        """Reshape a value to dimensions, in row-major order."""
+        return value if value.type.dims == dims else self.build("reshape", value, dims=dims)
+
+    def has(self, value: Value, factors: Iterable[Factor]) -> bool:
+        """Return True if a value has one of some factors."""
+        return any(dim in value.type.dims for dim in self.dims.of(factors))
+
+    # Axes as single dimensions
+
+    def merged(self, value: Value, axes: Axes, j: int, dim: Dim | None = None) -> tuple[Value, Dim]:
+        """Return a value in which one axis is a single dimension, the last one.
+
+        dim: the dimension; else the axis's own if it has one factor, or else a new one.
+        """
+        own = self.dims.of(axes[j])
+        others = tuple(d for d in value.type.dims if d not in own)
+        target = dim or (own[0] if len(own) == 1 else self.dims.new("axis", size_of(leaves(axes[j]))))
+        return self.as_dims(self.with_dims(value, (*others, *own)), (*others, target)), target
+
+    def parted(self, value: Value, dim: Dim, factors: Axis) -> Value:
+        """Return a value in which one dimension is replaced by an axis's own ones: undo `merged`."""
+        own = self.dims.of(factors)
+        if own == (dim,):
+            return value
+        others = tuple(d for d in value.type.dims if d != dim)
+        return self.as_dims(self.with_dims(value, (*others, dim)), (*others, *own))
+
+    def with_dims(self, value: Value, dims: tuple[Dim, ...]) -> Value:
+        """Return a value with exactly some dimensions in order: it is repeated along those that it lacks."""
+        if set(dims) != set(value.type.dims):
+            return self.build("broadcast", value, dims=dims)
+        return self.build.ordered(value, dims)
+
+    # Operations
+
+    def elementwise(self, op: str, *values: Value, **attributes: Any) -> Value:
+        """Apply an elementwise op to values that may each lack dimensions of the others."""
+        dims = tuple(dict.fromkeys(dim for value in values for dim in value.type.dims))
+        if all(len(value.type.dims) < len(dims) for value in values):
+            widest = max(range(len(values)), key=lambda i: values[i].type.size)
+            values = tuple(self.with_dims(v, dims) if i == widest else v for i, v in enumerate(values))
+        return self.build(op, *values, **attributes)
+
+    def times(self, value: Value, number: int) -> Value:
+        """Multiply by a whole number."""
+        return value if number == 1 else self.build("mul", value, self.build.like(number, value))
+
+
+@attrs.define
+class Dims:
+    """The dimensions of factors. They are made on demand, when all axes are linked and named."""
+
+    known: dict[Factor, Dim] = attrs.field(factory=dict)
+    names: dict[str, int] = attrs.field(factory=dict)
+    sizes: dict[str, Dim] = attrs.field(factory=dict)
+
+    def of(self, factors: Iterable[Factor]) -> tuple[Dim, ...]:
+        """Return the dimensions of factors."""
+        return tuple(self._of(factor) for factor in leaves(factors))
+
+    def _of(self, factor: Factor) -> Dim:
+        if factor not in self.known:
+            other = factor.alternate.root() if factor.alternate is not None else None
+            wanted = min(factor.wanted, default=None)
+            if wanted is not None:
+                name = wanted[1]
+            elif other in self.known and not other.parts:
+                name = f"{self.known[other].name}_other"
+            else:
+                name = "d"
+            self.known[factor] = self.new(name, factor.size)
+        return self.known[factor]
+
+    def new(self, name: str, size: int) -> Dim:
+        """Make a dimension with a new name."""
+        number = self.names.get(name, 0) + 1
+        self.names[name] = number
+        made = Dim(name if number == 1 and name != "d" else f"{name}_{number}" if name != "d" else f"d{number}", size)
+        if made.name in self.sizes:
+            return self.new(name, size)
+        self.sizes[made.name] = made
+        return made
+
+    @property
+    def by_name(self) -> Mapping[str, Dim]:
+        return self.sizes
+
+
+def dims_of_result(emitter: Emitter, step: Step, i: int = 0) -> tuple[Dim, ...]:
+    """Return all dimensions of a result."""
+    return emitter.dims.of(f for each in step.results[i].axes for f in each)
+
+
+def shapes(values: Sequence[Value]) -> list[tuple[Dim, ...]]:
+    return [value.type.dims for value in values]

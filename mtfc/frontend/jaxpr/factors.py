@@ -1,0 +1,165 @@
+"""Factors: the dimensions of imported arrays before they have names.
+
+An axis of an array is a product of factors, the most major first. Two axes that run along the same dimension have the same
+factors. A reshape that splits an axis of size 32 into 4 and 8 splits its factor, in all arrays that have it. An array never has a
+factor twice: `unite` refuses that, and the caller renames the axis at this use instead.
+
+A factor is a node of a union-find structure. Its root is a leaf, or it has been split into parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from math import prod
+from operator import mul
+
+import attrs
+
+
+@attrs.define(eq=False)
+class Factor:
+    """A dimension, or a part of one. `spaces` are the numbers of the arrays and iteration spaces that have it.
+
+    wanted: names for it, the best first. alternate: the factor that takes its place where an array would have it twice.
+    """
+
+    size: int
+    spaces: set[int] = attrs.field(factory=set)
+    wanted: list[tuple[int, str]] = attrs.field(factory=list)
+    united: Factor | None = None
+    parts: tuple[Factor, ...] = ()
+    alternate: Factor | None = None
+
+    def root(self) -> Factor:
+        """Return the node that stands for all nodes united with this one."""
+        node = self
+        while node.united is not None:
+            if node.united.united is not None:
+                node.united = node.united.united
+            node = node.united
+        return node
+
+
+Axis = tuple[Factor, ...]
+"""The factors of one axis, the most major first. An axis of size 1 has none."""
+
+
+def axis(size: int) -> Axis:
+    """Return a new axis."""
+    return (Factor(int(size)),) if size != 1 else ()
+
+
+def leaves(factors: Iterable[Factor]) -> Axis:
+    """Return the factors of which the given ones consist, none of them split."""
+    found: list[Factor] = []
+    for factor in factors:
+        root = factor.root()
+        found += leaves(root.parts) if root.parts else (root,)
+    return tuple(found)
+
+
+def size_of(factors: Iterable[Factor]) -> int:
+    return prod(factor.size for factor in factors)
+
+
+def has_bounds(factors: Sequence[Factor], sizes: Sequence[int]) -> bool:
+    """Return True if the factors can be split so that groups of the given sizes, the most major first, consist of whole ones."""
+    return _divides(sorted({*_minor(f.size for f in leaves(factors)), *_minor(sizes)}))
+
+
+def cut(factors: Sequence[Factor], sizes: Sequence[int]) -> tuple[Axis, ...] | None:
+    """Split factors into axes of the given sizes. Return None if no factorization has these bounds."""
+    if not has_bounds(factors, sizes):
+        return None
+    sizes = [int(size) for size in sizes]
+    groups: list[Axis] = []
+    rest = list(leaves(factors))
+    for size in sizes:
+        group: list[Factor] = []
+        while size_of(group) != size:
+            first, needed = rest.pop(0), size // size_of(group)
+            if first.size > needed:
+                first, other = _split(first, needed)
+                rest.insert(0, other)
+            group.append(first)
+        groups.append(tuple(group))
+    return tuple(groups)
+
+
+def refine(a: Sequence[Factor], b: Sequence[Factor]) -> bool:
+    """Split the factors of two axes until they have the same sizes. Return False if no factorization serves both."""
+    bounds = sorted({*_minor(f.size for f in leaves(a)), *_minor(f.size for f in leaves(b))})
+    if not _divides(bounds):
+        return False
+    sizes = [high // low for low, high in zip(bounds, bounds[1:], strict=False)][::-1]
+    cut(a, sizes)
+    cut(b, sizes)
+    cut(a, sizes)  # a split of b may have split a factor of a
+    return [f.size for f in leaves(a)] == [f.size for f in leaves(b)]
+
+
+def unite(a: Sequence[Factor], b: Sequence[Factor]) -> bool:
+    """Make two axes the same. Return False, and change no result, if an array would have a factor twice."""
+    if size_of(a) != size_of(b) or not refine(a, b):
+        return False
+    pairs = [(x, y) for x, y in zip(leaves(a), leaves(b), strict=True) if x is not y]
+    if any(not x.spaces.isdisjoint(y.spaces) for x, y in pairs):
+        return False
+    for x, y in pairs:
+        x, y = x.root(), y.root()
+        if x is y:
+            continue
+        if not x.spaces.isdisjoint(y.spaces):
+            return False
+        _merge(x, y)
+    return True
+
+
+def register(factors: Iterable[Factor], space: int) -> None:
+    """Say that an array or an iteration space has factors."""
+    for factor in leaves(factors):
+        factor.spaces.add(space)
+
+
+def alternate(factors: Sequence[Factor]) -> Axis:
+    """Return the axis that takes the place of an axis where an array would have it twice, the same wherever that happens."""
+    found = []
+    for factor in leaves(factors):
+        if factor.alternate is None:
+            factor.alternate = Factor(factor.size, alternate=factor)
+        found.append(factor.alternate)
+    return tuple(found)
+
+
+def _merge(x: Factor, y: Factor) -> None:
+    if len(x.spaces) < len(y.spaces):
+        x, y = y, x
+    y.united = x
+    x.spaces |= y.spaces
+    x.wanted += y.wanted
+    if x.alternate is None:
+        x.alternate = y.alternate
+    elif y.alternate is not None:
+        unite((x.alternate,), (y.alternate,))
+
+
+def _split(factor: Factor, minor_first: int) -> Axis:
+    """Split a leaf into a major part of the given size and the rest."""
+    root = factor.root()
+    sizes = (minor_first, root.size // minor_first)
+    root.parts = tuple(Factor(size, set(root.spaces)) for size in sizes)
+    if root.alternate is not None and (found := cut((root.alternate,), sizes)):
+        for part, (other, *more) in zip(root.parts, found, strict=True):
+            if not more:
+                part.alternate = other
+    return root.parts
+
+
+def _minor(sizes: Iterable[int]) -> list[int]:
+    """Return the products of the last sizes: 1, the last one, the last two, and so on."""
+    return [1, *accumulate(reversed([*sizes]), mul)]
+
+
+def _divides(bounds: Sequence[int]) -> bool:
+    return all(high % low == 0 for low, high in zip(bounds, bounds[1:], strict=False))

@@ -1,0 +1,356 @@
+"""A JAX function as a flat list of steps: its jaxpr, with all calls inlined, and the user's line of each equation.
+
+Tracing computes nothing and takes no memory: arguments may be `jax.ShapeDtypeStruct`s. Derivatives are JAX's own, because a
+function made by `jax.grad` has them in its jaxpr.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
+from mtfc.compiler.ir.core import Stage
+from mtfc.frontend.jaxpr.factors import Axis
+
+DTYPES = {
+    "float32": "f32",
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "float64": "f64",
+    "int32": "i32",
+    "uint32": "u32",
+    "bool": "bool",
+}
+"""JAX's name of a dtype -> the IR's."""
+
+INLINED = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_lin": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+"""Primitive that calls a jaxpr -> the parameter that has the jaxpr."""
+
+RECOMPUTING = ("remat2", "checkpoint")
+
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")})
+
+
+@attrs.define(eq=False)
+class Var:
+    """An array. number: its space. key: the implementation of random keys, whose data the array has; None for other arrays.
+
+    repeated: the axes along which it repeats its elements.
+    """
+
+    number: int
+    shape: tuple[int, ...]
+    dtype: str
+    key: str | None = None
+    axes: tuple[Axis, ...] = ()
+    repeated: frozenset[int] = frozenset()
+
+
+@attrs.frozen(eq=False)
+class Number:
+    """A scalar that is written in the program."""
+
+    value: bool | int | float
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        return ()
+
+
+Operand = Var | Number
+
+
+@attrs.define(eq=False)
+class Step:
+    """One application of a primitive. bodies: the jaxprs that it executes, such as a scan's.
+
+    renamed: number of an operand -> its axes at this use, where they are others than those of the array. is_opaque: True if the
+    primitive's rule has refused the step.
+    """
+
+    primitive: str
+    bind: Any
+    params: Mapping[str, Any]
+    operands: tuple[Operand, ...]
+    results: tuple[Var, ...]
+    span: Span | None
+    stage: Stage
+    bodies: tuple[Body, ...] = ()
+    renamed: dict[int, tuple[Axis, ...]] = attrs.field(factory=dict)
+    is_opaque: bool = False
+
+    def axes(self, i: int) -> tuple[Axis, ...]:
+        """Return the axes of an operand at this use."""
+        return self.renamed.get(i, self.operands[i].axes)
+
+
+@attrs.define(eq=False)
+class Body:
+    """Arguments, steps and outputs of a jaxpr. renamed: number of an output -> its axes, as in `Step`."""
+
+    arguments: tuple[Var, ...]
+    steps: list[Step]
+    outputs: tuple[Operand, ...]
+    renamed: dict[int, tuple[Axis, ...]] = attrs.field(factory=dict)
+
+
+@attrs.frozen(eq=False)
+class Flat:
+    """A traced function. paths: the place of each argument and output in the pytrees. constants: arrays that it closes over.
+
+    The last arguments of the body are the constants. `closed` is the jaxpr, and the trees give the function's own signature.
+    """
+
+    body: Body
+    inputs: tuple[tuple[Any, ...], ...]
+    outputs: tuple[tuple[Any, ...], ...]
+    constants: tuple[Any, ...]
+    closed: Any
+    in_tree: Any
+    out_tree: Any
+    argument_names: tuple[str, ...]
+
+
+def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flat:
+    """Trace a function on arguments of any pytrees. Raises `CompileError` for what no program can have."""
+    import jax
+    from jax.tree_util import tree_flatten_with_path, tree_structure
+
+    _check_leaves(function, args, kwargs)
+    try:
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args, **kwargs)
+    except (
+        jax.errors.ConcretizationTypeError,
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+        jax.errors.NonConcreteBooleanIndexError,
+    ) as error:
+        first = next(iter(str(error).splitlines()), "")
+        raise refused(
+            "E802",
+            f"the Python code depends on the values of arrays: {first}",
+            _span_of_error(error) or definition(function),
+            "use `jnp.where`, `jax.lax.cond` or `jax.lax.scan` in place of Python's own `if` and `for`",
+        ) from None
+    flattener = _Flattener(definition(function))
+    body = flattener.top(closed)
+    inputs = tuple(path for path, _ in tree_flatten_with_path((tuple(args), dict(kwargs)))[0])
+    outputs = tuple(path for path, _ in tree_flatten_with_path(shapes)[0])
+    return Flat(
+        body,
+        inputs,
+        outputs,
+        tuple(flattener.constants),
+        closed,
+        tree_structure((tuple(args), dict(kwargs))),
+        tree_structure(shapes),
+        _argument_names(function, len(args)),
+    )
+
+
+def _argument_names(function: Callable[..., Any], number: int) -> tuple[str, ...]:
+    """Return names for positional arguments."""
+    try:
+        kinds = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        kinds = ()
+    named = [p.name for p in kinds if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return tuple(named[i] if i < len(named) else f"arg{i}" for i in range(number))
+
+
+def definition(function: Callable[..., Any]) -> Span:
+    """Return the line on which a function is defined."""
+    inner = inspect.unwrap(function) if callable(function) else function
+    code = getattr(inner, "__code__", None) or getattr(getattr(type(inner), "__call__", None), "__code__", None)
+    if code is None:
+        return Span("<function>", 1, 1, 1, 2)
+    return Span(code.co_filename, code.co_firstlineno, 1, code.co_firstlineno, 2)
+
+
+def _check_leaves(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise `CompileError` for a leaf that is no array."""
+    from jax.tree_util import keystr, tree_flatten_with_path
+
+    for path, leaf in tree_flatten_with_path((tuple(args), dict(kwargs)))[0]:
+        if not hasattr(leaf, "shape") and not isinstance(leaf, bool | int | float | complex):
+            place = keystr(path[1:], simple=True, separator=".")
+            kind = type(leaf).__name__
+            raise refused(
+                "E801",
+                f"argument {place} has a leaf of type {kind}, and must have arrays",
+                definition(function),
+                "pass other values by `functools.partial`, or by a closure",
+            )
+
+
+def refused(code: str, message: str, span: Span, help: str | None = None) -> CompileError:
+    return CompileError([Diagnostic(code, message, span, help=help)])
+
+
+def _span_of_error(error: Exception) -> Span | None:
+    """Return the innermost line of the user that an exception went through."""
+    place, traceback = None, error.__traceback__
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if not _is_library(file) and "jaxpr/flat.py" not in file:
+            place = Span(file, traceback.tb_lineno, 1, traceback.tb_lineno, 2)
+        traceback = traceback.tb_next
+    return place
+
+
+class _Flattener:
+    """Inlines calls, and makes variables."""
+
+    def __init__(self, place: Span) -> None:
+        self.place = place
+        self.constants: list[Any] = []
+        self._constant_vars: dict[int, Var] = {}
+        self._count = 0
+
+    def var(self, aval: Any, span: Span | None = None) -> Var:
+        """Make a variable for an abstract value. Random keys become their data."""
+        import jax
+
+        self._count += 1
+        shape, dtype = tuple(aval.shape), aval.dtype
+        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+            data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
+            return Var(self._count, tuple(data.shape), "u32", key=str(dtype._impl.name))
+        name = DTYPES.get(dtype.name)
+        if name is None or 0 in shape:
+            what = f"has dtype {dtype.name}" if name is None else f"has shape {list(shape)}"
+            help = f"the dtypes are {', '.join(DTYPES)}" if name is None else None
+            raise refused("E804", f"an array {what}, which no program has", span or self.place, help)
+        return Var(self._count, shape, name)
+
+    def top(self, closed: Any) -> Body:
+        arguments = tuple(self.var(v.aval) for v in closed.jaxpr.invars)
+        env: dict[Any, Operand] = dict(zip(closed.jaxpr.invars, arguments, strict=True))
+        steps: list[Step] = []
+        outputs = self._inline(closed, env, steps, ())
+        return Body((*arguments, *self._constant_vars.values()), steps, outputs)
+
+    def _body(self, closed: Any) -> Body:
+        arguments = tuple(self.var(v.aval) for v in closed.jaxpr.invars)
+        steps: list[Step] = []
+        env: dict[Any, Operand] = dict(zip(closed.jaxpr.invars, arguments, strict=True))
+        before = len(self._constant_vars)
+        outputs = self._inline(closed, env, steps, ())
+        if len(self._constant_vars) != before:
+            raise refused("E805", "the body of a loop closes over an array", self.place)
+        return Body(arguments, steps, outputs)
+
+    def _inline(
+        self, closed: Any, env: dict[Any, Operand], steps: list[Step], spans: tuple[Span, ...]
+    ) -> tuple[Operand, ...]:
+        """Add the steps of a jaxpr, whose arguments `env` has, and return its outputs."""
+        jaxpr = getattr(closed, "jaxpr", closed)
+        for var, value in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=False):
+            env[var] = self._constant(value)
+        for eqn in jaxpr.eqns:
+            self._equation(eqn, env, steps)
+        return tuple(self._operand(v, env) for v in jaxpr.outvars)
+
+    def _equation(self, eqn: Any, env: dict[Any, Operand], steps: list[Step]) -> None:
+        operands = tuple(self._operand(v, env) for v in eqn.invars)
+        name, span = eqn.primitive.name, _span(eqn.source_info.traceback)
+        inner = eqn.params.get(INLINED[name]) if name in INLINED else None
+        if inner is not None:
+            jaxpr = getattr(inner, "jaxpr", inner)
+            if name in RECOMPUTING and eqn.params.get("prevent_cse", True):
+                operands = self._barrier(operands, eqn, span, steps)
+            offset = len(operands) - len(jaxpr.invars)
+            found = self._inline(inner, dict(zip(jaxpr.invars, operands[offset:], strict=True)), steps, ())
+            env.update(zip(eqn.outvars, found, strict=True))
+            return
+        results = tuple(self.var(v.aval, span) for v in eqn.outvars)
+        bodies = (self._body(eqn.params["jaxpr"]),) if name == "scan" else ()
+        steps.append(
+            Step(name, eqn.primitive, eqn.params, operands, results, span, _stage(eqn), bodies)
+        )
+        env.update(zip(eqn.outvars, results, strict=True))
+
+    def _barrier(
+        self, operands: tuple[Operand, ...], eqn: Any, span: Span | None, steps: list[Step]
+    ) -> tuple[Operand, ...]:
+        """Return the operands of a computation that must not be merged with an equal one."""
+        arrays = [x for x in operands if isinstance(x, Var)]
+        copies: dict[Operand, Var] = {}
+        for x in arrays:
+            self._count += 1
+            copies[x] = Var(self._count, x.shape, x.dtype, x.key)
+        made = tuple(copies.values())
+        steps.append(Step("optimization_barrier", None, {}, tuple(copies), made, span, _stage(eqn)))
+        return tuple(copies.get(x, x) for x in operands)
+
+    def _operand(self, v: Any, env: Mapping[Any, Operand]) -> Operand:
+        if hasattr(v, "val"):
+            return self._constant(v.val)
+        return env[v]
+
+    def _constant(self, value: Any) -> Operand:
+        """Return a scalar as a number, and an array as a further argument."""
+        import numpy as np
+
+        if not hasattr(value, "shape") or (value.shape == () and value.dtype.name in DTYPES):
+            array = np.asarray(value)
+            dtype = DTYPES.get(str(getattr(value, "dtype", array.dtype)), None)
+            if dtype is not None:
+                return Number(_builtin(array, dtype), dtype)
+        key = id(value)
+        if key not in self._constant_vars:
+            self.constants.append(value)
+            self._constant_vars[key] = self.var(value)
+        return self._constant_vars[key]
+
+
+def _builtin(array: Any, dtype: str) -> bool | int | float:
+    """Return a scalar as a number of Python's own."""
+    return bool(array) if dtype == "bool" else int(array) if dtype in ("i32", "u32") else float(array)
+
+
+def _stage(eqn: Any) -> Stage:
+    return "backward" if "transpose(" in str(eqn.source_info.name_stack) else "forward"
+
+
+def _span(traceback: Any) -> Span | None:
+    """Return the innermost line outside of libraries, or else outside of JAX."""
+    frames = [*_frames(traceback)] if traceback is not None else []
+    own = next((frame for frame in frames if not _is_library(frame.file)), None)
+    return own or (frames[0] if frames else None)
+
+
+def _frames(traceback: Any) -> Iterator[Span]:
+    from jax._src.source_info_util import user_frames
+
+    for frame in user_frames(traceback):
+        end = max(frame.end_line, frame.start_line)
+        column = max(1, frame.start_column + 1)
+        yield Span(frame.file_name, frame.start_line, column, end, max(frame.end_column + 1, column + 1))
+
+
+@lru_cache(maxsize=None)
+def _is_library(file: str) -> bool:
+    return file.startswith(LIBRARIES) or file.startswith("<")

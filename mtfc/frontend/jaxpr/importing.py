@@ -1,0 +1,187 @@
+"""Import a JAX function: trace it, link its axes, name its dimensions, and make a program with the function `forward`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.core import Argument, Function, Initializer, Output, Parameter, Program, Role, Value
+from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.compiler.ir.verifier import verify
+from mtfc.frontend.jaxpr.dimension_names import GivenNames, propose
+from mtfc.frontend.jaxpr.emitting import Dims, Emitter, Rename
+from mtfc.frontend.jaxpr.flat import Flat, Operand, Step, Var, traced
+from mtfc.frontend.jaxpr.linking import Linker
+from mtfc.frontend.jaxpr.rules import RULES
+from mtfc.frontend.jaxpr.rules.calls import OTHER
+
+
+@attrs.frozen
+class Leaf:
+    """An array of the user's pytrees and its value in the program. dims: for each of the user's axes its dimensions.
+
+    key: the implementation of random keys, whose data the program has. constant: the array, if the function closes over it.
+    """
+
+    name: str
+    path: tuple[Any, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    dims: tuple[tuple[Dim, ...], ...]
+    role: Role
+    key: str | None = None
+    constant: Any = None
+
+    @property
+    def flat_dims(self) -> tuple[Dim, ...]:
+        return tuple(dim for dims in self.dims for dim in dims)
+
+
+@attrs.frozen(eq=False, slots=False)
+class Imported:
+    """A JAX function as a program. inputs: the arguments' leaves, then the constants. renames: uses under other dimensions.
+
+    calls: the steps that every processor evaluates as a whole. steps: all steps of the function.
+    """
+
+    program: Program
+    flat: Flat
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    renames: tuple[Rename, ...]
+    calls: tuple[Step, ...]
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(_all_steps(self.flat.body.steps))
+
+
+def _all_steps(steps: Iterable[Step]) -> Iterable[Step]:
+    for step in steps:
+        yield step
+        for body in step.bodies:
+            yield from _all_steps(body.steps)
+
+
+def imported(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    names: GivenNames,
+    parameters: Sequence[int],
+) -> Imported:
+    """Import a function on example arguments. parameters: the numbers of the arguments that hold the model's arrays.
+
+    Raises `CompileError`.
+    """
+    flat = traced(function, args, kwargs)
+    linker = Linker(RULES, OTHER)
+    linker.arguments(flat.body.arguments)
+    linker.body(flat.body)
+    roles = [_role(path, parameters) for path in flat.inputs]
+    propose(flat, roles, names, function)
+    return _Import(flat, linker, roles).run(_title(function))
+
+
+def _role(path: tuple[Any, ...], parameters: Sequence[int]) -> Role:
+    """Return `parameter` for a leaf of an argument that holds the model's arrays. `path` begins with 0 for positional ones."""
+    is_positional = path[0].idx == 0
+    return "parameter" if is_positional and path[1].idx in parameters else "input"
+
+
+def _title(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    return re.sub(r"\W", "_", name).strip("_") or "program"
+
+
+def path_text(path: Sequence[Any], separator: str = "/") -> str:
+    """Return the place of a leaf in its argument, such as `layers/0/kernel`."""
+    from jax.tree_util import keystr
+
+    return str(keystr(tuple(path), simple=True, separator=separator))
+
+
+class _Import:
+    """Makes the program of a linked function."""
+
+    def __init__(self, flat: Flat, linker: Linker, roles: Sequence[Role]) -> None:
+        self.flat, self.roles = flat, roles
+        self.build = Builder(Names())
+        self.emitter = Emitter(self.build, Dims(), linker)
+
+    def run(self, title: str) -> Imported:
+        inputs = [*self._inputs()]
+        arguments = [self._argument(leaf, var) for leaf, var in zip(inputs, self.flat.body.arguments, strict=True)]
+        self.emitter.run(self.flat.body.steps)
+        outputs = [*self._outputs()]
+        function = Function(
+            "forward",
+            tuple(sorted(arguments, key=lambda argument: argument.role != "input")),
+            tuple(self.build.body),
+            tuple(output for output, _ in outputs),
+        )
+        parameters = tuple(
+            Parameter(a.value.name, a.value.type, Initializer("zeros"), a.span)
+            for a in arguments
+            if a.role == "parameter"
+        )
+        program = Program(title, dict(self.emitter.dims.by_name), parameters, (function,))
+        verify(program, "global")
+        emitter = self.emitter
+        return Imported(
+            program,
+            self.flat,
+            tuple(inputs),
+            tuple(leaf for _, leaf in outputs),
+            tuple(emitter.renames),
+            tuple(emitter.calls),
+        )
+
+    def _inputs(self) -> Iterable[Leaf]:
+        variables, paths = self.flat.body.arguments, self.flat.inputs
+        for var, path, role in zip(variables, paths, self.roles, strict=False):
+            # (positional or named, number or name, the path inside of the argument)
+            inner = path_text(path[2:], "_") or path_text(path[1:2], "_")
+            yield self._leaf(inner if role == "parameter" else f"{_argument_name(self.flat, path)}", path, var, role)
+        for i, var in enumerate(variables[len(paths) :]):
+            yield self._leaf("constant", (), var, "input", self.flat.constants[i])
+
+    def _leaf(self, wanted: str, path: tuple[Any, ...], var: Operand, role: Role, constant: Any = None) -> Leaf:
+        name = self.build.names.fresh(identifier(wanted))
+        dims = tuple(self.emitter.dims.of(each) for each in var.axes)
+        key = var.key if isinstance(var, Var) else None
+        return Leaf(name, path, var.shape, var.dtype, dims, role, key, constant)
+
+    def _argument(self, leaf: Leaf, var: Var) -> Argument:
+        value = Value(leaf.name, TensorType(leaf.dtype, leaf.flat_dims))
+        self.emitter.known[var] = value
+        return Argument(value, leaf.role, None)
+
+    def _outputs(self) -> Iterable[tuple[Output, Leaf]]:
+        names = Names()
+        for path, var in zip(self.flat.outputs, self.flat.body.outputs, strict=True):
+            name = names.fresh(identifier(path_text(path, "_")) if path else "result")
+            value = self.emitter.whole(self.emitter.raw(var), var.axes)
+            dims = tuple(self.emitter.dims.of(each) for each in var.axes)
+            key = var.key if isinstance(var, Var) else None
+            yield Output(name, value), Leaf(name, path, var.shape, var.dtype, dims, "input", key)
+
+
+def _argument_name(flat: Flat, path: tuple[Any, ...]) -> str:
+    names = flat.argument_names
+    first = path[1]
+    own = names[first.idx] if path[0].idx == 0 and first.idx < len(names) else path_text((first,), "_")
+    inner = path_text(path[2:], "_")
+    return f"{own}_{inner}" if inner else own
+
+
+def identifier(text: str) -> str:
+    """Return text as a name of the program."""
+    found = re.sub(r"\W+", "_", text).strip("_")
+    return found if found and not found[0].isdigit() else f"a{found}"
+

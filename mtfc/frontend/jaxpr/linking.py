@@ -1,0 +1,100 @@
+"""The axes of all arrays of a flat function: rules say for each primitive which axes are the same.
+
+The linker visits the steps in order. A rule gives the results their axes, and fits the operands to the axes that it wants them
+to have. Where an array would have a factor twice, such as queries against keys of one sequence, `fit` renames the axis of an
+operand at this use. That is the only place where a layout of the import may have to send data that the user's program does not
+show, so the rules let small operands be renamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.ir.core import Value
+from mtfc.frontend.jaxpr.factors import Axis, Factor, alternate, axis, leaves, register, unite
+from mtfc.frontend.jaxpr.flat import Body, Operand, Step, Var
+
+Axes = tuple[Axis, ...]
+
+
+@attrs.frozen
+class Rule:
+    """A primitive's rule. link: gives the results their axes. emit: makes the results' values from the operands.
+
+    accepts: says if the rule knows a step; a step that no rule knows becomes a call of the primitive itself.
+    """
+
+    link: Callable[[Linker, Step], None]
+    emit: Callable[[Any, Step], Sequence[Value]]
+    accepts: Callable[[Step], bool] = lambda step: True
+
+
+def size(operand: Operand) -> int:
+    return prod(operand.shape)
+
+
+@attrs.define
+class Linker:
+    """Gives all arrays their axes. rules: primitive -> rule. other: the rule of all other primitives."""
+
+    rules: Mapping[str, Rule]
+    other: Rule
+    spaces: int = 10**9
+
+    def rule(self, step: Step) -> Rule:
+        rule = self.rules.get(step.primitive)
+        return rule if rule is not None and not step.is_opaque and rule.accepts(step) else self.other
+
+    def arguments(self, variables: Iterable[Var]) -> None:
+        """Give variables new axes."""
+        for var in variables:
+            self.give(var, tuple(map(axis, var.shape)))
+
+    def body(self, body: Body) -> None:
+        for step in body.steps:
+            self.rule(step).link(self, step)
+
+    def give(self, var: Var, axes: Axes) -> None:
+        """Give a variable its axes."""
+        var.axes = axes
+        register((f for each in axes for f in each), var.number)
+
+    def fit(self, step: Step, i: int, wanted: Sequence[Axis | None], used: Iterable[Factor] = ()) -> Axes:
+        """Let an operand have the wanted axes at this use, and return its axes.
+
+        An axis that is None may be any, but no factor of `used`.
+        """
+        found = self.fitted(step.operands[i].axes, wanted, used)
+        if any(leaves(a) != leaves(b) for a, b in zip(found, step.operands[i].axes, strict=True)):
+            step.renamed[i] = found
+        return found
+
+    def fitted(self, axes: Axes, wanted: Sequence[Axis | None], used: Iterable[Factor] = ()) -> Axes:
+        """Unite axes with the wanted ones. Where that is refused, the wanted axis takes the place of the axis."""
+        pairs = [*zip(axes, wanted, strict=True)]
+        found = [
+            a if target is None or unite(a, target) else target for a, target in pairs
+        ]
+        taken = {f for _, target in pairs if target is not None for f in leaves(target)} | {*leaves(used)}
+        for j, (a, target) in enumerate(pairs):
+            if target is None:
+                if not taken.isdisjoint(leaves(a)):
+                    found[j] = self.instead(a, taken)
+                taken |= {*leaves(found[j])}
+        return tuple(found)
+
+    def instead(self, factors: Axis, taken: set[Factor]) -> Axis:
+        """Return an axis for the place of one whose factors are taken."""
+        found = alternate(factors)
+        if taken.isdisjoint(leaves(found)):
+            return found
+        return tuple(Factor(f.size) for f in leaves(factors))
+
+    def space(self, *axes: Iterable[Factor]) -> None:
+        """Say that factors belong to one iteration space, and so must stay different."""
+        self.spaces += 1
+        register((f for each in axes for f in each), self.spaces)

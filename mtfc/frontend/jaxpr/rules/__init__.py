@@ -1,0 +1,20 @@
+"""The rules of JAX's primitives: how their axes belong together, and the equations that compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mtfc.frontend.jaxpr.linking import Rule
+from mtfc.frontend.jaxpr.rules import calls, dots, elementwise, indexing, loops, reductions, shapes, windows
+
+RULES: Mapping[str, Rule] = {
+    **elementwise.RULES,
+    **reductions.RULES,
+    **shapes.RULES,
+    **dots.RULES,
+    **indexing.RULES,
+    **windows.RULES,
+    **loops.RULES,
+    **calls.RULES,
+}
+"""Primitive -> its rule."""

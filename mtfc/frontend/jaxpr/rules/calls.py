@@ -1,0 +1,191 @@
+"""All other primitives: a call of the primitive itself, which JAX evaluates.
+
+Elementwise primitives and those that work along one axis are mapped along the other axes, so layouts may split these. Any other
+primitive is opaque: it gets whole operands on every processor. So no primitive is unknown, and importing never fails for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.ops.calls import FUNCTIONS
+from mtfc.compiler.ir.types import Dim
+from mtfc.frontend.jaxpr.emitting import Emitter
+from mtfc.frontend.jaxpr.factors import axis
+from mtfc.frontend.jaxpr.flat import Step, Var
+from mtfc.frontend.jaxpr.linking import Linker, Rule
+from mtfc.frontend.jaxpr.rules import elementwise
+
+ELEMENTWISE = frozenset(
+    """
+    acos acosh asin asinh atan atan2 atanh abs and add add_any bessel_i0e bessel_i1e cbrt ceil clamp
+    convert_element_type copysign cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
+    igammac integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or polygamma population_count
+    pow random_gamma_grad reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor zeta clz
+    """.split()
+)  # fmt: skip
+
+ALONG = {
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), "axis"),
+    "sort": "dimension",
+    "argmax": "axes",
+    "argmin": "axes",
+    "rev": "dimensions",
+    **dict.fromkeys(
+        ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"), "axes"
+    ),
+}
+"""Primitive that works along some axes, alike for all others -> the parameter that has the axes."""
+
+REDUCING = frozenset({"argmax", "argmin"}) | {name for name in ALONG if name.startswith("reduce_")}
+
+
+def is_opaque(step: Step) -> bool:
+    """Return True if every processor evaluates a call of the primitive as a whole."""
+    return step.primitive not in ELEMENTWISE and step.primitive not in ALONG
+
+
+def _along(step: Step) -> tuple[int, ...]:
+    rank = len(step.operands[0].shape)
+    found = step.params[ALONG[step.primitive]]
+    return tuple(j % rank for j in (found if isinstance(found, tuple | list) else (found,)))
+
+
+def link(linker: Linker, step: Step) -> None:
+    if step.primitive in ELEMENTWISE:
+        elementwise.link(linker, step)
+    elif step.primitive in ALONG and all(x.shape == step.operands[0].shape for x in step.operands):
+        _link_along(linker, step)
+    else:
+        for result in step.results:
+            linker.give(result, tuple(map(axis, result.shape)))
+
+
+def _link_along(linker: Linker, step: Step) -> None:
+    """Keep the mapped axes. The others are new in the results, but for axes whose elements only change places."""
+    own, first = _along(step), step.operands[0]
+    for i in range(1, len(step.operands)):
+        linker.fit(step, i, first.axes)
+    for result in step.results:
+        if step.primitive in REDUCING:
+            linker.give(result, tuple(a for j, a in enumerate(first.axes) if j not in own))
+        else:
+            linker.give(result, first.axes)
+
+
+def emit(emitter: Emitter, step: Step) -> Sequence[Value]:
+    if step.primitive in ELEMENTWISE:
+        return _emit_elementwise(emitter, step)
+    if step.primitive in ALONG and all(x.shape == step.operands[0].shape for x in step.operands):
+        return _emit_along(emitter, step)
+    emitter.calls.append(step)
+    operands = [emitter.operand(step, i) for i in range(len(step.operands))]
+    whole = [
+        emitter.whole(value, step.axes(i)) for i, value in enumerate(operands)
+    ]
+    shapes = [x.shape for x in step.operands]
+    results = [emitter.dims.of(f for each in var.axes for f in each) for var in step.results]
+    function = partial(_bound, step, shapes)
+    return _call(emitter, step, function, whole, (), results)
+
+
+def _emit_elementwise(emitter: Emitter, step: Step) -> Sequence[Value]:
+    values = elementwise.operands(emitter, step)
+    dims = tuple(dict.fromkeys(dim for value in values for dim in value.type.dims))
+    ordered = [emitter.build.ordered(v, [d for d in dims if d in v.type.dims]) for v in values]
+    return _call(emitter, step, partial(_bound, step, [()] * len(values)), ordered, dims, [()] * len(step.results))
+
+
+def _emit_along(emitter: Emitter, step: Step) -> Sequence[Value]:
+    """Call the primitive on arrays that have only the axes along which it works."""
+    own, first = _along(step), step.operands[0]
+    axes = first.axes
+    core = [emitter.dims.of(axes[j]) for j in own]
+    flat = tuple(dim for dims in core for dim in dims)
+    values = []
+    for i in range(len(step.operands)):
+        value = emitter.operand(step, i)
+        values.append(emitter.with_dims(value, (*(d for d in value.type.dims if d not in flat), *flat)))
+    mapped = tuple(dict.fromkeys(d for value in values for d in value.type.dims if d not in flat))
+    values = [
+        emitter.build.ordered(v, (*(d for d in mapped if d in v.type.dims), *flat)) for v in values
+    ]
+    shape = tuple(first.shape[j] for j in own)
+    params = {**step.params, ALONG[step.primitive]: _renumbered(step, len(own))}
+    results: list[tuple[Dim, ...]] = [() if step.primitive in REDUCING else flat] * len(step.results)
+    function = partial(_bound, step, [shape] * len(values), params=params)
+    return _call(emitter, step, function, values, mapped, results, params)
+
+
+def _renumbered(step: Step, number: int) -> Any:
+    found = step.params[ALONG[step.primitive]]
+    return tuple(range(number)) if isinstance(found, tuple | list) else 0
+
+
+def _bound(
+    step: Step, shapes: Sequence[tuple[int, ...]], *arrays: Any, params: Any = None
+) -> list[Any]:
+    """Apply a primitive to arrays, each reshaped to the shape that the user's program has."""
+    import jax
+
+    given = []
+    for x, operand, shape in zip(arrays, step.operands, shapes, strict=True):
+        y = x.reshape(shape)
+        if isinstance(operand, Var) and operand.key is not None:
+            y = jax.random.wrap_key_data(y, impl=operand.key)
+        given.append(y)
+    found = step.bind.bind(*given, **(step.params if params is None else params))
+    results = found if step.bind.multiple_results else [found]
+    return [
+        jax.random.key_data(y) if var.key is not None else y
+        for y, var in zip(results, step.results, strict=True)
+    ]
+
+
+def _call(
+    emitter: Emitter,
+    step: Step,
+    function: Callable[..., list[Any]],
+    operands: Sequence[Value],
+    mapped: tuple[Dim, ...],
+    results: Sequence[tuple[Dim, ...]],
+    params: Any = None,
+) -> Sequence[Value]:
+    """Append a call. Results get their own shapes, which have one axis for each dimension."""
+    name = _name(step, operands, params)
+    sizes = [tuple(dim.size for dim in dims) for dims in results]
+    FUNCTIONS[name] = partial(_shaped, function, sizes)
+    return emitter.build.several(
+        "call",
+        *operands,
+        names=tuple(_identifier(step.primitive) for _ in results),
+        function=name,
+        mapped=mapped,
+        results=tuple(dim for dims in results for dim in dims),
+        ranks=" ".join(str(len(dims)) for dims in results),
+        dtypes=" ".join(var.dtype for var in step.results),
+    )
+
+
+def _shaped(function: Callable[..., list[Any]], sizes: Sequence[tuple[int, ...]], *arrays: Any) -> list[Any]:
+    return [x.reshape(size) for x, size in zip(function(*arrays), sizes, strict=True)]
+
+
+def _identifier(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _name(step: Step, operands: Sequence[Value], params: Any) -> str:
+    """Return a name that equal calls share: primitive, parameters and shapes."""
+    shapes = [(x.shape, x.dtype) for x in (*step.operands, *step.results)]
+    text = repr((step.params if params is None else params, shapes, [v.type.dims for v in operands]))
+    return f"{_identifier(step.primitive)}_{sha256(text.encode()).hexdigest()[:10]}"
+
+
+RULES: dict[str, Rule] = {}
+OTHER = Rule(link, emit)

@@ -1,0 +1,175 @@
+"""Primitives that work element by element. Those that no op stands for are mapped calls: see `calls.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.types import FLOATS
+from mtfc.frontend.jaxpr.emitting import Emitter
+from mtfc.frontend.jaxpr.factors import Axis, Factor, leaves
+from mtfc.frontend.jaxpr.flat import DTYPES, Step, Var
+from mtfc.frontend.jaxpr.linking import Linker, Rule
+
+NUMBERS = FLOATS | {"i32", "u32"}
+BOOL = frozenset({"bool"})
+EVERY = NUMBERS | BOOL
+
+Emit = Callable[[Emitter, Step, Sequence[Value]], Value]
+
+
+def data(operand: Var) -> int:
+    """Return the number of different elements of an array: it repeats them along some axes."""
+    return prod(size for j, size in enumerate(operand.shape) if j not in operand.repeated)
+
+
+def link(linker: Linker, step: Step) -> None:
+    """Give the result the axes of the operand with the most data, and fit the others to them.
+
+    An operand may have size 1 along an axis, which the result then has from another operand.
+    """
+    arrays = {i: x for i, x in enumerate(step.operands) if isinstance(x, Var) and x.shape}
+    if not arrays:
+        for result in step.results:
+            linker.give(result, ())
+        return
+    order = sorted(arrays, key=lambda i: -data(arrays[i]))
+    shape = step.results[0].shape
+    wanted: list[Axis] = []
+    taken: set[Factor] = set()
+    for j, size in enumerate(shape):
+        each = next((arrays[i].axes[j] for i in order if arrays[i].shape[j] == size), ())
+        wanted.append(each if taken.isdisjoint(leaves(each)) else linker.instead(each, taken))
+        taken |= {*leaves(wanted[-1])}
+    for result in step.results:
+        linker.give(result, tuple(wanted))
+    for i in order:
+        x = arrays[i]
+        linker.fit(step, i, [target if x.shape[j] == shape[j] else () for j, target in enumerate(wanted)])
+    everywhere = frozenset(range(len(shape)))
+    repeated = [x.repeated | {j for j in everywhere if x.shape[j] != shape[j]} for x in arrays.values()]
+    for result in step.results:
+        result.repeated = everywhere.intersection(*repeated)
+
+
+def operands(emitter: Emitter, step: Step) -> list[Value]:
+    return [emitter.operand(step, i) for i in range(len(step.operands))]
+
+
+def rule(make: Emit, accepted: frozenset[str]) -> Rule:
+    """Make the rule of a primitive whose operands have accepted dtypes."""
+
+    def emit(emitter: Emitter, step: Step) -> Sequence[Value]:
+        return (make(emitter, step, operands(emitter, step)),)
+
+    return Rule(link, emit, lambda step: step.operands[0].dtype in accepted)
+
+
+def op(name: str, accepted: frozenset[str] = FLOATS) -> Rule:
+    return rule(lambda emitter, step, values: emitter.elementwise(name, *values), accepted)
+
+
+def _power(emitter: Emitter, step: Step, values: Sequence[Value]) -> Value:
+    """Multiply as JAX does: by squares, the lowest power first."""
+    (x,), y = values, step.params["y"]
+    result, left = None, abs(y)
+    while left:
+        if left & 1:
+            result = x if result is None else emitter.build("mul", result, x)
+        left >>= 1
+        x = emitter.build("square", x) if left else x
+    one = emitter.build.like(1.0, x)
+    if result is None:
+        return emitter.elementwise("add", emitter.build("sub", x, x), one)
+    return result if y > 0 else emitter.elementwise("div", one, result)
+
+
+def _choice(emitter: Emitter, step: Step, values: Sequence[Value]) -> Value:
+    condition, if_false, if_true = values
+    return emitter.elementwise("where", condition, if_true, if_false)
+
+
+def _cast(emitter: Emitter, step: Step, values: Sequence[Value]) -> Value:
+    return emitter.build.cast(values[0], step.results[0].dtype)
+
+
+def _clamp(emitter: Emitter, step: Step, values: Sequence[Value]) -> Value:
+    low, x, high = values
+    return emitter.elementwise("minimum", emitter.elementwise("maximum", x, low), high)
+
+
+def _first(emitter: Emitter, step: Step, values: Sequence[Value]) -> Value:
+    return values[0]
+
+
+def _multiplied(emitter: Emitter, step: Step, values: Sequence[Value]) -> Value:
+    x, y = (emitter.build.cast(value, step.results[0].dtype) for value in values)
+    return emitter.elementwise("mul", x, y)
+
+
+def _not(emitter: Emitter, step: Step, values: Sequence[Value]) -> Value:
+    return emitter.build("not", values[0])
+
+
+UNARY = {
+    **{name: name for name in ("neg", "exp", "log", "tanh", "sqrt", "rsqrt", "square", "abs", "sign", "erf")},
+    **{name: name for name in ("sin", "cos", "floor")},
+    "logistic": "sigmoid",
+}
+ON_INTEGERS = ("neg", "abs", "sign", "square")
+
+BINARY = {
+    **{name: name for name in ("add", "sub", "lt", "le", "gt", "ge")},
+    "add_any": "add",
+    "max": "maximum",
+    "min": "minimum",
+}
+
+SAME = ("stop_gradient", "copy", "copy_p", "name", "sharding_constraint", "mesh_cast", "reshard", "device_put",
+        "pvary", "pcast")  # fmt: skip
+"""Primitives whose result is their operand."""
+
+
+def _is_cast(step: Step) -> bool:
+    """Accept casts between dtypes that the language has; other than JAX, it says nothing of numbers out of range."""
+    return step.params["new_dtype"].name in DTYPES
+
+
+def _is_plain_choice(step: Step) -> bool:
+    """Accept a choice between two arrays."""
+    return step.operands[0].dtype == "bool" and len(step.operands) == 3
+
+
+def _link_several(linker: Linker, step: Step) -> None:
+    for operand, result in zip(step.operands, step.results, strict=True):
+        linker.give(result, operand.axes)
+        result.repeated = operand.repeated if isinstance(operand, Var) else frozenset()
+
+
+RULES: dict[str, Rule] = {
+    **{name: op(ours, NUMBERS if name in ON_INTEGERS else FLOATS) for name, ours in UNARY.items()},
+    **{name: op(ours, NUMBERS) for name, ours in BINARY.items()},
+    **{name: op(name, EVERY) for name in ("eq", "ne")},
+    **{name: op(name, BOOL) for name in ("and", "or")},
+    **{name: rule(_first, EVERY) for name in SAME},
+    "mul": rule(_multiplied, NUMBERS),
+    "div": op("div"),
+    "pow": Rule(
+        link,
+        lambda emitter, step: (emitter.elementwise("pow", *operands(emitter, step)),),
+        lambda step: {x.dtype for x in step.operands} <= FLOATS,
+    ),
+    "not": rule(_not, BOOL),
+    "integer_pow": rule(_power, FLOATS),
+    "select_n": Rule(
+        link, lambda emitter, step: (_choice(emitter, step, operands(emitter, step)),), _is_plain_choice
+    ),
+    "convert_element_type": Rule(
+        link, lambda emitter, step: (_cast(emitter, step, operands(emitter, step)),), _is_cast
+    ),
+    "clamp": rule(_clamp, NUMBERS),
+    "optimization_barrier": Rule(
+        _link_several, lambda emitter, step: tuple(operands(emitter, step)), lambda step: True
+    ),
+}

@@ -1,0 +1,255 @@
+"""Primitives that read and write where indices point, if they point into one axis, and `top_k`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.types import FLOATS
+from mtfc.frontend.jaxpr.emitting import Emitter, dims_of_result
+from mtfc.frontend.jaxpr.factors import Axis, axis
+from mtfc.frontend.jaxpr.flat import Number, Step
+from mtfc.frontend.jaxpr.linking import Linker, Rule
+from mtfc.frontend.jaxpr.rules.elementwise import NUMBERS
+from mtfc.frontend.jaxpr.rules.shapes import repeated
+
+INDICES = frozenset({"i32", "u32"})
+
+
+def _mode(step: Step) -> str:
+    return str(step.params["mode"]).rpartition(".")[2].lower()
+
+
+# gather
+
+
+def _is_lookup(step: Step) -> bool:
+    """Accept indices into one axis that read single positions of it, and whole other axes."""
+    table, ids = step.operands
+    numbers, sizes = step.params["dimension_numbers"], step.params["slice_sizes"]
+    if len(numbers.start_index_map) != 1 or ids.dtype not in INDICES or ids.shape[-1:] != (1,):
+        return False
+    (j,) = numbers.start_index_map
+    batching = numbers.operand_batching_dims
+    others = all(
+        size == table.shape[k] for k, size in enumerate(sizes) if k != j and k not in batching
+    )
+    return others and sizes[j] == 1 and table.dtype in NUMBERS
+
+
+def _link_gather(linker: Linker, step: Step) -> None:
+    """The result has the axes of the indices, and those of the table that are read whole."""
+    table, ids = step.operands
+    numbers = step.params["dimension_numbers"]
+    (j,) = numbers.start_index_map
+    batch = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
+    rows = _places_of_rows(step)
+    own = [k for k in range(len(table.shape)) if k != j and k not in batch]
+    used = [f for k in own for f in table.axes[k]] + [*table.axes[j]]
+    wanted: list[Axis | None] = [None] * len(ids.shape)
+    for k, place in batch.items():
+        wanted[place] = table.axes[k]
+    found = linker.fit(step, 1, wanted, used)
+    axes: list[Axis] = [()] * len(step.results[0].shape)
+    for place, each in zip(rows, found[:-1], strict=True):
+        axes[place] = each
+    kept = [k for k in own] + ([j] if j not in numbers.collapsed_slice_dims else [])
+    for place, k in zip(numbers.offset_dims, sorted(kept), strict=True):
+        axes[place] = table.axes[k] if k != j else ()
+    linker.give(step.results[0], tuple(axes))
+    linker.space(*axes, table.axes[j])
+
+
+def _places_of_rows(step: Step) -> list[int]:
+    """Return the axes of the result that run along the indices' own axes."""
+    offsets = step.params["dimension_numbers"].offset_dims
+    return [k for k in range(len(step.results[0].shape)) if k not in offsets]
+
+
+def _emit_gather(emitter: Emitter, step: Step) -> Sequence[Value]:
+    table, ids = step.operands
+    (j,) = step.params["dimension_numbers"].start_index_map
+    build, indices = emitter.build, emitter.operand(step, 1)
+    value, dim = emitter.merged(emitter.operand(step, 0), table.axes, j)
+    last, zero = build.constant(dim.size - 1, ids.dtype), build.constant(0, ids.dtype)
+    mode = _mode(step)
+    if mode == "clip":
+        indices = build("minimum", build("maximum", indices, zero), last)
+    found = build("gather", value, indices, dim=dim)
+    if mode == "fill_or_drop":
+        inside = build("and", build("ge", indices, zero), build("le", indices, last))
+        found = emitter.elementwise("where", inside, found, build.constant(_fill(step), table.dtype))
+    return (found,)
+
+
+def _fill(step: Step) -> float | int:
+    """Return what JAX reads outside of a table."""
+    value, dtype = step.params["fill_value"], step.operands[0].dtype
+    if value is not None:
+        return float(value) if dtype in FLOATS else int(value)
+    return float("nan") if dtype in FLOATS else -(2**31) + 1 if dtype == "i32" else 2**32 - 1
+
+
+# scatter-add
+
+
+def _is_plain_scatter(step: Step) -> bool:
+    """Accept the transpose of a lookup."""
+    table, ids, updates = step.operands
+    numbers = step.params["dimension_numbers"]
+    if len(numbers.scatter_dims_to_operand_dims) != 1 or ids.shape[-1:] != (1,) or ids.dtype not in INDICES:
+        return False
+    (j,) = numbers.scatter_dims_to_operand_dims
+    window = _window(step)
+    whole = all(
+        updates.shape[place] == table.shape[k] for place, k in zip(numbers.update_window_dims, window, strict=True)
+    )
+    return whole and j in numbers.inserted_window_dims and _mode(step) != "clip" and table.dtype in NUMBERS
+
+
+def _window(step: Step) -> list[int]:
+    """Return the axes of the table that updates cover whole."""
+    numbers = step.params["dimension_numbers"]
+    gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    return [k for k in range(len(step.operands[0].shape)) if k not in gone]
+
+
+def _link_scatter(linker: Linker, step: Step) -> None:
+    table, ids, updates = step.operands
+    numbers = step.params["dimension_numbers"]
+    (j,) = numbers.scatter_dims_to_operand_dims
+    batch = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
+    wanted: list[Axis | None] = [batch and table.axes[batch[i]] if i in batch else None for i in range(len(ids.shape))]
+    used = [f for k in _window(step) for f in table.axes[k]] + [*table.axes[j]]
+    found = linker.fit(step, 1, wanted, used)
+    rows = iter(found[:-1])
+    window = iter(_window(step))
+    targets = [
+        table.axes[next(window)] if place in numbers.update_window_dims else next(rows)
+        for place in range(len(updates.shape))
+    ]
+    linker.fit(step, 2, targets)
+    linker.give(step.results[0], table.axes)
+    linker.space(*targets, table.axes[j])
+
+
+def _emit_scatter(emitter: Emitter, step: Step) -> Sequence[Value]:
+    """Add updates to zeros, and the table to that."""
+    build = emitter.build
+    table, (j,) = step.operands[0], step.params["dimension_numbers"].scatter_dims_to_operand_dims
+    ids, updates = emitter.operand(step, 1), emitter.operand(step, 2)
+    own = emitter.dims.of(table.axes[j])
+    dim = own[0] if len(own) == 1 else emitter.dims.new("axis", table.shape[j])
+    ids = emitter.whole(ids, step.axes(1))
+    inner = emitter.dims.of(f for k in range(len(table.shape)) if k != j for f in table.axes[k])
+    dims = (dim, *inner)
+    gathered = (*ids.type.dims, *(d for d in inner if d not in ids.type.dims))
+    updates = emitter.with_dims(updates, gathered)
+    found = build("scatter_add", updates, ids, dim=dim, dims=dims)
+    found = emitter.parted(found, dim, table.axes[j])
+    base = step.operands[0]
+    if isinstance(base, Number) and base.value == 0:
+        return (found,)
+    return (emitter.elementwise("add", emitter.operand(step, 0), found),)
+
+
+# dynamic slices
+
+
+def _moved(step: Step, first: int, sizes: Sequence[int]) -> list[int]:
+    """Return the axes along which a slice is smaller than the array."""
+    return [j for j, size in enumerate(sizes) if size != step.operands[0].shape[j]]
+
+
+def _link_dynamic_slice(linker: Linker, step: Step) -> None:
+    x, (result,) = step.operands[0], step.results
+    moved = _moved(step, 1, step.params["slice_sizes"])
+    linker.give(result, tuple(axis(result.shape[j]) if j in moved else a for j, a in enumerate(x.axes)))
+    result.repeated = repeated(x) - {*moved}
+
+
+def _emit_dynamic_slice(emitter: Emitter, step: Step) -> Sequence[Value]:
+    """Gather along each axis from the clamped start on."""
+    x, build = step.operands[0], emitter.build
+    value, axes = emitter.operand(step, 0), list(x.axes)
+    for j in _moved(step, 1, step.params["slice_sizes"]):
+        target, length = step.results[0].axes[j], step.results[0].shape[j]
+        value, dim = emitter.merged(value, tuple(axes), j)
+        start = _start(emitter, step, 1 + j, dim.size - length)
+        if length == 1:
+            value = build("gather", value, start, dim=dim)
+        else:
+            part = emitter.dims.new("part", length)
+            value = build("gather", value, build("add", build("range", dim=part), start), dim=dim)
+            value = emitter.parted(value, part, target)
+        axes[j] = target
+    return (value,)
+
+
+def _start(emitter: Emitter, step: Step, i: int, last: int) -> Value:
+    """Return the start of a slice along one axis, from 0 to `last`."""
+    build, start = emitter.build, emitter.build.cast(emitter.operand(step, i), "i32")
+    return build("minimum", build("maximum", start, build.constant(0, "i32")), build.constant(last, "i32"))
+
+
+def _link_dynamic_update(linker: Linker, step: Step) -> None:
+    x, update = step.operands[:2]
+    moved = _moved(step, 2, update.shape)
+    used = [f for each in x.axes for f in each]
+    linker.fit(step, 1, [None if j in moved else a for j, a in enumerate(x.axes)], used)
+    linker.give(step.results[0], x.axes)
+    linker.space(*x.axes, *step.axes(1))
+
+
+def _emit_dynamic_update(emitter: Emitter, step: Step) -> Sequence[Value]:
+    """Choose the update inside of its range along each axis, and the array outside."""
+    build, x = emitter.build, step.operands[0]
+    value, update, axes = emitter.operand(step, 0), emitter.operand(step, 1), list(step.axes(1))
+    inside: Value | None = None
+    for j in _moved(step, 2, step.operands[1].shape):
+        length = step.operands[1].shape[j]
+        own = emitter.dims.of(x.axes[j])
+        dim = own[0] if len(own) == 1 else emitter.dims.new("axis", x.shape[j])
+        start = _start(emitter, step, 2 + j, x.shape[j] - length)
+        place = build("sub", build("range", dim=dim), start)
+        here = build("and", build("ge", place, build.constant(0, "i32")), build("lt", place, build.constant(length, "i32")))
+        here = emitter.parted(here, dim, x.axes[j])
+        inside = here if inside is None else emitter.elementwise("and", inside, here)
+        if length > 1 and emitter.has(update, axes[j]):
+            update, part = emitter.merged(update, tuple(axes), j)
+            update = emitter.parted(build("gather", update, place, dim=part), dim, x.axes[j])
+        axes[j] = x.axes[j]
+    return (update if inside is None else emitter.elementwise("where", inside, update, value),)
+
+
+# top_k
+
+
+def _link_top_k(linker: Linker, step: Step) -> None:
+    x, k = step.operands[0], step.params["k"]
+    new = axis(k)
+    for result in step.results:
+        linker.give(result, (*x.axes[:-1], new))
+
+
+def _is_plain_top_k(step: Step) -> bool:
+    return step.params.get("axis", -1) in (-1, len(step.operands[0].shape) - 1) and step.operands[0].dtype in NUMBERS
+
+
+def _emit_top_k(emitter: Emitter, step: Step) -> Sequence[Value]:
+    x, k = step.operands[0], step.params["k"]
+    value, dim = emitter.merged(emitter.operand(step, 0), x.axes, len(x.axes) - 1)
+    own = dims_of_result(emitter, step)[-1:] if k > 1 else ()
+    target = own[0] if own else emitter.dims.new("one", 1)
+    found = emitter.build.several("top_k", value, names=("values", "indices"), dim=dim, k=target)
+    return tuple(emitter.parted(each, target, step.results[0].axes[-1]) for each in found)
+
+
+RULES: dict[str, Rule] = {
+    "gather": Rule(_link_gather, _emit_gather, _is_lookup),
+    "scatter-add": Rule(_link_scatter, _emit_scatter, _is_plain_scatter),
+    "scatter_add": Rule(_link_scatter, _emit_scatter, _is_plain_scatter),
+    "dynamic_slice": Rule(_link_dynamic_slice, _emit_dynamic_slice, lambda step: step.operands[0].dtype in NUMBERS),
+    "dynamic_update_slice": Rule(_link_dynamic_update, _emit_dynamic_update, lambda step: step.operands[0].dtype in NUMBERS),
+    "top_k": Rule(_link_top_k, _emit_top_k, _is_plain_top_k),
+}

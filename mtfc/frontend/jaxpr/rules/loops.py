@@ -1,0 +1,119 @@
+"""`scan`: a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Role, Value
+from mtfc.compiler.ir.loops import LOOP, make_loop
+from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.frontend.jaxpr.emitting import Emitter
+from mtfc.frontend.jaxpr.factors import Axis, axis, leaves
+from mtfc.frontend.jaxpr.flat import Step, Var
+from mtfc.frontend.jaxpr.linking import Axes, Linker, Rule
+
+
+def _numbers(step: Step) -> tuple[int, int]:
+    """Return the number of constants and of carries."""
+    return step.params["num_consts"], step.params["num_carry"]
+
+
+def link(linker: Linker, step: Step) -> None:
+    """Arguments of the body have the operands' axes. A carry keeps its axes in every iteration."""
+    (body,), (consts, carries) = step.bodies, _numbers(step)
+    along: Axis | None = None
+    for i, (operand, argument) in enumerate(zip(step.operands, body.arguments, strict=True)):
+        own = operand.axes
+        if not isinstance(operand, Var) or not operand.shape:
+            own = tuple(map(axis, operand.shape))
+        if i >= consts + carries:
+            if along is None:
+                along = own[0]
+            own = linker.fit(step, i, (along, *own[1:]))[1:] if isinstance(operand, Var) else own
+        linker.give(argument, own)
+    if along is None:
+        along = axis(step.params["length"])
+    linker.body(body)
+    for i, output in enumerate(body.outputs):
+        result = step.results[i]
+        if i < carries:
+            wanted = body.arguments[consts + i].axes
+            found = linker.fitted(output.axes, wanted) if output.shape else wanted
+            if any(leaves(a) != leaves(b) for a, b in zip(found, output.axes, strict=False)):
+                body.renamed[i] = found
+            linker.give(result, wanted)
+        else:
+            own = output.axes if isinstance(output, Var) else tuple(map(axis, output.shape))
+            if not {*leaves(along)}.isdisjoint(f for each in own for f in leaves(each)):
+                own = linker.fitted(own, [None] * len(own), along)
+                body.renamed[i] = own
+            linker.give(result, (along, *own))
+
+
+def emit(emitter: Emitter, step: Step) -> Sequence[Value]:
+    (body,), (consts, carries) = step.bodies, _numbers(step)
+    length = step.params["length"]
+    dim = emitter.dims.new("loop", length)
+    order: list[tuple[int, Role]] = [(i, "carried") for i in range(consts, consts + carries)]
+    order += [(i, "invariant") for i in range(consts)]
+    order += [(i, "sliced") for i in range(consts + carries, len(step.operands))]
+    builder = Builder(Names(), step.span, step.stage)
+    inner = emitter.inside(builder)
+    operands, arguments = [], []
+    for i, role in order:
+        var = body.arguments[i]
+        value = _operand(emitter, step, i, role, dim, var)
+        type = TensorType(var.dtype, tuple(d for d in value.type.dims if d != dim))
+        argument = Argument(Value(builder.names.fresh(_name(role)), type), role, step.span)
+        operands.append(value)
+        arguments.append(argument)
+        inner.known[var] = argument.value
+    inner.run(body.steps)
+    outputs = _outputs(inner, step, arguments[:carries])
+    region = Function(dim.name, tuple(arguments), tuple(builder.body), tuple(outputs))
+    attributes = {"dim": dim, "reverse": bool(step.params["reverse"]), "checkpoint": False}
+    like = Equation(LOOP, (), (), attributes, span=step.span, stage=step.stage)
+    made = make_loop(emitter.build.names, region, operands, like)
+    emitter.build.append(made)
+    results = list(made.results)
+    for i in range(carries, len(results)):
+        results[i] = emitter.parted(results[i], dim, step.results[i].axes[0])
+    return results
+
+
+def _name(role: Role) -> str:
+    return {"carried": "carry", "sliced": "x"}.get(role, "const")
+
+
+def _operand(emitter: Emitter, step: Step, i: int, role: Role, dim: Dim, var: Var) -> Value:
+    """Return a loop's operand. A carry has all dimensions; a sliced operand has the loop's."""
+    operand = step.operands[i]
+    if not isinstance(operand, Var):
+        return emitter.raw(operand)
+    value, axes = emitter.operand(step, i), step.axes(i)
+    if role == "carried":
+        return emitter.whole(value, axes)
+    return emitter.merged(value, axes, 0, dim)[0] if role == "sliced" else value
+
+
+def _outputs(inner: Emitter, step: Step, carried: Sequence[Argument]) -> list[Output]:
+    (body,), (_, carries) = step.bodies, _numbers(step)
+    names, found = Names(), []
+    for i, output in enumerate(body.outputs):
+        axes: Axes = body.renamed.get(i, output.axes)
+        value = inner.raw(output)
+        if i in body.renamed and isinstance(output, Var):
+            value = inner.renamed(step, value, output.axes, axes)
+        if i < carries:
+            argument = carried[i].value
+            value = inner.with_dims(value, argument.type.dims)
+            found.append(Output(names.fresh(argument.name), value, argument.name))
+        else:
+            found.append(Output(names.fresh("y"), inner.whole(value, axes)))
+    return found
+
+
+RULES: dict[str, Rule] = {"scan": Rule(link, emit)}
+

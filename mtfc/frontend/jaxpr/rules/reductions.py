@@ -1,0 +1,83 @@
+"""Reductions, largest elements and running sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.types import FLOATS
+from mtfc.frontend.jaxpr.emitting import Emitter
+from mtfc.frontend.jaxpr.flat import Step, Var
+from mtfc.frontend.jaxpr.linking import Linker, Rule
+from mtfc.frontend.jaxpr.rules.elementwise import BOOL, NUMBERS
+
+
+def _axes(step: Step) -> tuple[int, ...]:
+    """Return the reduced axes, counted from 0."""
+    rank = len(step.operands[0].shape)
+    return tuple(j % rank for j in step.params["axes"])
+
+
+def link(linker: Linker, step: Step) -> None:
+    """Give the result the axes that stay."""
+    (x,), gone = step.operands, _axes(step)
+    kept = [j for j in range(len(x.shape)) if j not in gone]
+    linker.give(step.results[0], tuple(x.axes[j] for j in kept))
+    if isinstance(x, Var):
+        step.results[0].repeated = frozenset(i for i, j in enumerate(kept) if j in x.repeated)
+
+
+def _emit(op: str) -> Callable[[Emitter, Step], Sequence[Value]]:
+    def emit(emitter: Emitter, step: Step) -> Sequence[Value]:
+        """Reduce along the dimensions that the value has. It repeats elements along the others."""
+        x = emitter.operand(step, 0)
+        gone = emitter.dims.of(f for j in _axes(step) for f in step.operands[0].axes[j])
+        absent = tuple(dim for dim in gone if dim not in x.type.dims)
+        if absent and op == "prod":
+            x, absent = emitter.with_dims(x, (*x.type.dims, *absent)), ()
+        over = tuple(dim for dim in gone if dim in x.type.dims)
+        found = emitter.build(op, x, over=over) if over else x
+        if op != "sum":
+            return (found,)
+        for dim in absent:
+            found = emitter.times(found, dim.size)
+        return (found,)
+
+    return emit
+
+
+def reduction(op: str, accepted: frozenset[str]) -> Rule:
+    return Rule(link, _emit(op), lambda step: step.operands[0].dtype in accepted)
+
+
+def _emit_argmax(emitter: Emitter, step: Step) -> Sequence[Value]:
+    (j,) = _axes(step)
+    x, dim = emitter.merged(emitter.operand(step, 0), step.operands[0].axes, j)
+    return (emitter.build("argmax", x, over=(dim,)),)
+
+
+def _is_plain_argmax(step: Step) -> bool:
+    return step.params["index_dtype"].name == "int32" and step.operands[0].dtype in FLOATS
+
+
+def _link_along(linker: Linker, step: Step) -> None:
+    linker.give(step.results[0], step.operands[0].axes)
+
+
+def _emit_cumsum(emitter: Emitter, step: Step) -> Sequence[Value]:
+    axes, j = step.operands[0].axes, step.params["axis"]
+    x, dim = emitter.merged(emitter.operand(step, 0), axes, j)
+    found = emitter.build("cumsum", x, dim=dim, exclusive=False, reverse=step.params["reverse"])
+    return (emitter.parted(found, dim, axes[j]),)
+
+
+RULES: dict[str, Rule] = {
+    "reduce_sum": reduction("sum", NUMBERS),
+    "reduce_max": reduction("max", NUMBERS),
+    "reduce_min": reduction("min", NUMBERS),
+    "reduce_prod": reduction("prod", FLOATS),
+    "reduce_and": reduction("all", BOOL),
+    "reduce_or": reduction("any", BOOL),
+    "argmax": Rule(link, _emit_argmax, _is_plain_argmax),
+    "cumsum": Rule(_link_along, _emit_cumsum, lambda step: step.operands[0].dtype in NUMBERS),
+}
