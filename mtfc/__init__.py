@@ -21,7 +21,7 @@ Design after Mesh-TensorFlow (Shazeer et al., 2018).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mtfc.backends.common.devices import Unavailable
     from mtfc.compiler.diagnostics import CompileError, Diagnostic
     from mtfc.compiler.search.found import NothingFits
+    from mtfc.driver.jax_functions.imported_program import ImportedProgram
     from mtfc.driver.records import Costs, Difference, Explanation, Search, Verification
     from mtfc.driver.values import LayoutOption, MeshOption, PassesOption
 
@@ -51,6 +52,7 @@ __all__ = [
     "cost",
     "diff",
     "explain",
+    "from_jax",
     "search",
     "verify",
 ]
@@ -64,6 +66,27 @@ _MODULES = {
     "Unavailable": "mtfc.backends.common.devices",
 }
 """Classes that are imported on demand, because only some programs need them and the command must start fast."""
+
+
+@public
+def from_jax(
+    function: Callable[..., Any],
+    *args: Any,
+    names: Mapping[str, str] | None = None,
+    parameters: Sequence[int] | None = None,
+    merge: bool = True,
+    **kwargs: Any,
+) -> ImportedProgram:
+    """Import a JAX function: a forward pass, a loss, its gradient, or a whole training step. Nothing is computed.
+
+    args, kwargs: example arguments, arrays or `jax.ShapeDtypeStruct`s in any pytrees. names: names for dimensions, by the place
+    of an argument's array: `{"ids": "batch length", "**/up/kernel": "embed hidden"}`. parameters: the numbers of the arguments
+    that hold the model, by default the first of several. merge: True to give all copies of a layer the same layout.
+    Raises `CompileError`.
+    """
+    from mtfc.driver.jax_functions.imported_program import imported_program
+
+    return imported_program(function, args, kwargs, names, parameters, merge)
 
 
 @public

@@ -326,6 +326,14 @@ class _Flattener:
         return self._constant_vars[key]
 
 
+def bound(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
+    """Apply a primitive, and return its results."""
+    made = primitive.get_bind_params(dict(params))
+    functions, options = made if isinstance(made, tuple) else ((), made)  # JAX before 0.10 returns a pair
+    found = primitive.bind(*functions, *operands, **options)
+    return list(found) if primitive.multiple_results else [found]
+
+
 def _builtin(array: Any, dtype: str) -> bool | int | float:
     """Return a scalar as a number of Python's own."""
     return bool(array) if dtype == "bool" else int(array) if dtype in ("i32", "u32") else float(array)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import attrs
@@ -13,6 +14,7 @@ from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Initializer, Output, Parameter, Program, Role, Value
 from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.compiler.ir.verifier import verify
+from mtfc.frontend.jaxpr.copies import merge_copies
 from mtfc.frontend.jaxpr.dimension_names import GivenNames, propose
 from mtfc.frontend.jaxpr.emitting import Dims, Emitter, Rename
 from mtfc.frontend.jaxpr.flat import Flat, Operand, Step, Var, traced
@@ -55,6 +57,17 @@ class Imported:
     outputs: tuple[Leaf, ...]
     renames: tuple[Rename, ...]
     calls: tuple[Step, ...]
+    _dims: Dims
+
+    def dims_of(self, var: Var) -> tuple[tuple[Dim, ...], ...]:
+        """Return the dimensions of each axis of an array."""
+        return tuple(self._dims.of(each) for each in var.axes)
+
+    @property
+    def opaque_share(self) -> float:
+        """The share of all computed elements that calls compute."""
+        opaque, total = (sum(prod(v.shape) for s in steps for v in s.results) for steps in (self.calls, self.steps))
+        return opaque / total if total else 0.0
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -74,14 +87,19 @@ def imported(
     kwargs: Mapping[str, Any],
     names: GivenNames,
     parameters: Sequence[int],
+    merge: bool = True,
 ) -> Imported:
     """Import a function on example arguments. parameters: the numbers of the arguments that hold the model's arrays.
+
+    merge: True to give the copies of a layer the same dimensions.
 
     Raises `CompileError`.
     """
     flat = traced(function, args, kwargs)
     linker = Linker(RULES, OTHER)
     linker.arguments(flat.body.arguments)
+    if merge:
+        merge_copies(flat)
     linker.body(flat.body)
     roles = [_role(path, parameters) for path in flat.inputs]
     propose(flat, roles, names, function)
@@ -140,6 +158,7 @@ class _Import:
             tuple(leaf for _, leaf in outputs),
             tuple(emitter.renames),
             tuple(emitter.calls),
+            emitter.dims,
         )
 
     def _inputs(self) -> Iterable[Leaf]:

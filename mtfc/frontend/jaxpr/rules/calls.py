@@ -16,7 +16,7 @@ from mtfc.compiler.ir.ops.calls import FUNCTIONS
 from mtfc.compiler.ir.types import Dim
 from mtfc.frontend.jaxpr.emitting import Emitter
 from mtfc.frontend.jaxpr.factors import axis
-from mtfc.frontend.jaxpr.flat import Step, Var
+from mtfc.frontend.jaxpr.flat import Step, Var, bound
 from mtfc.frontend.jaxpr.linking import Linker, Rule
 from mtfc.frontend.jaxpr.rules import elementwise
 
@@ -45,9 +45,16 @@ ALONG = {
 REDUCING = frozenset({"argmax", "argmin"}) | {name for name in ALONG if name.startswith("reduce_")}
 
 
+def _is_elementwise(step: Step) -> bool:
+    """Accept also casts of bits between dtypes of one size."""
+    return step.primitive in ELEMENTWISE or (
+        step.primitive == "bitcast_convert_type" and step.operands[0].shape == step.results[0].shape
+    )
+
+
 def is_opaque(step: Step) -> bool:
     """Return True if every processor evaluates a call of the primitive as a whole."""
-    return step.primitive not in ELEMENTWISE and step.primitive not in ALONG
+    return not _is_elementwise(step) and step.primitive not in ALONG
 
 
 def _along(step: Step) -> tuple[int, ...]:
@@ -57,7 +64,7 @@ def _along(step: Step) -> tuple[int, ...]:
 
 
 def link(linker: Linker, step: Step) -> None:
-    if step.primitive in ELEMENTWISE:
+    if _is_elementwise(step):
         elementwise.link(linker, step)
     elif step.primitive in ALONG and all(x.shape == step.operands[0].shape for x in step.operands):
         _link_along(linker, step)
@@ -79,7 +86,7 @@ def _link_along(linker: Linker, step: Step) -> None:
 
 
 def emit(emitter: Emitter, step: Step) -> Sequence[Value]:
-    if step.primitive in ELEMENTWISE:
+    if _is_elementwise(step):
         return _emit_elementwise(emitter, step)
     if step.primitive in ALONG and all(x.shape == step.operands[0].shape for x in step.operands):
         return _emit_along(emitter, step)
@@ -139,8 +146,7 @@ def _bound(
         if isinstance(operand, Var) and operand.key is not None:
             y = jax.random.wrap_key_data(y, impl=operand.key)
         given.append(y)
-    found = step.bind.bind(*given, **(step.params if params is None else params))
-    results = found if step.bind.multiple_results else [found]
+    results = bound(step.bind, given, step.params if params is None else params)
     return [
         jax.random.key_data(y) if var.key is not None else y
         for y, var in zip(results, step.results, strict=True)

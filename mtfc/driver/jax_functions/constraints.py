@@ -1,0 +1,118 @@
+"""The user's function with sharding constraints on its intermediate values, for `jax.jit`.
+
+The function is evaluated as its jaxpr says, so custom derivatives and recomputation stay as they are. Results of dots,
+convolutions, lookups and scatters get a constraint, and so do the arguments: the layout of other values follows from these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mtfc.frontend.jaxpr.flat import INLINED, Body, Flat, Step, Var, bound
+
+CONSTRAINED = frozenset({"dot_general", "conv_general_dilated", "gather", "scatter-add", "scatter_add", "cumsum", "top_k"})
+"""Primitives whose results get constraints."""
+
+CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"})
+
+RECOMPUTED = frozenset({"remat2", "checkpoint"})
+
+Constrain = Callable[[Any, Var], Any]
+"""(array, its variable) -> the array with a constraint."""
+
+
+def constrained(flat: Flat, constrain: Constrain) -> Callable[[Sequence[Any]], list[Any]]:
+    """Return a function of the arguments' leaves that computes the outputs' leaves."""
+
+    def function(leaves: Sequence[Any]) -> list[Any]:
+        given = [constrain(x, var) for x, var in zip(leaves, flat.body.arguments, strict=False)]
+        return _evaluated(flat.closed, given, iter(flat.body.steps), constrain)
+
+    return function
+
+
+def _evaluated(closed: Any, values: Sequence[Any], steps: Iterator[Step], constrain: Constrain) -> list[Any]:
+    jaxpr = getattr(closed, "jaxpr", closed)
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=False))
+    env.update(zip(jaxpr.invars, values, strict=True))
+
+    def read(v: Any) -> Any:
+        return v.val if hasattr(v, "val") else env[v]
+
+    for eqn in jaxpr.eqns:
+        found = _applied(eqn, [read(v) for v in eqn.invars], steps, constrain)
+        env.update(zip(eqn.outvars, found, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _applied(eqn: Any, operands: list[Any], steps: Iterator[Step], constrain: Constrain) -> Sequence[Any]:
+    import jax
+
+    name = eqn.primitive.name
+    inner = eqn.params.get(INLINED[name]) if name in INLINED else None
+    if inner is not None and name in RECOMPUTED:
+        if eqn.params.get("prevent_cse", True):
+            _skip_barrier(eqn, steps)
+
+        def body(*xs: Any) -> list[Any]:
+            return _evaluated(inner, xs, steps, constrain)
+
+        options = {key: eqn.params[key] for key in ("prevent_cse", "policy") if key in eqn.params}
+        return list(jax.checkpoint(body, **options)(*operands))
+    if inner is not None and name not in CUSTOM:
+        jaxpr = getattr(inner, "jaxpr", inner)
+        return _evaluated(inner, operands[len(operands) - len(jaxpr.invars) :], steps, constrain)
+    if inner is not None:
+        _skip(inner, steps)
+        return _bound(eqn, operands)
+    step = next(steps)
+    if name == "scan":
+        return _scanned(eqn, operands, step.bodies[0], constrain)
+    found = _bound(eqn, operands)
+    if name in CONSTRAINED:
+        found = [constrain(x, var) for x, var in zip(found, step.results, strict=True)]
+    return found
+
+
+def _skip_barrier(eqn: Any, steps: Iterator[Step]) -> None:
+    next(steps)
+
+
+def _skip(closed: Any, steps: Iterator[Step]) -> None:
+    """Go past the steps of a jaxpr that is bound as a whole."""
+    for eqn in getattr(closed, "jaxpr", closed).eqns:
+        name = eqn.primitive.name
+        inner = eqn.params.get(INLINED[name]) if name in INLINED else None
+        if inner is None:
+            next(steps)
+            continue
+        if name in RECOMPUTED and eqn.params.get("prevent_cse", True):
+            next(steps)
+        _skip(inner, steps)
+
+
+def _bound(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    return bound(eqn.primitive, operands, eqn.params)
+
+
+def _scanned(eqn: Any, operands: Sequence[Any], body: Body, constrain: Constrain) -> list[Any]:
+    import jax
+
+    params: Mapping[str, Any] = eqn.params
+    consts, carries = params["num_consts"], params["num_carry"]
+
+    def iteration(carry: Any, xs: Any) -> tuple[list[Any], list[Any]]:
+        given = [*operands[:consts], *carry, *xs]
+        found = _evaluated(params["jaxpr"], given, iter(body.steps), constrain)
+        return found[:carries], found[carries:]
+
+    carry, stacked = jax.lax.scan(
+        iteration,
+        list(operands[consts : consts + carries]),
+        list(operands[consts + carries :]),
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*carry, *stacked]

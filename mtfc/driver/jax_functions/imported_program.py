@@ -1,0 +1,244 @@
+"""A JAX function as a program: search a plan for it, or give it a layout, and check what comes out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+from mtfc.compiler.diagnostics import CompileError, Diagnostics
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import Layout, Mesh, Rules
+from mtfc.driver.data.files import parsed_json, read_bytes
+from mtfc.driver.errors import UsageError, public
+from mtfc.driver.jax_functions.plan import FORMAT, Plan, case_of, fingerprint
+from mtfc.driver.loading.layout_targets import layout_targets
+from mtfc.driver.loading.selection import ONE_DEVICE, LayoutOnMesh
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.values import LayoutOption, MeshOption, layout_option, mesh_option
+from mtfc.frontend.jaxpr.importing import Imported, imported
+
+if TYPE_CHECKING:
+    from mtfc.driver.jax_functions.comparison import PlanVerification
+
+Objective = Literal["time", "overlap", "memory"]
+
+AUXILIARY = 1
+"""Dimensions of size 1, and those that no argument has, are never split."""
+
+
+@attrs.frozen
+class Coverage:
+    """The primitives that every processor evaluates as a whole. share: of the elements that the function computes."""
+
+    opaque: Mapping[str, int]
+    lines: tuple[str, ...]
+    share: float
+
+    def __str__(self) -> str:
+        if not self.opaque:
+            return "every primitive is known"
+        names = ", ".join(f"{name} ({count})" for name, count in self.opaque.items())
+        places = "".join(f"\n  {line}" for line in self.lines)
+        return f"computed whole on every device: {names}; {100 * self.share:.1f} % of all elements{places}"
+
+
+@attrs.frozen(eq=False, slots=False, repr=False)
+class ImportedProgram:
+    """A JAX function that `mtfc.from_jax` has imported."""
+
+    imported: Imported
+    function: Callable[..., Any]
+
+    @property
+    def program(self) -> Program:
+        """The program of the IR, with one function, `forward`."""
+        return self.imported.program
+
+    def __repr__(self) -> str:
+        dims = ", ".join(f"{name} {size}" for name, size in self.dims.items())
+        return f"<ImportedProgram {self.program.name}: {dims}>"
+
+    @cached_property
+    def dims(self) -> Mapping[str, int]:
+        """The dimensions of the arguments: name -> size."""
+        forward = self.program.function("forward")
+        found = {dim.name: dim.size for a in forward.arguments for dim in a.value.type.dims}
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def arguments(self) -> str:
+        """Return the arguments with the dimensions of each axis, a line each."""
+        lines = []
+        for leaf in self.imported.inputs:
+            axes = [" x ".join(dim.name for dim in dims) or "1" for dims in leaf.dims]
+            lines.append(f"{leaf.name}: {leaf.dtype}[{', '.join(axes)}]")
+        return "\n".join(lines)
+
+    def ir(self) -> str:
+        """Return the program as IR text."""
+        from mtfc.compiler.ir.printer import print_program
+
+        return print_program(self.program)
+
+    def coverage(self) -> Coverage:
+        """Return which primitives are opaque, with their lines and their share."""
+        calls = self.imported.calls
+        counts: dict[str, int] = {}
+        for step in calls:
+            counts[step.primitive] = counts.get(step.primitive, 0) + 1
+        lines = dict.fromkeys(f"{step.primitive} at {step.span}" for step in calls)
+        return Coverage(counts, tuple(lines), self.imported.opaque_share)
+
+    # Plans
+
+    @public
+    def plan(self, layout: LayoutOption, mesh: MeshOption) -> Plan:
+        """Return the plan of a layout that the user gives: `program.plan({"batch": "data"}, {"data": 8})`.
+
+        Raises `CompileError` for an illegal layout, and for dimensions that the program lacks.
+        """
+        return Plan(self.imported, self._case(layout_option(layout), mesh_option(mesh)), self.function)
+
+    def _case(self, layout: str | None, mesh: str | None) -> LayoutOnMesh:
+        from mtfc.frontend.elaborate import elaborate
+        from mtfc.frontend.layout_options import parse_layout, parse_mesh
+        from mtfc.frontend.layouts.legality import check_layout
+        from mtfc.frontend.syntax.parser import parse
+
+        sources, diagnostics = Sources(), Diagnostics()
+        sources.texts |= {"<--mesh>": mesh or "", "<--layout>": layout or ""}
+        dims = "".join(f"dim {name} = {size}\n" for name, size in self.dims.items())
+        try:
+            module = elaborate(parse(dims, "<dims>", diagnostics), diagnostics)
+            on = parse_mesh(mesh, module) if mesh else ONE_DEVICE
+            declared = parse_layout(layout or "{}", module, on)
+            diagnostics.extend(check_layout(self.program, declared, layout_targets))
+            diagnostics.raise_if_errors()
+        except CompileError as error:
+            raise CompileError(sources.shown(error.diagnostics)) from None
+        return LayoutOnMesh(on, declared.layout)
+
+    @public
+    def search(
+        self,
+        devices: int | None = None,
+        target: str = "h100",
+        *,
+        mesh: MeshOption | None = None,
+        budget: float = 60.0,
+        objective: Objective = "time",
+    ) -> Plan:
+        """Return the best plan on a machine that a search of some seconds finds. `plan.found` has the bound.
+
+        devices: how many, else all of the machine. mesh: its axes with their sizes, else all shapes of up to three axes are
+        searched. Raises `NothingFits` if no layout fits into the memory.
+        """
+        from mtfc.compiler.search.pricer import LayoutPricer
+        from mtfc.driver.loading.target import target_of
+        from mtfc.driver.searching.layouts import LayoutFinder
+        from mtfc.frontend.elaborate import elaborate
+        from mtfc.frontend.layout_options import parse_mesh
+        from mtfc.frontend.syntax.parser import parse
+
+        started, sources = monotonic(), Sources()
+        hardware = target_of(target, {}, sources)
+        if mesh is not None:
+            given = mesh_option(mesh)
+            assert given is not None
+            module = elaborate(parse("", "<dims>", Diagnostics()), Diagnostics())
+            meshes: Sequence[Mesh] = (parse_mesh(given, module),)
+        else:
+            meshes = _meshes(devices or hardware.devices, target)
+        finder = LayoutFinder(self.program, LayoutPricer.of(self.program, hardware), objective)
+        found = finder.best_global(meshes, started + budget, self._baselines(meshes), self._unsplit())
+        layout = attrs.evolve(found.layout, name="plan")
+        layout = attrs.evolve(layout, rules=_without_empty(layout.rules))
+        return Plan(self.imported, LayoutOnMesh(found.mesh, layout), self.function, found)
+
+    def _unsplit(self) -> Layout:
+        """Return rules that leave dimensions whole which no argument has: they are parts that rules have made."""
+        others = [name for name in self.program.dims if name not in self.dims]
+        return Layout("", Rules(tuple((name, ()) for name in others)))
+
+    def _baselines(self, meshes: Sequence[Mesh]) -> list[tuple[Mesh, Layout]]:
+        """Return data parallelism, from which the search starts."""
+        names = [name for name in self.dims if name == "batch"]
+        found = []
+        for mesh in meshes:
+            for name in names:
+                if len(mesh.axes) == 1 and self.dims[name] % mesh.devices == 0:
+                    rules = Rules(((name, mesh.names), *self._unsplit().rules.axes))
+                    found.append((mesh, Layout("data", rules)))
+        return found
+
+    @public
+    def load(self, path: str) -> Plan:
+        """Return the plan that `Plan.save` wrote to a file.
+
+        Raises `ValueError` if the file is no plan, or the plan of a program with other arguments, and `OSError`.
+        """
+        try:
+            record = parsed_json(read_bytes(path, 2**24))
+            if record["format"] != FORMAT:
+                raise ValueError
+            case, program = case_of(record), record["program"]
+        except (KeyError, TypeError, ValueError, AttributeError, json.JSONDecodeError):
+            raise UsageError(f"{path} is no plan that this version of mtfc wrote") from None
+        if program != fingerprint(self.program):
+            raise UsageError(f"{path} is the plan of a program with other arguments")
+        return Plan(self.imported, case, self.function)
+
+    @public
+    def verify(self, plan: Plan, *args: Any, seed: int = 0, **kwargs: Any) -> PlanVerification:
+        """Compare the plain function, `plan.apply` and `plan.step` on random arguments, or on given ones.
+
+        Needs as many devices as the plan has; virtual ones do.
+        """
+        from mtfc.driver.jax_functions.comparison import verified
+
+        return verified(plan, args, kwargs, seed)
+
+
+def _without_empty(rules: Rules) -> Rules:
+    return Rules(tuple((dim, axes) for dim, axes in rules.axes if axes))
+
+
+def _meshes(devices: int | None, target: str) -> tuple[Mesh, ...]:
+    from mtfc.driver.searching.meshes import MOST_AXES, meshes
+
+    if devices is None:
+        raise UsageError(f"{target} has room for any number of devices: say how many with `devices`")
+    return tuple(meshes(devices, MOST_AXES))
+
+
+def imported_program(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    names: Mapping[str, str] | None,
+    parameters: Sequence[int] | None,
+    merge: bool,
+) -> ImportedProgram:
+    """Import a function. Raises `CompileError`."""
+    chosen = tuple(parameters) if parameters is not None else (0,) if len(args) > 1 else ()
+    try:
+        found = imported(function, args, kwargs, names or {}, chosen, merge)
+    except CompileError as error:
+        raise CompileError(_with_lines(error)) from None
+    return ImportedProgram(found, function)
+
+
+def _with_lines(error: CompileError) -> list[Any]:
+    """Attach the user's lines to diagnostics."""
+    sources = Sources()
+    for each in error.diagnostics:
+        try:
+            with open(each.span.file, encoding="utf-8") as file:
+                sources.texts[each.span.file] = file.read()
+        except (OSError, UnicodeDecodeError):
+            continue
+    return sources.shown(error.diagnostics)

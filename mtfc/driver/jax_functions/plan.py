@@ -1,0 +1,379 @@
+"""A plan: a layout of an imported function on a mesh, and what JAX takes from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
+from mtfc.driver.errors import UsageError, public
+from mtfc.driver.jax_functions.shardings import Unsaid, spec_of, unsaid
+from mtfc.driver.loading.selection import LayoutOnMesh
+from mtfc.frontend.jaxpr.importing import Imported, Leaf
+
+if TYPE_CHECKING:
+    from mtfc.compiler.search.found import Found
+    from mtfc.driver.records import LayoutCost, Step
+
+FORMAT = 1
+"""The version of the file that `Plan.save` writes."""
+
+
+@attrs.frozen(eq=False, slots=False, repr=False)
+class Plan:
+    """A layout of an imported function on a mesh. found: what the search says of it; None for a layout of the user.
+
+    >>> plan = program.search(devices=8, target="h100")             # doctest: +SKIP
+    >>> step = jax.jit(plan.apply(f), in_shardings=plan.in_shardings, out_shardings=plan.out_shardings)  # doctest: +SKIP
+    """
+
+    imported: Imported
+    case: LayoutOnMesh
+    function: Callable[..., Any]
+    found: Found | None = None
+
+    @cached_property
+    def program(self) -> Program:
+        """One processor's program, with its collectives."""
+        return self.case.lower(self.imported.program)
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.rules_text or 'nothing is split'} on {self.mesh_text}>"
+
+    @property
+    def rules(self) -> Mapping[str, Axes]:
+        """Dimension -> the mesh axes that split it."""
+        return self.case.layout.rules.by_dim
+
+    @property
+    def rules_text(self) -> str:
+        from mtfc.frontend.layouts.layout_text import rules_text
+
+        return rules_text(self.case.layout)
+
+    @property
+    def mesh_text(self) -> str:
+        return ", ".join(f"{name}: {size}" for name, size in self.case.mesh.axes)
+
+    # Shardings
+
+    @cached_property
+    def mesh(self) -> Any:
+        """The `jax.sharding.Mesh`, on the devices of this process. Raises `Unavailable`."""
+        import jax
+
+        from mtfc.backends.common.devices import Unavailable
+
+        needed, has = self.case.mesh.devices, jax.device_count()
+        if has < needed:
+            raise Unavailable(
+                f"the plan is for {needed} devices, and JAX has {has}: for virtual ones set "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={needed} before JAX starts"
+            )
+        shape, names = tuple(self.case.mesh.sizes.values()), self.case.mesh.names
+        kinds = (jax.sharding.AxisType.Auto,) * len(names)
+        return jax.make_mesh(shape, names, kinds, devices=jax.devices()[:needed])
+
+    @cached_property
+    def stored(self) -> Mapping[str, Mapping[str, Axes]]:
+        """Name of an argument of the program -> the axes that split its dimensions."""
+        types = {a.value.name: a.value.type for a in self.program.function("forward").arguments}
+        return {
+            name: {dim.name: axes for dim, axes in zip(type.dims, type.splits, strict=True)}
+            for name, type in types.items()
+        }
+
+    @cached_property
+    def returned(self) -> Mapping[str, Mapping[str, Axes]]:
+        """Name of an output of the program -> the axes that split its dimensions."""
+        return {
+            output.name: {
+                dim.name: axes for dim, axes in zip(output.value.type.dims, output.value.type.splits, strict=True)
+            }
+            for output in self.program.function("forward").outputs
+        }
+
+    def _sharding(self, leaf: Leaf, rules: Mapping[str, Axes]) -> Any:
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        if leaf.key is not None:  # arrays of random keys have no axis for their data
+            return NamedSharding(self.mesh, PartitionSpec())
+        return NamedSharding(self.mesh, spec_of(leaf.dims, rules, self.case.mesh))
+
+    @property
+    def _arguments(self) -> Sequence[Leaf]:
+        return [leaf for leaf in self.imported.inputs if leaf.constant is None]
+
+    @cached_property
+    def _in_trees(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        import jax
+
+        leaves = [self._sharding(leaf, self.stored[leaf.name]) for leaf in self._arguments]
+        found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(self.imported.flat.in_tree, leaves)
+        return found
+
+    @property
+    def in_shardings(self) -> tuple[Any, ...]:
+        """The shardings of the positional arguments, as pytrees like these."""
+        return self._in_trees[0]
+
+    @cached_property
+    def out_shardings(self) -> Any:
+        """The shardings of the results, as a pytree like theirs."""
+        import jax
+
+        leaves = [self._sharding(leaf, self.returned[leaf.name]) for leaf in self.imported.outputs]
+        return jax.tree.unflatten(self.imported.flat.out_tree, leaves)
+
+    @property
+    def shardings(self) -> SimpleNamespace:
+        """The shardings of each argument under its name: `plan.shardings.params`."""
+        positional, named = self._in_trees
+        names = self.imported.flat.argument_names
+        return SimpleNamespace(**dict(zip(names, positional, strict=True)), **named)
+
+    @property
+    def abstract_state(self) -> tuple[Any, ...]:
+        """The positional arguments as `jax.ShapeDtypeStruct`s with shardings, which a checkpoint can be restored into."""
+        import jax
+
+        def struct(leaf: Leaf, sharding: Any) -> Any:
+            dtype = jax.numpy.dtype(_JAX_DTYPES[leaf.dtype])
+            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding)
+
+        shardings = jax.tree.leaves(self._in_trees)
+        leaves = [struct(leaf, each) for leaf, each in zip(self._arguments, shardings, strict=True)]
+        found: tuple[Any, ...] = jax.tree.unflatten(self.imported.flat.in_tree, leaves)[0]
+        return found
+
+    @cached_property
+    def unsaid(self) -> tuple[Unsaid, ...]:
+        """The splits of arguments that no `PartitionSpec` says; only `step` has them."""
+        return tuple(
+            each
+            for leaf in self._arguments
+            for each in unsaid(leaf, self.stored[leaf.name], self.case.mesh)
+        )
+
+    # Functions
+
+    @public
+    def apply(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Return the user's function with sharding constraints on its intermediate values, for `jax.jit`.
+
+        function: the function that was imported, or None. It is evaluated as it was traced.
+        """
+        import jax
+        from jax.sharding import NamedSharding
+
+        from mtfc.driver.jax_functions.constraints import constrained
+
+        if function is not None and function is not self.function:
+            raise UsageError("`apply` takes the function that was imported: import the other one, too")
+
+        def constrain(x: Any, var: Any) -> Any:
+            dims = self.imported.dims_of(var)
+            if var.key is not None or dims is None:
+                return x
+            return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self._spec_of_value(dims)))
+
+        flat = self.imported.flat
+        evaluate = constrained(flat, constrain)
+
+        def planned(*args: Any, **kwargs: Any) -> Any:
+            return jax.tree.unflatten(flat.out_tree, evaluate(self._leaves(args, kwargs)))
+
+        planned.__name__ = getattr(self.function, "__name__", "planned")
+        return planned
+
+    def _spec_of_value(self, dims: Any) -> Any:
+        """Return the spec of an intermediate value. A mesh axis splits the first dimension that asks for it."""
+        used: set[str] = set()
+        rules: dict[str, Axes] = {}
+        for each in dims:
+            for dim in each:
+                axes = self.rules.get(dim.name, ())
+                if used.isdisjoint(axes):
+                    rules[dim.name] = axes
+                    used |= {*axes}
+        return spec_of(dims, rules, self.case.mesh)
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Return the leaves of arguments. Raises `ValueError` if their trees differ from those that were imported."""
+        import jax
+
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != self.imported.flat.in_tree:
+            raise UsageError(
+                f"the arguments have the structure {tree}, and the plan is for {self.imported.flat.in_tree}"
+            )
+        for leaf, x in zip(self._arguments, leaves, strict=True):
+            shape = leaf.shape if leaf.key is None else leaf.shape[: -1]
+            if tuple(getattr(x, "shape", ())) != shape:
+                raise UsageError(f"{leaf.name} has shape {tuple(x.shape)}, and the plan is for {shape}")
+        return list(leaves)
+
+    @cached_property
+    def _module(self) -> Any:
+        from mtfc.backends.registry import BACKENDS
+
+        return BACKENDS["jax"].load(self.jax())
+
+    def jax(self) -> str:
+        """Return the text of our own SPMD program, a JAX module."""
+        from mtfc.backends.registry import BACKENDS
+
+        return BACKENDS["jax"].generate(self.program)
+
+    def ir(self) -> str:
+        """Return one processor's program as IR text."""
+        from mtfc.compiler.ir.printer import print_program
+
+        return print_program(self.program)
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the function by our own SPMD program: explicit collectives inside `jax.shard_map`. Works under `jax.jit`."""
+        import jax
+
+        leaves = self._leaves(args, kwargs)
+        given: dict[str, Any] = {}
+        for leaf, x in zip(self._arguments, leaves, strict=True):
+            data = jax.random.key_data(x) if leaf.key is not None else jax.numpy.asarray(x)
+            given[leaf.name] = data.reshape([dim.size for dim in leaf.flat_dims])
+        for leaf in self.imported.inputs:
+            if leaf.constant is not None:
+                given[leaf.name] = jax.numpy.asarray(leaf.constant).reshape([d.size for d in leaf.flat_dims])
+        roles = {leaf.name: leaf.role for leaf in self.imported.inputs}
+        used = self.stored
+        params = {n: x for n, x in given.items() if roles[n] == "parameter" and n in used}
+        inputs = {n: x for n, x in given.items() if roles[n] != "parameter" and n in used}
+        outputs = self._module.forward(params, inputs)
+        found = []
+        for leaf in self.imported.outputs:
+            x = outputs[leaf.name].reshape(leaf.shape)
+            found.append(jax.random.wrap_key_data(x, impl=leaf.key) if leaf.key is not None else x)
+        return jax.tree.unflatten(self.imported.flat.out_tree, found)
+
+    # Costs
+
+    @public
+    def cost(self) -> LayoutCost:
+        """Return the computation, communication and memory of one device, as `mtfc cost --format json` does."""
+        from mtfc.compiler.cost.volumes import layout_cost
+        from mtfc.reports.cost_json import costs_json
+
+        return costs_json([layout_cost(self.program)])["layouts"][0]  # type: ignore[no-any-return]
+
+    def report(self) -> str:
+        """Return the cost by line of the user's Python."""
+        from mtfc.compiler.cost.volumes import layout_cost
+        from mtfc.reports.cost_report import layout_report
+
+        cost = layout_cost(self.program)
+        return layout_report(cost, _texts(charge.span for charge in cost.step))
+
+    @property
+    def memory(self) -> int:
+        """The bytes that one device needs, as predicted."""
+        return int(self.cost()["memory_per_device"]["total"])
+
+    @public
+    def explain(self) -> str:
+        """Return what is sent, by line of the user's Python, with the rules that cause it."""
+        from mtfc.compiler.analysis.equation_names import names_by_place
+        from mtfc.compiler.analysis.provenance import sent_arrays
+        from mtfc.compiler.cost.volumes import layout_cost
+        from mtfc.driver.loading.layout_targets import prepared
+        from mtfc.reports.cost_report import heading
+        from mtfc.reports.provenance_report import provenance_report
+
+        cost, case = layout_cost(self.program), self.case
+        names = names_by_place(prepared(self.imported.program, case.mesh, case.layout))
+        found = list(sent_arrays(self.program.function("forward"), case.mesh, case.layout, names))
+        text = provenance_report(found, cost.file, _texts(each.span for each in found))
+        return "\n".join([*heading(cost), "", text, *map(str, self.unsaid)])
+
+    @public
+    def simulate(self, target: str) -> Step:
+        """Predict the time of a step on a machine, as `mtfc simulate --format json` does."""
+        from mtfc.driver.loading.sources import Sources
+        from mtfc.driver.loading.target import check_room, target_of
+        from mtfc.driver.simulate import simulate_layout
+
+        hardware = target_of(target, {}, Sources())
+        check_room(hardware, self.case.mesh, target)
+        return simulate_layout(self.program, hardware).record()  # type: ignore[return-value]
+
+    # Files
+
+    def save(self, path: str) -> None:
+        """Write the mesh and the layout to a JSON file, whole or not at all."""
+        from mtfc.driver.data.files import write_text
+
+        layout = self.case.layout
+        record = {
+            "format": FORMAT,
+            "program": fingerprint(self.imported.program),
+            "mesh": self.case.mesh.sizes,
+            "layout": {
+                "rules": _record(layout.rules),
+                "params": _record(layout.params),
+                "values": {path: _record(rules) for path, rules in layout.values},
+            },
+        }
+        write_text(path, f"{json.dumps(record, indent=2)}\n")
+
+
+_JAX_DTYPES = {
+    "f32": "float32",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f64": "float64",
+    "i32": "int32",
+    "u32": "uint32",
+    "bool": "bool",
+}
+
+
+def _record(rules: Rules) -> dict[str, list[str]]:
+    return {dim: list(axes) for dim, axes in rules.axes}
+
+
+def case_of(record: Mapping[str, Any]) -> LayoutOnMesh:
+    """Return the layout of a record that `Plan.save` wrote. Raises `KeyError`, `TypeError` and `ValueError`."""
+    layout = record["layout"]
+
+    def rules(entries: Mapping[str, Sequence[str]]) -> Rules:
+        return Rules(tuple((str(dim), tuple(map(str, axes))) for dim, axes in entries.items()))
+
+    values = tuple((str(path), rules(entries)) for path, entries in layout["values"].items())
+    mesh = Mesh("mesh", tuple((str(name), int(size)) for name, size in record["mesh"].items()))
+    return LayoutOnMesh(mesh, Layout("plan", rules(layout["rules"]), rules(layout["params"]), values=values))
+
+
+def fingerprint(program: Program) -> str:
+    """Return a number that tells programs with other arguments or dimensions apart."""
+    from hashlib import sha256
+
+    forward = program.function("forward")
+    text = repr([(a.value.name, str(a.value.type), [d.size for d in a.value.type.dims]) for a in forward.arguments])
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _texts(spans: Any) -> dict[str, str]:
+    """Return the user's files that spans point into, by name. Files that cannot be read are left out."""
+    found: dict[str, str] = {}
+    for span in spans:
+        if span is not None and span.file not in found:
+            try:
+                with open(span.file, encoding="utf-8") as file:
+                    found[span.file] = file.read()
+            except (OSError, UnicodeDecodeError):
+                continue
+    return found

@@ -1,0 +1,69 @@
+"""A plan's shardings of the user's arrays.
+
+A `PartitionSpec` splits an axis into equal parts of consecutive elements, so it can say splits of leading factors only: of an
+axis of 3 x heads x head_dim it can split the 3, or the 3 and the heads. `spec_of` says the most that it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.ir.types import Axes, Dim, Mesh
+from mtfc.frontend.jaxpr.importing import Leaf
+
+
+@attrs.frozen
+class Unsaid:
+    """A split that no `PartitionSpec` of a leaf says: mesh axes, the axis of the array, and its factors.
+
+    ratio: how many times as many elements a device has therefore.
+    """
+
+    leaf: Leaf
+    axis: int
+    dim: Dim
+    axes: Axes
+    ratio: int
+
+    def __str__(self) -> str:
+        factors = " x ".join(f"{dim.name} {dim.size}" for dim in self.leaf.dims[self.axis])
+        return (
+            f"{self.leaf.name}: axis {self.axis} is {factors}, and {', '.join(self.axes)} splits {self.dim.name}; "
+            f"reshape the array to one axis for each of them, or use `plan.step`"
+        )
+
+
+def axes_of(dims: Sequence[Dim], rules: Mapping[str, Axes], mesh: Mesh) -> tuple[Axes, list[Dim]]:
+    """Return the mesh axes of a `PartitionSpec` for an axis with some factors, and the factors whose split it cannot say."""
+    found: Axes = ()
+    unsaid: list[Dim] = []
+    is_open = True
+    for dim in dims:
+        axes = rules.get(dim.name, ())
+        if axes and not is_open:
+            unsaid.append(dim)
+        elif axes:
+            found += axes
+        is_open = is_open and mesh.size(axes) == dim.size
+    return found, unsaid
+
+
+def spec_of(dims: Iterable[Sequence[Dim]], rules: Mapping[str, Axes], mesh: Mesh) -> Any:
+    """Return the `PartitionSpec` of an array whose axes have some factors."""
+    from jax.sharding import PartitionSpec
+
+    entries = [axes_of(each, rules, mesh)[0] for each in dims]
+    return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in entries))
+
+
+def unsaid(leaf: Leaf, rules: Mapping[str, Axes], mesh: Mesh) -> list[Unsaid]:
+    """Return the splits of a leaf that its `PartitionSpec` cannot say."""
+    found = []
+    for j, dims in enumerate(leaf.dims):
+        for dim in axes_of(dims, rules, mesh)[1]:
+            axes = rules[dim.name]
+            found.append(Unsaid(leaf, j, dim, axes, mesh.size(axes)))
+    return found
