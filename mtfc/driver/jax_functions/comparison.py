@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
 
 if TYPE_CHECKING:
     from mtfc.driver.jax_functions.plan import Plan
@@ -68,6 +67,7 @@ def verified(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], seed: i
 def drawn_arguments(plan: Plan, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Draw arguments: small floats with ties and zeros, small integers, and keys."""
     import jax
+    import numpy as np
 
     random = np.random.default_rng(seed)
     leaves = [_drawn(leaf, random) for leaf in plan.imported.inputs if leaf.constant is None]
@@ -77,6 +77,7 @@ def drawn_arguments(plan: Plan, seed: int) -> tuple[tuple[Any, ...], dict[str, A
 
 def _drawn(leaf: Leaf, random: Any) -> Any:
     import jax
+    import numpy as np
 
     if leaf.key is not None:
         data = random.integers(0, 2**32, leaf.shape, np.uint32)
@@ -88,12 +89,17 @@ def _drawn(leaf: Leaf, random: Any) -> Any:
     numbers = abs(random.standard_normal(leaf.shape)) * 0.3
     ties = np.round(numbers * 4) / 4
     mixed = np.where(random.random(leaf.shape) < 0.1, ties, numbers)
-    return jax.numpy.asarray(mixed, {"bf16": "bfloat16", "f16": "float16", "f64": "float64"}.get(leaf.dtype, "float32"))
+    return jax.numpy.asarray(
+        mixed, {"bf16": "bfloat16", "f16": "float16", "f64": "float64"}.get(leaf.dtype, "float32")
+    )
 
 
-def _compared(road: str, leaves: Sequence[Leaf], found: Sequence[Any], plain: Sequence[Any]) -> list[OutputDifference]:
+def _compared(
+    road: str, leaves: Sequence[Leaf], found: Sequence[Any], plain: Sequence[Any]
+) -> list[OutputDifference]:
     """Compare outputs. Errors are shares of the largest number among the outputs of one dtype: see `LIMIT`."""
     import jax
+    import numpy as np
 
     def numbers(x: Any, leaf: Leaf) -> Any:
         return np.asarray(jax.random.key_data(x) if leaf.key is not None else x).astype(np.float64)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mtfc.frontend.jaxpr.flat import INLINED, Body, Flat, Step, Var, bound
+from mtfc.frontend.jaxpr.flat import INLINED, AppliedPrimitive, Body, Flat, Var, bound
 
-CONSTRAINED = frozenset({"dot_general", "conv_general_dilated", "gather", "scatter-add", "scatter_add", "cumsum", "top_k"})
+CONSTRAINED = frozenset(
+    {"dot_general", "conv_general_dilated", "gather", "scatter-add", "scatter_add", "cumsum", "top_k"}
+)
 """Primitives whose results get constraints."""
 
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"})
@@ -32,7 +34,9 @@ def constrained(flat: Flat, constrain: Constrain) -> Callable[[Sequence[Any]], l
     return function
 
 
-def _evaluated(closed: Any, values: Sequence[Any], steps: Iterator[Step], constrain: Constrain) -> list[Any]:
+def _evaluated(
+    closed: Any, values: Sequence[Any], steps: Iterator[AppliedPrimitive], constrain: Constrain
+) -> list[Any]:
     jaxpr = getattr(closed, "jaxpr", closed)
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=False))
     env.update(zip(jaxpr.invars, values, strict=True))
@@ -46,7 +50,9 @@ def _evaluated(closed: Any, values: Sequence[Any], steps: Iterator[Step], constr
     return [read(v) for v in jaxpr.outvars]
 
 
-def _applied(eqn: Any, operands: list[Any], steps: Iterator[Step], constrain: Constrain) -> Sequence[Any]:
+def _applied(
+    eqn: Any, operands: list[Any], steps: Iterator[AppliedPrimitive], constrain: Constrain
+) -> Sequence[Any]:
     import jax
 
     name = eqn.primitive.name
@@ -75,11 +81,11 @@ def _applied(eqn: Any, operands: list[Any], steps: Iterator[Step], constrain: Co
     return found
 
 
-def _skip_barrier(eqn: Any, steps: Iterator[Step]) -> None:
+def _skip_barrier(eqn: Any, steps: Iterator[AppliedPrimitive]) -> None:
     next(steps)
 
 
-def _skip(closed: Any, steps: Iterator[Step]) -> None:
+def _skip(closed: Any, steps: Iterator[AppliedPrimitive]) -> None:
     """Go past the steps of a jaxpr that is bound as a whole."""
     for eqn in getattr(closed, "jaxpr", closed).eqns:
         name = eqn.primitive.name

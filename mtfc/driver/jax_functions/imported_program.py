@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -237,8 +238,7 @@ def _with_lines(error: CompileError) -> list[Any]:
     sources = Sources()
     for each in error.diagnostics:
         try:
-            with open(each.span.file, encoding="utf-8") as file:
-                sources.texts[each.span.file] = file.read()
+            sources.texts[each.span.file] = Path(each.span.file).read_text("utf-8")
         except (OSError, UnicodeDecodeError):
             continue
     return sources.shown(error.diagnostics)

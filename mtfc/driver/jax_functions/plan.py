@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -94,16 +95,17 @@ class Plan:
         """Name of an output of the program -> the axes that split its dimensions."""
         return {
             output.name: {
-                dim.name: axes for dim, axes in zip(output.value.type.dims, output.value.type.splits, strict=True)
+                dim.name: axes
+                for dim, axes in zip(output.value.type.dims, output.value.type.splits, strict=True)
             }
             for output in self.program.function("forward").outputs
         }
 
     def _sharding(self, leaf: Leaf, rules: Mapping[str, Axes]) -> Any:
-        from jax.sharding import NamedSharding, PartitionSpec
+        from jax.sharding import NamedSharding
 
         if leaf.key is not None:  # arrays of random keys have no axis for their data
-            return NamedSharding(self.mesh, PartitionSpec())
+            return NamedSharding(self.mesh, spec_of((), {}, self.case.mesh))
         return NamedSharding(self.mesh, spec_of(leaf.dims, rules, self.case.mesh))
 
     @property
@@ -114,7 +116,7 @@ class Plan:
     def _in_trees(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         import jax
 
-        leaves = [self._sharding(leaf, self.stored[leaf.name]) for leaf in self._arguments]
+        leaves = [self._sharding(leaf, self.stored.get(leaf.name, {})) for leaf in self._arguments]
         found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(self.imported.flat.in_tree, leaves)
         return found
 
@@ -145,7 +147,8 @@ class Plan:
 
         def struct(leaf: Leaf, sharding: Any) -> Any:
             dtype = jax.numpy.dtype(_JAX_DTYPES[leaf.dtype])
-            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding)
+            make: Any = jax.ShapeDtypeStruct
+            return make(leaf.shape, dtype, sharding=sharding)
 
         shardings = jax.tree.leaves(self._in_trees)
         leaves = [struct(leaf, each) for leaf, each in zip(self._arguments, shardings, strict=True)]
@@ -158,7 +161,7 @@ class Plan:
         return tuple(
             each
             for leaf in self._arguments
-            for each in unsaid(leaf, self.stored[leaf.name], self.case.mesh)
+            for each in unsaid(leaf, self.stored.get(leaf.name, {}), self.case.mesh)
         )
 
     # Functions
@@ -181,7 +184,8 @@ class Plan:
             dims = self.imported.dims_of(var)
             if var.key is not None or dims is None:
                 return x
-            return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self._spec_of_value(dims)))
+            constraint: Any = jax.lax.with_sharding_constraint
+            return constraint(x, NamedSharding(self.mesh, self._spec_of_value(dims)))
 
         flat = self.imported.flat
         evaluate = constrained(flat, constrain)
@@ -214,7 +218,7 @@ class Plan:
                 f"the arguments have the structure {tree}, and the plan is for {self.imported.flat.in_tree}"
             )
         for leaf, x in zip(self._arguments, leaves, strict=True):
-            shape = leaf.shape if leaf.key is None else leaf.shape[: -1]
+            shape = leaf.shape if leaf.key is None else leaf.shape[:-1]
             if tuple(getattr(x, "shape", ())) != shape:
                 raise UsageError(f"{leaf.name} has shape {tuple(x.shape)}, and the plan is for {shape}")
         return list(leaves)
@@ -362,7 +366,9 @@ def fingerprint(program: Program) -> str:
     from hashlib import sha256
 
     forward = program.function("forward")
-    text = repr([(a.value.name, str(a.value.type), [d.size for d in a.value.type.dims]) for a in forward.arguments])
+    text = repr(
+        [(a.value.name, str(a.value.type), [d.size for d in a.value.type.dims]) for a in forward.arguments]
+    )
     return sha256(text.encode()).hexdigest()[:16]
 
 
@@ -372,8 +378,7 @@ def _texts(spans: Any) -> dict[str, str]:
     for span in spans:
         if span is not None and span.file not in found:
             try:
-                with open(span.file, encoding="utf-8") as file:
-                    found[span.file] = file.read()
+                found[span.file] = Path(span.file).read_text("utf-8")
             except (OSError, UnicodeDecodeError):
                 continue
     return found

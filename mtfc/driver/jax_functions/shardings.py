@@ -53,10 +53,11 @@ def axes_of(dims: Sequence[Dim], rules: Mapping[str, Axes], mesh: Mesh) -> tuple
 
 def spec_of(dims: Iterable[Sequence[Dim]], rules: Mapping[str, Axes], mesh: Mesh) -> Any:
     """Return the `PartitionSpec` of an array whose axes have some factors."""
-    from jax.sharding import PartitionSpec
+    import jax
 
+    spec: Any = jax.sharding.PartitionSpec
     entries = [axes_of(each, rules, mesh)[0] for each in dims]
-    return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in entries))
+    return spec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in entries))
 
 
 def unsaid(leaf: Leaf, rules: Mapping[str, Axes], mesh: Mesh) -> list[Unsaid]:

@@ -19,7 +19,9 @@ NUMBER = re.compile(r"^(.*?)(\d+)$")
 def merge_copies(flat: Flat) -> None:
     """Unite the axes of arrays at the same place in copies."""
     for copies in _groups(flat).values():
-        shapes = {tuple((place, var.shape) for place, var in sorted(copy.items())) for copy in copies.values()}
+        shapes = {
+            tuple((place, var.shape) for place, var in sorted(copy.items())) for copy in copies.values()
+        }
         first, *others = copies.values()
         if len(shapes) != 1 or sum(len(var.shape) > 1 for var in first.values()) < 2:
             continue
@@ -33,7 +35,9 @@ def _groups(flat: Flat) -> dict[tuple[str, ...], dict[str, dict[tuple[str, ...],
     """Return places before a number -> number -> place after the number -> array."""
     from jax.tree_util import keystr
 
-    found: dict[tuple[str, ...], dict[str, dict[tuple[str, ...], Var]]] = defaultdict(lambda: defaultdict(dict))
+    found: dict[tuple[str, ...], dict[str, dict[tuple[str, ...], Var]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
     for path, var in zip(flat.inputs, flat.body.arguments, strict=False):
         parts = tuple(keystr((key,), simple=True) for key in path)
         for i, part in enumerate(parts):

@@ -15,7 +15,7 @@ from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import Dim
 from mtfc.frontend.jaxpr.factors import Axis, Factor, leaves, size_of
-from mtfc.frontend.jaxpr.flat import Number, Operand, Step, Var
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand, Var
 from mtfc.frontend.jaxpr.linking import Axes, Linker
 
 
@@ -23,13 +23,13 @@ from mtfc.frontend.jaxpr.linking import Axes, Linker
 class Rename:
     """A use of an array under other dimensions: see `Linker.fit`."""
 
-    step: Step
+    step: AppliedPrimitive
     before: tuple[Dim, ...]
     after: tuple[Dim, ...]
 
 
 @attrs.define
-class Emitter:
+class JaxprEmitter:
     """Makes the equations of a body. dims: factor -> dimension, shared by all bodies. calls: the steps that became calls."""
 
     build: Builder
@@ -37,14 +37,14 @@ class Emitter:
     linker: Linker
     known: dict[Var, Value] = attrs.field(factory=dict)
     renames: list[Rename] = attrs.field(factory=list)
-    calls: list[Step] = attrs.field(factory=list)
+    calls: list[AppliedPrimitive] = attrs.field(factory=list)
     _renamed: dict[tuple[Value, Any], Value] = attrs.field(factory=dict)
 
-    def inside(self, build: Builder) -> Emitter:
+    def inside(self, build: Builder) -> JaxprEmitter:
         """Return the emitter of a loop's body."""
         return attrs.evolve(self, build=build, known={}, renamed={})
 
-    def run(self, steps: Iterable[Step]) -> None:
+    def run(self, steps: Iterable[AppliedPrimitive]) -> None:
         """Make the equations of steps."""
         for step in steps:
             self.build.span, self.build.stage = step.span, step.stage
@@ -59,21 +59,21 @@ class Emitter:
             return self.build.constant(operand.value, operand.dtype)
         return self.known[operand]
 
-    def operand(self, step: Step, i: int) -> Value:
+    def operand(self, step: AppliedPrimitive, i: int) -> Value:
         """Return an operand with the dimensions that it has at this use. It may lack some."""
         value = self.raw(step.operands[i])
         if i not in step.renamed:
             return value
         return self.renamed(step, value, step.operands[i].axes, step.renamed[i])
 
-    def renamed(self, step: Step, value: Value, before: Axes, after: Axes) -> Value:
+    def renamed(self, step: AppliedPrimitive, value: Value, before: Axes, after: Axes) -> Value:
         """Return a value under other axes."""
         key = (value, tuple(tuple(map(id, leaves(a))) for a in after))
         if key not in self._renamed:
             self._renamed[key] = self._rename(step, value, before, after)
         return self._renamed[key]
 
-    def _rename(self, step: Step, value: Value, before: Axes, after: Axes) -> Value:
+    def _rename(self, step: AppliedPrimitive, value: Value, before: Axes, after: Axes) -> Value:
         pairs: list[tuple[Dim, Dim]] = []
         for a, b in zip(before, after, strict=True):
             if [f.size for f in leaves(a)] != [f.size for f in leaves(b)]:
@@ -174,7 +174,9 @@ class Dims:
         """Make a dimension with a new name."""
         number = self.names.get(name, 0) + 1
         self.names[name] = number
-        made = Dim(name if number == 1 and name != "d" else f"{name}_{number}" if name != "d" else f"d{number}", size)
+        made = Dim(
+            name if number == 1 and name != "d" else f"{name}_{number}" if name != "d" else f"d{number}", size
+        )
         if made.name in self.sizes:
             return self.new(name, size)
         self.sizes[made.name] = made
@@ -185,7 +187,7 @@ class Dims:
         return self.sizes
 
 
-def dims_of_result(emitter: Emitter, step: Step, i: int = 0) -> tuple[Dim, ...]:
+def dims_of_result(emitter: JaxprEmitter, step: AppliedPrimitive, i: int = 0) -> tuple[Dim, ...]:
     """Return all dimensions of a result."""
     return emitter.dims.of(f for each in step.results[i].axes for f in each)
 

@@ -10,7 +10,7 @@ A factor is a node of a union-find structure. Its root is a leaf, or it has been
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from operator import mul
 
@@ -92,7 +92,7 @@ def refine(a: Sequence[Factor], b: Sequence[Factor]) -> bool:
     bounds = sorted({*_minor(f.size for f in leaves(a)), *_minor(f.size for f in leaves(b))})
     if not _divides(bounds):
         return False
-    sizes = [high // low for low, high in zip(bounds, bounds[1:], strict=False)][::-1]
+    sizes = [high // low for low, high in pairwise(bounds)][::-1]
     cut(a, sizes)
     cut(b, sizes)
     cut(a, sizes)  # a split of b may have split a factor of a
@@ -162,4 +162,4 @@ def _minor(sizes: Iterable[int]) -> list[int]:
 
 
 def _divides(bounds: Sequence[int]) -> bool:
-    return all(high % low == 0 for low, high in zip(bounds, bounds[1:], strict=False))
+    return all(high % low == 0 for low, high in pairwise(bounds))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import attrs
@@ -83,7 +83,7 @@ Operand = Var | Number
 
 
 @attrs.define(eq=False)
-class Step:
+class AppliedPrimitive:
     """One application of a primitive. bodies: the jaxprs that it executes, such as a scan's.
 
     renamed: number of an operand -> its axes at this use, where they are others than those of the array. is_opaque: True if the
@@ -108,10 +108,10 @@ class Step:
 
 @attrs.define(eq=False)
 class Body:
-    """Arguments, steps and outputs of a jaxpr. renamed: number of an output -> its axes, as in `Step`."""
+    """Arguments, steps and outputs of a jaxpr. renamed: number of an output -> its axes, as in `AppliedPrimitive`."""
 
     arguments: tuple[Var, ...]
-    steps: list[Step]
+    steps: list[AppliedPrimitive]
     outputs: tuple[Operand, ...]
     renamed: dict[int, tuple[Axis, ...]] = attrs.field(factory=dict)
 
@@ -173,9 +173,9 @@ def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 def _argument_names(function: Callable[..., Any], number: int) -> tuple[str, ...]:
     """Return names for positional arguments."""
     try:
-        kinds = inspect.signature(function).parameters.values()
+        kinds = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):
-        kinds = ()
+        kinds = []
     named = [p.name for p in kinds if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return tuple(named[i] if i < len(named) else f"arg{i}" for i in range(number))
 
@@ -183,7 +183,7 @@ def _argument_names(function: Callable[..., Any], number: int) -> tuple[str, ...
 def definition(function: Callable[..., Any]) -> Span:
     """Return the line on which a function is defined."""
     inner = inspect.unwrap(function) if callable(function) else function
-    code = getattr(inner, "__code__", None) or getattr(getattr(type(inner), "__call__", None), "__code__", None)
+    code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
     if code is None:
         return Span("<function>", 1, 1, 1, 2)
     return Span(code.co_filename, code.co_firstlineno, 1, code.co_firstlineno, 2)
@@ -235,8 +235,9 @@ class _Flattener:
 
         self._count += 1
         shape, dtype = tuple(aval.shape), aval.dtype
-        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-            data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
+        if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
+            struct: Any = jax.ShapeDtypeStruct
+            data = jax.eval_shape(jax.random.key_data, struct(shape, dtype))
             return Var(self._count, tuple(data.shape), "u32", key=str(dtype._impl.name))
         name = DTYPES.get(dtype.name)
         if name is None or 0 in shape:
@@ -248,13 +249,13 @@ class _Flattener:
     def top(self, closed: Any) -> Body:
         arguments = tuple(self.var(v.aval) for v in closed.jaxpr.invars)
         env: dict[Any, Operand] = dict(zip(closed.jaxpr.invars, arguments, strict=True))
-        steps: list[Step] = []
+        steps: list[AppliedPrimitive] = []
         outputs = self._inline(closed, env, steps, ())
         return Body((*arguments, *self._constant_vars.values()), steps, outputs)
 
     def _body(self, closed: Any) -> Body:
         arguments = tuple(self.var(v.aval) for v in closed.jaxpr.invars)
-        steps: list[Step] = []
+        steps: list[AppliedPrimitive] = []
         env: dict[Any, Operand] = dict(zip(closed.jaxpr.invars, arguments, strict=True))
         before = len(self._constant_vars)
         outputs = self._inline(closed, env, steps, ())
@@ -263,7 +264,7 @@ class _Flattener:
         return Body(arguments, steps, outputs)
 
     def _inline(
-        self, closed: Any, env: dict[Any, Operand], steps: list[Step], spans: tuple[Span, ...]
+        self, closed: Any, env: dict[Any, Operand], steps: list[AppliedPrimitive], spans: tuple[Span, ...]
     ) -> tuple[Operand, ...]:
         """Add the steps of a jaxpr, whose arguments `env` has, and return its outputs."""
         jaxpr = getattr(closed, "jaxpr", closed)
@@ -273,7 +274,7 @@ class _Flattener:
             self._equation(eqn, env, steps)
         return tuple(self._operand(v, env) for v in jaxpr.outvars)
 
-    def _equation(self, eqn: Any, env: dict[Any, Operand], steps: list[Step]) -> None:
+    def _equation(self, eqn: Any, env: dict[Any, Operand], steps: list[AppliedPrimitive]) -> None:
         operands = tuple(self._operand(v, env) for v in eqn.invars)
         name, span = eqn.primitive.name, _span(eqn.source_info.traceback)
         inner = eqn.params.get(INLINED[name]) if name in INLINED else None
@@ -288,12 +289,12 @@ class _Flattener:
         results = tuple(self.var(v.aval, span) for v in eqn.outvars)
         bodies = (self._body(eqn.params["jaxpr"]),) if name == "scan" else ()
         steps.append(
-            Step(name, eqn.primitive, eqn.params, operands, results, span, _stage(eqn), bodies)
+            AppliedPrimitive(name, eqn.primitive, eqn.params, operands, results, span, _stage(eqn), bodies)
         )
         env.update(zip(eqn.outvars, results, strict=True))
 
     def _barrier(
-        self, operands: tuple[Operand, ...], eqn: Any, span: Span | None, steps: list[Step]
+        self, operands: tuple[Operand, ...], eqn: Any, span: Span | None, steps: list[AppliedPrimitive]
     ) -> tuple[Operand, ...]:
         """Return the operands of a computation that must not be merged with an equal one."""
         arrays = [x for x in operands if isinstance(x, Var)]
@@ -302,7 +303,9 @@ class _Flattener:
             self._count += 1
             copies[x] = Var(self._count, x.shape, x.dtype, x.key)
         made = tuple(copies.values())
-        steps.append(Step("optimization_barrier", None, {}, tuple(copies), made, span, _stage(eqn)))
+        steps.append(
+            AppliedPrimitive("optimization_barrier", None, {}, tuple(copies), made, span, _stage(eqn))
+        )
         return tuple(copies.get(x, x) for x in operands)
 
     def _operand(self, v: Any, env: Mapping[Any, Operand]) -> Operand:
@@ -316,7 +319,7 @@ class _Flattener:
 
         if not hasattr(value, "shape") or (value.shape == () and value.dtype.name in DTYPES):
             array = np.asarray(value)
-            dtype = DTYPES.get(str(getattr(value, "dtype", array.dtype)), None)
+            dtype = DTYPES.get(str(getattr(value, "dtype", array.dtype)))
             if dtype is not None:
                 return Number(_builtin(array, dtype), dtype)
         key = id(value)
@@ -359,6 +362,6 @@ def _frames(traceback: Any) -> Iterator[Span]:
         yield Span(frame.file_name, frame.start_line, column, end, max(frame.end_column + 1, column + 1))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _is_library(file: str) -> bool:
     return file.startswith(LIBRARIES) or file.startswith("<")

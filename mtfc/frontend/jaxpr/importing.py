@@ -16,8 +16,8 @@ from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.compiler.ir.verifier import verify
 from mtfc.frontend.jaxpr.copies import merge_copies
 from mtfc.frontend.jaxpr.dimension_names import GivenNames, propose
-from mtfc.frontend.jaxpr.emitting import Dims, Emitter, Rename
-from mtfc.frontend.jaxpr.flat import Flat, Operand, Step, Var, traced
+from mtfc.frontend.jaxpr.emitting import Dims, JaxprEmitter, Rename
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Flat, Operand, Var, traced
 from mtfc.frontend.jaxpr.linking import Linker
 from mtfc.frontend.jaxpr.rules import RULES
 from mtfc.frontend.jaxpr.rules.calls import OTHER
@@ -56,7 +56,7 @@ class Imported:
     inputs: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...]
     renames: tuple[Rename, ...]
-    calls: tuple[Step, ...]
+    calls: tuple[AppliedPrimitive, ...]
     _dims: Dims
 
     def dims_of(self, var: Var) -> tuple[tuple[Dim, ...], ...]:
@@ -66,15 +66,17 @@ class Imported:
     @property
     def opaque_share(self) -> float:
         """The share of all computed elements that calls compute."""
-        opaque, total = (sum(prod(v.shape) for s in steps for v in s.results) for steps in (self.calls, self.steps))
+        opaque, total = (
+            sum(prod(v.shape) for s in steps for v in s.results) for steps in (self.calls, self.steps)
+        )
         return opaque / total if total else 0.0
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[AppliedPrimitive, ...]:
         return tuple(_all_steps(self.flat.body.steps))
 
 
-def _all_steps(steps: Iterable[Step]) -> Iterable[Step]:
+def _all_steps(steps: Iterable[AppliedPrimitive]) -> Iterable[AppliedPrimitive]:
     for step in steps:
         yield step
         for body in step.bodies:
@@ -130,11 +132,13 @@ class _Import:
     def __init__(self, flat: Flat, linker: Linker, roles: Sequence[Role]) -> None:
         self.flat, self.roles = flat, roles
         self.build = Builder(Names())
-        self.emitter = Emitter(self.build, Dims(), linker)
+        self.emitter = JaxprEmitter(self.build, Dims(), linker)
 
     def run(self, title: str) -> Imported:
         inputs = [*self._inputs()]
-        arguments = [self._argument(leaf, var) for leaf, var in zip(inputs, self.flat.body.arguments, strict=True)]
+        arguments = [
+            self._argument(leaf, var) for leaf, var in zip(inputs, self.flat.body.arguments, strict=True)
+        ]
         self.emitter.run(self.flat.body.steps)
         outputs = [*self._outputs()]
         function = Function(
@@ -166,11 +170,15 @@ class _Import:
         for var, path, role in zip(variables, paths, self.roles, strict=False):
             # (positional or named, number or name, the path inside of the argument)
             inner = path_text(path[2:], "_") or path_text(path[1:2], "_")
-            yield self._leaf(inner if role == "parameter" else f"{_argument_name(self.flat, path)}", path, var, role)
+            yield self._leaf(
+                inner if role == "parameter" else f"{_argument_name(self.flat, path)}", path, var, role
+            )
         for i, var in enumerate(variables[len(paths) :]):
             yield self._leaf("constant", (), var, "input", self.flat.constants[i])
 
-    def _leaf(self, wanted: str, path: tuple[Any, ...], var: Operand, role: Role, constant: Any = None) -> Leaf:
+    def _leaf(
+        self, wanted: str, path: tuple[Any, ...], var: Operand, role: Role, constant: Any = None
+    ) -> Leaf:
         name = self.build.names.fresh(identifier(wanted))
         dims = tuple(self.emitter.dims.of(each) for each in var.axes)
         key = var.key if isinstance(var, Var) else None
@@ -203,4 +211,3 @@ def identifier(text: str) -> str:
     """Return text as a name of the program."""
     found = re.sub(r"\W+", "_", text).strip("_")
     return found if found and not found[0].isdigit() else f"a{found}"
-

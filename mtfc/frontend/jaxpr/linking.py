@@ -16,21 +16,21 @@ import attrs
 
 from mtfc.compiler.ir.core import Value
 from mtfc.frontend.jaxpr.factors import Axis, Factor, alternate, axis, leaves, register, unite
-from mtfc.frontend.jaxpr.flat import Body, Operand, Step, Var
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Operand, Var
 
 Axes = tuple[Axis, ...]
 
 
 @attrs.frozen
-class Rule:
+class PrimitiveRule:
     """A primitive's rule. link: gives the results their axes. emit: makes the results' values from the operands.
 
     accepts: says if the rule knows a step; a step that no rule knows becomes a call of the primitive itself.
     """
 
-    link: Callable[[Linker, Step], None]
-    emit: Callable[[Any, Step], Sequence[Value]]
-    accepts: Callable[[Step], bool] = lambda step: True
+    link: Callable[[Linker, AppliedPrimitive], None]
+    emit: Callable[[Any, AppliedPrimitive], Sequence[Value]]
+    accepts: Callable[[AppliedPrimitive], bool] = lambda step: True
 
 
 def size(operand: Operand) -> int:
@@ -41,11 +41,11 @@ def size(operand: Operand) -> int:
 class Linker:
     """Gives all arrays their axes. rules: primitive -> rule. other: the rule of all other primitives."""
 
-    rules: Mapping[str, Rule]
-    other: Rule
+    rules: Mapping[str, PrimitiveRule]
+    other: PrimitiveRule
     spaces: int = 10**9
 
-    def rule(self, step: Step) -> Rule:
+    def rule(self, step: AppliedPrimitive) -> PrimitiveRule:
         rule = self.rules.get(step.primitive)
         return rule if rule is not None and not step.is_opaque and rule.accepts(step) else self.other
 
@@ -63,7 +63,9 @@ class Linker:
         var.axes = axes
         register((f for each in axes for f in each), var.number)
 
-    def fit(self, step: Step, i: int, wanted: Sequence[Axis | None], used: Iterable[Factor] = ()) -> Axes:
+    def fit(
+        self, step: AppliedPrimitive, i: int, wanted: Sequence[Axis | None], used: Iterable[Factor] = ()
+    ) -> Axes:
         """Let an operand have the wanted axes at this use, and return its axes.
 
         An axis that is None may be any, but no factor of `used`.
@@ -76,9 +78,7 @@ class Linker:
     def fitted(self, axes: Axes, wanted: Sequence[Axis | None], used: Iterable[Factor] = ()) -> Axes:
         """Unite axes with the wanted ones. Where that is refused, the wanted axis takes the place of the axis."""
         pairs = [*zip(axes, wanted, strict=True)]
-        found = [
-            a if target is None or unite(a, target) else target for a, target in pairs
-        ]
+        found = [a if target is None or unite(a, target) else target for a, target in pairs]
         taken = {f for _, target in pairs if target is not None for f in leaves(target)} | {*leaves(used)}
         for j, (a, target) in enumerate(pairs):
             if target is None:

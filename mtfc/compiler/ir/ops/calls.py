@@ -96,8 +96,8 @@ def mapped_call(
 ) -> tuple[Any, ...]:
     """Call a function for each element along mapped axes.
 
-    sizes: of the mapped axes on this processor. places, ranks: for each array the mapped axes that it has, and its number of other
-    axes. In front of the mapped axes, arrays may have further ones, which are mapped too.
+    sizes: of the mapped axes on this processor. places, ranks: for each array the mapped axes that it has, and the number of its
+    other axes. In front of the mapped axes, arrays may have further ones, which are mapped too.
     """
     import jax
     from jax import numpy as jnp

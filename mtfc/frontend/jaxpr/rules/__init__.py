@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mtfc.frontend.jaxpr.linking import Rule
+from mtfc.frontend.jaxpr.linking import PrimitiveRule
 from mtfc.frontend.jaxpr.rules import calls, dots, elementwise, indexing, loops, reductions, shapes, windows
 
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, PrimitiveRule] = {
     **elementwise.RULES,
     **reductions.RULES,
     **shapes.RULES,

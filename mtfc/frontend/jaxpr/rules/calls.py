@@ -14,21 +14,91 @@ from typing import Any
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.ops.calls import FUNCTIONS
 from mtfc.compiler.ir.types import Dim
-from mtfc.frontend.jaxpr.emitting import Emitter
+from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import axis
-from mtfc.frontend.jaxpr.flat import Step, Var, bound
-from mtfc.frontend.jaxpr.linking import Linker, Rule
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Var, bound
+from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules import elementwise
 
 ELEMENTWISE = frozenset(
-    """
-    acos acosh asin asinh atan atan2 atanh abs and add add_any bessel_i0e bessel_i1e cbrt ceil clamp
-    convert_element_type copysign cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
-    igammac integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or polygamma population_count
-    pow random_gamma_grad reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left
-    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor zeta clz
-    """.split()
-)  # fmt: skip
+    [
+        "acos",
+        "acosh",
+        "asin",
+        "asinh",
+        "atan",
+        "atan2",
+        "atanh",
+        "abs",
+        "and",
+        "add",
+        "add_any",
+        "bessel_i0e",
+        "bessel_i1e",
+        "cbrt",
+        "ceil",
+        "clamp",
+        "clz",
+        "convert_element_type",
+        "copysign",
+        "cos",
+        "cosh",
+        "digamma",
+        "div",
+        "eq",
+        "erf",
+        "erf_inv",
+        "erfc",
+        "exp",
+        "exp2",
+        "expm1",
+        "floor",
+        "ge",
+        "gt",
+        "igamma",
+        "igamma_grad_a",
+        "igammac",
+        "integer_pow",
+        "is_finite",
+        "le",
+        "lgamma",
+        "log",
+        "log1p",
+        "logistic",
+        "lt",
+        "max",
+        "min",
+        "mul",
+        "ne",
+        "neg",
+        "nextafter",
+        "not",
+        "or",
+        "polygamma",
+        "population_count",
+        "pow",
+        "random_gamma_grad",
+        "reduce_precision",
+        "regularized_incomplete_beta",
+        "rem",
+        "round",
+        "rsqrt",
+        "select_n",
+        "shift_left",
+        "shift_right_arithmetic",
+        "shift_right_logical",
+        "sign",
+        "sin",
+        "sinh",
+        "sqrt",
+        "square",
+        "sub",
+        "tan",
+        "tanh",
+        "xor",
+        "zeta",
+    ]
+)
 
 ALONG = {
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), "axis"),
@@ -37,7 +107,8 @@ ALONG = {
     "argmin": "axes",
     "rev": "dimensions",
     **dict.fromkeys(
-        ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"), "axes"
+        ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"),
+        "axes",
     ),
 }
 """Primitive that works along some axes, alike for all others -> the parameter that has the axes."""
@@ -45,25 +116,25 @@ ALONG = {
 REDUCING = frozenset({"argmax", "argmin"}) | {name for name in ALONG if name.startswith("reduce_")}
 
 
-def _is_elementwise(step: Step) -> bool:
+def _is_elementwise(step: AppliedPrimitive) -> bool:
     """Accept also casts of bits between dtypes of one size."""
     return step.primitive in ELEMENTWISE or (
         step.primitive == "bitcast_convert_type" and step.operands[0].shape == step.results[0].shape
     )
 
 
-def is_opaque(step: Step) -> bool:
+def is_opaque(step: AppliedPrimitive) -> bool:
     """Return True if every processor evaluates a call of the primitive as a whole."""
     return not _is_elementwise(step) and step.primitive not in ALONG
 
 
-def _along(step: Step) -> tuple[int, ...]:
+def _along(step: AppliedPrimitive) -> tuple[int, ...]:
     rank = len(step.operands[0].shape)
     found = step.params[ALONG[step.primitive]]
     return tuple(j % rank for j in (found if isinstance(found, tuple | list) else (found,)))
 
 
-def link(linker: Linker, step: Step) -> None:
+def link(linker: Linker, step: AppliedPrimitive) -> None:
     if _is_elementwise(step):
         elementwise.link(linker, step)
     elif step.primitive in ALONG and all(x.shape == step.operands[0].shape for x in step.operands):
@@ -73,7 +144,7 @@ def link(linker: Linker, step: Step) -> None:
             linker.give(result, tuple(map(axis, result.shape)))
 
 
-def _link_along(linker: Linker, step: Step) -> None:
+def _link_along(linker: Linker, step: AppliedPrimitive) -> None:
     """Keep the mapped axes. The others are new in the results, but for axes whose elements only change places."""
     own, first = _along(step), step.operands[0]
     for i in range(1, len(step.operands)):
@@ -85,30 +156,30 @@ def _link_along(linker: Linker, step: Step) -> None:
             linker.give(result, first.axes)
 
 
-def emit(emitter: Emitter, step: Step) -> Sequence[Value]:
+def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     if _is_elementwise(step):
         return _emit_elementwise(emitter, step)
     if step.primitive in ALONG and all(x.shape == step.operands[0].shape for x in step.operands):
         return _emit_along(emitter, step)
     emitter.calls.append(step)
     operands = [emitter.operand(step, i) for i in range(len(step.operands))]
-    whole = [
-        emitter.whole(value, step.axes(i)) for i, value in enumerate(operands)
-    ]
+    whole = [emitter.whole(value, step.axes(i)) for i, value in enumerate(operands)]
     shapes = [x.shape for x in step.operands]
     results = [emitter.dims.of(f for each in var.axes for f in each) for var in step.results]
     function = partial(_bound, step, shapes)
     return _call(emitter, step, function, whole, (), results)
 
 
-def _emit_elementwise(emitter: Emitter, step: Step) -> Sequence[Value]:
+def _emit_elementwise(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     values = elementwise.operands(emitter, step)
     dims = tuple(dict.fromkeys(dim for value in values for dim in value.type.dims))
     ordered = [emitter.build.ordered(v, [d for d in dims if d in v.type.dims]) for v in values]
-    return _call(emitter, step, partial(_bound, step, [()] * len(values)), ordered, dims, [()] * len(step.results))
+    return _call(
+        emitter, step, partial(_bound, step, [()] * len(values)), ordered, dims, [()] * len(step.results)
+    )
 
 
-def _emit_along(emitter: Emitter, step: Step) -> Sequence[Value]:
+def _emit_along(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     """Call the primitive on arrays that have only the axes along which it works."""
     own, first = _along(step), step.operands[0]
     axes = first.axes
@@ -119,9 +190,7 @@ def _emit_along(emitter: Emitter, step: Step) -> Sequence[Value]:
         value = emitter.operand(step, i)
         values.append(emitter.with_dims(value, (*(d for d in value.type.dims if d not in flat), *flat)))
     mapped = tuple(dict.fromkeys(d for value in values for d in value.type.dims if d not in flat))
-    values = [
-        emitter.build.ordered(v, (*(d for d in mapped if d in v.type.dims), *flat)) for v in values
-    ]
+    values = [emitter.build.ordered(v, (*(d for d in mapped if d in v.type.dims), *flat)) for v in values]
     shape = tuple(first.shape[j] for j in own)
     params = {**step.params, ALONG[step.primitive]: _renumbered(step, len(own))}
     results: list[tuple[Dim, ...]] = [() if step.primitive in REDUCING else flat] * len(step.results)
@@ -129,13 +198,13 @@ def _emit_along(emitter: Emitter, step: Step) -> Sequence[Value]:
     return _call(emitter, step, function, values, mapped, results, params)
 
 
-def _renumbered(step: Step, number: int) -> Any:
+def _renumbered(step: AppliedPrimitive, number: int) -> Any:
     found = step.params[ALONG[step.primitive]]
     return tuple(range(number)) if isinstance(found, tuple | list) else 0
 
 
 def _bound(
-    step: Step, shapes: Sequence[tuple[int, ...]], *arrays: Any, params: Any = None
+    step: AppliedPrimitive, shapes: Sequence[tuple[int, ...]], *arrays: Any, params: Any = None
 ) -> list[Any]:
     """Apply a primitive to arrays, each reshaped to the shape that the user's program has."""
     import jax
@@ -154,8 +223,8 @@ def _bound(
 
 
 def _call(
-    emitter: Emitter,
-    step: Step,
+    emitter: JaxprEmitter,
+    step: AppliedPrimitive,
     function: Callable[..., list[Any]],
     operands: Sequence[Value],
     mapped: tuple[Dim, ...],
@@ -186,12 +255,12 @@ def _identifier(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _name(step: Step, operands: Sequence[Value], params: Any) -> str:
+def _name(step: AppliedPrimitive, operands: Sequence[Value], params: Any) -> str:
     """Return a name that equal calls share: primitive, parameters and shapes."""
     shapes = [(x.shape, x.dtype) for x in (*step.operands, *step.results)]
     text = repr((step.params if params is None else params, shapes, [v.type.dims for v in operands]))
     return f"{_identifier(step.primitive)}_{sha256(text.encode()).hexdigest()[:10]}"
 
 
-RULES: dict[str, Rule] = {}
-OTHER = Rule(link, emit)
+RULES: dict[str, PrimitiveRule] = {}
+OTHER = PrimitiveRule(link, emit)

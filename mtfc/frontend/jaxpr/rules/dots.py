@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from math import prod
 
 from mtfc.compiler.ir.core import Value
-from mtfc.frontend.jaxpr.emitting import Emitter, dims_of_result
+from mtfc.frontend.jaxpr.emitting import JaxprEmitter, dims_of_result
 from mtfc.frontend.jaxpr.factors import Axis
-from mtfc.frontend.jaxpr.flat import Step
-from mtfc.frontend.jaxpr.linking import Linker, Rule
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive
+from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.elementwise import NUMBERS
 
 
@@ -18,7 +18,7 @@ def _free(rank: int, *used: Sequence[int]) -> list[int]:
     return [j for j in range(rank) if j not in taken]
 
 
-def link(linker: Linker, step: Step) -> None:
+def link(linker: Linker, step: AppliedPrimitive) -> None:
     """Keep the axes of the larger operand, and fit the smaller one to them."""
     ((left_sum, right_sum), (left_batch, right_batch)) = step.params["dimension_numbers"]
     left, right = step.operands
@@ -36,7 +36,7 @@ def link(linker: Linker, step: Step) -> None:
     linker.space(*a, *b)
 
 
-def emit(emitter: Emitter, step: Step) -> Sequence[Value]:
+def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     """Multiply operands. A sum along a dimension that neither has is a multiplication by its size."""
     (result,) = step.results
     x, y = (emitter.build.cast(emitter.operand(step, i), result.dtype) for i in (0, 1))
@@ -50,6 +50,6 @@ def emit(emitter: Emitter, step: Step) -> Sequence[Value]:
     return (found,)
 
 
-RULES: dict[str, Rule] = {
-    "dot_general": Rule(link, emit, lambda step: step.results[0].dtype in NUMBERS),
+RULES: dict[str, PrimitiveRule] = {
+    "dot_general": PrimitiveRule(link, emit, lambda step: step.results[0].dtype in NUMBERS),
 }

@@ -7,16 +7,16 @@ from math import prod
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import FLOATS
-from mtfc.frontend.jaxpr.emitting import Emitter
+from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import Axis, Factor, leaves
-from mtfc.frontend.jaxpr.flat import DTYPES, Step, Var
-from mtfc.frontend.jaxpr.linking import Linker, Rule
+from mtfc.frontend.jaxpr.flat import DTYPES, AppliedPrimitive, Var
+from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
 
 NUMBERS = FLOATS | {"i32", "u32"}
 BOOL = frozenset({"bool"})
 EVERY = NUMBERS | BOOL
 
-Emit = Callable[[Emitter, Step, Sequence[Value]], Value]
+Emit = Callable[[JaxprEmitter, AppliedPrimitive, Sequence[Value]], Value]
 
 
 def data(operand: Var) -> int:
@@ -24,7 +24,7 @@ def data(operand: Var) -> int:
     return prod(size for j, size in enumerate(operand.shape) if j not in operand.repeated)
 
 
-def link(linker: Linker, step: Step) -> None:
+def link(linker: Linker, step: AppliedPrimitive) -> None:
     """Give the result the axes of the operand with the most data, and fit the others to them.
 
     An operand may have size 1 along an axis, which the result then has from another operand.
@@ -53,24 +53,24 @@ def link(linker: Linker, step: Step) -> None:
         result.repeated = everywhere.intersection(*repeated)
 
 
-def operands(emitter: Emitter, step: Step) -> list[Value]:
+def operands(emitter: JaxprEmitter, step: AppliedPrimitive) -> list[Value]:
     return [emitter.operand(step, i) for i in range(len(step.operands))]
 
 
-def rule(make: Emit, accepted: frozenset[str]) -> Rule:
+def rule(make: Emit, accepted: frozenset[str]) -> PrimitiveRule:
     """Make the rule of a primitive whose operands have accepted dtypes."""
 
-    def emit(emitter: Emitter, step: Step) -> Sequence[Value]:
+    def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
         return (make(emitter, step, operands(emitter, step)),)
 
-    return Rule(link, emit, lambda step: step.operands[0].dtype in accepted)
+    return PrimitiveRule(link, emit, lambda step: step.operands[0].dtype in accepted)
 
 
-def op(name: str, accepted: frozenset[str] = FLOATS) -> Rule:
+def op(name: str, accepted: frozenset[str] = FLOATS) -> PrimitiveRule:
     return rule(lambda emitter, step, values: emitter.elementwise(name, *values), accepted)
 
 
-def _power(emitter: Emitter, step: Step, values: Sequence[Value]) -> Value:
+def _power(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
     """Multiply as JAX does: by squares, the lowest power first."""
     (x,), y = values, step.params["y"]
     result, left = None, abs(y)
@@ -85,30 +85,30 @@ def _power(emitter: Emitter, step: Step, values: Sequence[Value]) -> Value:
     return result if y > 0 else emitter.elementwise("div", one, result)
 
 
-def _choice(emitter: Emitter, step: Step, values: Sequence[Value]) -> Value:
+def _choice(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
     condition, if_false, if_true = values
     return emitter.elementwise("where", condition, if_true, if_false)
 
 
-def _cast(emitter: Emitter, step: Step, values: Sequence[Value]) -> Value:
+def _cast(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
     return emitter.build.cast(values[0], step.results[0].dtype)
 
 
-def _clamp(emitter: Emitter, step: Step, values: Sequence[Value]) -> Value:
+def _clamp(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
     low, x, high = values
     return emitter.elementwise("minimum", emitter.elementwise("maximum", x, low), high)
 
 
-def _first(emitter: Emitter, step: Step, values: Sequence[Value]) -> Value:
+def _first(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
     return values[0]
 
 
-def _multiplied(emitter: Emitter, step: Step, values: Sequence[Value]) -> Value:
+def _multiplied(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
     x, y = (emitter.build.cast(value, step.results[0].dtype) for value in values)
     return emitter.elementwise("mul", x, y)
 
 
-def _not(emitter: Emitter, step: Step, values: Sequence[Value]) -> Value:
+def _not(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
     return emitter.build("not", values[0])
 
 
@@ -131,23 +131,23 @@ SAME = ("stop_gradient", "copy", "copy_p", "name", "sharding_constraint", "mesh_
 """Primitives whose result is their operand."""
 
 
-def _is_cast(step: Step) -> bool:
+def _is_cast(step: AppliedPrimitive) -> bool:
     """Accept casts between dtypes that the language has; other than JAX, it says nothing of numbers out of range."""
     return step.params["new_dtype"].name in DTYPES
 
 
-def _is_plain_choice(step: Step) -> bool:
+def _is_plain_choice(step: AppliedPrimitive) -> bool:
     """Accept a choice between two arrays."""
     return step.operands[0].dtype == "bool" and len(step.operands) == 3
 
 
-def _link_several(linker: Linker, step: Step) -> None:
+def _link_several(linker: Linker, step: AppliedPrimitive) -> None:
     for operand, result in zip(step.operands, step.results, strict=True):
         linker.give(result, operand.axes)
         result.repeated = operand.repeated if isinstance(operand, Var) else frozenset()
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, PrimitiveRule] = {
     **{name: op(ours, NUMBERS if name in ON_INTEGERS else FLOATS) for name, ours in UNARY.items()},
     **{name: op(ours, NUMBERS) for name, ours in BINARY.items()},
     **{name: op(name, EVERY) for name in ("eq", "ne")},
@@ -155,21 +155,21 @@ RULES: dict[str, Rule] = {
     **{name: rule(_first, EVERY) for name in SAME},
     "mul": rule(_multiplied, NUMBERS),
     "div": op("div"),
-    "pow": Rule(
+    "pow": PrimitiveRule(
         link,
         lambda emitter, step: (emitter.elementwise("pow", *operands(emitter, step)),),
         lambda step: {x.dtype for x in step.operands} <= FLOATS,
     ),
     "not": rule(_not, BOOL),
     "integer_pow": rule(_power, FLOATS),
-    "select_n": Rule(
+    "select_n": PrimitiveRule(
         link, lambda emitter, step: (_choice(emitter, step, operands(emitter, step)),), _is_plain_choice
     ),
-    "convert_element_type": Rule(
+    "convert_element_type": PrimitiveRule(
         link, lambda emitter, step: (_cast(emitter, step, operands(emitter, step)),), _is_cast
     ),
     "clamp": rule(_clamp, NUMBERS),
-    "optimization_barrier": Rule(
+    "optimization_barrier": PrimitiveRule(
         _link_several, lambda emitter, step: tuple(operands(emitter, step)), lambda step: True
     ),
 }

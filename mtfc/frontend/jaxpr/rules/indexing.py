@@ -6,24 +6,24 @@ from collections.abc import Sequence
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import FLOATS
-from mtfc.frontend.jaxpr.emitting import Emitter, dims_of_result
+from mtfc.frontend.jaxpr.emitting import JaxprEmitter, dims_of_result
 from mtfc.frontend.jaxpr.factors import Axis, axis
-from mtfc.frontend.jaxpr.flat import Number, Step
-from mtfc.frontend.jaxpr.linking import Linker, Rule
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number
+from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.elementwise import NUMBERS
 from mtfc.frontend.jaxpr.rules.shapes import repeated
 
 INDICES = frozenset({"i32", "u32"})
 
 
-def _mode(step: Step) -> str:
+def _mode(step: AppliedPrimitive) -> str:
     return str(step.params["mode"]).rpartition(".")[2].lower()
 
 
 # gather
 
 
-def _is_lookup(step: Step) -> bool:
+def _is_lookup(step: AppliedPrimitive) -> bool:
     """Accept indices into one axis that read single positions of it, and whole other axes."""
     table, ids = step.operands
     numbers, sizes = step.params["dimension_numbers"], step.params["slice_sizes"]
@@ -31,13 +31,11 @@ def _is_lookup(step: Step) -> bool:
         return False
     (j,) = numbers.start_index_map
     batching = numbers.operand_batching_dims
-    others = all(
-        size == table.shape[k] for k, size in enumerate(sizes) if k != j and k not in batching
-    )
+    others = all(size == table.shape[k] for k, size in enumerate(sizes) if k != j and k not in batching)
     return others and sizes[j] == 1 and table.dtype in NUMBERS
 
 
-def _link_gather(linker: Linker, step: Step) -> None:
+def _link_gather(linker: Linker, step: AppliedPrimitive) -> None:
     """The result has the axes of the indices, and those of the table that are read whole."""
     table, ids = step.operands
     numbers = step.params["dimension_numbers"]
@@ -60,13 +58,13 @@ def _link_gather(linker: Linker, step: Step) -> None:
     linker.space(*axes, table.axes[j])
 
 
-def _places_of_rows(step: Step) -> list[int]:
+def _places_of_rows(step: AppliedPrimitive) -> list[int]:
     """Return the axes of the result that run along the indices' own axes."""
     offsets = step.params["dimension_numbers"].offset_dims
     return [k for k in range(len(step.results[0].shape)) if k not in offsets]
 
 
-def _emit_gather(emitter: Emitter, step: Step) -> Sequence[Value]:
+def _emit_gather(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     table, ids = step.operands
     (j,) = step.params["dimension_numbers"].start_index_map
     build, indices = emitter.build, emitter.operand(step, 1)
@@ -82,7 +80,7 @@ def _emit_gather(emitter: Emitter, step: Step) -> Sequence[Value]:
     return (found,)
 
 
-def _fill(step: Step) -> float | int:
+def _fill(step: AppliedPrimitive) -> float | int:
     """Return what JAX reads outside of a table."""
     value, dtype = step.params["fill_value"], step.operands[0].dtype
     if value is not None:
@@ -93,7 +91,7 @@ def _fill(step: Step) -> float | int:
 # scatter-add
 
 
-def _is_plain_scatter(step: Step) -> bool:
+def _is_plain_scatter(step: AppliedPrimitive) -> bool:
     """Accept the transpose of a lookup."""
     table, ids, updates = step.operands
     numbers = step.params["dimension_numbers"]
@@ -102,24 +100,25 @@ def _is_plain_scatter(step: Step) -> bool:
     (j,) = numbers.scatter_dims_to_operand_dims
     window = _window(step)
     whole = all(
-        updates.shape[place] == table.shape[k] for place, k in zip(numbers.update_window_dims, window, strict=True)
+        updates.shape[place] == table.shape[k]
+        for place, k in zip(numbers.update_window_dims, window, strict=True)
     )
     return whole and j in numbers.inserted_window_dims and _mode(step) != "clip" and table.dtype in NUMBERS
 
 
-def _window(step: Step) -> list[int]:
+def _window(step: AppliedPrimitive) -> list[int]:
     """Return the axes of the table that updates cover whole."""
     numbers = step.params["dimension_numbers"]
     gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     return [k for k in range(len(step.operands[0].shape)) if k not in gone]
 
 
-def _link_scatter(linker: Linker, step: Step) -> None:
+def _link_scatter(linker: Linker, step: AppliedPrimitive) -> None:
     table, ids, updates = step.operands
     numbers = step.params["dimension_numbers"]
     (j,) = numbers.scatter_dims_to_operand_dims
     batch = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
-    wanted: list[Axis | None] = [batch and table.axes[batch[i]] if i in batch else None for i in range(len(ids.shape))]
+    wanted: list[Axis | None] = [table.axes[batch[i]] if i in batch else None for i in range(len(ids.shape))]
     used = [f for k in _window(step) for f in table.axes[k]] + [*table.axes[j]]
     found = linker.fit(step, 1, wanted, used)
     rows = iter(found[:-1])
@@ -133,7 +132,7 @@ def _link_scatter(linker: Linker, step: Step) -> None:
     linker.space(*targets, table.axes[j])
 
 
-def _emit_scatter(emitter: Emitter, step: Step) -> Sequence[Value]:
+def _emit_scatter(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     """Add updates to zeros, and the table to that."""
     build = emitter.build
     table, (j,) = step.operands[0], step.params["dimension_numbers"].scatter_dims_to_operand_dims
@@ -156,19 +155,19 @@ def _emit_scatter(emitter: Emitter, step: Step) -> Sequence[Value]:
 # dynamic slices
 
 
-def _moved(step: Step, first: int, sizes: Sequence[int]) -> list[int]:
+def _moved(step: AppliedPrimitive, first: int, sizes: Sequence[int]) -> list[int]:
     """Return the axes along which a slice is smaller than the array."""
     return [j for j, size in enumerate(sizes) if size != step.operands[0].shape[j]]
 
 
-def _link_dynamic_slice(linker: Linker, step: Step) -> None:
+def _link_dynamic_slice(linker: Linker, step: AppliedPrimitive) -> None:
     x, (result,) = step.operands[0], step.results
     moved = _moved(step, 1, step.params["slice_sizes"])
     linker.give(result, tuple(axis(result.shape[j]) if j in moved else a for j, a in enumerate(x.axes)))
     result.repeated = repeated(x) - {*moved}
 
 
-def _emit_dynamic_slice(emitter: Emitter, step: Step) -> Sequence[Value]:
+def _emit_dynamic_slice(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     """Gather along each axis from the clamped start on."""
     x, build = step.operands[0], emitter.build
     value, axes = emitter.operand(step, 0), list(x.axes)
@@ -186,13 +185,13 @@ def _emit_dynamic_slice(emitter: Emitter, step: Step) -> Sequence[Value]:
     return (value,)
 
 
-def _start(emitter: Emitter, step: Step, i: int, last: int) -> Value:
+def _start(emitter: JaxprEmitter, step: AppliedPrimitive, i: int, last: int) -> Value:
     """Return the start of a slice along one axis, from 0 to `last`."""
     build, start = emitter.build, emitter.build.cast(emitter.operand(step, i), "i32")
     return build("minimum", build("maximum", start, build.constant(0, "i32")), build.constant(last, "i32"))
 
 
-def _link_dynamic_update(linker: Linker, step: Step) -> None:
+def _link_dynamic_update(linker: Linker, step: AppliedPrimitive) -> None:
     x, update = step.operands[:2]
     moved = _moved(step, 2, update.shape)
     used = [f for each in x.axes for f in each]
@@ -201,7 +200,7 @@ def _link_dynamic_update(linker: Linker, step: Step) -> None:
     linker.space(*x.axes, *step.axes(1))
 
 
-def _emit_dynamic_update(emitter: Emitter, step: Step) -> Sequence[Value]:
+def _emit_dynamic_update(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     """Choose the update inside of its range along each axis, and the array outside."""
     build, x = emitter.build, step.operands[0]
     value, update, axes = emitter.operand(step, 0), emitter.operand(step, 1), list(step.axes(1))
@@ -212,7 +211,11 @@ def _emit_dynamic_update(emitter: Emitter, step: Step) -> Sequence[Value]:
         dim = own[0] if len(own) == 1 else emitter.dims.new("axis", x.shape[j])
         start = _start(emitter, step, 2 + j, x.shape[j] - length)
         place = build("sub", build("range", dim=dim), start)
-        here = build("and", build("ge", place, build.constant(0, "i32")), build("lt", place, build.constant(length, "i32")))
+        here = build(
+            "and",
+            build("ge", place, build.constant(0, "i32")),
+            build("lt", place, build.constant(length, "i32")),
+        )
         here = emitter.parted(here, dim, x.axes[j])
         inside = here if inside is None else emitter.elementwise("and", inside, here)
         if length > 1 and emitter.has(update, axes[j]):
@@ -225,18 +228,21 @@ def _emit_dynamic_update(emitter: Emitter, step: Step) -> Sequence[Value]:
 # top_k
 
 
-def _link_top_k(linker: Linker, step: Step) -> None:
+def _link_top_k(linker: Linker, step: AppliedPrimitive) -> None:
     x, k = step.operands[0], step.params["k"]
     new = axis(k)
     for result in step.results:
         linker.give(result, (*x.axes[:-1], new))
 
 
-def _is_plain_top_k(step: Step) -> bool:
-    return step.params.get("axis", -1) in (-1, len(step.operands[0].shape) - 1) and step.operands[0].dtype in NUMBERS
+def _is_plain_top_k(step: AppliedPrimitive) -> bool:
+    return (
+        step.params.get("axis", -1) in (-1, len(step.operands[0].shape) - 1)
+        and step.operands[0].dtype in NUMBERS
+    )
 
 
-def _emit_top_k(emitter: Emitter, step: Step) -> Sequence[Value]:
+def _emit_top_k(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     x, k = step.operands[0], step.params["k"]
     value, dim = emitter.merged(emitter.operand(step, 0), x.axes, len(x.axes) - 1)
     own = dims_of_result(emitter, step)[-1:] if k > 1 else ()
@@ -245,11 +251,15 @@ def _emit_top_k(emitter: Emitter, step: Step) -> Sequence[Value]:
     return tuple(emitter.parted(each, target, step.results[0].axes[-1]) for each in found)
 
 
-RULES: dict[str, Rule] = {
-    "gather": Rule(_link_gather, _emit_gather, _is_lookup),
-    "scatter-add": Rule(_link_scatter, _emit_scatter, _is_plain_scatter),
-    "scatter_add": Rule(_link_scatter, _emit_scatter, _is_plain_scatter),
-    "dynamic_slice": Rule(_link_dynamic_slice, _emit_dynamic_slice, lambda step: step.operands[0].dtype in NUMBERS),
-    "dynamic_update_slice": Rule(_link_dynamic_update, _emit_dynamic_update, lambda step: step.operands[0].dtype in NUMBERS),
-    "top_k": Rule(_link_top_k, _emit_top_k, _is_plain_top_k),
+RULES: dict[str, PrimitiveRule] = {
+    "gather": PrimitiveRule(_link_gather, _emit_gather, _is_lookup),
+    "scatter-add": PrimitiveRule(_link_scatter, _emit_scatter, _is_plain_scatter),
+    "scatter_add": PrimitiveRule(_link_scatter, _emit_scatter, _is_plain_scatter),
+    "dynamic_slice": PrimitiveRule(
+        _link_dynamic_slice, _emit_dynamic_slice, lambda step: step.operands[0].dtype in NUMBERS
+    ),
+    "dynamic_update_slice": PrimitiveRule(
+        _link_dynamic_update, _emit_dynamic_update, lambda step: step.operands[0].dtype in NUMBERS
+    ),
+    "top_k": PrimitiveRule(_link_top_k, _emit_top_k, _is_plain_top_k),
 }

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Role, Value
+from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Role, Value
 from mtfc.compiler.ir.loops import LOOP, make_loop
 from mtfc.compiler.ir.types import Dim, TensorType
-from mtfc.frontend.jaxpr.emitting import Emitter
+from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import Axis, axis, leaves
-from mtfc.frontend.jaxpr.flat import Step, Var
-from mtfc.frontend.jaxpr.linking import Axes, Linker, Rule
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Var
+from mtfc.frontend.jaxpr.linking import Axes, Linker, PrimitiveRule
 
 
-def _numbers(step: Step) -> tuple[int, int]:
+def _numbers(step: AppliedPrimitive) -> tuple[int, int]:
     """Return the number of constants and of carries."""
     return step.params["num_consts"], step.params["num_carry"]
 
 
-def link(linker: Linker, step: Step) -> None:
+def link(linker: Linker, step: AppliedPrimitive) -> None:
     """Arguments of the body have the operands' axes. A carry keeps its axes in every iteration."""
     (body,), (consts, carries) = step.bodies, _numbers(step)
     along: Axis | None = None
@@ -52,7 +51,7 @@ def link(linker: Linker, step: Step) -> None:
             linker.give(result, (along, *own))
 
 
-def emit(emitter: Emitter, step: Step) -> Sequence[Value]:
+def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     (body,), (consts, carries) = step.bodies, _numbers(step)
     length = step.params["length"]
     dim = emitter.dims.new("loop", length)
@@ -73,7 +72,7 @@ def emit(emitter: Emitter, step: Step) -> Sequence[Value]:
     inner.run(body.steps)
     outputs = _outputs(inner, step, arguments[:carries])
     region = Function(dim.name, tuple(arguments), tuple(builder.body), tuple(outputs))
-    attributes = {"dim": dim, "reverse": bool(step.params["reverse"]), "checkpoint": False}
+    attributes: dict[str, Attr] = {"dim": dim, "reverse": bool(step.params["reverse"]), "checkpoint": False}
     like = Equation(LOOP, (), (), attributes, span=step.span, stage=step.stage)
     made = make_loop(emitter.build.names, region, operands, like)
     emitter.build.append(made)
@@ -87,7 +86,7 @@ def _name(role: Role) -> str:
     return {"carried": "carry", "sliced": "x"}.get(role, "const")
 
 
-def _operand(emitter: Emitter, step: Step, i: int, role: Role, dim: Dim, var: Var) -> Value:
+def _operand(emitter: JaxprEmitter, step: AppliedPrimitive, i: int, role: Role, dim: Dim, var: Var) -> Value:
     """Return a loop's operand. A carry has all dimensions; a sliced operand has the loop's."""
     operand = step.operands[i]
     if not isinstance(operand, Var):
@@ -98,7 +97,7 @@ def _operand(emitter: Emitter, step: Step, i: int, role: Role, dim: Dim, var: Va
     return emitter.merged(value, axes, 0, dim)[0] if role == "sliced" else value
 
 
-def _outputs(inner: Emitter, step: Step, carried: Sequence[Argument]) -> list[Output]:
+def _outputs(inner: JaxprEmitter, step: AppliedPrimitive, carried: Sequence[Argument]) -> list[Output]:
     (body,), (_, carries) = step.bodies, _numbers(step)
     names, found = Names(), []
     for i, output in enumerate(body.outputs):
@@ -115,5 +114,4 @@ def _outputs(inner: Emitter, step: Step, carried: Sequence[Argument]) -> list[Ou
     return found
 
 
-RULES: dict[str, Rule] = {"scan": Rule(link, emit)}
-
+RULES: dict[str, PrimitiveRule] = {"scan": PrimitiveRule(link, emit)}

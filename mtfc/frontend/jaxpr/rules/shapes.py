@@ -7,24 +7,24 @@ from math import prod
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import Dim
-from mtfc.frontend.jaxpr.emitting import Emitter
+from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import Axis, axis, cut, leaves
-from mtfc.frontend.jaxpr.flat import Number, Operand, Step, Var
-from mtfc.frontend.jaxpr.linking import Axes, Linker, Rule
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand, Var
+from mtfc.frontend.jaxpr.linking import Axes, Linker, PrimitiveRule
 
 
 def repeated(operand: Operand) -> frozenset[int]:
     return operand.repeated if isinstance(operand, Var) else frozenset()
 
 
-def _same(emitter: Emitter, step: Step) -> Sequence[Value]:
+def _same(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     return (emitter.operand(step, 0),)
 
 
 # broadcast, transpose, squeeze
 
 
-def _link_broadcast(linker: Linker, step: Step) -> None:
+def _link_broadcast(linker: Linker, step: AppliedPrimitive) -> None:
     """Axes of size 1 are repeated, so they get new axes."""
     x, (result,) = step.operands[0], step.results
     places = step.params["broadcast_dimensions"]
@@ -39,14 +39,14 @@ def _link_broadcast(linker: Linker, step: Step) -> None:
     result.repeated = frozenset(new)
 
 
-def _link_transpose(linker: Linker, step: Step) -> None:
+def _link_transpose(linker: Linker, step: AppliedPrimitive) -> None:
     (x,), (result,) = step.operands, step.results
     order = step.params["permutation"]
     linker.give(result, tuple(x.axes[j] for j in order))
     result.repeated = frozenset(i for i, j in enumerate(order) if j in repeated(x))
 
 
-def _link_squeeze(linker: Linker, step: Step) -> None:
+def _link_squeeze(linker: Linker, step: AppliedPrimitive) -> None:
     (x,), (result,) = step.operands, step.results
     gone = {j % len(x.shape) for j in step.params["dimensions"]}
     kept = [j for j in range(len(x.shape)) if j not in gone]
@@ -69,7 +69,7 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[range, ra
     return groups
 
 
-def _link_reshape(linker: Linker, step: Step) -> None:
+def _link_reshape(linker: Linker, step: AppliedPrimitive) -> None:
     """Split factors where axes are split. If that is not possible, the result has new axes."""
     (x, *_), (result,) = step.operands, step.results
     axes: list[Axis] = []
@@ -84,7 +84,7 @@ def _link_reshape(linker: Linker, step: Step) -> None:
     result.repeated = frozenset(same)
 
 
-def _emit_reshape(emitter: Emitter, step: Step) -> Sequence[Value]:
+def _emit_reshape(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     (x, *_), (result,) = step.operands, step.results
     value = emitter.operand(step, 0)
     own = {f for each in x.axes for f in leaves(each)}
@@ -96,7 +96,7 @@ def _emit_reshape(emitter: Emitter, step: Step) -> Sequence[Value]:
 # slices
 
 
-def _slices(step: Step) -> list[tuple[int, int, int, int]]:
+def _slices(step: AppliedPrimitive) -> list[tuple[int, int, int, int]]:
     """Return (axis, start, limit, stride) of each axis of which a part is taken."""
     (x,), params = step.operands, step.params
     strides = params["strides"] or (1,) * len(x.shape)
@@ -116,7 +116,7 @@ def equal_parts(factors: Axis, size: int, start: int, length: int) -> Axis | Non
     return found[1] if found is not None else None
 
 
-def _link_slice(linker: Linker, step: Step) -> None:
+def _link_slice(linker: Linker, step: AppliedPrimitive) -> None:
     """A part of an axis has a new axis. One of equal parts, such as a gate of an LSTM, has the minor factors."""
     (x,), (result,) = step.operands, step.results
     axes = list(x.axes)
@@ -127,7 +127,7 @@ def _link_slice(linker: Linker, step: Step) -> None:
     result.repeated = repeated(x)
 
 
-def _emit_slice(emitter: Emitter, step: Step) -> Sequence[Value]:
+def _emit_slice(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     (x,), (result,) = step.operands, step.results
     value, axes = emitter.operand(step, 0), list(x.axes)
     for j, start, _, stride in _slices(step):
@@ -137,7 +137,7 @@ def _emit_slice(emitter: Emitter, step: Step) -> Sequence[Value]:
 
 
 def part_of(
-    emitter: Emitter, value: Value, axes: Axes, j: int, start: int, stride: int, target: Axis, size: int
+    emitter: JaxprEmitter, value: Value, axes: Axes, j: int, start: int, stride: int, target: Axis, size: int
 ) -> Value:
     """Return a part of one axis, of the given size, under the axis `target`."""
     if not emitter.has(value, axes[j]):
@@ -154,14 +154,14 @@ def part_of(
     return emitter.parted(found, part, target)
 
 
-def _dropped(emitter: Emitter, value: Value, dim: Dim, index: int) -> Value:
+def _dropped(emitter: JaxprEmitter, value: Value, dim: Dim, index: int) -> Value:
     """Return the elements with one index, without the dimension."""
     one = emitter.dims.new("one", 1)
     found = emitter.build("slice", value, source=dim, target=one, start=int(index), stride=1)
     return emitter.as_dims(found, tuple(d for d in found.type.dims if d != one))
 
 
-def _link_split(linker: Linker, step: Step) -> None:
+def _link_split(linker: Linker, step: AppliedPrimitive) -> None:
     (x,), j, start = step.operands, step.params["axis"], 0
     for result, size in zip(step.results, step.params["sizes"], strict=True):
         part = equal_parts(x.axes[j], x.shape[j], start, size)
@@ -169,14 +169,12 @@ def _link_split(linker: Linker, step: Step) -> None:
         start += size
 
 
-def _emit_split(emitter: Emitter, step: Step) -> Sequence[Value]:
+def _emit_split(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     (x,), j, start = step.operands, step.params["axis"], 0
     value, found = emitter.operand(step, 0), []
     for result, size in zip(step.results, step.params["sizes"], strict=True):
         whole = size == x.shape[j]
-        found.append(
-            value if whole else part_of(emitter, value, x.axes, j, start, 1, result.axes[j], size)
-        )
+        found.append(value if whole else part_of(emitter, value, x.axes, j, start, 1, result.axes[j], size))
         start += size
     return found
 
@@ -184,7 +182,7 @@ def _emit_split(emitter: Emitter, step: Step) -> Sequence[Value]:
 # concatenate
 
 
-def _link_stack(linker: Linker, step: Step) -> None:
+def _link_stack(linker: Linker, step: AppliedPrimitive) -> None:
     """Join arrays along a new axis."""
     j, (result,) = step.params["axis"], step.results
     first = max(range(len(step.operands)), key=lambda i: data_of(step.operands[i]))
@@ -195,12 +193,12 @@ def _link_stack(linker: Linker, step: Step) -> None:
     linker.give(result, (*base[:j], axis(len(step.operands)), *base[j:]))
 
 
-def _emit_stack(emitter: Emitter, step: Step) -> Sequence[Value]:
+def _emit_stack(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     values = [emitter.operand(step, i) for i in range(len(step.operands))]
     return (_joined_new(emitter, values, step.results[0].axes[step.params["axis"]]),)
 
 
-def _joined_new(emitter: Emitter, values: Sequence[Value], factors: Axis) -> Value:
+def _joined_new(emitter: JaxprEmitter, values: Sequence[Value], factors: Axis) -> Value:
     """Join values along a new axis."""
     if len(values) == 1:
         return values[0]
@@ -218,7 +216,7 @@ def data_of(operand: Operand) -> int:
     return prod(size for j, size in enumerate(operand.shape) if j not in repeated(operand))
 
 
-def _link_tile(linker: Linker, step: Step) -> None:
+def _link_tile(linker: Linker, step: AppliedPrimitive) -> None:
     """Repeat an axis along a new major factor."""
     (x,), (result,) = step.operands, step.results
     axes = []
@@ -227,7 +225,7 @@ def _link_tile(linker: Linker, step: Step) -> None:
     linker.give(result, tuple(axes))
 
 
-def _link_concatenate(linker: Linker, step: Step) -> None:
+def _link_concatenate(linker: Linker, step: AppliedPrimitive) -> None:
     """Equal parts are joined along new major factors, others along a new axis."""
     j, (result,) = step.params["dimension"], step.results
     arrays = range(len(step.operands))
@@ -242,7 +240,7 @@ def _link_concatenate(linker: Linker, step: Step) -> None:
     linker.give(result, (*base[:j], joined, *base[j + 1 :]))
 
 
-def _emit_concatenate(emitter: Emitter, step: Step) -> Sequence[Value]:
+def _emit_concatenate(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     j, (result,) = step.params["dimension"], step.results
     values = [emitter.operand(step, i) for i in range(len(step.operands))]
     axes = [step.axes(i) for i in range(len(step.operands))]
@@ -254,9 +252,7 @@ def _emit_concatenate(emitter: Emitter, step: Step) -> Sequence[Value]:
         dim = emitter.dims.new("part", x.shape[j])
         parts.append(emitter.merged(value, own, j, dim)[0])
         sources.append(dim)
-    dims = tuple(
-        dict.fromkeys(d for v, s in zip(parts, sources, strict=True) for d in v.type.dims if d != s)
-    )
+    dims = tuple(dict.fromkeys(d for v, s in zip(parts, sources, strict=True) for d in v.type.dims if d != s))
     parts = [emitter.with_dims(v, (*dims, s)) for v, s in zip(parts, sources, strict=True)]
     target = emitter.dims.new("joined", sum(s.size for s in sources))
     found = emitter.build("concat", *parts, sources=tuple(sources), target=target)
@@ -266,14 +262,14 @@ def _emit_concatenate(emitter: Emitter, step: Step) -> Sequence[Value]:
 # pad
 
 
-def _is_plain_pad(step: Step) -> bool:
+def _is_plain_pad(step: AppliedPrimitive) -> bool:
     """Accept padding by a number that is written in the program."""
     return isinstance(step.operands[1], Number) and all(
         interior == 0 or (low >= 0 and high >= 0) for low, high, interior in step.params["padding_config"]
     )
 
 
-def _pads(step: Step) -> list[tuple[int, int, int, int]]:
+def _pads(step: AppliedPrimitive) -> list[tuple[int, int, int, int]]:
     """Return (axis, low, high, stride) of each axis that changes."""
     rows = enumerate(step.params["padding_config"])
     return [
@@ -283,7 +279,7 @@ def _pads(step: Step) -> list[tuple[int, int, int, int]]:
     ]
 
 
-def _link_pad(linker: Linker, step: Step) -> None:
+def _link_pad(linker: Linker, step: AppliedPrimitive) -> None:
     """Padding by whole multiples of the axis, the transpose of taking one of equal parts, adds a major factor."""
     x, (result,) = step.operands[0], step.results
     axes = list(x.axes)
@@ -295,7 +291,7 @@ def _link_pad(linker: Linker, step: Step) -> None:
     linker.give(result, tuple(axes))
 
 
-def _emit_pad(emitter: Emitter, step: Step) -> Sequence[Value]:
+def _emit_pad(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     (x, number), (result,) = step.operands, step.results
     assert isinstance(number, Number)
     value, axes = emitter.operand(step, 0), list(x.axes)
@@ -305,7 +301,11 @@ def _emit_pad(emitter: Emitter, step: Step) -> Sequence[Value]:
         lead = tuple(f for f in leaves(target) if f not in leaves(axes[j])) if is_major else target
         if is_major:
             source = emitter.dims.new("one", 1)
-            value, start, length = emitter.merged(value, ((),), 0, source)[0], low // size, result.shape[j] // size
+            value, start, length = (
+                emitter.merged(value, ((),), 0, source)[0],
+                low // size,
+                result.shape[j] // size,
+            )
         else:
             if low < 0 or high < 0:
                 kept = size + min(low, 0) + min(high, 0)
@@ -334,13 +334,13 @@ def _number(number: Number) -> bool | int | float:
 # iota
 
 
-def _link_iota(linker: Linker, step: Step) -> None:
+def _link_iota(linker: Linker, step: AppliedPrimitive) -> None:
     (result,) = step.results
     linker.give(result, tuple(map(axis, result.shape)))
     result.repeated = frozenset(range(len(result.shape))) - {step.params["dimension"]}
 
 
-def _emit_iota(emitter: Emitter, step: Step) -> Sequence[Value]:
+def _emit_iota(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     (result,), j = step.results, step.params["dimension"]
     own = emitter.dims.of(result.axes[j])
     dim = own[0] if len(own) == 1 else emitter.dims.new("index", result.shape[j])
@@ -348,18 +348,19 @@ def _emit_iota(emitter: Emitter, step: Step) -> Sequence[Value]:
     return (emitter.build.cast(emitter.parted(found, dim, result.axes[j]), result.dtype),)
 
 
-RULES: dict[str, Rule] = {
-    "broadcast_in_dim": Rule(_link_broadcast, _same),
-    "transpose": Rule(_link_transpose, _same),
-    "squeeze": Rule(_link_squeeze, _same),
-    "reshape": Rule(_link_reshape, _emit_reshape, lambda step: step.params["dimensions"] is None),
-    "slice": Rule(_link_slice, _emit_slice),
-    "split": Rule(_link_split, _emit_split),
-    "concatenate": Rule(_link_concatenate, _emit_concatenate),
-    "stack": Rule(_link_stack, _emit_stack),
-    "tile": Rule(_link_tile, _same, lambda step: len(step.params["reps"]) == len(step.operands[0].shape)),
-    "pad": Rule(_link_pad, _emit_pad, _is_plain_pad),
-    "iota": Rule(_link_iota, _emit_iota),
+RULES: dict[str, PrimitiveRule] = {
+    "broadcast_in_dim": PrimitiveRule(_link_broadcast, _same),
+    "transpose": PrimitiveRule(_link_transpose, _same),
+    "squeeze": PrimitiveRule(_link_squeeze, _same),
+    "reshape": PrimitiveRule(_link_reshape, _emit_reshape, lambda step: step.params["dimensions"] is None),
+    "slice": PrimitiveRule(_link_slice, _emit_slice),
+    "split": PrimitiveRule(_link_split, _emit_split),
+    "concatenate": PrimitiveRule(_link_concatenate, _emit_concatenate),
+    "stack": PrimitiveRule(_link_stack, _emit_stack),
+    "tile": PrimitiveRule(
+        _link_tile, _same, lambda step: len(step.params["reps"]) == len(step.operands[0].shape)
+    ),
+    "pad": PrimitiveRule(_link_pad, _emit_pad, _is_plain_pad),
+    "iota": PrimitiveRule(_link_iota, _emit_iota),
 }
 """`expand_dims` is a `broadcast_in_dim` or a `reshape` in jaxprs."""
-

@@ -7,16 +7,16 @@ from typing import Any
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import FLOATS, Dim
-from mtfc.frontend.jaxpr.emitting import Emitter
+from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import Axis, axis, cut, leaves
-from mtfc.frontend.jaxpr.flat import Step
-from mtfc.frontend.jaxpr.linking import Axes, Linker, Rule
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive
+from mtfc.frontend.jaxpr.linking import Axes, Linker, PrimitiveRule
 
 Padding = tuple[int, int]
 
 
 def windowed(
-    emitter: Emitter,
+    emitter: JaxprEmitter,
     value: Value,
     source: Dim,
     out: Dim,
@@ -45,7 +45,7 @@ def windowed(
     )  # fmt: skip
 
 
-def _single(emitter: Emitter, name: str, factors: Axis, size: int) -> Dim:
+def _single(emitter: JaxprEmitter, name: str, factors: Axis, size: int) -> Dim:
     """Return the dimension of an axis, a new one if it has several factors, or none."""
     own = emitter.dims.of(factors)
     return own[0] if len(own) == 1 else emitter.dims.new(name, size)
@@ -54,7 +54,7 @@ def _single(emitter: Emitter, name: str, factors: Axis, size: int) -> Dim:
 # convolution
 
 
-def _link_convolution(linker: Linker, step: Step) -> None:
+def _link_convolution(linker: Linker, step: AppliedPrimitive) -> None:
     """Link features and groups. Spatial axes of the result are new."""
     (x, w), params, (result,) = step.operands, step.params, step.results
     numbers = params["dimension_numbers"]
@@ -83,8 +83,8 @@ def _link_convolution(linker: Linker, step: Step) -> None:
     linker.space(*x.axes, *found, *(axes[j] for j in numbers.out_spec[2:]))
 
 
-def _emit_convolution(emitter: Emitter, step: Step) -> Sequence[Value]:
-    (x, w), params, (result,) = step.operands, step.params, step.results
+def _emit_convolution(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    x, params, (result,) = step.operands[0], step.params, step.results
     numbers, dtype = params["dimension_numbers"], result.dtype
     value = emitter.build.cast(emitter.operand(step, 0), dtype)
     kernel = emitter.build.cast(emitter.operand(step, 1), dtype)
@@ -114,14 +114,14 @@ def _emit_convolution(emitter: Emitter, step: Step) -> Sequence[Value]:
     return (found,)
 
 
-def _dims_without(emitter: Emitter, step: Step, spatial: set[Any]) -> tuple[Dim, ...]:
+def _dims_without(emitter: JaxprEmitter, step: AppliedPrimitive, spatial: set[Any]) -> tuple[Dim, ...]:
     return emitter.dims.of(f for each in step.results[0].axes for f in leaves(each) if f not in spatial)
 
 
 # reduce_window
 
 
-def _windows(step: Step) -> list[tuple[int, int, int, Padding, int, int]]:
+def _windows(step: AppliedPrimitive) -> list[tuple[int, int, int, Padding, int, int]]:
     """Return (axis, size, stride, padding, spacing, dilation) of each axis that has windows."""
     params, rank = step.params, len(step.operands[-1].shape)
     ones = (1,) * rank
@@ -136,7 +136,7 @@ def _windows(step: Step) -> list[tuple[int, int, int, Padding, int, int]]:
     return [(j, *row) for j, row in enumerate(rows) if row != (1, 1, (0, 0), 1, 1)]
 
 
-def _link_pooling(linker: Linker, step: Step) -> None:
+def _link_pooling(linker: Linker, step: AppliedPrimitive) -> None:
     """Axes with windows are new in the result."""
     (x,), (result,) = step.operands, step.results
     moved = {row[0] for row in _windows(step)}
@@ -148,20 +148,24 @@ def _link_pooling(linker: Linker, step: Step) -> None:
 FILLS = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 
 
-def _pooling(op: str) -> Rule:
-    def emit(emitter: Emitter, step: Step) -> Sequence[Value]:
+def _pooling(op: str) -> PrimitiveRule:
+    def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
         result = step.results[0]
-        value, kernels, outs = _all_windows(emitter, step, emitter.operand(step, 0), result.axes, result.shape, FILLS[op])
+        value, kernels, outs = _all_windows(
+            emitter, step, emitter.operand(step, 0), result.axes, result.shape, FILLS[op]
+        )
         found = emitter.build(op, value, over=tuple(kernels)) if kernels else value
         for out, factors in outs:
             found = emitter.parted(found, out, factors)
         return (found,)
 
-    return Rule(_link_pooling, emit, lambda step: len(step.operands) == 1 and step.operands[0].dtype in FLOATS)
+    return PrimitiveRule(
+        _link_pooling, emit, lambda step: len(step.operands) == 1 and step.operands[0].dtype in FLOATS
+    )
 
 
 def _all_windows(
-    emitter: Emitter, step: Step, value: Value, axes: Axes, shape: Sequence[int], fill: float
+    emitter: JaxprEmitter, step: AppliedPrimitive, value: Value, axes: Axes, shape: Sequence[int], fill: float
 ) -> tuple[Value, list[Dim], list[tuple[Dim, Axis]]]:
     """Return the windows along all axes, the dimensions inside of windows, and those of the windows with their axes."""
     own, kernels, outs = step.operands[-1].axes, [], []
@@ -181,13 +185,13 @@ def _all_windows(
 # select_and_scatter_add
 
 
-def _is_plain_scatter(step: Step) -> bool:
+def _is_plain_scatter(step: AppliedPrimitive) -> bool:
     """Accept the transpose of a largest element over windows without negative padding."""
     plain = step.params["select_prim"].name == "ge" and step.operands[0].dtype in FLOATS
     return plain and all(min(padding) >= 0 for padding in step.params["padding"])
 
 
-def _link_scatter(linker: Linker, step: Step) -> None:
+def _link_scatter(linker: Linker, step: AppliedPrimitive) -> None:
     """Fit the source's axes without windows to those of the operand. Its others differ from all of these."""
     _, x = step.operands
     moved = {row[0] for row in _windows(step)}
@@ -197,7 +201,7 @@ def _link_scatter(linker: Linker, step: Step) -> None:
     linker.space(*x.axes, *(found[j] for j in moved))
 
 
-def _emit_scatter(emitter: Emitter, step: Step) -> Sequence[Value]:
+def _emit_scatter(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     """Add each source to the first largest element of its window."""
     source, axes = step.operands[0], step.axes(0)
     build, y = emitter.build, emitter.operand(step, 0)
@@ -214,19 +218,26 @@ def _emit_scatter(emitter: Emitter, step: Step) -> Sequence[Value]:
     found = emitter.elementwise("mask", first, y)
     for j, inside, out, kernel, stride, low, high in folded:
         found = build(
-            "fold", found, source=inside, out=out, kernel=kernel, stride=stride, before=low, after=high, dilation=1
+            "fold",
+            found,
+            source=inside,
+            out=out,
+            kernel=kernel,
+            stride=stride,
+            before=low,
+            after=high,
+            dilation=1,
         )
         found = emitter.parted(found, inside, step.operands[1].axes[j])
     return (found,)
 
 
-RULES: dict[str, Rule] = {
-    "conv_general_dilated": Rule(
+RULES: dict[str, PrimitiveRule] = {
+    "conv_general_dilated": PrimitiveRule(
         _link_convolution, _emit_convolution, lambda step: {x.dtype for x in step.operands} <= FLOATS
     ),
     "reduce_window_sum": _pooling("sum"),
     "reduce_window_max": _pooling("max"),
     "reduce_window_min": _pooling("min"),
-    "select_and_scatter_add": Rule(_link_scatter, _emit_scatter, _is_plain_scatter),
+    "select_and_scatter_add": PrimitiveRule(_link_scatter, _emit_scatter, _is_plain_scatter),
 }
-
