@@ -16,7 +16,7 @@ GivenNames = Mapping[str, str]
 """Pattern of a leaf's place -> names of its axes: `{"ids": "batch length", "**/up/kernel": "embed (heads head_dim)"}`."""
 
 GIVEN, BATCH, ROLE = 0, 1, 2
-"""Where a name comes from, the best first: the user, the first axis of an input, or the place of an array."""
+"""Ranks of names, the best first: names of the user, the first axis of an input, or the place of an array."""
 
 
 def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Callable[..., Any]) -> None:

@@ -51,7 +51,7 @@ def _link_gather(linker: Linker, step: AppliedPrimitive) -> None:
     axes: list[Axis] = [()] * len(step.results[0].shape)
     for place, each in zip(rows, found[:-1], strict=True):
         axes[place] = each
-    kept = [k for k in own] + ([j] if j not in numbers.collapsed_slice_dims else [])
+    kept = [*own] + ([j] if j not in numbers.collapsed_slice_dims else [])
     for place, k in zip(numbers.offset_dims, sorted(kept), strict=True):
         axes[place] = table.axes[k] if k != j else ()
     linker.give(step.results[0], tuple(axes))
