@@ -225,9 +225,8 @@ def imported_program(
     merge: bool,
 ) -> ImportedProgram:
     """Import a function. Raises `CompileError`."""
-    chosen = tuple(parameters) if parameters is not None else (0,) if len(args) > 1 else ()
     try:
-        found = imported(function, args, kwargs, names or {}, chosen, merge)
+        found = imported(function, args, kwargs, names or {}, parameters, merge)
     except CompileError as error:
         raise CompileError(_with_lines(error)) from None
     return ImportedProgram(found, function)

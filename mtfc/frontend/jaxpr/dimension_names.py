@@ -15,24 +15,24 @@ from mtfc.frontend.jaxpr.flat import Flat, definition, refused
 GivenNames = Mapping[str, str]
 """Pattern of a leaf's place -> names of its axes: `{"ids": "batch length", "**/up/kernel": "embed (heads head_dim)"}`."""
 
-GIVEN, BATCH, ROLE = 0, 1, 2
-"""Ranks of names, the best first: names of the user, the first axis of an input, or the place of an array."""
+GIVEN, BATCH, PLACE = 0, 1, 2
+"""Ranks of names, the best first: names of the user, the first axis of an input, or the place of an array, earlier arguments first."""
 
 
 def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Callable[..., Any]) -> None:
     """Add names to the factors of all arguments. Raises `CompileError` for patterns that fit nothing, or not the array."""
     places = [place(flat, path) for path in flat.inputs]
     used: set[str] = set()
-    for var, text, role in zip(flat.body.arguments, places, roles, strict=False):
+    for order, (var, text, role) in enumerate(zip(flat.body.arguments, places, roles, strict=False)):
         pattern = next((each for each in names if matches(each, text)), None)
         used |= {each for each in names if matches(each, text)}
         if pattern is not None:
             _give(var.axes, names[pattern], text, function)
-        last = [part for part in text.split("/") if not part.isdigit()][-2:]
+        last = [part for part in text.removesuffix("/value").split("/") if not part.isdigit()][-2:]
         for j, each in enumerate(var.axes):
             is_batch = role == "input" and j == 0
             name = "batch" if is_batch else "_".join([*last, str(j)])
-            _want(each, BATCH if is_batch else ROLE, re.sub(r"\W+", "_", name).strip("_"))
+            _want(each, BATCH if is_batch else PLACE + order, re.sub(r"\W+", "_", name).strip("_"))
     for pattern in names:
         if pattern not in used:
             raise _wrong(f"the pattern {pattern} in `names` matches no argument", function, places)

@@ -172,6 +172,7 @@ class Dims:
 
     def new(self, name: str, size: int) -> Dim:
         """Make a dimension with a new name."""
+        size = int(size)
         number = self.names.get(name, 0) + 1
         self.names[name] = number
         made = Dim(

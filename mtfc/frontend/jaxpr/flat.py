@@ -101,6 +101,11 @@ class AppliedPrimitive:
     renamed: dict[int, tuple[Axis, ...]] = attrs.field(factory=dict)
     is_opaque: bool = False
 
+    @property
+    def has_keys(self) -> bool:
+        """True if an operand or a result has random keys, whose data has an axis more."""
+        return any(isinstance(x, Var) and x.key is not None for x in (*self.operands, *self.results))
+
     def axes(self, i: int) -> tuple[Axis, ...]:
         """Return the axes of an operand at this use."""
         return self.renamed.get(i, self.operands[i].axes)

@@ -88,12 +88,13 @@ def imported(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     names: GivenNames,
-    parameters: Sequence[int],
+    parameters: Sequence[int] | None,
     merge: bool = True,
 ) -> Imported:
-    """Import a function on example arguments. parameters: the numbers of the arguments that hold the model's arrays.
+    """Import a function on example arguments.
 
-    merge: True to give the copies of a layer the same dimensions.
+    parameters: the numbers of the arguments that hold the model's arrays; None for the first of several, and all that the
+    function returns anew, such as an optimizer's state. merge: True to give the copies of a layer the same dimensions.
 
     Raises `CompileError`.
     """
@@ -103,9 +104,23 @@ def imported(
     if merge:
         merge_copies(flat)
     linker.body(flat.body)
+    parameters = _model_arguments(flat, len(args)) if parameters is None else parameters
     roles = [_role(path, parameters) for path in flat.inputs]
     propose(flat, roles, names, function)
     return _Import(flat, linker, roles).run(_title(function))
+
+
+def _model_arguments(flat: Flat, number: int) -> tuple[int, ...]:
+    """Return the first of several arguments, and all arguments whose trees and shapes a result has, too."""
+    results: dict[Any, list[Any]] = {}
+    for path, output in zip(flat.outputs, flat.body.outputs, strict=True):
+        results.setdefault(path[:1], []).append((path[1:], output.shape, output.dtype))
+    given: dict[int, list[Any]] = {}
+    for path, var in zip(flat.inputs, flat.body.arguments, strict=False):
+        if path[0].idx == 0:
+            given.setdefault(path[1].idx, []).append((path[2:], var.shape, var.dtype))
+    returned = [i for i, leaves in given.items() if len(leaves) > 1 and leaves in results.values()]
+    return tuple(sorted({*returned, *([0] if number > 1 else [])}))
 
 
 def _role(path: tuple[Any, ...], parameters: Sequence[int]) -> Role:

@@ -25,12 +25,14 @@ Axes = tuple[Axis, ...]
 class PrimitiveRule:
     """A primitive's rule. link: gives the results their axes. emit: makes the results' values from the operands.
 
-    accepts: says if the rule knows a step; a step that no rule knows becomes a call of the primitive itself.
+    accepts: says if the rule knows a step; a step that no rule knows becomes a call of the primitive itself. takes_keys: True if
+    the rule knows random keys.
     """
 
     link: Callable[[Linker, AppliedPrimitive], None]
     emit: Callable[[Any, AppliedPrimitive], Sequence[Value]]
     accepts: Callable[[AppliedPrimitive], bool] = lambda step: True
+    takes_keys: bool = False
 
 
 def size(operand: Operand) -> int:
@@ -47,7 +49,9 @@ class Linker:
 
     def rule(self, step: AppliedPrimitive) -> PrimitiveRule:
         rule = self.rules.get(step.primitive)
-        return rule if rule is not None and not step.is_opaque and rule.accepts(step) else self.other
+        if rule is None or step.is_opaque or (step.has_keys and not rule.takes_keys):
+            return self.other
+        return rule if rule.accepts(step) else self.other
 
     def arguments(self, variables: Iterable[Var]) -> None:
         """Give variables new axes."""

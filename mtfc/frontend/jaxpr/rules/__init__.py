@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mtfc.frontend.jaxpr.linking import PrimitiveRule
-from mtfc.frontend.jaxpr.rules import calls, dots, elementwise, indexing, loops, reductions, shapes, windows
+from mtfc.frontend.jaxpr.rules import dots, elementwise, indexing, loops, random, reductions, shapes, windows
 
 RULES: Mapping[str, PrimitiveRule] = {
     **elementwise.RULES,
@@ -15,6 +15,6 @@ RULES: Mapping[str, PrimitiveRule] = {
     **indexing.RULES,
     **windows.RULES,
     **loops.RULES,
-    **calls.RULES,
+    **random.RULES,
 }
 """Primitive -> its rule."""

@@ -47,7 +47,9 @@ REDUCING = frozenset({"argmax", "argmin"}) | {name for name in ALONG if name.sta
 
 
 def _is_elementwise(step: AppliedPrimitive) -> bool:
-    """Accept also casts of bits between dtypes of one size."""
+    """Accept also casts of bits between dtypes of one size. Random keys have no single elements."""
+    if step.has_keys:
+        return False
     return step.primitive in ELEMENTWISE or (
         step.primitive == "bitcast_convert_type" and step.operands[0].shape == step.results[0].shape
     )
@@ -97,14 +99,14 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     shapes = [x.shape for x in step.operands]
     results = [emitter.dims.of(f for each in var.axes for f in each) for var in step.results]
     function = partial(_bound, step, shapes)
-    return _call(emitter, step, function, whole, (), results)
+    return add_call(emitter, step, function, whole, (), results)
 
 
 def _emit_elementwise(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     values = elementwise.operands(emitter, step)
     dims = tuple(dict.fromkeys(dim for value in values for dim in value.type.dims))
     ordered = [emitter.build.ordered(v, [d for d in dims if d in v.type.dims]) for v in values]
-    return _call(
+    return add_call(
         emitter, step, partial(_bound, step, [()] * len(values)), ordered, dims, [()] * len(step.results)
     )
 
@@ -125,7 +127,7 @@ def _emit_along(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value
     params = {**step.params, ALONG[step.primitive]: _renumbered(step, len(own))}
     results: list[tuple[Dim, ...]] = [() if step.primitive in REDUCING else flat] * len(step.results)
     function = partial(_bound, step, [shape] * len(values), params=params)
-    return _call(emitter, step, function, values, mapped, results, params)
+    return add_call(emitter, step, function, values, mapped, results, params)
 
 
 def _renumbered(step: AppliedPrimitive, number: int) -> Any:
@@ -152,7 +154,7 @@ def _bound(
     ]
 
 
-def _call(
+def add_call(
     emitter: JaxprEmitter,
     step: AppliedPrimitive,
     function: Callable[..., list[Any]],
@@ -192,5 +194,4 @@ def _name(step: AppliedPrimitive, operands: Sequence[Value], params: Any) -> str
     return f"{_identifier(step.primitive)}_{sha256(text.encode()).hexdigest()[:10]}"
 
 
-RULES: dict[str, PrimitiveRule] = {}
 OTHER = PrimitiveRule(link, emit)

@@ -170,6 +170,6 @@ RULES: dict[str, PrimitiveRule] = {
     ),
     "clamp": rule(_clamp, NUMBERS),
     "optimization_barrier": PrimitiveRule(
-        _link_several, lambda emitter, step: tuple(operands(emitter, step)), lambda step: True
+        _link_several, lambda emitter, step: tuple(operands(emitter, step)), takes_keys=True
     ),
 }

@@ -114,4 +114,4 @@ def _outputs(inner: JaxprEmitter, step: AppliedPrimitive, carried: Sequence[Argu
     return found
 
 
-RULES: dict[str, PrimitiveRule] = {"scan": PrimitiveRule(link, emit)}
+RULES: dict[str, PrimitiveRule] = {"scan": PrimitiveRule(link, emit, takes_keys=True)}

@@ -150,7 +150,7 @@ def part_of(
     if size == 1:
         return _dropped(emitter, value, dim, start)
     part = emitter.dims.new(dim.name, size)
-    found = emitter.build("slice", value, source=dim, target=part, start=start, stride=stride)
+    found = emitter.build("slice", value, source=dim, target=part, start=int(start), stride=stride)
     return emitter.parted(found, part, target)
 
 

@@ -1,0 +1,55 @@
+"""Run imported programs on the interpreter and as modules, with the arguments of the user's function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from mtfc.backends import interpreter
+from mtfc.backends.registry import BACKENDS
+from mtfc.compiler.ir.core import Program
+from mtfc.driver.jax_functions.imported_program import ImportedProgram
+
+Arrays = Mapping[str, Any]
+
+
+def data(x: Any) -> Any:
+    """Return an array of NumPy. Random keys become their data."""
+    is_key = hasattr(x, "dtype") and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x)
+
+
+def program_arguments(program: ImportedProgram, args: Sequence[Any]) -> Arrays:
+    """Return the program's arguments by name, in the shapes of its dimensions."""
+    leaves = iter(jax.tree.leaves(tuple(args)))
+    given = {
+        leaf.name: leaf.constant if leaf.constant is not None else next(leaves)
+        for leaf in program.imported.inputs
+    }
+    return {
+        leaf.name: data(given[leaf.name]).reshape([dim.size for dim in leaf.flat_dims])
+        for leaf in program.imported.inputs
+    }
+
+
+def interpreted(program: ImportedProgram, arguments: Arrays) -> list[Any]:
+    found = interpreter.interpret(program.program.function("forward"), program.program, arguments)
+    return in_order(program, found)
+
+
+def run(program: ImportedProgram, lowered: Program, arguments: Arrays, backend: str) -> list[Any]:
+    """Run a lowered program's module."""
+    module = BACKENDS[backend].load(BACKENDS[backend].generate(lowered))
+    roles = {a.value.name: a.role for a in lowered.function("forward").arguments}
+    params = {name: x for name, x in arguments.items() if roles.get(name) == "parameter"}
+    inputs = {name: x for name, x in arguments.items() if roles.get(name) == "input"}
+    outputs = module.forward(module.shard(params, module.PARAMETERS), module.shard(inputs, module.INPUTS))
+    return in_order(program, module.unshard(outputs, module.OUTPUTS["forward"]))
+
+
+def in_order(program: ImportedProgram, outputs: Arrays) -> list[Any]:
+    """Return the outputs in the shapes of the user's function."""
+    return [np.asarray(outputs[leaf.name]).reshape(leaf.shape) for leaf in program.imported.outputs]

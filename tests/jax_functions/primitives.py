@@ -1,0 +1,254 @@
+"""Functions that together use every primitive that the import knows, with their arguments' shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+X, Y = (8, 6), (8, 6)
+
+Case = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function, and a shape, or a shape and a dtype, for each argument."""
+
+
+def conv(x: Any, w: Any, strides: Any = (1, 1), padding: Any = "SAME", **options: Any) -> Any:
+    return lax.conv_general_dilated(
+        x, w, strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC"), **options
+    )
+
+
+def pool(x: Any, function: Any, start: float, size: int, stride: int, padding: str) -> Any:
+    return lax.reduce_window(x, start, function, (1, size, size, 1), (1, stride, stride, 1), padding)
+
+
+def loop(x: Any, w: Any) -> Any:
+    def body(carry: Any, u: Any) -> Any:
+        carry = jnp.tanh(carry @ w) + u
+        return carry, carry.sum(-1)
+
+    return lax.scan(body, x[0], x)
+
+
+def loop_backwards(x: Any) -> Any:
+    return lax.scan(lambda c, u: (c * 0.5 + u, c), jnp.zeros(x.shape[1:]), x, reverse=True)
+
+
+def counted(x: Any) -> Any:
+    return lax.fori_loop(0, 5, lambda i, c: c * 0.5 + i, x)
+
+
+ELEMENTWISE: Mapping[str, Case] = {
+    name: (function, (X,))
+    for name, function in {
+        "neg": lambda x: -x,
+        "exp": jnp.exp,
+        "log": lambda x: jnp.log(jnp.abs(x) + 1),
+        "tanh": jnp.tanh,
+        "logistic": jax.nn.sigmoid,
+        "sqrt": lambda x: jnp.sqrt(jnp.abs(x)),
+        "rsqrt": lambda x: lax.rsqrt(jnp.abs(x) + 1),
+        "abs": jnp.abs,
+        "sign": jnp.sign,
+        "erf": lax.erf,
+        "sin": jnp.sin,
+        "cos": jnp.cos,
+        "floor": jnp.floor,
+        "integer_pow": lambda x: (x**3, x**2, x**5, x**-1 if False else (x + 3) ** -2, lax.integer_pow(x, 0)),
+        "clamp": lambda x: jnp.clip(x, -0.5, 0.5),
+        "cast": lambda x: (x.astype(jnp.int32), (x > 0).astype(jnp.float32), x.astype(jnp.bfloat16)),
+        "log1p": lambda x: jnp.log1p(jnp.abs(x)),
+        "expm1": jnp.expm1,
+        "round": jnp.round,
+        "erf_inv": lambda x: lax.erf_inv(jnp.tanh(x)),
+        "is_finite": jnp.isfinite,
+        "bits": lambda x: lax.bitcast_convert_type(x, jnp.uint32) >> 3 ^ jnp.uint32(5),
+        "reduce_precision": lambda x: lax.reduce_precision(x, 8, 7),
+        "gelu": jax.nn.gelu,
+        "logsumexp": lambda x: jax.nn.logsumexp(x, 1),
+        "softmax": jax.nn.softmax,
+        "one_hot": lambda x: jax.nn.one_hot(jnp.abs(x).astype(int), 4),
+        "barrier": lambda x: lax.optimization_barrier((x, x + 1)),
+        "stop_gradient": lambda x: lax.stop_gradient(x) * x,
+    }.items()
+}
+
+BINARY: Mapping[str, Case] = {
+    name: (function, (X, Y))
+    for name, function in {
+        "arithmetic": lambda x, y: (x + y, x - y, x * y, x / (jnp.abs(y) + 1)),
+        "pow": lambda x, y: jnp.abs(x) ** y,
+        "atan2": jnp.arctan2,
+        "rem": lambda x, y: jnp.fmod(x, jnp.abs(y) + 1),
+        "comparisons": lambda x, y: (x < y, x <= y, x > y, x >= y, x == y, x != y),
+        "logic": lambda x, y: ((x > 0) & (y > 0), (x > 0) | (y > 0), ~(x > 0), (x > 0) ^ (y > 0)),
+        "extrema": lambda x, y: (jnp.maximum(x, y), jnp.minimum(x, y)),
+        "where": lambda x, y: jnp.where(x > y, x, 2.0),
+        "select_three": lambda x, y: lax.select_n((jnp.abs(x) * 2).astype(int) % 3, x, y, x + y),
+        "outer": lambda x, y: x[:, :, None] * y[:, None, :],
+        "outer_of_one": lambda x, y: x[:, None, :] >= x[None, :, :],
+        "integers": lambda x, y: (
+            (x * 9).astype(int) // ((jnp.abs(y) * 4).astype(int) + 1),
+            (x * 9).astype(int) % 4,
+        ),
+        "added_transposed": lambda x, y: x.T @ y + (x.T @ y).T,
+        "gram": lambda x, y: x @ x.T,
+        "gram_of_gram": lambda x, y: (x @ x.T) @ (y @ y.T),
+        "chained": lambda x, y: jnp.einsum("ij,kj,i->k", x, y, x[:, 0]),
+        "batched_dot": lambda x, y: jnp.einsum("bi,bj->bij", x, y),
+        "integer_dot": lambda x, y: (x * 4).astype(int) @ (y * 4).astype(int).T,
+        "concatenate": lambda x, y: (jnp.concatenate([x, y], 0), jnp.concatenate([x, y[:, :2]], 1)),
+        "stack": lambda x, y: (jnp.stack([x, y, x], 1), jnp.stack([x[0], y[0]], -1)),
+        "update": lambda x, y: lax.dynamic_update_slice(x, y[:3, :2], (2, 1)),
+        "update_beyond": lambda x, y: lax.dynamic_update_slice(x, y[:3, :], (7, 0)),
+        "masked_update": lambda x, y: x.at[2].set(y[1]),
+    }.items()
+}
+
+SHAPES: Mapping[str, Case] = {
+    name: (function, (X,))
+    for name, function in {
+        "reductions": lambda x: (
+            x.sum(0),
+            x.sum(),
+            x.max(1),
+            x.min(0),
+            jnp.prod(x, 1),
+            x.mean(1, keepdims=True),
+        ),
+        "truths": lambda x: (jnp.any(x > 1, 0), jnp.all(x > -1, 1)),
+        "arguments": lambda x: (jnp.argmax(x, 1), jnp.argmin(x, 0)),
+        "variance": lambda x: (jnp.var(x, 0), jnp.linalg.norm(x, axis=1)),
+        "running": lambda x: (
+            jnp.cumsum(x, 1),
+            lax.cumsum(x, 0, reverse=True),
+            lax.cummax(x, 1),
+            jnp.cumprod(x, 0),
+        ),
+        "sort": lambda x: (jnp.sort(x, 1), jnp.argsort(x, 0), lax.sort((x, -x), dimension=1, num_keys=1)),
+        "median": lambda x: jnp.median(x, 1),
+        "top_k": lambda x: lax.top_k(x, 3),
+        "top_one": lambda x: lax.top_k(x, 1),
+        "transpose": lambda x: (x.T, x.T + x.T),
+        "reshape": lambda x: (x.reshape(4, 2, 6), x.reshape(-1), x.reshape(8, 2, 3).transpose(0, 2, 1)),
+        "reshape_twice": lambda x: x.reshape(6, 8).reshape(3, 16),
+        "reshape_apart": lambda x: (x.reshape(8, 2, 3).sum(2), x.reshape(8, 3, 2).sum(2)),
+        "ones": lambda x: (x[:, None, :], x.reshape(1, 8, 6)[0], jnp.expand_dims(x, -1).squeeze(-1)),
+        "broadcast": lambda x: (jnp.broadcast_to(x, (3, 8, 6)), jnp.broadcast_to(x[:1], (5, 6))),
+        "slices": lambda x: (x[2:5], x[::2, 1:5], x[-1], x[:, 3], x[:, :3], x[:, 3:]),
+        "splits": lambda x: (*jnp.split(x, 3, 1), *jnp.split(x, [2], 0)),
+        "flip": lambda x: (jnp.flip(x, 0), jnp.flip(x)),
+        "roll": lambda x: jnp.roll(x, 3, 1),
+        "pad": lambda x: (
+            jnp.pad(x, ((1, 1), (0, 2)), constant_values=2.0),
+            lax.pad(x, 0.0, ((-1, 2, 0), (0, 0, 1))),
+            lax.pad(x, 0.0, ((8, 16, 0), (0, 0, 0))),
+        ),
+        "tile": lambda x: jnp.tile(x, (2, 3)),
+        "iota": lambda x: x + jnp.arange(6) + lax.broadcasted_iota(jnp.float32, (8, 6), 0),
+        "constants": lambda x: (jnp.ones((3, 2)), jnp.zeros(()), jnp.full((8, 6), 2.0) + x, jnp.float32(3)),
+        "sum_of_repeated": lambda x: (
+            jnp.ones((4, 5)).sum(),
+            jnp.ones((4, 5)) @ jnp.ones((5, 2)),
+            jnp.ones(3).prod(),
+        ),
+        "arguments_as_results": lambda x: (x, x, x.T),
+        "triangle": lambda x: jnp.tril(x) + jnp.triu(x @ x.T)[:, :6],
+        "dynamic_slice": lambda x: (
+            lax.dynamic_slice(x, (2, 1), (3, 4)),
+            lax.dynamic_index_in_dim(x, (x[0, 0] > 0).astype(int) + 2, 0),
+        ),
+        "cond": lambda x: lax.cond(x.sum() > 0, lambda: x * 2, lambda: x - 1),
+        "while": lambda x: lax.while_loop(lambda c: c.sum() < 1e3, lambda c: c * 2 + 1, jnp.abs(x)),
+        "loop": lambda x: loop(x, x[:6] * 0.1),
+        "loop_backwards": loop_backwards,
+        "counted": counted,
+        "map": lambda x: lax.map(lambda r: r @ r, x),
+        "checkpoint": lambda x: jax.grad(lambda z: jnp.sum(jax.checkpoint(lambda u: jnp.sin(jnp.sin(u)))(z)))(
+            x
+        ),
+        "custom": lambda x: jax.grad(lambda z: jax.nn.relu(z).sum() + jnp.max(z))(x),
+        "vmapped": jax.vmap(lambda r: jnp.dot(r, r)),
+        "jitted": jax.jit(lambda x: jax.jit(lambda z: z + 1)(x) * 2),
+        "hessian": lambda x: jax.hessian(lambda r: jnp.sum(jnp.tanh(r) ** 3))(x[0]),
+        "svd_free": lambda x: jnp.linalg.matrix_power(x[:6], 3),
+        "cholesky": lambda x: jnp.linalg.cholesky(x[:6] @ x[:6].T + 9 * jnp.eye(6)),
+    }.items()
+}
+
+INDICES: Mapping[str, Case] = {
+    "lookup": (lambda t, i: t[i], ((10, 4), ((8, 3), "int32"))),
+    "lookup_default": (lambda t, i: jnp.take(t, i * 9, axis=0), ((10, 4), ((8, 3), "int32"))),
+    "lookup_clipped": (lambda t, i: jnp.take(t, i * 9, axis=0, mode="clip"), ((10, 4), ((8, 3), "int32"))),
+    "lookup_columns": (lambda t, i: t[:, i], ((4, 10), ((8,), "int32"))),
+    "along_axis": (lambda t, i: jnp.take_along_axis(t, i, 1), ((8, 6), ((8, 3), "int32"))),
+    "two_indices": (lambda t, i: t[i[:, 0], i[:, 1]], ((8, 6), ((8, 3), "int32"))),
+    "added": (lambda t, i: t.at[i].add(1.5), ((10, 4), ((8,), "int32"))),
+    "own_rows": (lambda t, i: t[i] @ t[i].T, ((8, 4), ((8,), "int32"))),
+    "lookup_gradient": (lambda t, i: jax.grad(lambda z: (z[i] ** 2).sum())(t), ((10, 4), ((8, 3), "int32"))),
+    "along_gradient": (
+        lambda t, i: jax.grad(lambda z: (jnp.take_along_axis(z, i, 1) ** 2).sum())(t),
+        ((8, 6), ((8, 3), "int32")),
+    ),
+    "segments": (lambda t, i: jax.ops.segment_sum(t, i, 4), ((8, 6), ((8,), "int32"))),
+    "counts": (lambda i: jnp.bincount(i, length=5), (((8,), "int32"),)),
+}
+
+WINDOWS: Mapping[str, Case] = {
+    "conv": (conv, ((4, 8, 8, 3), (3, 3, 3, 8))),
+    "conv_strided": (lambda x, w: conv(x, w, (2, 2)), ((4, 8, 8, 3), (3, 3, 3, 8))),
+    "conv_valid": (lambda x, w: conv(x, w, (2, 1), "VALID"), ((4, 9, 8, 3), (3, 2, 3, 8))),
+    "conv_dilated": (lambda x, w: conv(x, w, rhs_dilation=(2, 2)), ((4, 8, 8, 3), (3, 3, 3, 8))),
+    "conv_transposed": (
+        lambda x, w: lax.conv_transpose(x, w, (2, 2), "SAME"),
+        ((4, 4, 4, 3), (3, 3, 3, 8)),
+    ),
+    "conv_grouped": (lambda x, w: conv(x, w, feature_group_count=2), ((4, 6, 6, 4), (3, 3, 2, 8))),
+    "conv_depthwise": (lambda x, w: conv(x, w, feature_group_count=4), ((4, 6, 6, 4), (3, 3, 1, 4))),
+    "conv_batches": (lambda x, w: conv(x, w, batch_group_count=2), ((4, 6, 6, 4), (3, 3, 4, 8))),
+    "conv_gradients": (
+        lambda x, w: jax.grad(lambda a, b: (conv(a, b, (2, 2)) ** 2).sum(), (0, 1))(x, w),
+        ((4, 8, 8, 3), (3, 3, 3, 8)),
+    ),
+    "depthwise_gradients": (
+        lambda x, w: jax.grad(lambda a, b: (conv(a, b, feature_group_count=4) ** 2).sum(), (0, 1))(x, w),
+        ((4, 6, 6, 4), (3, 3, 1, 4)),
+    ),
+    "conv_1d": (
+        lambda x, w: lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=("NCH", "OIH", "NCH")),
+        ((4, 3, 8), (6, 3, 3)),
+    ),
+    "residual": (lambda x, w: conv(jax.nn.relu(conv(x, w) + x), w) + x, ((4, 6, 6, 4), (3, 3, 4, 4))),
+    "max_pool": (lambda x: pool(x, lax.max, -jnp.inf, 3, 2, "SAME"), ((4, 8, 8, 4),)),
+    "sum_pool": (lambda x: pool(x, lax.add, 0.0, 2, 2, "VALID"), ((4, 8, 8, 4),)),
+    "max_pool_gradient": (
+        lambda x: jax.grad(lambda z: (pool(z, lax.max, -jnp.inf, 3, 2, "SAME") ** 2).sum())(x),
+        ((4, 8, 8, 4),),
+    ),
+    "sum_pool_gradient": (
+        lambda x: jax.grad(lambda z: (pool(z, lax.add, 0.0, 3, 1, "SAME") ** 2).sum())(x),
+        ((4, 8, 8, 4),),
+    ),
+    "resize": (lambda x: jax.image.resize(x, (4, 12, 12, 4), "bilinear"), ((4, 6, 6, 4),)),
+}
+
+RANDOM: Mapping[str, Case] = {
+    "uniform": (lambda k: jax.random.uniform(k, (8, 6)), ("key",)),
+    "normal": (lambda k: jax.random.normal(jax.random.fold_in(k, 3), (8, 6)), ("key",)),
+    "split": (lambda k: jax.random.split(k, 2), ("key",)),
+    "dropout": (lambda k, x: jnp.where(jax.random.bernoulli(k, 0.5, x.shape), x, 0), ("key", X)),
+    "bits_16": (lambda k: jax.random.bits(k, (8, 6), "uint32"), ("key",)),
+    "permutation": (lambda k: jax.random.permutation(k, 8), ("key",)),
+    "categorical": (lambda k, x: jax.random.categorical(k, x), ("key", X)),
+    "inside_a_loop": (
+        lambda k, x: lax.scan(
+            lambda c, u: (c + jax.random.normal(jax.random.fold_in(k, u)), c), 0.0, jnp.arange(4)
+        ),
+        ("key", X),
+    ),
+}
+
+CASES: Mapping[str, Case] = {**ELEMENTWISE, **BINARY, **SHAPES, **INDICES, **WINDOWS, **RANDOM}
