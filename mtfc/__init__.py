@@ -81,7 +81,9 @@ def from_jax(
 
     args, kwargs: example arguments, arrays or `jax.ShapeDtypeStruct`s in any pytrees. names: names for dimensions, by the place
     of an argument's array: `{"ids": "batch length", "**/up/kernel": "embed hidden"}`. parameters: the numbers of the arguments
-    that hold the model, by default the first of several and all that the function returns anew. merge: True to give all copies of a layer the same layout.
+    that hold the model, by default the first of several and all that the function returns anew. merge: True to give all copies
+    of a layer the same layout.
+
     Raises `CompileError`.
     """
     from mtfc.driver.jax_functions.imported_program import imported_program

@@ -134,6 +134,7 @@ SHAPES: Mapping[str, Case] = {
         "top_one": lambda x: lax.top_k(x, 1),
         "transpose": lambda x: (x.T, x.T + x.T),
         "reshape": lambda x: (x.reshape(4, 2, 6), x.reshape(-1), x.reshape(8, 2, 3).transpose(0, 2, 1)),
+        "reshape_transposed": lambda x: (lax.reshape(x, (6, 4, 2), (1, 0)), lax.reshape(x, (16, 3), (1, 0))),
         "reshape_twice": lambda x: x.reshape(6, 8).reshape(3, 16),
         "reshape_apart": lambda x: (x.reshape(8, 2, 3).sum(2), x.reshape(8, 3, 2).sum(2)),
         "ones": lambda x: (x[:, None, :], x.reshape(1, 8, 6)[0], jnp.expand_dims(x, -1).squeeze(-1)),

@@ -72,6 +72,8 @@ def _applied(
     if inner is not None:
         _skip(inner, steps)
         return _bound(eqn, operands)
+    if not eqn.outvars:
+        return _bound(eqn, operands)
     step = next(steps)
     if name == "scan":
         return _scanned(eqn, operands, step.bodies[0], constrain)
@@ -91,7 +93,8 @@ def _skip(closed: Any, steps: Iterator[AppliedPrimitive]) -> None:
         name = eqn.primitive.name
         inner = eqn.params.get(INLINED[name]) if name in INLINED else None
         if inner is None:
-            next(steps)
+            if eqn.outvars:
+                next(steps)
             continue
         if name in RECOMPUTED and eqn.params.get("prevent_cse", True):
             next(steps)

@@ -190,6 +190,7 @@ class Plan:
         flat = self.imported.flat
         evaluate = constrained(flat, constrain)
 
+        @public
         def planned(*args: Any, **kwargs: Any) -> Any:
             return jax.tree.unflatten(flat.out_tree, evaluate(self._leaves(args, kwargs)))
 
@@ -241,28 +242,89 @@ class Plan:
 
         return print_program(self.program)
 
+    @public
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the function by our own SPMD program: explicit collectives inside `jax.shard_map`. Works under `jax.jit`."""
         import jax
 
-        leaves = self._leaves(args, kwargs)
-        given: dict[str, Any] = {}
-        for leaf, x in zip(self._arguments, leaves, strict=True):
+        return jax.tree.unflatten(
+            self.imported.flat.out_tree, self._unpacked(self._run(self._packed(args, kwargs)))
+        )
+
+    @public
+    def pack(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Place the arguments on the devices as `packed_step` takes them: with an axis for each factor, split as planned."""
+        import jax
+        from jax.sharding import NamedSharding
+
+        def placed(name: str, x: Any) -> Any:
+            kind = "params" if name in self._module.PARAMETERS else "inputs"
+            return jax.device_put(
+                x, NamedSharding(self.mesh, self._module.LAYOUTS[kind][name]), may_alias=False
+            )
+
+        given = self._packed(args, kwargs)
+        return {name: placed(name, x) for name, x in given.items() if name in self.stored}
+
+    def packed_step(self, packed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Compute the function on packed arguments. Works under `jax.jit`, with the first argument donated.
+
+        Return the packed arguments, with new arrays for those that the function returns anew, and all outputs by name.
+        """
+        outputs = self._run(packed)
+        replaced = {old: outputs[name] for name, old in self.imported.replaced.items() if old in packed}
+        return {**packed, **replaced}, outputs
+
+    @public
+    def unpack(self, outputs: Mapping[str, Any]) -> Any:
+        """Return the outputs of `packed_step` as the function's own results."""
+        import jax
+
+        return jax.tree.unflatten(self.imported.flat.out_tree, self._unpacked(outputs))
+
+    @property
+    def abstract_packed(self) -> dict[str, Any]:
+        """The packed arguments as `jax.ShapeDtypeStruct`s with shardings."""
+        import jax
+        from jax.sharding import NamedSharding
+
+        struct: Any = jax.ShapeDtypeStruct
+        found = {}
+        for leaf in self.imported.inputs:
+            if leaf.name in self.stored:
+                kind = "params" if leaf.name in self._module.PARAMETERS else "inputs"
+                sharding = NamedSharding(self.mesh, self._module.LAYOUTS[kind][leaf.name])
+                shape = tuple(dim.size for dim in leaf.flat_dims)
+                found[leaf.name] = struct(shape, jax.numpy.dtype(_JAX_DTYPES[leaf.dtype]), sharding=sharding)
+        return found
+
+    def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the program's arguments by name, in the shapes of its dimensions."""
+        import jax
+
+        leaves = iter(self._leaves(args, kwargs))
+        given = {}
+        for leaf in self.imported.inputs:
+            x = leaf.constant if leaf.constant is not None else next(leaves)
             data = jax.random.key_data(x) if leaf.key is not None else jax.numpy.asarray(x)
             given[leaf.name] = data.reshape([dim.size for dim in leaf.flat_dims])
-        for leaf in self.imported.inputs:
-            if leaf.constant is not None:
-                given[leaf.name] = jax.numpy.asarray(leaf.constant).reshape([d.size for d in leaf.flat_dims])
-        roles = {leaf.name: leaf.role for leaf in self.imported.inputs}
-        used = self.stored
-        params = {n: x for n, x in given.items() if roles[n] == "parameter" and n in used}
-        inputs = {n: x for n, x in given.items() if roles[n] != "parameter" and n in used}
-        outputs = self._module.forward(params, inputs)
+        return given
+
+    def _run(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        names = self._module.PARAMETERS
+        params = {name: x for name, x in given.items() if name in self.stored and name in names}
+        inputs = {name: x for name, x in given.items() if name in self.stored and name not in names}
+        outputs: dict[str, Any] = self._module.forward(params, inputs)
+        return outputs
+
+    def _unpacked(self, outputs: Mapping[str, Any]) -> list[Any]:
+        import jax
+
         found = []
         for leaf in self.imported.outputs:
             x = outputs[leaf.name].reshape(leaf.shape)
             found.append(jax.random.wrap_key_data(x, impl=leaf.key) if leaf.key is not None else x)
-        return jax.tree.unflatten(self.imported.flat.out_tree, found)
+        return found
 
     # Costs
 

@@ -16,7 +16,7 @@ GivenNames = Mapping[str, str]
 """Pattern of a leaf's place -> names of its axes: `{"ids": "batch length", "**/up/kernel": "embed (heads head_dim)"}`."""
 
 GIVEN, BATCH, PLACE = 0, 1, 2
-"""Ranks of names, the best first: names of the user, the first axis of an input, or the place of an array, earlier arguments first."""
+"""Ranks of names, the best first: those of the user, the batch, and those by place, earlier arguments first."""
 
 
 def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Callable[..., Any]) -> None:

@@ -45,7 +45,7 @@ INLINED = {
 
 RECOMPUTING = ("remat2", "checkpoint")
 
-LIBRARIES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")})
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 
 
 @attrs.define(eq=False)
@@ -255,7 +255,7 @@ class _Flattener:
         arguments = tuple(self.var(v.aval) for v in closed.jaxpr.invars)
         env: dict[Any, Operand] = dict(zip(closed.jaxpr.invars, arguments, strict=True))
         steps: list[AppliedPrimitive] = []
-        outputs = self._inline(closed, env, steps, ())
+        outputs = self._inline(closed, env, steps, None)
         return Body((*arguments, *self._constant_vars.values()), steps, outputs)
 
     def _body(self, closed: Any) -> Body:
@@ -263,34 +263,41 @@ class _Flattener:
         steps: list[AppliedPrimitive] = []
         env: dict[Any, Operand] = dict(zip(closed.jaxpr.invars, arguments, strict=True))
         before = len(self._constant_vars)
-        outputs = self._inline(closed, env, steps, ())
-        if len(self._constant_vars) != before:
-            raise refused("E805", "the body of a loop closes over an array", self.place)
+        outputs = self._inline(closed, env, steps, None)
+        assert len(self._constant_vars) == before, "JAX makes the arrays that a body closes over its operands"
         return Body(arguments, steps, outputs)
 
     def _inline(
-        self, closed: Any, env: dict[Any, Operand], steps: list[AppliedPrimitive], spans: tuple[Span, ...]
+        self, closed: Any, env: dict[Any, Operand], steps: list[AppliedPrimitive], outer: Span | None
     ) -> tuple[Operand, ...]:
-        """Add the steps of a jaxpr, whose arguments `env` has, and return its outputs."""
+        """Add the steps of a jaxpr, whose arguments `env` has, and return its outputs. outer: the place of the call."""
         jaxpr = getattr(closed, "jaxpr", closed)
         for var, value in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=False):
             env[var] = self._constant(value)
         for eqn in jaxpr.eqns:
-            self._equation(eqn, env, steps)
+            self._equation(eqn, env, steps, outer)
         return tuple(self._operand(v, env) for v in jaxpr.outvars)
 
-    def _equation(self, eqn: Any, env: dict[Any, Operand], steps: list[AppliedPrimitive]) -> None:
+    def _equation(
+        self, eqn: Any, env: dict[Any, Operand], steps: list[AppliedPrimitive], outer: Span | None
+    ) -> None:
         operands = tuple(self._operand(v, env) for v in eqn.invars)
-        name, span = eqn.primitive.name, _span(eqn.source_info.traceback)
+        name, span = eqn.primitive.name, _span(eqn.source_info.traceback) or outer
         inner = eqn.params.get(INLINED[name]) if name in INLINED else None
         if inner is not None:
             jaxpr = getattr(inner, "jaxpr", inner)
             if name in RECOMPUTING and eqn.params.get("prevent_cse", True):
                 operands = self._barrier(operands, eqn, span, steps)
             offset = len(operands) - len(jaxpr.invars)
-            found = self._inline(inner, dict(zip(jaxpr.invars, operands[offset:], strict=True)), steps, ())
+            inside: dict[Any, Operand] = dict(zip(jaxpr.invars, operands[offset:], strict=True))
+            found = self._inline(inner, inside, steps, span)
             env.update(zip(eqn.outvars, found, strict=True))
             return
+        if not eqn.outvars:  # debugging prints; `plan.apply` keeps them
+            return
+        if any("Ordered" in type(effect).__name__ or "IO" in type(effect).__name__ for effect in eqn.effects):
+            message = f"`{name}` has a side effect, which a program on many processors cannot keep in order"
+            raise refused("E805", message, span or self.place, "leave it out of the imported function")
         results = tuple(self.var(v.aval, span) for v in eqn.outvars)
         bodies = (self._body(eqn.params["jaxpr"]),) if name == "scan" else ()
         steps.append(
@@ -369,4 +376,5 @@ def _frames(traceback: Any) -> Iterator[Span]:
 
 @cache
 def _is_library(file: str) -> bool:
-    return file.startswith(LIBRARIES) or file.startswith("<")
+    is_installed = "site-packages" in file or "dist-packages" in file
+    return is_installed or file.startswith(LIBRARIES) or file.startswith("<")

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Initializer, Output, Parameter, Program, Role, Value
 from mtfc.compiler.ir.types import Dim, TensorType
@@ -17,7 +18,7 @@ from mtfc.compiler.ir.verifier import verify
 from mtfc.frontend.jaxpr.copies import merge_copies
 from mtfc.frontend.jaxpr.dimension_names import GivenNames, propose
 from mtfc.frontend.jaxpr.emitting import Dims, JaxprEmitter, Rename
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Flat, Operand, Var, traced
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Flat, Operand, Var, definition, traced
 from mtfc.frontend.jaxpr.linking import Linker
 from mtfc.frontend.jaxpr.rules import RULES
 from mtfc.frontend.jaxpr.rules.calls import OTHER
@@ -63,6 +64,18 @@ class Imported:
         """Return the dimensions of each axis of an array."""
         return tuple(self._dims.of(each) for each in var.axes)
 
+    @cached_property
+    def replaced(self) -> Mapping[str, str]:
+        """Name of an output -> name of the argument that it replaces, for arguments that the function returns anew."""
+        places = {place: i for i, place in returned_arguments(self.flat).items()}
+        names = {leaf.path[1:]: leaf.name for leaf in self.inputs if leaf.path and leaf.path[0].idx == 0}
+        by_number = {(key[0].idx, *key[1:]): name for key, name in names.items()}
+        return {
+            leaf.name: by_number[(places[leaf.path[:1]], *leaf.path[1:])]
+            for leaf in self.outputs
+            if leaf.path[:1] in places
+        }
+
     @property
     def opaque_share(self) -> float:
         """The share of all computed elements that calls compute."""
@@ -107,11 +120,16 @@ def imported(
     parameters = _model_arguments(flat, len(args)) if parameters is None else parameters
     roles = [_role(path, parameters) for path in flat.inputs]
     propose(flat, roles, names, function)
-    return _Import(flat, linker, roles).run(_title(function))
+    return _Import(flat, linker, roles, definition(function)).run(_title(function))
 
 
 def _model_arguments(flat: Flat, number: int) -> tuple[int, ...]:
-    """Return the first of several arguments, and all arguments whose trees and shapes a result has, too."""
+    """Return the first of several arguments, and all that the function returns anew."""
+    return tuple(sorted({*returned_arguments(flat), *([0] if number > 1 else [])}))
+
+
+def returned_arguments(flat: Flat) -> dict[int, tuple[Any, ...]]:
+    """Return the arguments whose trees and shapes a result has, too: number of the argument -> place of the result."""
     results: dict[Any, list[Any]] = {}
     for path, output in zip(flat.outputs, flat.body.outputs, strict=True):
         results.setdefault(path[:1], []).append((path[1:], output.shape, output.dtype))
@@ -119,8 +137,14 @@ def _model_arguments(flat: Flat, number: int) -> tuple[int, ...]:
     for path, var in zip(flat.inputs, flat.body.arguments, strict=False):
         if path[0].idx == 0:
             given.setdefault(path[1].idx, []).append((path[2:], var.shape, var.dtype))
-    returned = [i for i, leaves in given.items() if len(leaves) > 1 and leaves in results.values()]
-    return tuple(sorted({*returned, *([0] if number > 1 else [])}))
+    found: dict[int, tuple[Any, ...]] = {}
+    for i, leaves in given.items():
+        places = [
+            place for place, other in results.items() if other == leaves and place not in found.values()
+        ]
+        if len(leaves) > 1 and places:
+            found[i] = places[0]
+    return found
 
 
 def _role(path: tuple[Any, ...], parameters: Sequence[int]) -> Role:
@@ -144,8 +168,8 @@ def path_text(path: Sequence[Any], separator: str = "/") -> str:
 class _Import:
     """Makes the program of a linked function."""
 
-    def __init__(self, flat: Flat, linker: Linker, roles: Sequence[Role]) -> None:
-        self.flat, self.roles = flat, roles
+    def __init__(self, flat: Flat, linker: Linker, roles: Sequence[Role], place: Span) -> None:
+        self.flat, self.roles, self.place = flat, roles, place
         self.build = Builder(Names())
         self.emitter = JaxprEmitter(self.build, Dims(), linker)
 
@@ -202,7 +226,7 @@ class _Import:
     def _argument(self, leaf: Leaf, var: Var) -> Argument:
         value = Value(leaf.name, TensorType(leaf.dtype, leaf.flat_dims))
         self.emitter.known[var] = value
-        return Argument(value, leaf.role, None)
+        return Argument(value, leaf.role, self.place)
 
     def _outputs(self) -> Iterable[tuple[Output, Leaf]]:
         names = Names()

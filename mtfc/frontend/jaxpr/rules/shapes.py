@@ -72,9 +72,11 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[range, ra
 def _link_reshape(linker: Linker, step: AppliedPrimitive) -> None:
     """Split factors where axes are split. If that is not possible, the result has new axes."""
     (x, *_), (result,) = step.operands, step.results
+    order = _order(step)
     axes: list[Axis] = []
     same = set()
-    for before, after in _groups(x.shape, result.shape):
+    for places, after in _groups([x.shape[j] for j in order], result.shape):
+        before = [order[place] for place in places]
         factors = [f for j in before for f in x.axes[j]]
         found = cut(factors, [result.shape[j] for j in after])
         axes += found if found is not None else [axis(result.shape[j]) for j in after]
@@ -90,7 +92,13 @@ def _emit_reshape(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Val
     own = {f for each in x.axes for f in leaves(each)}
     if all(f in own for each in result.axes for f in leaves(each)):
         return (value,)
-    return (emitter.reshaped(emitter.whole(value, x.axes), result.axes),)
+    return (emitter.reshaped(emitter.whole(value, tuple(x.axes[j] for j in _order(step))), result.axes),)
+
+
+def _order(step: AppliedPrimitive) -> Sequence[int]:
+    """Return the order in which a reshape reads the axes."""
+    order: Sequence[int] | None = step.params["dimensions"]
+    return range(len(step.operands[0].shape)) if order is None else order
 
 
 # slices
@@ -352,7 +360,7 @@ RULES: dict[str, PrimitiveRule] = {
     "broadcast_in_dim": PrimitiveRule(_link_broadcast, _same),
     "transpose": PrimitiveRule(_link_transpose, _same),
     "squeeze": PrimitiveRule(_link_squeeze, _same),
-    "reshape": PrimitiveRule(_link_reshape, _emit_reshape, lambda step: step.params["dimensions"] is None),
+    "reshape": PrimitiveRule(_link_reshape, _emit_reshape),
     "slice": PrimitiveRule(_link_slice, _emit_slice),
     "split": PrimitiveRule(_link_split, _emit_split),
     "concatenate": PrimitiveRule(_link_concatenate, _emit_concatenate),

@@ -1,0 +1,121 @@
+"""Names, errors, copies of layers, and renames of imported functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import mtfc
+from tests.jax_functions.models import MODELS, array
+
+
+def code_of(function: Callable[..., Any], *args: Any, **options: Any) -> str:
+    with pytest.raises(mtfc.CompileError) as caught:
+        mtfc.from_jax(function, *args, **options)
+    (found,) = caught.value.diagnostics
+    assert __file__ in str(found)
+    return found.code
+
+
+def branching(x: Any) -> Any:
+    return x if x.sum() > 0 else -x
+
+
+def test_errors_have_codes_and_the_users_line() -> None:
+    x = array(4, 3)
+    assert code_of(branching, x) == "E802"
+    assert code_of(lambda n: jnp.arange(n), array(dtype="int32")) == "E802"
+    assert code_of(lambda x, mode: x, x, "train") == "E801"
+    assert code_of(lambda x: x, x, names={"y": "a b"}) == "E803"
+    assert code_of(lambda x: x, x, names={"x": "a"}) == "E803"
+    assert code_of(lambda x: x.reshape(2, 2, 3).sum(0), x, names={"x": "(a b c) d"}) == "E803"
+    assert code_of(lambda x: x, array(0, 3)) == "E804"
+    assert code_of(lambda x: x.astype("int8"), x) == "E804"
+    assert code_of(lambda x: jax.experimental.io_callback(lambda y: y, x, x), x) == "E805"
+
+
+def test_prints_are_left_out() -> None:
+    def printing(x: Any) -> Any:
+        jax.debug.print("{}", x)
+        return x + 1
+
+    program = mtfc.from_jax(printing, array(4))
+    assert [eqn.op for eqn in program.program.function("forward").body] == ["constant", "add"]
+
+
+def test_users_names_come_first() -> None:
+    names = {"ids": "batch length", "**/up": "embed hidden", "**/qkv": "embed (three heads head_dim)"}
+    function, args = MODELS["fused_decoder"]()
+    program = mtfc.from_jax(function, *args, names=names)
+    sizes = {"batch": 8, "length": 16, "embed": 32, "hidden": 128, "three": 3, "heads": 4, "head_dim": 8}
+    assert sizes.items() <= program.dims.items()
+    assert "layers_0_qkv: f32[embed, three x heads x head_dim]" in program.arguments().splitlines()
+
+
+def test_copies_of_a_layer_have_the_same_dimensions() -> None:
+    function, args = MODELS["fused_decoder"]()
+    merged, apart = (mtfc.from_jax(function, *args, merge=merge) for merge in (True, False))
+    assert len(merged.dims) == 8
+    assert len(apart.dims) > len(merged.dims)
+
+
+def test_layers_of_a_perceptron_are_no_copies() -> None:
+    """The output of a layer is the input of the next one, so their dimensions alternate."""
+
+    def outputs(params: Any, x: Any) -> Any:
+        for w, b in params:
+            x = jnp.tanh(x @ w + b)
+        return x
+
+    program = mtfc.from_jax(outputs, [(array(8, 8), array(8))] * 3, array(4, 8))
+    assert not program.imported.renames
+    assert len(program.dims) == 5  # the batch, and four sides of the layers
+
+
+def test_queries_and_keys_of_one_sequence_are_told_apart() -> None:
+    def scores(x: Any) -> Any:
+        return jnp.einsum("bld,bmd->blm", x, x)
+
+    program = mtfc.from_jax(scores, array(4, 6, 8))
+    (rename,) = program.imported.renames
+    assert [dim.name for dim in rename.before] == ["x_1"]
+    assert [dim.name for dim in rename.after] == ["x_1_other"]
+
+
+def test_renames_of_all_layers_use_the_same_dimensions() -> None:
+    function, args = MODELS["fused_decoder"]()
+    program = mtfc.from_jax(function, *args, names={"ids": "batch length"})
+    pairs = {(r.before[0].name, r.after[0].name) for r in program.imported.renames}
+    assert pairs == {("length", "length_other"), ("length_other", "length")}
+
+
+def test_state_that_is_returned_anew_counts_as_the_model() -> None:
+    function, args = MODELS["fused_decoder"]()
+    program = mtfc.from_jax(function, *args)
+    roles = {leaf.name: leaf.role for leaf in program.imported.inputs}
+    assert {name for name, role in roles.items() if role == "input"} == {"ids", "labels"}
+
+
+def test_arrays_that_a_function_closes_over_are_inputs() -> None:
+    table = jnp.arange(12.0).reshape(3, 4)
+    program = mtfc.from_jax(lambda x: x @ table, array(2, 3))
+    constant = program.imported.inputs[-1]
+    assert constant.constant is not None
+    assert constant.shape == (3, 4)
+
+
+def test_functions_of_no_and_of_named_arguments() -> None:
+    assert not mtfc.from_jax(lambda: jnp.ones(3)).dims
+    program = mtfc.from_jax(lambda x, *, scale: x * scale, array(4), scale=array(4))
+    assert [leaf.name for leaf in program.imported.inputs] == ["x", "scale"]
+
+
+def test_every_equation_has_the_users_line() -> None:
+    function, args = MODELS["perceptron"]()
+    body = mtfc.from_jax(function, *args).program.function("forward").body
+    assert all(eqn.span is not None for eqn in body)
+    assert {eqn.stage for eqn in body} == {"forward", "backward"}

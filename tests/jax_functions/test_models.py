@@ -1,0 +1,81 @@
+"""Models of several libraries: imported programs and plans compute what the models compute."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import mtfc
+from mtfc.compiler.ir.types import Layout, Mesh, Rules
+from mtfc.compiler.passes.pipelines import lower
+from mtfc.driver.jax_functions.comparison import drawn_arguments, rounding_spread
+from mtfc.driver.jax_functions.imported_program import ImportedProgram
+from tests.jax_functions.arguments import data, interpreted, program_arguments, run
+from tests.jax_functions.models import MODELS
+
+MESH = Mesh("mesh", (("x", 4), ("y", 2)))
+
+
+@cache
+def program_of(name: str) -> ImportedProgram:
+    function, args = MODELS[name]()
+    return mtfc.from_jax(function, *args)
+
+
+def split(program: ImportedProgram) -> Layout:
+    """Return a layout of the first dimensions that the mesh divides: the batch over `x`, another one over `y`."""
+    first = next(n for n in ("batch", *program.dims) if program.dims.get(n, 1) % 4 == 0)
+    second = next(n for n, size in program.dims.items() if n != first and size % 2 == 0)
+    return Layout("split", Rules(((first, ("x",)), (second, ("y",)))))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model(name: str) -> None:
+    """The interpreter and the processors of a split program compute the model's outputs, to rounding of the largest."""
+    program = program_of(name)
+    args, _ = drawn_arguments(program.plan({}, {"one": 1}), 0)
+    function = jax.jit(program.function)
+    expected = [data(x).astype(np.float64) for x in jax.tree.leaves(function(*args))]
+    spread = rounding_spread(function, args, {}, expected)
+    arguments = program_arguments(program, args)
+    largest = max(np.abs(x).max() for x in expected)
+    lowered = lower(program.program, MESH, split(program))
+    for found in (interpreted(program, arguments), run(program, lowered, arguments, "numpy")):
+        for left, right, moves in zip(found, expected, spread, strict=True):
+            apart = np.abs(left.astype(np.float64) - right)
+            assert (apart <= 10 * moves + 1e-4 * np.abs(right) + 1e-5 * largest).all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_opaque_primitives(name: str) -> None:
+    """Primitives that every processor evaluates as a whole are few, and named with their lines."""
+    coverage = program_of(name).coverage()
+    expected: dict[str, set[str]] = {
+        "ragged_experts": {"ragged_dot_general", "scatter"},
+        "nnx_transformer": {"random_fold_in"},
+    }
+    assert coverage.opaque.keys() == expected.get(name, set())
+    assert all(".py:" in line for line in coverage.lines)
+
+
+@pytest.mark.parametrize("name", ["fused_decoder", "linen_transformer", "cached_decoding"])
+def test_plans_agree_with_the_plain_function(name: str) -> None:
+    program = program_of(name)
+    rules: dict[str, Any] = dict(split(program).rules.axes)
+    result = program.verify(program.plan(rules, {"x": 4, "y": 2}))
+    assert result.ok, str(result)
+    assert {each.road for each in result.outputs} == {"plan.apply", "plan.step"}
+
+
+def test_verify_notices_a_wrong_gradient_of_the_partitioner() -> None:
+    """XLA computes the gradient of a depthwise filter wrongly under data parallelism (jax 0.10.2); our own step is right."""
+    program = program_of("residual_network")
+    result = program.verify(program.plan({"batch": "x"}, {"x": 4}))
+    wrong = {each.output for each in result.outputs if not each.ok}
+    roads = {each.road for each in result.outputs if not each.ok}
+    assert roads <= {"plan.apply"}
+    assert all("Conv_6" in name for name in wrong)

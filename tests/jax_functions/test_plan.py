@@ -1,0 +1,150 @@
+"""Plans: shardings, files, costs, and the search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import mtfc
+from mtfc.backends.hlo import collectives
+from mtfc.driver.jax_functions.comparison import drawn_arguments
+from mtfc.driver.jax_functions.imported_program import ImportedProgram
+from mtfc.driver.jax_functions.plan import Plan
+from tests.jax_functions.models import MODELS, array
+
+NAMES = {
+    "ids": "batch length",
+    "**/up": "embed hidden",
+    "**/qkv": "embed (three heads head_dim)",
+    "params/embedding": "vocab embed",
+}
+
+
+@pytest.fixture(scope="module")
+def program() -> ImportedProgram:
+    function, args = MODELS["fused_decoder"]()
+    return mtfc.from_jax(function, *args, names=NAMES)
+
+
+@pytest.fixture(scope="module")
+def plan(program: ImportedProgram) -> Plan:
+    return program.plan({"batch": "data", "hidden": "model", "heads": "model"}, {"data": 4, "model": 2})
+
+
+def test_shardings_have_the_form_of_the_arguments(plan: Plan) -> None:
+    params, state, ids, _ = plan.in_shardings
+    assert ids.spec == P("data", None)
+    assert params["layers"][0]["up"].spec == P(None, "model")
+    assert params["layers"][1]["out"].spec == P("model", None)
+    assert state[0].mu["layers"][0]["down"].spec == P("model", None)
+    assert plan.shardings.params == params
+    assert jax.tree.structure(plan.out_shardings[0]) == jax.tree.structure(params)
+    assert plan.abstract_state[0]["layers"][0]["up"].shape == (32, 128)
+
+
+def test_a_split_that_no_spec_says_is_reported(plan: Plan) -> None:
+    """Heads are the middle factor of fused queries, keys and values."""
+    assert plan.in_shardings[0]["layers"][0]["qkv"].spec == P(None, None)
+    found = [each for each in plan.unsaid if each.leaf.name == "layers_0_qkv"]
+    assert [(each.dim.name, each.ratio) for each in found] == [("heads", 2)]
+    assert "layers_0_qkv: axis 1 is three 3 x heads 4 x head_dim 8" in plan.explain()
+
+
+def test_a_leading_factor_can_be_split() -> None:
+    program = mtfc.from_jax(lambda w, x: (x @ w).reshape(8, 4, 2).sum(1), array(6, 8), array(8, 6))
+    (heads,) = (name for name, size in program.dims.items() if size == 4)
+    assert program.plan({heads: "x"}, {"x": 4}).in_shardings[0].spec == P(None, "x")
+
+
+def test_costs_are_by_the_users_line(plan: Plan) -> None:
+    source = Path(MODELS["fused_decoder"].__code__.co_filename).read_text("utf-8").splitlines()
+    line = next(i for i, text in enumerate(source, 1) if 'gelu(h @ p["up"])' in text)
+    assert f"  line {line}  return x + jax.nn.gelu" in plan.explain()
+    cost = plan.cost()
+    assert cost["devices"] == 8
+    sent = cost["forward"]["collectives"]["all_reduce"]
+    assert sent["bytes_per_device"] > 0
+    assert plan.memory == cost["memory_per_device"]["total"]
+
+
+def test_bytes_are_those_of_the_compiled_step(plan: Plan) -> None:
+    """The collectives in XLA's program of `plan.step` send what `cost` says."""
+    with jax.sharding.set_mesh(plan.mesh):
+        text = jax.jit(plan.packed_step).lower(plan.abstract_packed).compile().as_text()
+    found, predicted = collectives(text), plan.cost()["forward"]["collectives"]
+    for kind, amounts in found.items():
+        assert amounts["bytes_per_device"] == predicted[kind]["bytes_per_device"], kind
+
+
+def test_packed_training_is_training(plan: Plan) -> None:
+    """Three packed steps compute the state of three plain steps."""
+    args, _ = drawn_arguments(plan, 0)
+    packed, plain = plan.pack(*args), args
+    function, step = jax.jit(plan.function), jax.jit(plan.packed_step, donate_argnums=0)
+    for _ in range(3):
+        packed, outputs = step(packed)
+        params, state, value = function(*plain)
+        plain = (params, state, *plain[2:])
+    found = plan.unpack(outputs)
+    np.testing.assert_allclose(found[2], value, rtol=1e-5)
+    up = found[0]["layers"][0]["up"]
+    np.testing.assert_allclose(up, params["layers"][0]["up"], atol=1e-3)
+
+
+def test_plans_are_saved_and_loaded(plan: Plan, program: ImportedProgram, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    plan.save(str(file))
+    loaded = program.load(str(file))
+    assert loaded.case.layout.rules == plan.case.layout.rules
+    assert loaded.case.mesh.sizes == plan.case.mesh.sizes
+    other = mtfc.from_jax(lambda x: x, array(4))
+    with pytest.raises(ValueError, match="a program with other arguments"):
+        other.load(str(file))
+    file.write_text("{}")
+    with pytest.raises(ValueError, match="is no plan"):
+        program.load(str(file))
+
+
+def test_illegal_layouts_are_refused(program: ImportedProgram) -> None:
+    with pytest.raises(mtfc.CompileError, match="did you mean `hidden`"):
+        program.plan({"hiden": "x"}, {"x": 2})
+    with pytest.raises(mtfc.CompileError, match="E30"):
+        program.plan({"three": "x"}, {"x": 2})
+
+
+def test_wrong_arguments_are_refused(plan: Plan) -> None:
+    with pytest.raises(ValueError, match="structure"):
+        plan.step(1, 2)
+    with pytest.raises(ValueError, match="shape"):
+        plan.apply()(*jax.tree.map(lambda x: jnp.zeros((*x.shape, 1), x.dtype), plan.abstract_state))
+    with pytest.raises(ValueError, match="was imported"):
+        plan.apply(lambda x: x)
+
+
+def test_applied_losses_keep_their_custom_derivatives() -> None:
+    """At 0 the derivative of `jax.nn.relu` is 0, and that of its jaxpr is not."""
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sum(jax.checkpoint(jax.nn.relu)(x @ w))
+
+    program = mtfc.from_jax(loss, array(4, 8), array(8, 4))
+    plan = program.plan({"batch": "x"}, {"x": 4})
+    w, x = np.zeros((4, 8), np.float32), np.ones((8, 4), np.float32)
+    with jax.sharding.set_mesh(plan.mesh):
+        found = jax.jit(jax.grad(plan.apply(loss)))(w, x)
+    np.testing.assert_array_equal(found, jax.grad(loss)(w, x))
+
+
+def test_search_finds_a_plan_and_its_bound() -> None:
+    function, args = MODELS["perceptron"]()
+    program = mtfc.from_jax(function, *args)
+    plan = program.search(8, "h100", budget=20)
+    assert plan.found is not None
+    assert plan.found.lower_bound == plan.found.objective
+    assert plan.case.mesh.devices == 8
