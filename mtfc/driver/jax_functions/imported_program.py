@@ -16,7 +16,7 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.driver.data.files import parsed_json, read_bytes
 from mtfc.driver.errors import UsageError, public
-from mtfc.driver.jax_functions.plan import FORMAT, Plan, case_of, fingerprint
+from mtfc.driver.jax_functions.plan import FORMAT, Plan, case_of, fingerprint, machine
 from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.selection import ONE_DEVICE, LayoutOnMesh
 from mtfc.driver.loading.sources import Sources
@@ -139,14 +139,13 @@ class ImportedProgram:
         searched. Raises `NothingFits` if no layout fits into the memory.
         """
         from mtfc.compiler.search.pricer import LayoutPricer
-        from mtfc.driver.loading.target import target_of
         from mtfc.driver.searching.layouts import LayoutFinder
         from mtfc.frontend.elaborate import elaborate
         from mtfc.frontend.layout_options import parse_mesh
         from mtfc.frontend.syntax.parser import parse
 
-        started, sources = monotonic(), Sources()
-        hardware = target_of(target, {}, sources)
+        started = monotonic()
+        hardware = machine(target)
         if mesh is not None:
             given = mesh_option(mesh)
             assert given is not None

@@ -19,6 +19,7 @@ from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
 
 if TYPE_CHECKING:
+    from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.search.found import Found
     from mtfc.driver.records import LayoutCost, Step
 
@@ -260,7 +261,7 @@ class Plan:
         def placed(name: str, x: Any) -> Any:
             kind = "params" if name in self._module.PARAMETERS else "inputs"
             return jax.device_put(
-                x, NamedSharding(self.mesh, self._module.LAYOUTS[kind][name]), may_alias=False
+                jax.numpy.array(x), NamedSharding(self.mesh, self._module.LAYOUTS[kind][name])
             )
 
         given = self._packed(args, kwargs)
@@ -368,11 +369,10 @@ class Plan:
     @public
     def simulate(self, target: str) -> Step:
         """Predict the time of a step on a machine, as `mtfc simulate --format json` does."""
-        from mtfc.driver.loading.sources import Sources
-        from mtfc.driver.loading.target import check_room, target_of
+        from mtfc.driver.loading.target import check_room
         from mtfc.driver.simulate import simulate_layout
 
-        hardware = target_of(target, {}, Sources())
+        hardware = machine(target)
         check_room(hardware, self.case.mesh, target)
         return simulate_layout(self.program, hardware).record()  # type: ignore[return-value]
 
@@ -394,6 +394,19 @@ class Plan:
             },
         }
         write_text(path, f"{json.dumps(record, indent=2)}\n")
+
+
+def machine(target: str) -> Hardware:
+    """Return the machine of the library that a target names, or the one in a file. Raises `CompileError`."""
+    from mtfc.compiler.diagnostics import CompileError
+    from mtfc.driver.loading.sources import Sources
+    from mtfc.driver.loading.target import target_of
+
+    sources = Sources()
+    try:
+        return target_of(target, {}, sources)
+    except CompileError as error:
+        raise CompileError(sources.shown(error.diagnostics)) from None
 
 
 _JAX_DTYPES = {
