@@ -107,6 +107,7 @@ FLOPS = {
     no_flops: "0",
     flops_per_result: "1 per element of the result",
     flops_per_operand: "1 per element of the operand",
+    OPS["call"].flops: "1 per element of the results",
     OPS["einsum"].flops: "per point of the iteration space, operands − 1, and 1 more if it sums",
 }
 

@@ -42,8 +42,16 @@ def step(params, state, ids):
 
 def init(seed):
     random = np.random.default_rng(seed)
-    shapes = {"qkv": (EMBED, 3 * EMBED), "out": (EMBED, EMBED), "up": (EMBED, 4 * EMBED), "down": (4 * EMBED, EMBED)}
-    draw = lambda *shape: jnp.asarray(random.standard_normal(shape) * 0.05, jnp.float32)
+    shapes = {
+        "qkv": (EMBED, 3 * EMBED),
+        "out": (EMBED, EMBED),
+        "up": (EMBED, 4 * EMBED),
+        "down": (4 * EMBED, EMBED),
+    }
+
+    def draw(*shape):
+        return jnp.asarray(random.standard_normal(shape) * 0.05, jnp.float32)
+
     layers = [{name: draw(*shape) for name, shape in shapes.items()} for _ in range(2)]
     return {"embedding": draw(VOCAB, EMBED), "layers": layers}
 

@@ -39,7 +39,9 @@ def main():
     plan = program.search(devices=8, target="tpu_v5e", mesh={"data": 8}, budget=10)
     value, found = jax.jit(plan.step)(params, images, labels)
     expected, right = gradients(params, images, labels)
-    worst = max(jnp.abs(a - b).max() for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True))
+    worst = max(
+        jnp.abs(a - b).max() for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True)
+    )
     print(f"loss {value:.3f}, alone {expected:.3f}; gradients agree to 1e-5: {bool(worst < 1e-5)}")
 
 

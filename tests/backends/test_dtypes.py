@@ -16,7 +16,7 @@ from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Output, Program, Value
 from mtfc.compiler.ir.opdef import OpError
-from mtfc.compiler.ir.ops import OPS, collectives, creation, random
+from mtfc.compiler.ir.ops import OPS, calls, collectives, creation, random
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.types import FLOATS, Dim, Layout, Mesh, TensorType
 from mtfc.compiler.passes.pipelines import lower
