@@ -1,4 +1,4 @@
-"""The packages of the extras `mtfc[train]` and `mtfc[data]`, which are imported when they are needed."""
+"""The packages of the extras `mtfc[train]`, `mtfc[data]` and `mtfc[remote]`, which are imported when they are needed."""
 
 from __future__ import annotations
 

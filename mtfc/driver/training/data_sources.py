@@ -21,6 +21,7 @@ from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import Array
 from mtfc.driver.data.packages import import_package
+from mtfc.driver.data.remote import with_local_copies
 from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError, reason_of
 from mtfc.driver.training.batch_iterators import (
@@ -64,14 +65,15 @@ def open_source(
     spec: a file `.npz`, `.npy`, `.parquet`, `.jsonl` or `.array_record`, `NAME=FILE.npy,...` for several inputs, `FILE:DTYPE` for
     a file of tokens, a directory of such files, several of these with weights, as in `a.npz@3,b.npz@1`, or `MODULE:FUNCTION`.
     accumulate: the number of micro-batches of a step. tokenizer: the file of a tokenizer, for text.
-    takes_rest: the data has an end, and may have fewer examples than a step takes.
+    Paths may be remote. takes_rest: the data has an end, and may have fewer examples than a step takes.
     """
     inputs = data_inputs(program)
     if not inputs:
         raise UsageError(f"model {program.name} has no inputs: leave out --data")
     if _is_function(spec):
         return load_function(spec, inputs, accumulate)
-    opened = Tokenizer.open(tokenizer) if tokenizer is not None else None
+    spec = with_local_copies(spec)
+    opened = Tokenizer.open(with_local_copies(tokenizer)) if tokenizer is not None else None
     try:
         source = _opened(spec, inputs, accumulate, opened)
     except OSError as error:
