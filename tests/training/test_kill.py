@@ -45,7 +45,7 @@ train small {
 """
 
 COMMAND = [
-    *(sys.executable, "-m", "mtfc", "train", "small.mtf", "--data", "data.npz", "--eval", "test.npz"),
+    *(sys.executable, "-m", "mtfc", "train", "small.mtf", "--eval", "test.npz"),
     *("--steps", str(STEPS), "--eval-every", "7", "--save-every", "3", "--keep", "2", "--seed", "1", "--dir"),
 ]
 
@@ -55,13 +55,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kill")
     (folder / "small.mtf").write_text(MODEL)
     numbers = np.random.default_rng(0)
-    for name, rows in (("data", 100), ("test", 32)):
+    for name, rows in (("data", 100), ("more", 70), ("test", 32)):
         arrays = {each: numbers.standard_normal((rows, 8), np.float32) for each in "xy"}
         np.savez(folder / f"{name}.npz", **arrays)
     return folder
 
 
-def start(folder: Path, run: str) -> subprocess.Popen[str]:
+DATA = ["data.npz", *(["data.npz@1,more.npz@2"] if KILLS > 5 else [])]
+
+
+def start(folder: Path, run: str, data: str) -> subprocess.Popen[str]:
     """Start the run with compiled functions that all the runs share, also the functions that compile quickly."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     environment |= {
@@ -70,11 +73,13 @@ def start(folder: Path, run: str) -> subprocess.Popen[str]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     pipe = subprocess.PIPE
-    return subprocess.Popen([*COMMAND, run], cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        [*COMMAND, run, "--data", data], cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True
+    )
 
 
-def finish(folder: Path, run: str) -> None:
-    process = start(folder, run)
+def finish(folder: Path, run: str, data: str) -> None:
+    process = start(folder, run, data)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
 
@@ -115,25 +120,27 @@ def in_a_save(folder: Path, draw: random.Random, running: Callable[[], bool]) ->
     time.sleep(draw.uniform(0, 0.03))
 
 
-def test_a_killed_run_goes_on_with_the_same_bits(folder: Path) -> None:
-    finish(folder, "whole")
+@pytest.mark.parametrize("data", DATA)
+def test_a_killed_run_goes_on_with_the_same_bits(folder: Path, data: str) -> None:
+    whole, killed = (f"{name} {data}" for name in ("whole", "killed"))
+    finish(folder, whole, data)
     draw, left = random.Random(0), 0
     for number in range(KILLS):
-        process = start(folder, "killed")
+        process = start(folder, killed, data)
         moment = (in_a_save, in_startup, in_a_step)[number % 3]
-        moment(folder / "killed", draw, lambda process=process: process.poll() is None)  # type: ignore[misc]
+        moment(folder / killed, draw, lambda process=process: process.poll() is None)  # type: ignore[misc]
         process.send_signal(signal.SIGKILL)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == -signal.SIGKILL, f"the run ended before kill {number}: {errors}"
-        left += len(list((folder / "killed" / "checkpoints").glob("*.*")))
+        left += len(list((folder / killed / "checkpoints").glob("*.*")))
     assert left, "no kill has hit a save"
-    finish(folder, "killed")
-    assert curve(folder / "killed") == curve(folder / "whole")
-    assert [each["step"] for each in curve(folder / "killed")] == list(range(1, STEPS + 1))
-    assert checkpoint(folder / "killed") == checkpoint(folder / "whole")
-    kept = sorted(each.name for each in (folder / "killed" / "checkpoints").iterdir())
+    finish(folder, killed, data)
+    assert curve(folder / killed) == curve(folder / whole)
+    assert [each["step"] for each in curve(folder / killed)] == list(range(1, STEPS + 1))
+    assert checkpoint(folder / killed) == checkpoint(folder / whole)
+    kept = sorted(each.name for each in (folder / killed / "checkpoints").iterdir())
     assert kept == sorted([str(STEPS), str(STEPS - 1 - (STEPS - 1) % 3)])
-    assert sorted(each.name for each in (folder / "killed").iterdir()) == [
+    assert sorted(each.name for each in (folder / killed).iterdir()) == [
         "checkpoints",
         "metrics.jsonl",
         "run.lock",
