@@ -401,6 +401,14 @@ def test_a_vocabulary_must_fit(tmp_path: Path, tokenizer: str) -> None:
         open_source(f"{tmp_path}/a.txt", small, tokenizer=tokenizer)
 
 
+def test_any_text_and_any_tokens_are_taken(tokenizer: str) -> None:
+    found = Tokenizer.open(tokenizer)
+    assert found.encode("to \ud800 be \udcff").tolist() == [0, 2, 1, 3, 1]
+    assert found.encode("").tolist() == [0]
+    assert found.decode([0, 2, -1, 8, 2**40, 3]) == "to be"
+    assert found.decode([]) == ""
+
+
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
     for name, expected in (

@@ -50,8 +50,11 @@ class Tokenizer:
         """Return the tokens of a text, with the special tokens that the file adds to each text."""
         import numpy as np
 
-        return np.array(self.package.encode(text).ids, np.int64)
+        valid = text.encode(
+            "utf-8", "replace"
+        ).decode()  # JSON and command lines may hold half of a character
+        return np.array(self.package.encode(valid).ids, np.int64)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens; special tokens have none."""
-        return str(self.package.decode([token for token in tokens if token < self.size]))
+        return str(self.package.decode([token for token in tokens if 0 <= token < self.size]))

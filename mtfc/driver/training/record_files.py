@@ -84,8 +84,9 @@ def _json_lines(path: str, key: str) -> Records:
         try:
             return json.loads(mapped[start:end].tobytes())[key]
         except (ValueError, KeyError, TypeError, RecursionError):
+            wanted = f"`{key}`" if key == TEXT else f"`{key}`, or with `{TEXT}` and --tokenizer"
             raise UsageError(
-                f"line {_line(sizes, number)} of {path}: expected an object with `{key}`"
+                f"line {_line(sizes, number)} of {path}: expected an object with {wanted}"
             ) from None
 
     return Records(path, len(spans), read)
