@@ -241,3 +241,8 @@ def test_train_without_a_train_block(mtfc: Mtfc, folder: Path) -> None:
     outcome = mtfc("compile", "model.mtf", "--train")
     assert outcome.status == 2
     assert outcome.err == "mtfc: model small has no training step: there is no `train` block for it\n"
+
+
+def test_a_file_that_will_be_replaced_is_told(mtfc: Mtfc, folder: Path) -> None:
+    told = [mtfc("compile", "model.mtf", "-o", "out.ir").err for _ in range(2)]
+    assert told == ["", "mtfc: out.ir exists, and will be replaced\n"]

@@ -36,6 +36,11 @@ from pathlib import Path
 import numpy as np
 
 released = None
+awaited = ()
+
+def wait_for(*paths):
+    while not all(Path(each).exists() and os.stat(each).st_size for each in paths):
+        time.sleep(0.01)
 
 def rows(count):
     for step in range(count):
@@ -44,7 +49,7 @@ def rows(count):
 def slow():
     yield from rows(3)
     if released is not None:
-        time.sleep(0.7)
+        wait_for("run/metrics.jsonl")  # the first line: now the third step comes, and waits for the next batch
         os.kill(os.getpid(), signal.SIGTERM)
         released.wait(60)
     yield from rows(3)
@@ -52,8 +57,7 @@ def slow():
 def test():
     yield from rows(2)
     if released is not None:
-        time.sleep(0.7)
-        Path("seen").write_text(" ".join(os.listdir("run/checkpoints")))
+        wait_for(*awaited)
         os.kill(os.getpid(), signal.SIGTERM)
         released.wait(60)
     yield from rows(2)
@@ -121,11 +125,21 @@ def test_a_signal_ends_a_wait_for_data_and_an_evaluation(
     assert figures("run") == figures("whole")
 
 
+def test_sigterm_before_the_first_step(data: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("ended.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
+    assert train("--data", "ended:batches", *OPTIONS) == INTERRUPTED
+    assert capsys.readouterr().err == "mtfc: interrupted\n"
+    assert not Path("run").exists()
+
+
 def test_a_save_comes_before_an_evaluation(data: Any) -> None:
     data.rows_of_six = lambda: data.rows(6)
     options = ("--data", "slow_data:rows_of_six", "--eval", "slow_data:test", "--eval-every", "2")
+    data.awaited = (
+        "run/checkpoints/2/about/about.json",
+    )  # the evaluation waits for the checkpoint of its step
     assert train(*options, "--dir", "run", "--save-every", "2") == INTERRUPTED
-    assert Path("seen").read_text() == "2"
+    assert saved() == ["2"]
     data.released.set()
 
 

@@ -257,6 +257,35 @@ def test_figures_of_another_run_are_moved_aside(mtfc: Mtfc, folder: Path) -> Non
     assert [each["step"] for each in records(folder / "log.jsonl")] == [1, 2]
 
 
+def test_figures_of_another_run_are_told_when_a_run_goes_on(mtfc: Mtfc, folder: Path) -> None:
+    """Two runs take turns with one `--log`: neither shortens the figures of the other."""
+    options = ("train", "model.mtf", "--data", "data.npz", "--log", "log.jsonl")
+    for steps, run in (("3", "a"), ("4", "b"), ("5", "a"), ("6", "a"), ("6", "b")):
+        found = mtfc(*options, "--steps", steps, "--dir", run, "--seed", str(len(run + run) * (run == "b")))
+        assert found.status == 0, found.err
+        assert ("had the figures of another run" in found.err) == (
+            (steps, run) not in {("3", "a"), ("6", "a")}
+        )
+    logs = {each.name: [line["step"] for line in records(each)] for each in sorted(folder.glob("log.jsonl*"))}
+    expected = ([5, 6], [1, 2, 3], [1, 2, 3, 4], [4, 5, 6])
+    assert logs == dict(
+        zip(("log.jsonl", "log.jsonl.1", "log.jsonl.2", "log.jsonl.3"), expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rest", "status"),
+    [("", 0), ('{"st', 0), ('{"step": 3, "lo', 0), ("a note", 2), ('{"own": 1}\n', 2), ("\n", 2)],
+)
+def test_a_log_may_end_in_the_part_of_a_line(mtfc: Mtfc, folder: Path, rest: str, status: int) -> None:
+    """A killed process leaves it; anything else is a foreign file, and stays."""
+    text = '{"step": 1, "loss": 0.5}\n' + rest
+    (folder / "log.jsonl").write_text(text)
+    found = mtfc("train", "model.mtf", "--data", "data.npz", "--steps", "1", "--log", "log.jsonl")
+    assert found.status == status, found.err
+    assert (folder / ("log.jsonl" if status else "log.jsonl.1")).read_text() == text
+
+
 def test_a_second_run_in_a_folder_is_refused(mtfc: Mtfc, folder: Path) -> None:
     with RunLock.hold(folder / "run"):
         found = mtfc("train", "model.mtf", "--data", "data.npz", "--steps", "2", "--dir", "run")

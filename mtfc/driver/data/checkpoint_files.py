@@ -44,7 +44,8 @@ class About:
 
     program: the name of the model. fingerprint: a hash of its undistributed IR. arrays: name, such as `params/w` -> dtype and
     shape. sums: name -> checksum. data: position in the data after the last step, or None without data. unevaluated: the figures
-    of the step, if an evaluation followed the checkpoint.
+    of the step, if an evaluation followed the checkpoint. loss: that of the step, None if it was skipped; it tells the figures of
+    this run from others.
     """
 
     program: str
@@ -55,6 +56,7 @@ class About:
     sums: Mapping[str, int]
     data: Any = None
     unevaluated: Mapping[str, Any] | None = None
+    loss: float | None = None
 
     def text(self) -> str:
         """Return the content of the JSON file, with a checksum of the rest."""
@@ -90,7 +92,7 @@ class About:
         }
         sums = {name: int(record["sums"][name]) for name in arrays}
         numbers = (int(record["step"]), int(record["seed"]))
-        rest = (record["data"], record.get("unevaluated"))
+        rest = (record["data"], record.get("unevaluated"), record.get("loss"))
         return cls(str(record["program"]), str(record["fingerprint"]), *numbers, arrays, sums, *rest)
 
 

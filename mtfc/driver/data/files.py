@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from mtfc.driver.errors import UsageError, reason_of
+from mtfc.driver.errors import UsageError, reason_of, say
 
 STANDARD = "-"
 """Standard input or output."""
@@ -82,13 +82,19 @@ def read_neighbour(path: str) -> str | None:
 
 
 def check_writable(*paths: str | None) -> None:
-    """Raise `UsageError`, before work begins, if a result cannot be written, or if two results go to one file."""
+    """Raise `UsageError`, before work begins, if a result cannot be written, or if two results go to one file.
+
+    Standard error says if a result will replace a file.
+    """
     seen: dict[Path | str, str] = {}
     for path in (each for each in paths if each is not None):
         place = STANDARD if path in OUTPUTS else _place(path)
         if place in seen and (place == STANDARD or not Path(place).is_char_device()):
             raise UsageError(f"{seen[place]} and {path} are the same file: each result needs one of its own")
         seen[place] = path
+    for place, path in seen.items():
+        if isinstance(place, Path) and place.is_file() and place.stat().st_size:
+            say(f"{path} exists, and will be replaced")
 
 
 def check_apart(results: Mapping[str, str | None], inputs: Mapping[str, str | None]) -> None:

@@ -37,6 +37,7 @@ from mtfc.driver.data.checkpoint_files import (
 )
 from mtfc.driver.errors import FailedRequest, UsageError
 from mtfc.driver.training.run_lock import RunLock
+from mtfc.reports.array_summary import finite
 from mtfc.reports.training_report import TrainingStep
 
 TEMPORARY = ("*.orbax-checkpoint-tmp*", "*.removed")
@@ -259,21 +260,25 @@ class Saving:
     def is_due(self, step: int) -> bool:
         return step == self.next
 
-    def save(self, step: int, state: Any, position: Any, unevaluated: TrainingStep | None = None) -> None:
+    def save(self, step: int, state: Any, position: Any, last: TrainingStep | None, evaluates: bool) -> None:
         """Write a checkpoint while training goes on, and set the step of the next one. Raises what `Checkpoints.wait` raises."""
-        figures = None if unevaluated is None else attrs.asdict(unevaluated)
         assert self.checkpoints is not None
         before, now = self.about.step, monotonic()
-        self.about = attrs.evolve(self.about, step=step, data=position, unevaluated=figures)
+        self.about = self._about(step, position, last, evaluates)
         self.checkpoints.save(state, self.about)
         self.next = step + (self.every or self._steps_of_minutes((now - self.since) / (step - before)))
         self.since = now
 
-    def save_best(self, step: int, state: Any, position: Any) -> None:
+    def _about(self, step: int, position: Any, last: TrainingStep | None, evaluates: bool) -> About:
+        figures = attrs.asdict(attrs.evolve(last, evaluation={})) if last is not None and evaluates else None
+        loss = finite(last.loss) if last is not None and last.number == step else None
+        return attrs.evolve(self.about, step=step, data=position, unevaluated=figures, loss=loss)
+
+    def save_best(self, step: int, state: Any, position: Any, last: TrainingStep) -> None:
         """Write a checkpoint of the best evaluation, unless the step has one; the next one is due as before."""
         assert self.checkpoints is not None
         if self.about.step != step:
-            self.about = attrs.evolve(self.about, step=step, data=position, unevaluated=None)
+            self.about = self._about(step, position, last, evaluates=True)  # its figures are not shown yet
             self.since = monotonic()
             self.checkpoints.save(state, self.about)
         self.checkpoints.best = step
@@ -283,11 +288,11 @@ class Saving:
         if self.checkpoints is not None and import_jax().process_count() == 1:
             self.checkpoints.poll()
 
-    def at_end(self, state: Any, position: Any, unevaluated: TrainingStep | None = None) -> None:
+    def at_end(self, state: Any, position: Any, last: TrainingStep | None, evaluates: bool) -> None:
         """Write the last checkpoint, unless it has been, and wait for it. Raises what `Checkpoints.wait` raises."""
         if self.checkpoints is not None:
             if self.about.step != int(state.step):
-                self.save(int(state.step), state, position, unevaluated)
+                self.save(int(state.step), state, position, last, evaluates)
             self.checkpoints.wait()
 
     def standing(self) -> str:

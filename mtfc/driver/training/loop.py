@@ -33,14 +33,14 @@ class Saver(Protocol):
     def is_due(self, step: int) -> bool: ...
 
     def save(
-        self, step: int, state: TrainState, position: Any, unevaluated: TrainingStep | None = None
+        self, step: int, state: TrainState, position: Any, last: TrainingStep | None, evaluates: bool
     ) -> None:
         """Write a checkpoint while training goes on.
 
-        position: of the data after the step. unevaluated: the step's figures if an evaluation follows.
+        position: of the data after the step. last: the last figures. evaluates: an evaluation of the state follows.
         """
 
-    def save_best(self, step: int, state: TrainState, position: Any) -> None:
+    def save_best(self, step: int, state: TrainState, position: Any, last: TrainingStep) -> None:
         """Write a checkpoint that stays, unless the step has one."""
 
     def check(self) -> None:
@@ -137,6 +137,11 @@ class TrainLoop:
     position: Any = None
     unevaluated: TrainingStep | None = None
     read: Any = None
+
+    @property
+    def last(self) -> TrainingStep | None:
+        """The figures that were read last."""
+        return self.steps[-1] if self.steps else None
 
     def run(self, stop: Stop) -> bool:
         """Train until the last step; return False if `stop` ended the run before.
@@ -238,7 +243,7 @@ class TrainLoop:
         """
         self.unevaluated = self.steps[-1] if ran and self.schedule.evaluates(step) else None
         if self.saver.is_due(step) and not stopped:
-            self.saver.save(step, self.state, self.position, self.unevaluated)
+            self.saver.save(step, self.state, self.position, self.last, self.unevaluated is not None)
         if self.unevaluated is not None:
             try:
                 if stopped:
@@ -256,7 +261,7 @@ class TrainLoop:
         step = attrs.evolve(step, evaluation=means)
         self.unevaluated = None
         if self.evaluations and self.evaluations.add(step.number, means) and self.evaluations.keeps:
-            self.saver.save_best(step.number, self.state, self.position)
+            self.saver.save_best(step.number, self.state, self.position, step)
         self._show(step)
         return step
 

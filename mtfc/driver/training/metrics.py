@@ -6,6 +6,7 @@ Only process 0 writes.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
@@ -37,12 +38,12 @@ class JsonLines:
     file: TextIO
 
     @classmethod
-    def open(cls, path: Path, after: int, is_own: bool = True) -> JsonLines:
+    def open(cls, path: Path, after: int, is_own: Callable[[FiguresOfStep], bool] = bool) -> JsonLines:
         """Open the file at the end of step `after`, the last one before this run.
 
-        is_own: the file is in the folder of the run, so that its lines are of the same run. Figures of later steps are dropped,
-        and a file of another run is moved aside if this run begins, with a word. Raises `UsageError` if the file cannot be
-        written, or has other lines than those of training.
+        is_own: tells from its lines by step if the file is of this run. Then figures of later steps are dropped; the file of
+        another run is moved aside. Standard error says both. Raises `UsageError` if the file cannot be written, or has other
+        lines than those of training.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,19 +70,24 @@ class JsonLines:
             self.file.close()
 
 
-def _drop_later_lines(path: Path, after: int, is_own: bool) -> int:
+FiguresOfStep = Mapping[int, Mapping[str, Any]]
+"""The lines of a file of figures by step."""
+
+
+def _drop_later_lines(path: Path, after: int, is_own: Callable[[FiguresOfStep], bool]) -> int:
     """Rewrite a file without the lines of steps after `after`, as a whole or not at all, and return their number.
 
-    If this run begins, a file that is not its own is moved aside.
-    A killed process may leave a part of its last line. Raises `UsageError` if another line has no step.
+    A file of another run is moved aside. A killed process may leave a part of its last line. Raises `UsageError` if another line
+    has no step.
     """
     lines = path.read_text("utf-8").splitlines(keepends=True)
     steps = [_step_of(line) for line in lines]
-    if None in steps[:-1]:
+    if None in steps[:-1] or (lines and steps[-1] is None and not BEGUN.fullmatch(lines[-1])):
         raise UsageError(
             f"{path} has lines that `mtfc train` has not written: name another file with --log, or another --dir"
         )
-    if not is_own and not after and lines:
+    figures = {step: json.loads(line) for line, step in zip(lines, steps, strict=True) if step is not None}
+    if lines and not is_own(figures):
         aside = next(place for i in count(1) if not (place := path.with_name(f"{path.name}.{i}")).exists())
         path.rename(aside)
         say(f"{path} had the figures of another run: they are in {aside}")
@@ -93,6 +99,10 @@ def _drop_later_lines(path: Path, after: int, is_own: bool) -> int:
     return len(lines) - len(kept)
 
 
+BEGUN = re.compile(r'\{("(s(t(e(p(".*)?)?)?)?)?)?')
+"""The part of a line that a killed process has written."""
+
+
 def _step_of(line: str) -> int | None:
     try:
         return int(json.loads(line)["step"])
@@ -100,13 +110,13 @@ def _step_of(line: str) -> int | None:
         return None
 
 
-def has_evaluation(path: Path, step: int) -> bool:
-    """Return True if the file has the figures of the evaluation after a step."""
+def figures_in(path: Path, step: int) -> Mapping[str, Any]:
+    """Return the figures of a step; none if the file does not have them."""
     try:
         lines = [json.loads(line) for line in path.read_text("utf-8").splitlines() if _step_of(line) == step]
     except (OSError, ValueError):
-        return False
-    return any(key.startswith("eval/") for line in lines for key in line)
+        return {}
+    return lines[-1] if lines else {}
 
 
 @attrs.define

@@ -254,7 +254,10 @@ def watched_peers() -> Iterator[Peers]:
     try:
         yield peers
     except BaseException as error:
-        peers.failed(str(error).partition("\n")[0] or type(error).__name__)
+        is_stop = isinstance(error, KeyboardInterrupt)
+        peers.failed(
+            "it was interrupted" if is_stop else str(error).partition("\n")[0] or type(error).__name__
+        )
         raise
     peers.finish()
 

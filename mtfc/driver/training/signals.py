@@ -132,5 +132,18 @@ def stop_by_signal(stop: Stop) -> Iterator[Stop]:
         writing.close()  # the thread that reads ends
 
 
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does: before and after the steps nothing has to be saved."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _noted(_: int, frame: object) -> None:
     """Do nothing: the number of the signal was written to the socket."""

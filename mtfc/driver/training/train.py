@@ -33,6 +33,7 @@ from mtfc.driver.training.data_sources import open_source
 from mtfc.driver.training.evaluation import DataEvaluation
 from mtfc.driver.training.loop import DataOfOthers, Schedule, TrainLoop
 from mtfc.driver.training.metrics import (
+    FiguresOfStep,
     JsonLines,
     Lines,
     ProgressBar,
@@ -40,12 +41,12 @@ from mtfc.driver.training.metrics import (
     TensorBoard,
     Throughput,
     UserSink,
-    has_evaluation,
+    figures_in,
 )
 from mtfc.driver.training.peers import Peers, watched_peers
 from mtfc.driver.training.run_lock import RunLock
 from mtfc.driver.training.same_run import check_same, facts_of
-from mtfc.driver.training.signals import Stop, Stopped, stop_by_signal
+from mtfc.driver.training.signals import Stop, Stopped, sigterm_interrupts, stop_by_signal
 from mtfc.driver.training.warm_start import warm_start
 from mtfc.reports.training_report import Prediction, TrainingStep, TrainingSummary
 
@@ -86,6 +87,11 @@ def train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finishe
     to: the stream for lines about steps; None prints none. A terminal on standard error shows a progress bar instead.
     """
     options.check()
+    with sigterm_interrupts():
+        return _train(options, sources, to)
+
+
+def _train(options: TrainOptions, sources: Sources, to: TextIO | None) -> FinishedTraining:
     selection = select(options.file, options.choice, sources)
     program, case = selection.program, selection.cases[0]
     if program.training is None:
@@ -199,7 +205,8 @@ class Trainer:
         options = self.options
         with ExitStack() as stack:
             checkpoints = stack.enter_context(self._checkpoints()) if options.folder else None
-            state, start, unevaluated = self._state(checkpoints)
+            state, start, about = self._state(checkpoints)
+            unevaluated = self._unevaluated(about) if about is not None else None
             allocator.keep_memory()  # not before: opening a checkpoint gives back what it takes beside the arrays
             first = int(state.step)
             saving = self._saving(checkpoints, first)
@@ -207,7 +214,7 @@ class Trainer:
                 closing(self.source.batches(self.on_devices.share, options.seed, start))
             )
             stop = stack.enter_context(stop_by_signal(Stop(options.grace, self.peers, saving.standing)))
-            sinks = self._sinks(stack, first, first - (unevaluated is not None))
+            sinks = self._sinks(stack, about, first - (unevaluated is not None))
             loop = self._loop(state, batches, saving, sinks, unevaluated, stop)
             if checkpoints is not None and loop.evaluations is not None and loop.evaluations.keeps:
                 checkpoints.best = loop.evaluations.best
@@ -221,7 +228,7 @@ class Trainer:
     def _save(self, loop: TrainLoop, saving: Saving) -> None:
         """Save the finished steps after an error of the data, of which all processes know."""
         if loop.steps:
-            saving.at_end(loop.state, loop.position, loop.unevaluated)
+            saving.at_end(loop.state, loop.position, loop.last, loop.unevaluated is not None)
             self._say(f"after step {int(loop.state.step)}: {saving.where()}")
 
     def _loop(
@@ -266,7 +273,7 @@ class Trainer:
             finally:
                 stop.answered.set()
             if int(loop.state.step) > first:
-                saving.at_end(loop.state, loop.position, loop.unevaluated)
+                saving.at_end(loop.state, loop.position, loop.last, loop.unevaluated is not None)
         except NotFinite as error:
             self._say(f"{error}: {saving.where()}")
             if loop.read is not None:
@@ -321,11 +328,8 @@ class Trainer:
         minutes = options.save_minutes or (None if options.save_every else MINUTES)
         return Saving.of(checkpoints, about, options.save_every, minutes)
 
-    def _state(self, checkpoints: Checkpoints | None) -> tuple[TrainState, Any, TrainingStep | None]:
-        """Return the state to start from, the position in the data, and the figures of a step that is still to be evaluated.
-
-        They are those of the newest checkpoint, else of the first step.
-        """
+    def _state(self, checkpoints: Checkpoints | None) -> tuple[TrainState, Any, About | None]:
+        """Return the state to start from, the position in the data, and the record of a checkpoint that goes on."""
         if checkpoints is not None and checkpoints.steps:
             step = checkpoints.steps[-1]
             if self.options.warm_start is not None and not checkpoints.fits(
@@ -345,7 +349,7 @@ class Trainer:
                 self._say("the model or its `train` block has changed since this checkpoint")
             if about.seed != self.options.seed:
                 self._say(f"the seed was {about.seed} before this checkpoint, and is {self.options.seed} now")
-            return state, about.data, self._unevaluated(about)
+            return state, about.data, about
         if self.options.warm_start is not None:
             return *warm_start(self.options.warm_start, self.on_devices, self.options.seed, self._say), None
         given = given_parameters(
@@ -362,8 +366,18 @@ class Trainer:
         if about.unevaluated is None or self.evaluation is None:
             return None
         log = self._log()
-        done = self.leads and log is not None and has_evaluation(Path(log), about.step)
+        figures = figures_in(Path(log), about.step) if self.leads and log is not None else ()
+        done = any(name.startswith("eval/") for name in figures)
         return None if any(self.peers.gather(done)) else TrainingStep(**about.unevaluated)
+
+    def _is_own(self, about: About | None, figures: FiguresOfStep) -> bool:
+        """Return True if a file has figures of the run that goes on from a checkpoint: then the loss of its step is the same."""
+        if self.options.log is None or about is None:
+            return self.options.log is None
+        line = figures.get(about.step)
+        if line is None or about.loss is None:
+            return about.unevaluated is not None or about.loss is None
+        return bool(line.get("loss") == about.loss)
 
     def _log(self) -> str | None:
         """Return the path of the figures."""
@@ -411,31 +425,31 @@ class Trainer:
         metric = metric_of(keep, self.program)
         return Evaluations.read(metric, early, keep is not None, folder, first, self.leads)
 
-    def _sinks(self, stack: ExitStack, first: int, after: int) -> list[Sink]:
+    def _sinks(self, stack: ExitStack, about: About | None, after: int) -> list[Sink]:
         """Open the receivers of figures: a profiler in each process, the others in process 0 alone.
 
-        first: the last step before this run. after: the last one whose figures stay.
+        about: the checkpoint from which the run goes on. after: the last step whose figures stay.
         """
         options = self.options
         profiler = [ProfiledSteps(options.profile, *PROFILED)] if options.profile else []
         sinks = list[Sink]()
-        for sink in (*profiler, *(self._figures(first, after) if self.leads else ())):
+        for sink in (*profiler, *(self._figures(about, after) if self.leads else ())):
             stack.callback(sink.close)
             sinks.append(sink)
         return sinks
 
-    def _figures(self, first: int, after: int) -> Iterator[Sink]:
+    def _figures(self, about: About | None, after: int) -> Iterator[Sink]:
         """Open the receivers of figures."""
         options = self.options
         log = self._log()
         if log is not None:
-            yield JsonLines.open(Path(log), after, is_own=options.log is None or first > 0)
+            yield JsonLines.open(Path(log), after, partial(self._is_own, about))
         if options.tensorboard is not None:
             yield TensorBoard.open(Path(options.tensorboard), after)
         if options.metrics is not None:
             yield UserSink.open(options.metrics)
         if sys.stderr.isatty():
-            yield ProgressBar.of(self.total, first)
+            yield ProgressBar.of(self.total, after)
         elif self.to is not None:
             yield Lines.of(self.to, self.total)
 
