@@ -83,8 +83,8 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         return OK
     if options.file is None:
         raise UsageError("which file? give a .mtf file, or `--passes list`")
-    check_writable(options.output)
     check_apart({"-o": options.output}, {"FILE": options.file})
+    check_writable(options.output)
     as_json = options.format == "json"
     if options.emit == "ast":
         text = syntax_tree(options.file, sources, as_json)

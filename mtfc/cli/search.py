@@ -107,9 +107,9 @@ def _add_processors(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, sources: Sources) -> int:
     from mtfc.compiler.search.found import NothingFits
 
-    check_writable(options.output, options.export)
     inputs = {"FILE": options.file, "--target": file_of(options.target)}
     check_apart({"-o": options.output, "--export": options.export}, inputs)
+    check_writable(options.output, options.export)
     progress = reporter(".4g", monotonic() + options.budget)
     try:
         try:

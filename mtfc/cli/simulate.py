@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, sources: Sources) -> int:
     from mtfc.driver.simulate import simulate
 
-    check_writable(options.trace)
     check_apart({"--trace": options.trace}, {"FILE": options.file, "--target": file_of(options.target)})
+    check_writable(options.trace)
     if options.target == LIST:
         _show_machines(options, sources)
         return OK

@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, sources: Sources) -> int:
     from mtfc.driver.solve import solve_file
 
-    check_writable(options.output)
     check_apart({"-o": options.output}, {"FILE": options.file})
+    check_writable(options.output)
     progress = reporter(",", monotonic() + options.time_limit)
     try:
         record = solve_file(options.file, options.time_limit, progress)

@@ -82,9 +82,9 @@ def _start(options: ExchangeOptions, source: str, sources: Sources) -> tuple[Pro
     """Check the files, and read the program and the map."""
     if not options.output.endswith((".npz", SAFETENSORS)):
         raise UsageError(f"-o {options.output}: the name of the file must end in .npz or {SAFETENSORS}")
-    check_writable(options.output)
     for each in files_of(options.source):
         check_apart({"-o": options.output}, {"FILE": options.file, source: each, "--map": options.map})
+    check_writable(options.output)
     program = select_program(options.file, options.choice, sources)
     return program, read_map(options.map, sources) if options.map is not None else None
 

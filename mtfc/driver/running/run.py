@@ -116,8 +116,8 @@ def _check_files(options: RunOptions) -> None:
     inputs = {"FILE": options.file, "--data": options.data, "--eval": options.eval}
     if not options.train:
         inputs["--params"] = options.params
-    check_writable(options.save)
     check_apart({"--save": options.save}, inputs)
+    check_writable(options.save)
 
 
 def _lowered(case: LayoutOnMesh, program: Program, options: RunOptions) -> Program:
