@@ -7,11 +7,17 @@ BIN := $(VENV)/bin
 MTFC := $(BIN)/mtfc
 SOURCES := mtfc tests examples benchmarks
 
+# The tests of a change at hand.
+FAST := tests/frontend tests/ir tests/passes tests/test_architecture.py tests/test_diagnostics.py tests/cli/test_check.py
+
+# `make test-elsewhere ELSEWHERE=tests/backends` runs a part.
+ELSEWHERE := tests
+
 # Tests run on both processors: with threads of its own, the linear algebra of one process waits for that of the other.
-test fuzz mutants examples: export OPENBLAS_NUM_THREADS = 1
+test test-fast fuzz mutants examples: export OPENBLAS_NUM_THREADS = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format tables docs figures bench fuzz mutants mutate-source kill-test examples clean
+.PHONY: help setup demo test test-fast test-elsewhere lint format tables docs figures bench fuzz mutants mutate-source kill-test examples clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +37,14 @@ demo: setup  ## train the handwritten digits on both backends, then compare the 
 
 test: setup  ## run all tests, on two processors
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+test-fast: setup  ## run the tests of the front end, the IR, the passes, the diagnostics and the code's shape
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(FAST)
+
+test-elsewhere: setup  ## run all tests as an older processor with another number of threads would: no result may depend on it
+	OPENBLAS_CORETYPE=Nehalem OPENBLAS_NUM_THREADS=2 OMP_NUM_THREADS=3 XLA_FLAGS=--xla_cpu_max_isa=AVX \
+		NPY_DISABLE_CPU_FEATURES="X86_V3 X86_V4 AVX512_ICL AVX512_SPR" \
+		$(BIN)/python -W ignore -m pytest --numprocesses 3 --dist worksteal $(ELSEWHERE)
 
 lint: setup  ## check style, types and the first words of docstrings
 	$(BIN)/ruff check $(SOURCES)

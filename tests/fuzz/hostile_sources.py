@@ -1,12 +1,16 @@
 """Sources that nobody would write: soups of tokens, deep nests, many of one thing, and mixtures of real files.
 
-`check` must answer each within `SECONDS` of one processor, and without an internal error.
+`check` must answer each within `SECONDS` of one processor, and without an internal error. `python -m tests.fuzz.hostile_sources
+SIZE NUMBER ...` checks large sources in a process of its own, and prints the seconds of each and the most memory as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import re
+import resource
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +27,9 @@ SIZE = 10_000
 SECONDS = 1.0
 """The time within which `check` answers a source of this size."""
 
+LARGE, LARGE_SECONDS, MEMORY = 1_000_000, 10.0, 2**30
+"""The characters of a large source, the time for it, and the most bytes of the process that checks sources."""
+
 TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 
 
@@ -30,6 +37,19 @@ def source(number: int) -> str:
     """Return the hostile source of a number."""
     rng = random.Random(number)
     return rng.choice(KINDS)(rng)[:SIZE]
+
+
+def large(number: int, size: int) -> str:
+    """Return a source of `size` characters that repeats one thing; `number` counts through the things and their places."""
+    start, piece = LARGE_SOURCES[number % len(LARGE_SOURCES)]
+    rng = random.Random(number)
+    count = size // len(piece) + 1
+    lines = (
+        (piece.format(i=i, j=rng.randrange(count)) for i in range(count))
+        if "{i}" in piece
+        else [piece] * count
+    )
+    return (start + "".join(lines))[:size]
 
 
 def soup(rng: random.Random) -> str:
@@ -107,13 +127,47 @@ THINGS = (
 KINDS: tuple[Callable[[random.Random], str], ...] = (soup, mixture, nest, many, tower, axes)
 
 
-def check_source_of(number: int) -> float:
-    """Check a source, and return the seconds of one processor. Raises the errors that a user would see as internal ones."""
+BODY = "model m(x: []) {\n"
+
+PIECES = (*"([{)]};,@\"'#\\\n\0é1-", "'\n", "not ", "x + ", "relu(", "x ** ", "1.", "e1", "||")
+"""Texts to repeat."""
+
+LARGE_SOURCES = tuple(
+    (start, piece)
+    for start, pieces in (
+        ("", PIECES),
+        (BODY + "y = ", PIECES),
+        ("layout l on m = ", PIECES),
+        ("", [f"{each}\n" for each in THINGS]),
+        (BODY, [f"{each}\n" for each in THINGS]),
+    )
+    for piece in pieces
+)
+
+
+def check_text_of(text: str) -> float:
+    """Check a text, and return the seconds of one processor. Raises the errors that a user would see as internal ones."""
     sources = Sources()
-    sources.texts["hostile.mtf"] = source(number)
+    sources.texts["hostile.mtf"] = text
     start = time.process_time()
     found = check_source("hostile.mtf", Choice(), sources)
     from mtfc.reports.diagnostic_text import render
 
     render(found, sources.around(found))
     return time.process_time() - start
+
+
+def check_source_of(number: int) -> float:
+    """Check the source of a number, and return the seconds of one processor."""
+    return check_text_of(source(number))
+
+
+def most_memory() -> int:
+    """Return the most bytes that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+if __name__ == "__main__":
+    size, *numbers = map(int, sys.argv[1:])
+    seconds = {number: check_text_of(large(number, size)) for number in numbers}
+    print(json.dumps({"seconds": seconds, "memory": most_memory()}))
