@@ -36,18 +36,24 @@ def program_arguments(program: ImportedProgram, args: Sequence[Any]) -> Arrays:
 
 
 def interpreted(program: ImportedProgram, arguments: Arrays) -> list[Any]:
-    found = interpreter.interpret(program.program.function("forward"), program.program, arguments)
-    return in_order(program, found)
+    return in_order(program, interpreter.interpret(program.imported.main, program.program, arguments))
 
 
 def run(program: ImportedProgram, lowered: Program, arguments: Arrays, backend: str) -> list[Any]:
     """Run a lowered program's module."""
     module = BACKENDS[backend].load(BACKENDS[backend].generate(lowered))
-    roles = {a.value.name: a.role for a in lowered.function("forward").arguments}
-    params = {name: x for name, x in arguments.items() if roles.get(name) == "parameter"}
-    inputs = {name: x for name, x in arguments.items() if roles.get(name) == "input"}
-    outputs = module.forward(module.shard(params, module.PARAMETERS), module.shard(inputs, module.INPUTS))
-    return in_order(program, module.unshard(outputs, module.OUTPUTS["forward"]))
+    main = lowered.function(program.imported.main.name)
+    params, inputs, state = (
+        {a.value.name: arguments[a.value.name] for a in main.arguments if a.role == role}
+        for role in ("parameter", "input", "state")
+    )
+    given = module.shard(params, module.PARAMETERS), module.shard(inputs, module.INPUTS)
+    if main.name == "forward":
+        return in_order(program, module.unshard(module.forward(*given), module.OUTPUTS["forward"]))
+    outputs, params, state = module.train_step(given[0], module.shard(state, module.STATE), given[1], 0)
+    new = {**module.unshard(params, module.PARAMETERS), **module.unshard(state, module.STATE)}
+    found = module.unshard(outputs, module.OUTPUTS["train_step"])
+    return in_order(program, {**found, **{name: new[old] for name, old in program.imported.replaced.items()}})
 
 
 def in_order(program: ImportedProgram, outputs: Arrays) -> list[Any]:

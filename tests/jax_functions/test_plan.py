@@ -68,7 +68,7 @@ def test_costs_are_by_the_users_line(plan: Plan) -> None:
     assert f"  line {line}  return x + jax.nn.gelu" in plan.explain()
     cost = plan.cost()
     assert cost["devices"] == 8
-    sent = cost["forward"]["collectives"]["all_reduce"]
+    sent = cost["step"]["collectives"]["all_reduce"]
     assert sent["bytes_per_device"] > 0
     assert plan.memory == cost["memory_per_device"]["total"]
 
@@ -77,7 +77,7 @@ def test_bytes_are_those_of_the_compiled_step(plan: Plan) -> None:
     """The collectives in XLA's program of `plan.step` send what `cost` says."""
     with jax.sharding.set_mesh(plan.mesh):
         text = jax.jit(plan.packed_step).lower(plan.abstract_packed).compile().as_text()
-    found, predicted = collectives(text), plan.cost()["forward"]["collectives"]
+    found, predicted = collectives(text), plan.cost()["step"]["collectives"]
     for kind, amounts in found.items():
         assert amounts["bytes_per_device"] == predicted[kind]["bytes_per_device"], kind
 

@@ -142,7 +142,7 @@ def _drawn(leaf: Leaf, random: Any) -> Any:
     if leaf.dtype in ("i32", "u32"):
         return random.integers(0, 2, leaf.shape).astype("int32" if leaf.dtype == "i32" else "uint32")
     numbers = random.standard_normal(leaf.shape) * 0.3
-    is_state = leaf.role == "parameter" and leaf.path[1].idx != 0
+    is_state = leaf.role == "state" or (leaf.role == "parameter" and leaf.path[1].idx != 0)
     ties = np.round(numbers * 4) / 4
     mixed = np.where(random.random(leaf.shape) < 0.1, ties, numbers)
     mixed = 0.05 + abs(numbers) if is_state else mixed

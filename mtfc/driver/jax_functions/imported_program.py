@@ -57,7 +57,7 @@ class ImportedProgram:
 
     @property
     def program(self) -> Program:
-        """The program of the IR, with one function, `forward`."""
+        """The program of the IR: the function `forward`, and `step` if the function returns its model anew."""
         return self.imported.program
 
     def __repr__(self) -> str:
@@ -67,8 +67,7 @@ class ImportedProgram:
     @cached_property
     def dims(self) -> Mapping[str, int]:
         """The dimensions of the arguments: name -> size."""
-        forward = self.program.function("forward")
-        found = {dim.name: dim.size for a in forward.arguments for dim in a.value.type.dims}
+        found = {dim.name: dim.size for a in self.imported.main.arguments for dim in a.value.type.dims}
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def arguments(self) -> str:
@@ -132,11 +131,13 @@ class ImportedProgram:
         mesh: MeshOption | None = None,
         budget: float = 60.0,
         objective: Objective = "time",
+        storage: bool = False,
     ) -> Plan:
         """Return the best plan on a machine that a search of some seconds finds. `plan.found` has the bound.
 
         devices: how many, else all of the machine. mesh: its axes with their sizes, else all shapes of up to three axes are
-        searched. Raises `NothingFits` if no layout fits into the memory.
+        searched. storage: True to choose also how the model and the optimizer's state are stored, as FSDP and ZeRO do. Raises
+        `NothingFits` if no layout fits into the memory.
         """
         from mtfc.compiler.search.pricer import LayoutPricer
         from mtfc.driver.searching.layouts import LayoutFinder
@@ -153,7 +154,7 @@ class ImportedProgram:
             meshes: Sequence[Mesh] = (parse_mesh(given, module),)
         else:
             meshes = _meshes(devices or hardware.devices, target)
-        finder = LayoutFinder(self.program, LayoutPricer.of(self.program, hardware), objective)
+        finder = LayoutFinder(self.program, LayoutPricer.of(self.program, hardware), objective, storage)
         found = finder.best_global(meshes, started + budget, self._baselines(meshes), self._unsplit())
         layout = attrs.evolve(found.layout, name="plan")
         layout = attrs.evolve(layout, rules=_without_empty(layout.rules))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
 from mtfc.driver.errors import UsageError, public
 from mtfc.driver.jax_functions.shardings import Unsaid, spec_of, unsaid
@@ -44,6 +44,11 @@ class Plan:
     def program(self) -> Program:
         """One processor's program, with its collectives."""
         return self.case.lower(self.imported.program)
+
+    @property
+    def _main(self) -> Function:
+        """The function that computes all outputs."""
+        return self.program.function(self.imported.main.name)
 
     def __repr__(self) -> str:
         return f"<Plan {self.rules_text or 'nothing is split'} on {self.mesh_text}>"
@@ -85,7 +90,7 @@ class Plan:
     @cached_property
     def stored(self) -> Mapping[str, Mapping[str, Axes]]:
         """Name of an argument of the program -> the axes that split its dimensions."""
-        types = {a.value.name: a.value.type for a in self.program.function("forward").arguments}
+        types = {a.value.name: a.value.type for a in self._main.arguments}
         return {
             name: {dim.name: axes for dim, axes in zip(type.dims, type.splits, strict=True)}
             for name, type in types.items()
@@ -99,7 +104,7 @@ class Plan:
                 dim.name: axes
                 for dim, axes in zip(output.value.type.dims, output.value.type.splits, strict=True)
             }
-            for output in self.program.function("forward").outputs
+            for output in self._main.outputs
         }
 
     def _sharding(self, leaf: Leaf, rules: Mapping[str, Axes]) -> Any:
@@ -259,7 +264,7 @@ class Plan:
         from jax.sharding import NamedSharding
 
         def placed(name: str, x: Any) -> Any:
-            kind = "params" if name in self._module.PARAMETERS else "inputs"
+            kind = self._kind(name)
             return jax.device_put(
                 jax.numpy.array(x), NamedSharding(self.mesh, self._module.LAYOUTS[kind][name])
             )
@@ -293,7 +298,7 @@ class Plan:
         found = {}
         for leaf in self.imported.inputs:
             if leaf.name in self.stored:
-                kind = "params" if leaf.name in self._module.PARAMETERS else "inputs"
+                kind = self._kind(leaf.name)
                 sharding = NamedSharding(self.mesh, self._module.LAYOUTS[kind][leaf.name])
                 shape = tuple(dim.size for dim in leaf.flat_dims)
                 found[leaf.name] = struct(shape, jax.numpy.dtype(_JAX_DTYPES[leaf.dtype]), sharding=sharding)
@@ -312,11 +317,30 @@ class Plan:
         return given
 
     def _run(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        names = self._module.PARAMETERS
-        params = {name: x for name, x in given.items() if name in self.stored and name in names}
-        inputs = {name: x for name, x in given.items() if name in self.stored and name not in names}
-        outputs: dict[str, Any] = self._module.forward(params, inputs)
-        return outputs
+        """Run the module on packed arguments, and return all outputs by name."""
+        kinds = {argument.value.name: argument.role for argument in self._main.arguments}
+        params, inputs, state = (
+            {name: given[name] for name, role in kinds.items() if role == wanted}
+            for wanted in ("parameter", "input", "state")
+        )
+        if self._main.name == "forward":
+            outputs: dict[str, Any] = self._module.forward(params, inputs)
+            return outputs
+        found, params, state = self._train_step(params, state, inputs, 0)
+        new = {**params, **state}
+        return {**found, **{name: new[old] for name, old in self.imported.replaced.items()}}
+
+    @cached_property
+    def _train_step(self) -> Any:
+        """The module's step without donation: the caller says what to donate."""
+        import jax
+
+        return jax.jit(self._module.train_step.__wrapped__)
+
+    def _kind(self, name: str) -> str:
+        """Return the name of the module's table for an argument."""
+        role = next(a.role for a in self._main.arguments if a.value.name == name)
+        return {"parameter": "params", "state": "state", "input": "inputs"}[role]
 
     def _unpacked(self, outputs: Mapping[str, Any]) -> list[Any]:
         import jax
@@ -362,7 +386,7 @@ class Plan:
 
         cost, case = layout_cost(self.program), self.case
         names = names_by_place(prepared(self.imported.program, case.mesh, case.layout))
-        found = list(sent_arrays(self.program.function("forward"), case.mesh, case.layout, names))
+        found = list(sent_arrays(self._main, case.mesh, case.layout, names))
         text = provenance_report(found, cost.file, _texts(each.span for each in found))
         return "\n".join([*heading(cost), "", text, *map(str, self.unsaid)])
 

@@ -22,6 +22,7 @@ from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Flat, Operand, Var, defin
 from mtfc.frontend.jaxpr.linking import Linker
 from mtfc.frontend.jaxpr.rules import RULES
 from mtfc.frontend.jaxpr.rules.calls import OTHER
+from mtfc.frontend.jaxpr.training_step import training_functions
 
 
 @attrs.frozen
@@ -64,17 +65,15 @@ class Imported:
         """Return the dimensions of each axis of an array."""
         return tuple(self._dims.of(each) for each in var.axes)
 
+    @property
+    def main(self) -> Function:
+        """The function that computes all outputs: `step` if it returns the model anew, else `forward`."""
+        return self.program.functions[-1]
+
     @cached_property
     def replaced(self) -> Mapping[str, str]:
         """Name of an output -> name of the argument that it replaces, for arguments that the function returns anew."""
-        places = {place: i for i, place in returned_arguments(self.flat).items()}
-        names = {leaf.path[1:]: leaf.name for leaf in self.inputs if leaf.path and leaf.path[0].idx == 0}
-        by_number = {(key[0].idx, *key[1:]): name for key, name in names.items()}
-        return {
-            leaf.name: by_number[(places[leaf.path[:1]], *leaf.path[1:])]
-            for leaf in self.outputs
-            if leaf.path[:1] in places
-        }
+        return replaced_arguments(self.flat, self.inputs, self.outputs)
 
     @property
     def opaque_share(self) -> float:
@@ -117,6 +116,7 @@ def imported(
     if merge:
         merge_copies(flat)
     linker.body(flat.body)
+    _fit_returned(linker, flat)
     parameters = _model_arguments(flat, len(args)) if parameters is None else parameters
     roles = [_role(path, parameters) for path in flat.inputs]
     propose(flat, roles, names, function)
@@ -129,10 +129,15 @@ def _model_arguments(flat: Flat, number: int) -> tuple[int, ...]:
 
 
 def returned_arguments(flat: Flat) -> dict[int, tuple[Any, ...]]:
-    """Return the arguments whose trees and shapes a result has, too: number of the argument -> place of the result."""
+    """Return the arguments whose trees and shapes a result has, too: number of the argument -> place of the result.
+
+    Gradients have the tree of the model, and are no new model: the backward pass makes them.
+    """
+    backward = {var for step in flat.body.steps if step.stage == "backward" for var in step.results}
     results: dict[Any, list[Any]] = {}
     for path, output in zip(flat.outputs, flat.body.outputs, strict=True):
-        results.setdefault(path[:1], []).append((path[1:], output.shape, output.dtype))
+        is_gradient = output in backward
+        results.setdefault(path[:1], []).append((path[1:], output.shape, output.dtype, *[None] * is_gradient))
     given: dict[int, list[Any]] = {}
     for path, var in zip(flat.inputs, flat.body.arguments, strict=False):
         if path[0].idx == 0:
@@ -144,6 +149,40 @@ def returned_arguments(flat: Flat) -> dict[int, tuple[Any, ...]]:
         ]
         if len(leaves) > 1 and places:
             found[i] = places[0]
+    return found
+
+
+def _fit_returned(linker: Linker, flat: Flat) -> None:
+    """Let arrays that are returned anew have the axes of the arguments that they replace."""
+    places = {place: i for i, place in returned_arguments(flat).items()}
+    arguments = {
+        (path[1].idx, *path[2:]): var
+        for path, var in zip(flat.inputs, flat.body.arguments, strict=False)
+        if path[0].idx == 0
+    }
+    for i, (path, output) in enumerate(zip(flat.outputs, flat.body.outputs, strict=True)):
+        if path[:1] in places:
+            wanted = arguments[(places[path[:1]], *path[1:])].axes
+            if isinstance(output, Var):
+                linker.fitted(output.axes, wanted)
+            flat.body.renamed[i] = wanted
+
+
+def replaced_arguments(flat: Flat, inputs: Sequence[Leaf], outputs: Sequence[Leaf]) -> dict[str, str]:
+    """Return name of an output -> name of the argument that it replaces, for arguments that a function returns anew."""
+    places = {place: i for i, place in returned_arguments(flat).items()}
+    names = {
+        (leaf.path[1].idx, *leaf.path[2:]): leaf.name
+        for leaf in inputs
+        if leaf.path and leaf.path[0].idx == 0
+    }
+    roles = {leaf.name: leaf.role for leaf in inputs}
+    found = {}
+    for leaf in outputs:
+        if leaf.path[:1] in places:
+            name = names[(places[leaf.path[:1]], *leaf.path[1:])]
+            if roles[name] != "input":
+                found[leaf.name] = name
     return found
 
 
@@ -180,24 +219,25 @@ class _Import:
         ]
         self.emitter.run(self.flat.body.steps)
         outputs = [*self._outputs()]
-        function = Function(
-            "forward",
-            tuple(sorted(arguments, key=lambda argument: argument.role != "input")),
-            tuple(self.build.body),
-            tuple(output for output, _ in outputs),
+        replaced = replaced_arguments(self.flat, inputs, [leaf for _, leaf in outputs])
+        arguments.sort(key=lambda argument: argument.role != "input")
+        whole = Function(
+            "forward", tuple(arguments), tuple(self.build.body), tuple(output for output, _ in outputs)
         )
+        functions = training_functions(whole, replaced)
+        roles = {a.value.name: a.role for function in functions for a in function.arguments}
         parameters = tuple(
             Parameter(a.value.name, a.value.type, Initializer("zeros"), a.span)
-            for a in arguments
+            for a in functions[-1].arguments
             if a.role == "parameter"
         )
-        program = Program(title, dict(self.emitter.dims.by_name), parameters, (function,))
+        program = Program(title, dict(self.emitter.dims.by_name), parameters, functions)
         verify(program, "global")
         emitter = self.emitter
         return Imported(
             program,
             self.flat,
-            tuple(inputs),
+            tuple(attrs.evolve(leaf, role=roles[leaf.name]) for leaf in inputs),
             tuple(leaf for _, leaf in outputs),
             tuple(emitter.renames),
             tuple(emitter.calls),
@@ -230,10 +270,14 @@ class _Import:
 
     def _outputs(self) -> Iterable[tuple[Output, Leaf]]:
         names = Names()
-        for path, var in zip(self.flat.outputs, self.flat.body.outputs, strict=True):
+        body = self.flat.body
+        for i, (path, var) in enumerate(zip(self.flat.outputs, body.outputs, strict=True)):
             name = names.fresh(identifier(path_text(path, "_")) if path else "result")
-            value = self.emitter.whole(self.emitter.raw(var), var.axes)
-            dims = tuple(self.emitter.dims.of(each) for each in var.axes)
+            value, axes = self.emitter.raw(var), body.renamed.get(i, var.axes)
+            if isinstance(var, Var) and i in body.renamed and body.steps:
+                value = self.emitter.renamed(body.steps[-1], value, var.axes, axes)
+            value = self.emitter.whole(value, axes)
+            dims = tuple(self.emitter.dims.of(each) for each in axes)
             key = var.key if isinstance(var, Var) else None
             yield Output(name, value), Leaf(name, path, var.shape, var.dtype, dims, "input", key)
 

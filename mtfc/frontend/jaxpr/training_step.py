@@ -1,0 +1,70 @@
+"""A function that returns its model anew as a training step, with the roles and stages that steps of the language have.
+
+So rules of storage apply to the model and to the optimizer's state, and both are returned as they are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
+
+
+def training_functions(whole: Function, replaced: Mapping[str, str]) -> tuple[Function, ...]:
+    """Return `forward` and `step`, or `forward` alone for a function that returns no model, or nothing else.
+
+    replaced: name of an output -> the argument that it replaces. Arguments that the other outputs need are the model; the others
+    that are replaced are the optimizer's state. A step returns all of the model: what it does not replace, too.
+    """
+    plain = [output for output in whole.outputs if output.name not in replaced]
+    if not plain or len(plain) == len(whole.outputs):
+        return (whole,)
+    needed = _ancestors(whole.body, (output.value for output in plain))
+    arguments = tuple(_with_role(a, needed, replaced.values()) for a in whole.arguments)
+    outputs = tuple(attrs.evolve(output, updates=replaced.get(output.name)) for output in whole.outputs)
+    names = Names(output.name for output in whole.outputs)
+    kept = tuple(
+        Output(names.fresh(a.value.name), a.value, a.value.name)
+        for a in arguments
+        if a.role == "parameter" and a.value.name not in replaced.values()
+    )
+    body = tuple(eqn for eqn in whole.body if not needed.isdisjoint(eqn.results))
+    forward = Function("forward", _without_state(arguments), body, tuple(plain))
+    return forward, Function(
+        "step", arguments, tuple(_staged(whole.body, plain)), _ordered((*outputs, *kept))
+    )
+
+
+def _ancestors(body: Iterable[Equation], values: Iterable[Value]) -> set[Value]:
+    """Return all values that some values are computed from."""
+    needed = set(values)
+    for eqn in reversed([*body]):
+        if not needed.isdisjoint(eqn.results):
+            needed |= {*eqn.operands, *eqn.results}
+    return needed
+
+
+def _with_role(argument: Argument, needed: set[Value], replaced: Iterable[str]) -> Argument:
+    is_state = argument.value.name in {*replaced} and argument.value not in needed
+    return attrs.evolve(argument, role="state") if is_state else argument
+
+
+def _without_state(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
+    return tuple(argument for argument in arguments if argument.role != "state")
+
+
+def _ordered(outputs: Iterable[Output]) -> tuple[Output, ...]:
+    """Return the outputs that replace nothing first."""
+    return tuple(sorted(outputs, key=lambda output: output.updates is not None))
+
+
+def _staged(body: tuple[Equation, ...], plain: Iterable[Output]) -> Iterable[Equation]:
+    """Yield the equations; those that neither outputs nor gradients need belong to the update."""
+    gradients = [value for eqn in body if eqn.stage == "backward" for value in eqn.results]
+    needed = _ancestors(body, [*gradients, *(output.value for output in plain)])
+    for eqn in body:
+        is_update = eqn.stage == "forward" and needed.isdisjoint(eqn.results)
+        yield attrs.evolve(eqn, stage="update") if is_update else eqn
