@@ -97,6 +97,27 @@ def test_packed_training_is_training(plan: Plan) -> None:
     np.testing.assert_allclose(up, params["layers"][0]["up"], atol=1e-3)
 
 
+@pytest.mark.parametrize("stored", [("params", "optimizer"), ("optimizer",)])
+def test_rules_of_storage_apply(program: ImportedProgram, stored: tuple[str, ...]) -> None:
+    """FSDP and ZeRO scatter gradients and gather parameters; the new state is stored like the old one."""
+    plan = program.plan({"batch": "data", **{section: {"*": "data"} for section in stored}}, {"data": 8})
+    assert plan.in_shardings[:2] == plan.out_shardings[:2]
+    assert plan.in_shardings[1][0].mu["layers"][0]["up"].spec == P(None, "data")
+    assert (plan.in_shardings[0]["layers"][0]["up"].spec == P(None, "data")) == ("params" in stored)
+    sent = plan.cost()["step"]["collectives"]
+    assert sent["reduce_scatter"]["bytes_per_device"] > 20 * sent["all_reduce"]["bytes_per_device"]
+    assert plan.memory < program.plan({"batch": "data"}, {"data": 8}).memory / 2
+
+
+def test_arguments_of_a_step_have_their_roles(program: ImportedProgram) -> None:
+    roles = {leaf.name: leaf.role for leaf in program.imported.inputs}
+    assert roles["layers_0_up"] == "parameter"
+    assert roles["ids"] == "input"
+    assert {role for name, role in roles.items() if "_mu_" in name or "_nu_" in name} == {"state"}
+    stages = [eqn.stage for eqn in program.imported.main.body]
+    assert {*stages} == {"forward", "backward", "update"}
+
+
 def test_plans_are_saved_and_loaded(plan: Plan, program: ImportedProgram, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     plan.save(str(file))
