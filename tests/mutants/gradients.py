@@ -48,6 +48,9 @@ LOSSES = {
 DRAWS = 2
 """The draws of `mtfc verify`."""
 
+MORE_DRAWS = 30
+"""The draws in which a fault is looked for if no reason is found in the first ones."""
+
 Replacement = tuple[Equation, ...]
 
 
@@ -250,8 +253,21 @@ class GradientBench:
             return "the fault gives the same value at the site"
         ends = {*_losses((*new, *self.function.body), changed)}
         if MISSED in ends:
-            return "no gradient depends on the elements that differ" if self._is_ignored(fault) else MISSED
+            ignored = self._is_ignored(fault)
+            return "no gradient depends on the elements that differ" if ignored else self._hidden(fault)
         return min(ends, default="no iteration that counts reads the difference")
+
+    def _hidden(self, fault: GradientFault) -> str:
+        """Return why a fault changes no gradient in the draws of `mtfc verify`: no draw shows it, or few do."""
+        old, new = fault.planted()
+        for number in range(DRAWS, MORE_DRAWS):
+            draw = _draw(self.reference, self.function, number)
+            known, _ = self._with(old, new, draw)
+            gradients = {o.name: known[o.value] for o in self.function.outputs}
+            if any(not same(gradients[o.name], draw.known[o.value]) for o in self.function.outputs):
+                found = self.reference.disagreeing(gradients, number)
+                return "a decision, a bound or a sign hides it in most draws" if found else MISSED
+        return "no gradient changes in any draw"
 
     def _is_ignored(self, fault: GradientFault) -> bool:
         """Return True if gradients stay the same with any numbers at the elements that the fault changes.
