@@ -34,6 +34,9 @@ DENOMINATOR = 2**12 * 3**2 * 5**2 * 7
 SMALL_NUMERATOR = 2**28
 """Fractions with this denominator, or a divisor of it, and such a numerator keep their order as residues."""
 
+INTEGERS = 2**20
+"""Integers up to this one keep their order as residues."""
+
 SMALL_FRACTION = SMALL_NUMERATOR / DENOMINATOR
 
 FEW = 48
@@ -173,12 +176,15 @@ class PrimeField:
     def order(self, a: Array) -> Array:
         """Return a number for each residue, different ones for different residues, by which they are ordered.
 
-        It is the residue's own number for small fractions such as 1/2 or -3/10, else the signed representative. So a residue that
-        must be such a fraction, as the 0 that a mask gives, compares as the fraction does.
+        It is the residue's own number for small fractions such as 1/2 or -3/10, and for integers. So a residue that must be such
+        a number, as the 0 that a mask gives, compares as the number does. All others lie between -8 and 8, by their signed
+        representatives: half of them between the bounds of `clip(x, -4, 4)`. They are odd multiples of 2**-28, which no small
+        fraction is.
         """
+        signed = self.signed(a)
         numerators = self.signed(self.multiply(a, np.uint64(DENOMINATOR)))
-        is_small = np.abs(numerators) <= SMALL_NUMERATOR
-        return np.where(is_small, numerators / DENOMINATOR, self.signed(a))
+        spread = np.where(np.abs(signed) <= INTEGERS, signed, (2 * signed + 1) * 2.0**-28)
+        return np.where(np.abs(numerators) <= SMALL_NUMERATOR, numerators / DENOMINATOR, spread)
 
     def from_integers(self, numbers: Array) -> Array:
         """Return the residues of integers or truth values."""
