@@ -38,6 +38,27 @@ def test_errors_have_codes_and_the_users_line() -> None:
     assert code_of(lambda x: jax.experimental.io_callback(lambda y: y, x, x), x) == "E805"
 
 
+def test_one_name_is_one_dimension() -> None:
+    """Axes that nothing in the function links are linked by the user's name."""
+    args = array(4, 6), array(6, 3)
+    apart = mtfc.from_jax(lambda x, y: (x * 2, y * 3), *args)
+    linked = mtfc.from_jax(
+        lambda x, y: (x * 2, y * 3), *args, names={"x": "rows shared", "y": "shared columns"}
+    )
+    assert len(apart.dims) == 4
+    assert linked.dims == {"shared": 6, "rows": 4, "columns": 3}
+
+
+@pytest.mark.parametrize("text", ["same same", "repeat rows", "params rows", "a-b rows"])
+def test_names_that_cannot_be_given(text: str) -> None:
+    """An array has no dimension twice, and the language's words and signs name nothing."""
+    assert code_of(lambda x: x, array(4, 4), names={"x": text}) == "E803"
+
+
+def test_one_name_of_two_sizes_is_refused() -> None:
+    assert code_of(lambda x, y: (x, y), array(4), array(6), names={"x": "n", "y": "n"}) == "E803"
+
+
 def test_prints_are_left_out() -> None:
     def printing(x: Any) -> Any:
         jax.debug.print("{}", x)

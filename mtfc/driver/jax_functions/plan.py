@@ -198,6 +198,9 @@ class Plan:
 
         @public
         def planned(*args: Any, **kwargs: Any) -> Any:
+            kinds = jax.sharding.get_abstract_mesh().axis_types
+            if any(kind == jax.sharding.AxisType.Explicit for kind in kinds):
+                raise UsageError("`apply` needs a mesh whose axes have the type Auto, such as `plan.mesh`")
             return jax.tree.unflatten(flat.out_tree, evaluate(self._leaves(args, kwargs)))
 
         planned.__name__ = getattr(self.function, "__name__", "planned")

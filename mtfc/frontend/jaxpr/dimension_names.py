@@ -9,25 +9,33 @@ from typing import Any
 
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.core import Role
-from mtfc.frontend.jaxpr.factors import Axis, leaves
+from mtfc.frontend.jaxpr.factors import Axis, leaves, size_of, unite
 from mtfc.frontend.jaxpr.flat import Flat, definition, refused
+from mtfc.frontend.syntax.lexer import RESERVED
 
 GivenNames = Mapping[str, str]
 """Pattern of a leaf's place -> names of its axes: `{"ids": "batch length", "**/up/kernel": "embed (heads head_dim)"}`."""
+
+OTHERS = frozenset({"params", "optimizer", "value", "allow"})
+"""Words that mean something else in a layout."""
 
 GIVEN, BATCH, PLACE = 0, 1, 2
 """Ranks of names, the best first: those of the user, the batch, and those by place, earlier arguments first."""
 
 
 def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Callable[..., Any]) -> None:
-    """Add names to the factors of all arguments. Raises `CompileError` for patterns that fit nothing, or not the array."""
+    """Add names to the factors of all arguments. Axes to which the user gives one name become one dimension.
+
+    Raises `CompileError` for patterns that fit nothing, or not the array.
+    """
     places = [place(flat, path) for path in flat.inputs]
     used: set[str] = set()
+    named: dict[str, Axis] = {}
     for order, (var, text, role) in enumerate(zip(flat.body.arguments, places, roles, strict=False)):
         pattern = next((each for each in names if matches(each, text)), None)
         used |= {each for each in names if matches(each, text)}
         if pattern is not None:
-            _give(var.axes, names[pattern], text, function)
+            _give(var.axes, names[pattern], text, function, named)
         last = [part for part in text.removesuffix("/value").split("/") if not part.isdigit()][-2:]
         for j, each in enumerate(var.axes):
             is_batch = role == "input" and j == 0
@@ -63,21 +71,38 @@ def _want(factors: Axis, rank: int, name: str) -> None:
         factor.wanted.append((rank, name if len(own) == 1 else f"{name}_{'abcdefgh'[i % 8]}"))
 
 
-def _give(axes: Sequence[Axis], text: str, where: str, function: Callable[..., Any]) -> None:
+def _give(
+    axes: Sequence[Axis], text: str, where: str, function: Callable[..., Any], named: dict[str, Axis]
+) -> None:
     """Give an array's factors the user's names. Parentheses group the names of one axis's factors; `_` names nothing."""
     groups = re.findall(r"\(([^)]*)\)|(\S+)", text)
     if len(groups) != len(axes):
         raise _wrong(f"`names` gives {where} {len(groups)} names, and it has {len(axes)} axes", function)
     for (grouped, single), each in zip(groups, axes, strict=True):
         own, given = leaves(each), grouped.split() or [single]
-        if len(given) == 1 and given != ["_"]:
-            _want(each, GIVEN, given[0])
+        if len(given) == 1:
+            parts: list[tuple[str, Axis]] = [(given[0], each)]
         elif len(given) == len(own):
-            for factor, name in zip(own, given, strict=True):
-                factor.wanted.append((GIVEN, name))
-        elif given != ["_"]:
+            parts = [(name, (factor,)) for factor, name in zip(own, given, strict=True)]
+        else:
             sizes = ", ".join(str(factor.size) for factor in own)
             raise _wrong(f"an axis of {where} has factors of sizes {sizes}, and names ({grouped})", function)
+        for name, part in parts:
+            if name != "_" and part:
+                _unite_named(name, part, where, function, named)
+
+
+def _unite_named(
+    name: str, part: Axis, where: str, function: Callable[..., Any], named: dict[str, Axis]
+) -> None:
+    """Give a name to an axis, and make the axis the same as others of this name."""
+    if not name.isidentifier() or name in RESERVED | OTHERS:
+        raise _wrong(f"`{name}` cannot name a dimension of {where}", function)
+    if not unite(named.setdefault(name, part), part):
+        sizes = {size_of(leaves(each)) for each in (named[name], part)}
+        why = f"sizes {' and '.join(map(str, sorted(sizes)))}" if len(sizes) > 1 else "places in one array"
+        raise _wrong(f"`{name}` names dimensions of different {why}, one of them of {where}", function)
+    _want(part, GIVEN, name)
 
 
 def _wrong(message: str, function: Callable[..., Any], places: Sequence[str] = ()) -> CompileError:
