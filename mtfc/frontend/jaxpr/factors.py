@@ -54,7 +54,7 @@ def leaves(factors: Iterable[Factor]) -> Axis:
     """Return the factors of which the given ones consist, none of them split."""
     found: list[Factor] = []
     for factor in factors:
-        root = factor.root()
+        root = factor if factor.united is None else factor.root()
         found += leaves(root.parts) if root.parts else (root,)
     return tuple(found)
 
@@ -89,7 +89,10 @@ def cut(factors: Sequence[Factor], sizes: Sequence[int]) -> tuple[Axis, ...] | N
 
 def refine(a: Sequence[Factor], b: Sequence[Factor]) -> bool:
     """Split the factors of two axes until they have the same sizes. Return False if no factorization serves both."""
-    bounds = sorted({*_minor(f.size for f in leaves(a)), *_minor(f.size for f in leaves(b))})
+    own, other = ([f.size for f in leaves(each)] for each in (a, b))
+    if own == other:
+        return True
+    bounds = sorted({*_minor(own), *_minor(other)})
     if not _divides(bounds):
         return False
     sizes = [high // low for low, high in pairwise(bounds)][::-1]
@@ -101,6 +104,8 @@ def refine(a: Sequence[Factor], b: Sequence[Factor]) -> bool:
 
 def unite(a: Sequence[Factor], b: Sequence[Factor]) -> bool:
     """Make two axes the same. Return False, and change no result, if an array would have a factor twice."""
+    if leaves(a) == leaves(b):
+        return True
     if size_of(a) != size_of(b) or not refine(a, b):
         return False
     pairs = [(x, y) for x, y in zip(leaves(a), leaves(b), strict=True) if x is not y]
