@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import product
+from math import prod
+from types import ModuleType
 
+import attrs
 import pytest
 
 from mtfc.backends import hlo
 from mtfc.backends.common.devices import Unavailable
-from mtfc.backends.jax import tpu_compiler
+from mtfc.backends.jax import backend, tpu_compiler
 from tests.harness import lowered
+
+
+def jax_module(source: str) -> ModuleType:
+    """Return the JAX module of a program, not bound to a mesh."""
+    module = ModuleType("generated")
+    exec(backend.generate(lowered(source)), vars(module))
+    return module
 
 
 def test_without_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +47,57 @@ model net(x: [a, b]) {
     cycles = hlo.cycles(tpu_compiler.compiled(lowered(text), "v5e:2x2", "forward").as_text())
     flops = 2 * 8192 * 4096 * 4096 / 4
     assert flops / 197e12 < cycles / tpu_compiler.CLOCKS["v5e"] < 2 * flops / 197e12
+
+
+@attrs.frozen
+class Chip:
+    """A TPU chip at its place, as JAX describes one."""
+
+    id: int
+    coords: tuple[int, ...]
+    platform: str = "tpu"
+    device_kind: str = "TPU v5"
+    core_on_chip: int = 0
+    slice_index: int = 0
+    process_index: int = 0
+
+
+def mesh_text(shape: Sequence[int]) -> str:
+    """Return a JAX module for a mesh."""
+    axes = ", ".join(f"a{i}: {size}" for i, size in enumerate(shape))
+    return f"""\
+dim d = {prod(shape)}
+mesh grid = [{axes}]
+layout split on grid = {{ d: ({", ".join(f"a{i}" for i in range(len(shape)))}) }}
+model net(x: [d]) {{
+  y = x + 1.0
+  return y
+}}
+"""
+
+
+SHAPES = [(64,), (8, 8), (2, 32), (32, 2), (16, 4), (4, 4, 4), (2, 2, 16), (2, 16, 2)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_mesh_may_split_physical_axes(shape: tuple[int, ...]) -> None:
+    """Every mesh lies on a torus of 4 x 4 x 4 chips, also one whose axes are parts of the torus's."""
+    jax = pytest.importorskip("jax")
+    chips = [Chip(i, place) for i, place in enumerate(product(range(4), repeat=3))]
+    module = jax_module(mesh_text(shape))
+    mesh = module.make_mesh(chips)
+    assert mesh.devices.shape == shape
+    assert {chip.id for chip in mesh.devices.flat} == set(range(64))
+    assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
+@pytest.mark.parametrize(
+    "name", ["v2:4x4", "v3:4x4", "v4:4x4x4", "v4:4x4x8", "v5p:4x4x4", "v5p:8x8x8", "v5e:16x16", "v6e:8x16"]
+)
+def test_every_mesh_starts_on_every_topology(name: str) -> None:
+    """All meshes of two axes start on the devices that libtpu describes."""
+    chips = tpu_compiler.topology(name)
+    for first in (size for size in range(2, len(chips)) if len(chips) % size == 0):
+        shape = (first, len(chips) // first)
+        assert jax_module(mesh_text(shape)).make_mesh(chips).devices.shape == shape

@@ -66,7 +66,8 @@ IMPORTS = (
     (r"\bjnp\.", "import jax.numpy as jnp"),
     (r"\bnp\.", "import numpy as np"),
     (r"\blax\.", "from jax import lax"),
-    (r"\bAxisType\.", "from jax.sharding import AxisType"),
+    (r"\bmesh_utils\.", "from jax.experimental import mesh_utils"),
+    (r"\bMesh\(", "from jax.sharding import AxisType, Mesh"),
     (r"\bP\(", "from jax.sharding import PartitionSpec as P"),
     (r"\bmapped_call\(", "from mtfc.compiler.ir.ops.calls import mapped_call"),
 )
@@ -104,7 +105,7 @@ PRELUDE, RANDOM = ("common/checks.py", "jax/prelude.py"), ("common/random_number
 
 DRAWING = "# From here on: random numbers, with the same bits on all devices and in NumPy.\n"
 
-RESERVED = frozenset({"jax", "jnp", "lax", "np", "P", *definitions(PRELUDE), *definitions(RANDOM)})
+RESERVED = frozenset({"jax", "jnp", "lax", "np", "P", "Mesh", *definitions(PRELUDE), *definitions(RANDOM)})
 """The names that a generated function uses of its module."""
 
 
@@ -144,11 +145,16 @@ def _dtype(dtype: str) -> str:
 
 
 def _make_mesh(mesh: Mesh) -> str:
+    """Return the definition of `make_mesh`.
+
+    A mesh axis may lie on parts of a TPU's physical axes. `jax.make_mesh` splits these on v5e alone, and fails elsewhere.
+    """
     return f'''\
 def make_mesh(devices=None):
     """Return the mesh `{mesh.name}` over the given devices, by default JAX's first {mesh.devices}."""
-    auto = (AxisType.Auto,) * len(MESH)
-    return jax.make_mesh(tuple(MESH.values()), tuple(MESH), auto, devices=devices)
+    first = (jax.devices() if devices is None else devices)[:{mesh.devices}]
+    placed = mesh_utils.create_device_mesh(tuple(MESH.values()), first, allow_split_physical_axes=True)
+    return Mesh(placed, tuple(MESH), axis_types=(AxisType.Auto,) * len(MESH))
 '''
 
 

@@ -74,6 +74,7 @@ class Plan:
     def mesh(self) -> Any:
         """The `jax.sharding.Mesh`, on the devices of this process. Raises `Unavailable`."""
         import jax
+        from jax.experimental import mesh_utils
 
         from mtfc.backends.common.devices import Unavailable
 
@@ -84,8 +85,8 @@ class Plan:
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={needed} before JAX starts"
             )
         shape, names = tuple(self.case.mesh.sizes.values()), self.case.mesh.names
-        kinds = (jax.sharding.AxisType.Auto,) * len(names)
-        return jax.make_mesh(shape, names, kinds, devices=jax.devices()[:needed])
+        placed = mesh_utils.create_device_mesh(shape, jax.devices()[:needed], allow_split_physical_axes=True)
+        return jax.sharding.Mesh(placed, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names))
 
     @cached_property
     def stored(self) -> Mapping[str, Mapping[str, Axes]]:
