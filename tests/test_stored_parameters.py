@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import attrs
@@ -18,6 +19,7 @@ from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
 from mtfc.frontend.syntax.format import format_source
 from tests.harness import (
+    KIND_OF,
     SINGLE,
     call,
     communication,
@@ -288,3 +290,19 @@ def test_explain_names_each_array() -> None:
     sent = sent_arrays(program.function("step"), program.placed_on, program.layout)
     stored = {cause.what for each in sent if each.kind == "all_gather" for cause in each.causes}
     assert stored == {"stores d in parts", "stores hidden in parts"}
+
+
+def test_gradients_alone_send_what_a_step_sends() -> None:
+    """`value_and_grad` scatters the gradients of a loop layer by layer in bf16, as the training step does."""
+    file = Path(__file__).parents[1] / "examples" / "llama.mtf"
+    selection = choose(file.read_text("utf-8"), str(file), Choice(None, "fsdp"))
+    program = selection.cases[0].lower(selection.program, "module")
+
+    def sent(name: str) -> Counter[tuple[str, str]]:
+        """Return the types of sent arrays, without the norms that only the update needs."""
+        body = (eqn for eqn in walk(program.function(name).body) if eqn.stage != "update")
+        return Counter((eqn.op, str(v.type)) for eqn in body if eqn.op in KIND_OF for v in eqn.operands)
+
+    alone, step = sent("batch_gradients"), sent("step")
+    assert alone == step
+    assert not any(kind == "all_reduce" and "layers" in type for kind, type in alone)

@@ -6,7 +6,7 @@ the rules may leave a tensor whole on every processor. That takes an all-gather 
 Equations are visited from last to first, so that a chain follows its end. Three kinds of equations keep the layout of the rules:
 equations that reduce a dimension, equations that may add pending sums, which `place-reductions` completes together, and casts of
 pending sums that are to be completed in the wider dtype. A loop's yielded output takes the placement that all uses of the stack
-need, if that is smaller. So a gradient is scattered layer by layer.
+need, if that is smaller. So a gradient is scattered layer by layer. An output that replaces an argument is a use, too.
 
 Input:   %r: f32[c, b] = rename %x (a -> c) layout {}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}       x is [a{all}, b]
 Output:  %r: f32[c, b] = rename %x (a -> c) layout {b: all}; %s: f32[c, d] = rename %r (b -> d) layout {d: all}
@@ -60,14 +60,22 @@ def fixed(function: Function, named: set[str]) -> set[LayoutTarget]:
     return paths.union(each for each, name in names.items() if name in named)
 
 
-def inner_uses(function: Function) -> dict[Value, list[tuple[Equation, int]]]:
-    """Return (equation, operand number) pairs of the uses of each value that is not an output."""
-    uses: dict[Value, list[tuple[Equation, int]]] = {}
+Use = tuple[Equation, int] | Output
+"""An equation with the number of the operand, or an output that replaces an argument."""
+
+
+def placed_uses(function: Function) -> dict[Value, list[Use]]:
+    """Return the uses of each value whose placement is free: not of values that are outputs and replace no argument."""
+    uses: dict[Value, list[Use]] = {}
     for eqn in function.body:
         for i, value in enumerate(eqn.operands):
             uses.setdefault(value, []).append((eqn, i))
     for output in function.outputs:
-        uses.pop(output.value, None)
+        if output.updates is not None:
+            uses.setdefault(output.value, []).append(output)
+    for output in function.outputs:
+        if output.updates is None:
+            uses.pop(output.value, None)
     return uses
 
 
@@ -88,7 +96,7 @@ class LayoutPropagator:
             self.placed[argument.value] = argument.value.type.split_by(argument.layout or {})
         for eqn in function.body:
             self._place(eqn)
-        uses = inner_uses(function)
+        uses = placed_uses(function)
         for eqn in reversed(function.body):
             if eqn.regions:
                 self.changed[eqn] = self._loop(eqn, uses)
@@ -96,7 +104,7 @@ class LayoutPropagator:
                 self._follow(eqn, uses[eqn.result])
         return attrs.evolve(function, body=tuple(self.changed.get(eqn, eqn) for eqn in function.body))
 
-    def _loop(self, eqn: Equation, uses: Mapping[Value, list[tuple[Equation, int]]]) -> Equation:
+    def _loop(self, eqn: Equation, uses: Mapping[Value, list[Use]]) -> Equation:
         region = region_of(eqn)
         outputs = tuple(
             output
@@ -112,7 +120,7 @@ class LayoutPropagator:
             self.placed[result] = result.type.split_by(output.layout or {})
         return changed
 
-    def _yielded(self, output: Output, dim: Dim, uses: list[tuple[Equation, int]]) -> Output:
+    def _yielded(self, output: Output, dim: Dim, uses: list[Use]) -> Output:
         """Return the output as all uses of the stack need it, if that is smaller than its present placement."""
         wanted = dict.fromkeys(self._wanted(use) for use in uses)
         if len(wanted) != 1:
@@ -156,10 +164,12 @@ class LayoutPropagator:
             for group in pending_groups(opdef, eqn, self._may_be_pending(axis))
         )
 
-    def _wanted(self, use: tuple[Equation, int]) -> TensorType:
+    def _wanted(self, use: Use) -> TensorType:
+        if isinstance(use, Output):
+            return use.value.type.split_by(use.layout or {})
         return needed_type(self.changed.get(use[0], use[0]), use[1])
 
-    def _follow(self, eqn: Equation, uses: list[tuple[Equation, int]]) -> None:
+    def _follow(self, eqn: Equation, uses: list[Use]) -> None:
         """Choose the cheapest of three layouts: the present one, that of all uses, and that of the only operand."""
         wanted = dict.fromkeys(self._wanted(use) for use in uses)
         layouts = [layout for layout in self._candidates(eqn, list(wanted)) if layout != eqn.layout]
