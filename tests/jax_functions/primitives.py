@@ -142,11 +142,24 @@ SHAPES: Mapping[str, Case] = {
         "slices": lambda x: (x[2:5], x[::2, 1:5], x[-1], x[:, 3], x[:, :3], x[:, 3:]),
         "splits": lambda x: (*jnp.split(x, 3, 1), *jnp.split(x, [2], 0)),
         "flip": lambda x: (jnp.flip(x, 0), jnp.flip(x)),
+        "unstack": lambda x: (*jnp.unstack(x, axis=1), sum(jnp.unstack(x))),
+        "empty": lambda x: (
+            jnp.concatenate([x[:0], x, x[:, :0].T[:, :6].reshape(0, 6)]),
+            jnp.pad(x[3:3], ((2, 1), (0, 0)), constant_values=4.0),
+            x[:0].sum(0) + x[:, :0] @ x[:0],
+            lax.scan(lambda c, u: (c + u, c.sum()), x[0], x[:0])[0],
+            lax.split(x, (8, 0), 0)[0] * 2,
+        ),
+        "associative_scan": lambda x: lax.associative_scan(jnp.multiply, x[:7], axis=1),
         "roll": lambda x: jnp.roll(x, 3, 1),
         "pad": lambda x: (
             jnp.pad(x, ((1, 1), (0, 2)), constant_values=2.0),
             lax.pad(x, 0.0, ((-1, 2, 0), (0, 0, 1))),
             lax.pad(x, 0.0, ((8, 16, 0), (0, 0, 0))),
+            lax.pad(x, 0.0, ((-7, 2, 0), (-2, 1, 0))),
+            lax.pad(jnp.broadcast_to(x[:1], (5, 6)), 0.0, ((-2, 1, 0), (1, 0, 0))),
+            lax.pad(x, x[0, 0], ((1, 0, 0), (6, 0, 0))),
+            lax.pad((x * 9).astype(int), jnp.max(x).astype(int), ((-1, 2, 0), (0, 0, 1))),
         ),
         "tile": lambda x: jnp.tile(x, (2, 3)),
         "iota": lambda x: x + jnp.arange(6) + lax.broadcasted_iota(jnp.float32, (8, 6), 0),
@@ -176,6 +189,10 @@ SHAPES: Mapping[str, Case] = {
         "jitted": jax.jit(lambda x: jax.jit(lambda z: z + 1)(x) * 2),
         "hessian": lambda x: jax.hessian(lambda r: jnp.sum(jnp.tanh(r) ** 3))(x[0]),
         "svd_free": lambda x: jnp.linalg.matrix_power(x[:6], 3),
+        "equal_calls": lambda x: (
+            jnp.linalg.cholesky(x[:4] @ x[:4].T + 9 * jnp.eye(4)).reshape(2, 2, 4),
+            jnp.linalg.cholesky(x[4:] @ x[4:].T + 9 * jnp.eye(4)),
+        ),
         "cholesky": lambda x: jnp.linalg.cholesky(x[:6] @ x[:6].T + 9 * jnp.eye(6)),
     }.items()
 }
@@ -227,6 +244,10 @@ WINDOWS: Mapping[str, Case] = {
     "sum_pool": (lambda x: pool(x, lax.add, 0.0, 2, 2, "VALID"), ((4, 8, 8, 4),)),
     "max_pool_gradient": (
         lambda x: jax.grad(lambda z: (pool(z, lax.max, -jnp.inf, 3, 2, "SAME") ** 2).sum())(x),
+        ((4, 8, 8, 4),),
+    ),
+    "max_pool_with_a_rest": (
+        lambda x: jax.grad(lambda z: (pool(z, lax.max, -jnp.inf, 3, 2, "VALID") ** 2).sum())(x),
         ((4, 8, 8, 4),),
     ),
     "sum_pool_gradient": (

@@ -356,8 +356,9 @@ def _same_windows(one: WindowTensor, other: WindowTensor) -> bool:
 
 
 def _pooled_dim(w: SlidingDim) -> PooledDim:
+    """Elements after the last window need no negative padding, with which JAX's derivative of a maximum fails."""
     g = w.geometry
-    padding = (g.before, g.stride * (g.out.size - 1) + g.extent - g.before - g.source.size)
+    padding = (g.before, max(0, g.stride * (g.out.size - 1) + g.extent - g.before - g.source.size))
     return PooledDim(size=g.kernel.size, stride=g.stride, padding=padding, dilation=g.dilation, value=w.value)
 
 

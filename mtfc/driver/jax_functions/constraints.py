@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mtfc.frontend.jaxpr.flat import INLINED, AppliedPrimitive, Body, Flat, Var, bound
+from mtfc.frontend.jaxpr.flat import INLINED, AppliedPrimitive, Body, Flat, Var, bound, makes_step
 
 CONSTRAINED = frozenset(
     {"dot_general", "conv_general_dilated", "gather", "scatter-add", "scatter_add", "cumsum", "top_k"}
@@ -72,10 +72,10 @@ def _applied(
     if inner is not None:
         _skip(inner, steps)
         return _bound(eqn, operands)
-    if not eqn.outvars:
+    if not makes_step(eqn):
         return _bound(eqn, operands)
     step = next(steps)
-    if name == "scan":
+    if step.bodies:
         return _scanned(eqn, operands, step.bodies[0], constrain)
     found = _bound(eqn, operands)
     if name in CONSTRAINED:
@@ -93,7 +93,7 @@ def _skip(closed: Any, steps: Iterator[AppliedPrimitive]) -> None:
         name = eqn.primitive.name
         inner = eqn.params.get(INLINED[name]) if name in INLINED else None
         if inner is None:
-            if eqn.outvars:
+            if makes_step(eqn):
                 next(steps)
             continue
         if name in RECOMPUTED and eqn.params.get("prevent_cse", True):

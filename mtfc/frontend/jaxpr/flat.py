@@ -79,6 +79,14 @@ class Number:
         return ()
 
 
+@attrs.frozen
+class Empty:
+    """An array without elements. No step makes it, and no step of the program reads it."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
 Operand = Var | Number
 
 
@@ -225,6 +233,41 @@ def _span_of_error(error: Exception) -> Span | None:
     return place
 
 
+Env = dict[Any, Operand | Empty]
+"""Variable of a jaxpr -> what stands for it."""
+
+
+def makes_step(eqn: Any) -> bool:
+    """Return False for an equation that makes no elements, or joins one array with empty ones."""
+    if eqn.primitive.name == "concatenate" and sum(map(_has_elements, eqn.invars)) == 1:
+        return False
+    return any(map(_has_elements, eqn.outvars))
+
+
+def _has_elements(var: Any) -> bool:
+    return 0 not in getattr(var.aval, "shape", ())
+
+
+class _WithEmpty:
+    """A primitive with empty operands, which it makes itself, or empty results, which it drops."""
+
+    multiple_results = True
+
+    def __init__(self, eqn: Any, operands: Sequence[Operand | Empty]) -> None:
+        self.eqn, self.operands = eqn, operands
+
+    def get_bind_params(self, params: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+        return (), {}
+
+    def bind(self, *given: Any) -> list[Any]:
+        from jax import numpy as jnp
+
+        rest, eqn = iter(given), self.eqn
+        every = [jnp.zeros(x.shape, x.dtype) if isinstance(x, Empty) else next(rest) for x in self.operands]
+        found = bound(eqn.primitive, every, eqn.params)
+        return [x for x, var in zip(found, eqn.outvars, strict=True) if _has_elements(var)]
+
+
 class _Flattener:
     """Inlines calls, and makes variables."""
 
@@ -245,31 +288,42 @@ class _Flattener:
             data = jax.eval_shape(jax.random.key_data, struct(shape, dtype))
             return Var(self._count, tuple(data.shape), "u32", key=str(dtype._impl.name))
         name = DTYPES.get(dtype.name)
-        if name is None or 0 in shape:
-            what = f"has dtype {dtype.name}" if name is None else f"has shape {list(shape)}"
-            help = f"the dtypes are {', '.join(DTYPES)}" if name is None else None
-            raise refused("E804", f"an array {what}, which no program has", span or self.place, help)
+        if name is None:
+            message = f"an array has dtype {dtype.name}, which no program has"
+            raise refused("E804", message, span or self.place, f"the dtypes are {', '.join(DTYPES)}")
+        if 0 in shape:
+            raise self._without_elements(shape, span)
         return Var(self._count, shape, name)
 
     def top(self, closed: Any) -> Body:
         arguments = tuple(self.var(v.aval) for v in closed.jaxpr.invars)
-        env: dict[Any, Operand] = dict(zip(closed.jaxpr.invars, arguments, strict=True))
+        env: Env = dict(zip(closed.jaxpr.invars, arguments, strict=True))
         steps: list[AppliedPrimitive] = []
-        outputs = self._inline(closed, env, steps, None)
+        outputs = self._outputs(closed, env, steps)
         return Body((*arguments, *self._constant_vars.values()), steps, outputs)
 
     def _body(self, closed: Any) -> Body:
         arguments = tuple(self.var(v.aval) for v in closed.jaxpr.invars)
         steps: list[AppliedPrimitive] = []
-        env: dict[Any, Operand] = dict(zip(closed.jaxpr.invars, arguments, strict=True))
+        env: Env = dict(zip(closed.jaxpr.invars, arguments, strict=True))
         before = len(self._constant_vars)
-        outputs = self._inline(closed, env, steps, None)
+        outputs = self._outputs(closed, env, steps)
         assert len(self._constant_vars) == before, "JAX makes the arrays that a body closes over its operands"
         return Body(arguments, steps, outputs)
 
+    def _outputs(self, closed: Any, env: Env, steps: list[AppliedPrimitive]) -> tuple[Operand, ...]:
+        found = self._inline(closed, env, steps, None)
+        for x in found:
+            if isinstance(x, Empty):
+                raise self._without_elements(x.shape, None)
+        return tuple(x for x in found if not isinstance(x, Empty))
+
+    def _without_elements(self, shape: Sequence[int], span: Span | None) -> CompileError:
+        return refused("E804", f"an array has shape {[*shape]}, which no program has", span or self.place)
+
     def _inline(
-        self, closed: Any, env: dict[Any, Operand], steps: list[AppliedPrimitive], outer: Span | None
-    ) -> tuple[Operand, ...]:
+        self, closed: Any, env: Env, steps: list[AppliedPrimitive], outer: Span | None
+    ) -> tuple[Operand | Empty, ...]:
         """Add the steps of a jaxpr, whose arguments `env` has, and return its outputs. outer: the place of the call."""
         jaxpr = getattr(closed, "jaxpr", closed)
         for var, value in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=False):
@@ -278,9 +332,7 @@ class _Flattener:
             self._equation(eqn, env, steps, outer)
         return tuple(self._operand(v, env) for v in jaxpr.outvars)
 
-    def _equation(
-        self, eqn: Any, env: dict[Any, Operand], steps: list[AppliedPrimitive], outer: Span | None
-    ) -> None:
+    def _equation(self, eqn: Any, env: Env, steps: list[AppliedPrimitive], outer: Span | None) -> None:
         operands = tuple(self._operand(v, env) for v in eqn.invars)
         name, span = eqn.primitive.name, _span(eqn.source_info.traceback) or outer
         inner = eqn.params.get(INLINED[name]) if name in INLINED else None
@@ -289,46 +341,57 @@ class _Flattener:
             if name in RECOMPUTING and eqn.params.get("prevent_cse", True):
                 operands = self._barrier(operands, eqn, span, steps)
             offset = len(operands) - len(jaxpr.invars)
-            inside: dict[Any, Operand] = dict(zip(jaxpr.invars, operands[offset:], strict=True))
+            inside: Env = dict(zip(jaxpr.invars, operands[offset:], strict=True))
             found = self._inline(inner, inside, steps, span)
             env.update(zip(eqn.outvars, found, strict=True))
             return
-        if not eqn.outvars:  # debugging prints; `plan.apply` keeps them
+        if not makes_step(eqn):  # debugging prints, too; `plan.apply` keeps them
+            found = tuple(x for x in operands if not isinstance(x, Empty))
+            env.update(
+                {v: found[0] if _has_elements(v) else Empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars}
+            )
             return
         if any("Ordered" in type(effect).__name__ or "IO" in type(effect).__name__ for effect in eqn.effects):
             message = f"`{name}` has a side effect, which a program on many processors cannot keep in order"
             raise refused("E805", message, span or self.place, "leave it out of the imported function")
-        results = tuple(self.var(v.aval, span) for v in eqn.outvars)
+        env.update({v: Empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars if not _has_elements(v)})
+        made = [v for v in eqn.outvars if _has_elements(v)]
+        name, bind, params, given = _without_empty(eqn, operands)
+        results = tuple(self.var(v.aval, span) for v in made)
         bodies = (self._body(eqn.params["jaxpr"]),) if name == "scan" else ()
-        steps.append(
-            AppliedPrimitive(name, eqn.primitive, eqn.params, operands, results, span, _stage(eqn), bodies)
-        )
-        env.update(zip(eqn.outvars, results, strict=True))
+        steps.append(AppliedPrimitive(name, bind, params, given, results, span, _stage(eqn), bodies))
+        env.update(zip(made, results, strict=True))
 
     def _barrier(
-        self, operands: tuple[Operand, ...], eqn: Any, span: Span | None, steps: list[AppliedPrimitive]
-    ) -> tuple[Operand, ...]:
+        self,
+        operands: tuple[Operand | Empty, ...],
+        eqn: Any,
+        span: Span | None,
+        steps: list[AppliedPrimitive],
+    ) -> tuple[Operand | Empty, ...]:
         """Return the operands of a computation that must not be merged with an equal one."""
-        arrays = [x for x in operands if isinstance(x, Var)]
         copies: dict[Operand, Var] = {}
-        for x in arrays:
-            self._count += 1
-            copies[x] = Var(self._count, x.shape, x.dtype, x.key)
+        for x in operands:
+            if isinstance(x, Var):
+                self._count += 1
+                copies[x] = Var(self._count, x.shape, x.dtype, x.key)
         made = tuple(copies.values())
         steps.append(
             AppliedPrimitive("optimization_barrier", None, {}, tuple(copies), made, span, _stage(eqn))
         )
-        return tuple(copies.get(x, x) for x in operands)
+        return tuple(copies[x] if isinstance(x, Var) else x for x in operands)
 
-    def _operand(self, v: Any, env: Mapping[Any, Operand]) -> Operand:
+    def _operand(self, v: Any, env: Env) -> Operand | Empty:
         if hasattr(v, "val"):
             return self._constant(v.val)
         return env[v]
 
-    def _constant(self, value: Any) -> Operand:
+    def _constant(self, value: Any) -> Operand | Empty:
         """Return a scalar as a number, and an array as a further argument."""
         import numpy as np
 
+        if 0 in getattr(value, "shape", ()):
+            return Empty(value.shape, value.dtype)
         if not hasattr(value, "shape") or (value.shape == () and value.dtype.name in DTYPES):
             array = np.asarray(value)
             dtype = DTYPES.get(str(getattr(value, "dtype", array.dtype)))
@@ -339,6 +402,26 @@ class _Flattener:
             self.constants.append(value)
             self._constant_vars[key] = self.var(value)
         return self._constant_vars[key]
+
+
+def _without_empty(
+    eqn: Any, operands: Sequence[Operand | Empty]
+) -> tuple[str, Any, Mapping[str, Any], tuple[Operand, ...]]:
+    """Return the name, the primitive, the parameters and the operands of an equation without its empty arrays.
+
+    Joining and splitting do without them, and an empty array with padding is the padding. Any other equation becomes a call.
+    """
+    name, given = eqn.primitive.name, tuple(x for x in operands if not isinstance(x, Empty))
+    if len(given) == len(operands) and all(map(_has_elements, eqn.outvars)):
+        return name, eqn.primitive, eqn.params, given
+    if name == "concatenate":
+        return name, eqn.primitive, eqn.params, given
+    if name == "split":
+        sizes = tuple(size for size in eqn.params["sizes"] if size)
+        return name, eqn.primitive, {**eqn.params, "sizes": sizes}, given
+    if name == "pad":
+        return "broadcast_in_dim", eqn.primitive, {"broadcast_dimensions": ()}, given
+    return f"{name}_of_nothing", _WithEmpty(eqn, operands), eqn.params, given
 
 
 def bound(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:

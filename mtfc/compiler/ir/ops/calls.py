@@ -9,6 +9,7 @@ Operands and results have their mapped dimensions in front, in the order of the 
 
 from __future__ import annotations
 
+from ast import literal_eval
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -144,7 +145,12 @@ def _varying(type: Any) -> frozenset[str]:
 
 
 def _numpy_text(code: Code) -> str:
+    """Return the call. Without operands, its results lack the axes of the mesh in front."""
     call = _text(code)
+    if not code.args:
+        lead = (None,) * (len(literal_eval(code.shape)) - len(code.sizes))
+        one, several = f"np.asarray({call})[{lead}]", f"(np.asarray(x)[{lead}] for x in {call})"
+        return one if len(code.eqn.results) == 1 else several
     return f"np.asarray({call})" if len(code.eqn.results) == 1 else f"map(np.asarray, {call})"
 
 

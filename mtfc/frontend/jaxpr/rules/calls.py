@@ -164,7 +164,7 @@ def add_call(
     params: Any = None,
 ) -> Sequence[Value]:
     """Append a call. Results get their own shapes, which have one axis for each dimension."""
-    name = _name(step, operands, params)
+    name = _name(step, operands, results, params)
     sizes = [tuple(dim.size for dim in dims) for dims in results]
     FUNCTIONS[name] = partial(_shaped, function, sizes)
     return emitter.build.several(
@@ -187,10 +187,13 @@ def _identifier(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _name(step: AppliedPrimitive, operands: Sequence[Value], params: Any) -> str:
-    """Return a name that equal calls share: primitive, parameters and shapes."""
+def _name(
+    step: AppliedPrimitive, operands: Sequence[Value], results: Sequence[tuple[Dim, ...]], params: Any
+) -> str:
+    """Return a name that equal calls share: primitive, parameters, shapes, and the dimensions of operands and results."""
     shapes = [(x.shape, x.dtype) for x in (*step.operands, *step.results)]
-    text = repr((step.params if params is None else params, shapes, [v.type.dims for v in operands]))
+    dims = ([v.type.dims for v in operands], results)
+    text = repr((step.params if params is None else params, shapes, dims))
     return f"{_identifier(step.primitive)}_{sha256(text.encode()).hexdigest()[:10]}"
 
 

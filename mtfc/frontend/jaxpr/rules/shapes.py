@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from mtfc.compiler.ir.core import Value
-from mtfc.compiler.ir.types import Dim
+from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import Axis, axis, cut, leaves
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand, Var
@@ -177,6 +177,18 @@ def _link_split(linker: Linker, step: AppliedPrimitive) -> None:
         start += size
 
 
+def _link_unstack(linker: Linker, step: AppliedPrimitive) -> None:
+    (x,), j = step.operands, step.params["axis"]
+    for result in step.results:
+        linker.give(result, (*x.axes[:j], *x.axes[j + 1 :]))
+
+
+def _emit_unstack(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    (x,), j = step.operands, step.params["axis"]
+    value = emitter.operand(step, 0)
+    return [part_of(emitter, value, x.axes, j, i, 1, (), 1) for i in range(len(step.results))]
+
+
 def _emit_split(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     (x,), j, start = step.operands, step.params["axis"], 0
     value, found = emitter.operand(step, 0), []
@@ -271,8 +283,8 @@ def _emit_concatenate(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
 
 
 def _is_plain_pad(step: AppliedPrimitive) -> bool:
-    """Accept padding by a number that is written in the program."""
-    return isinstance(step.operands[1], Number) and all(
+    """Accept padding that does not both spread and cut an axis."""
+    return all(
         interior == 0 or (low >= 0 and high >= 0) for low, high, interior in step.params["padding_config"]
     )
 
@@ -300,9 +312,24 @@ def _link_pad(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_pad(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
-    (x, number), (result,) = step.operands, step.results
-    assert isinstance(number, Number)
-    value, axes = emitter.operand(step, 0), list(x.axes)
+    """Pad by a number. If it is computed, pad by 0, and choose it outside of the array."""
+    build, (x, number), value = emitter.build, step.operands, emitter.operand(step, 0)
+    if isinstance(number, Number):
+        return (_padded(emitter, step, value, number.value),)
+    moved = emitter.dims.of(f for j, *_ in _pads(step) for f in x.axes[j])
+    one = emitter.with_dims(build.constant(1.0, "f32"), moved)
+    inside = build("gt", _padded(emitter, step, one, 0.0), build.constant(0.0, "f32"))
+    padded = _padded(emitter, step, value, _zero(x.dtype))
+    return (emitter.elementwise("where", inside, padded, emitter.operand(step, 1)),)
+
+
+def _zero(dtype: str) -> bool | int | float:
+    return False if dtype == "bool" else 0.0 if dtype in FLOATS else 0
+
+
+def _padded(emitter: JaxprEmitter, step: AppliedPrimitive, value: Value, number: bool | int | float) -> Value:
+    x, (result,) = step.operands[0], step.results
+    axes = list(x.axes)
     for j, low, high, stride in _pads(step):
         target, size = result.axes[j], x.shape[j]
         is_major = leaves(axes[j]) and {*leaves(axes[j])} < {*leaves(target)}
@@ -317,26 +344,18 @@ def _emit_pad(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
         else:
             if low < 0 or high < 0:
                 kept = size + min(low, 0) + min(high, 0)
-                value = part_of(emitter, value, tuple(axes), j, max(-low, 0), 1, axis(kept), kept)
-                value, source = value, _last(value, kept)
-            else:
-                value, source = emitter.merged(value, tuple(axes), j)
+                part = axis(kept)
+                value = part_of(emitter, value, tuple(axes), j, max(-low, 0), 1, part, kept)
+                axes[j] = part
+            value, source = emitter.merged(value, tuple(axes), j)
             start, length = max(low, 0), result.shape[j]
         dim = emitter.dims.new("padded", length)
         value = emitter.build(
-            "pad", value, source=source, target=dim, before=start, stride=stride, value=_number(number)
+            "pad", value, source=source, target=dim, before=start, stride=stride, value=number
         )
         value = emitter.parted(value, dim, lead)
         axes[j] = target
-    return (value,)
-
-
-def _last(value: Value, size: int) -> Dim:
-    return value.type.dims[-1]
-
-
-def _number(number: Number) -> bool | int | float:
-    return number.value
+    return value
 
 
 # iota
@@ -365,6 +384,7 @@ RULES: dict[str, PrimitiveRule] = {
     "split": PrimitiveRule(_link_split, _emit_split),
     "concatenate": PrimitiveRule(_link_concatenate, _emit_concatenate),
     "stack": PrimitiveRule(_link_stack, _emit_stack),
+    "unstack": PrimitiveRule(_link_unstack, _emit_unstack),
     "tile": PrimitiveRule(
         _link_tile, _same, lambda step: len(step.params["reps"]) == len(step.operands[0].shape)
     ),
