@@ -229,7 +229,7 @@ def imported_program(
         found = imported(function, args, kwargs, names or {}, parameters, merge)
     except CompileError as error:
         raise CompileError(_with_lines(error)) from None
-    return ImportedProgram(found, function)
+    return ImportedProgram(found, found.flat.function)
 
 
 def _with_lines(error: CompileError) -> list[Any]:

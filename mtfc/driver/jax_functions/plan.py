@@ -184,7 +184,8 @@ class Plan:
 
         from mtfc.driver.jax_functions.constraints import constrained
 
-        if function is not None and function is not self.function:
+        known = (None, self.function, getattr(self.function, "__wrapped__", None))
+        if not any(function is each for each in known):
             raise UsageError("`apply` takes the function that was imported: import the other one, too")
 
         def constrain(x: Any, var: Any) -> Any:
@@ -220,14 +221,18 @@ class Plan:
         return spec_of(dims, rules, self.case.mesh)
 
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the leaves of arguments. Raises `ValueError` if their trees differ from those that were imported."""
-        import jax
+        """Return the leaves of arguments. Raises `UsageError` if their places or shapes are not those that were imported."""
+        from jax.tree_util import keystr, tree_flatten_with_path
 
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        if tree != self.imported.flat.in_tree:
-            raise UsageError(
-                f"the arguments have the structure {tree}, and the plan is for {self.imported.flat.in_tree}"
-            )
+        found = tree_flatten_with_path((args, kwargs))[0]
+        given = [keystr(path[1:]) for path, _ in found]
+        known = [keystr(path[1:]) for path in self.imported.flat.inputs]
+        if given != known:
+            other = next((place for place in given if place not in known), None)
+            missing = next((place for place in known if place not in given), None)
+            what = f"an array at {other}" if other is not None else f"no array at {missing}"
+            raise UsageError(f"the arguments have {what}, and a structure other than that of the plan")
+        leaves = [leaf for _, leaf in found]
         for leaf, x in zip(self._arguments, leaves, strict=True):
             shape = leaf.shape if leaf.key is None else leaf.shape[:-1]
             if tuple(getattr(x, "shape", ())) != shape:

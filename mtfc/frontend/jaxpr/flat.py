@@ -16,6 +16,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.compiler.ir.core import Stage
+from mtfc.frontend.jaxpr.changed_objects import returning_changed
 from mtfc.frontend.jaxpr.factors import Axis
 
 DTYPES = {
@@ -133,6 +134,7 @@ class Body:
 class Flat:
     """A traced function. paths: the place of each argument and output in the pytrees. constants: arrays that it closes over.
 
+    function: it returns the objects that the user's function changes, and is the user's own if that changes none.
     The last arguments of the body are the constants. `closed` is the jaxpr, and the trees give the function's own signature.
     """
 
@@ -144,16 +146,19 @@ class Flat:
     in_tree: Any
     out_tree: Any
     argument_names: tuple[str, ...]
+    function: Callable[..., Any]
 
 
 def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flat:
     """Trace a function on arguments of any pytrees. Raises `CompileError` for what no program can have."""
     import jax
-    from jax.tree_util import tree_flatten_with_path, tree_structure
 
     _check_leaves(function, args, kwargs)
     try:
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args, **kwargs)
+        functional = returning_changed(function, args, kwargs)
+        found = _flattened(functional, args, kwargs)
+        is_same = all(x in found.body.arguments for x in _objects(functional, found))
+        return found if not is_same or functional is function else _flattened(function, args, kwargs)
     except (
         jax.errors.ConcretizationTypeError,
         jax.errors.TracerArrayConversionError,
@@ -167,19 +172,32 @@ def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
             _span_of_error(error) or definition(function),
             "use `jnp.where`, `jax.lax.cond` or `jax.lax.scan` in place of Python's own `if` and `for`",
         ) from None
+
+
+def _objects(functional: Callable[..., Any], flat: Flat) -> list[Operand]:
+    """Return the arrays of the objects that a function returns anew."""
+    number = getattr(functional, "returned", 0)
+    pairs = zip(flat.outputs, flat.body.outputs, strict=True)
+    return [output for path, output in pairs if path and path[0].idx < number] if number else []
+
+
+def _flattened(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flat:
+    import jax
+    from jax.tree_util import tree_flatten_with_path, tree_structure
+
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args, **kwargs)
     flattener = _Flattener(definition(function))
     body = flattener.top(closed)
-    inputs = tuple(path for path, _ in tree_flatten_with_path((tuple(args), dict(kwargs)))[0])
-    outputs = tuple(path for path, _ in tree_flatten_with_path(shapes)[0])
     return Flat(
         body,
-        inputs,
-        outputs,
+        tuple(path for path, _ in tree_flatten_with_path((tuple(args), dict(kwargs)))[0]),
+        tuple(path for path, _ in tree_flatten_with_path(shapes)[0]),
         tuple(flattener.constants),
         closed,
         tree_structure((tuple(args), dict(kwargs))),
         tree_structure(shapes),
         _argument_names(function, len(args)),
+        function,
     )
 
 

@@ -1,0 +1,89 @@
+"""Functions of Flax NNX that change the modules and optimizers that they get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+
+import mtfc
+from tests.jax_functions.models import array
+
+
+class Network(nnx.Module):
+    def __init__(self, rngs: Any) -> None:
+        self.first = nnx.Linear(16, 32, rngs=rngs)
+        self.norm = nnx.BatchNorm(32, rngs=rngs)
+        self.second = nnx.Linear(32, 8, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.second(nnx.relu(self.norm(self.first(x))))
+
+
+def loss(model: Any, x: Any, y: Any) -> Any:
+    return ((model(x) - y) ** 2).mean()
+
+
+@nnx.jit
+def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+    value, gradients = nnx.value_and_grad(loss)(model, x, y)
+    optimizer.update(model, gradients)
+    return value
+
+
+def start() -> tuple[Any, Any]:
+    model = Network(nnx.Rngs(0))
+    return model, nnx.Optimizer(model, optax.sgd(1e-2, momentum=0.9), wrt=nnx.Param)
+
+
+def batch(seed: int) -> tuple[Any, Any]:
+    random = np.random.default_rng(seed)
+    return random.standard_normal((8, 16), np.float32), random.standard_normal((8, 8), np.float32)
+
+
+def test_a_step_returns_the_objects_that_it_changes() -> None:
+    model, optimizer = start()
+    program = mtfc.from_jax(step, model, optimizer, *batch(0))
+    roles = {leaf.name: leaf.role for leaf in program.imported.inputs}
+    assert roles["first_kernel_value"] == "parameter"
+    assert roles["opt_state_0_trace_first_kernel_value"] == "state"
+    assert roles["norm_mean_value"] == "state"  # the loss of a training step does not read it
+    assert program.imported.main.name == "step"
+
+
+def test_planned_training_is_training() -> None:
+    """Three planned steps give the model that three steps of `nnx.jit` make of the same objects in place."""
+    model, optimizer = start()
+    program = mtfc.from_jax(step, model, optimizer, *batch(0))
+    plan = program.plan({"batch": "x"}, {"x": 4})
+    planned = jax.jit(plan.apply(step))
+    found: Any = start()
+    with jax.sharding.set_mesh(plan.mesh):
+        for i in range(3):
+            *found, value = planned(*found, *batch(i))
+    for i in range(3):
+        expected = step(model, optimizer, *batch(i))
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(found[0]), jax.tree.leaves(model), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_the_callers_objects_stay_as_they_are() -> None:
+    model, optimizer = start()
+    before = np.asarray(model.first.kernel[...])
+    program = mtfc.from_jax(step, model, optimizer, *batch(0))
+    program.function(model, optimizer, *batch(0))
+    np.testing.assert_array_equal(before, model.first.kernel[...])
+
+
+def test_functions_that_change_nothing_stay_as_they_are() -> None:
+    def outputs(model: Any, x: Any) -> Any:
+        return model.second(x)
+
+    model = nnx.eval_shape(lambda: Network(nnx.Rngs(0)))
+    for function in (outputs, nnx.jit(outputs)):
+        program = mtfc.from_jax(function, model, array(8, 32))
+        assert [leaf.shape for leaf in program.imported.outputs] == [(8, 8)]
