@@ -40,7 +40,19 @@ APART = {
 }
 """(importer, imported): packages that do not use the lower one."""
 
-HEAVY = {"numpy", "jax", "scipy", "ml_dtypes", "sympy", "rich", "numba", "orbax", "grain", "safetensors"}
+HEAVY = {
+    "numpy",
+    "jax",
+    "scipy",
+    "ml_dtypes",
+    "sympy",
+    "rich",
+    "numba",
+    "orbax",
+    "grain",
+    "safetensors",
+    "keras",
+}
 
 WITH_JAX = {"mtfc.backends.jax.jax_program"}
 """Modules that import JAX at their top, because a class of theirs is registered with JAX; others import them late."""

@@ -171,6 +171,17 @@ class Plan:
             for each in unsaid(leaf, self.stored.get(leaf.name, {}), self.case.mesh)
         )
 
+    @public
+    def keras_distribution(self) -> Any:
+        """Return the `keras.distribution.ModelParallel` of the plan, for a function that was imported on variables of Keras.
+
+        Raises `ValueError` for a plan that Keras cannot express, and `Unavailable`.
+        """
+        from mtfc.driver.jax_functions.keras_distribution import model_parallel
+
+        _ = self.mesh  # raises `Unavailable` if there are too few devices
+        return model_parallel(self.imported, self.case.mesh, self.stored)
+
     # Functions
 
     @public

@@ -39,7 +39,7 @@ def _groups(flat: Flat) -> dict[tuple[str, ...], dict[str, dict[tuple[str, ...],
         lambda: defaultdict(dict)
     )
     for path, var in zip(flat.inputs, flat.body.arguments, strict=False):
-        parts = tuple(keystr((key,), simple=True) for key in path)
+        parts = (*(keystr((key,), simple=True) for key in path[:2]), *flat.parts(path))
         for i, part in enumerate(parts):
             match = NUMBER.match(part)
             if match and 1 < i < len(parts) - 1:

@@ -132,8 +132,9 @@ class Body:
 
 @attrs.frozen(eq=False)
 class Flat:
-    """A traced function. paths: the place of each argument and output in the pytrees. constants: arrays that it closes over.
+    """A traced function. inputs, outputs: the place of each in the pytrees. constants: arrays that it closes over.
 
+    variable_paths: place of an argument that is a variable of Keras -> the variable's own path, such as `dense/kernel`.
     function: it returns the objects that the user's function changes, and is the user's own if that changes none.
     The last arguments of the body are the constants. `closed` is the jaxpr, and the trees give the function's own signature.
     """
@@ -147,6 +148,15 @@ class Flat:
     out_tree: Any
     argument_names: tuple[str, ...]
     function: Callable[..., Any]
+    variable_paths: Mapping[tuple[Any, ...], str] = attrs.field(factory=dict)
+
+    def parts(self, path: tuple[Any, ...]) -> tuple[str, ...]:
+        """Return the parts of the place of a leaf inside of its argument. A variable of Keras is known by its own path."""
+        from jax.tree_util import keystr
+
+        if path in self.variable_paths:
+            return tuple(self.variable_paths[path].split("/"))
+        return tuple(keystr((key,), simple=True) for key in path[2:])
 
 
 def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flat:
@@ -154,11 +164,16 @@ def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     import jax
 
     _check_leaves(function, args, kwargs)
+    leaves = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
+    variables = {path: leaf.path for path, leaf in leaves if _is_variable(leaf)}
+    args, kwargs = jax.tree.map(_as_array, (tuple(args), dict(kwargs)))
     try:
         functional = returning_changed(function, args, kwargs)
         found = _flattened(functional, args, kwargs)
         is_same = all(x in found.body.arguments for x in _objects(functional, found))
-        return found if not is_same or functional is function else _flattened(function, args, kwargs)
+        if is_same and functional is not function:
+            found = _flattened(function, args, kwargs)
+        return attrs.evolve(found, variable_paths=variables)
     except (
         jax.errors.ConcretizationTypeError,
         jax.errors.TracerArrayConversionError,
@@ -199,6 +214,18 @@ def _flattened(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
         _argument_names(function, len(args)),
         function,
     )
+
+
+def _is_variable(leaf: Any) -> bool:
+    """Return True for a variable of Keras."""
+    return isinstance(getattr(leaf, "path", None), str) and hasattr(leaf, "shape")
+
+
+def _as_array(leaf: Any) -> Any:
+    import jax
+
+    make: Any = jax.ShapeDtypeStruct
+    return make(tuple(leaf.shape), leaf.dtype) if _is_variable(leaf) else leaf
 
 
 def _argument_names(function: Callable[..., Any], number: int) -> tuple[str, ...]:

@@ -124,8 +124,9 @@ def imported(
 
 
 def _model_arguments(flat: Flat, number: int) -> tuple[int, ...]:
-    """Return the first of several arguments, and all that the function returns anew."""
-    return tuple(sorted({*returned_arguments(flat), *([0] if number > 1 else [])}))
+    """Return the first of several arguments, all that the function returns anew, and all with variables of Keras."""
+    variables = {path[1].idx for path in flat.variable_paths if path[0].idx == 0}
+    return tuple(sorted({*returned_arguments(flat), *variables, *([0] if number > 1 else [])}))
 
 
 def returned_arguments(flat: Flat) -> dict[int, tuple[Any, ...]]:
@@ -248,7 +249,7 @@ class _Import:
         variables, paths = self.flat.body.arguments, self.flat.inputs
         for var, path, role in zip(variables, paths, self.roles, strict=False):
             # (positional or named, number or name, the path inside of the argument)
-            inner = path_text(path[2:], "_") or path_text(path[1:2], "_")
+            inner = "_".join(self.flat.parts(path)) or path_text(path[1:2], "_")
             yield self._leaf(
                 inner if role == "parameter" else f"{_argument_name(self.flat, path)}", path, var, role
             )
@@ -286,7 +287,7 @@ def _argument_name(flat: Flat, path: tuple[Any, ...]) -> str:
     names = flat.argument_names
     first = path[1]
     own = names[first.idx] if path[0].idx == 0 and first.idx < len(names) else path_text((first,), "_")
-    inner = path_text(path[2:], "_")
+    inner = "_".join(flat.parts(path))
     return f"{own}_{inner}" if inner else own
 
 
