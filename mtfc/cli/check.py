@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from mtfc.cli.errors import show_diagnostics
-from mtfc.cli.options import add_format, add_selection, add_source, chosen
+from mtfc.cli.options import add_format, add_program, add_selection, chosen
 from mtfc.driver.errors import ERRORS, OK
 
 if TYPE_CHECKING:
@@ -17,11 +17,12 @@ examples:
   mtfc check model.mtf
   mtfc check model.mtf --format json
   mtfc check model.mtf --mesh "rows:2;cols:4" --layout "batch:rows;hidden:cols"
+  mtfc check train:step --args train:example --mesh data:8 --layout batch:data     check a function of JAX
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
+    add_program(parser)
     add_selection(parser, "all")
     add_format(parser)
 

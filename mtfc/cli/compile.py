@@ -8,7 +8,7 @@ import sys
 from itertools import zip_longest
 
 from mtfc.backends.registry import text_kinds
-from mtfc.cli.options import add_format, add_selection, chosen
+from mtfc.cli.options import add_format, add_program, add_selection, chosen
 from mtfc.driver.compile import EMITTERS, IR_KINDS, PassRecord, emit, list_passes, syntax_tree
 from mtfc.driver.data.files import STANDARD, check_apart, check_writable, write_text
 from mtfc.driver.errors import OK, UsageError
@@ -24,6 +24,7 @@ examples:
   mtfc compile model.mtf --passes "differentiate,simplify,dce"
   mtfc compile --passes list                          print the passes, with their options
   mtfc compile model.ir --emit jax -o model.py        go on from a program that was printed
+  mtfc compile train:step --args train:example --layout plan.json --emit jax        print the program of a plan
 
 kinds:
 """
@@ -46,9 +47,7 @@ EXAMPLES = _EXAMPLES + _kinds()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "file", metavar="FILE", nargs="?", help="a .mtf file, or a .ir file of IR text; - is standard input"
-    )
+    add_program(parser, ", a .ir file of IR text", is_required=False)
     parser.add_argument(
         "--emit", choices=("ast", *EMITTERS), default="spmd", metavar="KIND", help="default: spmd"
     )
@@ -87,6 +86,8 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     check_writable(options.output)
     as_json = options.format == "json"
     if options.emit == "ast":
+        if options.args is not None:
+            raise UsageError("--emit ast shows the text of a .mtf file, and a function of JAX has none")
         text = syntax_tree(options.file, sources, as_json)
     elif as_json:
         passes: list[PassRecord] = []

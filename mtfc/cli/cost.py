@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.options import add_format, add_passes, add_selection, add_source, chosen
+from mtfc.cli.options import add_format, add_passes, add_program, add_selection, chosen
 from mtfc.driver.errors import OK
 from mtfc.driver.loading.sources import Sources
 
@@ -14,11 +14,12 @@ examples:
   mtfc cost model.mtf                        print costs by source line, then all layouts side by side
   mtfc cost model.mtf --symbolic             print formulas in the file's own names
   mtfc cost model.mtf --layout hybrid --dim batch=4096
+  mtfc cost train:step --args train:example --mesh data:8 --layout batch:data      print the costs of a function of JAX
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
+    add_program(parser)
     parser.add_argument(
         "--symbolic", action="store_true", help="print formulas instead of numbers; JSON has both"
     )

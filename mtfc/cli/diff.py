@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.options import add_format, add_selection, add_source, chosen
+from mtfc.cli.options import add_format, add_program, add_selection, chosen
 from mtfc.driver.errors import OK
 from mtfc.driver.loading.sources import Sources
 
@@ -15,13 +15,14 @@ examples:
   mtfc diff model.mtf --layout data_parallel --layout hybrid
   mtfc diff model.mtf --layout data_parallel --layout hybrid --target h100   also in seconds
   mtfc diff model.mtf --layout "batch:rows" --layout "batch:rows;hidden:cols" --mesh "rows:2;cols:4"
+  mtfc diff train:step --args train:example --layout plan.json --layout batch:data --mesh data:8
 
 All figures are of one device. The lines add up to the whole difference.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
+    add_program(parser)
     parser.add_argument(
         "--target",
         metavar="HW",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.options import add_format, add_selection, add_source, chosen
+from mtfc.cli.options import add_format, add_program, add_selection, chosen
 from mtfc.driver.errors import OK
 from mtfc.driver.loading.sources import Sources
 
@@ -14,11 +14,12 @@ examples:
   mtfc explain model.mtf                                explain the collectives of the first layout
   mtfc explain model.mtf --layout hybrid
   mtfc explain model.mtf --layout "batch:rows;hidden:cols" --mesh "rows:2;cols:4" --format json
+  mtfc explain train:step --args train:example --layout plan.json       explain a plan of a function of JAX
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
+    add_program(parser)
     add_selection(parser, "the first")
     add_format(parser)
 

@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mtfc.driver.loading.choice import Choice
+    from mtfc.driver.loading.choice import Choice, ProgramSource
 
 
 class _Sizes(argparse.Action):
@@ -60,6 +60,13 @@ def setting(text: str) -> str:
     return " ".join(text.splitlines())
 
 
+def numbers(text: str) -> tuple[int, ...]:
+    """Return whole numbers with commas between them, as an option's type."""
+    if re.fullmatch(r"\s*\d{1,9}\s*(,\s*\d{1,9}\s*)*", text) is None:
+        raise argparse.ArgumentTypeError(f"expected numbers such as 0,1, not `{text}`")
+    return tuple(map(int, text.split(",")))
+
+
 def chosen(options: argparse.Namespace) -> Choice:
     """Return the options of `add_model` and `add_selection` as a record; `--layout` may be missing or a list."""
     from mtfc.driver.loading.choice import Choice
@@ -67,12 +74,68 @@ def chosen(options: argparse.Namespace) -> Choice:
     layout = getattr(options, "layout", None)
     layout = layout if isinstance(layout, str) else None
     passes = getattr(options, "pipeline", None)
-    return Choice(options.model, layout, options.mesh, options.dims, tuple(options.settings), passes)
+    given = options.model, layout, options.mesh, options.dims, tuple(options.settings), passes
+    return Choice(*given, _source(options))
+
+
+def _source(options: argparse.Namespace) -> ProgramSource | None:
+    """Return the function of JAX that the options name, or None for a file. Raises `UsageError`."""
+    if not hasattr(options, "args") or options.file is None:
+        return None
+    if options.args is None and ":" not in options.file and not _has_function_options(options):
+        return None
+    from mtfc.driver.errors import UsageError
+    from mtfc.driver.jax_functions.function_source import FunctionSource, is_function
+
+    if options.args is None and is_function(options.file):
+        raise UsageError(f"{options.file}: a function of JAX takes --args MODULE:EXAMPLE_ARGS")
+    if options.args is None and _has_function_options(options):
+        raise UsageError("--names, --parameters and --no-merge go with --args, for a function of JAX")
+    if options.args is None:
+        return None
+    if options.model or options.dims or options.settings:
+        raise UsageError(f"{options.file} is one program at fixed sizes: no --model, --dim or --set")
+    return FunctionSource(options.file, options.args, options.names, options.parameters, not options.no_merge)
+
+
+def _has_function_options(options: argparse.Namespace) -> bool:
+    return bool(options.names or options.parameters or options.no_merge)
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
     """Add the file."""
     parser.add_argument("file", metavar="FILE", help="a .mtf file; - is standard input")
+
+
+def add_program(parser: argparse.ArgumentParser, instead: str = "", is_required: bool = True) -> None:
+    """Add a file or a function of JAX. instead: what else the argument may be."""
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        nargs=None if is_required else "?",
+        help=f"a .mtf file{instead}, or MODULE:FUNCTION with --args; - is standard input",
+    )
+    group = parser.add_argument_group("functions of JAX")
+    group.add_argument(
+        "--args",
+        metavar="MODULE:VALUE",
+        help="import FILE as MODULE:FUNCTION; the value is the tuple of its example arguments, or (args, kwargs),"
+        " or a function that returns them",
+    )
+    group.add_argument(
+        "--names",
+        metavar="FILE.json|MODULE:VALUE",
+        help='names of dimensions by argument: {"ids": "batch length", "**/up/kernel": "embed hidden"}',
+    )
+    group.add_argument(
+        "--parameters",
+        metavar="N,N",
+        type=numbers,
+        help="the arguments that hold the model, from 0 (default: the first, and all that are returned anew)",
+    )
+    group.add_argument(
+        "--no-merge", action="store_true", help="let copies of a layer have layouts of their own"
+    )
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:

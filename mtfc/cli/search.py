@@ -6,7 +6,7 @@ import argparse
 import json
 from time import monotonic
 
-from mtfc.cli.options import add_format, add_model, add_source, chosen, count, seconds
+from mtfc.cli.options import add_format, add_model, add_program, chosen, count, seconds
 from mtfc.cli.progress import clear, reporter
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
@@ -24,6 +24,7 @@ examples:
   mtfc search model.mtf --target p2_8xlarge --objective memory
   mtfc search model.mtf --target tpu_v2 --axes-names data,model
   mtfc search model.mtf --mesh grid --why-not "batch:rows"  also print the cost of this rule, by line
+  mtfc search train:step --args train:example --target h100 --devices 8 -o plan.json    search a plan of a function of JAX
 
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 -o placed.mtf
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 --exhaustive
@@ -35,7 +36,7 @@ OUT.mtf is FILE with the sizes of --dim and the result, called `found`. A layout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
+    add_program(parser)
     _add_processors(parser)
     parser.add_argument(
         "--space",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.options import add_format, add_selection, chosen
+from mtfc.cli.options import add_format, add_program, add_selection, chosen
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import OK, UsageError
 from mtfc.driver.loading.sources import Sources
@@ -20,15 +20,14 @@ examples:
   mtfc simulate found.mtf --target p100_cluster --layout found          take a placement of mtfc search --space soap
   mtfc simulate model.mtf --target mine.mtf             take your own machine, for example from mtfc calibrate
   mtfc simulate --target list                           print all machines
+  mtfc simulate train:step --args train:example --layout plan.json --target h100    predict a step of a function of JAX
 """
 
 LIST = "list"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "file", metavar="FILE", nargs="?", help="a .mtf file; - is standard input; optional for --target list"
-    )
+    add_program(parser, is_required=False)
     parser.add_argument(
         "--target",
         metavar="HW",

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
 from mtfc.backends.registry import BACKENDS
-from mtfc.cli.options import add_format, add_parameters, add_passes, add_selection, add_source, chosen, seed
+from mtfc.cli.options import add_format, add_parameters, add_passes, add_program, add_selection, chosen, seed
 from mtfc.driver.errors import ERRORS, OK
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
-from mtfc.driver.verification.verify import verify
+from mtfc.driver.verification.verify import Verified, verify
 from mtfc.reports.exact_report import ExactCase, exact_text
 from mtfc.reports.verification_report import CaseResult, case_text
+
+if TYPE_CHECKING:
+    from mtfc.driver.jax_functions.verification import VerifiedPlan
 
 EXAMPLES = """\
 examples:
   mtfc verify model.mtf
   mtfc verify model.mtf --layout "batch:rows;hidden:cols" --mesh "rows:2;cols:4" --backend numpy
   mtfc verify model.mtf --dim batch=8 --data batch.npz --format json
+  mtfc verify train:step --args train:example --layout plan.json       verify a plan of a function of JAX
 
 Status 1: a difference is larger than rounding.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
+    add_program(parser)
     parser.add_argument("--backend", choices=BACKENDS, help="run this backend only (default: both)")
     parser.add_argument(
         "--dtype",
@@ -59,7 +64,13 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         else:
             print(case_text(result, options.verbose), flush=True)
 
-    verified = verify(_options(options), sources, show)
+    given = _options(options)
+    if given.choice.source is not None:
+        from mtfc.driver.jax_functions.verification import verify_function
+
+        verified: Verified | VerifiedPlan = verify_function(given, sources)
+    else:
+        verified = verify(given, sources, show)
     print(json.dumps(verified.record(), indent=2) if options.format == "json" else verified.verdict())
     return OK if verified.ok else ERRORS
 

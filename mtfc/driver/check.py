@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 def check_file(path: str, choice: Choice, sources: Sources) -> list[Diagnostic]:
     """Return all diagnostics of a file; a file that is not text has one. Raises `UsageError` if the file cannot be read."""
+    if choice.source is not None:
+        return _check_source_program(path, choice, sources)
     try:
         file = sources.read(path)
     except CompileError as error:
@@ -34,6 +36,17 @@ def check_source(file: str, choice: Choice, sources: Sources) -> list[Diagnostic
     text = sources.texts[file]
     given = choice.dims, choice.model, choice.layout, choice.mesh, sources.neighbour
     return list(check(text, file, *given, _layout_targets, choice.settings, _predictor, _placement_errors))
+
+
+def _check_source_program(path: str, choice: Choice, sources: Sources) -> list[Diagnostic]:
+    """Return the diagnostics of a program that is not read from a .mtf file, and of its layout."""
+    from mtfc.driver.loading.selection import select
+
+    try:
+        select(path, choice, sources)
+    except CompileError as error:
+        return list(error.diagnostics)
+    return []
 
 
 def verdict(diagnostics: Iterable[Diagnostic]) -> str:

@@ -85,19 +85,21 @@ class ExactResult:
 class ExactReference:
     """The undistributed program on residues, with its results on demand.
 
-    given: values of arguments that are not floats, by name; others are drawn.
+    given: values of arguments that are not floats, by name; others are drawn. derives: False for a program whose functions are
+    all there, as of a function of JAX.
     """
 
     program: Program
     given: Mapping[str, Any] = attrs.field(factory=dict)
     seed: int = 0
     draws: Sequence[int] = DRAWS
+    derives: bool = True
 
     @cached_property
     def functions(self) -> Mapping[str, tuple[Function, Program]]:
         """The functions of a module, by name, with the programs that they are in."""
-        defined = (MixedPrecision(), Differentiate("gradients"), Differentiate("step"), BindTraining())
-        program = run(self.program, defined)
+        derivatives = (Differentiate("gradients"), Differentiate("step")) if self.derives else ()
+        program = run(self.program, (MixedPrecision(), *derivatives, BindTraining()))
         return {f.name: (f, program) for f in program.functions}
 
     @cached_property
@@ -276,6 +278,8 @@ def loaded(text: str, field: PrimeField) -> Any:
             plain = plain or backend.load(text)
             vars(module)[name] = partial(_drawing, getattr(plain, name), field)
     vars(module)["np"] = ExactNumpy(field)
+    if "mapped_call" in vars(module):
+        vars(module)["mapped_call"] = vars(module)["np"].mapped_call
     return module
 
 

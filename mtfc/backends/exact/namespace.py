@@ -26,6 +26,7 @@ from mtfc.backends.exact.residues import (
     exact,
 )
 from mtfc.backends.exact.sums import cumulative, einsum, largest, product, total
+from mtfc.backends.exact.uninterpreted import uninterpreted_call
 
 MOVES = frozenset(
     {"moveaxis", "roll", "expand_dims", "flip", "broadcast_to", "ascontiguousarray", "transpose", "reshape"}
@@ -114,6 +115,18 @@ class ExactNumpy:
             return function(*args, **options)
 
         return call
+
+    def mapped_call(
+        self,
+        name: str,
+        sizes: Sequence[int],
+        places: Sequence[tuple[int, ...]],
+        ranks: Sequence[int],
+        *arrays: Any,
+    ) -> tuple[ExactArray, ...]:
+        """Return what `ir/ops/calls.py: mapped_call` returns, of a pseudo-random function in the place of the called one."""
+        given = [exact(self.field, x) for x in arrays]
+        return uninterpreted_call(self.field, name, sizes, places, ranks, given)
 
     def _windows(self, x: ExactArray, extent: int, axis: int) -> ExactArray:
         view = np.lib.stride_tricks.sliding_window_view

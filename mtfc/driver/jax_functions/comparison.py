@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mtfc.reports.exact_report import ExactCase, exact_text
+
 if TYPE_CHECKING:
     from mtfc.driver.jax_functions.plan import Plan
     from mtfc.frontend.jaxpr.importing import Leaf
@@ -31,13 +33,14 @@ class OutputDifference:
 
 @attrs.frozen
 class PlanVerification:
-    """The comparison of all outputs."""
+    """The comparison of all outputs, and the exact check of the program of `plan.step`, or None if it was left out."""
 
     outputs: tuple[OutputDifference, ...]
+    exact: ExactCase | None = None
 
     @property
     def ok(self) -> bool:
-        return all(each.ok for each in self.outputs)
+        return all(each.ok for each in self.outputs) and (self.exact is None or self.exact.ok)
 
     def __str__(self) -> str:
         lines = []
@@ -46,11 +49,31 @@ class PlanVerification:
             worst = max(own, key=lambda each: (not each.ok, each.error))
             state = "agrees with" if all(each.ok for each in own) else "DIFFERS from"
             lines.append(f"{road} {state} the plain function: at most {worst.error:.1e} ({worst.output})")
+        if self.exact is not None:
+            lines.append(exact_text(self.exact))
         return "\n".join(lines)
 
 
-def verified(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int) -> PlanVerification:
-    """Compute the function on one device, and by the plan's two roads, on the same arguments."""
+def exactly_verified(plan: Plan, seed: int) -> ExactCase:
+    """Compare the program of `plan.step` with the imported program over a finite field. Calls of JAX are not interpreted."""
+    import numpy as np
+
+    from mtfc.driver.running.execution import without_warnings
+    from mtfc.driver.verification.exact_cases import exact_lowered
+
+    given = {
+        leaf.name: np.asarray(leaf.constant).reshape([dim.size for dim in leaf.flat_dims])
+        for leaf in plan.imported.inputs
+        if leaf.constant is not None and leaf.key is None
+    }
+    with without_warnings():
+        return exact_lowered(plan.imported.program, plan.program, given, seed)
+
+
+def verified(
+    plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int, exact: bool = True
+) -> PlanVerification:
+    """Compute the function on one device, and by the plan's two roads, on the same arguments. exact: run the exact check, too."""
     import jax
 
     if not args and not kwargs:
@@ -63,7 +86,8 @@ def verified(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], seed: i
         own = _numbers(jax.jit(plan.step)(*args, **kwargs))
     roads = {"plan.apply": applied, "plan.step": own}
     found = [_compared(road, leaves, each, expected, spread) for road, each in roads.items()]
-    return PlanVerification(tuple(difference for each in found for difference in each))
+    differences = tuple(difference for each in found for difference in each)
+    return PlanVerification(differences, exactly_verified(plan, seed) if exact else None)
 
 
 PERTURBED = 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +13,8 @@ import attrs
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import EVERY, Layout, Mesh, Rules
-from mtfc.driver.data.files import parsed_json, read_bytes
 from mtfc.driver.errors import UsageError, in_python, public
-from mtfc.driver.jax_functions.plan import FORMAT, Plan, case_of, fingerprint, machine
+from mtfc.driver.jax_functions.plan import Plan, fingerprint, machine, read_plan
 from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.selection import ONE_DEVICE, LayoutOnMesh
 from mtfc.driver.loading.sources import Sources
@@ -191,22 +189,23 @@ class ImportedProgram:
 
         Raises `ValueError` if the file is no plan, or the plan of a program with other arguments, and `OSError`.
         """
-        try:
-            record = parsed_json(read_bytes(path, 2**24))
-            if record["format"] != FORMAT:
-                raise ValueError
-            case, program = case_of(record), record["program"]
-        except (KeyError, TypeError, ValueError, AttributeError, json.JSONDecodeError):
-            raise UsageError(f"{path} is no plan that this version of mtfc wrote") from None
+        return Plan(self.imported, self.loaded(path), self.function)
+
+    def loaded(self, path: str) -> LayoutOnMesh:
+        """Return the mesh and the layout of a plan's file. Raises `UsageError`."""
+        case, program = read_plan(path)
         if program != fingerprint(self.program):
-            raise UsageError(f"{path} is the plan of a program with other arguments")
-        return Plan(self.imported, case, self.function)
+            raise UsageError(
+                f"{path} is the plan of a program with other arguments, or other names of dimensions"
+            )
+        return case
 
     @public
     def verify(self, plan: Plan, *args: Any, seed: int = 0, **kwargs: Any) -> PlanVerification:
         """Compare the plain function, `plan.apply` and `plan.step` on random arguments, or on given ones.
 
-        Needs as many devices as the plan has; virtual ones do.
+        The program of `plan.step` is compared over a finite field, too, without rounding. Needs as many devices as the plan has;
+        virtual ones do.
         """
         from mtfc.driver.jax_functions.comparison import verified
 

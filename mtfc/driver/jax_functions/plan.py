@@ -13,6 +13,7 @@ import attrs
 
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
+from mtfc.driver.data.files import parsed_json, read_bytes, write_text
 from mtfc.driver.errors import UsageError, public
 from mtfc.driver.jax_functions.shardings import Unsaid, spec_of, unsaid
 from mtfc.driver.loading.selection import LayoutOnMesh
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """The version of the file that `Plan.save` writes."""
+
+LARGEST = 2**24
+"""The most bytes of such a file."""
 
 
 @attrs.frozen(eq=False, slots=False, repr=False)
@@ -424,8 +428,10 @@ class Plan:
 
     def save(self, path: str) -> None:
         """Write the mesh and the layout to a JSON file, whole or not at all."""
-        from mtfc.driver.data.files import write_text
+        write_text(path, self.text())
 
+    def text(self) -> str:
+        """Return the text of the file that `save` writes."""
         layout = self.case.layout
         record = {
             "format": FORMAT,
@@ -437,7 +443,7 @@ class Plan:
                 "values": {path: _record(rules) for path, rules in layout.values},
             },
         }
-        write_text(path, f"{json.dumps(record, indent=2)}\n")
+        return f"{json.dumps(record, indent=2)}\n"
 
 
 def machine(target: str) -> Hardware:
@@ -478,6 +484,20 @@ def case_of(record: Mapping[str, Any]) -> LayoutOnMesh:
     values = tuple((str(path), rules(entries)) for path, entries in layout["values"].items())
     mesh = Mesh("mesh", tuple((str(name), int(size)) for name, size in record["mesh"].items()))
     return LayoutOnMesh(mesh, Layout("plan", rules(layout["rules"]), rules(layout["params"]), values=values))
+
+
+def read_plan(path: str) -> tuple[LayoutOnMesh, str]:
+    """Return the mesh and the layout of a file that `Plan.save` wrote, and the fingerprint of its program.
+
+    Raises `UsageError`.
+    """
+    try:
+        record = parsed_json(read_bytes(path, LARGEST))
+        if record["format"] != FORMAT:
+            raise ValueError
+        return case_of(record), str(record["program"])
+    except (KeyError, TypeError, ValueError, AttributeError, json.JSONDecodeError):
+        raise UsageError(f"{path} is no plan that this version of mtfc wrote") from None
 
 
 def fingerprint(program: Program) -> str:

@@ -3,14 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 from mtfc.driver.errors import UsageError
 
 if TYPE_CHECKING:
+    from mtfc.compiler.ir.core import Program
+    from mtfc.compiler.ir.types import Layout, Mesh
     from mtfc.compiler.passes.pass_base import Pass
+
+
+class ProgramSource(Protocol):
+    """A program that is not read from a .mtf file: see `driver/jax_functions/function_source.py`."""
+
+    @property
+    def program(self) -> Program:
+        """The program. Raises `CompileError` and `UsageError`."""
+        ...
+
+    @property
+    def declarations(self) -> str:
+        """The program's dimensions, as declarations of the language."""
+        ...
+
+    @property
+    def unsplit(self) -> tuple[str, ...]:
+        """The names of dimensions that a search does not split."""
+        ...
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """The texts of the files that spans point into, by name."""
+        ...
+
+    def planned(self, path: str) -> tuple[Mesh, Layout]:
+        """Return the mesh and the layout that a file of a plan has. Raises `UsageError`."""
+        ...
+
+    def plan_text(self, mesh: Mesh, layout: Layout) -> str:
+        """Return the text of such a file."""
+        ...
 
 
 @attrs.frozen
@@ -19,6 +53,7 @@ class Choice:
 
     layout: a name, or rules as text. mesh: a name, or a shape as text. settings: entries of the model's `train` block, each
     `KEY=VALUE`. passes: the passes that lower a program, as text or as passes, in place of the default ones.
+    source: what makes the program; None for a .mtf file.
     """
 
     model: str | None = None
@@ -27,6 +62,7 @@ class Choice:
     dims: Mapping[str, int] = attrs.field(factory=dict)
     settings: tuple[str, ...] = ()
     passes: str | tuple[Pass, ...] | None = None
+    source: ProgramSource | None = None
 
     def pipeline(self) -> tuple[Pass, ...] | None:
         """Return the chosen passes. Raises `UsageError` if they cannot lower a program."""

@@ -14,7 +14,7 @@ from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipelines import Observer, default_pipeline, pipeline_of, run
 from mtfc.driver.data.files import read_neighbour
 from mtfc.driver.errors import UsageError
-from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.choice import Choice, ProgramSource
 from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.sources import Sources
 from mtfc.frontend import layout_options
@@ -27,6 +27,7 @@ from mtfc.frontend.layout_options import (
     placement_named,
 )
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout
+from mtfc.frontend.layouts.layout_text import layout_text, mesh_text
 from mtfc.frontend.layouts.legality import check_layout
 from mtfc.frontend.semantics.names.modules import Neighbour
 from mtfc.frontend.syntax.parser import parse
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 ONE_DEVICE = layout_options.ONE_DEVICE
 
 UNDISTRIBUTED = Layout("undistributed")
+
+PLAN = ".json"
+"""The end of the name of a plan's file, which `--layout` takes for a function of JAX."""
 
 
 @attrs.frozen
@@ -67,7 +71,8 @@ class LayoutOnMesh:
 class Selection:
     """A global program with at least one layout, and the hardware, placements and names that its file declares.
 
-    If a placement was chosen, `cases` is empty and `placements` has that placement alone.
+    If a placement was chosen, `cases` is empty and `placements` has that placement alone. unsplit: the names of dimensions that
+    a search does not split.
     """
 
     program: Program
@@ -75,19 +80,51 @@ class Selection:
     hardware: Mapping[str, Hardware]
     placements: tuple[DeclaredPlacement, ...]
     scope: Scope
+    unsplit: tuple[str, ...] = ()
 
 
 def select(
-    file: str, choice: Choice, sources: Sources, every_layout: bool = False, or_placement: bool = False
+    file: str,
+    choice: Choice,
+    sources: Sources,
+    every_layout: bool = False,
+    or_placement: bool = False,
+    skip_illegal: bool = False,
 ) -> Selection:
     """Read a file and return its chosen model, with the first chosen layout or with all; or with a placement if that is allowed.
 
-    Raises `CompileError` and `UsageError`.
+    `choice.source` makes the program of a file that is not a .mtf file. skip_illegal: see `choose`. Raises `CompileError` and
+    `UsageError`.
     """
     sources.add_choice(choice)
+    if choice.source is not None:
+        return _from_source(choice.source, choice, sources, every_layout, skip_illegal)
     name = sources.read(file)
     text, neighbour = sources.texts[name], sources.neighbour
-    return choose(text, name, choice, every_layout, neighbour, or_placement=or_placement)
+    return choose(text, name, choice, every_layout, neighbour, skip_illegal, or_placement)
+
+
+def _from_source(
+    source: ProgramSource, choice: Choice, sources: Sources, every_layout: bool, skip_illegal: bool
+) -> Selection:
+    """Return the program of a source under the chosen layout, which may be the file of a plan."""
+    try:
+        program, text = source.program, source.declarations
+    finally:
+        sources.texts |= source.texts
+    name = "<dims>"
+    if choice.layout is not None and choice.layout.endswith(PLAN):
+        name = choice.layout
+        mesh, layout = source.planned(name)
+        mesh, layout = attrs.evolve(mesh, name="plan_mesh"), attrs.evolve(layout, name="plan")
+        text += mesh_text(mesh) + layout_text(layout, mesh)
+        choice = attrs.evolve(choice, layout=layout.name)
+    sources.texts[name] = text
+    diagnostics = Diagnostics()
+    module = elaborate(parse(text, name, diagnostics), diagnostics)
+    diagnostics.raise_if_errors()
+    found = _chosen(program, module, choice, diagnostics, every_layout, skip_illegal)
+    return attrs.evolve(found, unsplit=source.unsplit)
 
 
 def select_models(file: str, choice: Choice, sources: Sources) -> tuple[Selection, ...]:
@@ -144,6 +181,18 @@ def choose(
         if choice.mesh is not None:
             raise UsageError(f"`{placement.name}` is a placement, which has devices of its own: no --mesh")
         return Selection(program, (), module.hardware, (placement,), module.scope)
+    return _chosen(program, module, choice, diagnostics, every_layout, skip_illegal)
+
+
+def _chosen(
+    program: Program,
+    module: Module,
+    choice: Choice,
+    diagnostics: Diagnostics,
+    every_layout: bool,
+    skip_illegal: bool,
+) -> Selection:
+    """Return a program with the chosen layouts, and with what a module declares."""
     is_one = is_one_device(choice.mesh, module)
     if skip_illegal and choice.layout is None and choice.mesh is not None and not is_one:
         declared = layouts_fitting(parse_mesh(choice.mesh, module), module, program.name)

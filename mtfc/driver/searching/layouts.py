@@ -9,7 +9,7 @@ from typing import cast
 import attrs
 
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.found import Found, Objective, Progress, silent
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.driver.loading.layout_targets import layout_targets, prepared
@@ -107,11 +107,16 @@ class LayoutAnswer:
         return self.result.report()
 
     def written(self) -> str:
-        """Return the text of the file with the found layout, which allows the warnings that the check has about it."""
+        """Return the text of the file with the found layout, which allows the warnings that the check has about it.
+
+        For a function of JAX, return the text of a plan.
+        """
         from mtfc.frontend.check import check
         from mtfc.frontend.layouts.allowed_warnings import OF_LAYOUTS
 
         options, sources = self.task.options, self.task.sources
+        if options.choice.source is not None:
+            return options.choice.source.plan_text(self.result.found.mesh, self.result.found.layout)
         file = known_as(options.file)
         text = resized(sources.texts[file], options.choice.dims)
         found, declared = self.result.found, {case.mesh for case in self.task.selection.cases}
@@ -156,7 +161,12 @@ def search_global_layouts(task: SearchTask) -> SearchAnswer:
     """Search for the best global layout. Raises `NothingFits`, `CompileError` and `UsageError`."""
     asked = _asked(task)
     finder, others, known, until = _prepared(task, task.until)
-    found = finder.best_global(task.meshes, until, known, progress=task.progress)
+    unsplit = Rules(tuple((name, ()) for name in task.selection.unsplit))
+    known = [(mesh, attrs.evolve(layout, rules=_joined(layout.rules, unsplit))) for mesh, layout in known]
+    found = finder.best_global(task.meshes, until, known, Layout("", unsplit), task.progress)
+    if unsplit.axes:
+        rules = Rules(tuple(each for each in found.layout.rules.axes if each[1]))
+        found = attrs.evolve(found, layout=attrs.evolve(found.layout, rules=rules))
     return _answer(task, finder, found, others, asked)
 
 
@@ -169,6 +179,10 @@ def search_per_equation(task: SearchTask) -> SearchAnswer:
     finder, others, known, until = _prepared(task, task.until + compiled)
     found = finder.best_per_equation(task.meshes, until, known, progress=task.progress)
     return _answer(task, finder, found, others, asked)
+
+
+def _joined(rules: Rules, others: Rules) -> Rules:
+    return Rules((*rules.axes, *(each for each in others.axes if each[0] not in rules.by_dim)))
 
 
 Others = Mapping[str, tuple[Mesh, Layout]]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.driver.errors import UsageError, say
-from mtfc.driver.loading.selection import Selection, choose
+from mtfc.driver.loading.selection import Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import target_of
 from mtfc.driver.options import SearchOptions
@@ -93,6 +93,10 @@ def check_options(options: SearchOptions, exports: bool = False) -> None:
             raise UsageError(f"--{option} takes --space {owner.name}: {reason}")
     if options.objective not in space.objectives:
         raise UsageError(OBJECTIVES[space.name])
+    if options.choice.source is not None and not space.has_meshes:
+        raise UsageError(f"--space {space.name}: operators of a function of JAX have no placements")
+    if options.choice.source is not None and options.why_not is not None:
+        raise UsageError("--why-not takes a .mtf file: compare plans of a function of JAX with `mtfc diff`")
 
 
 def search(
@@ -104,16 +108,7 @@ def search(
     """
     check_options(options, exports)
     started = monotonic()
-    sources.add_choice(options.choice)
-    file = sources.read(options.file)
-    selection = choose(
-        sources.texts[file],
-        file,
-        options.choice,
-        every_layout=True,
-        neighbour=sources.neighbour,
-        skip_illegal=True,
-    )
+    selection = select(options.file, options.choice, sources, every_layout=True, skip_illegal=True)
     hardware = _hardware(options, selection, sources)
     space = SPACES[options.space]
     meshes = searched_meshes(options, space, selection, hardware)

@@ -24,6 +24,9 @@ FUNCTION = re.compile(r"([^\W\d][\w.]*):([^\W\d][\w.]*)")
 OWN = str(Path(__file__).parents[2]) + os.sep
 """The folder of mtfc."""
 
+JAX = f"{os.sep}jax{os.sep}_src{os.sep}"
+"""A part of the paths of JAX's own files."""
+
 FRAMES = 3
 """The number of lines of a traceback in a message."""
 
@@ -33,10 +36,19 @@ def imported_function(spec: str, option: str, expected: str) -> Callable[..., An
 
     option: the option that names the function, for messages. expected: what the function does.
     """
+    function: Callable[..., Any] = imported_value(spec, option, expected)
+    if not callable(function):
+        name, function_name = f"{option} {spec}".strip(), spec.partition(":")[2]
+        raise UsageError(f"{name}: {function_name} is {kind_of_value(function)}; expected {expected}")
+    return function
+
+
+def imported_value(spec: str, option: str, expected: str, kind: str = "FUNCTION") -> Any:
+    """Import a value of a module. Arguments and errors are those of `imported_function`. kind: the value's word in messages."""
     name = f"{option} {spec}".strip()
     if FUNCTION.fullmatch(spec) is None:
-        raise UsageError(f"{name}: expected MODULE:FUNCTION, {expected}")
-    module_name, function_name = spec.split(":")
+        raise UsageError(f"{name}: expected MODULE:{kind}, {expected}")
+    module_name, value_name = spec.split(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -49,12 +61,9 @@ def imported_function(spec: str, option: str, expected: str) -> Callable[..., An
             f"{name}: no module {error.name} in this directory or installed, and no file {module_name}"
         ) from None
     try:
-        function: Callable[..., Any] = attrgetter(function_name)(module)
+        return attrgetter(value_name)(module)
     except AttributeError:
-        raise UsageError(f"{name}: the module {module_name} has no function {function_name}") from None
-    if not callable(function):
-        raise UsageError(f"{name}: {function_name} is {kind_of_value(function)}; expected {expected}")
-    return function
+        raise UsageError(f"{name}: the module {module_name} has no {kind.lower()} {value_name}") from None
 
 
 def kind_of_value(value: Any) -> str:
@@ -75,17 +84,21 @@ def explained(what: str, *passed: type[Exception]) -> Iterator[None]:
     except unchanged:
         raise
     except BaseException as error:
-        text = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+        notes = sum(len(f"{note}".splitlines()) for note in getattr(error, "__notes__", ()))
+        shown = "".join(traceback.format_exception_only(error)).splitlines()
+        text = "".join(shown[: len(shown) - notes][-1:]).strip()
         lines = "".join(f"\n  {line}" for line in _frames(error))
         raise UsageError(f"{what} raised {text}{lines}") from None
 
 
 def _frames(error: BaseException) -> list[str]:
-    """Return place and text of the innermost lines of a traceback; lines of mtfc and of Python's imports are left out."""
+    """Return place and text of the innermost lines of a traceback; lines of mtfc, of JAX and of Python's imports are left out."""
     frames = [
         each
         for each in traceback.extract_tb(error.__traceback__)
-        if each.filename != importlib.__file__ and not each.filename.startswith(("<frozen", OWN))
+        if each.filename != importlib.__file__
+        and not each.filename.startswith(("<frozen", OWN))
+        and JAX not in each.filename
     ]
     return [f"{_shown(each.filename)}:{each.lineno} in {each.name}: {each.line}" for each in frames[-FRAMES:]]
 

@@ -19,6 +19,10 @@ LARGEST = 1 << 28
 """Number of elements, over all values of a program, up to which it is checked: a minute or two."""
 
 
+QUICK = 1 << 24
+"""The same for a plan of a function of JAX: some seconds."""
+
+
 def exact_cases(program: Program, cases: Iterable[LayoutOnMesh], seed: int) -> Iterator[ExactCase]:
     """Yield the exact comparison of the gradients of the undistributed program, and of each layout."""
     size = elements(program)
@@ -35,6 +39,19 @@ def exact_cases(program: Program, cases: Iterable[LayoutOnMesh], seed: int) -> I
             yield _case(case.layout.name, program.name, found)
     except NotExact as error:
         yield ExactCase("gradients", program.name, skipped=f"`{error}` has no meaning on residues")
+
+
+def exact_lowered(program: Program, lowered: Program, given: Mapping[str, Any], seed: int) -> ExactCase:
+    """Return the exact comparison of one processor's program with the program before any pass, functions as they are."""
+    layout = lowered.layout.name if lowered.layout else ""
+    size = elements(program)
+    if size > QUICK:
+        return ExactCase(layout, program.name, skipped=f"its values have {size:.1e} elements")
+    try:
+        found = ExactReference(program, given, seed, derives=False).compare(lowered)
+    except NotExact as error:
+        return ExactCase(layout, program.name, skipped=f"`{error}` has no meaning on residues")
+    return _case(layout, program.name, found)
 
 
 def _case(layout: str, model: str, found: ExactResult) -> ExactCase:

@@ -272,7 +272,7 @@ def _span_of_error(error: Exception) -> Span | None:
     place, traceback = None, error.__traceback__
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
-        if not _is_library(file) and "jaxpr/flat.py" not in file:
+        if not is_library(file) and "jaxpr/flat.py" not in file:
             place = Span(file, traceback.tb_lineno, 1, traceback.tb_lineno, 2)
         traceback = traceback.tb_next
     return place
@@ -489,7 +489,7 @@ def _stage(eqn: Any) -> Stage:
 def _span(traceback: Any) -> Span | None:
     """Return the innermost line outside of libraries, or else outside of JAX."""
     frames = [*_frames(traceback)] if traceback is not None else []
-    own = next((frame for frame in frames if not _is_library(frame.file)), None)
+    own = next((frame for frame in frames if not is_library(frame.file)), None)
     return own or (frames[0] if frames else None)
 
 
@@ -503,6 +503,6 @@ def _frames(traceback: Any) -> Iterator[Span]:
 
 
 @cache
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
     is_installed = "site-packages" in file or "dist-packages" in file
     return is_installed or file.startswith(LIBRARIES) or file.startswith("<")

@@ -1,6 +1,7 @@
 """`call`: a function from outside of the language, such as a primitive of JAX that no op stands for.
 
-`FUNCTIONS` has the functions, so a program with calls runs in the process that made it. A function is *mapped* along the
+`FUNCTIONS` has the functions, so a program with calls runs in the process that made it. A namespace that `evaluate` gets instead
+of NumPy may have a `mapped_call` of its own. A function is *mapped* along the
 dimensions of the attribute `mapped`: it gets one element of each, so a layout may split them. Along all other dimensions it gets
 whole operands, and makes whole results.
 
@@ -87,7 +88,8 @@ def _ranks(eqn: Equation) -> list[int]:
 def _evaluate(shard: Shard, *arrays: Any) -> Any:
     eqn = shard.eqn
     number = len(MAPPED.of(eqn.attrs))
-    found = mapped_call(FUNCTION.of(eqn.attrs), shard.shape[:number], _places(eqn), _ranks(eqn), *arrays)
+    call = getattr(shard.np, "mapped_call", mapped_call)
+    found = call(FUNCTION.of(eqn.attrs), shard.shape[:number], _places(eqn), _ranks(eqn), *arrays)
     results = tuple(shard.np.asarray(x) for x in found)
     return results if len(results) > 1 else results[0]
 

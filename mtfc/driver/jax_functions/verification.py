@@ -1,0 +1,90 @@
+"""Comparison of the chosen layout of a function of JAX with the function itself, for `mtfc verify`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.ir.types import Mesh
+from mtfc.driver.errors import UsageError
+from mtfc.driver.jax_functions.comparison import PlanVerification, verified
+from mtfc.driver.jax_functions.function_source import FunctionSource
+from mtfc.driver.jax_functions.plan import read_plan
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.selection import PLAN, select
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import VerifyOptions
+from mtfc.frontend.elaborate import elaborate
+from mtfc.frontend.layout_options import parse_mesh
+from mtfc.frontend.syntax.parser import parse
+from mtfc.reports.exact_report import exact_json
+
+
+@attrs.frozen
+class VerifiedPlan:
+    """The comparison of one layout of a function of JAX."""
+
+    model: str
+    layout: str
+    mesh: Mesh
+    found: PlanVerification
+
+    @property
+    def ok(self) -> bool:
+        """True if no result is wrong."""
+        return self.found.ok
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record; see `docs/command.md`."""
+        return {
+            "ok": self.ok,
+            "model": self.model,
+            "layout": self.layout,
+            "mesh": self.mesh.sizes,
+            "outputs": [attrs.asdict(each) | {"ok": each.ok} for each in self.found.outputs],
+            "exact": exact_json([self.found.exact] if self.found.exact else []),
+        }
+
+    def verdict(self) -> str:
+        """Return a line for each road."""
+        return str(self.found)
+
+
+def verify_function(options: VerifyOptions, sources: Sources) -> VerifiedPlan:
+    """Compare the function with `plan.apply`, `plan.step` and the exact check, under one layout.
+
+    Raises `CompileError`, `UsageError` and `Unavailable`.
+    """
+    from mtfc.backends.common.devices import devices, import_jax, reserve
+
+    source = options.choice.source
+    assert isinstance(source, FunctionSource)
+    given = {
+        "--backend": options.backend,
+        "--dtype": options.dtype,
+        "--data": options.data,
+        "--params": options.params,
+    }
+    for option, value in given.items():
+        if value is not None:
+            raise UsageError(f"{option} is for .mtf files: a function of JAX is verified on drawn arguments")
+    import_jax().config.update("jax_default_matmul_precision", "highest")
+    reserve(_devices(options.choice, sources))  # before code of the user starts JAX
+    selection = select(options.file, options.choice, sources)
+    (case,) = selection.cases
+    devices(case.mesh.devices)
+    plan = source.plan(case)
+    found = verified(plan, (), {}, options.seed, options.exact)
+    return VerifiedPlan(selection.program.name, case.name, case.mesh, found)
+
+
+def _devices(choice: Choice, sources: Sources) -> int:
+    """Return the number of devices of the chosen mesh. Raises `CompileError` and `UsageError`."""
+    sources.add_choice(choice)
+    if choice.mesh is not None:
+        return parse_mesh(choice.mesh, elaborate(parse("", "", Diagnostics()), Diagnostics())).devices
+    if choice.layout is not None and choice.layout.endswith(PLAN):
+        return read_plan(choice.layout)[0].mesh.devices
+    return 1

@@ -1,0 +1,72 @@
+"""The exact check of plans: it agrees for right programs, and finds planted faults."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import mtfc
+from mtfc.backends.numpy import backend
+from mtfc.driver.jax_functions.comparison import exactly_verified
+from mtfc.driver.jax_functions.imported_program import ImportedProgram
+from mtfc.driver.jax_functions.plan import Plan
+from tests.jax_functions.models import MODELS, array
+
+
+def function(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Have a dot along a split dimension, a mapped primitive, and one that gets whole operands."""
+    y = jax.scipy.special.erfinv(0.1 * (x @ w))
+    return jnp.linalg.cholesky(y.T @ y + 10 * jnp.eye(8)).sum() + jnp.sort(y, axis=1)
+
+
+@pytest.fixture
+def plan() -> Plan:
+    program = mtfc.from_jax(function, array(16, 8), array(12, 16))
+    (inner,) = (name for name, size in program.dims.items() if size == 16)
+    return program.plan({"batch": "data", inner: "model"}, {"data": 2, "model": 2})
+
+
+def test_primitives_of_jax_are_uninterpreted(plan: Plan) -> None:
+    found = exactly_verified(plan, 0)
+    assert (found.ok, found.skipped, found.elements, found.not_judged) == (True, None, 2 * 12 * 8, 0)
+    assert set(found.unsure) == {"results of primitives of JAX"}
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        (r'psum\((\w+), "data"\)', r"\1[:1]"),  # one term of a sum before a primitive that gets the whole
+        (r'psum\((\w+), "model"\)', r"\1[:, :1]"),  # one term before a mapped primitive
+        (r"\(1,\), erf_inv\)", "(1,), erf_inv[..., ::-1, :])"),  # other rows for a mapped primitive
+    ],
+)
+def test_planted_faults_are_found(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str
+) -> None:
+    text, count = re.subn(right, wrong, backend.generate(plan.program))
+    assert count == 1
+    monkeypatch.setattr(backend, "generate", lambda _: text)
+    found = exactly_verified(plan, 0)
+    assert (found.ok, found.wrong) == (False, ("result of forward",))
+
+
+def test_verify_has_the_exact_check(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = ImportedProgram(plan.imported, plan.function)
+    found = program.verify(plan)
+    assert found.ok
+    assert "exact  ok     all 192 elements are equal" in str(found)
+    text = backend.generate(plan.program).replace('psum(einsum_2, "data")', "einsum_2[:1]")
+    monkeypatch.setattr(backend, "generate", lambda _: text)
+    found = program.verify(plan)
+    assert (found.ok, all(each.ok for each in found.outputs)) == (False, True)
+    assert "exact  WRONG  results that differ: result of forward" in str(found)
+
+
+def test_a_training_step_is_compared_with_its_state() -> None:
+    f, args = MODELS["perceptron"]()
+    program = mtfc.from_jax(lambda p, x, y: jax.tree.map(lambda a, b: a - b, p, f(p, x, y)[1]), *args)
+    found = exactly_verified(program.plan({"batch": "data"}, {"data": 4}), 0)
+    assert (found.ok, found.skipped) == (True, None)
