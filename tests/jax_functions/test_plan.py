@@ -124,6 +124,10 @@ def test_plans_are_saved_and_loaded(plan: Plan, program: ImportedProgram, tmp_pa
     loaded = program.load(str(file))
     assert loaded.case.layout.rules == plan.case.layout.rules
     assert loaded.case.mesh.sizes == plan.case.mesh.sizes
+    zero = program.plan({"batch": "data", "optimizer": {"hidden": "data"}}, {"data": 4})
+    zero.save(str(file))
+    assert program.load(str(file)).case.layout.optimizer == zero.case.layout.optimizer
+    assert zero.case.layout.optimizer.axes
     other = mtfc.from_jax(lambda x: x, array(4))
     with pytest.raises(ValueError, match="a program with other arguments"):
         other.load(str(file))

@@ -118,9 +118,11 @@ class FunctionSource:
     def declarations(self) -> str:
         return "".join(f"dim {name} = {size}\n" for name, size in self.imported.dims.items())
 
-    @property
-    def unsplit(self) -> tuple[str, ...]:
-        return tuple(name for name in self.program.dims if name not in self.imported.dims)
+    def unsplit(self) -> Layout:
+        return self.imported.unsplit()
+
+    def baselines(self, meshes: Sequence[Mesh]) -> Sequence[tuple[Mesh, Layout]]:
+        return self.imported.baselines(meshes)
 
     @property
     def texts(self) -> Mapping[str, str]:

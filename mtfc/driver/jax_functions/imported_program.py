@@ -155,19 +155,19 @@ class ImportedProgram:
             meshes = _meshes(devices or hardware.devices, target)
         finder = LayoutFinder(self.program, LayoutPricer.of(self.program, hardware), objective, storage)
         try:
-            found = finder.best_global(meshes, started + budget, self._baselines(meshes), self._unsplit())
+            found = finder.best_global(meshes, started + budget, self.baselines(meshes), self.unsplit())
         except NothingFits as error:
             raise NothingFits(in_python(str(error))) from None
         layout = attrs.evolve(found.layout, name="plan")
         layout = attrs.evolve(layout, rules=_without_empty(layout.rules))
         return Plan(self.imported, LayoutOnMesh(found.mesh, layout), self.function, found)
 
-    def _unsplit(self) -> Layout:
+    def unsplit(self) -> Layout:
         """Return rules that leave dimensions whole which no argument has: they are parts that rules have made."""
         others = [name for name in self.program.dims if name not in self.dims]
         return Layout("", Rules(tuple((name, ()) for name in others)))
 
-    def _baselines(self, meshes: Sequence[Mesh]) -> list[tuple[Mesh, Layout]]:
+    def baselines(self, meshes: Sequence[Mesh]) -> list[tuple[Mesh, Layout]]:
         """Return data parallelism, ZeRO and FSDP, from which the search starts: its result is never worse."""
         leaves = (leaf for leaf in self.imported.inputs if leaf.role == "input" and leaf.constant is None)
         firsts = dict.fromkeys(dims[0] for leaf in leaves for dims in leaf.dims[:1] if dims)
@@ -175,7 +175,7 @@ class ImportedProgram:
         for mesh in (mesh for mesh in meshes if len(mesh.axes) == 1):
             axes = mesh.names
             split = tuple((dim.name, axes) for dim in firsts if dim.size % mesh.devices == 0)
-            rules, stored = Rules((*split, *self._unsplit().rules.axes)), Rules(((EVERY, axes),))
+            rules, stored = Rules((*split, *self.unsplit().rules.axes)), Rules(((EVERY, axes),))
             found += [
                 (mesh, Layout("data", rules)),
                 (mesh, Layout("zero", rules, optimizer=stored)),

@@ -440,6 +440,7 @@ class Plan:
             "layout": {
                 "rules": _record(layout.rules),
                 "params": _record(layout.params),
+                "optimizer": _record(layout.optimizer),
                 "values": {path: _record(rules) for path, rules in layout.values},
             },
         }
@@ -483,7 +484,8 @@ def case_of(record: Mapping[str, Any]) -> LayoutOnMesh:
 
     values = tuple((str(path), rules(entries)) for path, entries in layout["values"].items())
     mesh = Mesh("mesh", tuple((str(name), int(size)) for name, size in record["mesh"].items()))
-    return LayoutOnMesh(mesh, Layout("plan", rules(layout["rules"]), rules(layout["params"]), values=values))
+    stored = rules(layout["params"]), rules(layout.get("optimizer", {}))
+    return LayoutOnMesh(mesh, Layout("plan", rules(layout["rules"]), *stored, values))
 
 
 def read_plan(path: str) -> tuple[LayoutOnMesh, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -28,9 +28,12 @@ class ProgramSource(Protocol):
         """The program's dimensions, as declarations of the language."""
         ...
 
-    @property
-    def unsplit(self) -> tuple[str, ...]:
-        """The names of dimensions that a search does not split."""
+    def unsplit(self) -> Layout:
+        """Return rules that leave dimensions whole which a search does not split."""
+        ...
+
+    def baselines(self, meshes: Sequence[Mesh]) -> Sequence[tuple[Mesh, Layout]]:
+        """Return layouts from which a search starts."""
         ...
 
     @property

@@ -71,8 +71,7 @@ class LayoutOnMesh:
 class Selection:
     """A global program with at least one layout, and the hardware, placements and names that its file declares.
 
-    If a placement was chosen, `cases` is empty and `placements` has that placement alone. unsplit: the names of dimensions that
-    a search does not split.
+    If a placement was chosen, `cases` is empty and `placements` has that placement alone.
     """
 
     program: Program
@@ -80,7 +79,6 @@ class Selection:
     hardware: Mapping[str, Hardware]
     placements: tuple[DeclaredPlacement, ...]
     scope: Scope
-    unsplit: tuple[str, ...] = ()
 
 
 def select(
@@ -123,8 +121,7 @@ def _from_source(
     diagnostics = Diagnostics()
     module = elaborate(parse(text, name, diagnostics), diagnostics)
     diagnostics.raise_if_errors()
-    found = _chosen(program, module, choice, diagnostics, every_layout, skip_illegal)
-    return attrs.evolve(found, unsplit=source.unsplit)
+    return _chosen(program, module, choice, diagnostics, every_layout, skip_illegal)
 
 
 def select_models(file: str, choice: Choice, sources: Sources) -> tuple[Selection, ...]:

@@ -161,12 +161,16 @@ def search_global_layouts(task: SearchTask) -> SearchAnswer:
     """Search for the best global layout. Raises `NothingFits`, `CompileError` and `UsageError`."""
     asked = _asked(task)
     finder, others, known, until = _prepared(task, task.until)
-    unsplit = Rules(tuple((name, ()) for name in task.selection.unsplit))
-    known = [(mesh, attrs.evolve(layout, rules=_joined(layout.rules, unsplit))) for mesh, layout in known]
-    found = finder.best_global(task.meshes, until, known, Layout("", unsplit), task.progress)
-    if unsplit.axes:
-        rules = Rules(tuple(each for each in found.layout.rules.axes if each[1]))
-        found = attrs.evolve(found, layout=attrs.evolve(found.layout, rules=rules))
+    source = task.options.choice.source
+    if source is None:
+        found = finder.best_global(task.meshes, until, known, progress=task.progress)
+        return _answer(task, finder, found, others, asked)
+    whole = source.unsplit()
+    known = [(mesh, attrs.evolve(layout, rules=_joined(layout.rules, whole.rules))) for mesh, layout in known]
+    known += source.baselines(task.meshes)
+    found = finder.best_global(task.meshes, until, known, whole, task.progress)
+    rules = Rules(tuple(each for each in found.layout.rules.axes if each[1]))
+    found = attrs.evolve(found, layout=attrs.evolve(found.layout, rules=rules))
     return _answer(task, finder, found, others, asked)
 
 
