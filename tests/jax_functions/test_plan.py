@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import mtfc
@@ -150,6 +151,32 @@ def test_wrong_arguments_are_refused(plan: Plan) -> None:
         plan.apply()(*jax.tree.map(lambda x: jnp.zeros((*x.shape, 1), x.dtype), plan.abstract_state))
     with pytest.raises(ValueError, match="was imported"):
         plan.apply(lambda x: x)
+
+
+def test_constraints_of_the_user_are_kept_or_dropped() -> None:
+    """They name axes of the plan's mesh, whatever mesh the user had."""
+    mesh = jax.make_mesh((2, 2), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
+
+    def loss(w: Any, x: Any) -> Any:
+        own = jax.lax.with_sharding_constraint
+        h = own(jnp.tanh(x @ w), NamedSharding(mesh, P("data", "model")))
+        return jax.lax.scan(lambda c, u: (c, own(u, NamedSharding(mesh, P("model")))), 0.0, h)[1]
+
+    program = mtfc.from_jax(loss, array(4, 8), array(8, 4))
+    assert not program.coverage().opaque
+    plan = program.plan({"batch": "data"}, {"data": 4, "model": 2})
+    specs: dict[bool, list[Any]] = {}
+    for keep in (True, False):
+        text = str(jax.make_jaxpr(plan.apply(loss, keep_constraints=keep))(array(4, 8), array(8, 4)))
+        specs[keep] = [line for line in text.splitlines() if "sharding=NamedSharding" in line]
+    own = [line for line in specs[True] if "'data', 'model'" in line or "P('model',)" in line]
+    assert len(own) == 2
+    assert sorted(specs[True]) == sorted([*specs[False], *own])
+    assert program.verify(plan).ok
+    other = program.plan({"batch": "rows"}, {"rows": 4})
+    with pytest.raises(ValueError, match=r"test_plan.py:\d+.* does not fit the plan's mesh, rows: 4"):
+        jax.make_jaxpr(other.apply(loss))(array(4, 8), array(8, 4))
+    jax.make_jaxpr(other.apply(loss, keep_constraints=False))(array(4, 8), array(8, 4))
 
 
 def test_applied_losses_keep_their_custom_derivatives() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from mtfc.frontend.jaxpr.flat import INLINED, AppliedPrimitive, Body, Flat, Var, bound, makes_step
 
 CONSTRAINED = frozenset(
@@ -20,15 +22,26 @@ CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr
 
 RECOMPUTED = frozenset({"remat2", "checkpoint"})
 
-Constrain = Callable[[Any, Var], Any]
-"""(array, its variable) -> the array with a constraint."""
+OWN = {"sharding_constraint": "sharding", "reshard": "dst_sharding", "mesh_cast": "dst_sharding"}
+"""Primitive of a constraint of the user -> the parameter that has the sharding."""
+
+
+@attrs.frozen
+class Constrain:
+    """What to do at constraints. planned: (array, its variable) -> the array with the plan's constraint.
+
+    own: (array, the user's sharding, the step) -> the array with the user's constraint, or without.
+    """
+
+    planned: Callable[[Any, Var], Any]
+    own: Callable[[Any, Any, AppliedPrimitive], Any]
 
 
 def constrained(flat: Flat, constrain: Constrain) -> Callable[[Sequence[Any]], list[Any]]:
     """Return a function of the arguments' leaves that computes the outputs' leaves."""
 
     def function(leaves: Sequence[Any]) -> list[Any]:
-        given = [constrain(x, var) for x, var in zip(leaves, flat.body.arguments, strict=False)]
+        given = [constrain.planned(x, var) for x, var in zip(leaves, flat.body.arguments, strict=False)]
         return _evaluated(flat.closed, given, iter(flat.body.steps), constrain)
 
     return function
@@ -77,9 +90,11 @@ def _applied(
     step = next(steps)
     if step.bodies:
         return _scanned(eqn, operands, step.bodies[0], constrain)
+    if name in OWN:
+        return [constrain.own(operands[0], eqn.params[OWN[name]], step)]
     found = _bound(eqn, operands)
     if name in CONSTRAINED:
-        found = [constrain(x, var) for x, var in zip(found, step.results, strict=True)]
+        found = [constrain.planned(x, var) for x, var in zip(found, step.results, strict=True)]
     return found
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.search.found import Found
     from mtfc.driver.records import LayoutCost, Step
+    from mtfc.frontend.jaxpr.flat import AppliedPrimitive
 
 FORMAT = 1
 """The version of the file that `Plan.save` writes."""
@@ -189,15 +190,18 @@ class Plan:
     # Functions
 
     @public
-    def apply(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    def apply(
+        self, function: Callable[..., Any] | None = None, *, keep_constraints: bool = True
+    ) -> Callable[..., Any]:
         """Return the user's function with sharding constraints on its intermediate values, for `jax.jit`.
 
-        function: the function that was imported, or None. It is evaluated as it was traced.
+        function: the function that was imported, or None. It is evaluated as it was traced. keep_constraints: False to drop the
+        constraints that it has itself. They are kept by the names of mesh axes, on the plan's mesh.
         """
         import jax
         from jax.sharding import NamedSharding
 
-        from mtfc.driver.jax_functions.constraints import constrained
+        from mtfc.driver.jax_functions.constraints import Constrain, constrained
 
         known = (None, self.function, getattr(self.function, "__wrapped__", None))
         if not any(function is each for each in known):
@@ -210,8 +214,14 @@ class Plan:
             constraint: Any = jax.lax.with_sharding_constraint
             return constraint(x, NamedSharding(self.mesh, self._spec_of_value(dims)))
 
+        def own(x: Any, sharding: Any, step: Any) -> Any:
+            if not keep_constraints:
+                return x
+            constraint: Any = jax.lax.with_sharding_constraint
+            return constraint(x, NamedSharding(self.mesh, self._own_spec(sharding, step)))
+
         flat = self.imported.flat
-        evaluate = constrained(flat, constrain)
+        evaluate = constrained(flat, Constrain(constrain, own))
 
         @public
         def planned(*args: Any, **kwargs: Any) -> Any:
@@ -222,6 +232,22 @@ class Plan:
 
         planned.__name__ = getattr(self.function, "__name__", "planned")
         return planned
+
+    def _own_spec(self, sharding: Any, step: AppliedPrimitive) -> Any:
+        """Return the spec of a constraint of the user. Raises `UsageError` if the plan's mesh cannot have it."""
+        spec, sizes = getattr(sharding, "spec", None), self.case.mesh.sizes
+        entries = [() if each is None else (each,) if isinstance(each, str) else each for each in spec or ()]
+        fits = spec is not None and all(
+            {*axes} <= {*sizes} and size % self.case.mesh.size(axes) == 0
+            for axes, size in zip(entries, step.operands[0].shape, strict=False)
+            if isinstance(axes, tuple)
+        )
+        if not fits:
+            raise UsageError(
+                f"the constraint {spec or sharding} at {step.span} does not fit the plan's mesh, {self.mesh_text}: "
+                f"name the axes alike, or drop all constraints by `apply(f, keep_constraints=False)`"
+            )
+        return spec
 
     def _spec_of_value(self, dims: Any) -> Any:
         """Return the spec of an intermediate value. A mesh axis splits the first dimension that asks for it."""
