@@ -140,3 +140,53 @@ def test_every_equation_has_the_users_line() -> None:
     body = mtfc.from_jax(function, *args).program.function("forward").body
     assert all(eqn.span is not None for eqn in body)
     assert {eqn.stage for eqn in body} == {"forward", "backward"}
+
+
+def test_names_come_from_logical_axes_of_linen() -> None:
+    """Boxes of Flax keep the names; no mesh is needed, whether the function reads boxes or arrays."""
+    import flax.linen as nn
+
+    def kernel(*names: str | None) -> Any:
+        return nn.with_logical_partitioning(nn.initializers.lecun_normal(), names)
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            h = nn.relu(nn.Dense(16, kernel_init=kernel("embed", "mlp"))(x))
+            return nn.Dense(8, kernel_init=kernel("mlp", None))(h)
+
+    network, x = Network(), array(8, 4)
+    variables = jax.eval_shape(network.init, jax.random.key(0), x)
+    for unbox in (nn.unbox, lambda v: v):
+        program = mtfc.from_jax(lambda v, x, unbox=unbox: network.apply(unbox(v), x).sum(), variables, x)
+        assert {"batch", "embed", "mlp"} < {*program.dims}
+        assert program.dims["mlp"] == 16
+    program = mtfc.from_jax(network.apply, variables, x, names={"**/Dense_0/kernel/value": "inner mlp"})
+    assert {"inner", "mlp"} < {*program.dims}
+    assert "embed" not in program.dims
+
+
+def test_names_come_from_metadata_of_nnx() -> None:
+    from flax import nnx
+
+    def layer() -> Any:
+        return nnx.Linear(4, 8, kernel_metadata={"out_sharding": ("embed", "mlp")}, rngs=nnx.Rngs(0))
+
+    with nnx.use_eager_sharding(False):
+        graph, params = nnx.split(nnx.eval_shape(layer))
+    program = mtfc.from_jax(lambda p, x: nnx.merge(graph, p)(x), params, array(6, 4))
+    assert program.dims == {"mlp": 8, "batch": 6, "embed": 4}
+
+
+def test_names_come_from_shardings_of_arguments() -> None:
+    """An axis that one mesh axis splits has the mesh axis's name, unless the name means something else in a layout."""
+    mesh = jax.make_mesh((2, 2, 2), ("dp", "tp", "model"), (jax.sharding.AxisType.Auto,) * 3)
+
+    def struct(shape: tuple[int, ...], *spec: Any) -> Any:
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+        return jax.ShapeDtypeStruct(shape, "float32", sharding=sharding)
+
+    w, x = struct((4, 8), None, "tp"), struct((16, 4), "dp", ("tp", "model"))
+    assert mtfc.from_jax(lambda w, x: x @ w, w, x).dims == {"batch": 16, "tp": 8, "w_0": 4}
+    w = struct((4, 8), "model", None)
+    assert mtfc.from_jax(lambda w, x: x @ w, w, x).dims == {"batch": 16, "w_1": 8, "w_0": 4}

@@ -19,8 +19,8 @@ GivenNames = Mapping[str, str]
 OTHERS = frozenset({"params", "optimizer", "value", "allow"})
 """Words that mean something else in a layout."""
 
-GIVEN, BATCH, PLACE = 0, 1, 2
-"""Ranks of names, the best first: those of the user, the batch, and those by place, earlier arguments first."""
+GIVEN, BATCH, ANNOTATED, PLACE = 0, 1, 2, 3
+"""Ranks of names, the best first: of the user, the batch, of annotations, and by place, earlier arguments first."""
 
 
 def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Callable[..., Any]) -> None:
@@ -37,9 +37,12 @@ def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Call
         if pattern is not None:
             _give(var.axes, names[pattern], text, function, named)
         last = [part for part in text.removesuffix("/value").split("/") if not part.isdigit()][-2:]
+        annotation = flat.annotations[order] or (None,) * len(var.axes)
         for j, each in enumerate(var.axes):
             is_batch = role == "input" and j == 0
             name = "batch" if is_batch else "_".join([*last, str(j)])
+            if (own := annotation[j]) is not None and own.isidentifier() and own not in RESERVED | OTHERS:
+                _want(each, ANNOTATED, own)
             _want(each, BATCH if is_batch else PLACE + order, re.sub(r"\W+", "_", name).strip("_"))
     for pattern in names:
         if pattern not in used:

@@ -16,6 +16,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.compiler.ir.core import Stage
+from mtfc.frontend.jaxpr.axis_annotations import Annotation, axis_annotations
 from mtfc.frontend.jaxpr.changed_objects import returning_changed
 from mtfc.frontend.jaxpr.factors import Axis
 
@@ -135,6 +136,7 @@ class Flat:
     """A traced function. inputs, outputs: the place of each in the pytrees. constants: arrays that it closes over.
 
     variable_paths: place of an argument that is a variable of Keras -> the variable's own path, such as `dense/kernel`.
+    annotations: for each argument the names that its owner gives to its axes.
     function: it returns the objects that the user's function changes, and is the user's own if that changes none.
     The last arguments of the body are the constants. `closed` is the jaxpr, and the trees give the function's own signature.
     """
@@ -149,6 +151,7 @@ class Flat:
     argument_names: tuple[str, ...]
     function: Callable[..., Any]
     variable_paths: Mapping[tuple[Any, ...], str] = attrs.field(factory=dict)
+    annotations: tuple[Annotation, ...] = ()
 
     def parts(self, path: tuple[Any, ...]) -> tuple[str, ...]:
         """Return the parts of the place of a leaf inside of its argument. A variable of Keras is known by its own path."""
@@ -173,7 +176,7 @@ def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         is_same = all(x in found.body.arguments for x in _objects(functional, found))
         if is_same and functional is not function:
             found = _flattened(function, args, kwargs)
-        return attrs.evolve(found, variable_paths=variables)
+        return attrs.evolve(found, variable_paths=variables, annotations=axis_annotations(args, kwargs))
     except (
         jax.errors.ConcretizationTypeError,
         jax.errors.TracerArrayConversionError,
