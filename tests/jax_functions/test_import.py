@@ -180,13 +180,13 @@ def test_names_come_from_metadata_of_nnx() -> None:
 
 def test_names_come_from_shardings_of_arguments() -> None:
     """An axis that one mesh axis splits has the mesh axis's name, unless the name means something else in a layout."""
-    mesh = jax.make_mesh((2, 2, 2), ("dp", "tp", "model"), (jax.sharding.AxisType.Auto,) * 3)
+    mesh = jax.make_mesh((2, 2, 2), ("dp", "tp", "value"), (jax.sharding.AxisType.Auto,) * 3)
 
     def struct(shape: tuple[int, ...], *spec: Any) -> Any:
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
         return jax.ShapeDtypeStruct(shape, "float32", sharding=sharding)
 
-    w, x = struct((4, 8), None, "tp"), struct((16, 4), "dp", ("tp", "model"))
+    w, x = struct((4, 8), None, "tp"), struct((16, 4), "dp", ("tp", "value"))
     assert mtfc.from_jax(lambda w, x: x @ w, w, x).dims == {"batch": 16, "tp": 8, "w_0": 4}
-    w = struct((4, 8), "model", None)
+    w = struct((4, 8), "value", None)
     assert mtfc.from_jax(lambda w, x: x @ w, w, x).dims == {"batch": 16, "w_1": 8, "w_0": 4}

@@ -28,7 +28,7 @@ OWN = {"sharding_constraint": "sharding", "reshard": "dst_sharding", "mesh_cast"
 
 @attrs.frozen
 class Constrain:
-    """What to do at constraints. planned: (array, its variable) -> the array with the plan's constraint.
+    """Functions that apply constraints. planned: (array, its variable) -> the array with the plan's constraint.
 
     own: (array, the user's sharding, the step) -> the array with the user's constraint, or without.
     """
