@@ -89,7 +89,7 @@ def test_variables_are_known_by_their_own_paths() -> None:
 def test_fit_under_a_plan_learns_what_one_device_learns() -> None:
     model = network()
     plan = planned(model)
-    result = verified(plan, (), {}, 0)
+    result = verified(plan, (), {}, 0, exact=False)
     assert result.ok, str(result)
     expected = fitted(model)
     distribution = plan.keras_distribution()
@@ -122,6 +122,30 @@ def test_plans_that_keras_lacks_are_refused() -> None:
     other = mtfc.from_jax(lambda w, x: x @ w, np.ones((4, 4), "f"), np.ones((8, 4), "f"))
     with pytest.raises(ValueError, match="trainable_variables"):
         other.plan({"batch": "x"}, {"x": 2}).keras_distribution()
+
+
+@pytest.mark.usefixtures("alone")
+def test_variables_are_arguments_of_plans() -> None:
+    """A whole step of AdamW updates them, and its plan takes the variables themselves, but for `jax.jit`."""
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(8)])
+    optimizer = keras.optimizers.AdamW(1e-3)
+    optimizer.build(model.trainable_variables)
+
+    def step(variables: Any, state: Any, x: Any) -> Any:
+        def loss(variables: Any) -> Any:
+            return (model.stateless_call(variables, [], x)[0] ** 2).mean()
+
+        return optimizer.stateless_apply(state, jax.grad(loss)(variables), variables)
+
+    args = model.trainable_variables, optimizer.variables, np.ones((8, 4), "float32")
+    program = mtfc.from_jax(step, *args)
+    assert {leaf.name: leaf.role for leaf in program.imported.inputs}["adam_w_iteration"] == "parameter"
+    plan = program.plan({"batch": "data"}, {"data": 4})
+    assert verified(plan, args, {}, 0, exact=False).ok
+    expected = jax.jit(step)(*([v.value for v in each] for each in args[:2]), args[2])
+    for road in (plan.step, plan.apply()):
+        found = road(*args)
+        np.testing.assert_allclose(found[0][0], expected[0][0], rtol=1e-5)
 
 
 @pytest.mark.usefixtures("alone")

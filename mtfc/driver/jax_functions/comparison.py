@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mtfc.frontend.jaxpr.flat import value_of
 from mtfc.reports.exact_report import ExactCase, exact_text
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def verified(
 
     if not args and not kwargs:
         args, kwargs = drawn_arguments(plan, seed)
+    args, kwargs = jax.tree.map(value_of, (tuple(args), dict(kwargs)))
     leaves, plain = list(plan.imported.outputs), jax.jit(plan.function)
     expected = _numbers(plain(*args, **kwargs))
     spread = rounding_spread(plain, args, kwargs, expected)

@@ -17,6 +17,7 @@ from mtfc.driver.data.files import parsed_json, read_bytes, write_text
 from mtfc.driver.errors import UsageError, public
 from mtfc.driver.jax_functions.shardings import Unsaid, spec_of, unsaid
 from mtfc.driver.loading.selection import LayoutOnMesh
+from mtfc.frontend.jaxpr.flat import value_of
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ class Plan:
             shape = leaf.shape if leaf.key is None else leaf.shape[:-1]
             if tuple(getattr(x, "shape", ())) != shape:
                 raise UsageError(f"{leaf.name} has shape {tuple(x.shape)}, and the plan is for {shape}")
-        return list(leaves)
+        return [*map(value_of, leaves)]
 
     @cached_property
     def _module(self) -> Any:

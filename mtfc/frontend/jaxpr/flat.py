@@ -231,6 +231,11 @@ def _as_array(leaf: Any) -> Any:
     return make(tuple(leaf.shape), leaf.dtype) if _is_variable(leaf) else leaf
 
 
+def value_of(leaf: Any) -> Any:
+    """Return the array of a variable of Keras, and any other leaf as it is."""
+    return leaf.value if _is_variable(leaf) else leaf
+
+
 def _argument_names(function: Callable[..., Any], number: int) -> tuple[str, ...]:
     """Return names for positional arguments."""
     try:
