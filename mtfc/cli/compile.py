@@ -8,7 +8,7 @@ import sys
 from itertools import zip_longest
 
 from mtfc.backends.registry import text_kinds
-from mtfc.cli.options import add_format, add_program, add_selection, chosen
+from mtfc.cli.options import add_format, add_program, add_selection, chosen, read_files
 from mtfc.driver.compile import EMITTERS, IR_KINDS, PassRecord, emit, list_passes, syntax_tree
 from mtfc.driver.data.files import STANDARD, check_apart, check_writable, write_text
 from mtfc.driver.errors import OK, UsageError
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         return OK
     if options.file is None:
         raise UsageError("which file? give a .mtf file, or `--passes list`")
-    check_apart({"-o": options.output}, {"FILE": options.file})
+    check_apart({"-o": options.output}, read_files(options))
     check_writable(options.output)
     as_json = options.format == "json"
     if options.emit == "ast":

@@ -98,6 +98,22 @@ def _source(options: argparse.Namespace) -> ProgramSource | None:
     return FunctionSource(options.file, options.args, options.names, options.parameters, not options.no_merge)
 
 
+def read_files(options: argparse.Namespace) -> dict[str, str | None]:
+    """Return the files that a program is read from, by option: no result may replace them."""
+    found = {
+        "FILE": _file_of(options.file),
+        "--args": _file_of(options.args),
+        "--names": _file_of(options.names),
+    }
+    return {**found, "--layout": getattr(options, "layout", None)}
+
+
+def _file_of(text: str | None) -> str | None:
+    """Return a file, or the file of the module in `MODULE:NAME`."""
+    module = re.fullmatch(r"([^\W\d][\w.]*):[^\W\d][\w.]*", text or "")
+    return f"{module[1].replace('.', '/')}.py" if module else text
+
+
 def _has_function_options(options: argparse.Namespace) -> bool:
     return bool(options.names or options.parameters or options.no_merge)
 

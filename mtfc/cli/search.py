@@ -6,7 +6,7 @@ import argparse
 import json
 from time import monotonic
 
-from mtfc.cli.options import add_format, add_model, add_program, chosen, count, seconds
+from mtfc.cli.options import add_format, add_model, add_program, chosen, count, read_files, seconds
 from mtfc.cli.progress import clear, reporter
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
@@ -108,7 +108,7 @@ def _add_processors(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, sources: Sources) -> int:
     from mtfc.compiler.search.found import NothingFits
 
-    inputs = {"FILE": options.file, "--target": file_of(options.target)}
+    inputs = {**read_files(options), "--target": file_of(options.target)}
     check_apart({"-o": options.output, "--export": options.export}, inputs)
     check_writable(options.output, options.export)
     progress = reporter(".4g", monotonic() + options.budget)

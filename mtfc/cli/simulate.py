@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.options import add_format, add_program, add_selection, chosen
+from mtfc.cli.options import add_format, add_program, add_selection, chosen, read_files
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import OK, UsageError
 from mtfc.driver.loading.sources import Sources
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, sources: Sources) -> int:
     from mtfc.driver.simulate import simulate
 
-    check_apart({"--trace": options.trace}, {"FILE": options.file, "--target": file_of(options.target)})
+    check_apart({"--trace": options.trace}, {**read_files(options), "--target": file_of(options.target)})
     check_writable(options.trace)
     if options.target == LIST:
         _show_machines(options, sources)

@@ -167,6 +167,16 @@ def test_wrong_functions_are_named(mtfc: Mtfc, arguments: list[str], status: int
     assert message in found.err
 
 
+def test_no_result_replaces_what_is_read(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "names.json").write_text('{"params/up": "embed hidden"}')
+    named = "jax_user:step", "--args", "jax_user:example", "--names", "names.json"
+    for output in ("jax_user.py", "names.json"):
+        found = mtfc("search", *named, "--target", "h100", "--devices", "2", "-o", output)
+        assert (found.status, "would overwrite" in found.err) == (2, True)
+    assert mtfc("compile", *named, "--layout", "plan.json", "-o", "plan.json").status == 2
+    assert (folder / "jax_user.py").read_text() == MODULE
+
+
 def test_files_need_no_jax(folder: Path) -> None:
     code = (
         "import sys; from mtfc.cli import main; main(['cost', 'model.mtf']); sys.exit('jax' in sys.modules)"

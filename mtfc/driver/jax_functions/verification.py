@@ -21,6 +21,9 @@ from mtfc.frontend.layout_options import parse_mesh
 from mtfc.frontend.syntax.parser import parse
 from mtfc.reports.exact_report import exact_json
 
+MOST_DEVICES = 512
+"""The most devices of a mesh that is verified."""
+
 
 @attrs.frozen
 class VerifiedPlan:
@@ -71,7 +74,10 @@ def verify_function(options: VerifyOptions, sources: Sources) -> VerifiedPlan:
         if value is not None:
             raise UsageError(f"{option} is for .mtf files: a function of JAX is verified on drawn arguments")
     import_jax().config.update("jax_default_matmul_precision", "highest")
-    reserve(_devices(options.choice, sources))  # before code of the user starts JAX
+    number = _devices(options.choice, sources)
+    if number > MOST_DEVICES:
+        raise UsageError(f"verify takes a mesh of at most {MOST_DEVICES} devices, and not of {number}")
+    reserve(number)  # before code of the user starts JAX
     selection = select(options.file, options.choice, sources)
     (case,) = selection.cases
     devices(case.mesh.devices)
