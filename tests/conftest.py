@@ -19,6 +19,7 @@ from tests import xla
 
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *xla.FLAGS])
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", str(xla.QUICK))
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # commands that tests start keep compiled modules
 
 settings.register_profile(
     "mtfc",
