@@ -80,11 +80,12 @@ mutate-source: setup  ## change the compiler in random places for MUTATE_MINUTES
 	MUTATE_MINUTES=$(or $(MUTATE_MINUTES),10) $(BIN)/python -m tests.mutants.source
 
 kill-test: setup  ## kill a training run at random moments (KILLS=50), and compare its bits
-	KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest tests/training/test_kill.py
+	KILLS=$(or $(KILLS),50) $(BIN)/python -m pytest tests/training/test_kill.py tests/training/test_hosts.py
 
 examples: setup  ## verify every layout of the examples on both backends
 	EVERY_LAYOUT=1 $(BIN)/python -m pytest tests/test_examples.py tests/training/test_learning.py \
-		tests/backends/test_jax_gradients.py tests/jax_functions/test_keras.py --numprocesses 2 --dist worksteal
+		tests/backends/test_jax_gradients.py tests/jax_functions/test_keras.py \
+		tests/jax_functions/test_jax_examples.py --numprocesses 2 --dist worksteal
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

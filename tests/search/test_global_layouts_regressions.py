@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import attrs
+import numpy as np
 import pytest
 
 from mtfc.compiler.cost.hardware import Hardware, Link, Rate
+from mtfc.compiler.ir.core import Argument, Function, Output, Value
+from mtfc.compiler.ir.types import Dim, Mesh, TensorType
+from mtfc.compiler.search.global_layouts.layout_space import space_of
 from tests.harness import load
 from tests.search.layout_bounds import SLOW_LINKS, TORUS, check_bounds
 
@@ -376,3 +380,17 @@ def test_parameters_that_are_gathered_together_wait_once(accumulate: int) -> Non
     train m {{ minimize loss; optimizer = momentum(learning_rate = 0.5); accumulate = {accumulate} }}
     """
     _check(text, LATENT, storage=True)
+
+
+def test_storage_of_parameters_leaves_out_axes_of_the_state() -> None:
+    """The state of a parameter has at least the parameter's axes, so a later column must not take an axis of the state."""
+    a, b = Dim("a", 4), Dim("b", 4)
+    w = Value("w", TensorType("f32", (a, b)))
+    forward = Function("forward", (Argument(w, "parameter"),), (), (Output("w", w),))
+    space, mesh = space_of(forward, storage=True), Mesh("mesh", (("x", 2),))
+    number = space.number
+    rows = np.zeros((1, len(space.columns)), np.uint8)
+    rows[0, number["optimizer.a"]] = 1
+    decided = frozenset(number[name] for name in ("a", "b", "params.a", "optimizer.a"))
+    found, _ = space.extended(rows, number["params.b"], decided, mesh)
+    assert found[:, number["params.b"]].tolist() == [0]

@@ -202,9 +202,12 @@ def test_an_interrupt_of_one_stops_all_after_the_same_step(files: Path) -> None:
     assert len(curve(files / "run")) == saved
 
 
-@pytest.mark.parametrize(
-    ("number", "count", "lost"), [("SIGSTOP", 2, 0), ("SIGSTOP", 4, 2), ("SIGKILL", 2, 0)]
-)
+LOST = [("SIGSTOP", 2, 0), ("SIGKILL", 2, 0)]
+MORE = [("SIGSTOP", 4, 2)] if "KILLS" in os.environ else []
+"""A frozen process of four takes 20 s: `make kill-test`."""
+
+
+@pytest.mark.parametrize(("number", "count", "lost"), LOST + MORE)
 def test_a_lost_process_ends_the_others_with_its_name(
     files: Path, number: str, count: int, lost: int
 ) -> None:

@@ -88,7 +88,8 @@ class LayoutSpace:
         rows.
         """
         base, beside = self.columns[column].base, self.columns[column].beside
-        taken = union(rows, beside & decided)
+        above = frozenset(i for i in decided if self.columns[i].base in beside)
+        taken = union(rows, (beside & decided) | above)
         start = np.zeros(len(rows), np.uint8)
         if base is not None:
             start = rows[:, base]
