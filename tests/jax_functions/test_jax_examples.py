@@ -1,4 +1,4 @@
-"""The further examples in `examples/jax` print what docs/jax.md shows (`make examples`). The first one is a session of the page."""
+"""The further examples in `examples/jax` print what docs/jax.md shows (`make examples`). The first is a session of the page."""
 
 from __future__ import annotations
 
