@@ -253,6 +253,20 @@ def batches():
 """
 
 
+ON_FUNCTION = [
+    "--data",
+    "own:batches",
+    "--steps",
+    "9",
+    "--dir",
+    "run",
+    "--layout",
+    "both",
+    "--save-every",
+    "50",
+]
+
+
 @pytest.mark.parametrize(
     ("end", "own", "other"),
     [
@@ -264,19 +278,7 @@ def test_data_that_end_in_one_process_end_all_at_the_same_step(
     files: Path, end: str, own: str, other: str
 ) -> None:
     (files / "own.py").write_text(FUNCTION.replace("END", end))
-    options = (
-        "--data",
-        "own:batches",
-        "--steps",
-        "9",
-        "--dir",
-        "run",
-        "--layout",
-        "both",
-        "--save-every",
-        "50",
-    )
-    group = Group(files, 2, *options)
+    group = Group(files, 2, *ON_FUNCTION)
     (first, _, err), (second, _, last) = group.ended()
     assert own in last
     assert first == ENVIRONMENT and group.name(1) in err and other in err
@@ -287,19 +289,7 @@ def test_data_that_end_in_one_process_end_all_at_the_same_step(
 
 def test_sigterm_ends_a_wait_for_data_of_another_process(files: Path) -> None:
     (files / "own.py").write_text(FUNCTION.replace("END", "__import__('time').sleep(60)"))
-    options = (
-        "--data",
-        "own:batches",
-        "--steps",
-        "9",
-        "--dir",
-        "run",
-        "--layout",
-        "both",
-        "--save-every",
-        "50",
-    )
-    group = Group(files, 2, *options)
+    group = Group(files, 2, *ON_FUNCTION)
     wait_for_step(files / "run", 4)
     group.started[0].send_signal(signal.SIGTERM)
     ended = group.ended()

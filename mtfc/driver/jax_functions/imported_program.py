@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 Objective = Literal["time", "overlap", "memory"]
 
-AUXILIARY = 1
-"""Dimensions of size 1, and those that no argument has, are never split."""
-
 
 @attrs.frozen
 class Coverage:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mtfc.backends.common.module import DTYPES
 from mtfc.compiler.ir.core import Function, Program
-from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
+from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules, TensorType
 from mtfc.driver.data.files import parsed_json, read_bytes, write_text
 from mtfc.driver.errors import UsageError, public
+from mtfc.driver.jax_functions.packed_program import PackedProgram
 from mtfc.driver.jax_functions.shardings import Unsaid, spec_of, unsaid
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.frontend.jaxpr.flat import value_of
@@ -97,22 +99,12 @@ class Plan:
     @cached_property
     def stored(self) -> Mapping[str, Mapping[str, Axes]]:
         """Name of an argument of the program -> the axes that split its dimensions."""
-        types = {a.value.name: a.value.type for a in self._main.arguments}
-        return {
-            name: {dim.name: axes for dim, axes in zip(type.dims, type.splits, strict=True)}
-            for name, type in types.items()
-        }
+        return {a.value.name: _splits(a.value.type) for a in self._main.arguments}
 
     @cached_property
     def returned(self) -> Mapping[str, Mapping[str, Axes]]:
         """Name of an output of the program -> the axes that split its dimensions."""
-        return {
-            output.name: {
-                dim.name: axes
-                for dim, axes in zip(output.value.type.dims, output.value.type.splits, strict=True)
-            }
-            for output in self._main.outputs
-        }
+        return {output.name: _splits(output.value.type) for output in self._main.outputs}
 
     def _sharding(self, leaf: Leaf, rules: Mapping[str, Axes]) -> Any:
         from jax.sharding import NamedSharding
@@ -159,7 +151,7 @@ class Plan:
         import jax
 
         def struct(leaf: Leaf, sharding: Any) -> Any:
-            dtype = jax.numpy.dtype(_JAX_DTYPES[leaf.dtype])
+            dtype = jax.numpy.dtype(DTYPES[leaf.dtype])
             make: Any = jax.ShapeDtypeStruct
             return make(leaf.shape, dtype, sharding=sharding)
 
@@ -276,16 +268,14 @@ class Plan:
             raise UsageError(f"the arguments have {what}, and a structure other than that of the plan")
         leaves = [leaf for _, leaf in found]
         for leaf, x in zip(self._arguments, leaves, strict=True):
-            shape = leaf.shape if leaf.key is None else leaf.shape[:-1]
-            if tuple(getattr(x, "shape", ())) != shape:
-                raise UsageError(f"{leaf.name} has shape {tuple(x.shape)}, and the plan is for {shape}")
+            shape, found_shape = leaf.user_shape, tuple(getattr(x, "shape", ()))
+            if found_shape != shape:
+                raise UsageError(f"{leaf.name} has shape {found_shape}, and the plan is for {shape}")
         return [*map(value_of, leaves)]
 
     @cached_property
-    def _module(self) -> Any:
-        from mtfc.backends.registry import BACKENDS
-
-        return BACKENDS["jax"].load(self.jax())
+    def _packed(self) -> PackedProgram:
+        return PackedProgram(self.imported, self._main, self.jax(), self.mesh)
 
     def jax(self) -> str:
         """Return the text of our own SPMD program, a JAX module."""
@@ -302,105 +292,31 @@ class Plan:
     @public
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the function by our own SPMD program: explicit collectives inside `jax.shard_map`. Works under `jax.jit`."""
-        import jax
-
-        return jax.tree.unflatten(
-            self.imported.flat.out_tree, self._unpacked(self._run(self._packed(args, kwargs)))
-        )
+        return self._packed.results(self._packed.run(self._packed.arguments(self._leaves(args, kwargs))))
 
     @public
     def pack(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Place the arguments on the devices as `packed_step` takes them: with an axis for each factor, split as planned."""
-        import jax
-        from jax.sharding import NamedSharding
-
-        def placed(name: str, x: Any) -> Any:
-            kind = self._kind(name)
-            return jax.device_put(
-                jax.numpy.array(x), NamedSharding(self.mesh, self._module.LAYOUTS[kind][name])
-            )
-
-        given = self._packed(args, kwargs)
-        return {name: placed(name, x) for name, x in given.items() if name in self.stored}
+        return self._packed.placed(self._packed.arguments(self._leaves(args, kwargs)))
 
     def packed_step(self, packed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Compute the function on packed arguments. Works under `jax.jit`, with the first argument donated.
 
         Return the packed arguments, with new arrays for those that the function returns anew, and all outputs by name.
         """
-        outputs = self._run(packed)
+        outputs = self._packed.run(packed)
         replaced = {old: outputs[name] for name, old in self.imported.replaced.items() if old in packed}
         return {**packed, **replaced}, outputs
 
     @public
     def unpack(self, outputs: Mapping[str, Any]) -> Any:
         """Return the outputs of `packed_step` as the function's own results."""
-        import jax
-
-        return jax.tree.unflatten(self.imported.flat.out_tree, self._unpacked(outputs))
+        return self._packed.results(outputs)
 
     @property
     def abstract_packed(self) -> dict[str, Any]:
         """The packed arguments as `jax.ShapeDtypeStruct`s with shardings."""
-        import jax
-        from jax.sharding import NamedSharding
-
-        struct: Any = jax.ShapeDtypeStruct
-        found = {}
-        for leaf in self.imported.inputs:
-            if leaf.name in self.stored:
-                kind = self._kind(leaf.name)
-                sharding = NamedSharding(self.mesh, self._module.LAYOUTS[kind][leaf.name])
-                shape = tuple(dim.size for dim in leaf.flat_dims)
-                found[leaf.name] = struct(shape, jax.numpy.dtype(_JAX_DTYPES[leaf.dtype]), sharding=sharding)
-        return found
-
-    def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the program's arguments by name, in the shapes of its dimensions."""
-        import jax
-
-        leaves = iter(self._leaves(args, kwargs))
-        given = {}
-        for leaf in self.imported.inputs:
-            x = leaf.constant if leaf.constant is not None else next(leaves)
-            data = jax.random.key_data(x) if leaf.key is not None else jax.numpy.asarray(x)
-            given[leaf.name] = data.reshape([dim.size for dim in leaf.flat_dims])
-        return given
-
-    def _run(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the module on packed arguments, and return all outputs by name."""
-        kinds = {argument.value.name: argument.role for argument in self._main.arguments}
-        params, inputs, state = (
-            {name: given[name] for name, role in kinds.items() if role == wanted}
-            for wanted in ("parameter", "input", "state")
-        )
-        if self._main.name == "forward":
-            outputs: dict[str, Any] = self._module.forward(params, inputs)
-            return outputs
-        found, params, state = self._train_step(params, state, inputs, 0)
-        new = {**params, **state}
-        return {**found, **{name: new[old] for name, old in self.imported.replaced.items()}}
-
-    @cached_property
-    def _train_step(self) -> Any:
-        """The module's step without donation: the caller says what to donate."""
-        import jax
-
-        return jax.jit(self._module.train_step.__wrapped__)
-
-    def _kind(self, name: str) -> str:
-        """Return the name of the module's table for an argument."""
-        role = next(a.role for a in self._main.arguments if a.value.name == name)
-        return {"parameter": "params", "state": "state", "input": "inputs"}[role]
-
-    def _unpacked(self, outputs: Mapping[str, Any]) -> list[Any]:
-        import jax
-
-        found = []
-        for leaf in self.imported.outputs:
-            x = outputs[leaf.name].reshape(leaf.shape)
-            found.append(jax.random.wrap_key_data(x, impl=leaf.key) if leaf.key is not None else x)
-        return found
+        return self._packed.abstract()
 
     # Costs
 
@@ -487,15 +403,9 @@ def machine(target: str) -> Hardware:
         raise CompileError(sources.shown(error.diagnostics)) from None
 
 
-_JAX_DTYPES = {
-    "f32": "float32",
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "f64": "float64",
-    "i32": "int32",
-    "u32": "uint32",
-    "bool": "bool",
-}
+def _splits(type: TensorType) -> dict[str, Axes]:
+    """Return dimension -> the axes that split it."""
+    return dict(zip(type.names, type.splits, strict=True))
 
 
 def _record(rules: Rules) -> dict[str, list[str]]:

@@ -6,7 +6,7 @@ transposes and reshapes along factors make no equations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -172,16 +172,12 @@ class Dims:
 
     def new(self, name: str, size: int) -> Dim:
         """Make a dimension with a new name."""
-        size = int(size)
         number = self.names.get(name, 0) + 1
         self.names[name] = number
-        made = Dim(
-            name if number == 1 and name != "d" else f"{name}_{number}" if name != "d" else f"d{number}", size
-        )
-        if made.name in self.sizes:
+        found = f"d{number}" if name == "d" else name if number == 1 else f"{name}_{number}"
+        if found in self.sizes:
             return self.new(name, size)
-        self.sizes[made.name] = made
-        return made
+        return self.sizes.setdefault(found, Dim(found, int(size)))
 
     @property
     def by_name(self) -> Mapping[str, Dim]:
@@ -191,7 +187,3 @@ class Dims:
 def dims_of_result(emitter: JaxprEmitter, step: AppliedPrimitive, i: int = 0) -> tuple[Dim, ...]:
     """Return all dimensions of a result."""
     return emitter.dims.of(f for each in step.results[i].axes for f in each)
-
-
-def shapes(values: Sequence[Value]) -> list[tuple[Dim, ...]]:
-    return [value.type.dims for value in values]

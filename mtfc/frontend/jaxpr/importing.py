@@ -42,6 +42,11 @@ class Leaf:
     constant: Any = None
 
     @property
+    def user_shape(self) -> tuple[int, ...]:
+        """The shape of the user's array: the data of random keys have an axis more."""
+        return self.shape if self.key is None else self.shape[:-1]
+
+    @property
     def flat_dims(self) -> tuple[Dim, ...]:
         return tuple(dim for dims in self.dims for dim in dims)
 

@@ -1,0 +1,111 @@
+"""The SPMD program of a plan, on packed arrays: these have one axis for each dimension of the program.
+
+An axis of the user's array may be a product of dimensions. A `PartitionSpec` splits the leading ones only, and a packed array can
+be split along each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import attrs
+
+from mtfc.backends.common.module import DTYPES, KINDS
+from mtfc.compiler.ir.core import Function
+from mtfc.frontend.jaxpr.importing import Imported
+
+TABLES = {role: table for table, role in KINDS.items()}
+"""Role of an argument -> the name of its table in a module."""
+
+
+@attrs.frozen(eq=False, slots=False)
+class PackedProgram:
+    """A module that computes an imported function. main: the function of one processor. mesh: JAX's mesh of the plan."""
+
+    imported: Imported
+    main: Function
+    text: str
+    mesh: Any
+
+    @cached_property
+    def module(self) -> Any:
+        from mtfc.backends.registry import BACKENDS
+
+        return BACKENDS["jax"].load(self.text)
+
+    @cached_property
+    def roles(self) -> Mapping[str, str]:
+        return {argument.value.name: argument.role for argument in self.main.arguments}
+
+    def arguments(self, leaves: Sequence[Any]) -> dict[str, Any]:
+        """Return packed arguments by name, from the leaves of the user's arguments."""
+        import jax
+
+        given, rest = {}, iter(leaves)
+        for leaf in self.imported.inputs:
+            x = leaf.constant if leaf.constant is not None else next(rest)
+            data = jax.random.key_data(x) if leaf.key is not None else jax.numpy.asarray(x)
+            given[leaf.name] = data.reshape([dim.size for dim in leaf.flat_dims])
+        return given
+
+    def placed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return copies of packed arguments on the devices."""
+        import jax
+
+        return {
+            name: jax.device_put(jax.numpy.array(x), self._sharding(name))
+            for name, x in given.items()
+            if name in self.roles
+        }
+
+    def abstract(self) -> dict[str, Any]:
+        """Return packed arguments as `jax.ShapeDtypeStruct`s with shardings."""
+        import jax
+
+        struct: Any = jax.ShapeDtypeStruct
+        return {
+            leaf.name: struct(
+                tuple(dim.size for dim in leaf.flat_dims),
+                jax.numpy.dtype(DTYPES[leaf.dtype]),
+                sharding=self._sharding(leaf.name),
+            )
+            for leaf in self.imported.inputs
+            if leaf.name in self.roles
+        }
+
+    def _sharding(self, name: str) -> Any:
+        from jax.sharding import NamedSharding
+
+        return NamedSharding(self.mesh, self.module.LAYOUTS[TABLES[self.roles[name]]][name])
+
+    def run(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the module on packed arguments, and return all packed outputs by name."""
+        params, inputs, state = (
+            {name: given[name] for name, role in self.roles.items() if role == wanted}
+            for wanted in ("parameter", "input", "state")
+        )
+        if self.main.name == "forward":
+            outputs: dict[str, Any] = self.module.forward(params, inputs)
+            return outputs
+        found, params, state = self._train_step(params, state, inputs, 0)
+        new = {**params, **state}
+        return {**found, **{name: new[old] for name, old in self.imported.replaced.items()}}
+
+    @cached_property
+    def _train_step(self) -> Any:
+        """The module's step without donation: the caller says what to donate."""
+        import jax
+
+        return jax.jit(self.module.train_step.__wrapped__)
+
+    def results(self, outputs: Mapping[str, Any]) -> Any:
+        """Return packed outputs as the function's own results."""
+        import jax
+
+        found = []
+        for leaf in self.imported.outputs:
+            x = outputs[leaf.name].reshape(leaf.shape)
+            found.append(jax.random.wrap_key_data(x, impl=leaf.key) if leaf.key is not None else x)
+        return jax.tree.unflatten(self.imported.flat.out_tree, found)
