@@ -33,12 +33,27 @@ CONDITION = re.compile(r"\bcondition=%?([\w.-]+)")
 CALLED = re.compile(r"\b(?:calls|body|to_apply)=%?([\w.-]+)")
 TRIP_COUNT = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 FIRST_GROUP = re.compile(r"replica_groups=(?:\{\{([\d,]*)\}|\[\d+,(\d+)\])")
+AXIS_GROUPS = re.compile(r"replica_groups=mesh\[(.*?)\][^{]*\{(.*?)\}")
+MESH_AXIS = re.compile(r"'([^']*)'=(\d+)")
+GROUP_AXIS = re.compile(r"'([^']*)'(?::\(\d+\)(\d+))?")
 CHAIN = re.compile(r"channel_id=(\d+),.*\bchain_id=")
 PAIRS = re.compile(r"source_target_pairs=\{(.*?\})\}")
 ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 
-Traffic = Counter[tuple[str, str]]
-"""(kind, quantity) -> amount. The quantities are `count`, `elements_per_device` and `bytes_per_device`."""
+PARTITIONS = re.compile(r"^HloModule .*num_partitions=(\d+)")
+FRAME = re.compile(r"\bstack_frame_id=(\d+)")
+ELEMENT = re.compile(r"^%?([\w.-]+)\), index=(\d+)")
+FILE = re.compile(r'^(\d+) "(.*)"$', re.MULTILINE)
+LOCATION = re.compile(r"^(\d+) \{file_name_id=(\d+) .*?\bline=(\d+)", re.MULTILINE)
+STACK = re.compile(r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?\}", re.MULTILINE)
+
+WIRE = "wire_bytes_per_device"
+
+Traffic = Counter[tuple[str, str, int]]
+"""(kind, quantity, stack frame) -> amount. The quantities are `count`, `elements_per_device`, `bytes_per_device` and `WIRE`."""
+
+Frames = tuple[tuple[str, int], ...]
+"""The lines of a call stack, the innermost first: (file, line)."""
 
 
 @attrs.frozen
@@ -77,18 +92,65 @@ def collectives(hlo: str) -> dict[str, dict[str, int]]:
     collective; only the first kernel counts. Raises `ValueError` if the text does not state the trip count of a loop that
     communicates.
     """
+    report: dict[str, dict[str, int]] = {}
+    for (kind, quantity, _), amount in _communication(hlo).items():
+        if quantity != WIRE:
+            amounts = report.setdefault(kind, {})
+            amounts[quantity] = amounts.get(quantity, 0) + int(amount)
+    return report
+
+
+@attrs.frozen
+class SentByStack:
+    """The bytes that each device sends by collectives of one kind that one call stack of Python causes, in one run.
+
+    bytes: of operands. wire_bytes: that leave the device, by a ring algorithm. frames: empty if the text names no line.
+    """
+
+    kind: str
+    frames: Frames
+    bytes: int
+    wire_bytes: float
+
+
+def sent_by_stack(hlo: str) -> list[SentByStack]:
+    """Return what each device sends, by kind and Python call stack. Raises `ValueError` as `collectives` does."""
+    traffic, stacks = _communication(hlo), _stacks(hlo)
+    return [
+        SentByStack(kind, stacks.get(frame, ()), int(amount), traffic[kind, WIRE, frame])
+        for (kind, quantity, frame), amount in traffic.items()
+        if quantity == "bytes_per_device"
+    ]
+
+
+def _communication(hlo: str) -> Traffic:
     traffic: dict[str, Traffic] = {}
     limits: dict[str, int] = {}
     begun: set[str] = set()
+    devices = PARTITIONS.search(hlo)
     name = ""
     for name, instructions in _computations(hlo):
         limits |= _limit(name, instructions)
-        traffic[name] = _traffic([i for i in instructions if i.chain not in begun], traffic, limits)
+        own = [i for i in instructions if i.chain not in begun]
+        traffic[name] = _traffic(own, traffic, limits, int(devices[1]) if devices else 1)
         begun |= {i.chain for i in instructions if i.chain}
-    report: dict[str, dict[str, int]] = {}
-    for (kind, quantity), amount in traffic.get(name, Counter()).items():
-        report.setdefault(kind, {})[quantity] = amount
-    return report
+    return traffic.get(name, Counter())
+
+
+def _stacks(hlo: str) -> dict[int, Frames]:
+    """Return the call stacks in the header of a text: number of a frame -> its lines.
+
+    Numbers of parents may be one too high, so that of a frame without a parent, such as the first one, is 0 or 1.
+    """
+    header = hlo.partition("\nFileNames\n")[2].partition("\n\n\n")[0]
+    files = dict(FILE.findall(header.partition("FunctionNames")[0]))
+    places = {number: (files[file], int(line)) for number, file, line in LOCATION.findall(header)}
+    parents = {int(number): (int(parent or 0), place) for number, place, parent in STACK.findall(header)}
+    first = min(parents.values(), default=(0, ""))[0]
+    stacks: dict[int, Frames] = {}
+    for frame, (parent, place) in sorted(parents.items()):
+        stacks[frame] = (places[place], *stacks.get(parent - first, ()))
+    return stacks
 
 
 def cycles(hlo: str) -> int:
@@ -129,14 +191,15 @@ def _computations(hlo: str) -> Iterator[tuple[str, list[Instruction]]]:
 
 
 def _traffic(
-    instructions: list[Instruction], known: Mapping[str, Traffic], limits: Mapping[str, int]
+    instructions: list[Instruction], known: Mapping[str, Traffic], limits: Mapping[str, int], devices: int
 ) -> Traffic:
     """Return the communication of one computation and of all that it calls."""
     types = {instruction.name: instruction.type for instruction in instructions}
+    frames = _element_frames(instructions)
     total: Traffic = Counter()
     for instruction in instructions:
         if instruction.collective and not _alone(instruction):
-            total.update(_sent(instruction, types))
+            total.update(_sent(instruction, types, frames, devices))
         elif not instruction.opcode.endswith(("-done", "-update")):
             for callee in CALLED.findall(instruction.rest):
                 if known.get(callee):
@@ -145,25 +208,50 @@ def _traffic(
     return total
 
 
-def _sent(instruction: Instruction, types: Mapping[str, str]) -> Traffic:
-    arrays = [array for name in instruction.operands for array in ARRAY.findall(types[name])]
-    sizes = [(dtype, prod(int(n) for n in shape.split(",") if n)) for dtype, shape in arrays]
-    kind = KINDS[instruction.collective or ""]
-    return Counter(
-        {
-            (kind, "count"): 1,
-            (kind, "elements_per_device"): sum(size for _, size in sizes),
-            (kind, "bytes_per_device"): sum(size * ITEM_BYTES[dtype] for dtype, size in sizes),
-        }
-    )
+def _sent(
+    instruction: Instruction, types: Mapping[str, str], frames: Mapping[tuple[str, int], int], devices: int
+) -> Traffic:
+    """Return the communication of a collective. Each operand of a combined collective has a stack frame of its own."""
+    kind, own = KINDS[instruction.collective or ""], _frame(instruction)
+    factor = SENDINGS[kind].ring_bytes(_members(instruction) or devices)
+    total: Traffic = Counter({(kind, "count", own): 1})
+    for i, name in enumerate(instruction.operands):
+        frame = frames.get((instruction.name, i), own)
+        for dtype, shape in ARRAY.findall(types[name]):
+            size = prod(int(n) for n in shape.split(",") if n)
+            total[kind, "elements_per_device", frame] += size
+            total[kind, "bytes_per_device", frame] += size * ITEM_BYTES[dtype]
+            total[kind, WIRE, frame] += size * ITEM_BYTES[dtype] * factor
+    return total
+
+
+def _frame(instruction: Instruction) -> int:
+    """Return the number of the stack frame that an instruction stems from, and 0 if it names none."""
+    found = FRAME.search(instruction.rest)
+    return int(found[1]) if found else 0
+
+
+def _element_frames(instructions: list[Instruction]) -> dict[tuple[str, int], int]:
+    """Return the stack frames of the results of instructions with several results: (instruction, index) -> frame."""
+    elements = [each for each in instructions if each.opcode == "get-tuple-element"]
+    found = [(ELEMENT.search(each.rest), _frame(each)) for each in elements]
+    return {(match[1], int(match[2])): frame for match, frame in found if match and frame}
+
+
+def _members(instruction: Instruction) -> int:
+    """Return the number of devices in a group, and 0 if the groups are not stated."""
+    if found := AXIS_GROUPS.search(instruction.rest):
+        sizes = dict(MESH_AXIS.findall(found[1]))
+        return prod(int(part or sizes[axis]) for axis, part in GROUP_AXIS.findall(found[2]))
+    group = FIRST_GROUP.search(instruction.rest)
+    return int(group[2] or len(group[1].split(",")) * bool(group[1])) if group else 0
 
 
 def _alone(instruction: Instruction) -> bool:
     """Return True if every device communicates with itself only. Without groups, all devices are one group."""
     if pairs := PAIRS.search(instruction.rest):
         return all(source == target for source, target in re.findall(r"\{(\d+),(\d+)\}", pairs[1]))
-    group = FIRST_GROUP.search(instruction.rest)
-    return group is not None and (group[2] == "1" or (group[1] or "").isdigit())
+    return _members(instruction) == 1
 
 
 def _limit(name: str, instructions: list[Instruction]) -> dict[str, int]:

@@ -15,6 +15,7 @@ examples:
   mtfc cost model.mtf --symbolic             print formulas in the file's own names
   mtfc cost model.mtf --layout hybrid --dim batch=4096
   mtfc cost train:step --args train:example --mesh data:8 --layout batch:data      print the costs of a function of JAX
+  mtfc cost train:step --args train:example --layout plan.json --compiled          print what XLA sends, by line
 """
 
 
@@ -23,14 +24,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--symbolic", action="store_true", help="print formulas instead of numbers; JSON has both"
     )
+    parser.add_argument(
+        "--compiled",
+        action="store_true",
+        help="compile a function of JAX, and print the bytes that XLA's programs send beside the predicted ones",
+    )
     add_selection(parser, "all")
     add_passes(parser)
     add_format(parser)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.driver.cost import cost_record, cost_text
+    from mtfc.driver.cost import compiled_bytes, cost_record, cost_text
 
+    if options.compiled:
+        found = compiled_bytes(options.file, chosen(options), sources)
+        print(json.dumps(found.record(), indent=2) if options.format == "json" else found)
+        return OK
     asked = options.file, chosen(options), sources, options.symbolic
     if options.format == "json":
         print(json.dumps(cost_record(*asked), indent=2))

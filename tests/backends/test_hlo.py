@@ -13,7 +13,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from mtfc.backends.common.devices import devices
-from mtfc.backends.hlo import collectives, cycles
+from mtfc.backends.hlo import SentByStack, collectives, cycles, sent_by_stack
 
 
 def traffic(count: int, elements: int, bytes: int) -> dict[str, int]:
@@ -69,6 +69,7 @@ def test_collective(instruction: str, kind: str, expected: tuple[int, int, int])
     [
         "all-reduce(%p), replica_groups={{0},{1},{2},{3}}",
         "all-gather(%p), replica_groups=[8,1]<=[8]",
+        "all-gather(%p), replica_groups=mesh['a'=1,'b'=8] {'a'}",
         "collective-permute(%p), source_target_pairs={{0,0},{1,1}}",
     ],
 )
@@ -218,6 +219,51 @@ def test_loop_of_jax() -> None:
 
     found = compiled(loop, SPLIT, (P("rows"), P("rows")), "float32")
     assert found == {"all_reduce": traffic(4, 16, 64), "all_gather": traffic(4, 16, 64)}
+
+
+HEADER = """HloModule m, num_partitions=8
+
+FileNames
+1 "user.py"
+2 "1 library.py"
+
+FunctionNames
+1 "main"
+2 "helper"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=5 end_line=5 column=4 end_column=4}
+2 {file_name_id=2 function_name_id=2 line=70 end_line=70 column=4 end_column=4}
+
+StackFrames
+"""
+
+
+@pytest.mark.parametrize(
+    "stacks",
+    [
+        "1 {file_location_id=1 parent_frame_id=1}\n2 {file_location_id=2 parent_frame_id=2}\n",
+        "1 {file_location_id=1}\n2 {file_location_id=2 parent_frame_id=1}\n",
+    ],
+)
+def test_operands_of_combined_collectives_have_lines_of_their_own(stacks: str) -> None:
+    """Groups may be axes of a mesh, or parts of axes: here each has 2 of 8 devices."""
+    instructions = (
+        "%r = (f32[4,8]{1,0}, bf16[3]{0}) all-reduce(%p, %q), "
+        "replica_groups=mesh['a'=4,'b'=2] {'a':(2)2}, metadata={op_name=\"x\" stack_frame_id=1}",
+        '%a = f32[4,8]{1,0} get-tuple-element(%r), index=0, metadata={op_name="x" stack_frame_id=2}',
+        "%b = bf16[3]{0} get-tuple-element(%r), index=1",
+        "%c = f32[16,8]{1,0} all-gather(%p), replica_groups=mesh['a'=4,'b'=2] {'a'}, dimensions={0}",
+    )
+    text = entry(*PARAMETERS, *instructions).replace(
+        "HloModule m, num_partitions=8\n", HEADER + stacks + "\n"
+    )
+    inner, outer = ("1 library.py", 70), ("user.py", 5)
+    assert sent_by_stack(text) == [
+        SentByStack("all_reduce", (inner, outer), 128, 128.0),
+        SentByStack("all_reduce", (outer,), 6, 6.0),
+        SentByStack("all_gather", (), 128, 384.0),
+    ]
 
 
 def _expected(number: int) -> str:

@@ -121,6 +121,25 @@ def test_verify_compares_all_roads(mtfc: Mtfc) -> None:
     assert mtfc("verify", *STEP, *LAYOUT, "--backend", "numpy").status == 2
 
 
+def test_bytes_of_compiled_programs_stand_beside_the_prediction(mtfc: Mtfc) -> None:
+    found = mtfc("cost", *STEP, *LAYOUT, "--compiled", "--format", "json").json
+    assert found["predicted"] == found["step"]
+    assert found["apply"]["bytes_per_device"]["all_reduce"] > 0
+    text = mtfc("cost", *STEP, *LAYOUT, "--compiled").out
+    assert text.splitlines()[0].split() == [
+        "a",
+        "device",
+        "sends",
+        "predicted",
+        "plan.step",
+        "plan.apply",
+        "shardings",
+        "alone",
+    ]
+    refused = mtfc("cost", "model.mtf", "--compiled")
+    assert (refused.status, "mtfc compile model.mtf --emit hlo" in refused.err) == (2, True)
+
+
 def test_arguments_may_have_names_and_come_from_a_function(mtfc: Mtfc, folder: Path) -> None:
     (folder / "names.json").write_text('{"params/up": "embed hidden"}')
     named = "jax_user:step", "--args", "jax_user:named", "--names", "names.json", "--parameters", "0"

@@ -1,7 +1,8 @@
 """The user's function with sharding constraints on its intermediate values, for `jax.jit`.
 
-The function is evaluated as its jaxpr says, so custom derivatives and recomputation stay as they are. Results of dots,
-convolutions, lookups and scatters get a constraint, and so do the arguments: the layout of other values follows from these.
+The function is evaluated as its jaxpr says, so custom derivatives, recomputation and the lines of the user's file stay as they
+are. Arguments and results of equations get constraints. Results of opaque primitives get none, because XLA may have a better rule
+for these than to compute the whole everywhere.
 """
 
 from __future__ import annotations
@@ -11,12 +12,20 @@ from typing import Any
 
 import attrs
 
-from mtfc.frontend.jaxpr.flat import INLINED, AppliedPrimitive, Body, Flat, Var, bound, makes_step
-
-CONSTRAINED = frozenset(
-    {"dot_general", "conv_general_dilated", "gather", "scatter-add", "scatter_add", "cumsum", "top_k"}
+from mtfc.frontend.jaxpr.flat import (
+    INLINED,
+    AppliedPrimitive,
+    Body,
+    Flat,
+    Var,
+    at_line_of,
+    bound,
+    has_elements,
+    makes_step,
 )
-"""Primitives whose results get constraints."""
+
+FREE = frozenset({"slice"})
+"""Primitives whose results get no constraint: two slices of an array that is split would gather it twice."""
 
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"})
 
@@ -58,7 +67,8 @@ def _evaluated(
         return v.val if hasattr(v, "val") else env[v]
 
     for eqn in jaxpr.eqns:
-        found = _applied(eqn, [read(v) for v in eqn.invars], steps, constrain)
+        with at_line_of(eqn):
+            found = _applied(eqn, [read(v) for v in eqn.invars], steps, constrain)
         env.update(zip(eqn.outvars, found, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
@@ -93,9 +103,13 @@ def _applied(
     if name in OWN:
         return [constrain.own(operands[0], eqn.params[OWN[name]], step)]
     found = _bound(eqn, operands)
-    if name in CONSTRAINED:
-        found = [constrain.planned(x, var) for x, var in zip(found, step.results, strict=True)]
-    return found
+    if name in FREE:
+        return found
+    results = iter(step.results)  # arrays without elements are no results of steps
+    return [
+        constrain.planned(x, next(results)) if has_elements(v) else x
+        for x, v in zip(found, eqn.outvars, strict=True)
+    ]
 
 
 def _skip_barrier(eqn: Any, steps: Iterator[AppliedPrimitive]) -> None:

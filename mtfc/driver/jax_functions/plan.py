@@ -25,6 +25,7 @@ from mtfc.frontend.jaxpr.importing import Imported, Leaf
 if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.search.found import Found
+    from mtfc.driver.jax_functions.sent_bytes import BytesComparison
     from mtfc.driver.records import LayoutCost, Step
     from mtfc.frontend.jaxpr.flat import AppliedPrimitive
 
@@ -148,16 +149,22 @@ class Plan:
     @property
     def abstract_state(self) -> tuple[Any, ...]:
         """The positional arguments as `jax.ShapeDtypeStruct`s with shardings, which a checkpoint can be restored into."""
+        return self.abstract_arguments[0]
+
+    @property
+    def abstract_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """All arguments, positional and named, as `jax.ShapeDtypeStruct`s with shardings."""
         import jax
 
         def struct(leaf: Leaf, sharding: Any) -> Any:
-            dtype = jax.numpy.dtype(DTYPES[leaf.dtype])
             make: Any = jax.ShapeDtypeStruct
-            return make(leaf.shape, dtype, sharding=sharding)
+            if leaf.key is None:
+                return make(leaf.shape, jax.numpy.dtype(DTYPES[leaf.dtype]), sharding=sharding)
+            return make(leaf.user_shape, jax.random.key(0, impl=leaf.key).dtype, sharding=sharding)
 
         shardings = jax.tree.leaves(self._in_trees)
         leaves = [struct(leaf, each) for leaf, each in zip(self._arguments, shardings, strict=True)]
-        found: tuple[Any, ...] = jax.tree.unflatten(self.imported.flat.in_tree, leaves)[0]
+        found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(self.imported.flat.in_tree, leaves)
         return found
 
     @cached_property
@@ -200,10 +207,12 @@ class Plan:
         if not any(function is each for each in known):
             raise UsageError("`apply` takes the function that was imported: import the other one, too")
 
+        opaque = {var for step in self.imported.calls for var in step.results}
+
         def constrain(x: Any, var: Any) -> Any:
-            dims = self.imported.dims_of(var)
-            if var.key is not None or dims is None:
+            if var.key is not None or not var.shape or var in opaque:
                 return x
+            dims = self.imported.dims_of(var)
             constraint: Any = jax.lax.with_sharding_constraint
             return constraint(x, NamedSharding(self.mesh, self._spec_of_value(dims)))
 
@@ -335,6 +344,25 @@ class Plan:
 
         cost = layout_cost(self.program)
         return layout_report(cost, _texts(charge.span for charge in cost.step))
+
+    @public
+    def compare_bytes(self) -> BytesComparison:
+        """Compile the plan, and return the bytes that XLA's programs send beside the predicted ones, by kind and line.
+
+        Print it for a table. Nothing is computed. Raises `Unavailable` if there are too few devices.
+        """
+        import jax
+
+        from mtfc.driver.jax_functions.sent_bytes import compared_bytes
+
+        args, kwargs = self.abstract_arguments
+        with jax.sharding.set_mesh(self.mesh):
+            step = jax.jit(self.packed_step).lower(self.abstract_packed)
+            applied, alone = (
+                jax.jit(function, out_shardings=self.out_shardings).lower(*args, **kwargs)
+                for function in (self.apply(), self.function)
+            )
+        return compared_bytes(self.program, step, applied, alone)
 
     @property
     def memory(self) -> int:

@@ -11,7 +11,7 @@ from mtfc.compiler.ir.types import Mesh
 from mtfc.driver.errors import UsageError
 from mtfc.driver.jax_functions.comparison import PlanVerification, verified
 from mtfc.driver.jax_functions.function_source import FunctionSource
-from mtfc.driver.jax_functions.plan import read_plan
+from mtfc.driver.jax_functions.plan import Plan, read_plan
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import PLAN, select
 from mtfc.driver.loading.sources import Sources
@@ -22,7 +22,7 @@ from mtfc.frontend.syntax.parser import parse
 from mtfc.reports.exact_report import exact_json
 
 MOST_DEVICES = 512
-"""The most devices of a mesh that is verified."""
+"""The most devices of a mesh that programs are compiled for."""
 
 
 @attrs.frozen
@@ -60,10 +60,8 @@ def verify_function(options: VerifyOptions, sources: Sources) -> VerifiedPlan:
 
     Raises `CompileError`, `UsageError` and `Unavailable`.
     """
-    from mtfc.backends.common.devices import devices, import_jax, reserve
+    from mtfc.backends.common.devices import import_jax
 
-    source = options.choice.source
-    assert isinstance(source, FunctionSource)
     given = {
         "--backend": options.backend,
         "--dtype": options.dtype,
@@ -74,16 +72,27 @@ def verify_function(options: VerifyOptions, sources: Sources) -> VerifiedPlan:
         if value is not None:
             raise UsageError(f"{option} is for .mtf files: a function of JAX is verified on drawn arguments")
     import_jax().config.update("jax_default_matmul_precision", "highest")
-    number = _devices(options.choice, sources)
-    if number > MOST_DEVICES:
-        raise UsageError(f"verify takes a mesh of at most {MOST_DEVICES} devices, and not of {number}")
-    reserve(number)  # before code of the user starts JAX
-    selection = select(options.file, options.choice, sources)
-    (case,) = selection.cases
-    devices(case.mesh.devices)
-    plan = source.plan(case)
+    plan = plan_on_devices(options.file, options.choice, sources)
     found = verified(plan, (), {}, options.seed, options.exact)
-    return VerifiedPlan(selection.program.name, case.name, case.mesh, found)
+    return VerifiedPlan(plan.program.name, plan.case.name, plan.case.mesh, found)
+
+
+def plan_on_devices(file: str, choice: Choice, sources: Sources) -> Plan:
+    """Return the plan of the chosen layout, with as many devices as it needs, virtual ones if there are fewer.
+
+    Raises `CompileError`, `UsageError` and `Unavailable`.
+    """
+    from mtfc.backends.common.devices import devices, reserve
+
+    source = choice.source
+    assert isinstance(source, FunctionSource)
+    number = _devices(choice, sources)
+    if number > MOST_DEVICES:
+        raise UsageError(f"this takes a mesh of at most {MOST_DEVICES} devices, and not of {number}")
+    reserve(number)  # before code of the user starts JAX
+    (case,) = select(file, choice, sources).cases
+    devices(case.mesh.devices)
+    return source.plan(case)
 
 
 def _devices(choice: Choice, sources: Sources) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -292,12 +293,13 @@ Env = dict[Any, Operand | Empty]
 
 def makes_step(eqn: Any) -> bool:
     """Return False for an equation that makes no elements, or joins one array with empty ones."""
-    if eqn.primitive.name == "concatenate" and sum(map(_has_elements, eqn.invars)) == 1:
+    if eqn.primitive.name == "concatenate" and sum(map(has_elements, eqn.invars)) == 1:
         return False
-    return any(map(_has_elements, eqn.outvars))
+    return any(map(has_elements, eqn.outvars))
 
 
-def _has_elements(var: Any) -> bool:
+def has_elements(var: Any) -> bool:
+    """Return False for a variable of a jaxpr whose array has no elements."""
     return 0 not in getattr(var.aval, "shape", ())
 
 
@@ -318,7 +320,7 @@ class _WithEmpty:
         rest, eqn = iter(given), self.eqn
         every = [jnp.zeros(x.shape, x.dtype) if isinstance(x, Empty) else next(rest) for x in self.operands]
         found = bound(eqn.primitive, every, eqn.params)
-        return [x for x, var in zip(found, eqn.outvars, strict=True) if _has_elements(var)]
+        return [x for x, var in zip(found, eqn.outvars, strict=True) if has_elements(var)]
 
 
 class _Flattener:
@@ -401,14 +403,14 @@ class _Flattener:
         if not makes_step(eqn):  # debugging prints, too; `plan.apply` keeps them
             found = tuple(x for x in operands if not isinstance(x, Empty))
             env.update(
-                {v: found[0] if _has_elements(v) else Empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars}
+                {v: found[0] if has_elements(v) else Empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars}
             )
             return
         if any("Ordered" in type(effect).__name__ or "IO" in type(effect).__name__ for effect in eqn.effects):
             message = f"`{name}` has a side effect, which a program on many processors cannot keep in order"
             raise refused("E805", message, span or self.place, "leave it out of the imported function")
-        env.update({v: Empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars if not _has_elements(v)})
-        made = [v for v in eqn.outvars if _has_elements(v)]
+        env.update({v: Empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars if not has_elements(v)})
+        made = [v for v in eqn.outvars if has_elements(v)]
         name, bind, params, given = _without_empty(eqn, operands)
         results = tuple(self.var(v.aval, span) for v in made)
         bodies = (self._body(eqn.params["jaxpr"]),) if name == "scan" else ()
@@ -465,7 +467,7 @@ def _without_empty(
     Joining and splitting do without them, and an empty array with padding is the padding. Any other equation becomes a call.
     """
     name, given = eqn.primitive.name, tuple(x for x in operands if not isinstance(x, Empty))
-    if len(given) == len(operands) and all(map(_has_elements, eqn.outvars)):
+    if len(given) == len(operands) and all(map(has_elements, eqn.outvars)):
         return name, eqn.primitive, eqn.params, given
     if name == "concatenate":
         return name, eqn.primitive, eqn.params, given
@@ -483,6 +485,17 @@ def bound(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) ->
     functions, options = made if isinstance(made, tuple) else ((), made)  # JAX before 0.10 returns a pair
     found = primitive.bind(*functions, *operands, **options)
     return list(found) if primitive.multiple_results else [found]
+
+
+def at_line_of(eqn: Any) -> AbstractContextManager[Any]:
+    """Return a context in which primitives get the call stack and the name scopes of an equation."""
+    from jax._src.source_info_util import current_name_stack, user_context
+
+    source = eqn.source_info
+    found: AbstractContextManager[Any] = user_context(
+        source.traceback, name_stack=current_name_stack() + source.name_stack
+    )
+    return found
 
 
 def _builtin(array: Any, dtype: str) -> bool | int | float:
