@@ -9,6 +9,7 @@ token that may follow ERROR. So a wrong statement is lost, and the rest of the f
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from mtfc.frontend.syntax.python_syntax import FARTHEST, python_error
 from mtfc.frontend.syntax.tables import GrammarRule
 from mtfc.frontend.syntax.tree_builder import TUPLES, TreeBuilder
 
-PLAIN = frozenset(("assign", "return", "yield"))
+PLAIN = frozenset(("assign", "return", "watch", "yield"))
 """Rules of statements that are dropped if one of their brackets is never closed."""
 
 BORDERS = (SEPARATOR, "LBRACE", "RBRACE")
@@ -121,7 +122,14 @@ class _Parser:
         else:
             expected = [kind for kind in self.moves[self.states[-1]] if self._accepts(kind)]
             previous = self.tokens[max(self.index - 1, 0)]
-            self._recover((syntax_errors.unexpected(previous, token, expected, self.file),), stuck=self.index)
+            error = syntax_errors.unexpected(previous, token, expected, self._instead(), self.file)
+            self._recover((error,), stuck=self.index)
+
+    def _instead(self) -> list[str]:
+        """Return the keywords that may stand in the place of the previous token."""
+        depth = bisect_left(self.begins, self.index - 1)
+        keywords = tables.load().keywords if depth < len(self.begins) else {}
+        return [text for text, kind in keywords.items() if self._accepts(kind, depth + 1)]
 
     def _kind_of_word(self, token: Token) -> str:
         """Return the kind of a word: its keyword if the grammar allows it here, but a name in `state = ...`."""

@@ -94,14 +94,19 @@ def describe(token: Token) -> str:
     return f"`{shown}`"
 
 
-def unexpected(previous: Token, token: Token, expected: Collection[str], file: str) -> Diagnostic:
-    """Return E001 for a token that no rule takes, or E009 for a reserved word in place of a name."""
+def unexpected(
+    previous: Token, token: Token, expected: Collection[str], instead: Collection[str], file: str
+) -> Diagnostic:
+    """Return E001 for a token that no rule takes, or E009 for a reserved word in place of a name.
+
+    expected: the kinds of tokens that may stand here. instead: the keywords that may stand in the place of `previous`.
+    """
     kinds = frozenset(expected)
     word = previous if token.text == "=" else token
     if word.text in RESERVED and "NAME" in kinds and not OPERATORS & kinds:
         return Diagnostic("E009", f"`{word.text}` is a reserved word, not a name", word.span(file))
     message = f"expected {_one_of(_names(kinds))}, found {describe(token)}"
-    return Diagnostic("E001", message, token.span(file), help=_advice(previous, token, kinds))
+    return Diagnostic("E001", message, token.span(file), help=_advice(previous, token, kinds, instead))
 
 
 def _names(kinds: frozenset[str]) -> list[str]:
@@ -129,7 +134,7 @@ def _one_of(names: list[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
 
 
-def _advice(previous: Token, token: Token, kinds: frozenset[str]) -> str | None:
+def _advice(previous: Token, token: Token, kinds: frozenset[str], instead: Collection[str]) -> str | None:
     if token.text == "\n" and "NUMBER" in kinds and previous.text not in STATEMENTS:
         return "put an expression of several lines in parentheses"
     if token.text == ":" and "LBRACE" in kinds:
@@ -147,7 +152,7 @@ def _advice(previous: Token, token: Token, kinds: frozenset[str]) -> str | None:
     keywords = tables.load().keywords
     meant = nearest(token.text, [text for text, kind in keywords.items() if kind in kinds - OPERATORS])
     if not meant and previous.kind == "NAME" and previous.text not in keywords and not OPERATORS & kinds:
-        meant = nearest(previous.text, keywords)
+        meant = nearest(previous.text, instead)
     return f"did you mean `{meant}`?" if meant else None
 
 
