@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -308,10 +309,11 @@ def test_run_shows_and_saves(tmp_path: Path) -> None:
     assert done.status == 0
     result = done.record()
     reports = [step["report"] for step in result["steps"]]
-    assert [list(report) for report in reports] == [["close", "grad_norm", "learning_rate"]] * 3
+    assert [list(report) for report in reports] == [["close", "worst", "grad_norm", "learning_rate"]] * 3
     np.testing.assert_allclose([report["learning_rate"] for report in reports], [0.5, 0.25, 0.5 / 3])
     assert list(result["outputs"]) == ["loss", "close", "worst", "grad_norm", "learning_rate"]
     with np.load(tmp_path / "saved.npz") as saved:
         assert sorted(saved) == ["b", "loss", "w"]
-    assert lines[1].split()[4:10:2] == ["close", "grad_norm", "learning_rate"]
-    assert lines[1].split()[9] == "0.25"
+    shown = re.sub(r"\[[^]]*\]", "[]", lines[1]).split()
+    assert shown[4:12:2] == ["close", "worst", "grad_norm", "learning_rate"]
+    assert (shown[7], shown[11]) == ("[]", "0.25")

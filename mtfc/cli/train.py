@@ -106,6 +106,12 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
     kept.add_argument("--fresh", action="store_true", help="start over; earlier results in --dir are renamed")
     shown = parser.add_argument_group("figures")
     shown.add_argument(
+        "--show-every",
+        metavar="N",
+        type=count,
+        help="steps between lines on standard output (default: a twentieth of the run)",
+    )
+    shown.add_argument(
         "--log", metavar="FILE", help="write a JSON line for each step (default: DIR/metrics.jsonl)"
     )
     shown.add_argument("--tensorboard", metavar="DIR", help="write curves for TensorBoard")
@@ -235,8 +241,8 @@ def _options(options: argparse.Namespace) -> TrainOptions:
 
 NAMES = (
     *("file", "steps", "epochs", "data", "eval", "tokenizer", "eval_every", "eval_batches", "params"),
-    *("params_partial", "seed", "folder", "save_every", "save_minutes", "keep", "fresh", "log"),
-    *("tensorboard", "metrics", "profile", "target", "debug_nans", "skipped", "bad_steps", "grace"),
+    *("params_partial", "seed", "folder", "save_every", "save_minutes", "keep", "fresh", "show_every"),
+    *("log", "tensorboard", "metrics", "profile", "target", "debug_nans", "skipped", "bad_steps", "grace"),
     *("warm_start", "keep_best", "stop_early"),
 )
 """The options that have the same name in the driver."""

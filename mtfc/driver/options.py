@@ -72,11 +72,11 @@ class TrainOptions:
 
     tokenizer: the file of a tokenizer, for text in `data` and `eval`. folder: of checkpoints and `metrics.jsonl`; without it
     nothing is kept. save_every: steps. save_minutes: minutes. keep: the number of newest checkpoints that stay. fresh: start over
-    although there are checkpoints. metrics: the function that takes the figures of each step. target: the machine whose predicted
-    time of a step is shown. skipped: ranges of steps that read their batch and change nothing. bad_steps: the most steps in a row
-    that may overflow with a dynamic loss scale. grace: seconds from SIGTERM to the end that a cluster makes. warm_start: the run
-    whose arrays are taken as far as they fit. keep_best: the mean whose best checkpoint is kept, too. stop_early: end after
-    so many evaluations in a row without a better mean.
+    although there are checkpoints. show_every: steps between lines of text. metrics: the function that takes the figures of each
+    step. target: the machine whose predicted time of a step is shown. skipped: ranges of steps that read their batch and change
+    nothing. bad_steps: the most steps in a row that may overflow with a dynamic loss scale. grace: seconds from SIGTERM to the
+    end that a cluster makes. warm_start: the run whose arrays are taken as far as they fit. keep_best: the mean whose best
+    checkpoint is kept, too. stop_early: end after so many evaluations in a row without a better mean.
     """
 
     file: str
@@ -96,6 +96,7 @@ class TrainOptions:
     save_minutes: float | None = None
     keep: int = 3
     fresh: bool = False
+    show_every: int | None = None
     log: str | None = None
     tensorboard: str | None = None
     metrics: str | None = None

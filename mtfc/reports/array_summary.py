@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
+
+Figure = float | list[float]
+"""A scalar, or the elements of a short vector."""
+
+MOST_ELEMENTS = 64
+"""Most elements of a vector that is a figure."""
+
+MOST_SHOWN = 8
+"""Most elements of a vector in a line of text."""
+
+
+def is_figure(array: Any) -> bool:
+    """Return True for a scalar, and for a vector that is short enough to be shown in full."""
+    return bool(array.ndim == 0 or (array.ndim == 1 and array.size <= MOST_ELEMENTS))
 
 
 def finite(number: float | None) -> float | None:
     """Return a number as JSON can hold it: None for NaN and the infinities."""
     return number if number is not None and math.isfinite(number) else None
+
+
+def finite_figure(figure: Figure) -> Any:
+    """Return a figure as JSON can hold it."""
+    return [finite(number) for number in figure] if isinstance(figure, list) else finite(figure)
+
+
+def figure_text(figure: Figure, text: Callable[[float], str] = "{:.6g}".format) -> str:
+    """Return a figure as text; of a long vector, the first and the last elements."""
+    if not isinstance(figure, list):
+        return text(figure)
+    parts = [text(number) for number in figure]
+    half = MOST_SHOWN // 2
+    return f"[{', '.join(parts if len(parts) <= MOST_SHOWN else [*parts[:half], '...', *parts[-half:]])}]"
 
 
 def number_text(number: float | None) -> str:

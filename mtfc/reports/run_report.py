@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mtfc.compiler.ir.types import Mesh
-from mtfc.reports.array_summary import finite, summary, summary_text
+from mtfc.reports.array_summary import figure_text, finite, finite_figure, summary, summary_text
 
 StepRecord = dict[str, Any]
-"""An entry of `steps`: number from 1, loss, seconds, reported scalars, and means of outputs with `--eval`."""
+"""An entry of `steps`: number from 1, loss, seconds, reported figures, and means of outputs with `--eval`."""
 
 
 def run_json(
@@ -40,7 +40,8 @@ def summaries_of(outputs: Mapping[str, Any], means: Mapping[str, float]) -> dict
 
 def step_text(step: StepRecord) -> str:
     """Return a line about a training step."""
-    shown = "".join(f"  {name} {_number_text(value)}" for name, value in step.get("report", {}).items())
+    report = step.get("report", {})
+    shown = "".join(f"  {name} {figure_text(value, _number_text)}" for name, value in report.items())
     scores = "".join(f"  {name} {value:.4f}" for name, value in step.get("eval", {}).items())
     evaluated = f"   eval:{scores}" if scores else ""
     loss, seconds = f"loss {step['loss']:.6f}", f"{1000 * step['seconds']:9.2f} ms"
@@ -55,6 +56,8 @@ def _number_text(value: float) -> str:
 def _finite_step(step: StepRecord) -> StepRecord:
     """Return the step for JSON, with None for numbers that are not finite."""
     named: StepRecord = {
-        part: {k: finite(v) for k, v in step[part].items()} for part in ("report", "eval") if part in step
+        part: {k: finite_figure(v) for k, v in step[part].items()}
+        for part in ("report", "eval")
+        if part in step
     }
     return {**step, "loss": finite(step["loss"]), **named}

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from mtfc.reports.array_summary import finite
+from mtfc.reports.array_summary import Figure, figure_text, finite, finite_figure
 from mtfc.reports.table import aligned
 
 
@@ -24,8 +24,8 @@ class Prediction:
 class TrainingStep:
     """A finished step. number: counted from 1. seconds: since the step before it ended.
 
-    report: further scalars of the step. evaluation: means over the evaluation data, if it ran after this step. rate: tokens or
-    examples a second. predicted: by the cost model, if a machine was named.
+    report: further scalars and short vectors of the step. evaluation: means over the evaluation data, if it ran after this step.
+    rate: tokens or examples a second. predicted: by the cost model, if a machine was named.
     """
 
     number: int
@@ -33,7 +33,7 @@ class TrainingStep:
     seconds: float
     unit: str
     rate: float
-    report: Mapping[str, float] = attrs.field(factory=dict)
+    report: Mapping[str, Figure] = attrs.field(factory=dict)
     evaluation: Mapping[str, float] = attrs.field(factory=dict)
     predicted: Prediction | None = None
 
@@ -47,16 +47,28 @@ class TrainingStep:
         """Model FLOPs utilization: the FLOPs of the step over those of the machine in the same time, at its peak rates."""
         return None if self.predicted is None else self.predicted.ideal / self.seconds
 
-    def scalars(self) -> dict[str, float]:
-        """Return every figure by name."""
+    def figures(self) -> dict[str, Figure]:
+        """Return every figure by name; a reported value with the name of another figure is `report/NAME`."""
         rest = {"seconds": self.seconds, f"{self.unit}_per_second": self.rate}
         share = {} if self.share is None else {"predicted_share": self.share, "mfu": self.mfu or 0.0}
+        taken = {"step", "loss", *rest, *share}
+        report = {f"report/{name}" if name in taken else name: value for name, value in self.report.items()}
         evaluation = {f"eval/{name}": value for name, value in self.evaluation.items()}
-        return {"loss": self.loss, **self.report, **rest, **share, **evaluation}
+        return {"loss": self.loss, **report, **rest, **share, **evaluation}
+
+    def scalars(self) -> dict[str, float]:
+        """Return every figure by name, and each element of a vector as `NAME/INDEX`."""
+        found: dict[str, float] = {}
+        for name, figure in self.figures().items():
+            if isinstance(figure, list):
+                found |= {f"{name}/{i}": number for i, number in enumerate(figure)}
+            else:
+                found[name] = figure
+        return found
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record; numbers that are not finite are None."""
-        return {"step": self.number, **{name: finite(value) for name, value in self.scalars().items()}}
+        return {"step": self.number, **{name: finite_figure(x) for name, x in self.figures().items()}}
 
 
 def step_line(step: TrainingStep, total: int) -> str:
@@ -64,7 +76,7 @@ def step_line(step: TrainingStep, total: int) -> str:
     parts = [
         f"step {step.number:>{len(str(total))}}/{total}",
         f"loss {step.loss:.6f}",
-        *(f"{name} {value:.6g}" for name, value in step.report.items()),
+        *(f"{name} {figure_text(value)}" for name, value in step.report.items()),
         f"{1000 * step.seconds:.1f} ms",
         f"{step.rate:,.0f} {step.unit}/s",
         *([] if step.share is None else [f"{step.share:.0%} of the predicted speed", f"MFU {step.mfu:.1%}"]),

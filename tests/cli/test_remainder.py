@@ -198,8 +198,8 @@ REFUSED = {
     "the shape of parameter `w` depends on `batch`": replaced("dim io = 6", "dim io = batch + 2"),
     "with `batch` of 3, `more` has size 0": replaced("dim io = 6", "dim more = batch - 3\ndim io = 6"),
     "the shape of `labels` depends on `batch`, and its array holds one batch": MODEL,
-    "a dimension of output `turned` that is not its first depends on `batch`": replaced(
-        "return y,", "turned = transpose(y -> [classes, batch])\n  return turned, y,"
+    "a further dimension of output `flat` depends on `batch`": replaced(
+        "return y,", "flat = broadcast(flat -> [classes, tokens, io])\n  return y,"
     ),
 }
 

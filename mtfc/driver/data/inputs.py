@@ -53,6 +53,11 @@ class Batches:
         return attrs.evolve(next(self.types[name].dims[0] for name in self.several), size=self.rest)
 
     @property
+    def dims(self) -> frozenset[str]:
+        """The dimensions whose positions are the rows of all batches."""
+        return frozenset(self.types[name].names[0] for name in self.several)
+
+    @property
     def size(self) -> int:
         """Number of rows of every batch but a smaller last one."""
         return min((self.types[name].dims[0].size for name in self.several), default=1)
@@ -80,6 +85,11 @@ class Batches:
             return array
         size = type.dims[0].size
         return array[number * size : (number + 1) * size]
+
+
+def joined_axis(type: TensorType, dims: Collection[str]) -> int:
+    """Return the axis along which an output of all batches is joined: that of one of the batches' `dims`, or else the first."""
+    return next((i for i, name in enumerate(type.names) if name in dims), 0)
 
 
 def inputs_of(function: Function) -> list[Argument]:

@@ -15,7 +15,7 @@ import attrs
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
-from mtfc.driver.data.inputs import inputs_of
+from mtfc.driver.data.inputs import inputs_of, joined_axis
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import LayoutOnMesh, Selection, choose
 from mtfc.driver.loading.sources import Sources, known_as
@@ -36,7 +36,7 @@ class Resizing:
     def refusal(self, dim: Dim, inputs: Sequence[str], joined: bool = False) -> str | None:
         """Return the reason why `dim` cannot have that size in these inputs with all other sizes unchanged; None if it can.
 
-        `joined`: the outputs of all batches must fit together along their first dimension.
+        `joined`: the outputs of all batches must fit together along the dimension.
         """
         if dim.name not in self._plain:
             return f"the file does not declare `{dim.name}` as a number"
@@ -92,11 +92,13 @@ def _conflicts(program: Program, resized: Program, dim: str, inputs: Sequence[st
 
 
 def _apart(program: Program, resized: Program, dim: str) -> Iterator[str]:
-    """Yield the outputs that cannot be joined along their first dimension."""
+    """Yield the outputs that cannot be joined along the dimension."""
     types = {output.name: output.value.type for output in resized.function("forward").handed_out}
     for output in program.function("forward").handed_out:
-        if output.value.type.dims[1:] != types[output.name].dims[1:]:
-            yield f"a dimension of output `{output.name}` that is not its first depends on `{dim}`"
+        before, after = list(output.value.type.dims), list(types[output.name].dims)
+        axis = joined_axis(output.value.type, {dim})
+        if [*before[:axis], *before[axis + 1 :]] != [*after[:axis], *after[axis + 1 :]]:
+            yield f"a further dimension of output `{output.name}` depends on `{dim}`"
 
 
 def _types(function: Function) -> dict[str, TensorType]:

@@ -196,5 +196,5 @@ def _evaluate(
     def done(i: int, start: float, outputs: Arrays) -> None:
         steps.append(step_of(i + 1, start, outputs, program))
 
-    results = evaluate(session, batches, number, done)
+    results = evaluate(session, program, batches, number, done)
     return steps, results

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import Array, Arrays
-from mtfc.driver.data.inputs import Batches
+from mtfc.driver.data.inputs import Batches, joined_axis
 from mtfc.driver.running.execution import Session
+from mtfc.reports.array_summary import is_figure
 from mtfc.reports.run_report import StepRecord
 
 
@@ -22,27 +23,32 @@ def step_of(number: int, start: float, outputs: Arrays, program: Program) -> Ste
 
 
 def reported(outputs: Arrays, program: Program) -> StepRecord:
-    """Return the scalars that a training step reports, if it reports any."""
+    """Return the scalars and short vectors that a training step reports, if it reports any."""
     names = program.training.report if program.training else ()
-    scalars = {name: outputs[name].item() for name in names if not outputs[name].ndim}
-    return {"report": scalars} if scalars else {}
+    figures = {name: outputs[name].tolist() for name in names if is_figure(outputs[name])}
+    return {"report": figures} if figures else {}
 
 
 @attrs.frozen
 class BatchResults:
-    """The outputs of several batches, and the number of rows of each batch; None if all batches have the same number."""
+    """The outputs of several batches.
+
+    rows: the number of rows of each batch; None if all batches have the same number. axes: the axis along which each output is
+    joined, if that is not the first.
+    """
 
     parts: Sequence[Arrays]
     rows: tuple[int, ...] | None = None
+    axes: Mapping[str, int] = attrs.field(factory=dict)
 
     def joined(self) -> Arrays:
-        """Join each output of all batches along the first dimension; scalars become a row."""
+        """Join each output of all batches along the rows; scalars become a row."""
         import numpy as np
 
         if len(self.parts) == 1:
             return dict(self.parts[0])
-        columns = {name: [np.asarray(part[name]) for part in self.parts] for name in self.parts[0]}
-        return {name: np.concatenate([np.atleast_1d(x) for x in column]) for name, column in columns.items()}
+        columns = {name: [np.atleast_1d(part[name]) for part in self.parts] for name in self.parts[0]}
+        return {name: np.concatenate(column, self.axes.get(name, 0)) for name, column in columns.items()}
 
     def mean(self, name: str) -> float:
         """Return the mean of an output over all rows: each batch weighs by its number of rows."""
@@ -63,7 +69,11 @@ class BatchResults:
 
 
 def evaluate(
-    session: Session, batches: Batches, number: int, done: Callable[[int, float, Arrays], object]
+    session: Session,
+    program: Program,
+    batches: Batches,
+    number: int,
+    done: Callable[[int, float, Arrays], object],
 ) -> BatchResults:
     """Run the model on the first batches; call `done` with each batch's number, start and outputs."""
     parts = []
@@ -73,7 +83,10 @@ def evaluate(
         done(i, start, parts[-1])
     is_uneven = batches.rest and number == batches.count and number > 1
     rows = tuple(map(batches.rows, range(number))) if is_uneven else None
-    return BatchResults(parts, rows)
+    outputs = {output.name: output.value.type for output in program.function("forward").handed_out}
+    return BatchResults(
+        parts, rows, {name: joined_axis(type, batches.dims) for name, type in outputs.items()}
+    )
 
 
 def losses_of(steps: Sequence[StepRecord]) -> Array:

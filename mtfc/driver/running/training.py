@@ -126,7 +126,7 @@ class TrainingRun:
     def _show(self) -> None:
         evaluation = self.data.evaluation
         if evaluation and self.is_finite:
-            self.results = evaluate(self.session, evaluation, evaluation.count, lambda *_: None)
+            self.results = evaluate(self.session, self.program, evaluation, evaluation.count, lambda *_: None)
             self.steps[-1]["eval"] = self.results.means()
         self.show(self.steps[-1])
 

@@ -19,6 +19,7 @@ from mtfc.driver.errors import UsageError
 from mtfc.driver.training.checkpoints import NotFinite, are_finite
 from mtfc.driver.training.metrics import Sink, Throughput
 from mtfc.driver.training.signals import Stop, Stopped
+from mtfc.reports.array_summary import Figure, is_figure
 from mtfc.reports.training_report import Prediction, TrainingStep
 
 if TYPE_CHECKING:
@@ -86,6 +87,18 @@ def iter_batches(batches: BatchIterator, stop: Stop) -> Iterator[Mapping[str, An
             yield next_of_all(batches, stop)
         except StopIteration:
             return
+
+
+def figures_of(metrics: Mapping[str, Any]) -> dict[str, Figure]:
+    """Return the scalars and short vectors among the results of a step, without vectors that are split over processes."""
+    import numpy as np
+
+    figures = {name: value for name, value in metrics.items() if is_figure(value)}
+    return {
+        name: np.asarray(value, np.float64).tolist()
+        for name, value in figures.items()
+        if value.is_fully_addressable or value.is_fully_replicated
+    }
 
 
 @attrs.frozen
@@ -219,12 +232,13 @@ class TrainLoop:
 
     def _finish(self, step: int, metrics: Mapping[str, Any], position: Any) -> None:
         """Read the figures of a step, which waits for it. Raises `NotFinite`."""
-        scalars = {name: float(value) for name, value in metrics.items() if not value.ndim}
+        figures = figures_of(metrics)
         now = perf_counter()
         seconds, self.ended = max(now - self.ended, 1e-9), now
         rate = self.throughput.per_step / seconds
-        loss = scalars.pop(self.loss)
-        record = TrainingStep(step, loss, seconds, self.throughput.unit, rate, scalars, {}, self.predicted)
+        loss = figures.pop(self.loss)
+        assert isinstance(loss, float), "the loss is a scalar"
+        record = TrainingStep(step, loss, seconds, self.throughput.unit, rate, figures, {}, self.predicted)
         self.steps.append(record)
         self.read = position
         self.overflowed = 0 if isfinite(loss) else self.overflowed + 1

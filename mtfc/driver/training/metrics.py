@@ -164,15 +164,15 @@ class UserSink:
 
 @attrs.define
 class Lines:
-    """Some of the steps as lines of text: those with an evaluation, the first, the last, and about twenty more."""
+    """Some of the steps as lines of text: those with an evaluation, the first, the last, and one of `every` steps."""
 
     to: TextIO
     total: int
     every: int
 
     @classmethod
-    def of(cls, to: TextIO, total: int) -> Lines:
-        return cls(to, total, max(1, total // LINES))
+    def of(cls, to: TextIO, total: int, every: int | None = None) -> Lines:
+        return cls(to, total, every or max(1, total // LINES))
 
     def step(self, step: TrainingStep) -> None:
         if step.evaluation or step.number in (1, self.total) or step.number % self.every == 0:
@@ -183,7 +183,7 @@ class Lines:
 
 
 LINES = 20
-"""Number of steps that the text of a training run shows."""
+"""Number of steps that the text of a training run shows if no option says how many."""
 
 
 @attrs.define
@@ -195,7 +195,7 @@ class ProgressBar:
     every: int
 
     @classmethod
-    def of(cls, total: int, done: int) -> ProgressBar:
+    def of(cls, total: int, done: int, every: int | None = None) -> ProgressBar:
         progress = import_package("rich.progress", "rich")
         console = import_package("rich.console", "rich").Console(stderr=True, highlight=False)
         columns = (
@@ -207,7 +207,7 @@ class ProgressBar:
         bar = progress.Progress(*columns, console=console, transient=True)
         bar.start()
         task = bar.add_task("", total=total, completed=done, figures="compiling the step")
-        return cls(bar, task, max(1, total // LINES))
+        return cls(bar, task, every or max(1, total // LINES))
 
     def step(self, step: TrainingStep) -> None:
         total = int(self.bar.tasks[0].total)

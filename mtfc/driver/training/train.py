@@ -449,9 +449,9 @@ class Trainer:
         if options.metrics is not None:
             yield UserSink.open(options.metrics)
         if sys.stderr.isatty():
-            yield ProgressBar.of(self.total, after)
+            yield ProgressBar.of(self.total, after, options.show_every)
         elif self.to is not None:
-            yield Lines.of(self.to, self.total)
+            yield Lines.of(self.to, self.total, options.show_every)
 
     def _say(self, message: str) -> None:
         if self.leads:
