@@ -11,7 +11,7 @@ CODES = {
     "E108": "a model without `return`",
     "E109": "an output without a name",
     "E111": "an unknown keyword argument",
-    "E112": "a value returned or yielded twice",
+    "E112": "a value returned, yielded or watched twice",
     "E113": "a module that is not imported",
     "E114": "a statement in the wrong place",
     "E115": "a dimension whose size is computed from itself",

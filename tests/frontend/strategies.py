@@ -119,6 +119,7 @@ def statements() -> st.SearchStrategy[ast.Statement]:
         | st.builds(ast.Param, here, names(), types(), expressions())
         | st.builds(ast.State, here, names(), st.none() | types(), expressions())
         | st.builds(ast.StateUpdate, here, names(), expressions())
+        | st.builds(ast.Watch, here, tuples(expressions(), 1))
         | st.builds(ast.Return, here, tuples(expressions(), 1))
         | st.builds(ast.Yield, here, names(), expressions())
         | st.builds(ast.DimDecl, here, names(), expressions())

@@ -169,6 +169,7 @@ model net(x: f32[batch, length, model], ids: i32[batch], scale: [], flag: bool[]
   c = concat(a, b, left -> both, right -> both)
   s = shift(x, length, by = 1, wrap = false) == 0 or not flag and true
   r = random.bernoulli([batch], 0.5)
+  watch r, s
   return values, state
 }
 train net {

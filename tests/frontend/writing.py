@@ -116,6 +116,11 @@ def _(node: ast.State) -> str:
 
 
 @source.register
+def _(node: ast.Watch) -> str:
+    return f"watch {listed(node.values)}"
+
+
+@source.register
 def _(node: ast.StateUpdate) -> str:
     return f"update {source(node.name)} = {source(node.value)}"
 

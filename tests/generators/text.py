@@ -31,6 +31,7 @@ WORDS = [
     "along",
     "yield",
     "state",
+    "watch",
     "as",
     "checkpoint",
     "true",

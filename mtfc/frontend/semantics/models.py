@@ -23,7 +23,8 @@ class Model:
     """An elaborated model.
 
     complete: True if no part has an error. places: the definitions of its variables. dims: dimensions that functions declare in
-    their bodies, with their places. slices: the types of parameters without the dimensions of the loops around them.
+    their bodies, with their places. slices: the types of parameters without the dimensions of the loops around them. watched: the
+    names of outputs that `watch` hands out.
     """
 
     program: Program
@@ -32,6 +33,7 @@ class Model:
     places: dict[str, Span]
     dims: dict[str, tuple[Dim, Span]]
     slices: dict[str, TensorType]
+    watched: tuple[str, ...]
 
 
 def elaborate_model(decl: ast.ModelDecl, scope: Scope) -> Model:
@@ -45,7 +47,15 @@ def elaborate_model(decl: ast.ModelDecl, scope: Scope) -> Model:
     program = Program(decl.name.text, dims, tuple(body.builder.parameters), (forward,))
     failed = len(body.builder.outputs) < body.returned or None in body.expressions.values.values()
     complete = bool(body.returned) and not failed
-    return Model(program, complete, decl, body.later, body.builder.dims, body.builder.slices)
+    return Model(
+        program,
+        complete,
+        decl,
+        body.later,
+        body.builder.dims,
+        body.builder.slices,
+        tuple(body.builder.watched()),
+    )
 
 
 class ModelBody(ElaboratedBody):

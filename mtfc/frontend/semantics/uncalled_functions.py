@@ -77,7 +77,7 @@ def _operands(node: ast.Node) -> list[ast.Name]:
         found = node.arguments
     elif isinstance(node, ast.Keyword | ast.Assign | ast.State | ast.StateUpdate | ast.Yield):
         found = (node.value,)
-    elif isinstance(node, ast.Return):
+    elif isinstance(node, ast.Return | ast.Watch):
         found = node.values
     elif isinstance(node, ast.Tuple):
         found = node.items

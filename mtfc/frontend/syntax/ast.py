@@ -246,6 +246,12 @@ class StateUpdate(Node):
     value: Expr
 
 
+class Watch(Node):
+    """`watch scores, h`, in a model or a function: values that are handed out beside the outputs."""
+
+    values: tuple[Expr, ...]
+
+
 class Return(Node):
     """`return y, loss`"""
 
@@ -283,7 +289,7 @@ class Scan(Node):
     body: tuple[Statement, ...]
 
 
-Statement = Assign | Param | State | StateUpdate | Return | Yield | Repeat | Scan | DimDecl | Broken
+Statement = Assign | Param | State | StateUpdate | Watch | Return | Yield | Repeat | Scan | DimDecl | Broken
 
 
 # Declarations

@@ -66,7 +66,8 @@ FUNCTIONS: Mapping[str, str] = {
         ("len", "size", "shape", "ndim", "numel"), "the size of a dimension is its name: `batch`"
     ),
     **dict.fromkeys(
-        ("print", "item", "numpy", "tolist"), "return the value: the caller of the program gets it"
+        ("print", "item", "numpy", "tolist"),
+        "write `watch x`: each run and each step of training hands the value out",
     ),
     **dict.fromkeys(("clip", "clamp"), "write `minimum(maximum(x, low), high)`"),
     **dict.fromkeys(

@@ -218,7 +218,10 @@ def _micro_batches(
     totals, sums, states = over_micro_batches(builder, forward, arguments, micro, names, gradients, scale)
     dtypes = {output.name: output.value.type.dtype for output in forward.outputs}
     means = [builder("mul", total, builder.like(1 / micro.size, total)) for total in totals]
-    outputs = {name: builder.cast(mean, dtypes[name]) for name, mean in zip(names, means, strict=True)}
+    outputs = {
+        name: builder.cast(mean, dtypes[name]) if dtypes[name] in FLOATS else mean
+        for name, mean in zip(names, means, strict=True)
+    }
     return Differentiated(builder, arguments, outputs, sums, states, state)
 
 

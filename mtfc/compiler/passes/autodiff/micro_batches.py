@@ -22,7 +22,7 @@ from mtfc.compiler.ir.loops import (
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
-from mtfc.compiler.ir.types import Dim, TensorType, scalar
+from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
 from mtfc.compiler.passes.autodiff.update_equations import wide
 
 Gradients = Callable[[Builder, Function, "Value | None"], Mapping[Value, Value]]
@@ -76,7 +76,7 @@ def over_micro_batches(
         body = attrs.evolve(body, arguments=(*body.arguments, Argument(scaled, "parameter")))
     inner.span = b.span
     values = {output.name: output.value for output in body.outputs}
-    sums = {f"sum_{name}": wide(inner, values[name]) for name in outputs}
+    sums = {f"sum_{name}": wide(inner, _as_float(inner, values[name])) for name in outputs}
     sums |= {f"d_{parameter.name}": g for parameter, g in found.items()}
     states = replaced_by(body)
     region = _region(inner, body, sums, states)
@@ -120,6 +120,11 @@ def _counted(b: Builder, body: Function, micro: Dim) -> tuple[Function, dict[str
     arguments = (*body.arguments, Argument(step, "parameter"), Argument(number, "input"))
     made = {"step": b("step_number"), "number": b("range", dim=micro)}
     return attrs.evolve(new.function(body, equations), arguments=arguments), made
+
+
+def _as_float(b: Builder, value: Value) -> Value:
+    """Cast an integer or truth value to f32, as a mean needs."""
+    return value if value.type.dtype in FLOATS else b.cast(value, "f32")
 
 
 def _zeros(b: Builder, like: Value) -> Value:

@@ -26,6 +26,7 @@ from mtfc.compiler.ir.core import (
     Value,
 )
 from mtfc.compiler.ir.loops import sliced_type, stacked_type
+from mtfc.compiler.ir.training import BUILT_IN
 from mtfc.compiler.ir.types import Dim, TensorType
 
 LARGEST = 50_000
@@ -53,7 +54,10 @@ class VariableNames:
 
 
 class BlockBuilder(Builder):
-    """Collects the equations of `forward` or of a loop's body. updates: the new values of states, by full name."""
+    """Collects the equations of `forward` or of a loop's body.
+
+    updates: the new values of states, by full name. watched: the values that `watch` hands out, by full name.
+    """
 
     def __init__(self, variables: Collection[str], parent: BlockBuilder | None = None) -> None:
         seen: set[str] = parent.variables.seen if parent else set()
@@ -61,6 +65,7 @@ class BlockBuilder(Builder):
         super().__init__(self.variables.others, stage=parent.stage if parent else "forward")
         self.parent = parent
         self.updates: dict[str, Value] = {}
+        self.watched: dict[str, Value] = {}
         self._constants_of: dict[Stage, dict[tuple[str, str], Value]] = {}
         self.call: Span | None = parent.call if parent else None
         self._own: set[Value] = set()
@@ -160,9 +165,9 @@ class FunctionBuilder:
     """A function of the program, while its equations are collected.
 
     block: the current block. dims: dimensions that functions declare in their bodies, with their places. places: the place of
-    each parameter, by name. draws: names of random streams. size: the number of equations and calls so far. slices: the types of
-    parameters without the dimensions of the loops around them. numbers: scalars for numbers that are known only when the program
-    runs, such as the learning rate of a schedule; they have no dtype of their own.
+    each parameter, by name. draws: names of random streams. watches: names of watched values. size: the number of equations and
+    calls so far. slices: the types of parameters without the dimensions of the loops around them. numbers: scalars for numbers
+    that are known only when the program runs, such as the learning rate of a schedule; they have no dtype of their own.
     """
 
     block: BlockBuilder
@@ -172,6 +177,7 @@ class FunctionBuilder:
     dims: dict[str, tuple[Dim, Span]] = attrs.field(factory=dict)
     places: dict[str, Span] = attrs.field(factory=dict)
     draws: Names = attrs.field(factory=Names)
+    watches: Names = attrs.field(factory=Names)
     size: int = 0
     slices: dict[str, TensorType] = attrs.field(factory=dict)
     numbers: set[Value] = attrs.field(factory=set)
@@ -249,14 +255,36 @@ class FunctionBuilder:
 
     def function(self, name: str) -> Function:
         arguments = sorted(self.arguments, key=lambda argument: argument.role != "input")
-        outputs = (*self.outputs, *self._replacing())
+        outputs = (*self.outputs, *self._watched(), *self._replacing())
         return Function(name, tuple(arguments), tuple(self._root.body), outputs)
+
+    def watch(self, name: str, value: Value) -> None:
+        """Hand out a value of the current block beside the outputs."""
+        self.block.watched[self.watches.fresh(name)] = self.block.here(value)
+
+    def watched(self) -> dict[str, Value]:
+        """Return the watched values by the names of their outputs, which mean nothing else."""
+        outputs = {output.name: output.value for output in self.outputs}
+        taken = {*outputs, *BUILT_IN}
+        names, found = Names((*taken, *self._root.watched)), dict[str, Value]()
+        for name, value in self._root.watched.items():
+            is_known = name in taken and outputs.get(name) is not value
+            found[names.fresh(f"{name}.watched") if is_known else name] = value
+        return found
+
+    def _watched(self) -> Iterator[Output]:
+        """Yield the outputs of the watched values that are no outputs already."""
+        outputs = {output.name for output in self.outputs}
+        for name, value in self.watched().items():
+            if name not in outputs:
+                yield Output(name, value)
 
     def _replacing(self) -> Iterator[Output]:
         """Yield the outputs that replace states, with names that no other output has."""
-        taken = {output.name for output in self.outputs}
+        taken = {output.name for output in (*self.outputs, *self._watched())}
+        names = Names((*taken, *self._root.updates))
         for name, value in self._root.updates.items():
-            yield Output(f"{name}.new" if name in taken else name, value, name)
+            yield Output(names.fresh(f"{name}.new") if name in taken else name, value, name)
 
     def all_dims(self) -> dict[str, Dim]:
         """Return every dimension of the program by name, in the order of appearance."""

@@ -19,6 +19,7 @@ from typing import ClassVar
 import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Initializer, Output, Value
 from mtfc.compiler.ir.loops import LOOP, result_type, stacked_type
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
@@ -51,8 +52,8 @@ class ElaboratedBody(ABC):
     """A list of statements during elaboration.
 
     places: the declarations of inputs, arguments and parameters. dim_places: the declarations of local dimensions. states: the
-    states by name, None for a state with an error. loops: the loops around the current statement. is_dropping: True inside of a
-    dead statement.
+    states by name, None for a state with an error. watches: the places of watched values by full name. loops: the loops around
+    the current statement. is_dropping: True inside of a dead statement.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class ElaboratedBody(ABC):
         self.places: dict[str, Span] = {}
         self.dim_places: dict[str, Span] = {}
         self.states: dict[str, model_state.DeclaredState | None] = {}
+        self.watches: dict[str, Span] = {}
         self.loops: list[Loop] = []
         self.is_dropping = False
         self.returned = 0
@@ -237,6 +239,33 @@ class ElaboratedBody(ABC):
             full = f"{self.kind.name.text}.{name}"
             self.scope.dims[name] = self.builder.local_dim(full, size, node.name.span)
 
+    def watch(self, node: ast.Watch) -> None:
+        """Hand values out beside the outputs; in a loop, the values of all iterations."""
+        for each in node.values:
+            full = self.expressions.prefix + each.text if isinstance(each, ast.Name) else ""
+            if not isinstance(each, ast.Name):
+                help = "a watched value has the name of a variable: assign it to one, and watch that"
+                self.scope.error("E109", "only variables can be watched", each.span, help=help)
+            elif (first := self.watches.setdefault(full, each.span)) != each.span:
+                label, help = Label(first, "first watched here"), "give the second value a name of its own"
+                self.scope.error("E112", f"`{each.text}` is watched twice", each.span, [label], help)
+            else:
+                value = self.expressions.output(each)
+                if value is not None and self._may_be_watched(each, value):
+                    self.builder.watch(full, value)
+
+    def _may_be_watched(self, name: ast.Name, value: Value) -> bool:
+        """Return True if no loop around has a dimension of the value; report an error otherwise."""
+        dims = set(value.type.dims)
+        for loop in self.builder.block.loops():
+            if loop.dim in dims:
+                label = Label(name.span, f"it is {value.type}")
+                message = f"a watched value is stacked along `{loop.dim.name}`, and this value has that dimension already"
+                self.scope.error("E210", message, name.span, [label])
+                return False
+            dims.add(loop.dim)
+        return True
+
     @abstractmethod
     def return_(self, node: ast.Return) -> None:
         """Elaborate `return`, which ends the body."""
@@ -264,6 +293,7 @@ class ElaboratedBody(ABC):
         ast.Yield: "yield_",
         ast.State: "state",
         ast.StateUpdate: "update",
+        ast.Watch: "watch",
     }
 
 
@@ -319,7 +349,8 @@ class Loop:
     """A loop of a body during elaboration.
 
     yielded: the values of `yield` statements by name. unused: the yielded names that nothing reads. rebound: the outer variables
-    that the loop binds again. carried: those of them that something reads.
+    that the loop binds again. carried: those of them that something reads. watched: the names of the loop's outputs for watched
+    values.
     """
 
     def __init__(self, body: ElaboratedBody, node: ast.Repeat | ast.Scan, dim: Dim) -> None:
@@ -332,6 +363,7 @@ class Loop:
         self.yielded: dict[str, tuple[ast.Name, Value | None]] = {}
         self.unused: set[str] = set()
         self.rebound: dict[str, Span] = {}
+        self.watched: dict[str, str] = {}
         self.is_dropped = body.is_dropping
 
     def run(self, sources: Mapping[str, Value]) -> None:
@@ -446,7 +478,10 @@ class Loop:
             if each_value is not None and name not in self.unused:
                 outputs.append(Output(self.prefix + name, self.block.here(each_value)))
         outputs += [Output(name, self.block.here(value)) for name, value in self.block.updates.items()]
-        return outputs
+        names = Names(output.name for output in outputs)
+        self.watched = {name: names.fresh(name) for name in self.block.watched}
+        watched = zip(self.watched.values(), self.block.watched.values(), strict=True)
+        return [*outputs, *(Output(name, self.block.here(value)) for name, value in watched)]
 
     def _next(self, name: str, carried: Carried, result: Result) -> Value | None:
         """Return the value of a carried variable after the body, with the dimensions in the order of the carry."""
@@ -521,6 +556,7 @@ class Loop:
         )
         made = {each.name: value for each, value in zip(outputs, results, strict=True)}
         self.outside.updates |= {name: made[name] for name in self.block.updates}
+        self.outside.watched |= {name: made[own] for name, own in self.watched.items()}
         return {name.removeprefix(self.prefix): value for name, value in made.items()}
 
     def _head(self) -> Span:

@@ -1,7 +1,8 @@
 """Find statements whose results nothing uses.
 
 A graph has a node for each statement of a body, and an edge to each statement whose value the statement reads. A statement that
-no `return` reaches is dead. Dead statements are checked for errors, but add no equation, random number or name to the program.
+no `return` or `watch` reaches is dead. Dead statements are checked for errors, but add no equation, random number or name to the
+program.
 A loop adds a node for each variable that it carries: the node reads the variable before the loop and at the end of the body.
 Parameters and states are kept even if nothing reads them. An update of a state is needed, and reads the state.
 """
@@ -97,7 +98,7 @@ class _Walk:
             values.update((name.text, made) for name in node.targets)
         elif isinstance(node, ast.Param | ast.State):
             self._param(node, values, loop)
-        else:  # these stay in any case: `return`, `update`, `dim`, and statements with errors
+        else:  # these stay in any case: `return`, `watch`, `update`, `dim`, and statements with errors
             root = _Node(reads=[*_read(node, values), *loop])
             self.roots.append(root)
             values.update(dict.fromkeys(node.targets if isinstance(node, ast.Broken) else (), root))

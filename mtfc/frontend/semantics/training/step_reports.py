@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.training import BUILT_IN, LEARNING_RATE, LOSS_SCALE
-from mtfc.compiler.ir.types import FLOATS, TensorType
 from mtfc.frontend.semantics.models import Model
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.semantics.training.loss import report_not_returned
@@ -31,24 +30,20 @@ def step_reports(
     model: Model,
     decl: ast.TrainDecl,
     optimizers: Sequence[Optimizer | None],
-    accumulate: int,
     is_scaled: bool,
     scope: Scope,
 ) -> TrainReports:
-    """Return the reports that are right, and report errors for the others. `accumulate` is the number of micro-batches.
+    """Return the reports that are right, and report errors for the others.
 
     The learning rate is that of `optimizers`, where None stands for an optimizer with an error. is_scaled: there is a loss scale
     to report.
     """
     built_in = [name for name in BUILT_IN if is_scaled or name != LOSS_SCALE]
-    outputs = {output.name: output.value.type for output in model.program.function("forward").handed_out}
+    outputs = [output.name for output in model.program.function("forward").handed_out]
     found: dict[str, ast.Name] = {}
     for name in _once(decl.report or (), scope):
-        if name.text in outputs:
-            is_right = accumulate == 1 or _has_mean(name, outputs[name.text], accumulate, scope)
-        else:
-            is_right = _is_built_in(name, model, outputs, built_in, scope)
-        found |= {name.text: name} if is_right else {}
+        if name.text in outputs or _is_built_in(name, model, outputs, built_in, scope):
+            found[name.text] = name
     rate = None
     if LEARNING_RATE in found and LEARNING_RATE not in outputs:
         rate = _learning_rate(found[LEARNING_RATE], optimizers, scope)
@@ -69,18 +64,8 @@ def _once(names: Iterable[ast.Name], scope: Scope) -> Iterator[ast.Name]:
             yield name
 
 
-def _has_mean(name: ast.Name, type: TensorType, accumulate: int, scope: Scope) -> bool:
-    """True if a mean over micro-batches exists in the output's dtype; report an error otherwise."""
-    if type.dtype in FLOATS:
-        return True
-    message = f"`{name.text}` is {type}, and the mean over {accumulate} micro-batches is reported"
-    help = f"return it as a floating-point value: `cast({name.text}, f32)`"
-    scope.error("E410", message, name.span, help=help)
-    return False
-
-
 def _is_built_in(
-    name: ast.Name, model: Model, outputs: Mapping[str, TensorType], built_in: Sequence[str], scope: Scope
+    name: ast.Name, model: Model, outputs: Sequence[str], built_in: Sequence[str], scope: Scope
 ) -> bool:
     """True for a report that the step can make; report an error for an unknown name."""
     if name.text not in built_in:

@@ -65,7 +65,7 @@ def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Mod
     updates = _updates(decl, optimizer, groups, stored, model, scope, std)
     entries = _entries(decl, groups, scope, std)
     is_scaled = precision is not None and precision.loss_scale is not None
-    report = step_reports(model, decl, entries, accumulate, is_scaled, scope)
+    report = step_reports(model, decl, entries, is_scaled, scope)
     if minimize is None or updates is None:
         return model
     training = Training(
@@ -75,7 +75,7 @@ def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Mod
         clip,
         accumulate,
         decl.span,
-        report.names,
+        tuple(name for name in dict.fromkeys((*report.names, *model.watched)) if name != minimize),
         report.learning_rate,
         precision.reduce if precision else None,
         precision.loss_scale if precision else None,

@@ -352,6 +352,9 @@ class UpdateBody(ElaboratedBody):
     def param(self, node: ast.Param) -> None:
         self._not_here(node, "param")
 
+    def watch(self, node: ast.Watch) -> None:
+        self._not_here(node, "watch")
+
     def update(self, node: ast.StateUpdate) -> None:
         self._not_here(node, "update")
 
