@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Set
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -72,9 +73,9 @@ def package(module: str) -> str:
     return max((name for name in ORDER if within(module, name)), key=len, default="mtfc")
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
+def imported(parent: ast.AST) -> Iterator[str]:
     """Yield every imported module, in functions and for types too."""
-    for node in ast.iter_child_nodes(tree):
+    for node in ast.walk(parent):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -85,30 +86,40 @@ def imported(tree: ast.AST) -> Iterator[str]:
                 for alias in node.names
                 if is_module(f"{node.module}.{alias.name}")
             )
-        yield from imported(node)
 
 
+@cache
 def is_module(name: str) -> bool:
     path = ROOT.joinpath(*name.split("."))
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+@cache
+def all_imports(path: Path) -> frozenset[str]:
+    return frozenset(imported(tree(path)))
+
+
 def imports_of(path: Path) -> set[str]:
     """Return the modules of mtfc that a module imports; of a package, the modules in it that are named."""
-    found = {name for name in imported(ast.parse(path.read_text("utf-8"))) if within(name, "mtfc")}
+    found = {name for name in all_imports(path) if within(name, "mtfc")}
     return {name for name in found if not any(other.startswith(name + ".") for other in found)}
 
 
-TREES = {path: ast.parse(path.read_text("utf-8")) for path in MODULES}
-
-IMPORTS = {module_name(path): imports_of(path) for path in MODULES}
+def imports() -> dict[str, set[str]]:
+    """Return the modules that each module imports."""
+    return {module_name(path): imports_of(path) for path in MODULES}
 
 
 def test_imports_go_downward() -> None:
     """No module imports from above, or from a package that its own stays apart from."""
     wrong = {
         (module, name)
-        for module, names in IMPORTS.items()
+        for module, names in imports().items()
         for name in names
         if ORDER.index(package(name)) > ORDER.index(package(module))
         or (package(module), package(name)) in APART
@@ -117,9 +128,7 @@ def test_imports_go_downward() -> None:
 
 
 def test_only_the_command_parses_arguments() -> None:
-    importing = {
-        module_name(path) for path in MODULES if "argparse" in imported(ast.parse(path.read_text("utf-8")))
-    }
+    importing = {module_name(path) for path in MODULES if "argparse" in all_imports(path)}
     assert {module for module in importing if not within(module, "mtfc.cli")} == set()
 
 
@@ -130,7 +139,7 @@ def test_only_tests_of_the_command_import_the_command() -> None:
         str(path.relative_to(ROOT))
         for path in paths
         if (ROOT / "tests" / "cli") not in path.parents
-        and any(within(name, "mtfc.cli") for name in imported(ast.parse(path.read_text("utf-8"))))
+        and any(within(name, "mtfc.cli") for name in all_imports(path))
     }
     assert importing == set()
 
@@ -154,7 +163,7 @@ def reach(name: str, graph: Mapping[str, Set[str]]) -> set[str]:
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:
-    assert circles({name: found - {name} for name, found in IMPORTS.items()}) == []
+    assert circles({name: found - {name} for name, found in imports().items()}) == []
 
 
 def test_no_two_files_of_the_compiler_share_a_name() -> None:
@@ -163,11 +172,10 @@ def test_no_two_files_of_the_compiler_share_a_name() -> None:
 
 
 def test_no_two_public_classes_share_a_name() -> None:
-    trees = {path: ast.parse(path.read_text("utf-8")) for path in MODULES}
     names = [
         (node.name, module_name(path))
-        for path, tree in trees.items()
-        for node in tree.body
+        for path in MODULES
+        for node in tree(path).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
     assert shared(names) == {}
@@ -194,7 +202,7 @@ NAMED = [path for path in MODULES if path.parent.name != "ops" and module_name(p
 def test_no_op_is_told_by_its_name() -> None:
     found = {}
     for path in NAMED:
-        compared = [each for node in ast.walk(TREES[path]) for each in compared_with_op(node)]
+        compared = [each for node in ast.walk(tree(path)) for each in compared_with_op(node)]
         constants = importlib.import_module(module_name(path)).__dict__ if compared else {}
         found |= {
             (module_name(path), each.lineno): names
@@ -231,7 +239,7 @@ def test_no_op_is_compared_with_a_name() -> None:
         (module_name(path), each.lineno): names
         for path in MODULES
         if path.parent.name != "ops"
-        for node in ast.walk(TREES[path])
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.Compare | ast.Match)
         for each in compared_with_op(node)
         if (names := names_of_ops(each, {}))
@@ -271,7 +279,7 @@ def heavy_imports(path: Path) -> set[str]:
     with_numpy = not {"backends", "search", "tables"}.isdisjoint(path.parts)
     heavy = HEAVY - {"numpy"} if with_numpy else HEAVY
     heavy = heavy - {"jax"} if module_name(path) in WITH_JAX else heavy
-    return heavy & {name.partition(".")[0] for node in TREES[path].body for name in imported_by(node)}
+    return heavy & {name.partition(".")[0] for node in tree(path).body for name in imported_by(node)}
 
 
 def imported_by(node: ast.stmt) -> list[str]:
@@ -285,11 +293,10 @@ def test_files_stay_short() -> None:
 
 def function_lengths() -> dict[str, int]:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    trees = {module_name(path): ast.parse(path.read_text("utf-8")) for path in MODULES}
     return {
-        f"{module}:{node.lineno} {node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
-        for module, tree in trees.items()
-        for node in ast.walk(tree)
+        f"{module_name(path)}:{node.lineno} {node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
+        for path in MODULES
+        for node in ast.walk(tree(path))
         if isinstance(node, functions)
     }
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from types import CodeType, ModuleType
+from typing import Any
 
 from mtfc.backends.common.emitter import WIDTH
 from mtfc.backends.common.forms import FORMS, NAMES
@@ -40,8 +43,29 @@ def title(program: Program) -> str:
 
 
 def imports(table: Iterable[tuple[str, str]], body: str) -> str:
-    """Return the imports of `table` that `body` needs. Each row is a pattern to look for in the body, and an import."""
-    return "\n".join(line for pattern, line in table if re.search(pattern, body)) + "\n"
+    """Return the imports of `table` that `body` needs. Each row is the start of a word to look for in the body, and an import."""
+    return "\n".join(line for start, line in table if start in body and _starts_word(start, body)) + "\n"
+
+
+def _starts_word(start: str, body: str) -> bool:
+    return not start or re.search(rf"\b{re.escape(start)}", body) is not None
+
+
+def executed(source: str, **names: Any) -> ModuleType:
+    """Return the module that `source` defines, beside the given names.
+
+    Functions are compiled one by one: many modules have the same functions of the prelude.
+    """
+    module = ModuleType("program")
+    module.__dict__.update(names)
+    for part in re.split(r"\n\n\n(?=def |@)", source):
+        exec(_compiled(part), module.__dict__)
+    return module
+
+
+@lru_cache(maxsize=1000)
+def _compiled(part: str) -> CodeType:
+    return compile(part, "<generated>", "exec")
 
 
 def arguments(program: Program, role: str) -> dict[str, TensorType]:

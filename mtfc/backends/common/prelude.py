@@ -14,17 +14,24 @@ from pathlib import Path
 
 def prelude(text: str, files: tuple[str, ...], public: Iterable[str] = ()) -> list[str]:
     """Return the source of the functions that a module needs, directly or not, in the order of the files; `public` always."""
-    known = definitions(files)
+    known, calls = definitions(files), _calls(files)
     needed: set[str] = set()
     found = {*public, *_called(text)} & known.keys()
     while found:
         needed |= found
-        found = {name for one in found for name in _called(known[one])} & known.keys() - needed
+        found = {name for one in found for name in calls[one]} - needed
     return [source for name, source in known.items() if name in needed]
 
 
 def _called(text: str) -> set[str]:
     return set(re.findall(r"(?<![.\w])(\w+)\(", text))
+
+
+@cache
+def _calls(files: tuple[str, ...]) -> Mapping[str, set[str]]:
+    """Return name -> names of the files that the definition calls."""
+    known = definitions(files)
+    return {name: _called(source) & known.keys() for name, source in known.items()}
 
 
 @cache

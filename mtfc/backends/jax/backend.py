@@ -57,21 +57,21 @@ Needs JAX {jax} or later, and NumPy.
 '''
 
 IMPORTS = (
-    (r"\bmath\.", "import math"),
-    (r"\bzlib\.", "import zlib"),
-    (r"\bwraps\(", "from functools import partial, wraps"),
-    (r"\bsignature\(", "from inspect import signature"),
+    ("math.", "import math"),
+    ("zlib.", "import zlib"),
+    ("wraps(", "from functools import partial, wraps"),
+    ("signature(", "from inspect import signature"),
     ("", ""),
-    (r"\bjax\.", "import jax"),
-    (r"\bjnp\.", "import jax.numpy as jnp"),
-    (r"\bnp\.", "import numpy as np"),
-    (r"\blax\.", "from jax import lax"),
-    (r"\bmesh_utils\.", "from jax.experimental import mesh_utils"),
-    (r"\bMesh\(", "from jax.sharding import AxisType, Mesh"),
-    (r"\bP\(", "from jax.sharding import PartitionSpec as P"),
-    (r"\bmapped_call\(", "from mtfc.compiler.ir.ops.calls import mapped_call"),
+    ("jax.", "import jax"),
+    ("jnp.", "import jax.numpy as jnp"),
+    ("np.", "import numpy as np"),
+    ("lax.", "from jax import lax"),
+    ("mesh_utils.", "from jax.experimental import mesh_utils"),
+    ("Mesh(", "from jax.sharding import AxisType, Mesh"),
+    ("P(", "from jax.sharding import PartitionSpec as P"),
+    ("mapped_call(", "from mtfc.compiler.ir.ops.calls import mapped_call"),
 )
-"""(pattern of the code that needs it, import), in the order in which the imports stand."""
+"""(start of a word of the code that needs it, import), in the order in which the imports stand."""
 
 PLACING = '''\
 def shard(arrays, specs):

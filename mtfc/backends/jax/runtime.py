@@ -10,7 +10,7 @@ from typing import Any
 
 from mtfc.backends.common.devices import devices, import_jax
 from mtfc.backends.common.forms import FORMS, NAMES
-from mtfc.backends.common.module import DTYPES, kinds_of
+from mtfc.backends.common.module import DTYPES, executed, kinds_of
 from mtfc.backends.jax.backend import generate
 from mtfc.compiler.ir.core import Program
 
@@ -64,14 +64,14 @@ def _execute(source: str, on: Sequence[Any] | None = None) -> tuple[ModuleType, 
     A bound function runs under `jax.grad` and `jax.jit`, where `jax.set_mesh` is not allowed.
     """
     import_jax()
-    module = _module(source)
+    module = executed(source)
     count = prod(module.MESH.values())
     mesh = module.make_mesh(devices(count) if on is None else on[:count])
     bound = source
     for text, replacement in BINDING.items():
         bound = bound.replace(text, replacement)
     placed = partial(import_jax().sharding.NamedSharding, mesh)
-    return _module(bound, bound_mesh=mesh, bound_sharding=placed), mesh
+    return executed(bound, bound_mesh=mesh, bound_sharding=placed), mesh
 
 
 BINDING = {
@@ -81,13 +81,6 @@ BINDING = {
     "jax.device_put(array, specs[name])": "jax.device_put(array, bound_sharding(specs[name]))",
 }
 """Text of a module that takes the mesh from its context -> text that takes the bound mesh."""
-
-
-def _module(source: str, **names: Any) -> ModuleType:
-    module = ModuleType("program")
-    module.__dict__.update(names)
-    exec(compile(source, "<generated>", "exec"), module.__dict__)
-    return module
 
 
 def _under(mesh: Any, function: Callable[..., Any]) -> Callable[..., Any]:

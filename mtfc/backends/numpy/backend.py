@@ -14,6 +14,7 @@ from mtfc.backends.common.forms import FORMS, NAMES
 from mtfc.backends.common.loop_codegen import numpy_loop
 from mtfc.backends.common.module import (
     dict_text,
+    executed,
     imports,
     initial_states,
     initial_value,
@@ -55,15 +56,15 @@ along the axis hold the same. `SENT` counts the collectives of one processor.
 '''
 
 IMPORTS = (
-    (r"\bmath\.", "import math"),
-    (r"\bre\.", "import re"),
-    (r"\bzlib\.", "import zlib"),
+    ("math.", "import math"),
+    ("re.", "import re"),
+    ("zlib.", "import zlib"),
     ("", ""),
-    (r"\bnp\.", "import numpy as np"),
-    (r"\bbfloat16\b", "from ml_dtypes import bfloat16"),
-    (r"\bmapped_call\(", "from mtfc.compiler.ir.ops.calls import mapped_call"),
+    ("np.", "import numpy as np"),
+    ("bfloat16", "from ml_dtypes import bfloat16"),
+    ("mapped_call(", "from mtfc.compiler.ir.ops.calls import mapped_call"),
 )
-"""(pattern of the code that needs it, import), in the order in which the imports stand."""
+"""(start of a word of the code that needs it, import), in the order in which the imports stand."""
 
 PRELUDE = ("common/checks.py", "numpy/prelude.py", "common/random_numbers.py")
 
@@ -98,9 +99,7 @@ def _checks(program: Program, function: Function) -> list[str]:
 
 def load(source: str) -> ModuleType:
     """Return the module that `source` defines."""
-    module = ModuleType("program")
-    exec(compile(source, "<generated>", "exec"), module.__dict__)
-    return module
+    return executed(source)
 
 
 def dialect(mesh: Mesh, checked: bool) -> Dialect:
