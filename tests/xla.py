@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from importlib.metadata import version
+from pathlib import Path
 
 QUICK = not os.environ.get("FUZZ_MINUTES")
 
@@ -23,3 +24,14 @@ FLAGS = (
 
 FULL: dict[str, bool | str] = {_EMITTERS: True} if _IS_KNOWN else {}
 """Options for one compilation that turn on the features that `FLAGS` turns off."""
+
+
+def keep_compiled(folder: Path) -> None:
+    """Let JAX look for compiled programs in a folder before it compiles: tests of a file compile the same ones many times."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    compilation_cache.reset_cache()
