@@ -83,7 +83,10 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
     """Add the options about checkpoints, figures and processes."""
     kept = parser.add_argument_group("checkpoints")
     kept.add_argument(
-        "--dir", metavar="DIR", dest="folder", help="the folder for checkpoints and metrics.jsonl"
+        "--dir",
+        metavar="DIR",
+        dest="folder",
+        help="the folder for checkpoints and metrics.jsonl, which may be remote",
     )
     kept.add_argument("--save-every", metavar="N", type=count, help="steps between checkpoints")
     kept.add_argument(

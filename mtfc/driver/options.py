@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from mtfc.driver.data.remote import is_remote
+from mtfc.driver.data.remote import RemoteFolder, is_remote
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.running.generation import Generation
@@ -114,12 +114,14 @@ class TrainOptions:
     def check(self) -> None:
         """Raise `UsageError` for options that contradict each other."""
         self.hosts.check()
-        written = {"--dir": self.folder, "--log": self.log, "--tensorboard": self.tensorboard}
-        for option, path in {**written, "--profile": self.profile}.items():
+        if self.folder is not None and is_remote(self.folder):
+            RemoteFolder.open(self.folder)  # says now which package is missing
+        local = {"--log": self.log, "--tensorboard": self.tensorboard, "--profile": self.profile}
+        for option, path in local.items():
             if path is not None and is_remote(path):
                 raise UsageError(
-                    f"{option} {path}: results are written to folders of this machine; mount the remote one, as gcsfuse and"
-                    " s3fs do (--data, --eval and --params may be remote)"
+                    f"{option} {path}: these files grow, and remote ones cannot; name a place on this machine"
+                    " (a remote --dir keeps the figures of each step, too)"
                 )
         if self.steps is not None and self.epochs is not None:
             raise UsageError("--steps and --epochs both say how long to train: give one of them")

@@ -3,6 +3,8 @@
 The folder of a run has a folder `checkpoints`, with a folder for each checkpoint that is named after its number of finished
 steps. Orbax writes the arrays in the folder `state`. The record `about/about.json` says which arrays there are, and has a
 checksum for each: a sum of the array's bits, which does not depend on how the array is split over devices.
+
+Orbax renames a folder of this machine once it is whole. A remote folder has a file `unfinished` until it is whole.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -23,13 +25,17 @@ import attrs
 
 from mtfc.driver.data.files import parsed_json
 from mtfc.driver.data.packages import import_package
-from mtfc.driver.errors import reason_of
+from mtfc.driver.data.remote import RemoteFolder, is_remote, local_copy
+from mtfc.driver.errors import UsageError, reason_of
 
 FORMAT = 2
 """The version of the folders' content."""
 
 CHECKPOINTS, STATE, RECORD = "checkpoints", "state", "about/about.json"
 """Names in the folder of a run, and in the folder of a checkpoint."""
+
+UNFINISHED = "unfinished"
+"""The file in the remote folder of a checkpoint that is being written or removed."""
 
 PARAMETERS, OPTIMIZER = "params/", "optimizer/"
 """The starts of the names of parameters, and of the states of the optimizer."""
@@ -117,6 +123,31 @@ def newest_checkpoint(path: Path) -> Path | None:
         if steps and (folder.name == CHECKPOINTS or (folder / str(steps[-1]) / RECORD).is_file()):
             return folder / str(steps[-1])
     return None
+
+
+def remote_steps(names: Collection[str]) -> list[int]:
+    """Return the steps of the whole checkpoints in a remote folder `checkpoints`, in order. names: of the files in it."""
+    folders = {name.partition("/")[0] for name in names if "/" in name}
+    whole = {each for each in folders if each.isdecimal() and f"{each}/{UNFINISHED}" not in names}
+    return sorted(map(int, whole))
+
+
+def local_parameters(path: str) -> str:
+    """Return the path of a file or folder with parameters, copied to this machine if it is remote.
+
+    Of the folder of a run the newest checkpoint alone is copied. Raises `Unavailable` and `UsageError`.
+    """
+    if not is_remote(path):
+        return path
+    folder = RemoteFolder.open(path)
+    names = folder.names()
+    for inside in ("", f"{CHECKPOINTS}/"):
+        steps = remote_steps([each.removeprefix(inside) for each in names if each.startswith(inside)])
+        if steps and f"{inside}{steps[-1]}/{RECORD}" in names:
+            return str(local_copy(f"{folder.url}/{inside}{steps[-1]}"))
+    if any(each.endswith(f"/{UNFINISHED}") for each in names):
+        raise UsageError(f"{path} has no whole checkpoint yet")
+    return str(local_copy(path))
 
 
 def read_parameter(place: Path, about: About, name: str) -> Any:

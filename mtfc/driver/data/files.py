@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+from mtfc.driver.data.remote import RemoteFolder, is_remote, write_remotely
 from mtfc.driver.errors import UsageError, reason_of, say
 
 STANDARD = "-"
@@ -88,7 +89,7 @@ def check_writable(*paths: str | None) -> None:
     """
     seen: dict[Path | str, str] = {}
     for path in (each for each in paths if each is not None):
-        place = STANDARD if path in OUTPUTS else _place(path)
+        place = STANDARD if path in OUTPUTS else _remote_place(path) if is_remote(path) else _place(path)
         if place in seen and (place == STANDARD or not Path(place).is_char_device()):
             raise UsageError(f"{seen[place]} and {path} are the same file: each result needs one of its own")
         seen[place] = path
@@ -110,12 +111,22 @@ def check_apart(results: Mapping[str, str | None], inputs: Mapping[str, str | No
 
 
 def _regular(path: str | None) -> Path | None:
-    """Return the resolved path of a regular file, or None."""
+    """Return the resolved path of a regular file, or None; a remote file may exist."""
+    if path is not None and is_remote(path):
+        return Path(path)
     try:
         place = Path(path).resolve() if path and path != STANDARD else None
         return place if place is not None and place.is_file() else None
     except (OSError, RuntimeError, ValueError):  # other checks say what is wrong with the name
         return None
+
+
+def _remote_place(url: str) -> str:
+    """Return the URL of an output file. Raises `Unavailable` if its file system cannot be reached, or its package is missing."""
+    folder, _, name = url.rpartition("/")
+    if RemoteFolder.open(folder).has(name):
+        say(f"{url} exists, and will be replaced")
+    return url
 
 
 def _place(path: str) -> Path:
@@ -162,8 +173,11 @@ def write_atomically(path: str, write: Callable[[IO[bytes]], object]) -> None:
     """Replace a file's content by the output of `write`, all at once: a reader never sees a part.
 
     A path that is no regular file, such as `/dev/null` or a pipe, is written in place, from memory: `write` may seek.
-    Raises `UsageError`.
+    Raises `UsageError`, and `Unavailable` for a remote file.
     """
+    if is_remote(path):
+        write_remotely(path, write)
+        return
     target = _target(path)
     try:
         if target.exists() and not target.is_file():

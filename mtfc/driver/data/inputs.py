@@ -16,9 +16,8 @@ from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.training import average_of
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.driver.data.array_files import Array, Arrays, StoredArray, stored_arrays, whole
-from mtfc.driver.data.checkpoint_files import newest_checkpoint
+from mtfc.driver.data.checkpoint_files import local_parameters, newest_checkpoint
 from mtfc.driver.data.fitting import Fitting, LazyArrays, as_type
-from mtfc.driver.data.remote import is_remote, with_local_copies
 from mtfc.driver.errors import UsageError, say
 from mtfc.reports.table import listed
 
@@ -220,9 +219,7 @@ def given_parameters(
         if partial:
             raise UsageError("--params-partial goes with --params: without a file all parameters are drawn")
         return LazyArrays()
-    stored = stored_parameters(
-        with_local_copies(path) if is_remote(path) else path, program, partial, averages
-    )
+    stored = stored_parameters(local_parameters(path), program, partial, averages)
     missing = [parameter.name for parameter in program.parameters if parameter.name not in stored]
     if missing:
         number = f"{len(missing)} of {len(program.parameters)} parameters"

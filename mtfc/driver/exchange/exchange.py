@@ -25,6 +25,7 @@ from mtfc.driver.data.array_files import (
     whole,
     write_arrays,
 )
+from mtfc.driver.data.checkpoint_files import local_parameters
 from mtfc.driver.data.files import check_apart, check_writable
 from mtfc.driver.data.fitting import kind_of
 from mtfc.driver.data.inputs import stored_parameters
@@ -64,17 +65,19 @@ def export_weights(options: ExchangeOptions, sources: Sources) -> WrittenFile:
     """Write all parameters, from a file under our names. Raises `CompileError`, `UsageError` and `Unavailable`."""
     program, weight_map = _start(options, "--params", sources)
     links = links_of(weight_map, program) if weight_map else ()
-    ours = stored_parameters(options.source, program, averages=options.averages)
+    source = local_parameters(options.source)
+    ours = stored_parameters(source, program, averages=options.averages)
     return _written(options, program, weight_map, _exported(links, ours) if weight_map else ours)
 
 
 def import_weights(options: ExchangeOptions, sources: Sources) -> WrittenFile:
     """Write all parameters under our names, from a file of any names. Raises `CompileError`, `UsageError` and `Unavailable`."""
     program, weight_map = _start(options, "--from", sources)
+    source = local_parameters(options.source)
     if weight_map is None:
-        return _written(options, program, None, stored_parameters(options.source, program))
+        return _written(options, program, None, stored_parameters(source, program))
     links = links_of(weight_map, program)
-    theirs = _Tensors(options.source, weight_map, links, stored_arrays(options.source)).fitting()
+    theirs = _Tensors(source, weight_map, links, stored_arrays(source)).fitting()
     return _written(options, program, None, _imported(program.parameters, links, theirs))
 
 

@@ -36,6 +36,7 @@ from mtfc.driver.data.checkpoint_files import (
     sum_of_bits,
 )
 from mtfc.driver.errors import FailedRequest, UsageError
+from mtfc.driver.training.mirror import Mirror
 from mtfc.driver.training.run_lock import RunLock
 from mtfc.reports.array_summary import finite
 from mtfc.reports.training_report import TrainingStep
@@ -59,48 +60,56 @@ class Checkpoints:
     """The checkpoints in a folder. Use as a context: the end waits for the last checkpoint to be written.
 
     keep: the number of newest ones that stay. best: the step of another one that stays. lock: the right of the process that leads
-    to write to the folder. under_way: the end of the last save; the result is None, or an error.
+    to write to the folder. mirror: sends finished ones to a remote folder. writer: orbax's, from the first save on. under_way:
+    the end of the last save; the result is None, or an error.
     """
 
     folder: Path
     keep: int
-    writer: Any
     threads: ThreadPoolExecutor
     lock: RunLock | None = None
+    mirror: Mirror | None = None
+    writer: Any = None
     under_way: Future[None] | None = None
     best: int | None = None
 
     @classmethod
     @contextmanager
-    def open(cls, folder: Path, keep: int, lock: RunLock | None = None) -> Iterator[Checkpoints]:
+    def open(
+        cls, folder: Path, keep: int, lock: RunLock | None = None, mirror: Mirror | None = None
+    ) -> Iterator[Checkpoints]:
         """Open the folder, which is made if it does not exist, and remove what a killed process has left there.
 
-        All processes must call this. Raises `UsageError` if the folder cannot be written, and `Unavailable` if orbax is missing.
+        All processes must call this. With a mirror each has a folder of its own, else all have the same. Raises `UsageError` if
+        the folder cannot be written, and `Unavailable` if orbax is missing.
         """
-        ocp = orbax()
-        _make(folder)
-        handlers = {
-            "state": ocp.PyTreeCheckpointHandler(use_compression=False),
-            "about": _record_handler(),
-        }
+        orbax()
+        _make(folder, is_shared=mirror is None)
         with ExitStack() as stack:
             if import_jax().process_count() == 1:
                 stack.callback(_clean, folder)  # after a save that has failed
-            handler = ocp.CompositeCheckpointHandler(**handlers)
-            writer = ocp.AsyncCheckpointer(handler)
-            stack.callback(_close, writer)
             threads = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
-            checkpoints = cls(folder, keep, writer, threads, lock)
+            checkpoints = cls(folder, keep, threads, lock, mirror)
+            stack.callback(checkpoints.close)
             yield checkpoints
             checkpoints.wait()
 
     @property
     def steps(self) -> list[int]:
         """The steps of the whole checkpoints, in order."""
-        return steps_in(self.folder)
+        return steps_in(self.folder) if self.mirror is None else self.mirror.steps
 
     def place(self, step: int) -> Path:
+        """Return the folder of a checkpoint on this machine."""
         return self.folder / str(step)
+
+    def name(self, step: int) -> str:
+        """Return the place of a checkpoint as messages name it."""
+        return f"{self._name}/{step}"
+
+    @property
+    def _name(self) -> str:
+        return str(self.folder if self.mirror is None else f"{self.mirror.remote.url}/{self.folder.name}")
 
     def save(self, state: Any, about: About) -> None:
         """Write a checkpoint while training goes on; `about` gets its checksums. The state may be donated afterwards.
@@ -114,11 +123,18 @@ class Checkpoints:
         checks = _checks(dict(_named_arrays(state)))
         arguments = {
             "state": ocp.args.PyTreeSave(_tree(state)),
-            "about": _record_arguments()(lambda: _checked(about, checks())),
+            "about": _record_arguments()(lambda: self._checked(about, checks())),
         }
+        if self.writer is None:  # after all reading: orbax lets the last reader or writer set who leads
+            self.writer = _writer(is_shared=self.mirror is None)
         with self._named():
             self.writer.save(self.place(about.step).resolve(), args=ocp.args.Composite(**arguments))
-        self.under_way = self.threads.submit(self._finish)
+        self.under_way = self.threads.submit(self._finish, about.step)
+
+    def close(self) -> None:
+        """Close orbax's writer. `wait` has shown its errors, unless another one came first."""
+        with suppress(Exception):
+            self.writer.close()
 
     def poll(self) -> None:
         """Raise what `wait` raises, without waiting, if the last save has failed."""
@@ -132,14 +148,30 @@ class Checkpoints:
             with self._named():
                 ended.result()
 
-    def _finish(self) -> None:
-        """Wait for orbax, then remove the oldest checkpoints."""
+    def _checked(self, about: About, checks: Checks) -> About:
+        """Return the record with its checksums, before orbax makes the checkpoint final. Raises `NotFinite` and `Unavailable`."""
+        if not checks.finite:
+            raise NotFinite(f"the parameters after step {about.step} are not finite")
+        if self.lock is not None:
+            self.lock.check()
+        return attrs.evolve(about, sums=checks.sums)
+
+    def _finish(self, step: int) -> None:
+        """Wait for orbax, send the checkpoint to a remote folder, then remove the oldest checkpoints."""
         self.writer.wait_until_finished()
+        if self.mirror is not None:
+            self.mirror.send(step)
         old = self.steps[: -self.keep] if import_jax().process_index() == 0 else ()
-        for step in (each for each in old if each != self.best):
-            removed = self.folder / f"{step}.removed"
-            self.place(step).rename(removed)
-            shutil.rmtree(removed, ignore_errors=True)
+        for each in (each for each in old if each != self.best):
+            self._remove(each)
+
+    def _remove(self, step: int) -> None:
+        if self.mirror is not None:
+            self.mirror.remove(step)
+            return
+        removed = self.folder / f"{step}.removed"
+        self.place(step).rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
 
     def restore(self, step: int, abstract: Any) -> tuple[Any, About]:
         """Return the state of a checkpoint in the placements of an abstract state, and the record.
@@ -185,12 +217,12 @@ class Checkpoints:
         ]
         found = [*missing, *other, *unknown]
         if found:
-            where = f"{self.place(about.step)}, a checkpoint of model `{about.program}`"
+            where = f"{self.name(about.step)}, a checkpoint of model `{about.program}`"
             shown = "".join(f"\n  it {each}" for each in found[:SHOWN])
             more = f"\n  and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
             raise FailedRequest(
                 f"{where}, does not fit the model:{shown}{more}\n"
-                f"--warm-start {self.folder.parent} takes what fits; or give another --dir, or start over with --fresh"
+                f"--warm-start {self._name.rpartition('/')[0]} takes what fits; or give another --dir, or start over with --fresh"
             )
 
     @contextmanager
@@ -201,7 +233,7 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             earlier = [each for each in self.steps if each < step]
             remedy = f"remove it to go on from step {earlier[-1]}" if earlier else "start over with --fresh"
-            raise FailedRequest(f"{self.place(step)} cannot be read: {fault_of(error)}; {remedy}") from None
+            raise FailedRequest(f"{self.name(step)} cannot be read: {fault_of(error)}; {remedy}") from None
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -211,9 +243,9 @@ class Checkpoints:
         except (NotFinite, Unavailable, KeyboardInterrupt):
             raise
         except Exception as error:  # orbax and tensorstore raise many kinds
-            last = f"the last one is {self.place(self.steps[-1])}" if self.steps else "there is none yet"
+            last = f"the last one is {self.name(self.steps[-1])}" if self.steps else "there is none yet"
             raise Unavailable(
-                f"cannot write a checkpoint to {self.folder}: {fault_of(error)}; {last}"
+                f"cannot write a checkpoint to {self._name}: {fault_of(error)}; {last}"
             ) from None
 
 
@@ -248,14 +280,14 @@ class Saving:
     def last(self) -> str | None:
         """The newest whole checkpoint."""
         steps = self.checkpoints.steps if self.checkpoints is not None else []
-        return str(self.checkpoints.place(steps[-1])) if self.checkpoints is not None and steps else None
+        return self.checkpoints.name(steps[-1]) if self.checkpoints is not None and steps else None
 
     @property
     def best(self) -> str | None:
         """The checkpoint of the best evaluation."""
         if self.checkpoints is None or self.checkpoints.best not in self.checkpoints.steps:
             return None
-        return str(self.checkpoints.place(self.checkpoints.best))
+        return self.checkpoints.name(self.checkpoints.best)
 
     def is_due(self, step: int) -> bool:
         return step == self.next
@@ -321,10 +353,35 @@ MOST_STEPS = 2**30
 """Maximum number of steps between two checkpoints."""
 
 
-def _make(folder: Path) -> None:
+def _writer(is_shared: bool) -> Any:
+    """Return orbax's writer. In folders that processes do not share each writes alone, and the files of all are a checkpoint.
+
+    OCDBT puts many arrays into one file, but its index has to be merged where the files of all processes are.
+    """
+    ocp, jax = orbax(), import_jax()
+    options = ocp.options.MultiprocessingOptions()
+    alone = jax.process_count() > 1 and not is_shared
+    if alone:
+        index = jax.process_index()
+        options = ocp.options.MultiprocessingOptions(
+            primary_host=None, active_processes={index}, barrier_sync_key_prefix=f"process_{index}"
+        )
+    # orbax takes the signal that another process has made its folder for that of this process
+    waiting = ocp.options.AsyncOptions(create_directories_asynchronously=not alone)
+    handler = ocp.CompositeCheckpointHandler(
+        composite_options=ocp.CompositeOptions(multiprocessing_options=options, async_options=waiting),
+        state=ocp.PyTreeCheckpointHandler(
+            use_ocdbt=not alone, use_compression=False, multiprocessing_options=options
+        ),
+        about=_record_handler(),
+    )
+    return ocp.AsyncCheckpointer(handler, multiprocessing_options=options, async_options=waiting)
+
+
+def _make(folder: Path, is_shared: bool) -> None:
     """Make the folder, and remove what a killed process has left."""
     jax = import_jax()
-    if jax.process_index() == 0:
+    if jax.process_index() == 0 or not is_shared:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _clean(folder)
@@ -337,12 +394,6 @@ def _make(folder: Path) -> None:
         from jax.experimental import multihost_utils
 
         multihost_utils.sync_global_devices("mtfc: checkpoints")
-
-
-def _close(writer: Any) -> None:
-    """Close orbax's writer. `Checkpoints.wait` has shown its errors, unless another one came first."""
-    with suppress(Exception):
-        writer.close()
 
 
 def _clean(folder: Path) -> None:
@@ -402,13 +453,6 @@ class Checks:
 
     finite: bool
     sums: Mapping[str, int]
-
-
-def _checked(about: About, checks: Checks) -> About:
-    """Return the record with its checksums. Raises `NotFinite`."""
-    if not checks.finite:
-        raise NotFinite(f"the parameters after step {about.step} are not finite")
-    return attrs.evolve(about, sums=checks.sums)
 
 
 def _checks(arrays: Mapping[str, Any]) -> Callable[[], Checks]:

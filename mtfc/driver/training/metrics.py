@@ -21,6 +21,9 @@ from mtfc.driver.errors import UsageError, reason_of, say
 from mtfc.driver.training.user_code import explained, imported_function
 from mtfc.reports.training_report import TrainingStep, step_line
 
+METRICS = "metrics.jsonl"
+"""The name in the folder of a run."""
+
 
 class Sink(Protocol):
     """A receiver of the finished steps."""
@@ -38,21 +41,26 @@ class JsonLines:
     file: TextIO
 
     @classmethod
-    def open(cls, path: Path, after: int, is_own: Callable[[FiguresOfStep], bool] = bool) -> JsonLines:
+    def open(
+        cls,
+        path: Path,
+        after: int,
+        is_own: Callable[[FiguresOfStep], bool] = bool,
+        shown: str | None = None,
+    ) -> JsonLines:
         """Open the file at the end of step `after`, the last one before this run.
 
         is_own: tells from its lines by step if the file is of this run. Then figures of later steps are dropped; the file of
-        another run is moved aside. Standard error says both. Raises `UsageError` if the file cannot be written, or has other
-        lines than those of training.
+        another run is moved aside. Standard error says both. shown: the path as messages name it. Raises `UsageError` if the file
+        cannot be written, or has other lines than those of training.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_file():
                 dropped = _drop_later_lines(path, after, is_own)
                 if dropped:
-                    say(
-                        f"{path}: the figures of {dropped} later step{'s' if dropped > 1 else ''} are dropped"
-                    )
+                    later = f"{dropped} later step{'s' if dropped > 1 else ''}"
+                    say(f"{shown or path}: the figures of {later} are dropped")
             return cls(path, path.open("a", encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot write {path}: {reason_of(error)}") from None

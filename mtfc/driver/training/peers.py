@@ -42,6 +42,9 @@ PATIENCE = 3.0
 LEAVING = 5.0
 """Seconds that an ending process waits for the others to hear of it."""
 
+MEETING = 24 * 3600 * 1000
+"""Milliseconds in which all processes must have come to a place: a process that has ended is noticed before."""
+
 NAMING = 45.0
 """Seconds that a failed process waits for the name of the process that has ended."""
 
@@ -125,6 +128,14 @@ class Peers:
         with self.changed:
             self.changed.wait_for(lambda: number in self.gathered)
             return self.gathered.pop(number)
+
+    def meet(self, name: str) -> None:
+        """Wait, in any thread, until all processes have come to a place, by a name that is new each time."""
+        if self.count > 1:
+            from jax._src.distributed import global_state
+
+            assert global_state.client is not None
+            global_state.client.wait_at_barrier(f"mtfc/{name}", MEETING)
 
     def tell_stop(self, is_short: bool, besides: int | None = None) -> None:
         """Tell the others that this process was asked to stop; process 0 passes it on."""

@@ -1,8 +1,9 @@
 """One training run at a time in a folder.
 
 The lock is the operating system's, on the file `run.lock`: it ends with the process that holds it, whatever ends the process, and
-works on local disks and on NFS. Where a file system has no locks, the file holds a counter that its owner raises. A run whose
-counter stands still for `DEAD` seconds, by the clock of the observer, is dead. The file says who the owner is.
+works on local disks and on NFS. Where a file system has no locks, as an object store, the file holds a counter that its owner
+raises: a lease. A run whose counter stands still for `DEAD` seconds, by the clock of the observer, is dead. The file says who the
+owner is.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import os
 import platform
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import IO, Any
@@ -23,6 +25,7 @@ import attrs
 
 from mtfc.backends.common.devices import Unavailable
 from mtfc.driver.data.files import parsed_json
+from mtfc.driver.data.remote import RemoteFolder
 from mtfc.driver.errors import UsageError, reason_of, say
 
 LOCK = "run.lock"
@@ -38,10 +41,15 @@ NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 @attrs.define
 class RunLock:
-    """The right of this process to write to the folder of a run. owner: what the lock's file says about the process."""
+    """The right of this process to write to the folder of a run. owner: what the lock's file says about the process.
 
-    path: Path
-    owner: dict[str, Any]
+    folder: as messages name it. read, write: the content of the file; None if it is gone.
+    """
+
+    folder: str
+    read: Callable[[], bytes | None]
+    write: Callable[[bytes], object]
+    owner: dict[str, Any] = attrs.field(factory=lambda: _this_process())
     stopped: Event = attrs.field(factory=Event)
 
     @classmethod
@@ -53,94 +61,121 @@ class RunLock:
             file = (folder / LOCK).open("a+", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"cannot write to {folder}: {reason_of(error)}") from None
-        started = time.strftime("%Y-%m-%d %H:%M:%S")
-        owner = {"host": platform.node(), "pid": os.getpid(), "started": started, "run": uuid.uuid4().hex}
-        lock = cls(folder / LOCK, owner)
         with file:
-            is_leased = lock._take(file)
-            lock._write(file, 0)
-            if is_leased:
-                time.sleep(
-                    DEAD / 60
-                )  # another run may have begun at the same moment: the last one to write stays
-                lock.check()
-            try:
+            lock = cls(str(folder), partial(_content, folder / LOCK), partial(_rewrite, file))
+            with lock._held(is_leased=not lock._locks(file)):
                 yield lock
-            finally:
-                lock.stopped.set()
-                lock._clear(file)
+
+    @classmethod
+    @contextmanager
+    def lease(cls, folder: RemoteFolder) -> Iterator[RunLock]:
+        """Take the lease of a remote folder. Raises `Unavailable` if another run has it, or if the folder cannot be written."""
+        lock = cls(folder.url, partial(folder.read, LOCK), partial(folder.write, LOCK))
+        with lock._held(is_leased=True):
+            yield lock
 
     def check(self) -> None:
         """Raise `Unavailable` if the folder has been removed, or another run has taken it over."""
-        found = _owner(self.path)
+        found = _owner(self.read())
         if found.get("run") != self.owner["run"]:
             who = _described(found) if found else "its run.lock is gone"
-            raise Unavailable(
-                f"this run no longer owns {self.path.parent}: {who}; nothing more is written there"
-            )
+            raise Unavailable(f"this run no longer owns {self.folder}: {who}; nothing more is written there")
 
-    def _take(self, file: IO[str]) -> bool:
-        """Take the system's lock; return True if there is none, and the counter of the file has to do."""
+    def _locks(self, file: IO[str]) -> bool:
+        """Take the system's lock; return False if there is none, and the counter of the file has to do."""
         try:
             import fcntl
         except ImportError:  # Windows
-            self._lease(file)
-            return True
+            return False
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return False
         except BlockingIOError:
-            raise Unavailable(self._taken(_owner(self.path))) from None
+            raise Unavailable(self._taken()) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
-                raise UsageError(f"cannot lock {self.path}: {reason_of(error)}") from None
-            self._lease(file)
-            return True
+                raise UsageError(f"cannot lock {self.folder}/{LOCK}: {reason_of(error)}") from None
+            return False
+        return True
 
-    def _lease(self, file: IO[str]) -> None:
-        """Wait until the run that the file names is known to be dead; then raise a counter of one's own."""
-        before, end = _owner(self.path), time.monotonic() + DEAD
+    @contextmanager
+    def _held(self, is_leased: bool) -> Iterator[None]:
+        """Own the file during the block."""
+        if is_leased:
+            self._wait_for_owner()
+        self._count(0)
+        if is_leased:
+            time.sleep(
+                DEAD / 60
+            )  # another run may have begun at the same moment: the last one to write stays
+            self.check()
+            Thread(target=self._beat, daemon=True).start()
+        try:
+            yield
+        finally:
+            self.stopped.set()
+            with suppress(OSError, Unavailable):  # the file stays: removing it would break others' locks
+                if self._is_own():
+                    self.write(b"")
+
+    def _wait_for_owner(self) -> None:
+        """Wait until the run that the file names is known to be dead. Raises `Unavailable` if it lives."""
+        before, end = self.read(), time.monotonic() + DEAD
         if before:
-            say(f"{self.path.parent} has no locks: waiting {DEAD:.0f} s for a sign of {_described(before)}")
+            say(
+                f"{self.folder} has no locks: waiting {DEAD:.0f} s for a sign of {_described(_owner(before))}"
+            )
         while before and time.monotonic() < end:
             time.sleep(DEAD / 60)
-            if _owner(self.path) != before:
-                raise Unavailable(self._taken(before))
-        Thread(target=self._beat, args=(file,), daemon=True).start()
+            if not (now := self.read()):  # the other run has come to its end
+                return
+            if now != before:
+                raise Unavailable(self._taken())
 
-    def _beat(self, file: IO[str]) -> None:
+    def _beat(self) -> None:
         count = 0
         while not self.stopped.wait(BEAT):
             count += 1
-            with suppress(OSError, ValueError):
-                if _owner(self.path).get("run") == self.owner["run"]:
-                    self._write(file, count)
+            with suppress(OSError, ValueError, Unavailable):
+                if self._is_own():
+                    self._count(count)
 
-    def _write(self, file: IO[str], count: int) -> None:
-        file.seek(0)
-        file.truncate()
-        file.write(json.dumps({**self.owner, "count": count}))
-        file.flush()
+    def _is_own(self) -> bool:
+        return bool(_owner(self.read()).get("run") == self.owner["run"])
 
-    def _clear(self, file: IO[str]) -> None:
-        """Empty the file at the end, unless it names another run. The file stays: removing it would break others' locks."""
-        with suppress(OSError):
-            if _owner(self.path).get("run") == self.owner["run"]:
-                file.seek(0)
-                file.truncate()
+    def _count(self, count: int) -> None:
+        self.write(json.dumps({**self.owner, "count": count}).encode())
 
-    def _taken(self, owner: dict[str, Any]) -> str:
+    def _taken(self) -> str:
         return (
-            f"{self.path.parent} belongs to a run that is under way: {_described(owner)}; "
+            f"{self.folder} belongs to a run that is under way: {_described(_owner(self.read()))}; "
             "wait for its end, stop it, or give another --dir"
         )
 
 
-def _owner(path: Path) -> dict[str, Any]:
-    """Return what a lock's file says about its owner; nothing if it is empty or unreadable."""
+def _this_process() -> dict[str, Any]:
+    started = time.strftime("%Y-%m-%d %H:%M:%S")
+    return {"host": platform.node(), "pid": os.getpid(), "started": started, "run": uuid.uuid4().hex}
+
+
+def _content(path: Path) -> bytes | None:
     try:
-        found = parsed_json(path.read_bytes())
-    except (OSError, ValueError):
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _rewrite(file: IO[str], content: bytes) -> None:
+    file.seek(0)
+    file.truncate()
+    file.write(content.decode())
+    file.flush()
+
+
+def _owner(content: bytes | None) -> dict[str, Any]:
+    """Return what the content of a lock's file says about its owner; nothing if it is empty or no JSON."""
+    try:
+        found = parsed_json(content or b"")
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 

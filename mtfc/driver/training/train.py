@@ -19,6 +19,7 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.checkpoint_files import CHECKPOINTS, About
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters
+from mtfc.driver.data.remote import RemoteFolder, is_remote
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, say
 from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
@@ -33,6 +34,7 @@ from mtfc.driver.training.data_sources import open_source
 from mtfc.driver.training.evaluation import DataEvaluation
 from mtfc.driver.training.loop import DataOfOthers, Schedule, TrainLoop
 from mtfc.driver.training.metrics import (
+    METRICS,
     FiguresOfStep,
     JsonLines,
     Lines,
@@ -43,6 +45,7 @@ from mtfc.driver.training.metrics import (
     UserSink,
     figures_in,
 )
+from mtfc.driver.training.mirror import PARTS, Mirror
 from mtfc.driver.training.peers import Peers, watched_peers
 from mtfc.driver.training.run_lock import RunLock
 from mtfc.driver.training.same_run import check_same, facts_of
@@ -104,15 +107,25 @@ def _train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finish
     options.hosts.join(case.mesh.devices)
     allocator.use_one_heap()
     use_compilation_cache()
-    with watched_peers() as peers:
+    with watched_peers() as peers, _mirrored(options.folder, peers) as mirror:
         try:
-            return Trainer.start(options, selection, sources, predicted, to, peers).run()
+            return Trainer.start(options, selection, sources, predicted, to, peers, mirror).run()
         except RuntimeError as error:  # XLA's error of a collective without all its processes
             if peers.count == 1:
                 raise
             peers.blamed()
             reason = str(error).strip().partition("\n")[0]
             raise Unavailable(f"a collective of several processes has failed: {reason}") from None
+
+
+@contextmanager
+def _mirrored(folder: str | None, peers: Peers) -> Iterator[Mirror | None]:
+    """Open the mirror of a remote folder."""
+    if folder is None or not is_remote(folder):
+        yield None
+        return
+    with Mirror.open(RemoteFolder.open(folder), peers.meet) as mirror:
+        yield mirror
 
 
 def use_compilation_cache() -> None:
@@ -163,6 +176,7 @@ class Trainer:
     evaluation: DataEvaluation | None
     total: int
     peers: Peers
+    mirror: Mirror | None = None
 
     @classmethod
     def start(
@@ -173,6 +187,7 @@ class Trainer:
         predicted: Prediction | None,
         to: TextIO | None,
         peers: Peers,
+        mirror: Mirror | None,
     ) -> Trainer:
         """Open the data, compare it and the rest with the other processes, and load the program."""
         from mtfc.backends.jax.jax_program import JaxProgram
@@ -193,7 +208,16 @@ class Trainer:
             check_same(peers.gather(facts_of(options, fingerprint(program), case, data)))
         total = _total(options, source)
         on_devices = JaxProgram.of(execution.source(case.lower(program), "jax"))
-        return cls(options, program, case, predicted, to, on_devices, source, evaluation, total, peers)
+        return cls(
+            options, program, case, predicted, to, on_devices, source, evaluation, total, peers, mirror
+        )
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the run on this machine."""
+        if self.mirror is not None:
+            return self.mirror.path
+        return Path(self.options.folder) if self.options.folder else None
 
     @property
     def leads(self) -> bool:
@@ -309,15 +333,26 @@ class Trainer:
     @contextmanager
     def _checkpoints(self) -> Iterator[Checkpoints]:
         """Open the folder; with `--fresh` earlier results are moved aside."""
-        assert self.options.folder is not None
-        folder = Path(self.options.folder)
+        folder, mirror = self.folder, self.mirror
+        assert folder is not None
         with ExitStack() as stack:
-            lock = stack.enter_context(RunLock.hold(folder)) if self.leads else None
+            lock = (
+                stack.enter_context(mirror.leased() if mirror else RunLock.hold(folder))
+                if self.leads
+                else None
+            )
             if self.options.fresh:
                 if self.leads:
-                    _move_aside(folder)
+                    mirror.move_aside() if mirror else _move_aside(folder)
                 _wait_for_others("earlier results are moved")
-            opened = Checkpoints.open(folder / CHECKPOINTS, self.options.keep, lock)
+            if mirror is not None:
+                if self.leads:
+                    mirror.clean()
+                self.peers.gather(None)
+                mirror.fetch()
+            opened = Checkpoints.open(
+                folder / CHECKPOINTS, self.options.keep, None if mirror else lock, mirror
+            )
             yield stack.enter_context(opened)
 
     def _saving(self, checkpoints: Checkpoints | None, first: int) -> Saving:
@@ -344,7 +379,7 @@ class Trainer:
                     " --fresh starts over from --params"
                 )
             state, about = checkpoints.restore(step, self.on_devices.abstract_state)
-            self._say(f"going on from step {step}, {checkpoints.place(step)}")
+            self._say(f"going on from step {step}, {checkpoints.name(step)}")
             if about.fingerprint != fingerprint(self.program):
                 self._say("the model or its `train` block has changed since this checkpoint")
             if about.seed != self.options.seed:
@@ -381,7 +416,7 @@ class Trainer:
 
     def _log(self) -> str | None:
         """Return the path of the figures."""
-        return self.options.log or (str(Path(self.options.folder) / METRICS) if self.options.folder else None)
+        return self.options.log or (str(self.folder / METRICS) if self.folder else None)
 
     def _overflows(self) -> int:
         """Return the number of steps in a row that may overflow: none without a loss scale that adapts."""
@@ -421,9 +456,8 @@ class Trainer:
         keep, early = self.options.keep_best, self.options.stop_early
         if keep is None and early is None:
             return None
-        folder = Path(self.options.folder) if self.options.folder else None
         metric = metric_of(keep, self.program)
-        return Evaluations.read(metric, early, keep is not None, folder, first, self.leads)
+        return Evaluations.read(metric, early, keep is not None, self.folder, first, self.leads)
 
     def _sinks(self, stack: ExitStack, about: About | None, after: int) -> list[Sink]:
         """Open the receivers of figures: a profiler in each process, the others in process 0 alone.
@@ -443,7 +477,10 @@ class Trainer:
         options = self.options
         log = self._log()
         if log is not None:
-            yield JsonLines.open(Path(log), after, partial(self._is_own, about))
+            remote = f"{self.mirror.remote.url}/{PARTS}" if self.mirror and not options.log else None
+            yield JsonLines.open(Path(log), after, partial(self._is_own, about), remote)
+            if self.mirror is not None:
+                self.mirror.send_figures()  # without those that were dropped
         if options.tensorboard is not None:
             yield TensorBoard.open(Path(options.tensorboard), after)
         if options.metrics is not None:
@@ -456,10 +493,6 @@ class Trainer:
     def _say(self, message: str) -> None:
         if self.leads:
             say(message)
-
-
-METRICS = "metrics.jsonl"
-"""The name in the folder of a run."""
 
 
 def _source(options: TrainOptions, program: Program, accumulate: int, leads: bool) -> DataSource:

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mtfc.driver.data.checkpoint_files import OPTIMIZER, PARAMETERS, About, newest_checkpoint, read_array
+from mtfc.driver.data.checkpoint_files import (
+    OPTIMIZER,
+    PARAMETERS,
+    About,
+    local_parameters,
+    newest_checkpoint,
+    read_array,
+)
 from mtfc.driver.errors import FailedRequest, UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +35,7 @@ def warm_start(
     tell: receives a sentence about each kind of arrays.
     """
 
-    place = newest_checkpoint(Path(folder))
+    place = newest_checkpoint(Path(local_parameters(folder)))
     if place is None:
         raise UsageError(f"--warm-start {folder}: there is no checkpoint")
     try:
