@@ -156,7 +156,7 @@ class Compiled:
 
     @public
     def train_step(self, state: TrainState, batch: Arrays) -> tuple[TrainState, dict[str, Any]]:
-        """Return the state after one more training step, and the loss and reported values as scalars by name.
+        """Return the state after one more training step, and by name the loss, the reported and the watched values.
 
         The given state is donated: use the returned one. batch: the inputs by name; with `accumulate = K` their first dimension
         is K. Works under `jax.jit`. Raises `ValueError` for a model without a `train` block, and for arrays that do not fit.

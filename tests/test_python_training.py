@@ -218,6 +218,12 @@ def test_wrong_containers_are_refused(both: mtfc.api.Compiled) -> None:
             both.train_step(wrong_state, batch())
     with pytest.raises(ValueError, match="the batch is the second argument"):
         both.train_step(batch(), state)
+    for step in (np.float32(1), np.zeros(2, np.int32)):
+        with pytest.raises(ValueError, match="the state's step is one whole number, and not"):
+            both.train_step(attrs.evolve(state, step=step), batch())
+    for take in (both.forward, both.value_and_grad):
+        with pytest.raises(ValueError, match="and not the whole state"):
+            take(state, batch())
 
 
 def test_parameters_are_replaced_in_a_state(both: mtfc.api.Compiled) -> None:
@@ -230,6 +236,18 @@ def test_parameters_are_replaced_in_a_state(both: mtfc.api.Compiled) -> None:
     for use in (both.forward, both.value_and_grad):
         with pytest.raises(ValueError, match="which donates them"):
             use(other.params, batch())
+
+
+def test_an_array_may_be_in_a_state_twice(both: mtfc.api.Compiled) -> None:
+    """JAX would end the process: a step donates each array once."""
+    state = both.init()
+    zeros = {name: np.zeros_like(x) for name, x in state.optimizer.items()}
+    assert {"w.m", "w.v"} < zeros.keys()
+    twice = {**zeros, **dict.fromkeys(("w.m", "w.v"), state.optimizer["w.m"])}
+    tied, metrics = both.train_step(attrs.evolve(state, optimizer=twice), batch())
+    plain, expected = both.train_step(both.init(), batch())
+    assert float(metrics["loss"]) == float(expected["loss"])
+    np.testing.assert_array_equal(tied.params["w"], plain.params["w"])
 
 
 def test_batches_of_several_processes_are_checked_like_whole_ones(

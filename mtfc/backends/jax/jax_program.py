@@ -96,7 +96,8 @@ class JaxProgram:
         """Return the state after one more step, and the loss and reported values by name. The given state is donated."""
         _check_state(state, self.module.INPUTS)
         _refuse_donated(state)
-        inputs, state = self.place(batch, self.step_inputs), _final(state, "train_step")
+        inputs = self.place(batch, self.step_inputs)
+        state = _final(_apart(state, inputs), "train_step")
         step = state.step + 1
         metrics, params, optimizer = self.module.train_step(state.params, state.optimizer, inputs, state.step)
         return TrainState(step, params, optimizer), metrics
@@ -110,7 +111,7 @@ class JaxProgram:
 
     def forward(self, params: Arrays, batch: Arrays) -> dict[str, Any]:
         """Return the outputs of the model, outside of training."""
-        _refuse_donated(params)
+        _check_params(params)
         outputs: dict[str, Any] = self.module.forward(params, self.place(batch))
         return outputs
 
@@ -122,7 +123,7 @@ class JaxProgram:
         step: the number of the step, which random draws and schedules depend on. options: `accumulate` and `clip`, if the file
         asks for them.
         """
-        _refuse_donated(params)
+        _check_params(params)
         kind, params = "batches" if options.get("accumulate") else "inputs", _final(params, "value_and_grad")
         loss, gradients = self.module.value_and_grad(params, self.place(batch, kind), step, **options)
         return loss, gradients
@@ -211,6 +212,16 @@ def _check_state(state: Any, inputs: Mapping[str, Any]) -> None:
         )
     if not hasattr(state.step, "dtype"):
         raise ValueError(f"the state's step is an array, and not {type(state.step).__name__}")
+    if state.step.ndim or state.step.dtype.kind != "i":
+        found = f"{state.step.dtype}{list(state.step.shape)}"
+        raise ValueError(f"the state's step is one whole number, and not {found}")
+
+
+def _check_params(params: Any) -> None:
+    """Raise `ValueError` for a whole state, and for donated parameters. The module checks the names and the arrays."""
+    if isinstance(params, TrainState):
+        raise ValueError("the first argument is the parameters, `state.params`, and not the whole state")
+    _refuse_donated(params)
 
 
 def _check_batch(batch: Any, inputs: Mapping[str, Any]) -> None:
@@ -236,6 +247,18 @@ def _refuse_donated(state: Any) -> None:
             "this state or its parameters were given to `train_step` before, which donates them: go on with the state that "
             "the step returned, or keep a copy with jax.tree.map(jax.numpy.copy, state)"
         )
+
+
+def _apart(state: Any, batch: Arrays) -> Any:
+    """Copy the arrays of a state that are in it twice, or in the batch: a step donates each array once."""
+    seen = {id(x) for x in batch.values()}
+
+    def once(x: Any) -> Any:
+        is_known = id(x) in seen
+        seen.add(id(x))
+        return jax.numpy.copy(x) if is_known else x
+
+    return jax.tree.map(once, state)
 
 
 def _final(tree: Any, name: str) -> Any:
