@@ -70,6 +70,21 @@ def test_every_row_counts_whatever_the_batch(mtfc: Mtfc, options: tuple[str, ...
     assert found.json["eval"] == pytest.approx(expected("test.npz"), rel=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_a_run_weighs_by_the_same_counts(mtfc: Mtfc, backend: str) -> None:
+    common = ("run", "masked.mtf", "--params", "w.npz", "--backend", backend, "--format", "json", "--dim")
+    found = mtfc(*common, "batch=4", "--data", "test.npz")
+    means = {name: about["mean"] for name, about in found.json["outputs"].items()}
+    assert means == pytest.approx(expected("test.npz"), rel=1e-5)
+    training = ("--train", "--steps", "1", "--set", "optimizer.learning_rate=0", "--data", "train.npz")
+    found = mtfc(*common, "batch=4", *training, "--eval", "test.npz")
+    assert found.json["steps"][0]["eval"] == pytest.approx(expected("test.npz"), rel=1e-5)
+    if backend == "numpy":  # batches of equal size have different counts
+        found = mtfc(*common, "batch=1", "--layout", "", "--data", "test.npz")
+        means = {name: about["mean"] for name, about in found.json["outputs"].items()}
+        assert means == pytest.approx(expected("test.npz"), rel=1e-5)
+
+
 def test_fewer_rows_than_a_batch(mtfc: Mtfc) -> None:
     found = mtfc("eval", "masked.mtf", "--params", "w.npz", "--data", "few.npz", "--format", "json")
     assert found.json["eval"] == pytest.approx(expected("few.npz"), rel=1e-5)

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from mtfc.backends.common import allocator
+from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim
@@ -121,7 +122,9 @@ def _check_files(options: RunOptions) -> None:
 
 
 def _lowered(case: LayoutOnMesh, program: Program, options: RunOptions) -> Program:
-    lowered = case.lower(program)
+    """Lower the program, for an evaluation with the counts that outputs are means over."""
+    evaluates = not options.train or options.eval is not None
+    lowered = case.lower(with_weights(program)[0] if evaluates else program)
     return lowered if options.train else attrs.evolve(lowered, functions=(lowered.function("forward"),))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from itertools import islice
-from math import fsum
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -24,6 +23,7 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import EvalOptions
 from mtfc.driver.running import execution
 from mtfc.driver.running.remainder import Resizing
+from mtfc.driver.running.steps import weighted_mean
 from mtfc.driver.training.batch_iterators import DataSource
 from mtfc.driver.training.data_inputs import data_inputs
 from mtfc.driver.training.data_sources import FileSource, open_source
@@ -112,7 +112,7 @@ class DataEvaluation:
         parts = [forward.batch(params, batch) for forward, batch in self._batches(stop)]
         if not parts:
             raise UsageError(f"these data do not fill one batch ({self.source.description()}): give more")
-        return {name: _mean([part[name] for part in parts]) for name in parts[0]}
+        return {name: weighted_mean([part[name] for part in parts]) for name in parts[0]}
 
     def _batches(self, stop: Stop) -> Iterator[tuple[Forward, Mapping[str, Any]]]:
         number = 0
@@ -122,14 +122,6 @@ class DataEvaluation:
                 yield self.forward, batch
         if self.rest is not None and (self.most is None or number < self.most):
             yield self.rest
-
-
-def _mean(parts: list[tuple[float, float]]) -> float:
-    """Return the mean of (mean, weight); a part of weight 0 may have a mean that is not a number."""
-    total = fsum(weight for _, weight in parts)
-    if not total:
-        return fsum(mean for mean, _ in parts) / len(parts)
-    return fsum(mean * weight for mean, weight in parts if weight) / total
 
 
 def _rest(
