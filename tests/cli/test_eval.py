@@ -91,6 +91,51 @@ def test_fewer_rows_than_a_batch(mtfc: Mtfc) -> None:
     assert "few.npz: 3 examples, one of 3 rows" in found.err
 
 
+FUNCTIONS = """
+import numpy as np
+
+def items(sizes):
+    arrays, start = dict(np.load("test.npz")), 0
+    for size in sizes:
+        yield {name: x[start : start + size] for name, x in arrays.items()}
+        start += size
+
+def uneven():
+    return items((1, 4, 3, 3))
+
+def larger():
+    return items((4, 5, 2))
+
+def apart():
+    return [{"x": np.ones((3, 3, 2)), "mask": np.ones((2, 3))}]
+
+def parts(shard_index, shard_count):
+    return items((4, 3))
+"""
+
+
+def test_items_of_a_function_may_have_fewer_rows(
+    mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("short_items.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(str(folder))
+    common = ("eval", "masked.mtf", "--params", "w.npz", "--format", "json", "--data")
+    found = mtfc(*common, "short_items:uneven")
+    assert found.status == OK, found.err
+    assert found.json["eval"] == pytest.approx(expected("test.npz"), rel=1e-5)
+    for function, message in {
+        "larger": "its array in item 2 of short_items:larger has shape [5, 3, 2]",
+        "apart": "its array in item 1 of short_items:apart has shape [3, 3, 2]",
+        "parts": "its array in item 2 of short_items:parts has shape [3, 3, 2]",
+    }.items():
+        found = mtfc(*common, f"short_items:{function}")
+        assert found.status != OK and message in found.err
+    Path("own.mtf").write_text(MODEL.replace("dim batch = 4", "dim batch = 2 * 2"))
+    found = mtfc("eval", "own.mtf", "--params", "w.npz", "--data", "short_items:uneven")
+    reason = "has 1 row, and the file does not declare `batch` as a number"
+    assert found.status == USAGE and f"item 1 of short_items:uneven {reason}" in found.err
+
+
 def test_some_batches_leave_out_the_rest(mtfc: Mtfc) -> None:
     arrays = {name: x[:8] for name, x in np.load("test.npz").items()}
     np.savez("eight.npz", **arrays)

@@ -71,7 +71,7 @@ def open_source(
     if not inputs:
         raise UsageError(f"model {program.name} has no inputs: leave out --data")
     if _is_function(spec):
-        return load_function(spec, inputs, accumulate)
+        return load_function(spec, inputs, accumulate, takes_rest)
     spec = with_local_copies(spec)
     opened = Tokenizer.open(with_local_copies(tokenizer)) if tokenizer is not None else None
     try:

@@ -29,6 +29,7 @@ from mtfc.driver.training.data_inputs import data_inputs
 from mtfc.driver.training.data_sources import FileSource, open_source
 from mtfc.driver.training.loop import iter_batches
 from mtfc.driver.training.signals import Stop
+from mtfc.driver.training.user_data import UserSource
 from mtfc.reports.training_report import EvaluationSummary
 
 if TYPE_CHECKING:
@@ -79,13 +80,16 @@ class Forward:
 class DataEvaluation:
     """Data to evaluate on, and the forward pass for its batches.
 
-    rest: the forward pass of the rows after the last whole batch, and these rows. most: the most batches to evaluate.
+    rest: the forward pass of the rows after the last whole batch, and these rows. most: the most batches to evaluate. smaller:
+    the forward passes of smaller batches that a function has given, by their number of rows.
     """
 
     source: DataSource
     forward: Forward
     rest: tuple[Forward, Mapping[str, Any]] | None
     most: int | None
+    resizing: Resizing
+    smaller: dict[int, Forward] = attrs.field(factory=dict)
 
     @classmethod
     def open(
@@ -100,12 +104,16 @@ class DataEvaluation:
         """Open the data and compile the forward pass. Raises `CompileError`, `UsageError` and `Unavailable`."""
         program, case = selection.program, selection.cases[0]
         source = open_source(spec, program, tokenizer=tokenizer, takes_rest=True)
-        rows = source.examples.dim.size if isinstance(source, FileSource) else 1
+        rows = 1
+        if isinstance(source, FileSource):
+            rows = source.examples.dim.size
+        elif isinstance(source, UserSource) and source.examples:
+            rows = source.examples[0].rows
         forward = Forward.of(program, case, rows)
         rest = _rest(source, resizing, most, leads) if isinstance(source, FileSource) else None
         if leads:
             say(f"evaluation: {_described(source, rest is not None)}")
-        return cls(source, forward, rest, most)
+        return cls(source, forward, rest, most, resizing)
 
     def means(self, params: Mapping[str, Any], stop: Stop) -> Means:
         """Return the means over the data, or over its first batches. Raises `Stopped`."""
@@ -119,9 +127,27 @@ class DataEvaluation:
         with closing(self.source.batches(self.forward.on_devices.share, None)) as batches:
             for batch in islice(iter_batches(batches, stop), self.most):
                 number += 1
-                yield self.forward, batch
+                yield self._forward_of(batch, number), batch
         if self.rest is not None and (self.most is None or number < self.most):
             yield self.rest
+
+    def _forward_of(self, batch: Mapping[str, Any], number: int) -> Forward:
+        """Return the forward pass of a batch, which may have few rows if a function makes it. Raises `UsageError`."""
+        source = self.source
+        rows = source.rows_of(batch) if isinstance(source, UserSource) and not source.is_sharded else None
+        if rows is None or rows == self.forward.rows:
+            return self.forward
+        assert isinstance(source, UserSource)
+        if rows not in self.smaller:
+            dim = attrs.evolve(source.examples[0].type.dims[0], size=rows)
+            reason = self.resizing.refusal(dim, [each.name for each in source.examples])
+            if reason is not None:
+                raise UsageError(
+                    f"item {number} of {source.name} has {rows} row{'s' * (rows != 1)}, and {reason}"
+                )
+            program = self.resizing.program(dim)
+            self.smaller[rows] = Forward.of(program, self.resizing.case(program), rows)
+        return self.smaller[rows]
 
 
 def _rest(

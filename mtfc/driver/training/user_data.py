@@ -31,12 +31,17 @@ from mtfc.reports.table import listed
 
 @attrs.frozen(eq=False)
 class UserSource:
-    """The batches of a function of the user; with `shard_index` and `shard_count` it makes one part of each batch."""
+    """The batches of a function of the user; with `shard_index` and `shard_count` it makes one part of each batch.
+
+    takes_rest: items may have fewer rows than a batch, and all rows of an item are returned in each process. Functions that make
+    parts give whole batches even so.
+    """
 
     name: str
     function: Callable[..., Any]
     inputs: Sequence[DataInput]
     accumulate: int = 1
+    takes_rest: bool = False
 
     @property
     def steps_per_epoch(self) -> None:
@@ -73,7 +78,7 @@ class UserSource:
 
     def _shard(self, share: Share) -> tuple[int, int]:
         """Return the index and the number of parts of the batch that the function makes. Raises `UsageError`."""
-        shard = share.shard({each.name: each.rows for each in self.inputs if self.has_examples(each)})
+        shard = share.shard({each.name: each.rows for each in self.examples})
         if shard is None:
             raise UsageError(
                 f"{self.name} takes shard_index and shard_count, and this layout gives processes other rows than equal"
@@ -81,17 +86,28 @@ class UserSource:
             )
         return shard
 
+    @property
+    def examples(self) -> Sequence[DataInput]:
+        """The inputs whose rows are those of the batch."""
+        return [each for each in self.inputs if self.has_examples(each)]
+
+    def rows_of(self, arrays: Mapping[str, Any]) -> int | None:
+        """Return the number of rows that all inputs with examples have; None if they differ, or have none."""
+        shapes = {tuple(arrays[each.name].shape[:1]) for each in self.examples if each.name in arrays}
+        return next(iter(shapes))[0] if len(shapes) == 1 and () not in shapes else None
+
     def has_examples(self, input: DataInput) -> bool:
         """Return True if the input's first dimension is the batch: the first dimension of the first input that has one."""
         first = next((each.type.dims[0] for each in self.inputs if each.shape), None)
         return bool(input.shape) and input.type.dims[0] == first
 
 
-def load_function(spec: str, inputs: Sequence[DataInput], accumulate: int) -> UserSource:
+def load_function(
+    spec: str, inputs: Sequence[DataInput], accumulate: int, takes_rest: bool = False
+) -> UserSource:
     """Import a function, from the current directory too. Raises `UsageError`."""
-    return UserSource(
-        spec, imported_function(spec, "", "a function that returns batches"), inputs, accumulate
-    )
+    function = imported_function(spec, "", "a function that returns batches")
+    return UserSource(spec, function, inputs, accumulate, takes_rest)
 
 
 class UserSteps:
@@ -188,16 +204,22 @@ class UserSteps:
         with explained(name):
             given = {str(key): StoredArray.of(value) for key, value in item.items()}
         fitting = Fitting(name, given)
+        rows = self._source.rows_of(given) if self._takes_rest else None
         for each in self._source.inputs:
-            self._check(each, fitting)
+            self._check(each, fitting, rows)
         fitting.diagnostics.raise_if_errors()
         return {each.name: self._rows(each, given[each.name].read(), name) for each in self._source.inputs}
 
-    def _check(self, input: DataInput, fitting: Fitting) -> None:
-        """Report an array that is missing, or that does not fit."""
+    @property
+    def _takes_rest(self) -> bool:
+        return self._source.takes_rest and self._shard is None
+
+    def _check(self, input: DataInput, fitting: Fitting, rows: int | None) -> None:
+        """Report an array that is missing, or that does not fit. rows: those of the item, which may be fewer than a batch."""
         type = input.type
-        if self._shard and self._source.has_examples(input):
-            part = attrs.evolve(type.dims[0], size=input.rows // self._shard[1])
+        if self._source.has_examples(input):
+            size = input.rows // self._shard[1] if self._shard else input.rows
+            part = attrs.evolve(type.dims[0], size=rows if rows and rows < size else size)
             type = attrs.evolve(type, dims=(part, *type.dims[1:]))
         if input.name not in fitting.arrays:
             fitting.missing("input", input.name, input.span)
@@ -209,9 +231,9 @@ class UserSteps:
     def _rows(self, input: DataInput, array: Array, name: str) -> Array:
         """Return a copy of this process's rows: the function may use its array again for the next item.
 
-        The array has only these rows if the function makes parts of batches.
+        The array has only these rows if the function makes parts of batches. All rows are returned if there may be few.
         """
-        whole = not input.shape or (self._shard and self._source.has_examples(input))
+        whole = self._takes_rest or not input.shape or (self._shard and self._source.has_examples(input))
         rows = array.copy() if whole else array[self._share.rows(input.name, input.rows)]
         return input.converted(rows, lambda _: name)
 
