@@ -19,6 +19,8 @@ import fsspec
 ROOT = "SHOP_ROOT"
 """The variable of the environment that names the folder."""
 
+PART = ".part-of-an-object"
+
 
 class ObjectStore(fsspec.AbstractFileSystem):  # type: ignore[misc]
     """left: the number of changes before the store is gone; None for ever. changes: those so far."""
@@ -45,7 +47,7 @@ class ObjectStore(fsspec.AbstractFileSystem):  # type: ignore[misc]
         self._check()
         root, place = Path(os.environ[ROOT]), self._place(path)
         files = [place] if place.is_file() else [each for each in place.rglob("*") if each.is_file()]
-        found = {each.relative_to(root).as_posix(): each for each in files if not each.name.startswith(".")}
+        found = {each.relative_to(root).as_posix(): each for each in files if not each.name.endswith(PART)}
         infos = {
             name: {"name": name, "size": each.stat().st_size, "mtime": each.stat().st_mtime_ns}
             for name, each in sorted(found.items())
@@ -92,7 +94,7 @@ class ObjectStore(fsspec.AbstractFileSystem):  # type: ignore[misc]
     def _whole(self, path: str) -> Iterator[Path]:
         place = self._place(path)
         place.parent.mkdir(parents=True, exist_ok=True)
-        part = place.with_name(f".{uuid4().hex}")
+        part = place.with_name(uuid4().hex + PART)
         yield part
         part.replace(place)
 

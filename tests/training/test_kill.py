@@ -1,6 +1,6 @@
 """A training run that is killed at random moments: the same command goes on, and in the end has the bits of a run in one piece.
 
-`make kill-test` kills 50 times, `make test` 5 times.
+`make kill-test` kills 50 times, `make test` 5 times. `make kill-test` also kills runs in a remote folder.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
-from mtfc.driver.data.checkpoint_files import About, newest_checkpoint, read_parameter
+from mtfc.driver.data.checkpoint_files import RECORD, About, newest_checkpoint, read_parameter
+from tests.training.object_store import ROOT
 
 KILLS = int(os.environ.get("KILLS", "5"))
 STEPS = 40 + 12 * KILLS
@@ -44,10 +46,23 @@ train small {
 }
 """
 
-COMMAND = [
-    *(sys.executable, "-m", "mtfc", "train", "small.mtf", "--eval", "test.npz"),
-    *("--steps", str(STEPS), "--eval-every", "7", "--save-every", "3", "--keep", "2", "--seed", "1", "--dir"),
+OPTIONS = [
+    *("train", "small.mtf", "--eval", "test.npz", "--steps", str(STEPS), "--eval-every", "7"),
+    *("--save-every", "3", "--keep", "2", "--keep-best", "loss", "--seed", "1"),
 ]
+
+IN_STORE = """
+import sys
+from mtfc.cli import main
+from mtfc.driver.training import mirror, run_lock
+from tests.training.object_store import install
+install()
+run_lock.DEAD, mirror.PART, mirror.PAUSE = 1.0, 1000, 0.05
+sys.exit(main())
+"""
+"""Starts the command with an object store, in which dead runs are noticed soon, and figures are sent often."""
+
+STORE = "shop://bucket/"
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +76,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-DATA = ["data.npz", *(["data.npz@1,more.npz@2"] if KILLS > 5 else [])]
-
-
 def start(folder: Path, run: str, data: str) -> subprocess.Popen[str]:
     """Start the run with compiled functions that all the runs share, also the functions that compile quickly."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
@@ -71,11 +83,13 @@ def start(folder: Path, run: str, data: str) -> subprocess.Popen[str]:
         "PYTHONPATH": str(Path(__file__).parents[2]),
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        ROOT: str(folder),
     }
+    begin = ["-c", IN_STORE] if run.startswith(STORE) else ["-m", "mtfc"]
+    command = [sys.executable, *begin, *OPTIONS, "--dir", run, "--data", data]
     pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [*COMMAND, run, "--data", data], cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True
-    )
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
 def finish(folder: Path, run: str, data: str) -> None:
@@ -86,7 +100,8 @@ def finish(folder: Path, run: str, data: str) -> None:
 
 def curve(folder: Path) -> list[dict[str, Any]]:
     """Return the numbers of each step that do not depend on the time."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    parts = sorted(folder.glob("metrics/*")) or [folder / "metrics.jsonl"]
+    lines = [line for each in parts for line in each.read_text().splitlines()]
     timed = ("seconds", "examples_per_second")
     return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in lines]
 
@@ -94,7 +109,7 @@ def curve(folder: Path) -> list[dict[str, Any]]:
 def checkpoint(folder: Path) -> tuple[About, dict[str, bytes]]:
     place = newest_checkpoint(folder)
     assert place is not None
-    about = About.read(place)
+    about = attrs.evolve(About.read(place), unevaluated=None)  # it has times
     return about, {name: read_parameter(place, about, name).tobytes() for name in ("w", "v")}
 
 
@@ -104,31 +119,44 @@ def in_startup(folder: Path, draw: random.Random, running: Callable[[], bool]) -
 
 def in_a_step(folder: Path, draw: random.Random, running: Callable[[], bool]) -> None:
     """Wait for a new line of metrics, then for some steps more."""
-    metrics = folder / "metrics.jsonl"
-    size = metrics.stat().st_size if metrics.exists() else 0
-    while running() and not (metrics.exists() and metrics.stat().st_size > size):
+    size = size_of_figures(folder)
+    while running() and size_of_figures(folder) <= size:
         time.sleep(0.001)
     time.sleep(draw.uniform(0, 0.3))
+
+
+def size_of_figures(folder: Path) -> int:
+    return sum(each.stat().st_size for each in (*folder.glob("metrics/0*"), *folder.glob("metrics.jsonl")))
 
 
 def in_a_save(folder: Path, draw: random.Random, running: Callable[[], bool]) -> None:
     """Wait for the folder of a checkpoint that is being written, or of one that is being removed."""
     pattern = draw.choice(["*tmp*", "*tmp*", "*.removed"])
-    known = set((folder / "checkpoints").glob(pattern))
-    while running() and not set((folder / "checkpoints").glob(pattern)) - known:
+    known = parts_of_saves(folder, pattern)
+    while running() and not parts_of_saves(folder, pattern) - known:
         time.sleep(0.0005)
     time.sleep(draw.uniform(0, 0.03))
 
 
-@pytest.mark.parametrize("data", DATA)
-def test_a_killed_run_goes_on_with_the_same_bits(folder: Path, data: str) -> None:
-    whole, killed = (f"{name} {data}" for name in ("whole", "killed"))
-    finish(folder, whole, data)
+def parts_of_saves(folder: Path, pattern: str) -> set[Path]:
+    """Return what a save leaves when it is killed, on this machine or in a store."""
+    return {*(folder / "checkpoints").glob(pattern), *(folder / "checkpoints").glob("*/unfinished")}
+
+
+CASES = [("data.npz", ""), *([("data.npz@1,more.npz@2", ""), ("data.npz", STORE)] if KILLS > 5 else [])]
+
+
+@pytest.mark.parametrize(("data", "store"), CASES)
+def test_a_killed_run_goes_on_with_the_same_bits(folder: Path, data: str, store: str) -> None:
+    whole, killed = (f"{name}-{data}" for name in ("whole", "killed"))
+    if not store:
+        finish(folder, whole, data)
     draw, left = random.Random(0), 0
+    place = folder / "bucket" / killed if store else folder / killed
     for number in range(KILLS):
-        process = start(folder, killed, data)
+        process = start(folder, store + killed, data)
         moment = (in_a_save, in_startup, in_a_step)[number % 3]
-        moment(folder / killed, draw, lambda process=process: process.poll() is None)  # type: ignore[misc]
+        moment(place, draw, lambda process=process: process.poll() is None)  # type: ignore[misc]
         process.send_signal(signal.SIGKILL)
         _, errors = process.communicate(timeout=60)
         if (
@@ -136,16 +164,19 @@ def test_a_killed_run_goes_on_with_the_same_bits(folder: Path, data: str) -> Non
         ):  # on a busy machine a run may end before its last kills
             break
         assert process.returncode == -signal.SIGKILL, f"the run ended before kill {number}: {errors}"
-        left += len(list((folder / killed / "checkpoints").glob("*.*")))
+        left += len(parts_of_saves(place, "*.*"))
     assert left, "no kill has hit a save"
-    finish(folder, killed, data)
-    assert curve(folder / killed) == curve(folder / whole)
-    assert [each["step"] for each in curve(folder / killed)] == list(range(1, STEPS + 1))
-    assert checkpoint(folder / killed) == checkpoint(folder / whole)
-    kept = sorted(each.name for each in (folder / killed / "checkpoints").iterdir())
-    assert kept == sorted([str(STEPS), str(STEPS - 1 - (STEPS - 1) % 3)])
-    assert sorted(each.name for each in (folder / killed).iterdir()) == [
-        "checkpoints",
-        "metrics.jsonl",
-        "run.lock",
-    ]
+    finish(folder, store + killed, data)
+    assert curve(place) == curve(folder / whole)
+    assert [each["step"] for each in curve(place)] == list(range(1, STEPS + 1))
+    assert checkpoint(place) == checkpoint(folder / whole)
+    evaluations = json.loads((place / "evaluations.json").read_text())
+    assert evaluations == json.loads((folder / whole / "evaluations.json").read_text())
+    best = min(evaluations, key=lambda step: evaluations[step]["loss"])
+    kept = {each.name for each in (place / "checkpoints").iterdir() if (each / RECORD).exists()}
+    assert {str(STEPS), best} <= kept and len(
+        kept
+    ) <= 3  # saves come 3 steps after that from which a run goes on
+    figures = "metrics" if store else "metrics.jsonl"
+    expected = ["checkpoints", "evaluations.json", figures, "run.lock"]
+    assert sorted(each.name for each in place.iterdir()) == expected
