@@ -68,10 +68,23 @@ def test_files_are_compared_by_content_and_not_by_place(facts: Callable[..., Fac
         assert difference(*(facts(data=each, eval=each) for each in specs)) == []
     np.save("b/x.npy", np.zeros((4, 2), np.int32))  # of the same size
     (found,) = difference(facts(data="a/x.npy"), facts(data="b/x.npy"))
-    assert found.startswith("  --data x.npy: 160 bytes (first ones ")
+    assert found.startswith("  --data x.npy: 160 bytes (samples ")
     (found,) = difference(facts(data="a/tokens.bin:uint16"), facts(data="a/tokens.bin:int16"))
     assert found == "  --data: tokens.bin:uint16 on process 0; tokens.bin:int16 on process 1"
     assert len(difference(facts(data="a/x.npy"), facts())) == 2
+
+
+def test_long_files_are_compared_by_samples_up_to_their_end(facts: Callable[..., Facts]) -> None:
+    for size in (same_run.FIRST, same_run.FIRST + 1, same_run.FIRST + same_run.SAMPLE + 1, 5_000_000):
+        Path("a.bin").write_bytes(bytes(size))
+        before = facts(data="a.bin:uint8")
+        for at in (size - 1, 0, 2_500_000):
+            if at < size:
+                Path("a.bin").write_bytes(bytes(size))
+                with Path("a.bin").open("r+b") as file:
+                    file.seek(at)
+                    file.write(b"x" * min(size - at, 5000))
+                assert len(difference(before, facts(data="a.bin:uint8"))) == 1
 
 
 def test_versions_are_compared(facts: Callable[..., Facts], monkeypatch: pytest.MonkeyPatch) -> None:

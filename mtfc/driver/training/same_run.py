@@ -1,7 +1,7 @@
 """The facts on which all processes of a training run must agree, compared before the first step.
 
 Processes that differ in a seed, a shard or a version would train without an error to numbers that no single process gives.
-Paths may differ: what counts is the content, by the names, sizes and first bytes of files.
+Paths may differ: what counts is the content, by the names and sizes of files, their first bytes and samples of the others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,13 @@ OPTIONS = (
 NAMES = {"folder": "dir", "skipped": "skip-steps"}
 
 FIRST = 1 << 16
-"""The bytes of a file that are compared: those of an array begin with its dtype and shape."""
+"""The bytes at the start of a file that are compared: those of an array begin with its dtype and shape."""
+
+SAMPLE = 1 << 12
+"""The bytes of each sample of the rest, which ends with the file's last bytes."""
+
+SAMPLES, FEWEST = 1024, 4
+"""Number of samples of the files of an option together, and the smallest number of one file."""
 
 LONGEST = 60
 """Characters of a value that a message shows."""
@@ -105,14 +111,16 @@ def _version(package: str) -> str:
 
 
 def _facts_of_files(option: str, spec: str) -> Iterator[tuple[str, str]]:
-    """Yield the specification without the folders of its paths, and the size and first bytes of each file."""
+    """Yield the specification without the folders of its paths, and what the content of each file shows."""
     parts = []
     for part in re.split(r"([,=]|@[\d.]+)", spec):
         path = next((each for each in (part, part.rpartition(":")[0]) if each and Path(each).exists()), None)
         parts.append(part if path is None else Path(path).name + part[len(path) :])
         if path is not None:
-            for file in _files(Path(path)):
-                yield f"{option} {Path(path).name}" + f"/{file.name}" * Path(path).is_dir(), _content(file)
+            files = _files(Path(path))
+            for file in files:
+                name = f"{option} {Path(path).name}" + f"/{file.name}" * Path(path).is_dir()
+                yield name, _content(file, max(FEWEST, SAMPLES // len(files)))
     yield option, "".join(parts)
 
 
@@ -122,7 +130,13 @@ def _files(path: Path) -> list[Path]:
     return sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith("."))
 
 
-def _content(file: Path) -> str:
+def _content(file: Path, samples: int) -> str:
+    """Return the size and a checksum of the first bytes and of samples at equal distances."""
+    size = file.stat().st_size
     with file.open("rb") as opened:
-        first = opened.read(FIRST)
-    return f"{file.stat().st_size} bytes (first ones {crc32(first):08x})"
+        found = crc32(opened.read(FIRST))
+        last = max(FIRST, size - SAMPLE)
+        for i in range(samples if size > FIRST else 0):
+            opened.seek(FIRST + (last - FIRST) * i // (samples - 1))
+            found = crc32(opened.read(SAMPLE), found)
+    return f"{size} bytes (samples {found:08x})"
