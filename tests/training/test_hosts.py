@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from mtfc.driver.errors import ENVIRONMENT, INTERRUPTED, OK, USAGE, UsageError
-from mtfc.driver.training.hosts import Hosts
+from mtfc.driver.training.hosts import Hosts, absent_processes
+from tests.training.object_store import ROOT
 
 MODEL = """
 dim batch = 16
@@ -55,13 +56,23 @@ import sys
 from mtfc.cli import main
 from mtfc.driver.training import peers
 peers.BEAT, peers.SILENCE = 0.5, 4
+STORE
 sys.exit(main())
 """
 """Starts the command with shorter times, in which silent processes are found."""
 
+STORE = """
+from mtfc.driver.training import mirror, run_lock
+from tests.training.object_store import install
+install()
+run_lock.DEAD, mirror.PAUSE = 1.0, 0.05
+"""
+"""Lets the command reach an object store."""
+
 
 def command(*options: str) -> list[str]:
-    return [sys.executable, "-c", SOON, "train", "small.mtf", "--data", "data.npz", *options]
+    begin = SOON.replace("STORE", STORE if any("shop://" in each for each in options) else "")
+    return [sys.executable, "-c", begin, "train", "small.mtf", "--data", "data.npz", *options]
 
 
 def free_port() -> int:
@@ -117,6 +128,9 @@ def environment() -> dict[str, str]:
     """Return the environment without this process's virtual devices, and with quick compilation."""
     kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     return {**kept, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+slow = pytest.mark.skipif("KILLS" not in os.environ, reason="make kill-test")
 
 
 def alone(folder: Path, *options: str) -> None:
@@ -200,6 +214,50 @@ def test_an_interrupt_of_one_stops_all_after_the_same_step(files: Path) -> None:
     (saved,) = (int(each.name) for each in (files / "run" / "checkpoints").iterdir())
     assert f"stopped after step {saved}" in err
     assert len(curve(files / "run")) == saved
+
+
+@slow
+def test_several_processes_send_their_shards_to_an_object_store(
+    files: Path, reference: Sequence[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ROOT, str(files))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(files / "cache"))
+    options = ("--dir", "shop://bucket/run", "--layout", "crossed", "--save-every", "2")
+    group = Group(files, 2, "--steps", "100000", *options)
+    store = files / "bucket" / "run"
+    until = time.monotonic() + SECONDS
+    while not list(store.glob("checkpoints/6/about/about.json")):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    group.started[1].kill()
+    (status, _, err), _ = group.ended()
+    assert status == ENVIRONMENT and f"{group.name(1)} has ended" in err
+    reached = max(int(each.parent.name) for each in store.glob("checkpoints/*/about"))
+    ended = Group(files, 2, "--steps", str(reached + 4), *options).ended()
+    assert [status for status, _, _ in ended] == [OK, OK], ended
+    assert "going on from step" in ended[0][2]
+    alone(files, "--steps", str(reached + 6), *options)
+    alone(files, "--steps", str(reached + 6), "--dir", "here", "--layout", "crossed")
+    parts = [json.loads(line) for each in sorted(store.glob("metrics/*")) for line in each.open()]
+    np.testing.assert_allclose([each["loss"] for each in parts], curve(files / "here"), rtol=1e-4)
+    assert not list(store.glob("checkpoints/*/unfinished"))
+
+
+@slow
+def test_several_processes_start_warm(files: Path) -> None:
+    alone(files, "--steps", "3", "--dir", "run")
+    model = (files / "small.mtf").read_text().replace("  h = ", "  param b: [io] = zeros()\n  h = ")
+    (files / "small.mtf").write_text(model.replace("[batch, io])\n  loss", "[batch, io]) + b\n  loss"))
+    options = ("--steps", "6", "--warm-start", "run")
+    (status, _, err), (other, _, _) = Group(files, 2, *options, "--dir", "two", "--layout", "crossed").ended()
+    assert (status, other) == (OK, OK), err
+    assert "warm start from step 3, run/checkpoints/3" in err and "parameters that are drawn: b" in err
+    alone(files, *options, "--dir", "one")
+    first, second = (
+        [json.loads(line) for line in (files / name / "metrics.jsonl").open()] for name in ("one", "two")
+    )
+    assert [each["step"] for each in second] == [4, 5, 6] == [each["step"] for each in first]
+    np.testing.assert_allclose([each["loss"] for each in second], [each["loss"] for each in first], rtol=1e-5)
 
 
 LOST = [("SIGSTOP", 2, 0), ("SIGKILL", 2, 0)]
@@ -298,7 +356,7 @@ def test_sigterm_ends_a_wait_for_data_of_another_process(files: Path) -> None:
     assert len(curve(files / "run")) == 5
 
 
-def test_a_process_that_does_not_come_is_missed(files: Path) -> None:
+def test_a_process_that_does_not_come_is_named(files: Path) -> None:
     place = ("--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2", "--process-id", "0")
     alone = subprocess.run(
         command("--join-seconds", "1", *place),
@@ -310,7 +368,16 @@ def test_a_process_that_does_not_come_is_missed(files: Path) -> None:
     )
     assert alone.returncode == ENVIRONMENT
     assert "process 0 of 2 has waited 1 s at 127.0.0.1:" in alone.stderr
+    assert ": process 1 has not joined; start all" in alone.stderr
     assert "stack trace" not in alone.stderr
+
+
+def test_processes_that_have_not_joined_are_named() -> None:
+    text = "# of tasks that reached the barrier: 2/4.\nThe first task at the barrier: 0. Some timed out task names:\n3\n1\n\n"
+    assert absent_processes(f"E1126 Barrier timed out.\n{text}") == "processes 1, 3 have"
+    assert absent_processes(text.replace("2/4", "2/9")) == "processes 1, 3 and 5 more have"
+    assert absent_processes(text.replace("2/4", "1/2").replace("3\n1", "/job:jax/task:1")) == "process 1 has"
+    assert absent_processes("Deadline Exceeded\n\nRPC: /xla.coordination.CoordinationService/Register") == ""
 
 
 def test_the_place_of_a_process_is_checked() -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -12,6 +17,12 @@ import attrs
 from mtfc.backends.common.devices import MOST_VIRTUAL, Unavailable, import_jax, reserve
 from mtfc.driver.errors import UsageError
 from mtfc.driver.training.peers import end_on_abort
+
+LATE = 5
+"""Seconds that the others wait longer than process 0, which says who is missing."""
+
+STDERR = 2
+"""The file descriptor of standard error."""
 
 HEARTBEAT = 300
 """Seconds after which JAX takes a silent process for dead. `peers.py` finds out before, and names the process."""
@@ -67,23 +78,27 @@ class Hosts:
         if self.processes is not None:
             reserve(devices // self.processes)
         where = self.coordinator or "the cluster that JAX finds"
-        end_on_abort(lambda: None, self._alone(where))
-        try:
-            jax.distributed.initialize(
-                heartbeat_timeout_seconds=HEARTBEAT, initialization_timeout=self.seconds, **self._place()
-            )
-        except Exception as error:  # gRPC and XLA raise many kinds
-            reason = str(error).strip().partition("\n")[0]
-            raise Unavailable(f"cannot join the other processes at {where}: {reason}") from None
+        with _native_errors() as written, _joining(self.seconds):
+            end_on_abort(lambda: self._alone(where, written()))
+            try:
+                jax.distributed.initialize(
+                    heartbeat_timeout_seconds=HEARTBEAT,
+                    initialization_timeout=self.seconds + LATE,
+                    **self._place(),
+                )
+            except Exception as error:  # gRPC and XLA raise many kinds
+                reason = str(error).strip().partition("\n")[0]
+                raise Unavailable(f"cannot join the other processes at {where}: {reason}") from None
 
-    def _alone(self, where: str) -> str:
-        """Return the message for an abort: JAX ends the process if the others do not join."""
+    def _alone(self, where: str, errors: str) -> str:
+        """Return the message for an abort: JAX ends the process if the others do not join. errors: JAX's own messages."""
         own = "this process" if self.process_id is None else f"process {self.process_id} of {self.processes}"
-        missing = (
-            "one of the others has not joined"
-            if self.process_id == 0
-            else "process 0 is not there, or lacks others"
-        )
+        if absent := absent_processes(errors):
+            missing = f"{absent} not joined"
+        elif self.process_id == 0:
+            missing = "one of the others has not joined"
+        else:
+            missing = "process 0 is not there, or lacks others"
         return (
             f"{own} has waited {self.seconds} s at {where}: {missing}; start all processes within that time, or wait longer"
             " with --join-seconds"
@@ -97,6 +112,58 @@ class Hosts:
             "num_processes": self.processes,
             "process_id": self.process_id,
         }
+
+
+def absent_processes(errors: str) -> str:
+    """Return `processes 1, 2 and 5 more have`, from messages of JAX's coordination service, which names some; or nothing."""
+    found = re.search(
+        r"reached the barrier: (\d+)/(\d+)\.\n.*timed out task names:\s*\n((?:\S*\d\n)+)", errors
+    )
+    if found is None:
+        return ""
+    names = sorted({int(each) for each in re.findall(r"(\d+)\n", found[3])})
+    more = int(found[2]) - int(found[1]) - len(names)
+    shown = ", ".join(map(str, names)) + (f" and {more} more" if more > 0 else "")
+    return f"process {shown} has" if len(names) == 1 and more <= 0 else f"processes {shown} have"
+
+
+@contextmanager
+def _joining(seconds: int) -> Iterator[None]:
+    """Let process 0 end the wait for the others by itself: only then JAX says which ones are missing.
+
+    JAX has no option for this.
+    """
+    from jax._src.lib import _jax  # type: ignore[attr-defined]
+
+    service = _jax.get_distributed_runtime_service
+    _jax.get_distributed_runtime_service = partial(service, cluster_register_timeout=seconds)
+    try:
+        yield
+    finally:
+        _jax.get_distributed_runtime_service = service
+
+
+@contextmanager
+def _native_errors() -> Iterator[Callable[[], str]]:
+    """Collect what libraries write to standard error; yield a function that returns it and ends the collection."""
+    if os.environ.get("MTFC_DEBUG"):
+        yield str
+        return
+    sys.stderr.flush()
+    before = os.dup(STDERR)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), STDERR)
+
+        def written() -> str:
+            os.dup2(before, STDERR)
+            file.seek(0)
+            return file.read().decode(errors="replace")
+
+        try:
+            yield written
+        finally:
+            os.dup2(before, STDERR)
+            os.close(before)
 
 
 def keep_libraries_quiet() -> None:

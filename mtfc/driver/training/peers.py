@@ -168,6 +168,11 @@ class Peers:
         """Wait for the name of a process that has ended, after an error of this one: then the process ends."""
         time.sleep(NAMING)
 
+    def aborted(self) -> str:
+        """Return why this process ends where JAX aborts it, if no other process is named before."""
+        self.blamed()
+        return f"JAX has ended {self.name}"
+
     def _leave(self) -> bool:
         """Return True for the first caller: a process ends once."""
         with self.changed:
@@ -258,7 +263,7 @@ def watched_peers() -> Iterator[Peers]:
         return
     peers = Peers(global_state.process_id, global_state.num_processes)
     _connect(peers, global_state)
-    end_on_abort(peers.blamed, f"JAX has ended {peers.name}")
+    end_on_abort(peers.aborted)
     for index in peers.links:
         threading.Thread(target=peers.watch, args=(index,), daemon=True).start()
     threading.Thread(target=peers.beat, daemon=True).start()
@@ -273,12 +278,11 @@ def watched_peers() -> Iterator[Peers]:
     peers.finish()
 
 
-def end_on_abort(wait: Callable[[], None], text: str) -> None:
-    """End this process with a sentence where a library would abort it: first `wait`, which may find a better sentence."""
+def end_on_abort(reason: Callable[[], str]) -> None:
+    """End this process with a sentence where a library would abort it."""
 
     def handle(_: int) -> None:
-        wait()
-        say(text)
+        say(reason())
         os._exit(ENVIRONMENT)
 
     handler = HANDLER(handle)
