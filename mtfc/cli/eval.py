@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from mtfc.cli.hosts import add_hosts, chosen_hosts, run_joined
 from mtfc.cli.options import (
     add_format,
     add_parameters,
@@ -22,6 +23,7 @@ EXAMPLES = """\
 examples:
   mtfc eval model.mtf --params runs/first --data test.npz
   mtfc eval lm.mtf --params runs/lm/checkpoints/8000 --data valid.bin:uint16 --batches 100 --layout fsdp
+  mtfc eval lm.mtf --params runs/lm --data valid.bin:uint16 --coordinator host0:1234 --processes 4 --process-id 0
   mtfc eval model.mtf --params runs/first --averages --data test.npz --format json
 """
 
@@ -50,23 +52,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seed of parameters that --params lacks (default: 0)",
     )
     add_selection(parser, "the first")
+    add_hosts(parser)
     add_format(parser)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    found = evaluate(
-        EvalOptions(
-            options.file,
-            options.data,
-            options.params,
-            chosen(options),
-            options.params_partial,
-            options.averages,
-            options.batches,
-            options.seed,
-            options.tokenizer,
-        ),
-        sources,
+    given = EvalOptions(
+        options.file,
+        options.data,
+        options.params,
+        chosen(options),
+        options.params_partial,
+        options.averages,
+        options.batches,
+        options.seed,
+        options.tokenizer,
+        chosen_hosts(options),
     )
-    print(found.table() if options.format == "text" else json.dumps(found.record(), indent=2))
+    return run_joined(given.hosts, lambda: _run(given, options.format, sources), sources, options.format)
+
+
+def _run(given: EvalOptions, format: str, sources: Sources) -> int:
+    found = evaluate(given, sources)
+    if found is not None:
+        print(found.table() if format == "text" else json.dumps(found.record(), indent=2))
     return 0

@@ -6,7 +6,8 @@ import argparse
 import json
 import sys
 
-from mtfc.cli.errors import diagnosed, guarded, leave, show_diagnostics
+from mtfc.cli.errors import leave, show_diagnostics
+from mtfc.cli.hosts import add_hosts, chosen_hosts, run_joined
 from mtfc.cli.options import (
     add_format,
     add_parameters,
@@ -19,7 +20,6 @@ from mtfc.cli.options import (
 )
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import Metric, TrainOptions
-from mtfc.driver.training.hosts import Hosts, keep_libraries_quiet
 from mtfc.driver.training.train import train as train_model
 
 EXAMPLES = """\
@@ -133,7 +133,7 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         help="show the line that makes the first number that is not finite",
     )
     _add_faults(parser)
-    _add_hosts(parser)
+    add_hosts(parser)
 
 
 def _add_faults(parser: argparse.ArgumentParser) -> None:
@@ -163,33 +163,6 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_hosts(parser: argparse.ArgumentParser) -> None:
-    """Add the place of this process among others."""
-    hosts = parser.add_argument_group("several processes")
-    hosts.add_argument(
-        "--coordinator", metavar="HOST:PORT", help="an address of process 0 that the others reach"
-    )
-    hosts.add_argument("--processes", metavar="N", type=count, help="number of processes")
-    hosts.add_argument("--process-id", metavar="I", type=_index, help="number of this process, from 0")
-    hosts.add_argument(
-        "--distributed", action="store_true", help="take these from SLURM, Open MPI, TPU pods or Kubernetes"
-    )
-    hosts.add_argument(
-        "--join-seconds",
-        metavar="S",
-        type=count,
-        default=60,
-        help="seconds in which all processes must have started (default: 60)",
-    )
-
-
-def _index(text: str) -> int:
-    """Return a whole number from 0 on, as an option's type."""
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"expected a number from 0 on, not `{text}`")
-    return int(text)
-
-
 def _metric(text: str) -> Metric:
     """Return a metric such as `accuracy:max`, as an option's type."""
     name, colon, direction = text.partition(":")
@@ -213,12 +186,7 @@ def _ranges(text: str) -> tuple[range, ...]:
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
     given = _options(options)
-    if not given.hosts.are_several:
-        return _run(given, options, sources)
-    given.check()
-    keep_libraries_quiet()
-    status = guarded(lambda: diagnosed(lambda: _run(given, options, sources), sources, options.format))
-    return leave(status)
+    return run_joined(given.hosts, lambda: _run(given, options, sources), sources, options.format)
 
 
 def _run(given: TrainOptions, options: argparse.Namespace, sources: Sources) -> int:
@@ -235,11 +203,8 @@ def _run(given: TrainOptions, options: argparse.Namespace, sources: Sources) -> 
 
 
 def _options(options: argparse.Namespace) -> TrainOptions:
-    hosts = Hosts(
-        options.coordinator, options.processes, options.process_id, options.distributed, options.join_seconds
-    )
     values = {name: getattr(options, name) for name in NAMES}
-    return TrainOptions(choice=chosen(options), hosts=hosts, **values)
+    return TrainOptions(choice=chosen(options), hosts=chosen_hosts(options), **values)
 
 
 NAMES = (

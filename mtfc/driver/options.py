@@ -164,6 +164,7 @@ class EvalOptions:
     batches: int | None = None
     seed: int = 0
     tokenizer: str | None = None
+    hosts: Hosts = attrs.field(factory=Hosts)
 
 
 @attrs.frozen

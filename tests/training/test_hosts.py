@@ -70,9 +70,9 @@ run_lock.DEAD, mirror.PAUSE = 1.0, 0.05
 """Lets the command reach an object store."""
 
 
-def command(*options: str) -> list[str]:
+def command(*options: str, word: str = "train") -> list[str]:
     begin = SOON.replace("STORE", STORE if any("shop://" in each for each in options) else "")
-    return [sys.executable, "-c", begin, "train", "small.mtf", "--data", "data.npz", *options]
+    return [sys.executable, "-c", begin, word, "small.mtf", "--data", "data.npz", *options]
 
 
 def free_port() -> int:
@@ -84,12 +84,16 @@ def free_port() -> int:
 class Group:
     """The processes of one training run."""
 
-    def __init__(self, folder: Path, count: int, *options: str, last: Sequence[str] = ()) -> None:
-        """Start them. last: options of the last process alone."""
+    def __init__(
+        self, folder: Path, count: int, *options: str, last: Sequence[str] = (), word: str = "train"
+    ) -> None:
+        """Start them. last: options of the last process alone. word: the command."""
         place = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(count)]
         self.started = [
             subprocess.Popen(
-                command(*options, *place, "--process-id", str(i), *(last if i == count - 1 else ())),
+                command(
+                    *options, *place, "--process-id", str(i), *(last if i == count - 1 else ()), word=word
+                ),
                 cwd=folder,
                 env=environment(),
                 stdout=subprocess.PIPE,
@@ -241,6 +245,29 @@ def test_several_processes_send_their_shards_to_an_object_store(
     parts = [json.loads(line) for each in sorted(store.glob("metrics/*")) for line in each.open()]
     np.testing.assert_allclose([each["loss"] for each in parts], curve(files / "here"), rtol=1e-4)
     assert not list(store.glob("checkpoints/*/unfinished"))
+
+
+@slow
+def test_several_processes_evaluate(files: Path) -> None:
+    """The last batch is smaller, and every row counts."""
+    random = np.random.default_rng(1)
+    np.savez(files / "rows.npz", **{name: random.standard_normal((42, 8), np.float32) for name in "xy"})
+    alone(files, "--steps", "2", "--dir", "run")
+    options = ["--params", "run", "--data", "rows.npz", "--format", "json", "--layout", "crossed"]
+    one = subprocess.run(
+        [sys.executable, "-m", "mtfc", "eval", "small.mtf", *options],
+        cwd=files,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (status, out, err), (other, nothing, _) = Group(files, 2, *options, word="eval").ended()
+    assert (status, other, nothing) == (OK, OK, ""), err
+    first, second = (json.loads(each)["eval"]["loss"] for each in (one.stdout, out))
+    np.testing.assert_allclose(second, first, rtol=1e-6)
+    for status, _, err in Group(files, 2, *options, word="eval", last=("--batches", "1")).ended():
+        assert status == USAGE and "--batches: nothing on process 0; 1 on process 1" in err
 
 
 @slow

@@ -28,6 +28,8 @@ from mtfc.driver.training.batch_iterators import DataSource
 from mtfc.driver.training.data_inputs import data_inputs
 from mtfc.driver.training.data_sources import FileSource, open_source
 from mtfc.driver.training.loop import iter_batches
+from mtfc.driver.training.peers import Peers, watched_peers
+from mtfc.driver.training.same_run import check_same, facts_of, program_fingerprint
 from mtfc.driver.training.signals import Stop
 from mtfc.driver.training.user_data import UserSource
 from mtfc.reports.training_report import EvaluationSummary
@@ -178,21 +180,39 @@ def _described(source: DataSource, has_rest: bool) -> str:
     return f"{source.examples.name}: {source.examples.count} examples, {batches}{rest}"
 
 
-def evaluate(options: EvalOptions, sources: Sources) -> EvaluationSummary:
-    """Evaluate the parameters of a file or of a run. Raises `CompileError`, `UsageError`, `Unavailable` and `FailedRequest`."""
+def evaluate(options: EvalOptions, sources: Sources) -> EvaluationSummary | None:
+    """Evaluate the parameters of a file or of a run; return the means in process 0, None in others.
+
+    Raises `CompileError`, `UsageError`, `Unavailable` and `FailedRequest`.
+    """
+    options.hosts.check()
     selection = select(options.file, options.choice, sources)
-    case = selection.cases[0]
+    if options.hosts.are_several:
+        options.hosts.join(selection.cases[0].mesh.devices)
+    with watched_peers() as peers:
+        found = _evaluated(options, selection, sources, peers)
+    return found if peers.index == 0 else None
+
+
+def _evaluated(
+    options: EvalOptions, selection: Selection, sources: Sources, peers: Peers
+) -> EvaluationSummary:
+    """Evaluate, together with the other processes."""
+    case, leads = selection.cases[0], peers.index == 0
     given = given_parameters(
         options.params, options.params_partial, options.seed, selection.program, options.averages
     )
     resizing = Resizing(options.file, options.choice, sources, selection)
     evaluation = DataEvaluation.open(
-        options.data, options.tokenizer, options.batches, selection, resizing, leads=True
+        options.data, options.tokenizer, options.batches, selection, resizing, leads
     )
+    if peers.count > 1:
+        fingerprint, data = program_fingerprint(selection.program), {"--data": evaluation.source}
+        check_same(peers.gather(facts_of(options, fingerprint, case, data)))
     on_devices = evaluation.forward.on_devices
     is_complete = given.keys() == on_devices.module.PARAMETERS.keys()
     drawn = {} if is_complete else on_devices.module.init(options.seed)
-    means = evaluation.means({**drawn, **on_devices.place(given, "params")}, Stop())
+    means = evaluation.means({**drawn, **on_devices.place(given, "params")}, Stop(peers=peers))
     if not means:
         raise UsageError(f"model {selection.program.name} has no output with at most one dimension")
     return EvaluationSummary(means, case.name, dict(case.mesh.axes))

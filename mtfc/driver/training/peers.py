@@ -268,7 +268,8 @@ def watched_peers() -> Iterator[Peers]:
         threading.Thread(target=peers.watch, args=(index,), daemon=True).start()
     threading.Thread(target=peers.beat, daemon=True).start()
     try:
-        yield peers
+        with _collectives_named(peers):
+            yield peers
     except BaseException as error:
         is_stop = isinstance(error, KeyboardInterrupt)
         peers.failed(
@@ -276,6 +277,17 @@ def watched_peers() -> Iterator[Peers]:
         )
         raise
     peers.finish()
+
+
+@contextmanager
+def _collectives_named(peers: Peers) -> Iterator[None]:
+    """Wait for the name of the process behind XLA's error of a collective without all its processes."""
+    try:
+        yield
+    except RuntimeError as error:
+        peers.blamed()
+        reason = str(error).strip().partition("\n")[0]
+        raise Unavailable(f"a collective of several processes has failed: {reason}") from None
 
 
 def end_on_abort(reason: Callable[[], str]) -> None:

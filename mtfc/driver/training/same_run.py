@@ -16,9 +16,10 @@ from zlib import crc32
 
 import attrs
 
+from mtfc.compiler.ir.core import Program
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.selection import LayoutOnMesh
-from mtfc.driver.options import TrainOptions
+from mtfc.driver.options import EvalOptions, TrainOptions
 from mtfc.driver.training.batch_iterators import DataSource
 
 PACKAGES = ("mtfc", "jax", "jaxlib", "numpy", "grain", "orbax-checkpoint")
@@ -26,9 +27,12 @@ PACKAGES = ("mtfc", "jax", "jaxlib", "numpy", "grain", "orbax-checkpoint")
 OPTIONS = (
     *("steps", "epochs", "eval_every", "eval_batches", "params_partial", "seed", "folder", "save_every"),
     *("save_minutes", "keep", "fresh", "debug_nans", "skipped", "bad_steps"),
-    *("warm_start", "keep_best", "stop_early"),
+    *("warm_start", "keep_best", "stop_early", "averages", "batches"),
 )
 """Options with the same value in all processes. The others say where process 0 writes, or name files."""
+
+FILES = ("data", "eval", "params", "tokenizer")
+"""Options that name files."""
 
 NAMES = {"folder": "dir", "skipped": "skip-steps"}
 
@@ -50,28 +54,39 @@ Facts = Mapping[str, str]
 
 
 def facts_of(
-    options: TrainOptions, fingerprint: str, case: LayoutOnMesh, sources: Mapping[str, DataSource | None]
+    options: TrainOptions | EvalOptions,
+    fingerprint: str,
+    case: LayoutOnMesh,
+    sources: Mapping[str, DataSource | None],
 ) -> Facts:
     """Return the facts of this process by the names that a message gives them. sources: the data by option."""
     given = attrs.asdict(options, recurse=False)
-    facts = {f"--{NAMES.get(name, name).replace('_', '-')}": _shown(given[name]) for name in OPTIONS}
+    facts = {
+        f"--{NAMES.get(name, name).replace('_', '-')}": _shown(given[name])
+        for name in OPTIONS
+        if name in given
+    }
     facts["--processes"] = _shown(options.hosts.processes)
     facts["the program, by its fingerprint"] = fingerprint
     facts["--mesh"] = ", ".join(f"{name}: {size}" for name, size in case.mesh.axes)
     rules = sha256(repr((case.layout, options.choice.passes)).encode()).hexdigest()[:8]
     facts["--layout"] = f"{case.name} (rules {rules})"
-    for option, spec in (
-        ("--data", options.data),
-        ("--eval", options.eval),
-        ("--params", options.params),
-        ("--tokenizer", options.tokenizer),
-    ):
+    for option, spec in ((f"--{name}", given[name]) for name in FILES if name in given):
         facts |= dict(_facts_of_files(option, spec)) if spec else {option: ABSENT}
     for option, source in sources.items():
         if source is not None:
             facts[f"the steps an epoch of {option}"] = _shown(source.steps_per_epoch)
     facts["Python"] = platform.python_version()
     return facts | {name: _version(name) for name in PACKAGES}
+
+
+def program_fingerprint(program: Program) -> str:
+    """Return a hash of the undistributed program: sizes, equations, optimizer, but no layout and no line numbers."""
+    from mtfc.compiler.ir.printer import print_program
+
+    text = print_program(attrs.evolve(program, mesh=None, layout=None))
+    lines = (line.partition("  //")[0] for line in text.splitlines())  # comments show the lines of the file
+    return sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def check_same(facts: Sequence[Facts]) -> None:

@@ -7,14 +7,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import attrs
 
 from mtfc.backends.common import allocator
-from mtfc.backends.common.devices import Unavailable, import_jax
+from mtfc.backends.common.devices import import_jax
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.checkpoint_files import CHECKPOINTS, About
@@ -48,7 +47,7 @@ from mtfc.driver.training.metrics import (
 from mtfc.driver.training.mirror import PARTS, Mirror
 from mtfc.driver.training.peers import Peers, watched_peers
 from mtfc.driver.training.run_lock import RunLock
-from mtfc.driver.training.same_run import check_same, facts_of
+from mtfc.driver.training.same_run import check_same, facts_of, program_fingerprint
 from mtfc.driver.training.signals import Stop, Stopped, sigterm_interrupts, stop_by_signal
 from mtfc.driver.training.warm_start import warm_start
 from mtfc.reports.training_report import Prediction, TrainingStep, TrainingSummary
@@ -108,14 +107,7 @@ def _train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finish
     allocator.use_one_heap()
     use_compilation_cache()
     with watched_peers() as peers, _mirrored(options.folder, peers) as mirror:
-        try:
-            return Trainer.start(options, selection, sources, predicted, to, peers, mirror).run()
-        except RuntimeError as error:  # XLA's error of a collective without all its processes
-            if peers.count == 1:
-                raise
-            peers.blamed()
-            reason = str(error).strip().partition("\n")[0]
-            raise Unavailable(f"a collective of several processes has failed: {reason}") from None
+        return Trainer.start(options, selection, sources, predicted, to, peers, mirror).run()
 
 
 @contextmanager
@@ -205,7 +197,7 @@ class Trainer:
             )
         if peers.count > 1:
             data = {"--data": source, "--eval": evaluation.source if evaluation else None}
-            check_same(peers.gather(facts_of(options, fingerprint(program), case, data)))
+            check_same(peers.gather(facts_of(options, program_fingerprint(program), case, data)))
         total = _total(options, source)
         on_devices = JaxProgram.of(execution.source(case.lower(program), "jax"))
         return cls(
@@ -359,7 +351,9 @@ class Trainer:
         """Return the schedule of the checkpoints, with the record that all of them share."""
         options = self.options
         arrays = kinds(self.on_devices.abstract_state)
-        about = About(self.program.name, fingerprint(self.program), first, options.seed, arrays, sums={})
+        about = About(
+            self.program.name, program_fingerprint(self.program), first, options.seed, arrays, sums={}
+        )
         minutes = options.save_minutes or (None if options.save_every else MINUTES)
         return Saving.of(checkpoints, about, options.save_every, minutes)
 
@@ -380,7 +374,7 @@ class Trainer:
                 )
             state, about = checkpoints.restore(step, self.on_devices.abstract_state)
             self._say(f"going on from step {step}, {checkpoints.name(step)}")
-            if about.fingerprint != fingerprint(self.program):
+            if about.fingerprint != program_fingerprint(self.program):
                 self._say("the model or its `train` block has changed since this checkpoint")
             if about.seed != self.options.seed:
                 self._say(f"the seed was {about.seed} before this checkpoint, and is {self.options.seed} now")
@@ -555,15 +549,6 @@ def remedy(step: int, options: TrainOptions) -> str:
     ways = [] if options.debug_nans else ["--debug-nans shows the line that makes it"]
     ways += [f"--skip-steps {step} leaves out the batch of step {step}"] if options.data else []
     return f"a rerun comes to the same step: {'; '.join(ways) or 'lower the learning rate'}"
-
-
-def fingerprint(program: Program) -> str:
-    """Return a hash of the undistributed program: sizes, equations, optimizer, but no layout and no line numbers."""
-    from mtfc.compiler.ir.printer import print_program
-
-    text = print_program(attrs.evolve(program, mesh=None, layout=None))
-    lines = (line.partition("  //")[0] for line in text.splitlines())  # comments show the lines of the file
-    return sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def _wait_for_others(name: str) -> None:
