@@ -394,3 +394,19 @@ def test_storage_of_parameters_leaves_out_axes_of_the_state() -> None:
     decided = frozenset(number[name] for name in ("a", "b", "params.a", "optimizer.a"))
     found, _ = space.extended(rows, number["params.b"], decided, mesh)
     assert found[:, number["params.b"]].tolist() == [0]
+
+
+def test_storage_of_the_state_leaves_out_axes_of_the_computation() -> None:
+    """Columns of parameters may be decided after those of the state: then the computation's axes count."""
+    a, b = Dim("a", 4), Dim("b", 4)
+    w = Value("w", TensorType("f32", (a, b)))
+    forward = Function("forward", (Argument(w, "parameter"),), (), (Output("w", w),))
+    space, mesh = space_of(forward, storage=True), Mesh("mesh", (("x", 2),))
+    number = space.number
+    rows = np.zeros((1, len(space.columns)), np.uint8)
+    rows[0, number["a"]] = 1
+    found, _ = space.extended(rows, number["optimizer.b"], frozenset({number["a"], number["b"]}), mesh)
+    assert found[:, number["optimizer.b"]].tolist() == [0]
+    rows[0, number["a"]], rows[0, number["optimizer.b"]] = 0, 1
+    found, _ = space.extended(rows, number["a"], frozenset({number["b"], number["optimizer.b"]}), mesh)
+    assert found[:, number["a"]].tolist() == [0]

@@ -74,6 +74,14 @@ class LayoutSpace:
         """The columns of storage."""
         return frozenset(i for i, column in enumerate(self.columns) if column.base is not None)
 
+    @cached_property
+    def _below(self) -> tuple[Columns, ...]:
+        """For each column the columns whose axes it has at least."""
+        found: list[Columns] = []
+        for column in self.columns:
+            found.append(frozenset() if column.base is None else found[column.base] | {column.base})
+        return tuple(found)
+
     def masks(self, column: int, mesh: Mesh) -> list[int]:
         """Return the sets of axes that a column may have, or add to those of its base; axes of size 1 split nothing."""
         dim = self.columns[column].dim
@@ -88,12 +96,12 @@ class LayoutSpace:
         rows.
         """
         base, beside = self.columns[column].base, self.columns[column].beside
-        above = frozenset(i for i in decided if self.columns[i].base in beside)
+        above = frozenset(i for i in decided if not beside.isdisjoint(self._below[i]))
         taken = union(rows, (beside & decided) | above)
         start = np.zeros(len(rows), np.uint8)
         if base is not None:
             start = rows[:, base]
-            bases = frozenset(b for i in beside if (b := self.columns[i].base) is not None)
+            bases = frozenset[int]().union(*(self._below[i] for i in beside))
             taken = taken | union(rows, bases) | start | self._added(rows, column, decided)
         found, origins = [], []
         for mask in self.masks(column, mesh):
