@@ -44,6 +44,25 @@ def test_the_line_where_xla_sends_more_is_named() -> None:
     assert row in str(found)
 
 
+def test_the_update_of_an_applied_step_computes_on_parameters_as_they_are_stored() -> None:
+    """FSDP gathers each matrix once: constraints on the update, or on momenta, would gather more."""
+
+    def step(w: Any, momenta: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            return jnp.mean(jnp.tanh(x @ w["a"]) @ w["b"])
+
+        value, gradients = jax.value_and_grad(loss)(w)
+        momenta = jax.tree.map(lambda m, g: 0.9 * m + g, momenta, gradients)
+        return jax.tree.map(lambda w, m: w - 0.1 * m, w, momenta), momenta, value
+
+    weights = {"a": array(16, 32), "b": array(32, 8)}
+    program = mtfc.from_jax(step, weights, weights, array(8, 16))
+    stored = {"*": "data"}
+    plan = program.plan({"batch": "data", "params": stored, "optimizer": stored}, {"data": 4})
+    found = plan.compare_bytes()
+    assert found.applied.kinds["all_gather"] == found.predicted.kinds["all_gather"] == 768
+
+
 def test_the_users_lines_and_scopes_stay_in_applied_functions() -> None:
     def scoped(x: Any) -> Any:
         with jax.named_scope("inner"):

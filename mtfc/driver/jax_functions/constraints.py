@@ -1,8 +1,9 @@
 """The user's function with sharding constraints on its intermediate values, for `jax.jit`.
 
-The function is evaluated as its jaxpr says, so custom derivatives, recomputation and the lines of the user's file stay as they
-are. Arguments and results of equations get constraints. Results of opaque primitives get none, because XLA may have a better rule
-for these than to compute the whole everywhere.
+The function is evaluated as its jaxpr says, so custom derivatives, recomputation and the lines of the user's file stay as
+they are. Results of equations get constraints, but for those of opaque primitives: XLA may have a better rule for these than to
+compute the whole everywhere. Arguments get theirs at each use, because they may be stored otherwise, and the update of a model
+computes on them as they are stored.
 """
 
 from __future__ import annotations
@@ -39,19 +40,28 @@ OWN = {"sharding_constraint": "sharding", "reshard": "dst_sharding", "mesh_cast"
 class Constrain:
     """Functions that apply constraints. planned: (array, its variable) -> the array with the plan's constraint.
 
-    own: (array, the user's sharding, the step) -> the array with the user's constraint, or without.
+    own: (array, the user's sharding, the step) -> the array with the user's constraint, or without. arguments: those of the
+    function and of the bodies of its loops. updates: arrays that only update the model; they get no constraints.
     """
 
     planned: Callable[[Any, Var], Any]
     own: Callable[[Any, Any, AppliedPrimitive], Any]
+    arguments: frozenset[Var]
+    updates: frozenset[Var]
+
+    def used(self, operands: Sequence[Any], step: AppliedPrimitive) -> list[Any]:
+        """Return the operands of a step, with constraints on those that are arguments."""
+        if len(operands) != len(step.operands):  # some arrays have no elements
+            return [*operands]
+        pairs = zip(operands, step.operands, strict=True)
+        return [self.planned(x, v) if isinstance(v, Var) and v in self.arguments else x for x, v in pairs]
 
 
 def constrained(flat: Flat, constrain: Constrain) -> Callable[[Sequence[Any]], list[Any]]:
     """Return a function of the arguments' leaves that computes the outputs' leaves."""
 
     def function(leaves: Sequence[Any]) -> list[Any]:
-        given = [constrain.planned(x, var) for x, var in zip(leaves, flat.body.arguments, strict=False)]
-        return _evaluated(flat.closed, given, iter(flat.body.steps), constrain)
+        return _evaluated(flat.closed, leaves, iter(flat.body.steps), constrain)
 
     return function
 
@@ -102,7 +112,9 @@ def _applied(
         return _scanned(eqn, operands, step.bodies[0], constrain)
     if name in OWN:
         return [constrain.own(operands[0], eqn.params[OWN[name]], step)]
-    found = _bound(eqn, operands)
+    if not constrain.updates.isdisjoint(step.results):
+        return _bound(eqn, operands)
+    found = _bound(eqn, constrain.used(operands, step))
     if name in FREE:
         return found
     results = iter(step.results)  # arrays without elements are no results of steps

@@ -222,8 +222,9 @@ class Plan:
             constraint: Any = jax.lax.with_sharding_constraint
             return constraint(x, NamedSharding(self.mesh, self._own_spec(sharding, step)))
 
-        flat = self.imported.flat
-        evaluate = constrained(flat, Constrain(constrain, own))
+        flat, bodies = self.imported.flat, (body for step in self.imported.steps for body in step.bodies)
+        arguments = frozenset(var for body in (flat.body, *bodies) for var in body.arguments)
+        evaluate = constrained(flat, Constrain(constrain, own, arguments, self.imported.updates))
 
         @public
         def planned(*args: Any, **kwargs: Any) -> Any:

@@ -143,13 +143,13 @@ def _is_more(a: float, b: float = 0.0) -> bool:
 
 def compared_bytes(program: Program, step: Any, applied: Any, shardings: Any) -> BytesComparison:
     """Compile three lowered functions of JAX, and return what they send beside what one processor's program does."""
-    compiled = (sent_bytes(each) for each in (step, applied, shardings))
+    compiled = (sent_bytes(each.compile()) for each in (step, applied, shardings))
     return BytesComparison(_predicted(layout_cost(program).step), *compiled)
 
 
-def sent_bytes(lowered: Any) -> SentBytes:
-    """Compile a lowered program, and return what it sends."""
-    found = sent_by_stack(lowered.compile().as_text())
+def sent_bytes(compiled: Any) -> SentBytes:
+    """Return what a compiled function of JAX sends."""
+    found = sent_by_stack(compiled.as_text())
     return _summed((each.kind, _place(each), each.bytes, each.wire_bytes) for each in found)
 
 

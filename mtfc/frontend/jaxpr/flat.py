@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -130,6 +130,14 @@ class Body:
     steps: list[AppliedPrimitive]
     outputs: tuple[Operand, ...]
     renamed: dict[int, tuple[Axis, ...]] = attrs.field(factory=dict)
+
+
+def all_steps(steps: Iterable[AppliedPrimitive]) -> Iterator[AppliedPrimitive]:
+    """Yield steps, and those of the bodies that they execute."""
+    for step in steps:
+        yield step
+        for body in step.bodies:
+            yield from all_steps(body.steps)
 
 
 @attrs.frozen(eq=False)

@@ -18,11 +18,11 @@ from mtfc.compiler.ir.verifier import verify
 from mtfc.frontend.jaxpr.copies import merge_copies
 from mtfc.frontend.jaxpr.dimension_names import GivenNames, propose
 from mtfc.frontend.jaxpr.emitting import Dims, JaxprEmitter, Rename
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Flat, Operand, Var, definition, traced
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Flat, Operand, Var, all_steps, definition, traced
 from mtfc.frontend.jaxpr.linking import Linker
 from mtfc.frontend.jaxpr.rules import RULES
 from mtfc.frontend.jaxpr.rules.calls import OTHER
-from mtfc.frontend.jaxpr.training_step import training_functions
+from mtfc.frontend.jaxpr.training_step import training_functions, update_results
 
 
 @attrs.frozen
@@ -90,14 +90,16 @@ class Imported:
 
     @cached_property
     def steps(self) -> tuple[AppliedPrimitive, ...]:
-        return tuple(_all_steps(self.flat.body.steps))
+        return tuple(all_steps(self.flat.body.steps))
 
-
-def _all_steps(steps: Iterable[AppliedPrimitive]) -> Iterable[AppliedPrimitive]:
-    for step in steps:
-        yield step
-        for body in step.bodies:
-            yield from _all_steps(body.steps)
+    @cached_property
+    def updates(self) -> frozenset[Var]:
+        """The arrays that only update the model and the optimizer's state."""
+        if self.main.name != "step":
+            return frozenset()
+        outputs = zip(self.outputs, self.flat.body.outputs, strict=True)
+        plain = [var for leaf, var in outputs if leaf.name not in self.replaced]
+        return update_results(self.flat.body.steps, plain)
 
 
 def imported(

@@ -5,12 +5,13 @@ So rules of storage apply to the model and to the optimizer's state, and both ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Operand, Var, all_steps
 
 
 def training_functions(whole: Function, replaced: Mapping[str, str]) -> tuple[Function, ...]:
@@ -36,6 +37,18 @@ def training_functions(whole: Function, replaced: Mapping[str, str]) -> tuple[Fu
     return forward, Function(
         "step", arguments, tuple(_staged(whole.body, plain)), _ordered((*outputs, *kept))
     )
+
+
+def update_results(steps: Sequence[AppliedPrimitive], outputs: Iterable[Operand]) -> frozenset[Var]:
+    """Return the results of the steps of the update: neither gradients nor some outputs need them."""
+    needed = set(outputs)
+    found: list[AppliedPrimitive] = []
+    for step in reversed(steps):
+        if step.stage == "backward" or not needed.isdisjoint(step.results):
+            needed |= {*step.operands}
+        else:
+            found.append(step)
+    return frozenset(var for step in all_steps(found) for var in step.results)
 
 
 def _ancestors(body: Iterable[Equation], values: Iterable[Value]) -> set[Value]:
