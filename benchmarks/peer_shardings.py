@@ -23,6 +23,8 @@ import attrs
 import mtfc
 from benchmarks.figures import Figure
 from mtfc.compiler.ir.types import EVERY, Layout, Mesh, Rules
+from mtfc.compiler.passes.partition.combine_collectives import CombineCollectives
+from mtfc.compiler.passes.pipelines import default_pipeline
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
 from mtfc.driver.jax_functions.plan import Plan
 from mtfc.driver.jax_functions.sent_bytes import sent_bytes
@@ -44,6 +46,9 @@ DEVICES = 8
 
 SECONDS = 10
 """The seconds of a search."""
+
+BUCKET = 1 << 10
+"""The bytes of collectives that `plan.step` combines: as few as the models have. Combined arrays are in memory together."""
 
 BATCH = {"haiku_lstm": 1}
 """Model -> the axis of its inputs that is the batch, if it is not the first one."""
@@ -99,7 +104,12 @@ def _searched(program: ImportedProgram, memory: int, storage: bool) -> Plan:
     with TemporaryDirectory() as folder:
         path = Path(folder, "small.mtf")
         path.write_text(MACHINE.format(memory=memory))
-        return program.search(DEVICES, str(path), budget=SECONDS, storage=storage)
+        plan = program.search(DEVICES, str(path), budget=SECONDS, storage=storage)
+    passes = tuple(
+        attrs.evolve(each, max_bytes=BUCKET) if isinstance(each, CombineCollectives) else each
+        for each in default_pipeline("step")
+    )
+    return attrs.evolve(plan, case=attrs.evolve(plan.case, passes=passes))
 
 
 def _lean(program: ImportedProgram, batch: int) -> Plan | None:

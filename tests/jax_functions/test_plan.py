@@ -196,6 +196,32 @@ def test_applied_losses_keep_their_custom_derivatives() -> None:
     np.testing.assert_array_equal(found, jax.grad(loss)(w, x))
 
 
+def test_plans_work_under_explicit_axes() -> None:
+    """Results then have the plan's shardings in their types, and `jax.grad` works on the applied function."""
+
+    def loss(w: Any, x: Any, key: Any) -> Any:
+        return jnp.mean(jnp.tanh(x @ w)) + jax.random.uniform(key), x @ w
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    program = mtfc.from_jax(loss, array(8, 16), array(8, 8), key, names={"w": "embed hidden"})
+    plan = program.plan({"batch": "data", "hidden": "model"}, {"data": 4, "model": 2}).with_explicit_axes()
+    args, _ = drawn_arguments(plan, 0)
+    with jax.sharding.set_mesh(plan.mesh):
+        placed = jax.device_put(args, plan.in_shardings)
+        for road in (plan.apply(loss), plan.step):
+            value, product = jax.jit(road, out_shardings=plan.out_shardings)(*placed)
+            assert str(jax.typeof(product)) == "float32[8@data,16@model]"
+            np.testing.assert_allclose(value, loss(*args)[0], 1e-6)
+        gradient = jax.jit(jax.grad(lambda *xs: plan.apply(loss)(*xs)[0]))(*placed)
+        assert str(jax.typeof(gradient)) == "float32[8,16@model]"
+        with pytest.raises(ValueError, match=r"packed_step.*type Auto"):
+            plan.packed_step(plan.pack(*args))
+    assert program.verify(plan).ok
+    other = program.plan({"batch": "data"}, {"data": 4})
+    with jax.sharding.set_mesh(plan.mesh), pytest.raises(ValueError, match="data: 4, model: 2, and the plan"):
+        other.step(*args)
+
+
 def test_search_finds_a_plan_and_its_bound() -> None:
     function, args = MODELS["perceptron"]()
     program = mtfc.from_jax(function, *args)

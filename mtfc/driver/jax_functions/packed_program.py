@@ -100,12 +100,12 @@ class PackedProgram:
 
         return jax.jit(self.module.train_step.__wrapped__)
 
-    def results(self, outputs: Mapping[str, Any]) -> Any:
-        """Return packed outputs as the function's own results."""
+    def results(self, outputs: Mapping[str, Any]) -> list[Any]:
+        """Return packed outputs as the leaves of the function's own results."""
         import jax
 
         found = []
         for leaf in self.imported.outputs:
             x = outputs[leaf.name].reshape(leaf.shape)
             found.append(jax.random.wrap_key_data(x, impl=leaf.key) if leaf.key is not None else x)
-        return jax.tree.unflatten(self.imported.flat.out_tree, found)
+        return found

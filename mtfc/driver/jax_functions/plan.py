@@ -17,7 +17,7 @@ from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules, TensorType
 from mtfc.driver.data.files import parsed_json, read_bytes, write_text
 from mtfc.driver.errors import UsageError, public
 from mtfc.driver.jax_functions.packed_program import PackedProgram
-from mtfc.driver.jax_functions.shardings import Unsaid, spec_of, unsaid
+from mtfc.driver.jax_functions.shardings import Unsaid, explicit_axes, only_axes, spec_of, unsaid
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.frontend.jaxpr.flat import value_of
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
@@ -40,6 +40,8 @@ LARGEST = 2**24
 class Plan:
     """A layout of an imported function on a mesh. found: what the search says of it; None for a layout of the user.
 
+    has_explicit_axes: True if the axes of `mesh` have the type Explicit, and False for Auto.
+
     >>> plan = program.search(devices=8, target="h100")             # doctest: +SKIP
     >>> step = jax.jit(plan.apply(f), in_shardings=plan.in_shardings, out_shardings=plan.out_shardings)  # doctest: +SKIP
     """
@@ -48,6 +50,15 @@ class Plan:
     case: LayoutOnMesh
     function: Callable[..., Any]
     found: Found | None = None
+    has_explicit_axes: bool = False
+
+    def with_explicit_axes(self) -> Plan:
+        """Return the plan with a mesh for JAX's explicit sharding: arrays then have their shardings in their types."""
+        return attrs.evolve(self, has_explicit_axes=True)
+
+    @cached_property
+    def _with_auto_axes(self) -> Plan:
+        return attrs.evolve(self, has_explicit_axes=False) if self.has_explicit_axes else self
 
     @cached_property
     def program(self) -> Program:
@@ -75,7 +86,7 @@ class Plan:
 
     @property
     def mesh_text(self) -> str:
-        return ", ".join(f"{name}: {size}" for name, size in self.case.mesh.axes)
+        return _sizes_text(self.case.mesh.sizes)
 
     # Shardings
 
@@ -95,7 +106,9 @@ class Plan:
             )
         shape, names = tuple(self.case.mesh.sizes.values()), self.case.mesh.names
         placed = mesh_utils.create_device_mesh(shape, jax.devices()[:needed], allow_split_physical_axes=True)
-        return jax.sharding.Mesh(placed, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names))
+        kinds = jax.sharding.AxisType
+        kind = kinds.Explicit if self.has_explicit_axes else kinds.Auto
+        return jax.sharding.Mesh(placed, names, axis_types=(kind,) * len(names))
 
     @cached_property
     def stored(self) -> Mapping[str, Mapping[str, Axes]]:
@@ -196,45 +209,63 @@ class Plan:
         """Return the user's function with sharding constraints on its intermediate values, for `jax.jit`.
 
         function: the function that was imported, or None. It is evaluated as it was traced. keep_constraints: False to drop the
-        constraints that it has itself. They are kept by the names of mesh axes, on the plan's mesh.
+        constraints that it has itself. They are kept by the names of mesh axes, on the plan's mesh. Under a mesh with Explicit
+        axes, the results have the plan's shardings in their types.
         """
         import jax
-        from jax.sharding import NamedSharding
-
-        from mtfc.driver.jax_functions.constraints import Constrain, constrained
 
         known = (None, self.function, getattr(self.function, "__wrapped__", None))
         if not any(function is each for each in known):
             raise UsageError("`apply` takes the function that was imported: import the other one, too")
-
-        opaque = {var for step in self.imported.calls for var in step.results}
-
-        def constrain(x: Any, var: Any) -> Any:
-            if var.key is not None or not var.shape or var in opaque:
-                return x
-            dims = self.imported.dims_of(var)
-            constraint: Any = jax.lax.with_sharding_constraint
-            return constraint(x, NamedSharding(self.mesh, self._spec_of_value(dims)))
-
-        def own(x: Any, sharding: Any, step: Any) -> Any:
-            if not keep_constraints:
-                return x
-            constraint: Any = jax.lax.with_sharding_constraint
-            return constraint(x, NamedSharding(self.mesh, self._own_spec(sharding, step)))
-
-        flat, bodies = self.imported.flat, (body for step in self.imported.steps for body in step.bodies)
-        arguments = frozenset(var for body in (flat.body, *bodies) for var in body.arguments)
-        evaluate = constrained(flat, Constrain(constrain, own, arguments, self.imported.updates))
+        evaluate, out_tree = self._constrained(keep_constraints), self.imported.flat.out_tree
 
         @public
         def planned(*args: Any, **kwargs: Any) -> Any:
-            kinds = jax.sharding.get_abstract_mesh().axis_types
-            if any(kind == jax.sharding.AxisType.Explicit for kind in kinds):
-                raise UsageError("`apply` needs a mesh whose axes have the type Auto, such as `plan.mesh`")
-            return jax.tree.unflatten(flat.out_tree, evaluate(self._leaves(args, kwargs)))
+            return jax.tree.unflatten(out_tree, self._computed(evaluate, self._leaves(args, kwargs)))
 
         planned.__name__ = getattr(self.function, "__name__", "planned")
         return planned
+
+    def _computed(
+        self, compute: Callable[[Sequence[Any]], Sequence[Any]], leaves: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Compute the leaves of the results on Auto axes. Where the mesh has Explicit axes, results get the plan's shardings."""
+        import jax
+
+        mesh = jax.sharding.get_abstract_mesh()
+        explicit = explicit_axes(mesh)
+        if not explicit:
+            return compute(leaves)
+        if dict(mesh.shape) != dict(self.case.mesh.sizes):
+            raise UsageError(f"the mesh is {_sizes_text(mesh.shape)}, and the plan is for {self.mesh_text}")
+        results = tuple(only_axes(each.spec, explicit) for each in jax.tree.leaves(self.out_shardings))
+        on_auto_axes: Any = jax.sharding.auto_axes(lambda *xs: tuple(compute(xs)), out_sharding=results)
+        found: Sequence[Any] = on_auto_axes(*map(jax.numpy.asarray, leaves))
+        return found
+
+    def _constrained(self, keep_constraints: bool) -> Callable[[Sequence[Any]], list[Any]]:
+        """Return the function of the arguments' leaves with constraints on its values, for a mesh with Auto axes."""
+        import jax
+
+        from mtfc.driver.jax_functions.constraints import Constrain, constrained
+
+        opaque = {var for step in self.imported.calls for var in step.results}
+
+        def constraint(x: Any, spec: Any) -> Any:
+            apply: Any = jax.lax.with_sharding_constraint
+            return apply(x, jax.sharding.NamedSharding(self._with_auto_axes.mesh, spec))
+
+        def planned(x: Any, var: Any) -> Any:
+            if var.key is not None or not var.shape or var in opaque:
+                return x
+            return constraint(x, self._spec_of_value(self.imported.dims_of(var)))
+
+        def own(x: Any, sharding: Any, step: Any) -> Any:
+            return constraint(x, self._own_spec(sharding, step)) if keep_constraints else x
+
+        flat, bodies = self.imported.flat, (body for step in self.imported.steps for body in step.bodies)
+        arguments = frozenset(var for body in (flat.body, *bodies) for var in body.arguments)
+        return constrained(flat, Constrain(planned, own, arguments, self.imported.updates))
 
     def _own_spec(self, sharding: Any, step: AppliedPrimitive) -> Any:
         """Return the spec of a constraint of the user. Raises `UsageError` if the plan's mesh cannot have it."""
@@ -285,7 +316,8 @@ class Plan:
 
     @cached_property
     def _packed(self) -> PackedProgram:
-        return PackedProgram(self.imported, self._main, self.jax(), self.mesh)
+        """The program, on a mesh with Auto axes."""
+        return PackedProgram(self.imported, self._main, self.jax(), self._with_auto_axes.mesh)
 
     def jax(self) -> str:
         """Return the text of our own SPMD program, a JAX module."""
@@ -302,18 +334,32 @@ class Plan:
     @public
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the function by our own SPMD program: explicit collectives inside `jax.shard_map`. Works under `jax.jit`."""
-        return self._packed.results(self._packed.run(self._packed.arguments(self._leaves(args, kwargs))))
+        import jax
+
+        packed, out_tree = self._packed, self.imported.flat.out_tree
+
+        def compute(leaves: Sequence[Any]) -> Sequence[Any]:
+            return packed.results(packed.run(packed.arguments(leaves)))
+
+        return jax.tree.unflatten(out_tree, self._computed(compute, self._leaves(args, kwargs)))
 
     @public
     def pack(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Place the arguments on the devices as `packed_step` takes them: with an axis for each factor, split as planned."""
         return self._packed.placed(self._packed.arguments(self._leaves(args, kwargs)))
 
+    @public
     def packed_step(self, packed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Compute the function on packed arguments. Works under `jax.jit`, with the first argument donated.
 
         Return the packed arguments, with new arrays for those that the function returns anew, and all outputs by name.
         """
+        import jax
+
+        if explicit_axes(jax.sharding.get_abstract_mesh()):
+            raise UsageError(
+                "`packed_step` needs a mesh whose axes have the type Auto; `step` takes both types"
+            )
         outputs = self._packed.run(packed)
         replaced = {old: outputs[name] for name, old in self.imported.replaced.items() if old in packed}
         return {**packed, **replaced}, outputs
@@ -321,7 +367,9 @@ class Plan:
     @public
     def unpack(self, outputs: Mapping[str, Any]) -> Any:
         """Return the outputs of `packed_step` as the function's own results."""
-        return self._packed.results(outputs)
+        import jax
+
+        return jax.tree.unflatten(self.imported.flat.out_tree, self._packed.results(outputs))
 
     @property
     def abstract_packed(self) -> dict[str, Any]:
@@ -356,12 +404,13 @@ class Plan:
 
         from mtfc.driver.jax_functions.sent_bytes import compared_bytes
 
-        args, kwargs = self.abstract_arguments
-        with jax.sharding.set_mesh(self.mesh):
-            step = jax.jit(self.packed_step).lower(self.abstract_packed)
+        plan = self._with_auto_axes
+        args, kwargs = plan.abstract_arguments
+        with jax.sharding.set_mesh(plan.mesh):
+            step = jax.jit(plan.packed_step).lower(plan.abstract_packed)
             applied, alone = (
-                jax.jit(function, out_shardings=self.out_shardings).lower(*args, **kwargs)
-                for function in (self.apply(), self.function)
+                jax.jit(function, out_shardings=plan.out_shardings).lower(*args, **kwargs)
+                for function in (plan.apply(), plan.function)
             )
         return compared_bytes(self.program, step, applied, alone)
 
@@ -430,6 +479,10 @@ def machine(target: str) -> Hardware:
         return target_of(target, {}, sources)
     except CompileError as error:
         raise CompileError(sources.shown(error.diagnostics)) from None
+
+
+def _sizes_text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {size}" for name, size in sizes.items())
 
 
 def _splits(type: TensorType) -> dict[str, Axes]:

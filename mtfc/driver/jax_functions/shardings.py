@@ -60,6 +60,20 @@ def spec_of(dims: Iterable[Sequence[Dim]], rules: Mapping[str, Axes], mesh: Mesh
     return spec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in entries))
 
 
+def explicit_axes(mesh: Any) -> frozenset[str]:
+    """Return the axes of a mesh of JAX that have the type Explicit."""
+    import jax
+
+    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return frozenset(name for name, kind in pairs if kind == jax.sharding.AxisType.Explicit)
+
+
+def only_axes(spec: Any, names: frozenset[str]) -> Any:
+    """Return a `PartitionSpec` without all other axes."""
+    entries = [(each,) if isinstance(each, str) else each or () for each in spec]
+    return type(spec)(*(tuple(axis for axis in each if axis in names) or None for each in entries))
+
+
 def unsaid(leaf: Leaf, rules: Mapping[str, Axes], mesh: Mesh) -> list[Unsaid]:
     """Return the splits of a leaf that its `PartitionSpec` cannot say."""
     found = []
