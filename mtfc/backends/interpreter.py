@@ -8,7 +8,8 @@ is not placed yet runs on one processor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any, Protocol
 
@@ -130,7 +131,7 @@ def assemble(shards: Shards) -> Array:
     for place, array in zip(processors(mesh), shards.arrays, strict=True):
         group = groups.setdefault(tuple(place[axis] for axis in type.split_axes), {})
         first = group.setdefault(tuple(place[axis] for axis in type.pending), array)
-        if first.tobytes() != array.tobytes():
+        if first is not array and first.tobytes() != array.tobytes():
             raise Disagreement(f"processors disagree on a value of type {type}")
     whole = np.empty([dim.size for dim in type.dims], numpy_dtype(np, type.dtype))
     summed = np.float32 if whole.dtype.itemsize == 2 else whole.dtype
@@ -142,10 +143,11 @@ def assemble(shards: Shards) -> Array:
     return whole
 
 
-def processors(mesh: Mesh) -> Iterator[Coordinates]:
-    """Yield every processor of the mesh, in row-major order."""
-    for coordinates in product(*(range(size) for _, size in mesh.axes)):
-        yield dict(zip(mesh.names, coordinates, strict=True))
+@lru_cache(maxsize=64)
+def processors(mesh: Mesh) -> tuple[Coordinates, ...]:
+    """Return every processor of the mesh, in row-major order."""
+    places = product(*(range(size) for _, size in mesh.axes))
+    return tuple(dict(zip(mesh.names, coordinates, strict=True)) for coordinates in places)
 
 
 def _is_placed(function: Function) -> bool:
@@ -283,37 +285,43 @@ def _evaluated(
 ) -> tuple[Shards, ...]:
     types = operand_types(OPS[eqn.op], eqn)
     operands = [_placed(known[v], type).arrays for v, type in zip(eqn.operands, types, strict=True)]
-    found = [
-        _evaluate(eqn, place, [arrays[i] for arrays in operands], mesh, evaluate)
-        for i, place in enumerate(processors(mesh))
-    ]
+    wanted = tuple((v.type.local_shape(mesh), numpy_dtype(np, v.type.local_dtype)) for v in eqn.results)
+    has_terms = holds_terms(eqn)
+    found = []
+    for place, *arrays in zip(processors(mesh), *operands, strict=True):
+        shard = Shard(np, random_numbers, eqn, wanted[0][0], partial(_offset, eqn, place, mesh))
+        results = _with_terms(eqn, arrays, shard, evaluate) if has_terms else evaluate(shard, *arrays)
+        found.append(tuple(map(np.asarray, results if len(eqn.results) > 1 else (results,))))
+        _check_results(eqn, found[-1], wanted)
     return tuple(Shards(mesh, v.type, tuple(each[i] for each in found)) for i, v in enumerate(eqn.results))
 
 
-def _evaluate(
-    eqn: Equation, place: Coordinates, operands: list[Array], mesh: Mesh, evaluate: Evaluation
-) -> tuple[Array, ...]:
-    """Return the equation's results on one processor. Raises `Disagreement` if a result does not fit its type."""
-    shape = eqn.results[0].type.local_shape(mesh)
+def _offset(eqn: Equation, place: Coordinates, mesh: Mesh, dim: str) -> int:
+    """Return the index of the first element that a processor has along a dimension."""
+    type = type_with(eqn, dim)
+    size = type.local_shape(mesh)[type.names.index(dim)]
+    return _position(type.axes_of(dim), place, mesh) * size
 
-    def offset(dim: str) -> int:
-        type = type_with(eqn, dim)
-        size = type.local_shape(mesh)[type.names.index(dim)]
-        return _position(type.axes_of(dim), place, mesh) * size
 
+def _with_terms(eqn: Equation, arrays: Sequence[Array], shard: Shard, evaluate: Evaluation) -> Any:
+    """Return an equation's results where arrays on a processor are wider than their tensors."""
     terms = eqn.results[0].type
     if terms.local_dtype != terms.dtype:
         narrow, wide = numpy_dtype(np, terms.dtype), numpy_dtype(np, terms.local_dtype)
-        operands = [x.astype(wide) if x.dtype == narrow else x for x in operands]
-    found = evaluate(Shard(np, random_numbers, eqn, shape, offset), *operands)
-    results = tuple(map(np.asarray, found if len(eqn.results) > 1 else (found,)))
-    if holds_terms(eqn):
-        dtypes = [numpy_dtype(np, value.type.local_dtype) for value in eqn.results]
-        results = tuple(x.astype(dtype) for x, dtype in zip(results, dtypes, strict=True))
-    for result, value in zip(results, eqn.results, strict=True):
-        wanted = value.type
-        if result.shape != wanted.local_shape(mesh) or result.dtype != numpy_dtype(np, wanted.local_dtype):
+        arrays = [x.astype(wide) if x.dtype == narrow else x for x in arrays]
+    found = evaluate(shard, *arrays)
+    results = found if len(eqn.results) > 1 else (found,)
+    dtypes = [numpy_dtype(np, value.type.local_dtype) for value in eqn.results]
+    found = tuple(np.asarray(x).astype(dtype) for x, dtype in zip(results, dtypes, strict=True))
+    return found if len(eqn.results) > 1 else found[0]
+
+
+def _check_results(
+    eqn: Equation, results: Sequence[Array], wanted: Sequence[tuple[tuple[int, ...], Any]]
+) -> None:
+    """Raise `Disagreement` unless the results on a processor have the shapes and dtypes of their types."""
+    for result, value, (shape, dtype) in zip(results, eqn.results, wanted, strict=True):
+        if result.shape != shape or result.dtype != dtype:
             raise Disagreement(
-                f"{eqn.op} gives {result.dtype}{list(result.shape)} on a processor, and not {wanted}"
+                f"{eqn.op} gives {result.dtype}{list(result.shape)} on a processor, and not {value.type}"
             )
-    return results

@@ -18,7 +18,8 @@ EXAMPLE = EXAMPLES / "pylib_lm" / "pylib_lm.mtf"
 LAYOUTS = ("data_parallel", "model_parallel", "fsdp", "hybrid")
 IS_LONG = "EVERY_LAYOUT" in os.environ
 """The documented run has 800 steps and takes a minute: `make examples`. A shorter one shows that the model learns."""
-STEPS, COMPARED = 800 if IS_LONG else 250, 40
+STEPS, COMPARED = 800 if IS_LONG else 150, 30
+HELD_OUT = () if IS_LONG else ("--eval-batches", "60")
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,13 @@ def train(data: Path, layout: str, steps: int, *options: str) -> list[dict[str, 
     return figures(log)
 
 
+@pytest.fixture(scope="module")
+def learned(data: Path) -> list[dict[str, Any]]:
+    """The figures of the run that `data / "run"` keeps."""
+    held_out = ("--eval", f"{data / 'held_out.bin'}:uint8", "--eval-every", str(STEPS), *HELD_OUT)
+    return train(data, "data_parallel", STEPS, *held_out, "--dir", str(data / "run"))
+
+
 def lines(texts: Iterable[bytes]) -> set[bytes]:
     """Return the lines of some length."""
     return {line.strip() for text in texts for line in text.split(b"\n") if len(line.strip()) > 60}
@@ -60,13 +68,11 @@ def test_held_out_files_are_not_trained_on(prepare: Any, data: Path) -> None:
     assert len(lines(held_out) & lines(train)) < 0.02 * len(lines(held_out))
 
 
-def test_it_learns_and_writes(data: Path) -> None:
+def test_it_learns_and_writes(data: Path, learned: list[dict[str, Any]]) -> None:
     """A run reaches its bits per byte; the most probable end of `se` is the same on one device and on eight."""
-    held_out = ("--eval", f"{data / 'held_out.bin'}:uint8", "--eval-every", str(STEPS))
-    learned = train(data, "data_parallel", STEPS, *held_out, "--dir", str(data / "run"))
     assert len(learned) == STEPS
     assert learned[0]["bits_per_byte"] > 8
-    assert learned[-1]["eval/bits_per_byte"] < (2.6 if IS_LONG else 3.3)
+    assert learned[-1]["eval/bits_per_byte"] < (2.6 if IS_LONG else 3.5)
     written = set[str]()
     for layout in ("alone", "model_parallel"):
         model = ("--model", "generate", "--params", str(data / "run"), "--layout", layout, "--backend", "jax")
@@ -75,11 +81,11 @@ def test_it_learns_and_writes(data: Path) -> None:
     assert written == {"    def __init__(self\n"} if IS_LONG else len(written) == 1
 
 
-def test_every_layout_takes_the_same_steps(data: Path) -> None:
-    curves = {layout: [step["loss"] for step in train(data, layout, COMPARED)] for layout in LAYOUTS}
-    expected = curves["data_parallel"]
+def test_every_layout_takes_the_same_steps(data: Path, learned: list[dict[str, Any]]) -> None:
+    expected = [step["loss"] for step in learned[:COMPARED]]
     assert expected[-1] < 0.6 * expected[0]
-    for layout, found in curves.items():
+    for layout in LAYOUTS[1:]:
+        found = [step["loss"] for step in train(data, layout, COMPARED)]
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4, err_msg=layout)
 
 

@@ -286,21 +286,23 @@ def _cast(shard: Shard, x: Any) -> Any:
     return np.clip(np.where(np.isnan(x), 0, x.astype(np.float64)), limits.min, limits.max).astype(dtype)
 
 
+_NUMPY_NAMES = {
+    "f32": "float32",
+    "f16": "float16",
+    "f64": "float64",
+    "i32": "int32",
+    "u32": "uint32",
+    "bool": "bool_",
+}
+
+
 def numpy_dtype(np: Any, dtype: str) -> Any:
     """Return the NumPy dtype of an IR dtype."""
     if dtype == "bf16":
         import ml_dtypes
 
         return ml_dtypes.bfloat16
-    names = {
-        "f32": "float32",
-        "f16": "float16",
-        "f64": "float64",
-        "i32": "int32",
-        "u32": "uint32",
-        "bool": "bool_",
-    }
-    return getattr(np, names[dtype])
+    return getattr(np, _NUMPY_NAMES[dtype])
 
 
 def _erf(np: Any, x: Any) -> Any:
