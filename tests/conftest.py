@@ -41,9 +41,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+FIRST = ("test_placement_runner.py", "training")
+"""Files and folders whose tests come first.
+
+Numba compiles the loops of searches in half a minute: one process does so, and the others later find them compiled. If the
+trainings came last, one process would run the longest tests while the others have none left.
+"""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the trainings first: at the end one process would run the longest tests while the others have none left."""
-    items.sort(key=lambda item: "training" not in item.path.parts)
+    """Put the first files and folders first."""
+    items.sort(
+        key=lambda item: next((i for i, name in enumerate(FIRST) if name in item.path.parts), len(FIRST))
+    )
 
 
 def pytest_collection_finish() -> None:

@@ -29,6 +29,8 @@ from pathlib import Path
 
 import attrs
 
+from tests import xla
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
@@ -86,7 +88,8 @@ class Session:
             (programs / name).chmod(0o755)
         shutil.copytree(ROOT / "examples", folder / "examples")
         paths = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-        return cls(folder, {**os.environ, **paths, "COLUMNS": "100", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""})
+        jax = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(xla.QUICK_FLAGS)}
+        return cls(folder, {**os.environ, **paths, **jax, "COLUMNS": "100"})
 
     def write(self, fence: Fence) -> None:
         assert fence.file is not None

@@ -17,10 +17,10 @@ _EMITTERS = "xla_cpu_use_fusion_emitters"
 
 _IS_KNOWN = version("jaxlib").startswith("0.10.")
 
-FLAGS = (
-    "--xla_force_host_platform_device_count=8",
-    *([f"--{_EMITTERS}=false"] if QUICK and _IS_KNOWN else []),
-)
+QUICK_FLAGS = (f"--{_EMITTERS}=false",) if QUICK and _IS_KNOWN else ()
+"""Flags for commands that tests start."""
+
+FLAGS = ("--xla_force_host_platform_device_count=8", *QUICK_FLAGS)
 
 FULL: dict[str, bool | str] = {_EMITTERS: True} if _IS_KNOWN else {}
 """Options for one compilation that turn on the features that `FLAGS` turns off."""

@@ -17,6 +17,7 @@ import pytest
 
 from mtfc.driver.errors import ENVIRONMENT, INTERRUPTED, OK, USAGE, UsageError
 from mtfc.driver.training.hosts import Hosts, absent_processes
+from tests import xla
 from tests.training.object_store import ROOT
 
 MODEL = """
@@ -130,8 +131,8 @@ class Group:
 
 def environment() -> dict[str, str]:
     """Return the environment without this process's virtual devices, and with quick compilation."""
-    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    return {**kept, "PYTHONPATH": str(Path(__file__).parents[2])}
+    own = {"XLA_FLAGS": " ".join(xla.QUICK_FLAGS), "PYTHONPATH": str(Path(__file__).parents[2])}
+    return {**os.environ, **own}
 
 
 slow = pytest.mark.skipif("KILLS" not in os.environ, reason="make kill-test")

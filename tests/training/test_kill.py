@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from mtfc.driver.data.checkpoint_files import RECORD, About, newest_checkpoint, read_parameter
+from tests import xla
 from tests.training.object_store import ROOT
 
 KILLS = int(os.environ.get("KILLS", "5"))
@@ -78,8 +79,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(folder: Path, run: str, data: str) -> subprocess.Popen[str]:
     """Start the run with compiled functions that all the runs share, also the functions that compile quickly."""
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    environment |= {
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": " ".join(xla.QUICK_FLAGS),
         "PYTHONPATH": str(Path(__file__).parents[2]),
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
