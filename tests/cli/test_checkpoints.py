@@ -265,6 +265,25 @@ def test_folders_that_cannot_be_used(files: Path, mtfc: Mtfc) -> None:
     assert (files / "own" / "metrics.jsonl").read_text() == "notes\nof mine\n"
 
 
+def test_checkpoints_of_another_program_stay(files: Path, mtfc: Mtfc) -> None:
+    """Its half written ones do, too, and those of mtfc are removed."""
+    theirs, ours = files / "theirs" / "checkpoints", files / "run" / "checkpoints"
+    for place in (
+        "7.orbax-checkpoint-tmp/default.orbax-checkpoint-tmp",
+        "8.orbax-checkpoint-tmp/state",
+        "5/default",
+    ):
+        (theirs / place).mkdir(parents=True)
+    (theirs / "old.removed").mkdir()
+    refused = train(mtfc, "--steps", "9", "--dir", "theirs")
+    assert refused.status == ERRORS and "so it is no checkpoint of mtfc" in refused.err
+    assert saved(files / "theirs") == ["5", "7.orbax-checkpoint-tmp", "8.orbax-checkpoint-tmp", "old.removed"]
+    for name in ("5.orbax-checkpoint-tmp/about", "6.orbax-checkpoint-tmp", "1.removed/state"):
+        (ours / name).mkdir(parents=True)
+    assert train(mtfc, "--steps", "4", "--dir", "run").status == OK
+    assert saved(files / "run") == ["2", "4"]
+
+
 # A full disk
 
 

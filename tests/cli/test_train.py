@@ -15,6 +15,7 @@ import pytest
 
 import mtfc as api
 from mtfc.driver.data.array_files import stored_arrays
+from mtfc.driver.training.metrics import TensorBoard
 from mtfc.driver.training.run_lock import RunLock
 from tests.cli.conftest import Mtfc
 
@@ -163,13 +164,13 @@ def test_losses_are_the_same_under_every_layout(mtfc: Mtfc, folder: Path) -> Non
     np.testing.assert_allclose(curves[1:], [curves[0]] * 2, rtol=1e-5)
 
 
-def test_tensorboard_gets_every_figure(mtfc: Mtfc, folder: Path) -> None:
+def test_tensorboard_gets_every_figure(mtfc: Mtfc, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from tensorboardX.event_file_writer import EventFileWriter  # the package is there
     from tensorboardX.proto.event_pb2 import Event
 
     assert EventFileWriter
     assert mtfc("train", "model.mtf", "--data", "data.npz", "--steps", "2", "--tensorboard", "tb").status == 0
-    (file,) = (folder / "tb").iterdir()
+    (file,) = (folder / "tb").glob("events*")
     content, events, at = file.read_bytes(), [], 0
     while at < len(content):
         size = int.from_bytes(content[at : at + 8], "little")
@@ -177,6 +178,13 @@ def test_tensorboard_gets_every_figure(mtfc: Mtfc, folder: Path) -> None:
         at += size + 16
     points = {(event.step, value.tag) for event in events for value in event.summary.value}
     assert points == {(step, tag) for step in (1, 2) for tag in ("loss", "seconds", "examples_per_second")}
+
+    TensorBoard.open(folder / "tb", 1, None).close()
+    assert "curves of another run" not in capsys.readouterr().err
+    for run, after, hidden in ((None, 0, ""), ("other", 1, ", and hides those after step 1")):
+        TensorBoard.open(folder / "tb", after, run).close()
+        said = f"tb has curves of another run: TensorBoard shows both as one{hidden}\n"
+        assert capsys.readouterr().err.endswith(said)
 
 
 def test_a_profile_is_written(mtfc: Mtfc, folder: Path) -> None:

@@ -11,12 +11,14 @@ computed beside the next steps: by a thread on the CPU, else by the devices. XLA
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from tempfile import mkdtemp
 from time import monotonic
 from typing import Any
 
@@ -41,8 +43,11 @@ from mtfc.driver.training.run_lock import RunLock
 from mtfc.reports.array_summary import finite
 from mtfc.reports.training_report import TrainingStep
 
-TEMPORARY = ("*.orbax-checkpoint-tmp*", "*.removed")
+TEMPORARY = re.compile(r"\d+\.(orbax-checkpoint-tmp.*|removed)")
 """Names of folders that a killed process leaves: half written, and half removed."""
+
+PARTS = {"state", "about", "_CHECKPOINT_METADATA", "commit_success"}
+"""The names in a checkpoint's folder, up to a dot."""
 
 READING = 2**26
 """Bytes that are read at a time, unless one array is larger: the memory that opening a checkpoint takes beside its arrays."""
@@ -385,9 +390,7 @@ def _make(folder: Path, is_shared: bool) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _clean(folder)
-            probe = folder / f"probe{TEMPORARY[1][1:]}"
-            probe.mkdir()
-            probe.rmdir()
+            Path(mkdtemp(dir=folder)).rmdir()
         except OSError as error:
             raise UsageError(f"cannot write checkpoints to {folder}: {fault_of(error)}") from None
     if jax.process_count() > 1:
@@ -397,10 +400,13 @@ def _make(folder: Path, is_shared: bool) -> None:
 
 
 def _clean(folder: Path) -> None:
-    """Remove half written and half removed checkpoints."""
-    for pattern in TEMPORARY:
-        for each in folder.glob(pattern):
-            shutil.rmtree(each, ignore_errors=True)
+    """Remove half written and half removed checkpoints of mtfc, not those of another program that uses orbax."""
+    is_own = any((folder / str(step) / RECORD).is_file() for step in steps_in(folder))
+    for each in folder.glob("*"):
+        if TEMPORARY.fullmatch(each.name) and each.is_dir():
+            names = {part.name.partition(".")[0] for part in each.glob("*")}
+            if names <= PARTS and (is_own or "about" in names):
+                shutil.rmtree(each, ignore_errors=True)
 
 
 def are_finite(state: Any) -> bool:

@@ -24,6 +24,9 @@ from mtfc.reports.training_report import TrainingStep, step_line
 METRICS = "metrics.jsonl"
 """The name in the folder of a run."""
 
+RUN = "mtfc-run.txt"
+"""The file in a folder of TensorBoard that names the folder of the run that writes there."""
+
 
 class Sink(Protocol):
     """A receiver of the finished steps."""
@@ -134,11 +137,22 @@ class TensorBoard:
     writer: Any
 
     @classmethod
-    def open(cls, folder: Path, after: int) -> TensorBoard:
-        """Open a new event file in the folder; TensorBoard hides the points of earlier files after step `after`."""
+    def open(cls, folder: Path, after: int, run: str | None) -> TensorBoard:
+        """Open a new event file in the folder; TensorBoard hides the points of earlier files after step `after`.
+
+        run: the folder of the run. Standard error says if the curves there are of another one. Raises `UsageError`.
+        """
         package = import_package("tensorboardX", "tensorboardX")
-        if not after and any(folder.glob("events.out.tfevents.*")):
-            say(f"{folder} has curves of another run: TensorBoard shows both as one")
+        owner = folder / RUN
+        try:
+            known = owner.read_text("utf-8") if owner.is_file() else ""
+            if any(folder.glob("events.out.tfevents.*")) and not (after and known == str(run)):
+                hidden = f", and hides those after step {after}" if after else ""
+                say(f"{folder} has curves of another run: TensorBoard shows both as one{hidden}")
+            folder.mkdir(parents=True, exist_ok=True)
+            owner.write_text(str(run), "utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot write to {folder}: {reason_of(error)}") from None
         return cls(package.SummaryWriter(str(folder), purge_step=after + 1 if after else None))
 
     def step(self, step: TrainingStep) -> None:

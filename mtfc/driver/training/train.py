@@ -476,7 +476,9 @@ class Trainer:
             if self.mirror is not None:
                 self.mirror.send_figures()  # without those that were dropped
         if options.tensorboard is not None:
-            yield TensorBoard.open(Path(options.tensorboard), after)
+            here = str(self.folder.resolve()) if self.folder else None
+            run = self.mirror.remote.url if self.mirror else here
+            yield TensorBoard.open(Path(options.tensorboard), after, run)
         if options.metrics is not None:
             yield UserSink.open(options.metrics)
         if sys.stderr.isatty():
