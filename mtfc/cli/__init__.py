@@ -17,6 +17,8 @@ from mtfc.driver.errors import INTERRUPTED
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with the given arguments, by default those of the process, and return the exit status."""
     try:
+        if arguments is None and sys.argv[1:2] == ["train"]:
+            _let_sigterm_interrupt()
         from mtfc.cli.command import main as command
 
         if arguments is not None:
@@ -30,3 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # during imports, or while options are parsed
         print("mtfc: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _let_sigterm_interrupt() -> None:
+    """Let SIGTERM during imports end the process as Ctrl-C does; a cluster sends it. Training has a handler of its own."""
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -132,6 +132,24 @@ def test_sigterm_before_the_first_step(data: Any, capsys: pytest.CaptureFixture[
     assert not Path("run").exists()
 
 
+def test_sigterm_during_imports(tmp_path: Path) -> None:
+    program = """
+import os, signal, sys
+class Ends:
+    def find_spec(self, name, *_):
+        if name == "mtfc.driver.options":
+            os.kill(os.getpid(), signal.SIGTERM)
+sys.meta_path.insert(0, Ends())
+sys.argv[1:] = ["train", "model.mtf"]
+from mtfc.cli import main
+sys.exit(main())
+"""
+    command = [sys.executable, "-c", program]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (INTERRUPTED, "mtfc: interrupted\n")
+
+
 def test_a_save_comes_before_an_evaluation(data: Any) -> None:
     data.rows_of_six = lambda: data.rows(6)
     options = ("--data", "slow_data:rows_of_six", "--eval", "slow_data:test", "--eval-every", "2")

@@ -71,8 +71,8 @@ run_lock.DEAD, mirror.PAUSE = 1.0, 0.05
 """Lets the command reach an object store."""
 
 
-def command(*options: str, word: str = "train") -> list[str]:
-    begin = SOON.replace("STORE", STORE if any("shop://" in each for each in options) else "")
+def command(*options: str, word: str = "train", begin: str = SOON) -> list[str]:
+    begin = begin.replace("STORE", STORE if any("shop://" in each for each in options) else "")
     return [sys.executable, "-c", begin, word, "small.mtf", "--data", "data.npz", *options]
 
 
@@ -86,14 +86,26 @@ class Group:
     """The processes of one training run."""
 
     def __init__(
-        self, folder: Path, count: int, *options: str, last: Sequence[str] = (), word: str = "train"
+        self,
+        folder: Path,
+        count: int,
+        *options: str,
+        last: Sequence[str] = (),
+        word: str = "train",
+        begin: str = SOON,
     ) -> None:
-        """Start them. last: options of the last process alone. word: the command."""
+        """Start them. last: options of the last process alone. word: the command. begin: the program that runs it."""
         place = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(count)]
         self.started = [
             subprocess.Popen(
                 command(
-                    *options, *place, "--process-id", str(i), *(last if i == count - 1 else ()), word=word
+                    *options,
+                    *place,
+                    "--process-id",
+                    str(i),
+                    *(last if i == count - 1 else ()),
+                    word=word,
+                    begin=begin,
                 ),
                 cwd=folder,
                 env=environment(),
@@ -246,6 +258,30 @@ def test_several_processes_send_their_shards_to_an_object_store(
     parts = [json.loads(line) for each in sorted(store.glob("metrics/*")) for line in each.open()]
     np.testing.assert_allclose([each["loss"] for each in parts], curve(files / "here"), rtol=1e-4)
     assert not list(store.glob("checkpoints/*/unfinished"))
+
+
+@slow
+def test_sigterm_ends_the_compilation_of_an_evaluation(files: Path) -> None:
+    """One of two processes is still compiling: both save the step before, and neither evaluates."""
+    long = SOON.replace(
+        "sys.exit",
+        "import time\nfrom pathlib import Path\nfrom mtfc.backends.jax.jax_program import JaxProgram\n"
+        "def slow(_):\n    Path('compiling').touch()\n    time.sleep('1' == sys.argv[-1] and 60)\n"
+        "JaxProgram.compile_forward = slow\nsys.exit",
+    )
+    options = ("--steps", "9", "--dir", "run", "--layout", "both", "--eval", "test.npz", "--eval-every", "2")
+    group = Group(files, 2, *options, "--save-every", "50", begin=long)
+    until = time.monotonic() + SECONDS
+    while not (files / "compiling").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    time.sleep(0.5)
+    group.started[0].send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    ended = group.ended()
+    assert time.monotonic() - began < 20
+    assert [status for status, _, _ in ended] == [INTERRUPTED, INTERRUPTED], ended
+    assert [each.name for each in (files / "run" / "checkpoints").iterdir()] == ["2"]
 
 
 @slow

@@ -115,6 +115,10 @@ class JaxProgram:
         outputs: dict[str, Any] = self.module.forward(params, self.place(batch))
         return outputs
 
+    def compile_forward(self) -> None:
+        """Compile `forward` for placed arrays before its first call, without a collective of several processes."""
+        self.module.forward.lower(self.abstract("params"), self.abstract("inputs")).compile()
+
     def value_and_grad(
         self, params: Arrays, batch: Arrays, step: Any = 0, **options: bool
     ) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from itertools import islice
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -30,7 +31,7 @@ from mtfc.driver.training.data_sources import FileSource, open_source
 from mtfc.driver.training.loop import iter_batches
 from mtfc.driver.training.peers import Peers, watched_peers
 from mtfc.driver.training.same_run import check_same, facts_of, program_fingerprint
-from mtfc.driver.training.signals import Stop
+from mtfc.driver.training.signals import Stop, Stopped
 from mtfc.driver.training.user_data import UserSource
 from mtfc.reports.training_report import EvaluationSummary
 
@@ -83,7 +84,8 @@ class DataEvaluation:
     """Data to evaluate on, and the forward pass for its batches.
 
     rest: the forward pass of the rows after the last whole batch, and these rows. most: the most batches to evaluate. smaller:
-    the forward passes of smaller batches that a function has given, by their number of rows.
+    the forward passes of smaller batches that a function has given, by their number of rows. compiled: set once `forward` and
+    `rest` are.
     """
 
     source: DataSource
@@ -92,6 +94,7 @@ class DataEvaluation:
     most: int | None
     resizing: Resizing
     smaller: dict[int, Forward] = attrs.field(factory=dict)
+    compiled: Event = attrs.field(factory=Event)
 
     @classmethod
     def open(
@@ -119,10 +122,28 @@ class DataEvaluation:
 
     def means(self, params: Mapping[str, Any], stop: Stop) -> Means:
         """Return the means over the data, or over its first batches. Raises `Stopped`."""
+        if stop.peers.count > 1 and not self.compiled.is_set():
+            self._compile(stop)
         parts = [forward.batch(params, batch) for forward, batch in self._batches(stop)]
         if not parts:
             raise UsageError(f"these data do not fill one batch ({self.source.description()}): give more")
         return {name: weighted_mean([part[name] for part in parts]) for name in parts[0]}
+
+    def _compile(self, stop: Stop) -> None:
+        """Compile before the first batch, which all processes take or none. Raises `Stopped`."""
+
+        def compile_all() -> None:
+            for each in (self.forward, *(self.rest or ())[:1]):
+                each.on_devices.compile_forward()
+
+        stopped = False
+        try:
+            stop.wait(compile_all)
+        except Stopped:
+            stopped = True
+        if any(stop.peers.gather(stopped or stop.is_requested)):
+            raise Stopped
+        self.compiled.set()
 
     def _batches(self, stop: Stop) -> Iterator[tuple[Forward, Mapping[str, Any]]]:
         number = 0
