@@ -1,7 +1,9 @@
 """Sources that nobody would write: soups of tokens, deep nests, many of one thing, and mixtures of real files.
 
-`check` must answer each within `SECONDS` of one processor, and without an internal error. `python -m tests.fuzz.hostile_sources
-SIZE NUMBER ...` checks large sources in a process of its own, and prints the seconds of each and the most memory as JSON.
+`check` must answer each within `SECONDS` of one processor and `MEMORY` bytes, and without an internal error. `python -m
+tests.fuzz.hostile_sources SIZE NUMBER ...` checks large sources in a process of its own, which no other test has filled, and
+`... FOR SECONDS` checks small ones, the first ones and then others for so many seconds. Both print JSON: the seconds of each
+source, the most bytes of the process, and the source that took the most of them.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from mtfc.driver.check import check_source
 from mtfc.driver.loading.choice import Choice
@@ -28,7 +31,10 @@ SECONDS = 1.0
 """The time within which `check` answers a source of this size."""
 
 LARGE, LARGE_SECONDS, MEMORY = 1_000_000, 10.0, 2**30
-"""The characters of a large source, the time for it, and the most bytes of the process that checks sources."""
+"""The characters of a large source, the time for it, and the most bytes of the process that checks sources of any size."""
+
+FEW = 60
+"""The number of small sources that are checked in any case."""
 
 TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 
@@ -118,6 +124,7 @@ THINGS = (
     "  x = x + {i}",
     "  y{i} = einsum(y{j}, x -> [])",
     "  param w{i}: [] = zeros()",
+    "  z{i} = x + {i}; watch z{i}",
     "fn f{i}(x: []) -> [] {{ return f{j}(x) }}",
     "model m{i}(x: []) {{ return m{j} }}",
     "train m{i} {{ minimize loss }}",
@@ -157,17 +164,34 @@ def check_text_of(text: str) -> float:
     return time.process_time() - start
 
 
-def check_source_of(number: int) -> float:
-    """Check the source of a number, and return the seconds of one processor."""
-    return check_text_of(source(number))
-
-
 def most_memory() -> int:
     """Return the most bytes that this process has had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def small_numbers(seconds: float) -> Iterator[int]:
+    """Yield the numbers of the first small sources, and then others for so many seconds."""
+    yield from range(FEW)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield random.randrange(2**63)
+
+
+def measured(texts: Iterable[tuple[int, str]]) -> dict[str, Any]:
+    """Check texts, and return the record that the command prints."""
+    check_text_of("")  # imports
+    seconds, growth = dict[int, float](), dict[int, int]()
+    for number, text in texts:
+        before = most_memory()
+        seconds[number] = check_text_of(text)
+        growth[number] = most_memory() - before
+    return {"seconds": seconds, "memory": most_memory(), "largest": max(growth, key=growth.__getitem__)}
+
+
 if __name__ == "__main__":
-    size, *numbers = map(int, sys.argv[1:])
-    seconds = {number: check_text_of(large(number, size)) for number in numbers}
-    print(json.dumps({"seconds": seconds, "memory": most_memory()}))
+    if sys.argv[1] == "FOR":
+        found = measured((number, source(number)) for number in small_numbers(float(sys.argv[2])))
+    else:
+        size, *numbers = map(int, sys.argv[1:])
+        found = measured((number, large(number, size)) for number in numbers)
+    print(json.dumps(found))
