@@ -17,6 +17,7 @@ from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError
 from mtfc.driver.training.batch_iterators import DataSource
 from mtfc.driver.training.data_sources import open_source
+from mtfc.driver.training.tf_examples import parse_tf_example
 from tests.training.models import BATCH, CLASSIFIER, LENGTH, TOKENS, program, shares, steps, taken
 
 PACKED = TOKENS.replace(
@@ -271,6 +272,74 @@ def test_records_of_arrays_are_examples(tmp_path: Path) -> None:
     (first, _) = taken(source, 2, seed=5)
     np.testing.assert_array_equal(first["x"], np.repeat(first["labels"][:, None], 3, 1))
     assert len(set(first["labels"].tolist())) == BATCH
+
+
+def varint(number: int) -> bytes:
+    number %= 1 << 64
+    head = bytes([number & 127 | 128]) if number > 127 else b""
+    return head + varint(number >> 7) if head else bytes([number])
+
+
+def field(number: int, content: bytes) -> bytes:
+    """Return a field of protocol buffers that holds bytes."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def tf_example(is_packed: bool = True, **features: Any) -> bytes:
+    """Write a `tf.train.Example` by the rules of its wire format."""
+    entries = b""
+    for name, values in features.items():
+        if isinstance(values, bytes):
+            kind, content = 1, field(1, values)
+        elif np.asarray(values).dtype.kind == "f":
+            kind, content = 2, field(1, np.asarray(values, "<f4").tobytes())
+        elif is_packed:
+            kind, content = 3, field(1, b"".join(map(varint, values)))
+        else:
+            kind, content = 3, b"".join(varint(1 << 3) + varint(each) for each in values)
+        entries += field(1, field(1, name.encode()) + field(2, field(kind, content)))
+    return field(1, entries)
+
+
+def test_tf_examples_are_examples(tmp_path: Path) -> None:
+    """Features have no shapes; bytes are numbers; a feature that the model lacks is ignored."""
+    model = CLASSIFIER.replace(", scale: f32[io]", "").replace("x * scale", "x")
+    records = [
+        tf_example(i % 2 == 0, x=[i, 0.5, -1.0], labels=[i], name=b"a name", none=b"") for i in range(20)
+    ]
+    write_records(tmp_path / "a.array_record", records)
+    (first, second) = taken(open_source(f"{tmp_path}/a.array_record", program(model)), 2, seed=None)
+    np.testing.assert_array_equal(first["labels"], np.arange(8, dtype=np.int32), strict=True)
+    np.testing.assert_array_equal(second["x"][0], np.array([8, 0.5, -1.0], np.float32), strict=True)
+    bytes_of = [tf_example(x=bytes([i, 200, 0]), labels=[299 - i]) for i in range(9)]
+    write_records(tmp_path / "b.array_record", bytes_of)
+    (first,) = taken(open_source(f"{tmp_path}/b.array_record", program(model)), 1, seed=None)
+    np.testing.assert_array_equal(first["x"][3], np.array([3, 200, 0], np.float32), strict=True)
+    write_records(tmp_path / "c.array_record", [tf_example(x=[1.0, 2.0], labels=[-1])] * 9)
+    with pytest.raises(CompileError, match=r"its array in .*/c\.array_record has shape \[9, 2\]"):
+        open_source(f"{tmp_path}/c.array_record", program(model))
+
+
+def test_tf_examples_are_documents(tmp_path: Path) -> None:
+    content = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [299] * 40]
+    records = [tf_example(tokens=each) for each in content]
+    write_records(tmp_path / "a.array_record", records)
+    packed = taken(open_source(f"{tmp_path}/a.array_record", program(PACKED)), 1, seed=None)
+    lines = taken(open_source(write_json_lines(tmp_path, content), program(PACKED)), 1, seed=None)
+    for name in lines[0]:
+        np.testing.assert_array_equal(packed[0][name], lines[0][name], strict=True)
+    write_records(tmp_path / "b.array_record", [tf_example(other=[1, 2])])
+    with pytest.raises(
+        UsageError, match=r"expected a tf\.train\.Example with the feature `tokens`, and it has other"
+    ):
+        open_source(f"{tmp_path}/b.array_record", program(PACKED))
+
+
+@pytest.mark.parametrize(
+    "record", [b"", b"text\n", b"\n\x04text", b"\n\x00", field(1, field(1, b"\xff")), b"\x0a\xff\xff"]
+)
+def test_other_records_are_no_tf_example(record: bytes) -> None:
+    assert not parse_tf_example(record)
 
 
 def npz(**arrays: Any) -> bytes:

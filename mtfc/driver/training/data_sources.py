@@ -41,6 +41,7 @@ from mtfc.driver.training.record_files import (
     PARQUET,
     RECORDS,
     TEXT,
+    first_tf_example,
     open_records,
 )
 from mtfc.driver.training.user_code import FUNCTION
@@ -135,10 +136,16 @@ def _are_documents(
     path: str, dtype: str | None, inputs: Sequence[DataInput], tokenizer: Tokenizer | None
 ) -> bool:
     """Return True if a file has documents to pack, rather than an example in each row."""
-    if path.endswith(ARRAY_RECORD):
-        return tokenizer is not None or dtype is not None
     is_packed = any(each.name.endswith(SEGMENT_IDS) for each in inputs)
+    if path.endswith(ARRAY_RECORD):
+        return tokenizer is not None or dtype is not None or (is_packed and _has_tf_documents(path))
     return path.endswith(JSON_LINES) or (path.endswith(PARQUET) and (tokenizer is not None or is_packed))
+
+
+def _has_tf_documents(path: str) -> bool:
+    """Return True if the records are a `tf.train.Example` with tokens that are not packed yet."""
+    features = first_tf_example(path)
+    return features is not None and not any(name.endswith(SEGMENT_IDS) for name in features)
 
 
 def _packed(

@@ -183,7 +183,8 @@ def _opening(path: str, dtype: str | None, inputs: Sequence[DataInput]) -> Open:
         return partial(_map_npy, name=inputs[0].name)
     if path.endswith(PARQUET):
         return map_parquet
-    return map_array_records if path.endswith(ARRAY_RECORD) else _map_npz
+    shapes = {each.name: each.shape[1:] for each in inputs}
+    return partial(map_array_records, shapes=shapes) if path.endswith(ARRAY_RECORD) else _map_npz
 
 
 def _token_input(path: str, inputs: Sequence[DataInput]) -> DataInput:

@@ -18,6 +18,7 @@ import attrs
 from mtfc.driver.data.array_files import Array, Arrays, unreadable
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError, reason_of
+from mtfc.driver.training.tf_examples import parse_tf_example, shaped
 
 PARQUET, JSON_LINES = (".parquet",), (".jsonl",)
 
@@ -25,6 +26,9 @@ ARRAY_RECORD = (".array_record", ".arrayrecord")
 
 RECORDS = (*PARQUET, *JSON_LINES, *ARRAY_RECORD)
 """The endings of files of records."""
+
+ZIP = b"PK"
+"""The first bytes of an NPZ file."""
 
 TEXT = "text"
 """The column of Parquet files, and the key of JSON lines, that holds the text of a document."""
@@ -55,6 +59,8 @@ def open_records(path: str, dtype: str | None, key: str) -> Records:
         column = _parquet_columns(path, [key])[key]
         return Records(path, len(column), lambda number: column[number].as_py())
     records = array_records(path)
+    if dtype is None and first_tf_example(path) is not None:
+        return Records(path, len(records), partial(_feature, path, records, key))
     return Records(path, len(records), partial(_record, records, dtype))
 
 
@@ -175,18 +181,42 @@ def _record(records: Sequence[bytes], dtype: str | None, number: int) -> Any:
     return np.frombuffer(record, stored)
 
 
+def first_tf_example(path: str) -> dict[str, Array] | None:
+    """Return the features of the first record of a file, if it is a `tf.train.Example`. Raises `CompileError` (E501)."""
+    _check_readable(path)
+    records = array_records(path)
+    return parse_tf_example(records[0]) if len(records) else None
+
+
+def _feature(path: str, records: Sequence[bytes], key: str, number: int) -> Any:
+    """Return a document from a feature of a `tf.train.Example`: text, or tokens."""
+    features = parse_tf_example(records[number]) or {}
+    if key not in features:
+        found = f"it has {', '.join(features)}" if features else "it has none"
+        raise UsageError(
+            f"document {number} of {path}: expected a tf.train.Example with the feature `{key}`, and {found}"
+        )
+    feature = features[key]
+    is_text = key == TEXT and feature.dtype.name == "uint8"
+    return feature.tobytes().decode("utf-8", "replace") if is_text else feature
+
+
 @attrs.frozen(eq=False)
 class RecordColumn:
-    """One array of the records of an ArrayRecord file, each an NPZ file with one example, with the interface of a NumPy array."""
+    """One array of the records of an ArrayRecord file, each with one example, with the interface of a NumPy array.
+
+    records: number -> the arrays of a record.
+    """
 
     path: str
     name: str
-    records: Sequence[bytes]
+    count: int
+    records: Callable[[int], Mapping[str, Array]]
     row: Array
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self.records), *self.row.shape)
+        return (self.count, *self.row.shape)
 
     @property
     def dtype(self) -> Any:
@@ -199,32 +229,40 @@ class RecordColumn:
         return np.stack(rows) if rows else np.empty((0, *self.row.shape), self.dtype)
 
     def _row(self, number: int) -> Array:
-        found = _example(self.path, self.records, number).get(self.name)
+        found = self.records(number).get(self.name)
         if found is None or (found.shape, found.dtype) != (self.row.shape, self.row.dtype):
             raise unreadable(self.path, f"record {number} has other arrays than record 0")
         return found
 
 
-def map_array_records(path: str) -> Arrays:
-    """Return the arrays of a file whose records are NPZ files, by name."""
+def map_array_records(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+    """Return the arrays of a file whose records are NPZ files or a `tf.train.Example`, by name.
+
+    shapes: of the inputs, without the batch: a `tf.train.Example` has none.
+    """
     _check_readable(path)
     records = array_records(path)
     if not len(records):
         raise unreadable(path, "it has no records")
-    first = _example(path, records, 0)
-    return {name: RecordColumn(path, name, records, row) for name, row in first.items()}
+    read = partial(_example, path, records, shapes)
+    return {name: RecordColumn(path, name, len(records), read, row) for name, row in read(0).items()}
 
 
-def _example(path: str, records: Sequence[bytes], number: int) -> dict[str, Array]:
+def _example(
+    path: str, records: Sequence[bytes], shapes: Mapping[str, tuple[int, ...]], number: int
+) -> dict[str, Array]:
     """Return the arrays of a record."""
     import numpy as np
 
+    if not records[number].startswith(ZIP) and (features := parse_tf_example(records[number])) is not None:
+        return shaped(features, shapes)
     try:
         with np.load(BytesIO(records[number]), allow_pickle=False) as archive:
             return dict(archive)
     except Exception:  # a damaged record fails in many ways: in zip, struct, or NumPy's own header
         raise unreadable(
-            path, f"record {number} is no NPZ file with the arrays of one example; text needs --tokenizer"
+            path,
+            f"record {number} is no tf.train.Example, and no NPZ file with the arrays of one example; text needs --tokenizer",
         ) from None
 
 
