@@ -250,6 +250,15 @@ def test_an_array_may_be_in_a_state_twice(both: mtfc.api.Compiled) -> None:
     np.testing.assert_array_equal(tied.params["w"], plain.params["w"])
 
 
+def test_a_module_refuses_donated_arrays(both: mtfc.api.Compiled) -> None:
+    module = both.load("jax")
+    params, state, inputs = module.init(), module.init_state(), module.shard(batch(), module.INPUTS)
+    module.train_step(params, state, inputs, 0)
+    for use in (module.forward, module.value_and_grad, partial(module.train_step, params, state)):
+        with pytest.raises(ValueError, match="which donates them"):
+            use(*((inputs, 0) if isinstance(use, partial) else (params, inputs)))
+
+
 def test_batches_of_several_processes_are_checked_like_whole_ones(
     both: mtfc.api.Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:

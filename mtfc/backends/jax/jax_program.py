@@ -95,9 +95,7 @@ class JaxProgram:
     def train_step(self, state: TrainState, batch: Arrays) -> tuple[TrainState, dict[str, Any]]:
         """Return the state after one more step, and the loss and reported values by name. The given state is donated."""
         _check_state(state, self.module.INPUTS)
-        _refuse_donated(state)
-        inputs = self.place(batch, self.step_inputs)
-        state = _final(_apart(state, inputs), "train_step")
+        inputs, state = self.place(batch, self.step_inputs), _final(state, "train_step")
         step = state.step + 1
         metrics, params, optimizer = self.module.train_step(state.params, state.optimizer, inputs, state.step)
         return TrainState(step, params, optimizer), metrics
@@ -105,7 +103,6 @@ class JaxProgram:
     def averaged(self, state: TrainState) -> dict[str, Any]:
         """Return the parameters with the averages of those that are trained, placed like the parameters."""
         _check_state(state, self.module.INPUTS)
-        _refuse_donated(state)
         params: dict[str, Any] = self.module.averaged(state.params, state.optimizer)
         return params
 
@@ -222,10 +219,9 @@ def _check_state(state: Any, inputs: Mapping[str, Any]) -> None:
 
 
 def _check_params(params: Any) -> None:
-    """Raise `ValueError` for a whole state, and for donated parameters. The module checks the names and the arrays."""
+    """Raise `ValueError` for a whole state. The module checks the names and the arrays."""
     if isinstance(params, TrainState):
         raise ValueError("the first argument is the parameters, `state.params`, and not the whole state")
-    _refuse_donated(params)
 
 
 def _check_batch(batch: Any, inputs: Mapping[str, Any]) -> None:
@@ -239,30 +235,6 @@ def _check_batch(batch: Any, inputs: Mapping[str, Any]) -> None:
                 f': convert it with numpy.asarray(batch["{name}"])' if isinstance(x, list | tuple) else ""
             )
             raise ValueError(f'batch["{name}"] is an array, and not {type(x).__name__}{remedy}')
-
-
-def _refuse_donated(state: Any) -> None:
-    """Raise `ValueError` for a state that an earlier step has been given: its buffers hold other numbers by now."""
-    arrays = (
-        x for x in jax.tree.leaves(state) if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-    )
-    if any(x.is_deleted() for x in arrays):
-        raise ValueError(
-            "this state or its parameters were given to `train_step` before, which donates them: go on with the state that "
-            "the step returned, or keep a copy with jax.tree.map(jax.numpy.copy, state)"
-        )
-
-
-def _apart(state: Any, batch: Arrays) -> Any:
-    """Copy the arrays of a state that are in it twice, or in the batch: a step donates each array once."""
-    seen = {id(x) for x in batch.values()}
-
-    def once(x: Any) -> Any:
-        is_known = id(x) in seen
-        seen.add(id(x))
-        return jax.numpy.copy(x) if is_known else x
-
-    return jax.tree.map(once, state)
 
 
 def _final(tree: Any, name: str) -> Any:

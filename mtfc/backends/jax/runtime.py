@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from math import prod
 from types import ModuleType
@@ -23,7 +23,7 @@ def load(source: str) -> ModuleType:
     module, mesh = _execute(source)
     for name in ("init", "init_state", "shard", *NAMES.values(), "value_and_grad"):
         if hasattr(module, name):
-            setattr(module, name, _under(mesh, getattr(module, name)))
+            setattr(module, name, _under(mesh, getattr(module, name), PREPARED.get(name)))
     return module
 
 
@@ -83,13 +83,19 @@ BINDING = {
 """Text of a module that takes the mesh from its context -> text that takes the bound mesh."""
 
 
-def _under(mesh: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+Prepare = Callable[[Any], Any]
+"""Checks or changes the positional and the keyword arguments of a function."""
+
+
+def _under(mesh: Any, function: Callable[..., Any], prepare: Prepare | None = None) -> Callable[..., Any]:
     """Return the function with the mesh set, and with its results waited for on devices of the CPU."""
     jax = import_jax()
     waits = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if prepare is not None:
+            args, kwargs = prepare((args, kwargs))
         with _set(mesh):
             results = function(*args, **kwargs)
         if waits:
@@ -100,6 +106,37 @@ def _under(mesh: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     if hasattr(function, "lower"):
         call.lower = _under(mesh, function.lower)  # type: ignore[attr-defined]
     return call
+
+
+def _not_donated(arguments: Any) -> Any:
+    """Return arguments without donated arrays. Raises `ValueError`: their buffers hold other numbers by now."""
+    jax = import_jax()
+    arrays = (x for x in jax.tree.leaves(arguments) if isinstance(x, jax.Array))
+    if any(x.is_deleted() for x in arrays if not isinstance(x, jax.core.Tracer)):
+        raise ValueError(
+            "this state or its parameters were given to `train_step` before, which donates them: go on with the state that the"
+            " step returned, or keep a copy with jax.tree.map(jax.numpy.copy, state)"
+        )
+    return arguments
+
+
+def _each_once(arguments: Any) -> Any:
+    """Return arguments without donated arrays, and with a copy of each array that is there again: a step donates it once."""
+    jax, seen = import_jax(), set[int]()
+
+    def once(x: Any) -> Any:
+        is_known = isinstance(x, jax.Array) and id(x) in seen
+        seen.add(id(x))
+        return jax.numpy.copy(x) if is_known else x
+
+    return jax.tree.map(once, _not_donated(arguments))
+
+
+PREPARED: Mapping[str, Prepare] = {
+    **dict.fromkeys((*NAMES.values(), "value_and_grad"), _not_donated),
+    NAMES["step"]: _each_once,
+}
+"""Functions of a module -> the preparation of their arguments: on devices of the CPU, XLA would end the process."""
 
 
 def _set(mesh: Any) -> Any:
