@@ -11,6 +11,7 @@ from mtfc.cli.options import (
     add_parameters,
     add_selection,
     add_source,
+    add_whole_documents,
     chosen,
     count,
     seed,
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", metavar="FILE", help="a tokenizer.json, which makes tokens of the text in --data"
     )
+    add_whole_documents(parser)
     parser.add_argument("--batches", metavar="N", type=count, help="end after N batches (default: all)")
     add_parameters(parser, is_required=True)
     parser.add_argument(
@@ -67,6 +69,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         options.batches,
         options.seed,
         options.tokenizer,
+        options.whole_documents,
         chosen_hosts(options),
     )
     return run_joined(given.hosts, lambda: _run(given, options.format, sources), sources, options.format)

@@ -223,6 +223,15 @@ def add_passes(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_whole_documents(parser: argparse._ActionsContainer) -> None:
+    """Add the option about the packing of documents."""
+    parser.add_argument(
+        "--whole-documents",
+        action="store_true",
+        help="cut a document only if it is longer than a row, and leave the ends of rows empty",
+    )
+
+
 def add_parameters(parser: argparse.ArgumentParser, is_required: bool = False) -> None:
     """Add the options that name parameters to start from."""
     parser.add_argument(

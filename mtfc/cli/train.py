@@ -13,6 +13,7 @@ from mtfc.cli.options import (
     add_parameters,
     add_selection,
     add_source,
+    add_whole_documents,
     chosen,
     count,
     seconds,
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a tokenizer.json, which makes tokens of the text in --data and --eval",
     )
+    add_whole_documents(length)
     length.add_argument("--eval", metavar="DATA", help="also run the model on these data, in the same forms")
     length.add_argument(
         "--eval-every",
@@ -211,6 +213,6 @@ NAMES = (
     *("file", "steps", "epochs", "data", "eval", "tokenizer", "eval_every", "eval_batches", "params"),
     *("params_partial", "seed", "folder", "save_every", "save_minutes", "keep", "fresh", "show_every"),
     *("log", "tensorboard", "metrics", "profile", "target", "debug_nans", "skipped", "bad_steps", "grace"),
-    *("warm_start", "keep_best", "stop_early"),
+    *("warm_start", "keep_best", "stop_early", "whole_documents"),
 )
 """The options that have the same name in the driver."""

@@ -109,6 +109,7 @@ class TrainOptions:
     warm_start: str | None = None
     keep_best: Metric | None = None
     stop_early: int | None = None
+    whole_documents: bool = False
     hosts: Hosts = attrs.field(factory=Hosts)
 
     def check(self) -> None:
@@ -152,7 +153,7 @@ class TrainOptions:
 class EvalOptions:
     """The options of an evaluation. data: as `mtfc train` takes it. batches: the most batches of data, or None for all.
 
-    tokenizer: the file of a tokenizer, for text in `data`.
+    tokenizer: the file of a tokenizer, for text in `data`. whole_documents: as in training.
     """
 
     file: str
@@ -164,6 +165,7 @@ class EvalOptions:
     batches: int | None = None
     seed: int = 0
     tokenizer: str | None = None
+    whole_documents: bool = False
     hosts: Hosts = attrs.field(factory=Hosts)
 
 

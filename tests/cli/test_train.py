@@ -399,3 +399,11 @@ def test_a_state_that_was_donated_is_refused(folder: Path) -> None:
     program.train_step(after, batch)
     with pytest.raises(ValueError, match="were given to `train_step` before"):
         program.train_step(state, batch)
+
+
+def test_whole_documents_need_documents(mtfc: Mtfc, folder: Path) -> None:
+    np.savez(folder / "none.npz")
+    for command in (("train", "--steps", "1"), ("eval", "--params", "none.npz", "--params-partial")):
+        found = mtfc(*command, "model.mtf", "--data", "data.npz", "--whole-documents")
+        assert (found.status, found.out) == (2, "")
+        assert "--whole-documents is about documents, and --data has none" in found.err

@@ -113,6 +113,37 @@ def test_packed_rows_hold_each_document_in_order(tmp_path: Path, kind: str) -> N
 SORTED = ("tokens", "tokens_segment_ids", "tokens_positions")
 
 
+def test_whole_documents_are_cut_only_if_they_are_longer_than_a_row(tmp_path: Path) -> None:
+    content = documents(160, 2 * LENGTH)
+    data = write_json_lines(tmp_path, content)
+    source = open_source(data, program(PACKED), whole_documents=True)
+    rows = [
+        row for batch in taken(source, 100, None) for row in zip(*(batch[n] for n in SORTED), strict=True)
+    ]
+    found: list[list[int]] = []
+    for tokens, segments, positions in rows:
+        used = int((segments > 0).sum())
+        assert used and not any(x[used:].any() for x in (tokens, segments, positions))
+        assert segments[:used].tolist() == sorted(segments[:used])
+        for segment in range(1, int(segments.max()) + 1):
+            found.append(tokens[segments == segment].tolist())
+            assert positions[segments == segment].tolist() == list(range(len(found[-1])))
+    pieces = [each[at : at + LENGTH] for each in content for at in range(0, len(each), LENGTH)]
+    left = [each for each in pieces if each not in found]
+    assert all(each in pieces for each in found) and len(found) + len(left) == len(pieces)
+    assert sum(map(len, left)) < BATCH * LENGTH  # the rows of the last step that is not full
+    assert sum(map(len, found)) / (len(rows) * LENGTH) > 0.9
+    one_after_the_other = taken(open_source(data, program(PACKED)), 100, None)
+    assert len(rows) // BATCH >= len(one_after_the_other)
+
+
+def test_whole_documents_need_an_input_that_tells_empty_places(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"--whole-documents leaves .* give the model the input tokens_segment_ids"
+    ):
+        open_source(write_json_lines(tmp_path, documents(9)), program(TOKENS), whole_documents=True)
+
+
 def test_each_pass_has_each_document_once_in_another_order(tmp_path: Path) -> None:
     content = documents(40)
     source = open_source(write_json_lines(tmp_path, content), program(TOKENS))
@@ -145,7 +176,13 @@ def mixed_documents(folder: Path) -> DataSource:
     return open_source(f"{first}@1,{second}@0.5", program(PACKED))
 
 
-ENDLESS = (mixed_examples, packed, mixed_documents)
+def whole_documents(folder: Path) -> DataSource:
+    return open_source(
+        write_json_lines(folder, documents(60, 2 * LENGTH)), program(PACKED), 2, whole_documents=True
+    )
+
+
+ENDLESS = (mixed_examples, packed, mixed_documents, whole_documents)
 
 
 @pytest.mark.parametrize("opened", ENDLESS)

@@ -34,7 +34,7 @@ from mtfc.driver.training.batch_iterators import (
 from mtfc.driver.training.data_inputs import DataInput, data_inputs
 from mtfc.driver.training.example_files import TOKEN_DTYPES, Examples, joined, open_examples, shards
 from mtfc.driver.training.example_order import ExampleOrder, MixedOrder, Order
-from mtfc.driver.training.packing import SEGMENT_IDS, Documents, PackedSource, tokens_input
+from mtfc.driver.training.packing import BINS, POSITIONS, SEGMENT_IDS, Documents, PackedSource, tokens_input
 from mtfc.driver.training.record_files import (
     ARRAY_RECORD,
     JSON_LINES,
@@ -60,13 +60,15 @@ def open_source(
     accumulate: int = 1,
     tokenizer: str | None = None,
     takes_rest: bool = False,
+    whole_documents: bool = False,
 ) -> DataSource:
     """Open data for the undistributed model. Raises `CompileError` (E501 to E504, E506), `UsageError` and `Unavailable`.
 
     spec: a file `.npz`, `.npy`, `.parquet`, `.jsonl` or `.array_record`, `NAME=FILE.npy,...` for several inputs, `FILE:DTYPE` for
     a file of tokens, a directory of such files, several of these with weights, as in `a.npz@3,b.npz@1`, or `MODULE:FUNCTION`.
     accumulate: the number of micro-batches of a step. tokenizer: the file of a tokenizer, for text.
-    Paths may be remote. takes_rest: the data has an end, and may have fewer examples than a step takes.
+    Paths may be remote. takes_rest: the data has an end, and may have fewer examples than a step takes. whole_documents: a
+    document is cut only if it is longer than a row.
     """
     inputs = data_inputs(program)
     if not inputs:
@@ -79,6 +81,8 @@ def open_source(
         source = _opened(spec, inputs, accumulate, opened)
     except OSError as error:
         raise UsageError(f"{spec}: {reason_of(error)}") from None
+    if whole_documents and isinstance(source, PackedSource):
+        source = _of_whole_documents(source)
     if takes_rest:
         source.check_end()
         if not isinstance(source, FileSource) or source.examples.count:
@@ -90,6 +94,23 @@ def _is_function(spec: str) -> bool:
     """Return True for `MODULE:FUNCTION`; a name before the colon that is a file is that of a file of tokens."""
     match = FUNCTION.fullmatch(spec)
     return match is not None and match[2] not in TOKEN_DTYPES and not Path(match[1]).exists()
+
+
+def check_documents(option: str, source: DataSource, whole_documents: bool) -> None:
+    """Raise `UsageError` if whole documents are asked for, and an option names none."""
+    if whole_documents and not isinstance(source, PackedSource):
+        raise UsageError(f"--whole-documents is about documents, and {option} has none")
+
+
+def _of_whole_documents(source: PackedSource) -> PackedSource:
+    """Return a source that fills up rows. Raises `UsageError` if the model cannot tell the empty ends of rows."""
+    name = source.documents.input.name
+    if not any(each.name.endswith((SEGMENT_IDS, POSITIONS)) for each in source.inputs):
+        raise UsageError(
+            f"--whole-documents leaves the ends of rows empty, and the loss must leave them out: give the model the input"
+            f" {name}{SEGMENT_IDS}, which is 0 there, or {name}{POSITIONS}"
+        )
+    return attrs.evolve(source, is_whole=True, identity={**source.identity, "whole_documents": BINS})
 
 
 WEIGHTED = re.compile(r"(.+?)@(\d+(?:\.\d+)?|\.\d+)(?:,|$)")

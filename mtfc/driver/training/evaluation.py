@@ -27,7 +27,7 @@ from mtfc.driver.running.remainder import Resizing
 from mtfc.driver.running.steps import weighted_mean
 from mtfc.driver.training.batch_iterators import DataSource
 from mtfc.driver.training.data_inputs import data_inputs
-from mtfc.driver.training.data_sources import FileSource, open_source
+from mtfc.driver.training.data_sources import FileSource, check_documents, open_source
 from mtfc.driver.training.loop import iter_batches
 from mtfc.driver.training.peers import Peers, watched_peers
 from mtfc.driver.training.same_run import check_same, facts_of, program_fingerprint
@@ -105,10 +105,13 @@ class DataEvaluation:
         selection: Selection,
         resizing: Resizing,
         leads: bool,
+        whole_documents: bool = False,
     ) -> DataEvaluation:
         """Open the data and compile the forward pass. Raises `CompileError`, `UsageError` and `Unavailable`."""
         program, case = selection.program, selection.cases[0]
-        source = open_source(spec, program, tokenizer=tokenizer, takes_rest=True)
+        source = open_source(
+            spec, program, tokenizer=tokenizer, takes_rest=True, whole_documents=whole_documents
+        )
         rows = 1
         if isinstance(source, FileSource):
             rows = source.examples.dim.size
@@ -225,8 +228,9 @@ def _evaluated(
     )
     resizing = Resizing(options.file, options.choice, sources, selection)
     evaluation = DataEvaluation.open(
-        options.data, options.tokenizer, options.batches, selection, resizing, leads
+        options.data, options.tokenizer, options.batches, selection, resizing, leads, options.whole_documents
     )
+    check_documents("--data", evaluation.source, options.whole_documents)
     if peers.count > 1:
         fingerprint, data = program_fingerprint(selection.program), {"--data": evaluation.source}
         check_same(peers.gather(facts_of(options, fingerprint, case, data)))

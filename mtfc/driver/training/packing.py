@@ -1,7 +1,8 @@
-"""Documents of any length as rows of tokens: one document after the other, cut where a row is full.
+"""Documents of any length as rows of tokens: one document after the other, cut where a row is full, or whole documents.
 
-Grain packs. The rows of a step depend on the order of the documents alone: each process packs them all, and keeps its own rows.
-So a position has a meaning for any number of processes.
+Grain packs. Whole documents come into the first of some rows that has room, and the ends of rows stay empty. The rows of a step
+depend on the order of the documents alone: each process packs them all, and keeps its own rows. So a position has a meaning for
+any number of processes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from mtfc.driver.training.record_files import Records
 
 SEGMENT_IDS, POSITIONS = "_segment_ids", "_positions"
 """The ends of the names of inputs that say to which document of its row a token belongs, from 1, and where it is in there."""
+
+BINS = 64
+"""The number of rows in which room is looked for: with more of them less stays empty, and more memory is taken."""
 
 THREADS = 2
 """The number of threads that read documents and turn text into tokens."""
@@ -94,7 +98,7 @@ def tokens_input(name: str, inputs: Sequence[DataInput]) -> DataInput:
 
 @attrs.frozen(eq=False)
 class PackedSource:
-    """Rows of packed documents, `accumulate` global batches a step."""
+    """Rows of packed documents, `accumulate` global batches a step. is_whole: a document is cut only if a row is too short."""
 
     name: str
     documents: Documents
@@ -102,6 +106,7 @@ class PackedSource:
     accumulate: int
     orders: Callable[[int | None], Order]
     identity: Mapping[str, Any]
+    is_whole: bool = False
 
     @property
     def steps_per_epoch(self) -> None:
@@ -119,7 +124,8 @@ class PackedSource:
 
     def description(self) -> str:
         length = self.documents.input.shape[1]
-        return f"{self.name}: {self.documents.count} documents, packed into rows of {length} tokens"
+        kind = "whole documents" if self.is_whole else "documents"
+        return f"{self.name}: {self.documents.count} {kind}, packed into rows of {length} tokens"
 
     def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
         grain = import_package("grain", "grain")
@@ -131,13 +137,17 @@ class PackedSource:
             .filter(_has_tokens)
             .to_iter_dataset(grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=8 * THREADS))
         )
-        packed = grain.experimental.ConcatThenSplitIterDataset(
-            documents, length_struct={tokens.name: tokens.shape[1]}
-        )
-        steps = (
-            packed.filter(IsFull(tokens.name))
-            .batch(self.rows, drop_remainder=True)
-            .map(PackedRows(self.inputs, self.accumulate, share))
+        lengths = {tokens.name: tokens.shape[1]}
+        if self.is_whole:
+            pieces = grain.experimental.FlatMapIterDataset(documents, Pieces(tokens.name, tokens.shape[1]))
+            packed = grain.experimental.FirstFitPackIterDataset(
+                pieces, length_struct=lengths, num_packing_bins=BINS, shuffle_bins=False
+            )
+        else:
+            packed = grain.experimental.ConcatThenSplitIterDataset(documents, length_struct=lengths)
+            packed = packed.filter(IsFull(tokens.name))
+        steps = packed.batch(self.rows, drop_remainder=True).map(
+            PackedRows(self.inputs, self.accumulate, share)
         )
         iterator = grain.experimental.ThreadPrefetchDatasetIterator(iter(steps), AHEAD)
         if start is not None:
@@ -178,6 +188,19 @@ class DocumentReads:
 
 def _has_tokens(document: Mapping[str, Array]) -> bool:
     return all(tokens.size for tokens in document.values())
+
+
+@attrs.frozen
+class Pieces:
+    """Cuts a document that is longer than a row, as a transformation of grain. length: of a row."""
+
+    name: str
+    length: int
+    max_fan_out: int = sys.maxsize
+
+    def flat_map(self, document: Mapping[str, Array]) -> list[dict[str, Array]]:
+        tokens = document[self.name]
+        return [{self.name: tokens[at : at + self.length]} for at in range(0, len(tokens), self.length)]
 
 
 @attrs.frozen

@@ -27,7 +27,7 @@ PACKAGES = ("mtfc", "jax", "jaxlib", "numpy", "grain", "orbax-checkpoint")
 OPTIONS = (
     *("steps", "epochs", "eval_every", "eval_batches", "params_partial", "seed", "folder", "save_every"),
     *("save_minutes", "keep", "fresh", "debug_nans", "skipped", "bad_steps"),
-    *("warm_start", "keep_best", "stop_early", "averages", "batches"),
+    *("warm_start", "keep_best", "stop_early", "averages", "batches", "whole_documents"),
 )
 """Options with the same value in all processes. The others say where process 0 writes, or name files."""
 

@@ -29,7 +29,7 @@ from mtfc.driver.running.remainder import Resizing
 from mtfc.driver.training.batch_iterators import BatchIterator, DataSource
 from mtfc.driver.training.best import EVALUATIONS_FILE, Evaluations, metric_of
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds
-from mtfc.driver.training.data_sources import open_source
+from mtfc.driver.training.data_sources import check_documents, open_source
 from mtfc.driver.training.evaluation import DataEvaluation
 from mtfc.driver.training.loop import DataOfOthers, Schedule, TrainLoop
 from mtfc.driver.training.metrics import (
@@ -193,7 +193,13 @@ class Trainer:
         if options.eval:
             resizing = Resizing(options.file, options.choice, sources, selection)
             evaluation = DataEvaluation.open(
-                options.eval, options.tokenizer, options.eval_batches, selection, resizing, leads
+                options.eval,
+                options.tokenizer,
+                options.eval_batches,
+                selection,
+                resizing,
+                leads,
+                options.whole_documents,
             )
         if peers.count > 1:
             data = {"--data": source, "--eval": evaluation.source if evaluation else None}
@@ -494,10 +500,15 @@ class Trainer:
 def _source(options: TrainOptions, program: Program, accumulate: int, leads: bool) -> DataSource:
     """Open the data of training, or draw one batch."""
     if options.data is None:
+        if options.whole_documents:
+            raise UsageError("--whole-documents goes with --data, which has documents")
         if leads:
             say(f"no --data: one batch of inputs is drawn from seed {options.seed}")
         return DrawnSource(draw_batch(program.function("forward"), options.seed), accumulate)
-    source = open_source(options.data, program, accumulate, options.tokenizer)
+    source = open_source(
+        options.data, program, accumulate, options.tokenizer, whole_documents=options.whole_documents
+    )
+    check_documents("--data", source, options.whole_documents)
     if leads:
         say(source.description())
     return source
