@@ -85,7 +85,7 @@ kill-test: setup  ## kill a training run at random moments (KILLS=50), and compa
 examples: setup  ## verify every layout of the examples on both backends
 	EVERY_LAYOUT=1 $(BIN)/python -m pytest tests/test_examples.py tests/training/test_learning.py tests/training/test_pylib_lm.py \
 		tests/backends/test_jax_gradients.py tests/jax_functions/test_keras.py \
-		tests/jax_functions/test_jax_examples.py --numprocesses 2 --dist worksteal
+		tests/jax_functions/test_jax_examples.py tests/test_attention.py --numprocesses 2 --dist worksteal
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

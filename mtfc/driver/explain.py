@@ -1,4 +1,4 @@
-"""The rules of a layout that cause its collectives, for `mtfc explain`."""
+"""The rules of a layout that cause its collectives, and attention that stays separate ops, for `mtfc explain`."""
 
 from __future__ import annotations
 
@@ -11,32 +11,40 @@ from mtfc.driver.loading.sources import Sources
 if TYPE_CHECKING:
     from mtfc.compiler.analysis.provenance import SentArray
     from mtfc.compiler.cost.volumes import PlacedCost
+    from mtfc.compiler.passes.fuse_attention import Reason
 
 
 def explain_record(file: str, choice: Choice, sources: Sources) -> dict[str, Any]:
     """Return the JSON record; see `docs/command.md`. Raises `CompileError` and `UsageError`."""
-    from mtfc.reports.provenance_report import provenance_json
+    from mtfc.reports.provenance_report import provenance_json, separate_json
 
-    cost, found = _explained(file, choice, sources)
+    cost, found, separate = _explained(file, choice, sources)
     selected = {"model": cost.model, "layout": cost.layout.name, "mesh": cost.mesh.sizes}
-    return {**selected, "collectives": provenance_json(found)}
+    return {**selected, "collectives": provenance_json(found), "separate_attention": separate_json(separate)}
 
 
 def explain_text(file: str, choice: Choice, sources: Sources) -> str:
-    """Return the collectives with their causes, by line and by rule. Raises `CompileError` and `UsageError`."""
+    """Return the collectives with their causes, by line and by rule, and attention that stays separate ops.
+
+    Raises `CompileError` and `UsageError`.
+    """
     from mtfc.reports.cost_report import heading
-    from mtfc.reports.provenance_report import provenance_report
+    from mtfc.reports.provenance_report import provenance_report, separate_report
 
-    cost, found = _explained(file, choice, sources)
+    cost, found, separate = _explained(file, choice, sources)
     texts = sources.with_library(each.span.file for each in found if each.span)
-    return "\n".join([*heading(cost), "", provenance_report(found, cost.file, texts)])
+    report = provenance_report(found, cost.file, texts) + separate_report(separate, cost.file)
+    return "\n".join([*heading(cost), "", report])
 
 
-def _explained(file: str, choice: Choice, sources: Sources) -> tuple[PlacedCost, list[SentArray]]:
-    """Return the cost of a step, or of a forward pass, and all arrays that a device sends."""
+def _explained(
+    file: str, choice: Choice, sources: Sources
+) -> tuple[PlacedCost, list[SentArray], list[Reason]]:
+    """Return the cost of a step, or of a forward pass, all arrays that a device sends, and attention of separate ops."""
     from mtfc.compiler.analysis.equation_names import names_by_place
     from mtfc.compiler.analysis.provenance import sent_arrays
     from mtfc.compiler.cost.volumes import layout_cost
+    from mtfc.compiler.passes.fuse_attention import reasons
     from mtfc.driver.loading.layout_targets import prepared
 
     selection = select(file, choice, sources)
@@ -44,4 +52,5 @@ def _explained(file: str, choice: Choice, sources: Sources) -> tuple[PlacedCost,
     cost = layout_cost(program := case.lower(selection.program))
     names = names_by_place(prepared(selection.program, case.mesh, case.layout))
     function = program.function("step" if cost.trains else "forward")
-    return cost, list(sent_arrays(function, case.mesh, case.layout, names))
+    separate = reasons(selection.program)
+    return cost, list(sent_arrays(function, case.mesh, case.layout, names)), separate

@@ -77,6 +77,14 @@ class Collective(Place):
     causes: list[Cause]
 
 
+class SeparateAttention(TypedDict):
+    """A softmax between two dots that is not one op, and why."""
+
+    file: str | None
+    line: int | None
+    why: str
+
+
 class Explanation(TypedDict):
     """`mtfc.explain`: the collectives of a layout and their causes."""
 
@@ -84,6 +92,7 @@ class Explanation(TypedDict):
     layout: str
     mesh: dict[str, int]
     collectives: list[Collective]
+    separate_attention: list[SeparateAttention]
 
 
 class LineDifference(TypedDict):

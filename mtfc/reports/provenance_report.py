@@ -8,6 +8,7 @@ from typing import Any
 from mtfc.compiler.analysis.provenance import AppliedRule, CollectiveCause, SentArray
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.printer import bytes_text
+from mtfc.compiler.passes.fuse_attention import Reason
 from mtfc.reports.source_lines import Line, line_of, place_text, source_text
 from mtfc.reports.table import aligned
 
@@ -73,6 +74,18 @@ def _by_rule(found: Sequence[SentArray]) -> list[str]:
             totals[rule] = totals.get(rule, 0) + each.bytes
     rows = [[str(rule), bytes_text(size)] for rule, size in sorted(totals.items(), key=lambda item: -item[1])]
     return aligned(rows, right={1}, indent="    ") if rows else []
+
+
+def separate_report(found: Sequence[Reason], own: str | None) -> str:
+    """Return the softmaxes between two dots that stay separate ops, with the reason; an empty text if there are none."""
+    rows = [[place_text(line_of(each.eqn.span), own), each.text] for each in found]
+    title = "\n  Softmaxes between two dots that are not one op, so their weights are stored:\n"
+    return title + "\n".join(aligned(rows, indent="    line ")) + "\n" if rows else ""
+
+
+def separate_json(found: Sequence[Reason]) -> list[dict[str, Any]]:
+    """Return a record for each softmax between two dots that stays separate ops."""
+    return [{**_line("", each.eqn.span), "why": each.text} for each in found]
 
 
 def provenance_json(found: Sequence[SentArray]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from mtfc.backends.numpy.backend import generate, load
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
-from mtfc.compiler.ir.ops import OPS, calls, collectives
+from mtfc.compiler.ir.ops import OPS, attention, calls, collectives
 from mtfc.compiler.ir.types import Layout, Mesh, TensorType
 from mtfc.compiler.passes.pipelines import lower
 from tests.backends import models
@@ -65,8 +65,8 @@ def test_every_op_means_the_same_on_every_placement(name: str, placement: tuple[
 def test_there_is_a_case_for_every_op() -> None:
     covered = {eqn.op for case in CASES.values() for eqn in case.program().function("forward").body}
     elsewhere = {
-        op.name for family in (calls, collectives) for op in family.OPS
-    }  # calls: tests/jax_functions
+        op.name for family in (attention, calls, collectives) for op in family.OPS
+    }  # attention: tests/test_attention.py; calls: tests/jax_functions
     assert covered == OPS.keys() - elsewhere
 
 

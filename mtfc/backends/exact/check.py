@@ -1,7 +1,8 @@
 """The exact check: a layout's NumPy module and the undistributed program, both on residues.
 
 The module is the text that users run, with every processor and every collective. The undistributed program is evaluated op by op,
-before any pass but those that define it: the precision, the derivatives, and the choice of training or evaluation. Sums, products
+before any pass but those that define it: attention as one op, the precision, the derivatives, and the choice of training or
+evaluation. Sums, products
 and quotients of residues do not depend on their order, so both sides agree bit for bit, or the compiler is wrong.
 
 The gradients of the undistributed program are checked by themselves, in forward mode: for a random direction u, the derivative of
@@ -21,7 +22,7 @@ import numpy as np
 from mtfc.backends.common import random_numbers
 from mtfc.backends.common.forms import NAMES
 from mtfc.backends.exact import residues
-from mtfc.backends.exact.namespace import ExactNumpy
+from mtfc.backends.exact.namespace import ATTENTION, ExactNumpy
 from mtfc.backends.exact.prime_field import PRIMES, PrimeField
 from mtfc.backends.exact.residues import INFINITY, POISON, ExactArray
 from mtfc.backends.numpy import backend
@@ -34,6 +35,7 @@ from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate
 from mtfc.compiler.passes.bind_training import BindTraining
+from mtfc.compiler.passes.fuse_attention import FuseAttention
 from mtfc.compiler.passes.mixed_precision import MixedPrecision
 from mtfc.compiler.passes.pipelines import run
 
@@ -99,7 +101,7 @@ class ExactReference:
     def functions(self) -> Mapping[str, tuple[Function, Program]]:
         """The functions of a module, by name, with the programs that they are in."""
         derivatives = (Differentiate("gradients"), Differentiate("step")) if self.derives else ()
-        program = run(self.program, (MixedPrecision(), *derivatives, BindTraining()))
+        program = run(self.program, (FuseAttention(), MixedPrecision(), *derivatives, BindTraining()))
         return {f.name: (f, program) for f in program.functions}
 
     @cached_property
@@ -192,7 +194,8 @@ class ExactReference:
     def _forward_mode(self, directions: Mapping[str, Any], draw: int) -> tuple[np.uint64, bool]:
         arguments, field = self.expected("gradients", draw)[0], self.field(draw)
         known = {}
-        forward = bound(run(self.program, (MixedPrecision(),)).function("forward"), training=True)
+        program = run(self.program, (FuseAttention(), MixedPrecision()))
+        forward = bound(program.function("forward"), training=True)
         for value in (argument.value for argument in forward.arguments):
             known[value] = _moved(arguments[value.name], field)
             known[value].tangent = directions.get(value.name)
@@ -278,8 +281,8 @@ def loaded(text: str, field: PrimeField) -> Any:
             plain = plain or backend.load(text)
             vars(module)[name] = partial(_drawing, getattr(plain, name), field)
     vars(module)["np"] = ExactNumpy(field)
-    if "mapped_call" in vars(module):
-        vars(module)["mapped_call"] = vars(module)["np"].mapped_call
+    for name in {"mapped_call", *ATTENTION} & vars(module).keys():
+        vars(module)[name] = getattr(vars(module)["np"], name)
     return module
 
 

@@ -81,6 +81,10 @@ class Elementwise:
             table.tangent = slopes % table.field.prime
 
 
+ATTENTION = ("attention_softmax", "attention_weights", "attention_share", "attention_log_sum")
+"""Functions of generated modules with a meaning of their own here: `lse` stands for the sum of the exponentials."""
+
+
 class ExactNumpy:
     """NumPy for one draw of the check."""
 
@@ -127,6 +131,22 @@ class ExactNumpy:
         """Return what `ir/ops/calls.py: mapped_call` returns, of a pseudo-random function in the place of the called one."""
         given = [exact(self.field, x) for x in arrays]
         return uninterpreted_call(self.field, name, sizes, places, ranks, given)
+
+    # Attention: see `ATTENTION`
+
+    def attention_softmax(self, logits: ExactArray, axes: Any) -> tuple[ExactArray, ExactArray]:
+        e = applied("exp", logits)
+        sums = total(e, axes, keepdims=True)
+        return e / sums, sums
+
+    def attention_weights(self, logits: ExactArray, lse: ExactArray) -> ExactArray:
+        return applied("exp", logits) / lse
+
+    def attention_share(self, part: ExactArray, whole: ExactArray) -> ExactArray:
+        return part / whole
+
+    def attention_log_sum(self, largest: ExactArray, sums: ExactArray) -> ExactArray:
+        return largest * sums
 
     def _windows(self, x: ExactArray, extent: int, axis: int) -> ExactArray:
         view = np.lib.stride_tricks.sliding_window_view

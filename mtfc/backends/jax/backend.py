@@ -28,6 +28,7 @@ from mtfc.backends.common.module import (
     value_and_grad,
 )
 from mtfc.backends.common.prelude import definitions, prelude
+from mtfc.backends.jax.attention_kernels import with_kernels
 from mtfc.backends.jax.constant_chains import guarded
 from mtfc.backends.jax.convolution_fusion import fused
 from mtfc.backends.jax.gradients import differentiable, differentiated
@@ -56,6 +57,8 @@ Needs JAX {jax} or later, and NumPy.
 """
 '''
 
+SPLASH = "jax.experimental.pallas.ops.tpu.splash_attention"
+
 IMPORTS = (
     ("math.", "import math"),
     ("zlib.", "import zlib"),
@@ -69,6 +72,8 @@ IMPORTS = (
     ("mesh_utils.", "from jax.experimental import mesh_utils"),
     ("Mesh(", "from jax.sharding import AxisType, Mesh"),
     ("P(", "from jax.sharding import PartitionSpec as P"),
+    ("splash.", f"from {SPLASH} import splash_attention_kernel as splash"),
+    ("splash_masks.", f"from {SPLASH} import splash_attention_mask as splash_masks"),
     ("mapped_call(", "from mtfc.compiler.ir.ops.calls import mapped_call"),
 )
 """(start of a word of the code that needs it, import), in the order in which the imports stand."""
@@ -102,10 +107,23 @@ def checked(*kinds):
 '''
 
 PRELUDE, RANDOM = ("common/checks.py", "jax/prelude.py"), ("common/random_numbers.py",)
+ATTENTION = ("common/attention.py", "jax/attention.py")
 
 DRAWING = "# From here on: random numbers, with the same bits on all devices and in NumPy.\n"
 
-RESERVED = frozenset({"jax", "jnp", "lax", "np", "P", "Mesh", *definitions(PRELUDE), *definitions(RANDOM)})
+RESERVED = frozenset(
+    {
+        "jax",
+        "jnp",
+        "lax",
+        "np",
+        "P",
+        "Mesh",
+        *definitions(PRELUDE),
+        *definitions(RANDOM),
+        *definitions(ATTENTION),
+    }
+)
 """The names that a generated function uses of its module."""
 
 
@@ -116,13 +134,19 @@ def generate(program: Program) -> str:
     sections += [_function(program, function) for function in program.functions]
     sections += value_and_grad(program, "jnp")
     text = "\n".join(sections)
-    sections += prelude(text, PRELUDE)
-    drawn = [re.sub(r"\bnp\.", "jnp.", source) for source in prelude(text, RANDOM)]
+    shared = {*definitions(ATTENTION[:1]).values()}
+    sections += [_in_jax(x) if x in shared else x for x in prelude(text, (*PRELUDE, *ATTENTION))]
+    drawn = [_in_jax(source) for source in prelude(text, RANDOM)]
     sections += [DRAWING, *drawn] if drawn else []
     if is_wide(program):
         sections.insert(0, 'jax.config.update("jax_enable_x64", True)\n')
     body = "\n\n".join(sections)
     return f"{HEADER.format(title=title(program), jax=JAX)}\n{imports(IMPORTS, body)}\n{body}"
+
+
+def _in_jax(source: str) -> str:
+    """Return a function of both backends with `jax.numpy` in the place of NumPy."""
+    return re.sub(r"\bnp\.", "jnp.", source)
 
 
 def spec(type: TensorType) -> str:
@@ -275,7 +299,8 @@ def _texts(function: Function, mesh: Mesh) -> tuple[Function, Mapping[Value, Tex
     """Return the function to write, and the texts of equations that differ from the text of their op."""
     if function.name != "forward":
         function, texts = fused(function, mesh)
-        return function, {**guarded(function), **texts}
+        return function, {**guarded(function), **with_kernels(function, mesh), **texts}
     passed = differentiated(function)  # users may differentiate `forward`, and no other function
     function, texts = fused(function, mesh, passed)
-    return function, {**guarded(function), **differentiable(function, passed), **texts}
+    kernels = with_kernels(function, mesh, passed)
+    return function, {**guarded(function), **kernels, **differentiable(function, passed), **texts}

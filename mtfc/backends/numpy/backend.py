@@ -66,7 +66,13 @@ IMPORTS = (
 )
 """(start of a word of the code that needs it, import), in the order in which the imports stand."""
 
-PRELUDE = ("common/checks.py", "numpy/prelude.py", "common/random_numbers.py")
+PRELUDE = (
+    "common/checks.py",
+    "numpy/prelude.py",
+    "common/random_numbers.py",
+    "common/attention.py",
+    "numpy/attention.py",
+)
 
 PUBLIC = ("shard", "unshard")
 """Functions of the prelude that every module has, used or not."""

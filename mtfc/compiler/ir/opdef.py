@@ -222,9 +222,11 @@ has. kernel: reads all operands.
 """
 
 Trait = Literal[
-    "dot", "window", "fold", "add", "subtract", "multiply", "divide", "square", "sum", "is_argmax",
-    "cast", "stop_gradient",
-    "extremum", "maximum", "mask", "constant", "filled", "random", "training", "step_number",
+    "dot", "attention", "attention_gradient", "window", "fold",
+    "add", "subtract", "multiply", "divide", "square", "sum", "is_argmax",
+    "cast", "stop_gradient", "exponential", "hyperbolic", "choice", "conjunction",
+    "order", "above", "strict", "equality",
+    "extremum", "largest", "maximum", "mask", "constant", "filled", "indices", "random", "training", "step_number",
     "rename", "reshape", "transpose", "broadcast", "slice", "shift", "indexes", "scatter",
     "placement", "sends", "reshard", "all_reduce", "all_gather",
 ]  # fmt: skip
@@ -232,16 +234,22 @@ Trait = Literal[
 
 Computation:
     dot: multiplies its operands, and sums over the dimensions that the result lacks.
+    attention: takes a softmax between two dots. Loops keep its results for their gradients, ops with `attention_gradient`.
     window: gives the sliding windows of a dimension. fold: adds up the elements of windows, the transpose of `window`.
     add, subtract, multiply, divide: the sum, difference, product or quotient of two operands, element by element.
     square: x times x.
     sum: adds up the elements along dimensions.
-    extremum: the largest or the smallest element along dimensions. mask: its second operand where the first holds, else 0.
+    exponential, hyperbolic: exp and tanh, element by element. choice: of its second and third operand by the first.
+    conjunction: true where both operands are. order: compares two numbers by order; above: true if the first is larger; strict:
+    false for equal ones. equality: true for equal ones.
+    extremum: the largest or the smallest element along dimensions. largest: the largest.
+    mask: its second operand where the first holds, else 0.
     is_argmax: marks the largest elements, so its result is as large as its operand.
     cast: converts to another dtype. stop_gradient: gives its operand, as a constant for differentiation.
 Creation:
     constant: a scalar that is written in the program. filled: all elements equal the attribute `value`.
-    random: draws random numbers. training: the flag that passes bind. step_number: the number of the training step.
+    indices: 0, 1, 2, ... along a dimension. random: draws random numbers. training: the flag that passes bind.
+    step_number: the number of the training step.
 Dimensions and positions:
     rename: gives dimensions other names. reshape: splits and merges dimensions. transpose: stores dimensions in another order.
     broadcast: repeats along new dimensions.

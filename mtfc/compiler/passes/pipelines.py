@@ -16,6 +16,7 @@ from mtfc.compiler.passes.binarize_einsum import BinarizeEinsum
 from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.cse import Cse
 from mtfc.compiler.passes.dce import Dce
+from mtfc.compiler.passes.fuse_attention import FuseAttention
 from mtfc.compiler.passes.mixed_precision import MixedPrecision
 from mtfc.compiler.passes.partition.assign_layouts import AssignLayouts
 from mtfc.compiler.passes.partition.combine_collectives import CombineCollectives
@@ -33,6 +34,7 @@ Observer = Callable[[Pass, Program, float], None]
 PASSES: dict[str, type[Pass]] = {
     cls.name: cls
     for cls in (
+        FuseAttention,
         MixedPrecision,
         Differentiate,
         BindTraining,
@@ -59,7 +61,7 @@ def simplification() -> tuple[Pass, ...]:
 def differentiation(of: str = "step") -> tuple[Pass, ...]:
     """Return the passes from the model to its gradients: `step`, `gradients`, `step+gradients`, or `module`."""
     added = map(Differentiate, of.split("+"))
-    return (MixedPrecision(), *added, BindTraining(), Simplify(), Cse(), Dce())
+    return (FuseAttention(), MixedPrecision(), *added, BindTraining(), Simplify(), Cse(), Dce())
 
 
 def preparation() -> tuple[Pass, ...]:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from mtfc.compiler.ir.opdef import OpDef, Trait
 from mtfc.compiler.ir.ops import (
+    attention,
     calls,
     collectives,
     contraction,
@@ -23,6 +24,7 @@ FAMILIES = (
     elementwise,
     reductions,
     contraction,
+    attention,
     structure,
     positions,
     windows,

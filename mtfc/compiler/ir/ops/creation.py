@@ -169,7 +169,15 @@ OPS = (
         "A tensor of equal elements.",
         traits=("filled",),
     ),
-    creation("range", (DIMENSION,), _range_infer, _range, _range_text, "0, 1, 2, ... along a dimension."),
+    creation(
+        "range",
+        (DIMENSION,),
+        _range_infer,
+        _range,
+        _range_text,
+        "0, 1, 2, ... along a dimension.",
+        traits=("indices",),
+    ),
     creation(
         "one_hot",
         (DIMENSION, ELEMENT_TYPE),

@@ -433,7 +433,7 @@ OPS = (
         _extremum_gradient(lambda b, x: x),
         "Largest element; the first among equals has the gradient.",
         jax_differentiated=_jax_extremum("largest"),
-        traits=("extremum",),
+        traits=("extremum", "largest"),
         attribute=OVER_IN_ORDER,
     ),
     reduction(

@@ -8,7 +8,7 @@ over the iterations. It yields the cotangents of sliced operands. The backward b
   windows of a convolution, and casts to a wider dtype.
 - All other values are residuals: the forward loop yields them, and the backward loop slices them.
 
-With `checkpoint` the only residuals are the carries; everything else is recomputed.
+With `checkpoint` the only residuals are the carries and the results of attention; everything else is recomputed.
 
 Residuals are stacked along the loop's dimension. A value that already has this dimension is renamed before it is yielded.
 """
@@ -101,12 +101,13 @@ def _widened(body: Iterable[Equation]) -> set[Value]:
 
 
 def _again(body: LoopBody, checkpoint: bool) -> list[Equation]:
-    """Return the forward equations that the backward body recomputes, in order."""
+    """Return the forward equations that the backward body recomputes, in order: with `checkpoint` all but attention."""
     free = _from_invariants(body.region, body.forward).union(enlarged(body.forward), _widened(body.forward))
     needed = set(_free_values(body.backward, body.grads.values()))
     again = []
     for eqn in reversed(body.forward):
-        if needed.intersection(eqn.results) and (checkpoint or free.issuperset(eqn.results)):
+        is_wanted = checkpoint and not has_trait(eqn, "attention")
+        if needed.intersection(eqn.results) and (is_wanted or free.issuperset(eqn.results)):
             again.append(attrs.evolve(eqn, stage="backward"))
             needed.update(eqn.operands)
     return again[::-1]

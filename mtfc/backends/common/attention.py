@@ -1,0 +1,156 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""Functions for attention that are copied into generated modules of both backends. In JAX modules `np.` is `jnp.`.
+
+The logits of all queries and keys are never in memory at once: `attention_blocks` computes the results block by block along their
+longest dimension. Each backend has its own `attention_blocks`, `attention_dot`, `attention_aligned` and `attention_origin`.
+
+- form: the operands, the logits and the result in letters, such as `hld,hmd,hmd,lm->hlm->hld`. The letters of `memory` are the
+  last of the logits.
+- first: letter -> the index of the first element here, for letters of the band that are split.
+- skips: True if logits outside of the band need not be computed.
+
+The other arguments are the attributes of the op: see `compiler/ir/ops/attention.py`.
+"""
+
+import numpy as np
+
+from mtfc.backends.numpy.attention import attention_aligned, attention_blocks, attention_dot, attention_origin
+
+
+def attention(form, q, k, v, *others, memory, dtype, skips=False, **options):
+    """Return the attention, and the logarithm of the sum of the exponentials for each query."""
+    terms, logits, result, arrays, kinds = attention_operands(form, (q, k, v, *others), **options)
+    rest = logits.removesuffix(memory)
+    kept = "".join(letter for letter in result if letter in rest)
+
+    def block(q, k, v, *others):
+        found, _, _ = attention_logits(terms, logits, (q, k, v, *others), kinds, **options)
+        weights, lse = attention_softmax(found, tuple(range(-len(memory), 0)))
+        mean = attention_dot(f"{logits},{terms[2]}->{result}", weights, v).astype(dtype)
+        return mean, attention_aligned(lse.reshape(lse.shape[: lse.ndim - len(memory)]), rest, kept)
+
+    return attention_blocks(
+        block, arrays, terms, (result, kept), logits, options.get("band") if skips else None
+    )
+
+
+def attention_dq(form, q, k, v, *others, memory, dtype, **options):
+    """Return the gradient for the queries; the last operands are `lse`, the result's cotangent, and their product."""
+    return attention_gradients(form, (q, k, v, *others[:-3]), others[-3:], (0,), dtype, **options)[0]
+
+
+def attention_dkv(form, q, k, v, *others, memory, dtype, **options):
+    """Return the gradients for keys and values."""
+    return attention_gradients(form, (q, k, v, *others[:-3]), others[-3:], (1, 2), dtype, **options)
+
+
+def attention_dbias(form, q, k, v, *others, memory, dtype, operand, **options):
+    """Return the gradient for operand number `operand`."""
+    return attention_gradients(form, (q, k, v, *others[:-3]), others[-3:], (operand,), dtype, **options)[0]
+
+
+def attention_gradients(form, operands, last, wanted, dtype, skips=False, **options):
+    """Return the gradients for the operands with these numbers. The weights are computed again from `lse`."""
+    terms, logits, result, arrays, kinds = attention_operands(form, operands, **options)
+    kept = "".join(letter for letter in result if letter in logits)
+    count = len(arrays)
+
+    def block(*arrays):
+        given, (lse, cotangent, delta) = arrays[:count], arrays[count:]
+        found, counts, slope = attention_logits(terms, logits, given, kinds, **options)
+        weights = attention_weights(found, attention_aligned(lse, kept, logits))
+        change = attention_dot(f"{result},{terms[2]}->{logits}", cotangent, given[2]) - attention_aligned(
+            delta, kept, logits
+        )
+        change = weights * change
+        change = change if counts is None else np.where(counts, change, np.zeros((), change.dtype))
+        scaled = change if slope is None else change * slope
+        factors = {
+            0: (scaled, given[1], terms[1]),
+            1: (scaled, given[0], terms[0]),
+            2: (weights, cotangent, result),
+        }
+        found = []
+        for number in wanted:
+            x, y, term = factors.get(number, (change, np.ones(delta.shape, delta.dtype), kept))
+            found.append(attention_dot(f"{logits},{term}->{terms[number]}", x, y).astype(dtype))
+        return tuple(found)
+
+    names = [*terms, kept, result, kept]
+    results, known = tuple(terms[number] for number in wanted), options.get("band") if skips else None
+    return attention_blocks(block, (*arrays, *last), names, results, logits, known)
+
+
+def attention_operands(form, operands, roles="", band=None, first=None, **options):
+    """Return the letters of the operands, the logits and the result; and operands and roles, with the band's indices behind."""
+    terms, logits, result = form.split("->")
+    terms = terms.split(",")
+    counts = {"ids": 2, "same_ids": 2}
+    found = [role for role in filter(None, roles.split(",")) for _ in range(counts.get(role, 1))]
+    if band is None:
+        return terms, logits, result, operands, found
+    sizes: dict[str, int] = {}
+    for x, term in zip(operands, terms, strict=True):
+        sizes |= zip(term, x.shape[x.ndim - len(term) :], strict=True)
+    rows, columns = (attention_index(letters, sizes, first or {}) for letters in band[:2])
+    return [*terms, *band[:2]], logits, result, (*operands, rows, columns), [*found, "band", "band"]
+
+
+def attention_index(letters, sizes, first):
+    """Return the index along dimensions, the first most major."""
+    found = 0
+    for letter in letters:
+        here = np.arange(sizes[letter], dtype=np.int32) + first.get(letter, attention_origin())[..., None]
+        found = found * sizes[letter] + attention_aligned(here, letter, letters)
+    return found
+
+
+def attention_logits(terms, logits, operands, kinds, fill, cap=None, band=None, **options):
+    """Return the logits, which of them count, and the slope of the soft cap; None where all count, and for a slope of 1.
+
+    kinds: the role of each operand behind q, k and v.
+    """
+    q, k, _, *others = operands
+    found, counts, slope = attention_dot(f"{terms[0]},{terms[1]}->{logits}", q, k), None, None
+    if cap is not None:
+        squashed = np.tanh(found / cap)
+        found, slope = squashed * cap, 1 - squashed * squashed
+    parts = [attention_aligned(x, term, logits) for x, term in zip(others, terms[3:], strict=True)]
+    given = {kind: [x for x, other in zip(parts, kinds, strict=True) if other == kind] for kind in kinds}
+    for bias in given.get("bias", []):
+        found = found + bias.astype(found.dtype)
+    masks = list(given.get("mask", []))
+    for ids in (given.get("ids", []), given.get("same_ids", [])):
+        masks += [left == right for left, right in zip(ids[::2], ids[1::2], strict=True)]
+    if band is not None:
+        ahead = given["band"][0] - given["band"][1]
+        masks += [] if band[2] is None else [ahead >= band[2]]
+        masks += [] if band[3] is None else [ahead <= band[3]]
+    for mask in masks:
+        counts = mask if counts is None else counts & mask
+    if counts is not None:
+        found = np.where(counts, found, fill).astype(found.dtype)
+    return found, counts, slope
+
+
+def attention_softmax(logits, axes):
+    """Return the softmax over axes, and the logarithm of the sum of the exponentials, with axes of size 1."""
+    largest = np.max(logits, axis=axes, keepdims=True)
+    e = np.exp(logits - largest)
+    total = np.sum(e, axis=axes, keepdims=True)
+    return e / total, largest + np.log(total)
+
+
+def attention_weights(logits, lse):
+    """Return the softmax whose logarithm of the sum of the exponentials is known."""
+    return np.exp(logits - lse)
+
+
+def attention_share(part, whole):
+    """Return a sum of exponentials relative to another, from their logarithms."""
+    return np.exp(part - whole)
+
+
+def attention_log_sum(largest, total):
+    """Return the logarithm of a sum of exponentials, given relative to the largest."""
+    return largest + np.log(total)

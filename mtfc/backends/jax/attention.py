@@ -1,0 +1,258 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""Functions for attention that are copied into generated JAX modules: see `backends/common/attention.py`.
+
+On TPUs the splash attention kernels that ship with JAX take the place of the plain functions, where they can: see
+`attention_kernels.py`. The kernels have queries [batch, group, row, depth], keys and values [batch, memory, depth]: `group` is
+the queries that share keys. They do not say along which mesh axes their results vary, so they run in a `shard_map` without axes
+that does not ask, and the results are marked.
+"""
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_masks
+    from jax.sharding import PartitionSpec as P
+
+
+def attention_dot(subscripts, x, y):
+    """Return the product of two arrays, in 32 bits for 16-bit numbers. A factor of 32 bits is rounded beside one of 16."""
+    dtype = min((x.dtype, y.dtype), key=lambda dtype: dtype.itemsize)
+    accumulated = jnp.promote_types(dtype, jnp.float32)
+    return jnp.einsum(subscripts, x.astype(dtype), y.astype(dtype), preferred_element_type=accumulated)
+
+
+def attention_aligned(x, term, letters):
+    """Transpose an array with axes `term` to those of `letters`, with axes of size 1 for letters that it lacks."""
+    x = x.transpose([term.index(letter) for letter in letters if letter in term])
+    return jnp.expand_dims(x, [i for i, letter in enumerate(letters) if letter not in term])
+
+
+def attention_origin():
+    """Return 0."""
+    return jnp.zeros((), jnp.int32)
+
+
+def attention_blocks(function, arrays, terms, results, logits, band=None, most=2**20, least=64):
+    """Return the results of a function, computed in blocks along the longest dimension that all results and the logits have.
+
+    band: rows, columns, and the least and the largest difference of their indices that count, if this device has all of both.
+    Four parts along one of them are then computed with no more than they need of the other. most: the largest number of logits
+    in memory, unless a block then had less than `least` of the dimension's elements.
+    """
+    sizes: dict[str, int] = {}
+    for x, term in zip(arrays, terms, strict=True):
+        sizes |= zip(term, x.shape, strict=True)
+    letters = [letter for letter in logits if all(letter in term for term in results)]
+    letter = max(letters, key=lambda letter: sizes[letter], default="")
+    parts = attention_parts(letter, results, sizes, band)
+    if not parts:
+        return attention_mapped(function, arrays, terms, results, logits, letter, most, least)
+    found = []
+    for limits in parts:
+        each = arrays
+        for name, (start, stop) in limits.items():
+            each = [
+                lax.slice_in_dim(x, start, stop, axis=term.index(name)) if name in term else x
+                for x, term in zip(each, terms, strict=True)
+            ]
+        found.append(attention_mapped(function, each, terms, results, logits, letter, most, least))
+    axes = [term.index(letter) for term in results]
+    return tuple(
+        jnp.concatenate(each, axis) for each, axis in zip(zip(*found, strict=True), axes, strict=True)
+    )
+
+
+def attention_parts(letter, results, sizes, band, count=4):
+    """Return the limits of rows and columns of each part along one of them; nothing if the results need all of both."""
+    has_both = band is not None and any({*band[0], *band[1]} <= {*term} for term in results)
+    if (
+        band is None
+        or has_both
+        or letter not in band[:2]
+        or {*map(len, band[:2])} != {1}
+        or sizes[letter] % count
+    ):
+        return []
+    rows, columns, low, high = band
+    other = columns if letter == rows else rows
+    if letter == columns:
+        low, high = None if high is None else -high, None if low is None else -low
+    size, parts = sizes[letter] // count, []
+    for start in range(0, sizes[letter], size):
+        first = 0 if high is None else min(max(start - high, 0), sizes[other] - 1)
+        last = sizes[other] if low is None else min(max(start + size - low, first + 1), sizes[other])
+        parts.append({letter: (start, start + size), other: (first, last)})
+    return parts
+
+
+def attention_mapped(function, arrays, terms, results, logits, letter, most, least):
+    """Return the results of a function, computed in blocks along a dimension."""
+    sizes: dict[str, int] = {}
+    for x, term in zip(arrays, terms, strict=True):
+        sizes |= zip(term, x.shape, strict=True)
+    size, total = sizes.get(letter, 1), math.prod(sizes[each] for each in logits)
+    blocks = next(n for n in range(1, size + 1) if size % n == 0 and (total <= n * most or size <= n * least))
+    if blocks == 1:
+        return function(*arrays)
+
+    def split(x, axis):
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], blocks, -1, *x.shape[axis + 1 :]), axis, 0)
+
+    def joined(x, axis):
+        x = jnp.moveaxis(x, 0, axis)
+        return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+    is_split = [letter in term for term in terms]
+    parts = [split(x, t.index(letter)) for x, t, own in zip(arrays, terms, is_split, strict=True) if own]
+
+    @jax.checkpoint
+    def block(parts):
+        rest = iter(parts)
+        return function(*(next(rest) if own else x for x, own in zip(arrays, is_split, strict=True)))
+
+    found = lax.map(block, parts)
+    return tuple(joined(x, term.index(letter)) for x, term in zip(found, results, strict=True))
+
+
+def on_tpu(kernel, plain, *arrays):
+    """Return the results of `kernel` on a TPU, and of `plain` elsewhere."""
+    return lax.platform_dependent(*arrays, tpu=kernel, default=plain)
+
+
+def differentiable_on_tpu(kernel, plain, *arrays):
+    """Return what `on_tpu` returns, with the derivative of `plain`: the kernels have none."""
+    call = jax.custom_vjp(lambda *x: on_tpu(kernel, plain, *x))
+    call.defvjp(lambda *x: jax.vjp(plain, *x), lambda pull_back, given: pull_back(given))
+    return call(*arrays)
+
+
+def splash_attention(form, *arrays, row, block, varying, dtype, **options):
+    """Return what `attention` returns. row: the letter of the queries. block: the size of the kernel's blocks.
+
+    varying: the mesh axes along which the results vary.
+    """
+    parts, groups, sizes = splash_parts(form, row, arrays)
+    made = splash_kernel(parts, block, save_residuals=True, **options)
+    found, (lse,) = splash_mapped(lambda q, k, v, ids: made(q, k, v, ids), parts)
+    result = form.split("->")[-1]
+    kept = "".join(letter for letter in result if letter not in groups["value"])
+    found = splash_joined(found, ("batch", "group", "row", "value"), result, groups, sizes)
+    lse = splash_joined(lse, ("batch", "group", "row"), kept, groups, sizes)
+    return splash_varying((found.astype(dtype), lse), varying)
+
+
+def splash_attention_dq(form, *arrays, row, block, varying, dtype, **options):
+    """Return what `attention_dq` returns: see `splash_attention`."""
+    parts, groups, sizes = splash_parts(form, row, arrays)
+    made = splash_kernel(parts, block, **options)
+    call = partial(splash._splash_attention_bwd_dq, bq=block, bkv=block, mask_info=made.dq_mask_info)
+    found = splash_mapped(splash_gradient(call, made), parts)
+    found = splash_joined(found, ("batch", "group", "row", "depth"), form.split(",")[0], groups, sizes)
+    return splash_varying((found.astype(dtype),), varying)[0]
+
+
+def splash_attention_dkv(form, *arrays, row, block, varying, dtype, **options):
+    """Return what `attention_dkv` returns: see `splash_attention`."""
+    parts, groups, sizes = splash_parts(form, row, arrays)
+    made = splash_kernel(parts, block, **options)
+    call = partial(
+        splash._splash_attention_bwd_dkv,
+        bq=block,
+        bkv=block,
+        bkv_compute=block,
+        mask_info=made.dkv_mask_info,
+        use_fused_bwd_kernel=False,
+    )
+    _, dk, dv = splash_mapped(splash_gradient(call, made), parts)
+    _, keys, values, *_ = form.split("->")[0].split(",")
+    dk = splash_joined(dk, ("batch", "memory", "depth"), keys, groups, sizes)
+    dv = splash_joined(dv, ("batch", "memory", "value"), values, groups, sizes)
+    return splash_varying((dk.astype(dtype), dv.astype(dtype)), varying)
+
+
+def splash_gradient(call, made):
+    """Return a function of queries, keys, values, segment ids, `lse`, the result's cotangent and their product."""
+    names = ("mask_value", "attn_logits_soft_cap", "mask_function", "interpret", "is_mqa")
+    layouts = {f"{name}_layout": splash.QKVLayout.HEAD_DIM_MINOR for name in "qkv"}
+    options = layouts | {name: made.kwargs[name] for name in names}
+    return lambda q, k, v, ids, lse, given, delta: call(q, k, v, ids, None, lse, given, delta, **options)
+
+
+def splash_kernel(parts, block, band=None, cap=None, save_residuals=False, interpret=False):
+    """Return the kernel for queries, keys and values."""
+    q, k, *_ = parts
+    shape = q.shape[2], k.shape[1]
+    *_, low, high = band or (None, None)
+    window = high, None if low is None else -low
+    mask = splash_masks.LocalMask(shape, window, 0) if band else splash_masks.FullMask(shape)
+    names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
+    return splash.make_splash_mqa(
+        splash_masks.MultiHeadMask([mask] * q.shape[1]),
+        block_sizes=splash.BlockSizes(**{f"block_{name}": block for name in names}),
+        attn_logits_soft_cap=cap,
+        save_residuals=save_residuals,
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=interpret,
+    )
+
+
+def splash_mapped(function, parts):
+    """Call a kernel for each element of a batch."""
+    mapped = jax.vmap(function)
+    return jax.shard_map(mapped, in_specs=P(), out_specs=P(), axis_names=set(), check_vma=False)(*parts)
+
+
+def splash_varying(arrays, axes):
+    """Mark arrays as varying along mesh axes."""
+    return tuple(lax.pcast(x, axes, to="varying") for x in arrays) if axes else tuple(arrays)
+
+
+def splash_parts(form, row, arrays):
+    """Return the operands in the kernels' form, the letters of each of their dimensions, and the sizes of all letters."""
+    terms, logits, result = form.split("->")
+    terms = terms.split(",")
+    kept = "".join(letter for letter in result if letter in logits)
+    names = [*terms, kept, result, kept][: len(arrays)]
+    sizes: dict[str, int] = {}
+    for x, term in zip(arrays, names, strict=True):
+        sizes.update(zip(term, x.shape, strict=True))
+    queries, keys = ("".join(x for x in term if x in logits) for term in terms[:2])
+    memory = logits[-1]
+    groups = {
+        "batch": keys.replace(memory, ""),
+        "group": "".join(letter for letter in queries if letter not in keys and letter != row),
+        "row": row,
+        "memory": memory,
+        "depth": "".join(letter for letter in terms[0] if letter not in logits),
+        "value": "".join(letter for letter in terms[2] if letter not in logits),
+    }
+    ends = ("depth", "value")
+    kinds = [("batch", "group", "row", "depth"), *(("batch", "memory", end) for end in ends)]
+    kinds += [("batch", "row"), ("batch", "memory")] * (len(terms) > 3)
+    lasts = ("batch", "group", "row")
+    kinds += [lasts, (*lasts, "value"), lasts]
+    found = [
+        splash_split(x, t, kind, groups, sizes) for x, t, kind in zip(arrays, names, kinds, strict=False)
+    ]
+    ids = splash.SegmentIds(*found[3:5]) if len(terms) > 3 else None
+    return (*found[:3], ids, *found[len(terms) :]), groups, sizes
+
+
+def splash_split(x, term, kind, groups, sizes):
+    """Return an array with one axis for each of some groups of letters."""
+    letters = "".join(groups[name] for name in kind)
+    whole = jnp.broadcast_to(attention_aligned(x, term, letters), [sizes[letter] for letter in letters])
+    return whole.reshape([math.prod(sizes[letter] for letter in groups[name]) for name in kind])
+
+
+def splash_joined(x, kind, term, groups, sizes):
+    """Return an array with the axes of `term` from one with an axis for each of some groups: the reverse of `splash_split`."""
+    letters = "".join(groups[name] for name in kind)
+    return attention_aligned(x.reshape([sizes[letter] for letter in letters]), letters, term)
