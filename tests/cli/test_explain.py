@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.cli.conftest import Mtfc
 
 
@@ -24,3 +26,23 @@ def test_json_adds_up_to_the_cost(mtfc: Mtfc) -> None:
         sent = [each["bytes_per_device"] for each in record["collectives"] if each["kind"] == kind]
         assert sum(sent) == figures["bytes_per_device"]
     assert all(each["causes"] for each in record["collectives"])
+
+
+DROPPED = """dim length = 1024; dim memory = 1024; dim d = 4
+mesh line = [all: 2]
+layout split on line = { length: all }
+model net(q: [length, d], k: [memory, d]) {
+  s = einsum(q, k -> [length, memory])
+  e = exp(s - stop_gradient(max(s, over = memory)))
+  p = where(random.bernoulli([length, memory], 0.9), e / sum(e, over = memory), 0.0)
+  return einsum(p, k -> [length, d])
+}
+"""
+
+
+def test_a_softmax_that_stores_its_weights_is_named(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "dropped.mtf").write_text(DROPPED)
+    why = "the weights are changed before they are multiplied with values"
+    assert f"    line 6  {why}" in mtfc("explain", "dropped.mtf").out
+    record = mtfc("explain", "dropped.mtf", "--format", "json").json
+    assert record["separate_attention"] == [{"file": "dropped.mtf", "line": 6, "why": why}]
