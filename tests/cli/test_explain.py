@@ -35,7 +35,8 @@ model net(q: [length, d], k: [memory, d]) {
   s = einsum(q, k -> [length, memory])
   e = exp(s - stop_gradient(max(s, over = memory)))
   p = where(random.bernoulli([length, memory], 0.9), e / sum(e, over = memory), 0.0)
-  return einsum(p, k -> [length, d])
+  y = einsum(p, k -> [length, d])
+  return y
 }
 """
 
