@@ -229,11 +229,43 @@ def test_no_kernel_takes_what_kernels_do_not_compute(form: str) -> None:
     assert "on_tpu(" not in text
 
 
-def test_no_kernel_takes_positions_that_are_split() -> None:
+def test_no_kernel_takes_keys_that_are_split() -> None:
     module = load(with_long_rows("causal"))
     fused = run(module.programs[0], (FuseAttention(least=1),))
-    declared = chosen_layout(module, "by_length")
+    declared = chosen_layout(module, "by_memory")
     assert "on_tpu(" not in jax_backend.generate(lower(fused, declared.mesh, declared.layout, "gradients"))
+
+
+def test_a_kernel_takes_a_part_of_the_rows() -> None:
+    """Each half of the rows alone gives its half of the results, and its terms of the gradients of keys and values."""
+    jax = pytest.importorskip("jax")
+    module = load(with_long_rows("window"))
+    fused = run(module.programs[0], (FuseAttention(least=1),))
+    declared = chosen_layout(module, "by_length")
+    text = jax_backend.generate(lower(fused, declared.mesh, declared.layout, "gradients"))
+    assert text.count("shards=2, first=") == 4
+    emitted = jax_runtime.load(text.replace("interpret=False", "interpret=True"))
+    arrays = generic_data(fused.function("forward"), 0)
+    q, k, v = (arrays[name] for name in "qkv")
+    differentiated = run(fused, (Differentiate("gradients"),))
+    expected = interpret(differentiated.function("gradients"), differentiated, arrays)
+
+    @jax.jit
+    def half(number, rows):  # type: ignore[no-untyped-def]
+        form = "bhld,bhmd,bhmv->bhlm->bhlv"
+        options = {"row": "l", "block": 128, "varying": (), "dtype": "float32", "band": ("l", "m", 0, 2)}
+        options |= {"shards": 2, "first": {"l": 128 * number}}
+        y, lse = emitted.splash_attention(form, rows, k, v, **options)
+        operands = (rows, k, v, lse, 0 * y + 1, y.sum(-1))
+        dq = emitted.splash_attention_dq(form, *operands, **options)
+        return y, dq, *emitted.splash_attention_dkv(form, *operands, **options)
+
+    with jax.set_mesh(jax.make_mesh((1,), ("x",))):
+        parts = [half(number, q[:, :, 128 * number : 128 * (number + 1)]) for number in range(2)]
+    y, dq = (np.concatenate([part[i] for part in parts], axis=2) for i in range(2))
+    dk, dv = (sum(np.asarray(part[i]) for part in parts) for i in (2, 3))
+    for name, found in {"y": y, "d_q": dq, "d_k": dk, "d_v": dv}.items():
+        np.testing.assert_allclose(found, expected[name], rtol=1e-4, atol=1e-4, err_msg=name)
 
 
 def test_jax_differentiates_an_emitted_forward() -> None:

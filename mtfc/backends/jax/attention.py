@@ -139,7 +139,7 @@ def splash_attention(form, *arrays, row, block, varying, dtype, **options):
     """
     parts, groups, sizes = splash_parts(form, row, arrays)
     made = splash_kernel(parts, block, save_residuals=True, **options)
-    found, (lse,) = splash_mapped(lambda q, k, v, ids: made(q, k, v, ids), parts)
+    found, (lse,) = splash_mapped(lambda made, q, k, v, ids: made(q, k, v, ids), made, parts)
     result = form.split("->")[-1]
     kept = "".join(letter for letter in result if letter not in groups["value"])
     found = splash_joined(found, ("batch", "group", "row", "value"), result, groups, sizes)
@@ -151,8 +151,8 @@ def splash_attention_dq(form, *arrays, row, block, varying, dtype, **options):
     """Return what `attention_dq` returns: see `splash_attention`."""
     parts, groups, sizes = splash_parts(form, row, arrays)
     made = splash_kernel(parts, block, **options)
-    call = partial(splash._splash_attention_bwd_dq, bq=block, bkv=block, mask_info=made.dq_mask_info)
-    found = splash_mapped(splash_gradient(call, made), parts)
+    call = partial(splash._splash_attention_bwd_dq, bq=block, bkv=block)
+    found = splash_mapped(splash_gradient(call, "dq_mask_info"), made, parts)
     found = splash_joined(found, ("batch", "group", "row", "depth"), form.split(",")[0], groups, sizes)
     return splash_varying((found.astype(dtype),), varying)[0]
 
@@ -166,47 +166,78 @@ def splash_attention_dkv(form, *arrays, row, block, varying, dtype, **options):
         bq=block,
         bkv=block,
         bkv_compute=block,
-        mask_info=made.dkv_mask_info,
         use_fused_bwd_kernel=False,
     )
-    _, dk, dv = splash_mapped(splash_gradient(call, made), parts)
+    _, dk, dv = splash_mapped(splash_gradient(call, "dkv_mask_info"), made, parts)
     _, keys, values, *_ = form.split("->")[0].split(",")
     dk = splash_joined(dk, ("batch", "memory", "depth"), keys, groups, sizes)
     dv = splash_joined(dv, ("batch", "memory", "value"), values, groups, sizes)
     return splash_varying((dk.astype(dtype), dv.astype(dtype)), varying)
 
 
-def splash_gradient(call, made):
-    """Return a function of queries, keys, values, segment ids, `lse`, the result's cotangent and their product."""
+def splash_gradient(call, table):
+    """Return a function of a kernel, queries, keys, values, ids, `lse`, the result's cotangent and their product.
+
+    table: the attribute of the kernel with its table of blocks.
+    """
     names = ("mask_value", "attn_logits_soft_cap", "mask_function", "interpret", "is_mqa")
     layouts = {f"{name}_layout": splash.QKVLayout.HEAD_DIM_MINOR for name in "qkv"}
-    options = layouts | {name: made.kwargs[name] for name in names}
-    return lambda q, k, v, ids, lse, given, delta: call(q, k, v, ids, None, lse, given, delta, **options)
+
+    def gradient(made, q, k, v, ids, lse, given, delta):
+        options = layouts | {name: made.kwargs[name] for name in names} | {"mask_info": getattr(made, table)}
+        return call(q, k, v, ids, None, lse, given, delta, **options)
+
+    return gradient
 
 
-def splash_kernel(parts, block, band=None, cap=None, save_residuals=False, interpret=False):
-    """Return the kernel for queries, keys and values."""
+def splash_kernel(
+    parts, block, band=None, cap=None, first=None, shards=1, save_residuals=False, interpret=False
+):
+    """Return the kernel for queries, keys and values. shards: the number of parts of the rows, of which this device has one."""
     q, k, *_ = parts
-    shape = q.shape[2], k.shape[1]
+    shape = q.shape[2] * shards, k.shape[1]
     *_, low, high = band or (None, None)
     window = high, None if low is None else -low
     mask = splash_masks.LocalMask(shape, window, 0) if band else splash_masks.FullMask(shape)
     names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
-    return splash.make_splash_mqa(
+    made = splash.make_splash_mqa(
         splash_masks.MultiHeadMask([mask] * q.shape[1]),
         block_sizes=splash.BlockSizes(**{f"block_{name}": block for name in names}),
         attn_logits_soft_cap=cap,
         save_residuals=save_residuals,
         head_shards=1,
-        q_seq_shards=1,
+        q_seq_shards=shards,
         interpret=interpret,
     )
+    if shards == 1:
+        return made
+    number = first[band[0]] // q.shape[2]
+    tables = (
+        splash_part(each, number, shards)
+        for each in (made.fwd_mask_info, made.dq_mask_info, made.dkv_mask_info)
+    )
+    return splash.SplashAttentionKernel(*tables, **made.kwargs)
 
 
-def splash_mapped(function, parts):
-    """Call a kernel for each element of a batch."""
-    mapped = jax.vmap(function)
-    return jax.shard_map(mapped, in_specs=P(), out_specs=P(), axis_names=set(), check_vma=False)(*parts)
+def splash_part(table, number, shards):
+    """Return this device's part of a table of blocks, [heads, rows, columns], and of the indices of the rows."""
+
+    def part(x, axis):
+        size = x.shape[axis] // shards
+        return lax.dynamic_slice_in_dim(x, number * size, size, axis)
+
+    axes = {"data_next": 1, "mask_next": 1, "block_mask": 1, "q_sequence": 0}
+    known = {name: axis for name, axis in axes.items() if getattr(table, name) is not None}
+    return table._replace(**{name: part(getattr(table, name), axis) for name, axis in known.items()})
+
+
+def splash_mapped(function, made, parts):
+    """Call a function of a kernel for each element of a batch."""
+
+    def mapped(made, *parts):
+        return jax.vmap(partial(function, made))(*parts)
+
+    return jax.shard_map(mapped, in_specs=P(), out_specs=P(), axis_names=set(), check_vma=False)(made, *parts)
 
 
 def splash_varying(arrays, axes):

@@ -2,7 +2,8 @@
 
 The splash attention kernels of JAX compute attention with one dimension of rows, one of keys, and one each of depth and values.
 They take masks that compare indices, segment ids and a soft cap, but neither biases nor other masks. A row must see a key: the
-kernels differ from the op there. So the ids must be of one sequence, and the band must have a key for each row.
+kernels differ from the op there. So the ids must be of one sequence, and the band must have a key for each row. Rows may be
+split: the kernel's tables are made for all rows, and each device takes its part.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from mtfc.compiler.ir.ops.attention import (
     ROLES,
     ROWS,
     call_of,
-    skips,
+    rows_have_keys,
     value_dims,
 )
 from mtfc.compiler.ir.types import Dim, Mesh
@@ -56,6 +57,8 @@ def kernel_text(code: Code, mesh: Mesh, name: str) -> str:
         f"block={_block(eqn, row, mesh)}",
         f"varying={varying}".replace("'", '"'),
     ]
+    shards = row.size // _local_sizes(eqn, mesh)[row]
+    own += [f"shards={shards}", *call.keywords("first")] if "first" in call.options else []
     options = ", ".join([*own, *call.keywords("band", "cap", "dtype")])
     kernel = f"lambda *x: splash_{eqn.op}({call.form}, *x, {options})"
     plain = f"lambda *x: {eqn.op}({call.form}, *x, {', '.join(call.keywords(*call.options))})"
@@ -74,16 +77,21 @@ def row_of(eqn: Equation, mesh: Mesh) -> Dim | None:
     ids = [{*type.dims} <= batch | {each} for type, each in zip(others, (row, *memory), strict=False)]
     fits = ROLES.of(eqn.attrs) in ("", "same_ids") and (not ROLES.of(eqn.attrs) or all(ids))
     fits = fits and q.dtype in ("f32", "bf16") and row in own and _block(eqn, row, mesh) is not None
-    is_whole = not ROWS.of(eqn.attrs) or (
-        skips(eqn) and ROWS.of(eqn.attrs) == (row,) and COLUMNS.of(eqn.attrs) == memory
-    )
-    return row if fits and is_whole else None
+    has_band = rows_have_keys(eqn) and ROWS.of(eqn.attrs) == (row,) and COLUMNS.of(eqn.attrs) == memory
+    is_known = has_band and not (eqn.layout or {}).get(memory[0].name)
+    return row if fits and (is_known or not ROWS.of(eqn.attrs)) else None
+
+
+def _local_sizes(eqn: Equation, mesh: Mesh) -> dict[Dim, int]:
+    """Return the size of each dimension of the operands on one device."""
+    sizes: dict[Dim, int] = {}
+    for value in eqn.operands:
+        sizes |= zip(value.type.dims, value.type.local_shape(mesh), strict=True)
+    return sizes
 
 
 def _block(eqn: Equation, row: Dim, mesh: Mesh) -> int | None:
     """Return the largest size of a block that divides rows and keys on one device."""
-    sizes: dict[Dim, int] = {}
-    for value in eqn.operands:
-        sizes |= zip(value.type.dims, value.type.local_shape(mesh), strict=True)
+    sizes = _local_sizes(eqn, mesh)
     (memory,) = MEMORY.of(eqn.attrs)
     return next((size for size in BLOCKS if sizes[row] % size == 0 == sizes[memory] % size), None)

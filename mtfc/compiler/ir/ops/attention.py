@@ -151,13 +151,18 @@ def limits_of(eqn: Equation) -> tuple[int | None, int | None]:
 
 
 def skips(eqn: Equation) -> bool:
-    """Return True if logits outside of the band need not be computed: every row has a key in it, and the indices are known.
+    """Return True if logits outside of the band need not be computed, and a processor has all rows and columns."""
+    dims = (*ROWS.of(eqn.attrs), *COLUMNS.of(eqn.attrs))
+    return rows_have_keys(eqn) and not any((eqn.layout or {}).get(dim.name) for dim in dims)
+
+
+def rows_have_keys(eqn: Equation) -> bool:
+    """Return True if every row has a key in the band that counts.
 
     A row without a key weights all keys equally, as the language says.
     """
     rows, columns = ROWS.of(eqn.attrs), COLUMNS.of(eqn.attrs)
-    is_known = len(rows) == len(columns) == 1 and {*roles_of(eqn.attrs)} <= {"bias", "same_ids"}
-    if not is_known or any((eqn.layout or {}).get(dim.name) for dim in (*rows, *columns)):
+    if not (len(rows) == len(columns) == 1 and {*roles_of(eqn.attrs)} <= {"bias", "same_ids"}):
         return False
     low, high = limits_of(eqn)
     last_row, last_column = rows[0].size - 1, columns[0].size - 1
