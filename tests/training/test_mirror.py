@@ -114,6 +114,31 @@ def check_for_readers(store: Path) -> None:
             assert figures(store)[:step] == list(range(1, step + 1))
 
 
+def test_figures_that_are_dropped_leave_the_first_ones_at_any_moment(store: Path) -> None:
+    def write(after: int, until: int) -> None:
+        with Mirror.open(RemoteFolder.open(URL), lambda _: None) as mirror, mirror.leased():
+            mirror.fetch()
+            log = JsonLines.open(mirror.path / METRICS, after)
+            mirror.send_figures()
+            for step in range(after + 1, until + 1):
+                log.step(TrainingStep(step, float(step), 1.0, "examples", 1.0, {}, {}, None))
+                mirror.send_figures()
+            log.close()
+
+    for left in range(20):
+        shutil.rmtree(store, ignore_errors=True)
+        write(0, 9)
+        assert len(list((store / "metrics").iterdir())) > 3
+        ObjectStore.left = left
+        with suppress(Unavailable):
+            write(2, 3)
+        ObjectStore.left = None
+        found = figures(store)
+        assert found == list(range(1, len(found) + 1)) and len(found) >= 2
+        write(2, 4)
+        assert figures(store) == [1, 2, 3, 4]
+
+
 def test_a_run_that_was_taken_over_finishes_no_checkpoint(store: Path) -> None:
     work(2)
     with (

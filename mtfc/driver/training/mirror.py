@@ -145,7 +145,8 @@ class Mirror:
         self.evaluations = self.remote.read(EVALUATIONS_FILE) if EVALUATIONS_FILE in names else None
         if self.evaluations is not None:
             (self.path / EVALUATIONS_FILE).write_bytes(self.evaluations)
-        self._fetch_figures([each for each in names if each == METRICS or each.startswith(PARTS)])
+        if self.lock is not None:
+            self._fetch_figures([each for each in names if each == METRICS or each.startswith(PARTS)])
 
     def _fetch_figures(self, names: list[str]) -> None:
         """Join the parts of the figures; a folder that was copied from a machine has them in one file."""
@@ -203,23 +204,26 @@ class Mirror:
                 self.remote.write(EVALUATIONS_FILE, content)
                 self.evaluations = content
             if size != self.sent:
-                self._send_lines(figures.read_bytes() if size else b"")
+                self._send_lines(figures, size)
 
-    def _send_lines(self, figures: bytes) -> None:
-        """Send the last part, and remove the parts after it. figures: all of them; the last line may be half written."""
-        end = figures.rfind(b"\n") + 1
-        gone = [each for each in self.parts if each.start >= end]
+    def _send_lines(self, figures: Path, size: int) -> None:
+        """Remove the parts after the end of the figures, and send the last part. The last line may be half written."""
+        gone = [each for each in self.parts if each.start >= size]
         self.remote.remove([each.name for each in reversed(gone)])
-        self.parts = [each for each in self.parts if each.start < end]
-        if end == 0:
+        self.parts = [each for each in self.parts if each.start < size]
+        if not size:
             self.sent = 0
             return
-        if not self.parts or (end > self.sent and self.sent - self.parts[-1].start >= PART):
-            start = self.sent if self.parts else 0
+        if not self.parts or (size > self.sent and self.sent - self.parts[-1].start >= PART):
             number = 1 + sum(each.name.startswith(PARTS) for each in self.parts)
-            self.parts.append(FiguresPart(f"{PARTS}{number:08d}.jsonl", start))
-        self.remote.write(self.parts[-1].name, figures[self.parts[-1].start : end])
-        self.sent = end
+            self.parts.append(FiguresPart(f"{PARTS}{number:08d}.jsonl", self.sent if self.parts else 0))
+        last = self.parts[-1]
+        with figures.open("rb") as file:
+            file.seek(last.start)
+            lines = file.read()
+        lines = lines[: lines.rfind(b"\n") + 1]
+        self.remote.write(last.name, lines)
+        self.sent = last.start + len(lines)
 
 
 def _inside(folder: str, names: list[str]) -> list[str]:

@@ -339,14 +339,14 @@ class Trainer:
                 if self.leads
                 else None
             )
-            if self.options.fresh:
-                if self.leads:
-                    mirror.move_aside() if mirror else _move_aside(folder)
-                _wait_for_others("earlier results are moved")
+            if self.leads and self.options.fresh:
+                mirror.move_aside() if mirror else _move_aside(folder)
+            if self.leads and mirror is not None:
+                mirror.clean()
+            self.peers.gather(
+                None
+            )  # process 0 may wait a minute for the lock, longer than a collective of JAX does
             if mirror is not None:
-                if self.leads:
-                    mirror.clean()
-                self.peers.gather(None)
                 mirror.fetch()
             opened = Checkpoints.open(
                 folder / CHECKPOINTS, self.options.keep, None if mirror else lock, mirror
@@ -562,14 +562,6 @@ def remedy(step: int, options: TrainOptions) -> str:
     ways = [] if options.debug_nans else ["--debug-nans shows the line that makes it"]
     ways += [f"--skip-steps {step} leaves out the batch of step {step}"] if options.data else []
     return f"a rerun comes to the same step: {'; '.join(ways) or 'lower the learning rate'}"
-
-
-def _wait_for_others(name: str) -> None:
-    """Wait until every process has come to this place; all give the same name."""
-    if import_jax().process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices(name)
 
 
 def _move_aside(folder: Path) -> None:
