@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError
 from mtfc.driver.training.batch_iterators import DataSource
 from mtfc.driver.training.data_sources import open_source
+from mtfc.driver.training.record_files import map_array_records
 from mtfc.driver.training.tf_examples import parse_tf_example
 from tests.training.models import BATCH, CLASSIFIER, LENGTH, TOKENS, program, shares, steps, taken
 
@@ -377,6 +381,24 @@ def test_tf_examples_are_documents(tmp_path: Path) -> None:
 )
 def test_other_records_are_no_tf_example(record: bytes) -> None:
     assert not parse_tf_example(record)
+
+
+def test_threads_read_records_of_arrays(tmp_path: Path) -> None:
+    """Threads take turns all the time, and Python collects garbage while it parses headers."""
+    write_records(tmp_path / "a.array_record", [npz(x=np.full(3, i, np.float32)) for i in range(8)])
+    column = map_array_records(f"{tmp_path}/a.array_record")["x"]
+    before, interval, turns = gc.get_threshold(), sys.getswitchinterval(), lambda phase, details: None
+    gc.callbacks.append(turns)
+    gc.set_threshold(50)
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(lambda i: column[np.array([i % 8])][0, 0], range(6000)))
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*before)
+        gc.callbacks.remove(turns)
+    assert found == [i % 8 for i in range(6000)]
 
 
 def npz(**arrays: Any) -> bytes:

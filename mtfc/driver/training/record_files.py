@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import attrs
@@ -248,6 +249,10 @@ def map_array_records(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Array
     return {name: RecordColumn(path, name, len(records), read, row) for name, row in read(0).items()}
 
 
+_PARSING = Lock()
+"""Python 3.11 raises `SystemError` where two threads parse literals at a time, and headers of NumPy's files are literals."""
+
+
 def _example(
     path: str, records: Sequence[bytes], shapes: Mapping[str, tuple[int, ...]], number: int
 ) -> dict[str, Array]:
@@ -257,12 +262,13 @@ def _example(
     if not records[number].startswith(ZIP) and (features := parse_tf_example(records[number])) is not None:
         return shaped(features, shapes)
     try:
-        with np.load(BytesIO(records[number]), allow_pickle=False) as archive:
+        record = BytesIO(records[number])
+        with _PARSING, np.load(record, allow_pickle=False) as archive:
             return dict(archive)
-    except Exception:  # a damaged record fails in many ways: in zip, struct, or NumPy's own header
+    except Exception as error:  # a damaged record fails in many ways: in zip, struct, or NumPy's own header
+        wanted = "no tf.train.Example, and no NPZ file with the arrays of one example"
         raise unreadable(
-            path,
-            f"record {number} is no tf.train.Example, and no NPZ file with the arrays of one example; text needs --tokenizer",
+            path, f"record {number} is {wanted} ({_line_of(error)}); text needs --tokenizer"
         ) from None
 
 
