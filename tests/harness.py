@@ -27,6 +27,9 @@ from mtfc.frontend.layouts.declared_layouts import DeclaredLayout
 from mtfc.frontend.semantics.names.unused_values import NOTHING
 from mtfc.frontend.syntax.parser import parse
 
+AMPLE = 600.0
+"""Seconds in which every search of the tests ends by itself, also on a slow and busy machine."""
+
 Arrays = dict[str, Any]
 
 FILE = "test.mtf"

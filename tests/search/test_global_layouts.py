@@ -29,7 +29,7 @@ from mtfc.frontend.hardware_targets import find_hardware
 from tests.documents import ROOT
 from tests.generators.programs import programs
 from tests.generators.scope import Options
-from tests.harness import HasSource, load
+from tests.harness import AMPLE, HasSource, load
 from tests.properties.campaign import FEW_EXAMPLES, holds_for
 from tests.properties.test_jax import AS_WRITTEN
 from tests.search.layout_bounds import (
@@ -170,7 +170,7 @@ def test_the_optimum_of_a_network_that_may_be_split_in_space_is_proven() -> None
     program, hardware = example("lenet"), find_hardware("k80_cluster", {})
     pricer, forward = LayoutPricer.of(program, hardware), program.function("forward")
     step, shapes = pricer.undistributed(), list(meshes(4, 1))
-    found = search(step, forward, shapes, hardware, pricer, monotonic() + 60)
+    found = search(step, forward, shapes, hardware, pricer, monotonic() + AMPLE)
     assert found.is_optimal
     assert found.layout.rules.get("batch") == ("x",)
 
@@ -221,8 +221,8 @@ def test_an_interrupted_search_has_the_best_so_far(compiled: int) -> None:
         prices.append(price.seconds)
         return price
 
-    best = search(step, forward, shapes, SLOW_LINKS, pricer, monotonic() + 60, known=known)
-    found = search(step, forward, shapes, SLOW_LINKS, interrupted, monotonic() + 60, known=known)
+    best = search(step, forward, shapes, SLOW_LINKS, pricer, monotonic() + AMPLE, known=known)
+    found = search(step, forward, shapes, SLOW_LINKS, interrupted, monotonic() + AMPLE, known=known)
     assert found.is_interrupted == (best.evaluated > compiled)
     assert found.objective == min(prices)
     assert found.lower_bound <= best.objective
@@ -233,8 +233,8 @@ def test_fixed_rules_stay_if_no_layout_is_known() -> None:
     program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
     pricer, fixed = LayoutPricer.of(program, TORUS), Rules((("batch", ("rows",)),))
     step, forward = pricer.undistributed(), program.function("forward")
-    free = search(step, forward, [mesh], TORUS, pricer, monotonic() + 60)
-    found = search(step, forward, [mesh], TORUS, pricer, monotonic() + 60, fixed=fixed)
+    free = search(step, forward, [mesh], TORUS, pricer, monotonic() + AMPLE)
+    found = search(step, forward, [mesh], TORUS, pricer, monotonic() + AMPLE, fixed=fixed)
     assert free.layout.rules.get("batch") != ("rows",) == found.layout.rules.get("batch")
     assert found.is_optimal and free.objective < found.objective
 
@@ -276,7 +276,7 @@ def test_a_bound_has_as_much_as_time_allows() -> None:
     known = bound.known(layouts(space, mesh), frozenset(range(len(space.columns))))
     for seconds in (bound.seconds, bound.sure_seconds):
         assert (seconds(known, until=monotonic() - 1) == 0).all()
-        assert (seconds(known, until=monotonic() + 60) == seconds(known)).all()
+        assert (seconds(known, until=monotonic() + AMPLE) == seconds(known)).all()
 
 
 @pytest.mark.parametrize("objective", ["time", "overlap", "memory"])
@@ -288,7 +288,7 @@ def test_the_optimum_is_that_of_all_layouts(name: str, hardware: Hardware, objec
     program = example(name)
     pricer, forward = LayoutPricer.of(program, hardware), program.function("forward")
     shapes = list(meshes(8, 2))
-    step, pricing, until = pricer.undistributed(), pricer.pricing(objective), monotonic() + 60
+    step, pricing, until = pricer.undistributed(), pricer.pricing(objective), monotonic() + AMPLE
     found = search(step, forward, shapes, hardware, pricing, until, objective)
     space = space_of(forward)
     every = [
@@ -308,7 +308,7 @@ def test_progress_ends_with_the_bound_at_the_best_cost() -> None:
     def progress(doing: str, best: float | None, bound: float | None) -> None:
         told.append((best if best is not None else np.inf, bound if bound is not None else 0.0))
 
-    forward, until = program.function("forward"), monotonic() + 60
+    forward, until = program.function("forward"), monotonic() + AMPLE
     found = search(pricer.undistributed(), forward, shapes, TORUS, pricer, until, progress=progress)
     costs, bounds = zip(*told, strict=True)
     assert found.is_optimal and told[-1] == (found.objective, found.lower_bound)
@@ -321,7 +321,7 @@ def test_the_least_memory_of_large_models_is_proven(name: str) -> None:
     """The models include a mixture of experts and convolutions."""
     program, shapes = example(name), list(meshes(8, 2))
     pricer, forward = LayoutPricer.of(program, TORUS), program.function("forward")
-    found = search(pricer.undistributed(), forward, shapes, TORUS, pricer, monotonic() + 60, "memory")
+    found = search(pricer.undistributed(), forward, shapes, TORUS, pricer, monotonic() + AMPLE, "memory")
     assert found.is_optimal
 
 
@@ -331,7 +331,7 @@ def test_a_dive_ends_in_a_layout_that_fits() -> None:
     pricer, space = LayoutPricer.of(program, TORUS), space_of(program.function("forward"))
     bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), TORUS.device), mesh, TORUS)
     on = Branching.on(bound, False, "time")
-    rows = on.dive(monotonic() + 60).rows
+    rows = on.dive(monotonic() + AMPLE).rows
     assert pricer(mesh, on.layout(rows[0])).memory < TORUS.device.memory < pricer(mesh, Layout("none")).memory
 
 
@@ -362,7 +362,7 @@ model m(x: [batch, io], y: [batch, hidden]) {
 }
 """
     module = load(text)
-    program, mesh, until = module.programs[0], module.layouts[0].mesh, monotonic() + 60
+    program, mesh, until = module.programs[0], module.layouts[0].mesh, monotonic() + AMPLE
     step = StepFacts.of(LayoutPricer.of(program, SLOW_LINKS).undistributed(), SLOW_LINKS.device)
     on = Branching.on(
         LayoutBound(space_of(program.function("forward")), step, mesh, SLOW_LINKS), False, "time"
@@ -384,7 +384,7 @@ def test_the_papers_layout_of_the_language_model_is_proven_best() -> None:
     program, shapes = module.programs[0], list(meshes(512, 3))
     pricer = LayoutPricer.of(program, TORUS)
     step, forward, known = pricer.undistributed(), program.function("forward"), [(papers.mesh, papers.layout)]
-    found = search(step, forward, shapes, TORUS, pricer, monotonic() + 60, known=known)
+    found = search(step, forward, shapes, TORUS, pricer, monotonic() + AMPLE, known=known)
     assert found.is_optimal
     assert (found.mesh, found.layout.rules) == (papers.mesh, papers.layout.rules)
     assert found.evaluated < 10
@@ -394,7 +394,7 @@ def test_the_papers_layout_of_the_language_model_is_proven_best() -> None:
 def test_the_optimum_over_storage_too(objective: Objective) -> None:
     program, mesh = example("two_layer"), Mesh("grid", (("rows", 2), ("cols", 4)))
     pricer, forward = LayoutPricer.of(program, SLOW_LINKS), program.function("forward")
-    step, until = pricer.undistributed(), monotonic() + 60
+    step, until = pricer.undistributed(), monotonic() + AMPLE
     found = search(step, forward, [mesh], SLOW_LINKS, pricer, until, objective, storage=True)
     space = space_of(forward, storage=True)
     every = [
@@ -419,7 +419,7 @@ def test_xla_sends_the_predicted_bytes(name: str, hardware: Hardware) -> None:
     small = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=whole / 4))
     pricer = LayoutPricer.of(program, small)
     forward = program.function("forward")
-    found = search(pricer.undistributed(), forward, list(meshes(8, 2)), small, pricer, monotonic() + 60)
+    found = search(pricer.undistributed(), forward, list(meshes(8, 2)), small, pricer, monotonic() + AMPLE)
     assert found.is_optimal
     placed = lower(program, found.mesh, found.layout)
     compiled = jax_runtime.lowered(placed, "step").compile(compiler_options=AS_WRITTEN)

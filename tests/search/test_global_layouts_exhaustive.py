@@ -13,7 +13,7 @@ from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.driver.searching.meshes import meshes
 from mtfc.frontend.hardware_targets import find_hardware
-from tests.harness import load
+from tests.harness import AMPLE, load
 from tests.search.layout_bounds import SLOW_LINKS, layouts
 
 PERCEPTRON = """
@@ -112,7 +112,7 @@ def test_nothing_is_better_than_what_is_proven_optimal(source: str, devices: int
     ]
     objectives: tuple[Objective, ...] = ("time", "memory")
     for objective in objectives:
-        until = monotonic() + 60
+        until = monotonic() + AMPLE
         found = search(pricer.undistributed(), forward, shapes, hardware, pricer, until, objective)
         assert found.is_optimal
         assert found.objective == min(value_of(price, objective) for price in prices)

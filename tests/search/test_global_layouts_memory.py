@@ -13,7 +13,7 @@ from mtfc.compiler.search.found import Objective, Price
 from mtfc.compiler.search.global_layouts.global_search import search
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.hardware_targets import find_hardware
-from tests.harness import load
+from tests.harness import AMPLE, load
 from tests.properties.test_memory_bounds import check_memory
 from tests.search.layout_bounds import SLOW_CORES, SLOW_LINKS, TORUS, check_bounds
 from tests.search.test_global_layouts_exhaustive import PERCEPTRON
@@ -164,7 +164,7 @@ def test_a_layout_below_its_bound_refutes_the_proof(objective: Objective) -> Non
         return attrs.evolve(price, compute=price.compute / 99, communication=0.0, memory=price.memory // 99)
 
     for pricing, is_true in ((pricer, True), (cheap, False)):
-        until = monotonic() + 20
+        until = monotonic() + AMPLE
         found = search(pricer.undistributed(), forward, [mesh], hardware, pricing, until, objective)
         assert found.is_optimal == is_true
         assert (found.refuted is None) == is_true

@@ -16,7 +16,7 @@ from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
 from mtfc.compiler.search.per_equation.per_equation_search import solve_with_memory, to_problem
 from mtfc.driver.loading.layout_targets import prepared
 from tests.generators.programs import Generated, programs
-from tests.harness import load
+from tests.harness import AMPLE, load
 from tests.search.equation_networks import compiled, example
 from tests.search.soybean_cuts import (
     Cuts,
@@ -53,7 +53,7 @@ def cuts_of(program: Program, sizes: list[int]) -> tuple[Cuts, float]:
     function, dims = prepared(program), set(program.dims)
     cuts = k_cuts(function, sizes, dims)
     problem = to_problem(published_network(function, cuts.mesh, dims), 1.0, None, "exact")
-    best = solve_with_memory(problem, monotonic() + 30)
+    best = solve_with_memory(problem, monotonic() + AMPLE)
     assert best.cost == best.lower_bound
     return cuts, best.cost
 

@@ -386,7 +386,7 @@ def test_other_records_are_no_tf_example(record: bytes) -> None:
 def test_threads_read_records_of_arrays(tmp_path: Path) -> None:
     """Threads take turns all the time, and Python collects garbage while it parses headers."""
     write_records(tmp_path / "a.array_record", [npz(x=np.full(3, i, np.float32)) for i in range(8)])
-    column = map_array_records(f"{tmp_path}/a.array_record")["x"]
+    column = map_array_records(f"{tmp_path}/a.array_record", {})["x"]
     before, interval, turns = gc.get_threshold(), sys.getswitchinterval(), lambda phase, details: None
     gc.callbacks.append(turns)
     gc.set_threshold(50)
