@@ -91,16 +91,16 @@ def optimized(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder_of_compiled_programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of this process's programs compiled by XLA."""
     return tmp_path_factory.mktemp("compiled")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small_caches(compiled: Path) -> Iterator[None]:
+def small_caches(folder_of_compiled_programs: Path) -> Iterator[None]:
     """JAX keeps all that it has compiled: thousands of programs that few other tests run again. Let it keep them in files."""
     if "jax" in sys.modules and sys.modules["jax"].config.jax_compilation_cache_dir is None:
-        xla.keep_compiled(compiled)
+        xla.keep_compiled(folder_of_compiled_programs)
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
