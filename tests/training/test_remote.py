@@ -110,6 +110,12 @@ def test_support_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch,
         TrainOptions("lm.mtf", folder="gs://b/run").check()
 
 
+def test_a_url_names_a_place() -> None:
+    for url in ("gs://", "memory:///"):
+        with pytest.raises(UsageError, match=f"{url} names no place"):
+            TrainOptions("lm.mtf", folder=url).check()
+
+
 @pytest.mark.parametrize("option", ["log", "tensorboard", "profile"])
 def test_files_that_grow_are_not_remote(option: str) -> None:
     with pytest.raises(UsageError, match=r"gs://b/run: these files grow"):

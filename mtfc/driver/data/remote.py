@@ -22,6 +22,9 @@ from mtfc.backends.common.devices import Unavailable
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError, say
 
+SCHEME = re.compile(r"[a-z][a-z0-9]+://")
+"""The start of a remote path."""
+
 URL = re.compile(r"[a-z][a-z0-9]+://[^\s,=:@]+")
 """A remote path, also within a specification of data."""
 
@@ -30,7 +33,7 @@ VERSIONS = ("etag", "ETag", "md5Hash", "mtime", "updated", "LastModified", "crea
 
 
 def is_remote(path: str) -> bool:
-    return URL.match(path) is not None
+    return SCHEME.match(path) is not None
 
 
 def with_local_copies(spec: str) -> str:
@@ -117,7 +120,12 @@ class RemoteFolder:
 
     @classmethod
     def open(cls, url: str) -> RemoteFolder:
-        """Return the folder, which need not exist. Raises `Unavailable` if the package of its file system is missing."""
+        """Return the folder, which need not exist.
+
+        Raises `Unavailable` if the package of its file system is missing, and `UsageError` for a URL without a place.
+        """
+        if url.rstrip("/").endswith(":"):
+            raise UsageError(f"{url} names no place: write a bucket or folder after it")
         with reported(f"cannot use {url}"):
             return cls(url.rstrip("/"), *_system(url))
 
