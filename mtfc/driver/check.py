@@ -42,11 +42,12 @@ def _check_source_program(path: str, choice: Choice, sources: Sources) -> list[D
     """Return the diagnostics of a program that is not read from a .mtf file, and of its layout."""
     from mtfc.driver.loading.selection import select
 
+    assert choice.source is not None
     try:
         select(path, choice, sources)
     except CompileError as error:
         return list(error.diagnostics)
-    return []
+    return list(choice.source.warnings)
 
 
 def verdict(diagnostics: Iterable[Diagnostic]) -> str:

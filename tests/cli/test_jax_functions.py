@@ -55,6 +55,12 @@ def with_trees(p, batch):
     return p[0] * batch["x"]
 
 
+def whole(x):
+    y = jnp.linalg.cholesky(x @ x.T)
+    return jnp.linalg.cholesky(y + 1) + x[::2].sum()
+
+
+square = (array(8, 8),)
 trees = (array(4),), {"x": array(4)}
 
 
@@ -85,6 +91,16 @@ def test_a_function_is_checked_priced_explained_and_predicted_by_its_lines(mtfc:
     assert step["step_seconds"] > 0
     text = mtfc("compile", *STEP, *LAYOUT).out
     assert "f32[batch{data}, hidden{model}]" in text
+
+
+def test_primitives_that_no_layout_splits_are_named_once(mtfc: Mtfc) -> None:
+    found = mtfc("check", "jax_user:whole", "--args", "jax_user:square")
+    assert (found.status, found.out) == (0, "jax_user:whole: 1 warning\n")
+    assert found.err.count("warning[W801]: every processor computes `cholesky` whole") == 1
+    assert "y = jnp.linalg.cholesky(x @ x.T)" in found.err
+    assert "and here" in found.err
+    (record,) = mtfc("check", "jax_user:whole", "--args", "jax_user:square", "--format", "json").json
+    assert (record["code"], record["severity"]) == ("W801", "warning")
 
 
 def test_a_search_writes_a_plan_that_the_other_commands_read(mtfc: Mtfc, folder: Path) -> None:

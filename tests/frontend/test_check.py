@@ -37,7 +37,7 @@ OF_OPERATORS = {
 }  # which a file has when it is compiled for a placement: see tests/search/test_placement_text.py
 
 
-OF_JAX = {"E801", "E802", "E803", "E804", "E805"}
+OF_JAX = {"E801", "E802", "E803", "E804", "E805", "W801"}
 """Codes about imported functions of JAX: see tests/jax_functions/test_import.py."""
 
 

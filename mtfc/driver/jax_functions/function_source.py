@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mtfc.compiler.diagnostics import CompileError
+from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.driver.data.files import parsed_json, read_bytes
@@ -117,6 +117,10 @@ class FunctionSource:
     @property
     def declarations(self) -> str:
         return "".join(f"dim {name} = {size}\n" for name, size in self.imported.dims.items())
+
+    @property
+    def warnings(self) -> Sequence[Diagnostic]:
+        return self.imported.imported.warnings()
 
     def unsplit(self) -> Layout:
         return self.imported.unsplit()

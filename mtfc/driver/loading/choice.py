@@ -10,6 +10,7 @@ import attrs
 from mtfc.driver.errors import UsageError
 
 if TYPE_CHECKING:
+    from mtfc.compiler.diagnostics import Diagnostic
     from mtfc.compiler.ir.core import Program
     from mtfc.compiler.ir.types import Layout, Mesh
     from mtfc.compiler.passes.pass_base import Pass
@@ -26,6 +27,11 @@ class ProgramSource(Protocol):
     @property
     def declarations(self) -> str:
         """The program's dimensions, as declarations of the language."""
+        ...
+
+    @property
+    def warnings(self) -> Sequence[Diagnostic]:
+        """Warnings about the program, under every layout."""
         ...
 
     def unsplit(self) -> Layout:

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.diagnostics import Diagnostic, Label, Span
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Initializer, Output, Parameter, Program, Role, Value
 from mtfc.compiler.ir.types import Dim, TensorType
@@ -83,10 +83,30 @@ class Imported:
     @property
     def opaque_share(self) -> float:
         """The share of all computed elements that calls compute."""
-        opaque, total = (
-            sum(prod(v.shape) for s in steps for v in s.results) for steps in (self.calls, self.steps)
+        return self._share(self.calls)
+
+    def _share(self, steps: Sequence[AppliedPrimitive]) -> float:
+        some, total = (sum(prod(v.shape) for s in each for v in s.results) for each in (steps, self.steps))
+        return some / total if total else 0.0
+
+    def warnings(self) -> list[Diagnostic]:
+        """Return a warning for each primitive that every processor computes whole, at its first line."""
+        by_name: dict[str, list[AppliedPrimitive]] = {}
+        for step in self.calls:
+            by_name.setdefault(step.primitive, []).append(step)
+        return [self._warning(name, steps) for name, steps in by_name.items()]
+
+    def _warning(self, name: str, steps: Sequence[AppliedPrimitive]) -> Diagnostic:
+        place = definition(self.flat.function)
+        spans = [*dict.fromkeys(step.span or place for step in steps)]
+        more = f", and at {len(spans) - 1} further lines" if len(spans) > 2 else ""
+        return Diagnostic(
+            "W801",
+            f"every processor computes `{name}` whole: {100 * self._share(steps):.1f} % of all elements",
+            spans[0],
+            tuple(Label(span, f"and here{more if i == 0 else ''}") for i, span in enumerate(spans[1:2])),
+            "no layout splits its operands; docs/jax.md lists the primitives that layouts split",
         )
-        return opaque / total if total else 0.0
 
     @cached_property
     def steps(self) -> tuple[AppliedPrimitive, ...]:
