@@ -166,6 +166,27 @@ def test_names_come_from_logical_axes_of_linen() -> None:
     assert "embed" not in program.dims
 
 
+def test_axes_with_one_logical_name_are_one_dimension() -> None:
+    """Nothing in the function links them. Other sizes, and axes of one array, stay apart."""
+    import flax.linen as nn
+
+    def boxed(names: tuple[str, ...], *shape: int) -> Any:
+        return nn.LogicallyPartitioned(array(*shape), names)
+
+    weights = {
+        "a": boxed(("embed", "mlp"), 4, 8),
+        "b": boxed(("embed", "heads"), 4, 2),
+        "c": boxed(("mlp", "mlp"), 8, 8),
+        "d": boxed(("embed",), 6),
+    }
+    program = mtfc.from_jax(lambda w: [2 * x for x in jax.tree.leaves(nn.unbox(w))], weights)
+    a, b, c, d = (leaf.flat_dims for leaf in program.imported.inputs)
+    assert a[0] == b[0]
+    assert a[1] in c
+    assert len({*a, *b, *c, *d}) == 5
+    assert d[0].name.startswith("embed")
+
+
 def test_names_come_from_metadata_of_nnx() -> None:
     from flax import nnx
 
@@ -190,3 +211,49 @@ def test_names_come_from_shardings_of_arguments() -> None:
     assert mtfc.from_jax(lambda w, x: x @ w, w, x).dims == {"batch": 16, "tp": 8, "w_0": 4}
     w = struct((4, 8), "value", None)
     assert mtfc.from_jax(lambda w, x: x @ w, w, x).dims == {"batch": 16, "w_1": 8, "w_0": 4}
+
+
+def _gradients(weights: Any, x: Any) -> Any:
+    return jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w["a"]) @ w["b"]))(weights)
+
+
+def _sgd(weights: Any, gradients: Any) -> Any:
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+
+
+def _with_momentum(weights: Any, momenta: Any, x: Any) -> tuple[Any, Any]:
+    momenta = jax.tree.map(lambda m, g: 0.9 * m + g, momenta, _gradients(weights, x))
+    return _sgd(weights, momenta), momenta
+
+
+WEIGHTS = {"a": array(16, 32), "b": array(32, 8)}
+
+
+@pytest.mark.parametrize(
+    ("step", "args"),
+    [
+        (lambda w, x: _sgd(w, _gradients(w, x)), (WEIGHTS, array(8, 16))),
+        (_with_momentum, (WEIGHTS, WEIGHTS, array(8, 16))),
+        (
+            lambda w, m, x: {"state": {"new": _with_momentum(w, m, x)}, "mean": x.mean()},
+            (WEIGHTS, WEIGHTS, array(8, 16)),
+        ),
+    ],
+    ids=["weights alone", "weights and state", "nested"],
+)
+def test_steps_return_their_model_alone_or_inside_of_other_results(step: Any, args: Any) -> None:
+    program = mtfc.from_jax(step, *args)
+    forward, training = program.program.functions
+    assert (forward.name, training.name) == ("forward", "step")
+    roles = [argument.role for argument in training.arguments]
+    assert roles == ["input", "parameter", "parameter", *["state"] * (2 * len(args) - 4)]
+    assert "state" not in {argument.role for argument in forward.arguments}
+    assert len(program.imported.replaced) == len(roles) - 1
+
+
+def test_functions_without_gradients_and_losses_are_no_steps() -> None:
+    def averages(weights: Any, kept: Any) -> Any:
+        return jax.tree.map(lambda w, k: 0.9 * k + 0.1 * w, weights, kept)
+
+    program = mtfc.from_jax(averages, WEIGHTS, WEIGHTS)
+    assert [function.name for function in program.program.functions] == ["forward"]

@@ -79,7 +79,7 @@ def test_variables_are_known_by_their_own_paths() -> None:
     program = imported(network())
     names = [leaf.name for leaf in program.imported.inputs]
     assert names[:2] == ["sequential_conv2d_kernel", "sequential_conv2d_bias"]
-    assert {leaf.role for leaf in program.imported.inputs if "moving" in leaf.name} == {"parameter"}
+    assert {leaf.role for leaf in program.imported.inputs if "moving" in leaf.name} == {"state"}
     assert program.dims["batch"] == 16
     with pytest.raises(mtfc.CompileError, match="variables/sequential_1/dense_2/kernel"):
         imported(network(), names={"**/dence/kernel": "inner hidden"})
@@ -139,7 +139,7 @@ def test_variables_are_arguments_of_plans() -> None:
 
     args = model.trainable_variables, optimizer.variables, np.ones((8, 4), "float32")
     program = mtfc.from_jax(step, *args)
-    assert {leaf.name: leaf.role for leaf in program.imported.inputs}["adam_w_iteration"] == "parameter"
+    assert {leaf.name: leaf.role for leaf in program.imported.inputs}["adam_w_iteration"] == "state"
     plan = program.plan({"batch": "data"}, {"data": 4})
     assert verified(plan, args, {}, 0, exact=False).ok
     expected = jax.jit(step)(*([v.value for v in each] for each in args[:2]), args[2])

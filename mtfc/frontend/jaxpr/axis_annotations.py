@@ -8,23 +8,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Annotation = tuple[str | None, ...] | None
-"""For each axis of an array its name, or None; None for an array without names."""
+import attrs
+
+
+@attrs.frozen
+class Annotation:
+    """A name for each axis of an array, or None. is_of_flax: True for Flax's names, of which equal ones mean one dimension."""
+
+    names: tuple[str | None, ...]
+    is_of_flax: bool
+
 
 NNX_KEYS = ("out_sharding", "sharding_names", "sharding")
 """The keys of NNX's metadata that have the names, the newest first."""
 
 
-def axis_annotations(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Annotation, ...]:
+def axis_annotations(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Annotation | None, ...]:
     """Return the names of each leaf."""
     import jax
 
-    found: list[Annotation] = []
+    found: list[Annotation | None] = []
     for x in jax.tree.leaves((tuple(args), dict(kwargs)), is_leaf=lambda x: _of_box(x) is not None):
-        names, leaves = _of_box(x), jax.tree.leaves(x)
-        if names is None:
-            names = getattr(getattr(x, "sharding", None), "spec", ())
-        found += [_fitted(names, len(getattr(leaf, "shape", ()))) for leaf in leaves]
+        own, leaves = _of_box(x), jax.tree.leaves(x)
+        names = getattr(getattr(x, "sharding", None), "spec", ()) if own is None else own
+        found += [_fitted(names, len(getattr(leaf, "shape", ())), own is not None) for leaf in leaves]
     return tuple(found)
 
 
@@ -38,9 +45,10 @@ def _of_box(x: Any) -> Sequence[Any] | None:
     return next((metadata[key] for key in NNX_KEYS if metadata.get(key)), None)
 
 
-def _fitted(names: Any, rank: int) -> Annotation:
+def _fitted(names: Any, rank: int, is_of_flax: bool) -> Annotation | None:
     """Return a name for each axis. An axis that is split over several mesh axes has none."""
     names = getattr(names, "spec", names)  # NNX has names, or a sharding
     if isinstance(names, str) or not hasattr(names, "__len__") or not 0 < len(names) <= rank:
         return None
-    return tuple(each if isinstance(each, str) else None for each in [*names, *[None] * (rank - len(names))])
+    every = [*names, *[None] * (rank - len(names))]
+    return Annotation(tuple(each if isinstance(each, str) else None for each in every), is_of_flax)

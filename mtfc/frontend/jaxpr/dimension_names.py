@@ -26,23 +26,27 @@ GIVEN, BATCH, ANNOTATED, PLACE = 0, 1, 2, 3
 def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Callable[..., Any]) -> None:
     """Add names to the factors of all arguments. Axes to which the user gives one name become one dimension.
 
-    Raises `CompileError` for patterns that fit nothing, or not the array.
+    Axes to which Flax's metadata gives one name do, too, where their sizes are equal and no array would have it twice. Raises `CompileError` for patterns that fit nothing, or not the array.
     """
     places = [place(flat, path) for path in flat.inputs]
     used: set[str] = set()
     named: dict[str, Axis] = {}
+    logical: dict[str, Axis] = {}
     for order, (var, text, role) in enumerate(zip(flat.body.arguments, places, roles, strict=False)):
         pattern = next((each for each in names if matches(each, text)), None)
         used |= {each for each in names if matches(each, text)}
         if pattern is not None:
             _give(var.axes, names[pattern], text, function, named)
         last = [part for part in text.removesuffix("/value").split("/") if not part.isdigit()][-2:]
-        annotation = flat.annotations[order] or (None,) * len(var.axes)
+        annotation = flat.annotations[order]
         for j, each in enumerate(var.axes):
             is_batch = role == "input" and j == 0
             name = "batch" if is_batch else "_".join([*last, str(j)])
-            if (own := annotation[j]) is not None and own.isidentifier() and own not in RESERVED | OTHERS:
+            own = annotation.names[j] if annotation else None
+            if annotation and own is not None and own.isidentifier() and own not in RESERVED | OTHERS:
                 _want(each, ANNOTATED, own)
+                if annotation.is_of_flax:
+                    unite(logical.setdefault(own, each), each)
             _want(each, BATCH if is_batch else PLACE + order, re.sub(r"\W+", "_", name).strip("_"))
     for pattern in names:
         if pattern not in used:

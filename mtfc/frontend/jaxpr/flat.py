@@ -160,7 +160,7 @@ class Flat:
     argument_names: tuple[str, ...]
     function: Callable[..., Any]
     variable_paths: Mapping[tuple[Any, ...], str] = attrs.field(factory=dict)
-    annotations: tuple[Annotation, ...] = ()
+    annotations: tuple[Annotation | None, ...] = ()
 
     def parts(self, path: tuple[Any, ...]) -> tuple[str, ...]:
         """Return the parts of the place of a leaf inside of its argument. A variable of Keras is known by its own path."""

@@ -157,15 +157,17 @@ def _model_arguments(flat: Flat, number: int) -> tuple[int, ...]:
 
 
 def returned_arguments(flat: Flat) -> dict[int, tuple[Any, ...]]:
-    """Return the arguments whose trees and shapes a result has, too: number of the argument -> place of the result.
+    """Return the arguments whose trees and shapes a result, or a part of it, has: number of the argument -> place of the result.
 
-    Gradients have the tree of the model, and are no new model: the backward pass makes them.
+    Gradients have the tree of the model, and are no new model: the backward pass makes them. Places near the root come first.
     """
     backward = {var for step in flat.body.steps if step.stage == "backward" for var in step.results}
     results: dict[Any, list[Any]] = {}
     for path, output in zip(flat.outputs, flat.body.outputs, strict=True):
         is_gradient = output in backward
-        results.setdefault(path[:1], []).append((path[1:], output.shape, output.dtype, *[None] * is_gradient))
+        for i in range(len(path)):
+            leaf = (path[i:], output.shape, output.dtype, *[None] * is_gradient)
+            results.setdefault(path[:i], []).append(leaf)
     given: dict[int, list[Any]] = {}
     for path, var in zip(flat.inputs, flat.body.arguments, strict=False):
         if path[0].idx == 0:
@@ -173,11 +175,24 @@ def returned_arguments(flat: Flat) -> dict[int, tuple[Any, ...]]:
     found: dict[int, tuple[Any, ...]] = {}
     for i, leaves in given.items():
         places = [
-            place for place, other in results.items() if other == leaves and place not in found.values()
+            place
+            for place, other in sorted(results.items(), key=lambda item: len(item[0]))
+            if other == leaves and not any(_overlap(place, each) for each in found.values())
         ]
         if len(leaves) > 1 and places:
             found[i] = places[0]
     return found
+
+
+def _overlap(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    """Return True if one place is inside of the other."""
+    length = min(len(a), len(b))
+    return a[:length] == b[:length]
+
+
+def _place_among(places: Iterable[tuple[Any, ...]], path: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Return the place that a result is inside of, or None."""
+    return next((place for place in places if path[: len(place)] == place), None)
 
 
 def _fit_returned(linker: Linker, flat: Flat) -> None:
@@ -189,8 +204,9 @@ def _fit_returned(linker: Linker, flat: Flat) -> None:
         if path[0].idx == 0
     }
     for i, (path, output) in enumerate(zip(flat.outputs, flat.body.outputs, strict=True)):
-        if path[:1] in places:
-            wanted = arguments[(places[path[:1]], *path[1:])].axes
+        place = _place_among(places, path)
+        if place is not None:
+            wanted = arguments[(places[place], *path[len(place) :])].axes
             if isinstance(output, Var):
                 linker.fitted(output.axes, wanted)
             flat.body.renamed[i] = wanted
@@ -207,8 +223,9 @@ def replaced_arguments(flat: Flat, inputs: Sequence[Leaf], outputs: Sequence[Lea
     roles = {leaf.name: leaf.role for leaf in inputs}
     found = {}
     for leaf in outputs:
-        if leaf.path[:1] in places:
-            name = names[(places[leaf.path[:1]], *leaf.path[1:])]
+        place = _place_among(places, leaf.path)
+        if place is not None:
+            name = names[(places[place], *leaf.path[len(place) :])]
             if roles[name] != "input":
                 found[leaf.name] = name
     return found

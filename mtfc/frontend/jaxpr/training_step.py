@@ -15,15 +15,21 @@ from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Operand, Var, all_steps
 
 
 def training_functions(whole: Function, replaced: Mapping[str, str]) -> tuple[Function, ...]:
-    """Return `forward` and `step`, or `forward` alone for a function that returns no model, or nothing else.
+    """Return `forward` and `step`, or `forward` alone for a function that returns no model, or computes no gradients and no loss.
 
     replaced: name of an output -> the argument that it replaces. Arguments that the other outputs need are the model; the others
-    that are replaced are the optimizer's state. A step returns all of the model: what it does not replace, too.
+    that are replaced are the optimizer's state. A step returns all of the model: what it does not replace, too. If no other
+    output needs the model, `forward` computes the gradients.
     """
     plain = [output for output in whole.outputs if output.name not in replaced]
-    if not plain or len(plain) == len(whole.outputs):
+    if len(plain) == len(whole.outputs):
         return (whole,)
+    model = {a.value for a in whole.arguments if a.value.name in replaced.values()}
     needed = _ancestors(whole.body, (output.value for output in plain))
+    computed = plain if model & needed else [*plain, *_gradients(whole.body, plain)]
+    needed = _ancestors(whole.body, (output.value for output in computed))
+    if not model & needed:
+        return (whole,)
     arguments = tuple(_with_role(a, needed, replaced.values()) for a in whole.arguments)
     outputs = tuple(attrs.evolve(output, updates=replaced.get(output.name)) for output in whole.outputs)
     names = Names(output.name for output in whole.outputs)
@@ -33,10 +39,19 @@ def training_functions(whole: Function, replaced: Mapping[str, str]) -> tuple[Fu
         if a.role == "parameter" and a.value.name not in replaced.values()
     )
     body = tuple(eqn for eqn in whole.body if not needed.isdisjoint(eqn.results))
-    forward = Function("forward", _without_state(arguments), body, tuple(plain))
+    forward = Function("forward", _without_state(arguments), body, tuple(computed))
     return forward, Function(
         "step", arguments, tuple(_staged(whole.body, plain)), _ordered((*outputs, *kept))
     )
+
+
+def _gradients(body: Iterable[Equation], plain: Iterable[Output]) -> list[Output]:
+    """Return the values of the backward pass that other equations need, as outputs beside the plain ones."""
+    backward = {value: None for eqn in body if eqn.stage == "backward" for value in eqn.results}
+    needed = _ancestors(body, backward)
+    used = (value for eqn in body if needed.isdisjoint(eqn.results) for value in eqn.operands)
+    names = Names(output.name for output in plain)
+    return [Output(names.fresh("gradient"), value) for value in dict.fromkeys(used) if value in backward]
 
 
 def update_results(steps: Sequence[AppliedPrimitive], outputs: Iterable[Operand]) -> frozenset[Var]:
