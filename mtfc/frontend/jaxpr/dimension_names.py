@@ -26,7 +26,8 @@ GIVEN, BATCH, ANNOTATED, PLACE = 0, 1, 2, 3
 def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Callable[..., Any]) -> None:
     """Add names to the factors of all arguments. Axes to which the user gives one name become one dimension.
 
-    Axes to which Flax's metadata gives one name do, too, where their sizes are equal and no array would have it twice. Raises `CompileError` for patterns that fit nothing, or not the array.
+    Axes to which Flax's metadata gives one name do, too, where their sizes are equal and no array would have it twice.
+    Raises `CompileError` for patterns that fit nothing, or not the array.
     """
     places = [place(flat, path) for path in flat.inputs]
     used: set[str] = set()
