@@ -6,7 +6,9 @@ transposes and reshapes along factors make no equations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -48,7 +50,9 @@ class JaxprEmitter:
         """Make the equations of steps."""
         for step in steps:
             self.build.span, self.build.stage = step.span, step.stage
-            found = self.linker.rule(step).emit(self, step)
+            with self.dims.of_step():
+                found = self.linker.rule(step).emit(self, step)
+                self.dims.keep(dim for value in found for dim in value.type.dims)
             for var, value in zip(step.results, found, strict=True):
                 self.known[var] = value
 
@@ -147,11 +151,17 @@ class JaxprEmitter:
 
 @attrs.define
 class Dims:
-    """The dimensions of factors. They are made on demand, when all axes are linked and named."""
+    """The dimensions of factors. They are made on demand, when all axes are linked and named.
+
+    free: (name, size) -> dimensions that rules have made for the equations of one step. Later steps use them again, so equal
+    steps make equal equations. used: the number of those that are in use.
+    """
 
     known: dict[Factor, Dim] = attrs.field(factory=dict)
     names: dict[str, int] = attrs.field(factory=dict)
     sizes: dict[str, Dim] = attrs.field(factory=dict)
+    free: dict[tuple[str, int], list[Dim]] = attrs.field(factory=dict)
+    used: Counter[tuple[str, int]] = attrs.field(factory=Counter)
 
     def of(self, factors: Iterable[Factor]) -> tuple[Dim, ...]:
         """Return the dimensions of factors."""
@@ -167,16 +177,37 @@ class Dims:
                 name = f"{self.known[other].name}_other"
             else:
                 name = "d"
-            self.known[factor] = self.new(name, factor.size)
+            self.known[factor] = self._made(name, factor.size)
         return self.known[factor]
 
     def new(self, name: str, size: int) -> Dim:
+        """Return a dimension that no other equation of this step has, but for those around it."""
+        key = name, int(size)
+        free, used = self.free.setdefault(key, []), self.used[key]
+        if used == len(free):
+            free.append(self._made(name, size))
+        self.used[key] += 1
+        return free[used]
+
+    @contextmanager
+    def of_step(self) -> Iterator[None]:
+        """Free the new dimensions of a step at its end."""
+        before = Counter(self.used)
+        yield
+        self.used = before
+
+    def keep(self, dims: Iterable[Dim]) -> None:
+        """Let no later step use dimensions of the results of a step."""
+        kept = {*dims}
+        self.free = {key: [dim for dim in free if dim not in kept] for key, free in self.free.items()}
+
+    def _made(self, name: str, size: int) -> Dim:
         """Make a dimension with a new name."""
         number = self.names.get(name, 0) + 1
         self.names[name] = number
         found = f"d{number}" if name == "d" else name if number == 1 else f"{name}_{number}"
         if found in self.sizes:
-            return self.new(name, size)
+            return self._made(name, size)
         return self.sizes.setdefault(found, Dim(found, int(size)))
 
     @property
