@@ -22,6 +22,7 @@ from mtfc.compiler.passes.pipelines import (
     spmd_lowering,
 )
 from mtfc.compiler.search.found import Objective, Price, Pricing
+from mtfc.compiler.search.repeated_layers import RepeatedLayers, shortened_program
 
 
 @attrs.frozen
@@ -94,6 +95,55 @@ class LayoutPricer:
         if not overlaps:
             return price
         return attrs.evolve(price, overlapping=step_time(function, mesh, self.hardware).seconds)
+
+
+MANY_EQUATIONS = 2000
+"""Shorter programs are priced as a whole."""
+
+
+@attrs.frozen
+class LayersPricer:
+    """Prices a model with repeated layers by two programs with fewer: see `repeated_layers.py`.
+
+    shorter, longer: the pricers of programs without these layers, and with one of them. number: of the layers.
+    """
+
+    shorter: LayoutPricer
+    longer: LayoutPricer
+    number: int
+
+    @classmethod
+    def of(cls, pricer: LayoutPricer) -> LayersPricer | None:
+        """Return the pricer of a long program with repeated layers, or None for other programs."""
+        (function,) = pricer.program.functions
+        if len(function.body) < MANY_EQUATIONS:
+            return None
+        layers = RepeatedLayers.of(function)
+        if layers is None:
+            return None
+        shorter, longer = (shortened_program(pricer.program, layers, kept) for kept in (0, 1))
+        if shorter is None or longer is None:
+            return None
+        pricers = LayoutPricer(shorter, pricer.hardware), LayoutPricer(longer, pricer.hardware)
+        return cls(*pricers, layers.number)
+
+    @property
+    def share(self) -> float:
+        """The equations of both programs, as a share of those of the model."""
+        sizes = [len(each.program.functions[0].body) for each in (self.shorter, self.longer)]
+        layer = sizes[1] - sizes[0]
+        return sum(sizes) / (sizes[0] + self.number * layer)
+
+    def pricing(self, objective: Objective) -> Pricing:
+        """Return the pricing for an objective."""
+        shorter, longer = self.shorter.pricing(objective), self.longer.pricing(objective)
+        return lambda mesh, layout: _extrapolated(shorter(mesh, layout), longer(mesh, layout), self.number)
+
+
+def _extrapolated(a: Price, b: Price, number: int) -> Price:
+    """Return the price of a model with some layers, from those without layers and with one."""
+    pairs = zip(attrs.astuple(a), attrs.astuple(b), strict=True)
+    return Price(*(x if x == y else x + number * (y - x) for x, y in pairs))
 
 
 def _lowered(placed: Program) -> Function:

@@ -10,8 +10,8 @@ import attrs
 
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
-from mtfc.compiler.search.found import Found, Objective, Progress, silent
-from mtfc.compiler.search.pricer import LayoutPricer
+from mtfc.compiler.search.found import Found, Objective, Pricing, Progress, silent, value_of
+from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer
 from mtfc.driver.loading.layout_targets import layout_targets, prepared
 from mtfc.driver.loading.sources import known_as
 from mtfc.driver.searching.baselines import baselines
@@ -22,6 +22,9 @@ from mtfc.driver.searching.why_not import AskedRules, asked_rules, best_with_rul
 from mtfc.driver.searching.written import declared_name, insert_layout, resized
 from mtfc.reports.search_report import LayoutSearchResult
 from mtfc.reports.why_not_report import LayoutDifference, UnfitRules
+
+EXACT = 1.5
+"""The time that is left to price the best layout of a model with repeated layers exactly, in expected times."""
 
 
 @attrs.frozen
@@ -46,23 +49,39 @@ class LayoutFinder:
     ) -> Found:
         """Find the best global layout until a time of `monotonic`. Raises `NothingFits`.
 
-        known: layouts to start from. rules: rules that the layout must have.
+        known: layouts to start from. rules: rules that the layout must have. Repeated layers are priced once, and at the end the
+        best layout is priced exactly.
         """
-        from mtfc.compiler.search.global_layouts.global_search import search
+        exact, layers = self.pricer.pricing(self.objective), LayersPricer.of(self.pricer)
 
-        return search(
-            self.pricer.undistributed(),
-            self.program.function("forward"),
-            meshes,
-            self.pricer.hardware,
-            self.pricer.pricing(self.objective),
-            until,
-            self.objective,
-            known,
-            progress,
-            fixed=(rules or Layout("")).rules,
-            storage=self.storage,
-        )
+        def found(pricing: Pricing, until: float) -> Found:
+            from mtfc.compiler.search.global_layouts.global_search import search
+
+            return search(
+                self.pricer.undistributed(),
+                self.program.function("forward"),
+                meshes,
+                self.pricer.hardware,
+                pricing,
+                until,
+                self.objective,
+                known,
+                progress,
+                fixed=(rules or Layout("")).rules,
+                storage=self.storage,
+            )
+
+        if layers is None:
+            return found(exact, until)
+        pricing = layers.pricing(self.objective)
+        some = [*known, *((mesh, rules or Layout("")) for mesh in meshes)]
+        compiling = EXACT * min(_seconds(pricing, *each) for each in some[:2]) / layers.share
+        best = found(pricing, until - compiling)
+        price = exact(best.mesh, best.layout)
+        if price.tiled > self.pricer.hardware.device.memory and self.objective != "memory":
+            return found(exact, until)
+        value = value_of(price, self.objective)
+        return attrs.evolve(best, objective=value, lower_bound=min(best.lower_bound, value), refuted=None)
 
     def best_per_equation(
         self,
@@ -87,6 +106,13 @@ class LayoutFinder:
             progress,
             fixed=(rules or Layout("")).value_rules,
         )
+
+
+def _seconds(pricing: Pricing, mesh: Mesh, layout: Layout) -> float:
+    """Return the seconds that it takes to price a layout."""
+    start = monotonic()
+    pricing(mesh, layout)
+    return monotonic() - start
 
 
 @attrs.frozen

@@ -16,8 +16,6 @@ from time import monotonic
 import attrs
 import numpy as np
 
-from mtfc.compiler.analysis.dimension_names import computed
-from mtfc.compiler.cost.effects.memory import Splitting
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.model import regimes
 from mtfc.compiler.cost.tables.collective_tables import Seconds
@@ -34,12 +32,6 @@ from mtfc.compiler.search.global_layouts.sum_bound import SumBound
 
 BLOCK = 1 << 12
 """Layouts that are bounded between two looks at the clock."""
-
-KEPT = 3
-"""The number of points of the program that are kept for each dimension that may be split: the points with the most bytes."""
-
-SPLIT = 8.0
-"""The number of processors over which the dimension is split to choose these points."""
 
 
 @attrs.frozen(slots=False, eq=False)
@@ -83,7 +75,7 @@ class LayoutBound(SearchSetting):
     @cached_property
     def _alive(self) -> dict[tuple[Columns, Columns], Seconds]:
         """Bytes that are alive at each point, by the columns that split them and the columns that must be whole."""
-        kinds, bytes = largest_points(self.step.memory.points)
+        kinds, bytes = self.step.largest_points
         found: dict[tuple[Columns, Columns], Seconds] = {(frozenset(), frozenset()): np.zeros(len(bytes))}
         for kind, column in zip(kinds, bytes.T, strict=True):
             key = self.columns(kind.dims), self.columns(kind.unless)
@@ -227,23 +219,3 @@ class LayoutBound(SearchSetting):
         if id(facts) not in self.sums:
             self.sums[id(facts)] = SumBound(self, facts)
         return self.sums[id(facts)]
-
-
-def largest_points(points: Iterable[Mapping[Splitting, int]]) -> tuple[list[Splitting], Seconds]:
-    """Return the points with the most bytes if nothing is split, or if one dimension is split, as bytes: [point, splitting]."""
-    points = list(points)
-    number: dict[Splitting, int] = {}
-    for point in points:
-        for kind in point:
-            number.setdefault(kind, len(number))
-    bytes = np.zeros((len(points), len(number)))
-    for row, point in zip(bytes, points, strict=True):
-        row[[number[kind] for kind in point]] = list(point.values())
-    always = np.array([not kind.unless for kind in number])
-    kept: set[int] = set()
-    for name in ("", *sorted(computed(frozenset[str]().union(*(kind.dims for kind in number))))):
-        share = np.array([1 / SPLIT if name in kind.dims else 1.0 for kind in number])
-        whole = np.array([name not in kind.unless for kind in number])
-        for weights in (share * whole, share * always):
-            kept.update(np.argsort(-(bytes @ weights), kind="stable")[:KEPT].tolist())
-    return list(number), bytes[sorted(kept)]

@@ -15,6 +15,7 @@ from itertools import combinations
 from math import gcd
 
 import attrs
+import numpy as np
 
 from mtfc.compiler.analysis.dimension_names import (
     DimensionNames,
@@ -22,11 +23,12 @@ from mtfc.compiler.analysis.dimension_names import (
     IsCommon,
     bridge_of,
     called,
+    computed,
     rule_of,
     uses_of,
 )
 from mtfc.compiler.cost.effects.halo_exchange import Halo, Halos
-from mtfc.compiler.cost.effects.memory import MemoryBound, equal_in, merging_in
+from mtfc.compiler.cost.effects.memory import MemoryBound, Splitting, equal_in, merging_in
 from mtfc.compiler.cost.effects.moved_data import MovedData
 from mtfc.compiler.cost.effects.pending_sums import SumRoute, without_useless_stops
 from mtfc.compiler.cost.effects.roofline import is_binary
@@ -34,6 +36,7 @@ from mtfc.compiler.cost.effects.stored_parameters import StoredParameter, all_ar
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, ShardedAmount, Term
 from mtfc.compiler.cost.model import DATA_MOVEMENT, KERNELS, MEMORY, PENDING_SUMS, STORED_PARAMETERS
+from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.opdef import BlockRewriter
@@ -41,6 +44,12 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Axes, Dim
 from mtfc.compiler.passes.spatial.position_blocks import NewDims, PositionBlocks
+
+KEPT = 3
+"""The number of points of the program that are kept for each dimension that may be split: the points with the most bytes."""
+
+SPLIT = 8.0
+"""The number of processors over which the dimension is split to choose these points."""
 
 DimSets = frozenset[Dims]
 """Sets of dimensions; all dimensions of one set have to be split."""
@@ -92,6 +101,11 @@ class StepFacts:
     @cached_property
     def memory(self) -> MemoryBound:
         return MEMORY.bound(self._program(is_binary))
+
+    @cached_property
+    def largest_points(self) -> tuple[list[Splitting], Seconds]:
+        """The points of the program at which most memory is in use: see `largest_points`."""
+        return largest_points(self.memory.points)
 
     def _program(self, is_common: IsCommon) -> CommonProgram:
         return CommonProgram(self.function, self.names, self.device, is_common, self._replaced, new_blocks)
@@ -232,3 +246,23 @@ def _applies(eqn: Equation, split: set[Dim], names: Names, makers: dict[Value, E
 def _divisors(size: int) -> Iterable[int]:
     """Return the divisors of a size, but for 1."""
     return (n for n in range(2, size + 1) if size % n == 0)
+
+
+def largest_points(points: Iterable[Mapping[Splitting, int]]) -> tuple[list[Splitting], Seconds]:
+    """Return the points with the most bytes if nothing is split, or if one dimension is split, as bytes: [point, splitting]."""
+    points = list(points)
+    number: dict[Splitting, int] = {}
+    for point in points:
+        for kind in point:
+            number.setdefault(kind, len(number))
+    bytes = np.zeros((len(points), len(number)))
+    for row, point in zip(bytes, points, strict=True):
+        row[[number[kind] for kind in point]] = list(point.values())
+    always = np.array([not kind.unless for kind in number])
+    kept: set[int] = set()
+    for name in ("", *sorted(computed(frozenset[str]().union(*(kind.dims for kind in number))))):
+        share = np.array([1 / SPLIT if name in kind.dims else 1.0 for kind in number])
+        whole = np.array([name not in kind.unless for kind in number])
+        for weights in (share * whole, share * always):
+            kept.update(np.argsort(-(bytes @ weights), kind="stable")[:KEPT].tolist())
+    return list(number), bytes[sorted(kept)]
