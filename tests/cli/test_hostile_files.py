@@ -120,11 +120,25 @@ def test_a_hundred_errors_are_shown(mtfc: Mtfc, folder: Path) -> None:
     assert time.process_time() - start < SECONDS
 
 
-def test_a_program_of_too_many_calls_is_refused_before_it_is_elaborated(mtfc: Mtfc, folder: Path) -> None:
+REPEATED = {
+    "calls": (30, "{ return tanh(x) }"),
+    "numbers": (13, f"{{ y0 = 1; {'; '.join(f'y{i + 1} = y{i} + 1' for i in range(300))}; return x }}"),
+    "dimensions": (13, f"{{ {'; '.join(f'dim d{i} = {i + 1}' for i in range(300))}; return x }}"),
+    "parameters": (11, f"{{ {'; '.join(f'param p{i}: [] = zeros()' for i in range(99))}; return x }}"),
+    "watched values": (12, f"{{ {'; '.join(f'y{i} = 2; watch y{i}' for i in range(99))}; return x }}"),
+}
+"""The number of functions that call each other, and the body of the last one, which has little in it that is an equation."""
+
+
+@pytest.mark.parametrize("kind", REPEATED)
+def test_a_program_of_too_many_calls_is_refused_before_it_is_elaborated(
+    mtfc: Mtfc, folder: Path, kind: str
+) -> None:
     """Each function calls the one before it twice, as in the attack of a billion laughs."""
-    lines = ["dim io = 4", "fn f0(x: [...]) -> [...] { return tanh(x) }"]
-    lines += [f"fn f{i + 1}(x: [...]) -> [...] {{ return f{i}(f{i}(x)) }}" for i in range(30)]
-    lines += ["model net(x: [io]) {", "  y = f30(x)", "  return y", "}"]
+    number, body = REPEATED[kind]
+    lines = ["dim io = 4", f"fn f0(x: [...]) -> [...] {body}"]
+    lines += [f"fn f{i + 1}(x: [...]) -> [...] {{ return f{i}(f{i}(x)) }}" for i in range(number)]
+    lines += ["model net(x: [io]) {", f"  y = f{number}(x)", "  return y", "}"]
     Path("laughs.mtf").write_text("\n".join(lines))
     start = time.process_time()
     outcome = mtfc("check", "laughs.mtf")

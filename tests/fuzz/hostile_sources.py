@@ -94,14 +94,25 @@ def many(rng: random.Random) -> str:
 
 
 def tower(rng: random.Random) -> str:
-    """Return functions that each call the ones before several times."""
-    lines = ["dim a = 4", "fn f0(x: [...]) -> [...] { return tanh(x) }"]
+    """Return functions that each call the ones before several times; the last one may be long."""
+    thing = rng.choice(REPEATED)
+    body = "\n".join(thing.format(i=i, j=i + 1) for i in range(rng.randint(0, 300)))
+    lines = ["dim a = 4", f"fn f0(x: [...]) -> [...] {{\ny0 = 1\n{body}\nreturn tanh(x)\n}}"]
     for i in range(1, rng.randint(3, 60)):
         calls = "x"
         for _ in range(rng.randint(1, 4)):
             calls = f"f{rng.randrange(i)}({calls})"
         lines.append(f"fn f{i}(x: [...]) -> [...] {{ return {calls} }}")
     return "\n".join([*lines, f"model m(x: [a]) {{\n  y = f{len(lines) - 2}(x)\n  return y\n}}"])
+
+
+REPEATED = (
+    "y{j} = y{i} + 1",
+    "dim d{i} = {j}",
+    "param p{i}: [] = zeros()",
+    "z{i} = x\nwatch z{i}",
+    "_{i} = x",
+)
 
 
 def axes(rng: random.Random) -> str:

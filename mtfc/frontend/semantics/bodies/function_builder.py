@@ -165,9 +165,10 @@ class FunctionBuilder:
     """A function of the program, while its equations are collected.
 
     block: the current block. dims: dimensions that functions declare in their bodies, with their places. places: the place of
-    each parameter, by name. draws: names of random streams. watches: names of watched values. size: the number of equations and
-    calls so far. slices: the types of parameters without the dimensions of the loops around them. numbers: scalars for numbers
-    that are known only when the program runs, such as the learning rate of a schedule; they have no dtype of their own.
+    each parameter, by name. draws: names of random streams. watches: names of watched values. size: the number of equations,
+    parameters, watched values and calls so far. slices: the types of parameters without the dimensions of the loops around them.
+    numbers: scalars for numbers that are known only when the program runs, such as the learning rate of a schedule; they have no
+    dtype of their own.
     """
 
     block: BlockBuilder
@@ -219,6 +220,7 @@ class FunctionBuilder:
         place = self.block.located(span)
         value = self.argument(name, full, "parameter", place)
         self.parameters.append(Parameter(name, full, init, place, is_state))
+        self.size += 1
         return self.block.parameter(value)
 
     def stacked(self, type: TensorType) -> TensorType:
@@ -261,6 +263,7 @@ class FunctionBuilder:
     def watch(self, name: str, value: Value) -> None:
         """Hand out a value of the current block beside the outputs."""
         self.block.watched[self.watches.fresh(name)] = self.block.here(value)
+        self.size += 1
 
     def watched(self) -> dict[str, Value]:
         """Return the watched values by the names of their outputs, which mean nothing else."""

@@ -27,7 +27,7 @@ from mtfc.frontend.semantics.calls.signatures import (
     shown,
     type_of,
 )
-from mtfc.frontend.semantics.names.scope import ANY, Scope, count
+from mtfc.frontend.semantics.names.scope import ANY, InlinedSize, Scope, count
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import walk
 
@@ -202,7 +202,7 @@ class _Call:
 
     def _may_be_inlined(self) -> bool:
         stack, builder = self.caller.stack, self.caller.builder
-        builder.size += 1
+        size = inlined_size(self.function, self.scope.reports.sizes)
         if self.key in stack:
             names = [name for _, name in (*stack[stack.index(self.key) :], self.key)]
             message = f"`{self.name}` calls itself: {' -> '.join(names)}"
@@ -210,10 +210,11 @@ class _Call:
             self._error("E118", message, self.node.function.span, help)
         elif len(stack) >= DEEPEST:
             self._error("E122", f"more than {DEEPEST} functions are inlined in each other", self.node.span)
-        elif builder.size + calls_in(self.function, self.scope.reports.calls_in) > LARGEST:
+        elif builder.size + size.total > LARGEST:
             message = f"the program has more than {LARGEST:,} equations and calls"
             self._error("E122", message, self.node.span, "write repeated parts once, with `repeat` or `scan`")
         else:
+            builder.size += size.own
             return True
         return False
 
@@ -397,17 +398,23 @@ def _finds_parameter(function: DeclaredFunction, known: dict[tuple[str, str], bo
     return False
 
 
-def calls_in(function: DeclaredFunction, known: dict[tuple[str, str], int], depth: int = 0) -> int:
-    """Return the number of calls of functions that a call leads to, at most one more than a program may have.
+NODES = 8
+"""The nodes of a function's syntax that take at most the time of an equation."""
+
+
+def inlined_size(
+    function: DeclaredFunction, known: dict[tuple[str, str], InlinedSize], depth: int = 0
+) -> InlinedSize:
+    """Return the size of a call of a function, at most one more than a program may have.
 
     known: the answers found before. Calls that lead back to the function, or too deep, are other errors.
     """
     if function.key not in known:
-        known[function.key] = 0
-        total = 0
-        if depth < DEEPEST:
-            for node in walk(function.decl):
-                callee = find_function(function.scope, node.function) if isinstance(node, ast.Call) else None
-                total += 1 + calls_in(callee, known, depth + 1) if callee else 0
-        known[function.key] = min(total, LARGEST + 1)
+        known[function.key] = InlinedSize()
+        nodes = tuple(walk(function.decl))
+        own = total = 1 + len(nodes) // NODES
+        for node in nodes if depth < DEEPEST else ():
+            callee = find_function(function.scope, node.function) if isinstance(node, ast.Call) else None
+            total += inlined_size(callee, known, depth + 1).total if callee else 0
+        known[function.key] = InlinedSize(own, min(total, LARGEST + 1))
     return known[function.key]

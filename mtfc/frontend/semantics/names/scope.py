@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from copy import copy
 
+import attrs
+
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span, nearest
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
@@ -34,14 +36,22 @@ STEP = "step"
 """In an optimizer, the number of the training step."""
 
 
+@attrs.frozen
+class InlinedSize:
+    """The part of a program's limit that a call takes: `own` without the calls in it, and `total` with all that it leads to."""
+
+    own: int = 0
+    total: int = 0
+
+
 class Reports:
     """The errors of one run, and the facts that all scopes of the run share.
 
     A function is elaborated once for each call; an error in the function is reported for the first call that shows the error.
 
     called: the functions that have been elaborated, by the place of their names. owners: True for functions that declare
-    parameters, by module and name. calls_in: the number of calls that a call of a function leads to. dropped, dropped_dims: the
-    full names of unused values, and the dimensions of their functions, which no program has.
+    parameters, by module and name. sizes: the sizes of calls of functions. dropped, dropped_dims: the full names of unused
+    values, and the dimensions of their functions, which no program has.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -49,7 +59,7 @@ class Reports:
         self._seen: set[tuple[str, str, Span]] = set()
         self.called: set[Span] = set()
         self.owners: dict[tuple[str, str], bool] = {}
-        self.calls_in: dict[tuple[str, str], int] = {}
+        self.sizes: dict[tuple[str, str], InlinedSize] = {}
         self.dropped: set[str] = set()
         self.dropped_dims: dict[str, tuple[Dim, Span]] = {}
         self._unused: dict[Span, Unused] = {}
