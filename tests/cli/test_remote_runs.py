@@ -12,7 +12,7 @@ import pytest
 
 from mtfc.driver.data.checkpoint_files import About, newest_checkpoint
 from mtfc.driver.data.remote import RemoteFolder
-from mtfc.driver.errors import ENVIRONMENT, OK, USAGE
+from mtfc.driver.errors import ENVIRONMENT, ERRORS, OK, USAGE
 from mtfc.driver.training import run_lock
 from mtfc.driver.training.run_lock import RunLock
 from tests.cli.conftest import Mtfc
@@ -94,6 +94,16 @@ def test_a_second_start_is_refused_and_told_about_the_first(
     assert refused.status == ENVIRONMENT
     assert f"{URL} belongs to a run that is under way: process " in refused.err
     assert [each.name for each in store.iterdir()] == ["run.lock"]
+
+
+def test_checkpoints_of_another_program_are_neither_fetched_nor_removed(store: Path, mtfc: Mtfc) -> None:
+    for name in ("7/default/array", "9/unfinished-parts/a", "tmp/unfinished"):
+        (store / "checkpoints" / name).parent.mkdir(parents=True)
+        (store / "checkpoints" / name).write_text("theirs")
+    refused = train(mtfc, "--steps", "1", "--dir", URL)
+    assert refused.status == ERRORS
+    assert f"{URL}/checkpoints/9 cannot be read: it has no about/about.json" in refused.err
+    assert len([each for each in store.rglob("*") if each.is_file() and each.read_text() == "theirs"]) == 3
 
 
 def test_what_cannot_be_written_is_told_at_once(store: Path, mtfc: Mtfc) -> None:

@@ -151,7 +151,7 @@ CASES = [("data.npz", ""), *([("data.npz@1,more.npz@2", ""), ("data.npz", STORE)
 @pytest.mark.parametrize(("data", "store"), CASES)
 def test_a_killed_run_goes_on_with_the_same_bits(folder: Path, data: str, store: str) -> None:
     whole, killed = (f"{name}-{data}" for name in ("whole", "killed"))
-    if not store:
+    if not (folder / whole).exists():
         finish(folder, whole, data)
     draw, left = random.Random(0), 0
     place = folder / "bucket" / killed if store else folder / killed

@@ -25,7 +25,7 @@ from threading import Event, RLock, Thread
 import attrs
 
 from mtfc.backends.common.devices import Unavailable
-from mtfc.driver.data.checkpoint_files import CHECKPOINTS, STATE, UNFINISHED, remote_steps, steps_in
+from mtfc.driver.data.checkpoint_files import CHECKPOINTS, RECORD, STATE, UNFINISHED, remote_steps, steps_in
 from mtfc.driver.data.remote import RemoteFolder, cache
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.training.best import EVALUATIONS_FILE
@@ -130,17 +130,18 @@ class Mirror:
     def clean(self) -> None:
         """Remove checkpoints that a killed run has left unfinished."""
         names = self.remote.names()
-        for name in names:
-            folder, _, last = name.rpartition("/")
-            if last == UNFINISHED and folder.startswith(f"{CHECKPOINTS}/"):
-                self._remove([each for each in names if each.startswith(f"{folder}/")], name)
+        for step in {each.partition("/")[0] for each in _inside(CHECKPOINTS, names)}:
+            folder = f"{CHECKPOINTS}/{step}"
+            unfinished = f"{folder}/{UNFINISHED}"
+            if step.isdecimal() and unfinished in names:
+                self._remove([each for each in names if each.startswith(f"{folder}/")], unfinished)
 
     def fetch(self) -> None:
         """Copy what a run needs to go on."""
         names = self.remote.names()
         self.steps = remote_steps(_inside(CHECKPOINTS, names))
-        if self.steps:
-            newest = f"{CHECKPOINTS}/{self.steps[-1]}"
+        newest = f"{CHECKPOINTS}/{self.steps[-1]}" if self.steps else ""
+        if f"{newest}/{RECORD}" in names:  # else it is none of mtfc, which is told without it
             self.remote.fetch([f"{newest}/{each}" for each in _inside(newest, names)], self.path)
         self.evaluations = self.remote.read(EVALUATIONS_FILE) if EVALUATIONS_FILE in names else None
         if self.evaluations is not None:
