@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,18 +24,20 @@ PART = ".part-of-an-object"
 
 
 class ObjectStore(fsspec.AbstractFileSystem):  # type: ignore[misc]
-    """left: the number of changes before the store is gone; None for ever. changes: those so far."""
+    """left: the number of changes before the store is gone; None for ever. changes: those so far. delay: seconds of a change."""
 
     protocol = "shop"
     cachable = False
     left: int | None = None
     changes = 0
+    delay = 0.0
 
     def _place(self, path: str) -> Path:
         return Path(os.environ[ROOT]) / self._strip_protocol(path)
 
     def _change(self) -> None:
         self._check()
+        time.sleep(ObjectStore.delay)
         if ObjectStore.left is not None:
             ObjectStore.left -= 1
         ObjectStore.changes += 1

@@ -56,8 +56,9 @@ IN_STORE = """
 import sys
 from mtfc.cli import main
 from mtfc.driver.training import mirror, run_lock
-from tests.training.object_store import install
+from tests.training.object_store import ObjectStore, install
 install()
+ObjectStore.delay = 0.003
 run_lock.DEAD, mirror.PART, mirror.PAUSE = 1.0, 1000, 0.05
 sys.exit(main())
 """
