@@ -16,6 +16,9 @@ ELSEWHERE := tests
 # Tests run on both processors: with threads of its own, the linear algebra of one process waits for that of the other.
 test test-fast fuzz mutants examples: export OPENBLAS_NUM_THREADS = 1
 
+# All processes of the tests use the modules that one has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast test-elsewhere lint format tables docs figures bench fuzz mutants mutate-source kill-test examples clean
 

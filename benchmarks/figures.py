@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 
 import attrs
@@ -34,6 +36,14 @@ def seconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def processor_seconds(command: list[str], environment: Mapping[str, str]) -> float:
+    """Return the processor time of a process, which other processes lengthen less than its duration."""
+    before = getrusage(RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    after = getrusage(RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def median_seconds(work: Callable[[], object], runs: int) -> float:

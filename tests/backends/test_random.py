@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,8 +74,10 @@ def quantiles(functions: Any, np: Any, bits: Any) -> Any:
     return functions.normal_quantile(number.astype(np.float32) * np.float32(2**-24))
 
 
-EXACT = quantiles(on_numpy, np, INPUTS)
-"""The normal number of every input, by NumPy."""
+@cache
+def by_numpy() -> Any:
+    """Return the normal number of every input, by NumPy."""
+    return quantiles(on_numpy, np, INPUTS)
 
 
 def units_apart(x: Any, y: Any) -> int:
@@ -127,7 +130,7 @@ def test_no_normal_number_is_further_from_that_of_jax() -> None:
         fraction = (bits | np.uint32(0x3F800000)).view(np.float32) - np.float32(1)
         return np.float32(np.sqrt(2)) * jax.lax.erf_inv(jnp.maximum(lowest, fraction * (1 - lowest) + lowest))
 
-    assert units_apart(EXACT, np.asarray(theirs(INPUTS))) <= 5
+    assert units_apart(by_numpy(), np.asarray(theirs(INPUTS))) <= 5
 
 
 def test_normal_numbers_are_quantiles() -> None:
@@ -135,9 +138,10 @@ def test_normal_numbers_are_quantiles() -> None:
     x = (INPUTS.astype(np.float64) * 4 + 1 - 2**24) / 2**24
     inner = np.abs(x) < 0.99
     exact = np.sqrt(2) * special.erfinv(x)
-    error = np.abs(EXACT - exact) / np.spacing(np.abs(exact).astype(np.float32))
+    found = by_numpy()
+    error = np.abs(found - exact) / np.spacing(np.abs(exact).astype(np.float32))
     assert error[inner].max() < 4 and error.max() < 100
-    assert (np.diff(EXACT[np.abs(EXACT) < 3]) >= -1e-6).all()
+    assert (np.diff(found[np.abs(found) < 3]) >= -1e-6).all()
 
 
 # The same bits everywhere
@@ -167,15 +171,23 @@ def test_numpy_and_compiled_jax_draw_the_same_bits(context: str) -> None:
     """The same text gives the same number for every input, whatever XLA fuses."""
     draw = jax.jit(CONTEXTS[context](lambda bits: quantiles(ON_JAX, jnp, bits)))
     found = np.asarray(draw(INPUTS))
-    np.testing.assert_array_equal(found.view(np.uint32), EXACT[: found.size].view(np.uint32))
+    np.testing.assert_array_equal(found.view(np.uint32), by_numpy()[: found.size].view(np.uint32))
+
+
+def has_fused_products() -> bool:
+    """Return True if XLA rounds a product and a sum once here, as processors do that have an instruction for both."""
+    x = np.full(8, 1 + 2**-12, np.float32)
+    return bool(jax.jit(lambda x, y: x * x - y)(x, x * x).any())
 
 
 def test_without_the_bound_xla_rounds_otherwise() -> None:
     """XLA fuses a plain product and sum; without this, `times` would be needless."""
+    if not has_fused_products():
+        pytest.skip("this processor rounds every product")
     functions = over_jax()
     functions.normal_quantile.__globals__["times"] = lambda x, y: x * y
     found = np.asarray(jax.jit(lambda bits: quantiles(functions, jnp, bits))(INPUTS))
-    assert (found != EXACT).any()
+    assert (found != by_numpy()).any()
 
 
 @st.composite
