@@ -204,6 +204,23 @@ INDICES: Mapping[str, Case] = {
     "lookup_columns": (lambda t, i: t[:, i], ((4, 10), ((8,), "int32"))),
     "along_axis": (lambda t, i: jnp.take_along_axis(t, i, 1), ((8, 6), ((8, 3), "int32"))),
     "two_indices": (lambda t, i: t[i[:, 0], i[:, 1]], ((8, 6), ((8, 3), "int32"))),
+    "gather_planes": (lambda t, i: t[i, :, i[::-1]] * 2, ((4, 6, 4), ((8,), "int32"))),
+    "gather_slices": (
+        lambda t, i: jax.vmap(lambda j: lax.dynamic_slice(t, (j, 0), (3, 6)))(i),
+        ((8, 6), ((4,), "int32")),
+    ),
+    "gather_own": (jax.vmap(lambda t, i: t[i[0], i[1]]), ((4, 8, 6), ((4, 3, 2), "int32"))),
+    "gather_self": (lambda i: i[i, i[:, :1]] + i, (((8, 8), "int32"),)),
+    "set_rows": (lambda t, i, u: t.at[jnp.argsort(i)[:4]].set(u), ((8, 6), ((8,), "int32"), (4, 6))),
+    "set_own": (
+        jax.vmap(lambda t, i, u: t.at[jnp.argsort(i)[:2]].set(u)),
+        ((4, 8, 6), ((4, 8), "int32"), (4, 2, 6)),
+    ),
+    "set_elements": (lambda t, i: t.at[i, 2].max(0.5), ((8, 6), ((8,), "int32"))),
+    "set_windows": (
+        lambda t, i: t.at[:, :, i[0]].multiply(2.0).at[i[1]].min(0.0),
+        ((4, 6, 8), ((2,), "int32")),
+    ),
     "added": (lambda t, i: t.at[i].add(1.5), ((10, 4), ((8,), "int32"))),
     "own_rows": (lambda t, i: t[i] @ t[i].T, ((8, 4), ((8,), "int32"))),
     "lookup_gradient": (lambda t, i: jax.grad(lambda z: (z[i] ** 2).sum())(t), ((10, 4), ((8, 3), "int32"))),

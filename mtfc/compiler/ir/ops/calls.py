@@ -12,8 +12,11 @@ from __future__ import annotations
 
 from ast import literal_eval
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
+
+import attrs
 
 from mtfc.compiler.ir.attributes import DIM_LIST, DIMS, TEXT, Attribute
 from mtfc.compiler.ir.core import Equation, Value
@@ -35,6 +38,25 @@ from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
 
 FUNCTION, DTYPES, RANKS = (Attribute(name, TEXT) for name in ("function", "dtypes", "ranks"))
 MAPPED, RESULTS = Attribute("mapped", DIMS), Attribute("results", DIM_LIST)
+
+
+@attrs.frozen
+class OnShards:
+    """A function of all elements of a processor along the mapped dimensions: (their sizes, *arrays) -> a list of arrays.
+
+    Arrays have an axis for each mapped dimension in front, of size 1 if an array lacks the dimension. mapped: the number of these
+    dimensions.
+    """
+
+    function: Callable[..., list[Any]]
+    mapped: int
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        """Apply the function to one element."""
+        one = (1,) * self.mapped
+        found = self.function(one, *(x.reshape(*one, *x.shape) for x in arrays))
+        return [x.reshape(x.shape[self.mapped :]) for x in found]
+
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 """Name -> function of JAX arrays, one element along all mapped dimensions. It returns a list of arrays."""
@@ -112,6 +134,9 @@ def mapped_call(
         middle = tuple(sizes[i] if i in own else 1 for i in range(len(sizes)))
         spread.append(jnp.asarray(x).reshape(*front, *middle, *x.shape[x.ndim - rank :]))
     spread = _varying_alike(spread)
+    if isinstance(function, OnShards):
+        function = partial(function.function, tuple(sizes))
+        ranks, sizes = [rank + len(sizes) for rank in ranks], ()
     lead = [x.shape[: x.ndim - rank] for x, rank in zip(spread, ranks, strict=True)]
     longest = max(map(len, lead), default=0)
     shape = jnp.broadcast_shapes((1,) * max(0, longest - len(sizes)) + tuple(sizes), *lead)

@@ -1,7 +1,8 @@
 """All other primitives: a call of the primitive itself, which JAX evaluates.
 
-Elementwise primitives and those that work along one axis are mapped along the other axes, so layouts may split these. Any other
-primitive is opaque: it gets whole operands on every processor. So no primitive is unknown, and importing never fails for one.
+Elementwise primitives and those that work along one axis are mapped along the other axes, so layouts may split these. They may
+also split the axes of gathers and scatters that indices do not point into (`gathers.py`). Any other primitive is opaque: it gets
+whole operands on every processor. So no primitive is unknown, and importing never fails for one.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from hashlib import sha256
 from typing import Any
 
 from mtfc.compiler.ir.core import Value
-from mtfc.compiler.ir.ops.calls import FUNCTIONS
+from mtfc.compiler.ir.ops.calls import FUNCTIONS, OnShards
 from mtfc.compiler.ir.types import Dim
 from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Var, bound
 from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
-from mtfc.frontend.jaxpr.rules import elementwise
+from mtfc.frontend.jaxpr.rules import elementwise, gathers
 
 ELEMENTWISE = frozenset({
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",
@@ -71,6 +72,8 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
         elementwise.link(linker, step)
     elif step.primitive in ALONG and all(x.shape == step.operands[0].shape for x in step.operands):
         _link_along(linker, step)
+    elif shared := gathers.shared_axes(step):
+        gathers.link(linker, step, shared)
     else:
         for result in step.results:
             linker.give(result, tuple(map(axis, result.shape)))
@@ -93,6 +96,9 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
         return _emit_elementwise(emitter, step)
     if step.primitive in ALONG and all(x.shape == step.operands[0].shape for x in step.operands):
         return _emit_along(emitter, step)
+    if shared := gathers.shared_axes(step):
+        values, mapped, rest, on_shards = gathers.operands(emitter, step, shared)
+        return add_call(emitter, step, on_shards, values, mapped, [rest])
     emitter.calls.append(step)
     operands = [emitter.operand(step, i) for i in range(len(step.operands))]
     whole = [emitter.whole(value, step.axes(i)) for i, value in enumerate(operands)]
@@ -166,7 +172,8 @@ def add_call(
     """Append a call. Results get their own shapes, which have one axis for each dimension."""
     name = _name(step, operands, results, params)
     sizes = [tuple(dim.size for dim in dims) for dims in results]
-    FUNCTIONS[name] = partial(_shaped, function, sizes)
+    is_whole = isinstance(function, OnShards)
+    FUNCTIONS[name] = function if is_whole else partial(_shaped, function, sizes)
     return emitter.build.several(
         "call",
         *operands,
