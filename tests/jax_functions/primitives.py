@@ -161,6 +161,14 @@ SHAPES: Mapping[str, Case] = {
             lax.pad(x, x[0, 0], ((1, 0, 0), (6, 0, 0))),
             lax.pad((x * 9).astype(int), jnp.max(x).astype(int), ((-1, 2, 0), (0, 0, 1))),
         ),
+        "reshape_across": lambda x: (
+            x.T.reshape(8, 6) + x,
+            x.reshape(6, 8) @ x,
+            jnp.where(x > 0, x, x.T.reshape(x.shape)),
+            (x.reshape(6, 8) * x.T).reshape(8, 6) - x,
+            x.T.reshape(48) + x.reshape(48),
+            x.reshape(4, 2, 6).transpose(1, 0, 2).reshape(8, 6) * x,
+        ),
         "tile": lambda x: jnp.tile(x, (2, 3)),
         "iota": lambda x: x + jnp.arange(6) + lax.broadcasted_iota(jnp.float32, (8, 6), 0),
         "constants": lambda x: (jnp.ones((3, 2)), jnp.zeros(()), jnp.full((8, 6), 2.0) + x, jnp.float32(3)),
@@ -176,6 +184,17 @@ SHAPES: Mapping[str, Case] = {
             lax.dynamic_index_in_dim(x, (x[0, 0] > 0).astype(int) + 2, 0),
         ),
         "cond": lambda x: lax.cond(x.sum() > 0, lambda: x * 2, lambda: x - 1),
+        "cond_long": lambda x: lax.cond(x.sum() > 0, lambda: x @ x.T, lambda: x[:, :1] + x[:, 0]),
+        "switch": lambda x: (
+            [
+                lax.switch(
+                    i, [lambda: (x, 1.0), lambda: (x.T.reshape(8, 6), x.sum()), lambda: (2 * x, x[0, 0])]
+                )
+                for i in (x[0, 0].astype(int), x[1, 1].astype(int) * 9, 1)
+            ],
+            lax.scan(lambda c, u: (lax.cond(u[0] > 0, lambda: c + u, lambda: c), c), x[0], x),
+            jax.grad(lambda z: lax.cond(z.sum() > 0, lambda: jnp.sin(z), lambda: z).sum())(x),
+        ),
         "while": lambda x: lax.while_loop(lambda c: c.sum() < 1e3, lambda c: c * 2 + 1, jnp.abs(x)),
         "loop": lambda x: loop(x, x[:6] * 0.1),
         "loop_backwards": loop_backwards,

@@ -222,6 +222,26 @@ def test_plans_work_under_explicit_axes() -> None:
         other.step(*args)
 
 
+def test_conditionals_with_short_branches_are_split() -> None:
+    """Wherever they stand: `plan.apply` leaves them to JAX, and `plan.step` computes all branches."""
+
+    @jax.custom_jvp
+    def custom(x: Any) -> Any:
+        return jax.lax.cond(x.sum() > 0, lambda: jnp.sin(x), lambda: 2 * x)
+
+    custom.defjvp(lambda xs, tangents: (custom(*xs), 3 * tangents[0]))
+
+    def outputs(w: Any, x: Any) -> Any:
+        h = custom(x @ w)
+        h = jax.checkpoint(lambda h: jax.lax.cond(h[0, 0] > 0, lambda: h + 1, lambda: jnp.tanh(h)))(h)
+        last, _ = jax.lax.scan(lambda c, u: (jax.lax.cond(u[0] > 0, lambda: c + u, lambda: c), 0), h[0], h)
+        return h, last
+
+    program = mtfc.from_jax(outputs, array(8, 16), array(8, 8), names={"w": "embed hidden"})
+    assert not program.coverage().opaque
+    assert program.verify(program.plan({"batch": "x", "hidden": "y"}, {"x": 2, "y": 2})).ok
+
+
 def test_search_finds_a_plan_and_its_bound() -> None:
     function, args = MODELS["perceptron"]()
     program = mtfc.from_jax(function, *args)

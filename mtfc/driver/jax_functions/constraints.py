@@ -21,6 +21,8 @@ from mtfc.frontend.jaxpr.flat import (
     Var,
     at_line_of,
     bound,
+    choice_steps,
+    chooses,
     has_elements,
     makes_step,
 )
@@ -107,6 +109,9 @@ def _applied(
         return _bound(eqn, operands)
     if not makes_step(eqn):
         return _bound(eqn, operands)
+    if chooses(eqn):
+        _skip_choice(eqn, steps)
+        return _bound(eqn, operands)
     step = next(steps)
     if step.bodies:
         return _scanned(eqn, operands, step.bodies[0], constrain)
@@ -133,13 +138,22 @@ def _skip(closed: Any, steps: Iterator[AppliedPrimitive]) -> None:
     for eqn in getattr(closed, "jaxpr", closed).eqns:
         name = eqn.primitive.name
         inner = eqn.params.get(INLINED[name]) if name in INLINED else None
-        if inner is None:
-            if makes_step(eqn):
+        if inner is not None:
+            if name in RECOMPUTED and eqn.params.get("prevent_cse", True):
                 next(steps)
-            continue
-        if name in RECOMPUTED and eqn.params.get("prevent_cse", True):
+            _skip(inner, steps)
+        elif makes_step(eqn) and chooses(eqn):
+            _skip_choice(eqn, steps)
+        elif makes_step(eqn):
             next(steps)
-        _skip(inner, steps)
+
+
+def _skip_choice(eqn: Any, steps: Iterator[AppliedPrimitive]) -> None:
+    """Go past the steps of a conditional, which JAX evaluates itself."""
+    for branch in eqn.params["branches"]:
+        _skip(branch, steps)
+    for _ in range(choice_steps(eqn)):
+        next(steps)
 
 
 def _bound(eqn: Any, operands: Sequence[Any]) -> list[Any]:

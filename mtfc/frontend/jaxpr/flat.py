@@ -311,6 +311,28 @@ def has_elements(var: Any) -> bool:
     return 0 not in getattr(var.aval, "shape", ())
 
 
+LONG = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "scan", "while", "cond"})
+"""Primitives that may take long."""
+
+
+def chooses(eqn: Any) -> bool:
+    """Return True for a conditional of which all branches are computed: none of them takes long."""
+    return eqn.primitive.name == "cond" and not any(map(_takes_long, eqn.params["branches"]))
+
+
+def _takes_long(closed: Any) -> bool:
+    for eqn in getattr(closed, "jaxpr", closed).eqns:
+        inner = eqn.params.get(INLINED.get(eqn.primitive.name, ""))
+        if eqn.primitive.name in LONG or eqn.effects or (inner is not None and _takes_long(inner)):
+            return True
+    return False
+
+
+def choice_steps(eqn: Any) -> int:
+    """Return the number of steps of a conditional beside those of its branches."""
+    return (len(eqn.params["branches"]) - 1) * (1 + sum(map(has_elements, eqn.outvars)))
+
+
 class _WithEmpty:
     """A primitive with empty operands, which it makes itself, or empty results, which it drops."""
 
@@ -418,12 +440,47 @@ class _Flattener:
             message = f"`{name}` has a side effect, which a program on many processors cannot keep in order"
             raise refused("E805", message, span or self.place, "leave it out of the imported function")
         env.update({v: Empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars if not has_elements(v)})
+        if chooses(eqn):
+            self._choice(eqn, operands, env, steps, span)
+            return
         made = [v for v in eqn.outvars if has_elements(v)]
         name, bind, params, given = _without_empty(eqn, operands)
         results = tuple(self.var(v.aval, span) for v in made)
         bodies = (self._body(eqn.params["jaxpr"]),) if name == "scan" else ()
         steps.append(AppliedPrimitive(name, bind, params, given, results, span, _stage(eqn), bodies))
         env.update(zip(made, results, strict=True))
+
+    def _choice(
+        self,
+        eqn: Any,
+        operands: tuple[Operand | Empty, ...],
+        env: Env,
+        steps: list[AppliedPrimitive],
+        span: Span | None,
+    ) -> None:
+        """Compute all branches, and choose between their results. The number of a branch is bounded to those that there are."""
+        import jax
+
+        def step(name: str, bind: Any, given: tuple[Operand, ...], result: Var) -> Var:
+            steps.append(AppliedPrimitive(name, bind, {}, given, (result,), span, _stage(eqn)))
+            return result
+
+        found: list[Operand | Empty] = []
+        number = operands[0]
+        assert not isinstance(number, Empty)
+        for k, branch in enumerate(eqn.params["branches"]):
+            inside: Env = dict(zip(branch.jaxpr.invars, operands[1:], strict=True))
+            results = self._inline(branch, inside, steps, span)
+            if k == 0:
+                found = [*results]
+                continue
+            self._count += 1
+            limit = number, Number(k, number.dtype)
+            is_later = step("ge", jax.lax.ge_p, limit, Var(self._count, (), "bool"))
+            for j, (v, x, y) in enumerate(zip(eqn.outvars, found, results, strict=True)):
+                if not isinstance(x, Empty) and not isinstance(y, Empty):
+                    found[j] = step("select_n", jax.lax.select_n_p, (is_later, x, y), self.var(v.aval, span))
+        env.update(zip(eqn.outvars, found, strict=True))
 
     def _barrier(
         self,

@@ -70,19 +70,23 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[range, ra
 
 
 def _link_reshape(linker: Linker, step: AppliedPrimitive) -> None:
-    """Split factors where axes are split. If that is not possible, the result has new axes."""
+    """Split factors where axes are split. If that is not possible, the result has new axes, which never become the operand's."""
     (x, *_), (result,) = step.operands, step.results
     order = _order(step)
     axes: list[Axis] = []
     same = set()
+    is_split = True
     for places, after in _groups([x.shape[j] for j in order], result.shape):
         before = [order[place] for place in places]
         factors = [f for j in before for f in x.axes[j]]
         found = cut(factors, [result.shape[j] for j in after])
+        is_split = is_split and found is not None
         axes += found if found is not None else [axis(result.shape[j]) for j in after]
         if found is not None and all(j in repeated(x) or x.shape[j] == 1 for j in before):
             same |= {*after}
     linker.give(result, tuple(axes))
+    if not is_split:
+        linker.space(*x.axes, *axes)
     result.repeated = frozenset(same)
 
 
