@@ -73,6 +73,7 @@ FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(
         ("take", "take_along_axis", "index_select", "embedding_lookup"), "write `gather(table, ids, d)`"
     ),
+    **dict.fromkeys(("index_add", "segment_sum", "bincount"), "write `scatter_add(updates, ids, d, [dims])`"),
     **dict.fromkeys(("pow", "power"), "write `x ** y`"),
     **dict.fromkeys(("detach", "no_grad"), "write `stop_gradient(x)`"),
     **dict.fromkeys(("reduce_sum",), "write `sum(x, over = [dims])`"),

@@ -273,6 +273,11 @@ BUILTINS: dict[str, Builtin] = {
         arguments=(kinds.tensor, kinds.tensor, kinds.dim),
         build=builtin_equations.gather,
     ),
+    "scatter_add": Builtin(
+        usage="scatter_add(updates, ids, d, [dims])",
+        arguments=(kinds.tensor, kinds.tensor, kinds.dim, kinds.dims),
+        build=builtin_equations.scatter_add,
+    ),
     "cumsum": Builtin(
         usage="cumsum(x, over = d, exclusive = false, reverse = false)",
         arguments=(kinds.tensor,),
