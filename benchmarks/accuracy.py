@@ -167,13 +167,14 @@ def _beside_compiled(
     """Yield the figures of one step, and return the relative error of its predicted computation."""
     program, generation = case.lowered(), topology.split(":")[0]
     step = tpu_compiler.compiled(program, topology, "step")
-    cycles = hlo.cycles(step.as_text())
+    text = tpu_compiler.text(step)
+    cycles = hlo.cycles(text)
     compiled, hardware = cycles / tpu_compiler.CLOCKS[generation], find_hardware(f"tpu_{generation}", {})
     said_nothing_of = unpooling(program.function("step"), program.placed_on, hardware.device)
     computation = predicted(program, hardware).total.compute - said_nothing_of
     yield Figure(f"{case.name} on TPU {generation}: cycles of computation", cycles, "")
     yield Figure("    predicted computation over the compiler's", computation / compiled, "")
-    wrong = unpredicted(program, step.as_text())
+    wrong = unpredicted(program, text)
     yield Figure("    elements in collectives that were not predicted", wrong, "", unpredicted_at_most)
     yield Figure("    predicted memory over the compiler's", memory(program, hardware) / allocated(step), "")
     return abs(computation / compiled - 1)

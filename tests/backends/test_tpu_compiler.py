@@ -30,6 +30,22 @@ def test_without_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
         tpu_compiler.topology("v5e:2x2")
 
 
+def test_a_program_that_jax_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = pytest.importorskip("jax")
+
+    class Unreadable:
+        def as_text(self) -> str:
+            raise jax.errors.JaxRuntimeError(
+                "INTERNAL: async-update instruction should have 1 operands but sees 3"
+            )
+
+    monkeypatch.setattr("importlib.metadata.version", {"jax": "0.10.2", "libtpu": "0.0.52"}.__getitem__)
+    with pytest.raises(
+        Unavailable, match=r"JAX 0.10.2 cannot read what libtpu 0.0.52 compiled.*async-update"
+    ):
+        tpu_compiler.text(Unreadable())
+
+
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_a_dot_takes_the_cycles_of_its_flops() -> None:
     text = """\

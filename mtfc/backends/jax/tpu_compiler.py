@@ -48,3 +48,19 @@ def compiled(program: Program, name: str, function: str | None = None) -> Any:
     Returns a `jax.stages.Compiled`.
     """
     return lowered(program, function, topology(name)).compile()
+
+
+def text(executable: Any) -> str:
+    """Return the text of a compiled program. Raises `Unavailable` if this JAX cannot read what this libtpu wrote.
+
+    A libtpu newer than the one that JAX asks for may write asynchronous collectives in a form that JAX does not know.
+    """
+    from importlib.metadata import version
+
+    try:
+        return str(executable.as_text())
+    except import_jax().errors.JaxRuntimeError as error:
+        pair = f"JAX {version('jax')} cannot read what libtpu {version('libtpu')} compiled"
+        raise Unavailable(
+            f'{pair}: install the one that it asks for, pip install "jax[tpu]" ({error})'
+        ) from error
