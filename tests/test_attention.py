@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from mtfc.backends.jax import backend as jax_backend
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.ops.attention import computed_share
 from mtfc.compiler.ir.types import Layout
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate
 from mtfc.compiler.passes.fuse_attention import FuseAttention, reasons
@@ -352,20 +350,3 @@ def test_short_softmaxes_stay_separate_ops() -> None:
     program = program_of("causal")
     assert count(run(program, (FuseAttention(),))) == 0
     assert reasons(program) == []
-
-
-def test_a_causal_mask_computes_ten_sixteenths() -> None:
-    causal, plain = (
-        next(
-            e
-            for e in run(program_of(form), (FuseAttention(1),)).function("forward").body
-            if has_trait(e, "attention")
-        )
-        for form in ("causal", "plain")
-    )
-    assert (
-        computed_share(causal, along_columns=False)
-        == computed_share(causal, along_columns=True)
-        == Fraction(10, 16)
-    )
-    assert computed_share(plain, along_columns=False) == 1

@@ -7,7 +7,6 @@ longest dimension. Each backend has its own `attention_blocks`, `attention_dot`,
 - form: the operands, the logits and the result in letters, such as `hld,hmd,hmd,lm->hlm->hld`. The letters of `memory` are the
   last of the logits.
 - first: letter -> the index of the first element here, for letters of the band that are split.
-- skips: True if logits outside of the band need not be computed.
 
 The other arguments are the attributes of the op: see `compiler/ir/ops/attention.py`.
 """
@@ -17,7 +16,7 @@ import numpy as np
 from mtfc.backends.numpy.attention import attention_aligned, attention_blocks, attention_dot, attention_origin
 
 
-def attention(form, q, k, v, *others, memory, dtype, skips=False, **options):
+def attention(form, q, k, v, *others, memory, dtype, **options):
     """Return the attention, and the logarithm of the sum of the exponentials for each query."""
     terms, logits, result, arrays, kinds = attention_operands(form, (q, k, v, *others), **options)
     rest = logits.removesuffix(memory)
@@ -29,9 +28,7 @@ def attention(form, q, k, v, *others, memory, dtype, skips=False, **options):
         mean = attention_dot(f"{logits},{terms[2]}->{result}", weights, v).astype(dtype)
         return mean, attention_aligned(lse.reshape(lse.shape[: lse.ndim - len(memory)]), rest, kept)
 
-    return attention_blocks(
-        block, arrays, terms, (result, kept), logits, options.get("band") if skips else None
-    )
+    return attention_blocks(block, arrays, terms, (result, kept), logits)
 
 
 def attention_dq(form, q, k, v, *others, memory, dtype, **options):
@@ -49,7 +46,7 @@ def attention_dbias(form, q, k, v, *others, memory, dtype, operand, **options):
     return attention_gradients(form, (q, k, v, *others[:-3]), others[-3:], (operand,), dtype, **options)[0]
 
 
-def attention_gradients(form, operands, last, wanted, dtype, skips=False, **options):
+def attention_gradients(form, operands, last, wanted, dtype, **options):
     """Return the gradients for the operands with these numbers. The weights are computed again from `lse`."""
     terms, logits, result, arrays, kinds = attention_operands(form, operands, **options)
     kept = "".join(letter for letter in result if letter in logits)
@@ -77,8 +74,8 @@ def attention_gradients(form, operands, last, wanted, dtype, skips=False, **opti
         return tuple(found)
 
     names = [*terms, kept, result, kept]
-    results, known = tuple(terms[number] for number in wanted), options.get("band") if skips else None
-    return attention_blocks(block, (*arrays, *last), names, results, logits, known)
+    results = tuple(terms[number] for number in wanted)
+    return attention_blocks(block, (*arrays, *last), names, results, logits)
 
 
 def attention_operands(form, operands, roles="", band=None, first=None, **options):

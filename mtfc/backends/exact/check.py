@@ -37,6 +37,7 @@ from mtfc.compiler.passes.autodiff.differentiate import Differentiate
 from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.fuse_attention import FuseAttention
 from mtfc.compiler.passes.mixed_precision import MixedPrecision
+from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipelines import run
 
 Arrays = Mapping[str, ExactArray]
@@ -88,7 +89,7 @@ class ExactReference:
     """The undistributed program on residues, with its results on demand.
 
     given: values of arguments that are not floats, by name; others are drawn. derives: False for a program whose functions are
-    all there, as of a function of JAX.
+    all there, as of a function of JAX. attention: the passes of the compared programs that make attention one op.
     """
 
     program: Program
@@ -96,12 +97,13 @@ class ExactReference:
     seed: int = 0
     draws: Sequence[int] = DRAWS
     derives: bool = True
+    attention: tuple[Pass, ...] = (FuseAttention(),)
 
     @cached_property
     def functions(self) -> Mapping[str, tuple[Function, Program]]:
         """The functions of a module, by name, with the programs that they are in."""
         derivatives = (Differentiate("gradients"), Differentiate("step")) if self.derives else ()
-        program = run(self.program, (FuseAttention(), MixedPrecision(), *derivatives, BindTraining()))
+        program = run(self.program, (*self.attention, MixedPrecision(), *derivatives, BindTraining()))
         return {f.name: (f, program) for f in program.functions}
 
     @cached_property
@@ -194,7 +196,7 @@ class ExactReference:
     def _forward_mode(self, directions: Mapping[str, Any], draw: int) -> tuple[np.uint64, bool]:
         arguments, field = self.expected("gradients", draw)[0], self.field(draw)
         known = {}
-        program = run(self.program, (FuseAttention(), MixedPrecision()))
+        program = run(self.program, (*self.attention, MixedPrecision()))
         forward = bound(program.function("forward"), training=True)
         for value in (argument.value for argument in forward.arguments):
             known[value] = _moved(arguments[value.name], field)

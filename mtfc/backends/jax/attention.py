@@ -38,64 +38,16 @@ def attention_origin():
     return jnp.zeros((), jnp.int32)
 
 
-def attention_blocks(function, arrays, terms, results, logits, band=None, most=2**20, least=64):
+def attention_blocks(function, arrays, terms, results, logits, most=2**20, least=64):
     """Return the results of a function, computed in blocks along the longest dimension that all results and the logits have.
 
-    band: rows, columns, and the least and the largest difference of their indices that count, if this device has all of both.
-    Four parts along one of them are then computed with no more than they need of the other. most: the largest number of logits
-    in memory, unless a block then had less than `least` of the dimension's elements.
+    most: the largest number of logits in memory, unless a block then had less than `least` of the dimension's elements.
     """
     sizes: dict[str, int] = {}
     for x, term in zip(arrays, terms, strict=True):
         sizes |= zip(term, x.shape, strict=True)
     letters = [letter for letter in logits if all(letter in term for term in results)]
     letter = max(letters, key=lambda letter: sizes[letter], default="")
-    parts = attention_parts(letter, results, sizes, band)
-    if not parts:
-        return attention_mapped(function, arrays, terms, results, logits, letter, most, least)
-    found = []
-    for limits in parts:
-        each = arrays
-        for name, (start, stop) in limits.items():
-            each = [
-                lax.slice_in_dim(x, start, stop, axis=term.index(name)) if name in term else x
-                for x, term in zip(each, terms, strict=True)
-            ]
-        found.append(attention_mapped(function, each, terms, results, logits, letter, most, least))
-    axes = [term.index(letter) for term in results]
-    return tuple(
-        jnp.concatenate(each, axis) for each, axis in zip(zip(*found, strict=True), axes, strict=True)
-    )
-
-
-def attention_parts(letter, results, sizes, band, count=4):
-    """Return the limits of rows and columns of each part along one of them; nothing if the results need all of both."""
-    has_both = band is not None and any({*band[0], *band[1]} <= {*term} for term in results)
-    if (
-        band is None
-        or has_both
-        or letter not in band[:2]
-        or {*map(len, band[:2])} != {1}
-        or sizes[letter] % count
-    ):
-        return []
-    rows, columns, low, high = band
-    other = columns if letter == rows else rows
-    if letter == columns:
-        low, high = None if high is None else -high, None if low is None else -low
-    size, parts = sizes[letter] // count, []
-    for start in range(0, sizes[letter], size):
-        first = 0 if high is None else min(max(start - high, 0), sizes[other] - 1)
-        last = sizes[other] if low is None else min(max(start + size - low, first + 1), sizes[other])
-        parts.append({letter: (start, start + size), other: (first, last)})
-    return parts
-
-
-def attention_mapped(function, arrays, terms, results, logits, letter, most, least):
-    """Return the results of a function, computed in blocks along a dimension."""
-    sizes: dict[str, int] = {}
-    for x, term in zip(arrays, terms, strict=True):
-        sizes |= zip(term, x.shape, strict=True)
     size, total = sizes.get(letter, 1), math.prod(sizes[each] for each in logits)
     blocks = next(n for n in range(1, size + 1) if size % n == 0 and (total <= n * most or size <= n * least))
     if blocks == 1:

@@ -24,10 +24,10 @@ def attention_origin():
     return np.zeros((1,) * len(MESH), np.int32)
 
 
-def attention_blocks(function, arrays, terms, results, logits, band=None, most=2**22):
+def attention_blocks(function, arrays, terms, results, logits, most=2**22):
     """Return the results of a function, computed in blocks along the longest dimension that all results and the logits have.
 
-    most: the largest number of logits in memory. Here the band changes nothing: the exact check compares what masks hide, too.
+    most: the largest number of logits in memory.
     """
     sizes: dict[str, int] = {}
     mesh = 1

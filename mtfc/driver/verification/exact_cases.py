@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mtfc.backends.exact.check import ExactReference, ExactResult
 from mtfc.backends.exact.residues import NotExact
 from mtfc.compiler.ir.core import Program
+from mtfc.compiler.passes.fuse_attention import FuseAttention
+from mtfc.compiler.passes.pass_base import Pass
 from mtfc.driver.data.inputs import draw_batch
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.reports.exact_report import ExactCase
@@ -23,7 +25,7 @@ QUICK = 1 << 24
 """The same for a plan of a function of JAX: some seconds."""
 
 
-def exact_cases(program: Program, cases: Iterable[LayoutOnMesh], seed: int) -> Iterator[ExactCase]:
+def exact_cases(program: Program, cases: Sequence[LayoutOnMesh], seed: int) -> Iterator[ExactCase]:
     """Yield the exact comparison of the gradients of the undistributed program, and of each layout."""
     size = elements(program)
     if size > LARGEST:
@@ -31,7 +33,7 @@ def exact_cases(program: Program, cases: Iterable[LayoutOnMesh], seed: int) -> I
         yield ExactCase("gradients", program.name, skipped=reason)
         return
     given: Mapping[str, Any] = draw_batch(program.function("forward"), seed, 1)[0]
-    reference = ExactReference(program, given, seed)
+    reference = ExactReference(program, given, seed, attention=_attention(cases))
     try:
         yield ExactCase("gradients", program.name, wrong_gradients=reference.wrong_gradients())
         for case in cases:
@@ -39,6 +41,12 @@ def exact_cases(program: Program, cases: Iterable[LayoutOnMesh], seed: int) -> I
             yield _case(case.layout.name, program.name, found)
     except NotExact as error:
         yield ExactCase("gradients", program.name, skipped=f"`{error}` has no meaning on residues")
+
+
+def _attention(cases: Sequence[LayoutOnMesh]) -> tuple[Pass, ...]:
+    """Return the passes that make attention one op; all cases are lowered by the same passes."""
+    passes = cases[0].passes if cases else None
+    return tuple(each for each in passes or (FuseAttention(),) if isinstance(each, FuseAttention))
 
 
 def exact_lowered(program: Program, lowered: Program, given: Mapping[str, Any], seed: int) -> ExactCase:

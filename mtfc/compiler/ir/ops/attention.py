@@ -17,7 +17,6 @@ from it again. Only ops of this file read it, because under the exact check it s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from functools import partial
 from math import prod
 from string import ascii_letters
@@ -57,9 +56,6 @@ ATTRIBUTES = (DEPTH, MEMORY, RESULT_DIMS, ROLES, ROWS, COLUMNS, LOW, HIGH, FILL,
 
 OPERANDS = {"bias": 1, "mask": 1, "ids": 2, "same_ids": 2}
 """Role -> the number of operands."""
-
-PARTS = 4
-"""The number of parts of the rows that are computed with different columns, where a band masks the others."""
 
 WIDE = {"f16": "f32", "bf16": "f32"}
 """Dtype -> the dtype of its `lse`."""
@@ -150,12 +146,6 @@ def limits_of(eqn: Equation) -> tuple[int | None, int | None]:
     return low, high
 
 
-def skips(eqn: Equation) -> bool:
-    """Return True if logits outside of the band need not be computed, and a processor has all rows and columns."""
-    dims = (*ROWS.of(eqn.attrs), *COLUMNS.of(eqn.attrs))
-    return rows_have_keys(eqn) and not any((eqn.layout or {}).get(dim.name) for dim in dims)
-
-
 def rows_have_keys(eqn: Equation) -> bool:
     """Return True if every row has a key in the band that counts.
 
@@ -170,25 +160,6 @@ def rows_have_keys(eqn: Equation) -> bool:
     is_high_enough = high is None or (high >= -last_column and last_row - high <= last_column)
     has_diagonal = (low or 0) <= 0 <= (high or 0) and last_row <= last_column
     return is_low_enough and is_high_enough and (has_diagonal or "same_ids" not in roles_of(eqn.attrs))
-
-
-def computed_share(eqn: Equation, along_columns: bool) -> Fraction:
-    """Return the share of the logits that are computed: of four parts of the rows, or columns, only what the band needs."""
-    if not skips(eqn):
-        return Fraction(1)
-    (rows,), (columns,) = ROWS.of(eqn.attrs), COLUMNS.of(eqn.attrs)
-    low, high = limits_of(eqn)
-    own, other = (columns.size, rows.size) if along_columns else (rows.size, columns.size)
-    if along_columns:
-        low, high = None if high is None else -high, None if low is None else -low
-    if own % PARTS:
-        return Fraction(1)
-    total, size = 0, own // PARTS
-    for start in range(0, own, size):
-        first = 0 if high is None else min(max(start - high, 0), other - 1)
-        last = other if low is None else min(max(start + size - low, first + 1), other)
-        total += size * (last - first)
-    return Fraction(total, own * other)
 
 
 # The meaning, on NumPy arrays
@@ -444,7 +415,6 @@ def call_of(code: Code) -> AttentionCall:
         starts = {letters[dim]: code.offset(dim.name, 0) for dim in (*rows, *columns)}
         first = ", ".join(f'"{letter}": {start}' for letter, start in starts.items() if start)
         options |= {"first": f"{{{first}}}"} if first else {}
-        options |= {"skips": "True"} if skips(code.eqn) else {}
     options["fill"] = repr(FILL.of(attributes))
     options |= {name: repr(attributes[name]) for name in (CAP.name, OPERAND.name) if name in attributes}
     return AttentionCall(f'"{form}"', code.args, {**options, "dtype": code.dtype}, letters)
@@ -468,14 +438,15 @@ ELEMENTWISE = 4
 """The largest logit, a difference, an exponential and a sum, for each logit."""
 
 
-def _flops(depths: int, values: int, along_columns: bool = False) -> Callable[[Equation, Sizes], Any]:
-    """Return the FLOPs of an op with so many dots over `depth` and over the dimensions of the values."""
+def _flops(depths: int, values: int) -> Callable[[Equation, Sizes], Any]:
+    """Return the FLOPs of an op with so many dots over `depth` and over the dimensions of the values.
+
+    Kernels on TPUs leave out what a band masks: these count, too.
+    """
 
     def flops(eqn: Equation, sizes: Sizes) -> Any:
         logits, depth, value = _points(eqn, sizes)
-        found = logits * (2 * depths * depth + 2 * values * value + ELEMENTWISE)
-        share = computed_share(eqn, along_columns)
-        return found * share.numerator // share.denominator if isinstance(found, int) else found * share
+        return logits * (2 * depths * depth + 2 * values * value + ELEMENTWISE)
 
     return flops
 
@@ -541,7 +512,7 @@ OPS = (
         "attention_dkv",
         _gradient_types(lambda types, attributes: types[1:3]),
         _evaluate_dkv,
-        _flops(2, 2, along_columns=True),
+        _flops(2, 2),
         "The gradients of attention for keys and values.",
     ),
     _op(
