@@ -253,8 +253,8 @@ def test_a_kernel_takes_a_part_of_the_rows() -> None:
         form = "bhld,bhmd,bhmv->bhlm->bhlv"
         options = {"row": "l", "block": 128, "varying": (), "dtype": "float32", "band": ("l", "m", 0, 2)}
         options |= {"shards": 2, "first": {"l": 128 * number}}
-        y, lse = emitted.splash_attention(form, rows, k, v, **options)
-        operands = (rows, k, v, lse, 0 * y + 1, y.sum(-1))
+        y, largest, total = emitted.splash_attention(form, rows, k, v, **options)
+        operands = (rows, k, v, largest, total, 0 * y + 1, y.sum(-1))
         dq = emitted.splash_attention_dq(form, *operands, **options)
         return y, dq, *emitted.splash_attention_dkv(form, *operands, **options)
 

@@ -17,45 +17,50 @@ from mtfc.backends.numpy.attention import attention_aligned, attention_blocks, a
 
 
 def attention(form, q, k, v, *others, memory, dtype, **options):
-    """Return the attention, and the logarithm of the sum of the exponentials for each query."""
+    """Return the attention, and two numbers for each query: see `attention_softmax`."""
     terms, logits, result, arrays, kinds = attention_operands(form, (q, k, v, *others), **options)
     rest = logits.removesuffix(memory)
     kept = "".join(letter for letter in result if letter in rest)
 
     def block(q, k, v, *others):
         found, _, _ = attention_logits(terms, logits, (q, k, v, *others), kinds, **options)
-        weights, lse = attention_softmax(found, tuple(range(-len(memory), 0)))
+        weights, *numbers = attention_softmax(found, tuple(range(-len(memory), 0)))
         mean = attention_dot(f"{logits},{terms[2]}->{result}", weights, v).astype(dtype)
-        return mean, attention_aligned(lse.reshape(lse.shape[: lse.ndim - len(memory)]), rest, kept)
+        numbers = (x.reshape(x.shape[: x.ndim - len(memory)]) for x in numbers)
+        return mean, *(attention_aligned(x, rest, kept) for x in numbers)
 
-    return attention_blocks(block, arrays, terms, (result, kept), logits)
+    return attention_blocks(block, arrays, terms, (result, kept, kept), logits)
 
 
 def attention_dq(form, q, k, v, *others, memory, dtype, **options):
-    """Return the gradient for the queries; the last operands are `lse`, the result's cotangent, and their product."""
-    return attention_gradients(form, (q, k, v, *others[:-3]), others[-3:], (0,), dtype, **options)[0]
+    """Return the gradient for the queries.
+
+    The last operands are the two numbers of `attention`, the result's cotangent, and its product with the result.
+    """
+    return attention_gradients(form, (q, k, v, *others[:-4]), others[-4:], (0,), dtype, **options)[0]
 
 
 def attention_dkv(form, q, k, v, *others, memory, dtype, **options):
     """Return the gradients for keys and values."""
-    return attention_gradients(form, (q, k, v, *others[:-3]), others[-3:], (1, 2), dtype, **options)
+    return attention_gradients(form, (q, k, v, *others[:-4]), others[-4:], (1, 2), dtype, **options)
 
 
 def attention_dbias(form, q, k, v, *others, memory, dtype, operand, **options):
     """Return the gradient for operand number `operand`."""
-    return attention_gradients(form, (q, k, v, *others[:-3]), others[-3:], (operand,), dtype, **options)[0]
+    return attention_gradients(form, (q, k, v, *others[:-4]), others[-4:], (operand,), dtype, **options)[0]
 
 
 def attention_gradients(form, operands, last, wanted, dtype, **options):
-    """Return the gradients for the operands with these numbers. The weights are computed again from `lse`."""
+    """Return the gradients for the operands with these numbers. The weights are computed again."""
     terms, logits, result, arrays, kinds = attention_operands(form, operands, **options)
     kept = "".join(letter for letter in result if letter in logits)
     count = len(arrays)
 
     def block(*arrays):
-        given, (lse, cotangent, delta) = arrays[:count], arrays[count:]
+        given, (largest, total, cotangent, delta) = arrays[:count], arrays[count:]
         found, counts, slope = attention_logits(terms, logits, given, kinds, **options)
-        weights = attention_weights(found, attention_aligned(lse, kept, logits))
+        largest, total = (attention_aligned(x, kept, logits) for x in (largest, total))
+        weights = np.exp(found - largest) / total
         change = attention_dot(f"{result},{terms[2]}->{logits}", cotangent, given[2]) - attention_aligned(
             delta, kept, logits
         )
@@ -73,7 +78,7 @@ def attention_gradients(form, operands, last, wanted, dtype, **options):
             found.append(attention_dot(f"{logits},{term}->{terms[number]}", x, y).astype(dtype))
         return tuple(found)
 
-    names = [*terms, kept, result, kept]
+    names = [*terms, kept, kept, result, kept]
     results = tuple(terms[number] for number in wanted)
     return attention_blocks(block, (*arrays, *last), names, results, logits)
 
@@ -131,23 +136,8 @@ def attention_logits(terms, logits, operands, kinds, fill, cap=None, band=None, 
 
 
 def attention_softmax(logits, axes):
-    """Return the softmax over axes, and the logarithm of the sum of the exponentials, with axes of size 1."""
+    """Return the softmax over axes; and with axes of size 1 the shift of the logits, and the sum of the exponentials."""
     largest = np.max(logits, axis=axes, keepdims=True)
     e = np.exp(logits - largest)
     total = np.sum(e, axis=axes, keepdims=True)
-    return e / total, largest + np.log(total)
-
-
-def attention_weights(logits, lse):
-    """Return the softmax whose logarithm of the sum of the exponentials is known."""
-    return np.exp(logits - lse)
-
-
-def attention_share(part, whole):
-    """Return a sum of exponentials relative to another, from their logarithms."""
-    return np.exp(part - whole)
-
-
-def attention_log_sum(largest, total):
-    """Return the logarithm of a sum of exponentials, given relative to the largest."""
-    return largest + np.log(total)
+    return e / total, largest, total

@@ -22,7 +22,7 @@ import numpy as np
 from mtfc.backends.common import random_numbers
 from mtfc.backends.common.forms import NAMES
 from mtfc.backends.exact import residues
-from mtfc.backends.exact.namespace import ATTENTION, ExactNumpy
+from mtfc.backends.exact.namespace import ExactNumpy
 from mtfc.backends.exact.prime_field import PRIMES, PrimeField
 from mtfc.backends.exact.residues import INFINITY, POISON, ExactArray
 from mtfc.backends.numpy import backend
@@ -283,7 +283,7 @@ def loaded(text: str, field: PrimeField) -> Any:
             plain = plain or backend.load(text)
             vars(module)[name] = partial(_drawing, getattr(plain, name), field)
     vars(module)["np"] = ExactNumpy(field)
-    for name in {"mapped_call", *ATTENTION} & vars(module).keys():
+    for name in {"mapped_call", "attention_softmax"} & vars(module).keys():
         vars(module)[name] = getattr(vars(module)["np"], name)
     return module
 

@@ -81,10 +81,6 @@ class Elementwise:
             table.tangent = slopes % table.field.prime
 
 
-ATTENTION = ("attention_softmax", "attention_weights", "attention_share", "attention_log_sum")
-"""Functions of generated modules with a meaning of their own here: `lse` stands for the sum of the exponentials."""
-
-
 class ExactNumpy:
     """NumPy for one draw of the check."""
 
@@ -132,21 +128,11 @@ class ExactNumpy:
         given = [exact(self.field, x) for x in arrays]
         return uninterpreted_call(self.field, name, sizes, places, ranks, given)
 
-    # Attention: see `ATTENTION`
-
-    def attention_softmax(self, logits: ExactArray, axes: Any) -> tuple[ExactArray, ExactArray]:
+    def attention_softmax(self, logits: ExactArray, axes: Any) -> tuple[ExactArray, ExactArray, ExactArray]:
+        """Return what `ir/ops/attention.py: softmax` returns, without a shift: exp(x - y) is not exp(x) / exp(y) here."""
         e = applied("exp", logits)
         sums = total(e, axes, keepdims=True)
-        return e / sums, sums
-
-    def attention_weights(self, logits: ExactArray, lse: ExactArray) -> ExactArray:
-        return applied("exp", logits) / lse
-
-    def attention_share(self, part: ExactArray, whole: ExactArray) -> ExactArray:
-        return part / whole
-
-    def attention_log_sum(self, largest: ExactArray, sums: ExactArray) -> ExactArray:
-        return largest * sums
+        return e / sums, self.zeros(sums.shape, sums.dtype), sums
 
     def _windows(self, x: ExactArray, extent: int, axis: int) -> ExactArray:
         view = np.lib.stride_tricks.sliding_window_view

@@ -96,7 +96,7 @@ def splash_attention(form, *arrays, row, block, varying, dtype, **options):
     kept = "".join(letter for letter in result if letter not in groups["value"])
     found = splash_joined(found, ("batch", "group", "row", "value"), result, groups, sizes)
     lse = splash_joined(lse, ("batch", "group", "row"), kept, groups, sizes)
-    return splash_varying((found.astype(dtype), lse), varying)
+    return splash_varying((found.astype(dtype), lse, jnp.ones_like(lse)), varying)
 
 
 def splash_attention_dq(form, *arrays, row, block, varying, dtype, **options):
@@ -128,16 +128,16 @@ def splash_attention_dkv(form, *arrays, row, block, varying, dtype, **options):
 
 
 def splash_gradient(call, table):
-    """Return a function of a kernel, queries, keys, values, ids, `lse`, the result's cotangent and their product.
+    """Return a function of a kernel, queries, keys, values, ids, and the last operands of `attention_dq`.
 
     table: the attribute of the kernel with its table of blocks.
     """
     names = ("mask_value", "attn_logits_soft_cap", "mask_function", "interpret", "is_mqa")
     layouts = {f"{name}_layout": splash.QKVLayout.HEAD_DIM_MINOR for name in "qkv"}
 
-    def gradient(made, q, k, v, ids, lse, given, delta):
+    def gradient(made, q, k, v, ids, largest, total, given, delta):
         options = layouts | {name: made.kwargs[name] for name in names} | {"mask_info": getattr(made, table)}
-        return call(q, k, v, ids, None, lse, given, delta, **options)
+        return call(q, k, v, ids, None, largest + jnp.log(total), given, delta, **options)
 
     return gradient
 
@@ -202,7 +202,7 @@ def splash_parts(form, row, arrays):
     terms, logits, result = form.split("->")
     terms = terms.split(",")
     kept = "".join(letter for letter in result if letter in logits)
-    names = [*terms, kept, result, kept][: len(arrays)]
+    names = [*terms, kept, kept, result, kept][: len(arrays)]
     sizes: dict[str, int] = {}
     for x, term in zip(arrays, names, strict=True):
         sizes.update(zip(term, x.shape, strict=True))
@@ -220,7 +220,7 @@ def splash_parts(form, row, arrays):
     kinds = [("batch", "group", "row", "depth"), *(("batch", "memory", end) for end in ends)]
     kinds += [("batch", "row"), ("batch", "memory")] * (len(terms) > 3)
     lasts = ("batch", "group", "row")
-    kinds += [lasts, (*lasts, "value"), lasts]
+    kinds += [lasts, lasts, (*lasts, "value"), lasts]
     found = [
         splash_split(x, t, kind, groups, sizes) for x, t, kind in zip(arrays, names, kinds, strict=False)
     ]

@@ -10,7 +10,7 @@ The op never stores its logits. Separate ops are faster where there are few keys
 stays as it is.
 
 Input:   %s = einsum %q, %k dims=[length, memory]; %e = exp (%s - max %s); %o = div (einsum %e, %v), (sum %e over=[memory])
-Output:  %o, %lse = attention %q, %k, %v memory=[memory] ...
+Output:  %o, %largest, %total = attention %q, %k, %v memory=[memory] ...
 After this pass no such softmax over `least` elements or more is left.
 """
 
@@ -213,7 +213,7 @@ class Attention:
             "attention",
             *(q, self.k, self.v, *self.biases, *masks.others),
             *(value for left, right, _ in masks.ids for value in (left, right)),
-            names=(self.last.result.name, "lse"),
+            names=(self.last.result.name, "largest", "total"),
             depth=self.depth,
             memory=self.memory,
             dims=self.last.result.type.dims,
@@ -224,7 +224,10 @@ class Attention:
             **limits,
         )
         *before, made = build.body
-        return [*before, attrs.evolve(made, results=(self.last.result, made.results[1]), path=self.last.path)]
+        return [
+            *before,
+            attrs.evolve(made, results=(self.last.result, *made.results[1:]), path=self.last.path),
+        ]
 
 
 def _band(masks: Masks) -> tuple[tuple[Dim, ...], tuple[Dim, ...], int | None, int | None]:

@@ -9,9 +9,10 @@ queries and keys without `depth`. The softmax is over the dimensions `memory`. A
   column are indices along these dimensions, the first most major. So a causal mask is `low=0`.
 - `fill`: the number in the place of logits that do not count. `cap`: the soft cap.
 
-The second result, `lse`, is the logarithm of the sum of the exponentials, in 32 bits or more. The gradients compute the weights
-from it again. Only ops of this file read it, because under the exact check it stands for the sum itself: see
-`backends/exact/namespace.py`. So shards of `memory` may be computed apart, and merged by their `lse`.
+Two further results have a number for each query, in 32 bits or more: `largest`, which the logits are shifted by, and `total`, the
+sum of the exponentials of what is left. The gradients compute the weights again from them, `exp(logit - largest) / total`, and
+shards of `memory` may be computed apart and merged by them. Only ops of this file read them: a backend may shift by any number.
+Under the exact check the shift is 0, because exp(x - y) is not exp(x) / exp(y) there: see `backends/exact/namespace.py`.
 """
 
 from __future__ import annotations
@@ -38,10 +39,9 @@ from mtfc.compiler.ir.opdef import (
     Shard,
     Sizes,
     Split,
-    no_gradient,
     not_linear,
 )
-from mtfc.compiler.ir.ops.elementwise import align, check_dtypes, dims_text, elementwise, numpy_dtype
+from mtfc.compiler.ir.ops.elementwise import align, check_dtypes, dims_text, numpy_dtype
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 
@@ -58,7 +58,7 @@ OPERANDS = {"bias": 1, "mask": 1, "ids": 2, "same_ids": 2}
 """Role -> the number of operands."""
 
 WIDE = {"f16": "f32", "bf16": "f32"}
-"""Dtype -> the dtype of its `lse`."""
+"""Dtype -> the dtype of `largest` and `total`."""
 
 
 def roles_of(attributes: Attrs) -> list[str]:
@@ -103,21 +103,25 @@ def _check(types: Sequence[TensorType], attributes: Attrs) -> None:
             raise OpError(f"the logits {dims_text(logits)} lack a dimension of {dims_text(type.dims)}")
 
 
-def _results(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, TensorType]:
-    """Return the types of the result and of `lse`."""
+def _results(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, TensorType, TensorType]:
+    """Return the types of the result, `largest` and `total`."""
     _check(types, attributes)
     q, dims = types[0], RESULT_DIMS.of(attributes)
     rest = tuple(dim for dim in dims if dim in _logits(q, types[1], attributes))
-    return TensorType(q.dtype, dims), TensorType(WIDE.get(q.dtype, q.dtype), rest)
+    number = TensorType(WIDE.get(q.dtype, q.dtype), rest)
+    return TensorType(q.dtype, dims), number, number
 
 
 def _gradient_types(wanted: Callable[[Sequence[TensorType], Attrs], Sequence[TensorType]]) -> Infer:
-    """Return the type rule of a gradient: its last operands are `lse`, the cotangent of the result, and its product with that."""
+    """Return the type rule of a gradient.
+
+    Its last operands are `largest`, `total`, the cotangent of the result, and its product with the result.
+    """
 
     def infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
-        result, lse = _results(types[:-3], attributes)
-        if (types[-3], types[-2], types[-1]) != (lse, result, lse):
-            raise OpError(f"the gradient of attention has operands {types[-3]}, {types[-2]} and {types[-1]}")
+        result, number, _ = _results(types[:-4], attributes)
+        if tuple(types[-4:]) != (number, number, result, number):
+            raise OpError(f"the gradient of attention has operands {', '.join(map(str, types[-4:]))}")
         return tuple(wanted(types, attributes))
 
     return infer
@@ -165,33 +169,12 @@ def rows_have_keys(eqn: Equation) -> bool:
 # The meaning, on NumPy arrays
 
 
-def softmax(np: Any, logits: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
-    """Return the softmax over axes, and the logarithm of the sum of the exponentials, with axes of size 1."""
+def softmax(np: Any, logits: Any, axes: tuple[int, ...]) -> tuple[Any, Any, Any]:
+    """Return the softmax over axes, and `largest` and `total` with axes of size 1."""
     largest = np.max(logits, axis=axes, keepdims=True)
     e = np.exp(logits - largest)
     total = np.sum(e, axis=axes, keepdims=True)
-    return e / total, largest + np.log(total)
-
-
-def weights(np: Any, logits: Any, lse: Any) -> Any:
-    """Return the softmax whose `lse` is known."""
-    return np.exp(logits - lse)
-
-
-def share(np: Any, part: Any, whole: Any) -> Any:
-    """Return the sum of exponentials whose `lse` is `part`, relative to the one whose `lse` is `whole`."""
-    return np.exp(part - whole)
-
-
-def log_sum(np: Any, largest: Any, total: Any) -> Any:
-    """Return the `lse` of numbers from the largest, and the sum of `weights` relative to it."""
-    return largest + np.log(total)
-
-
-def _own(shard: Shard, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of this file, or the meaning that the namespace gives it."""
-    found: Callable[..., Any] | None = getattr(shard.np, f"attention_{function.__name__}", None)
-    return found or partial(function, shard.np)
+    return e / total, largest, total
 
 
 @attrs.frozen
@@ -267,21 +250,26 @@ class _Evaluation:
         """Return the weights, the cotangents of the logits with biases, and the slope of the soft cap."""
         np, eqn = self.shard.np, self.shard.eqn
         logits, counts, slope = self.logits()
-        lse, delta = (self.spread(self.arrays[i], eqn.operands[i].type.dims) for i in (-3, -1))
-        weights_ = _own(self.shard, weights)(logits, lse)
+        spread = [self.spread(self.arrays[i], eqn.operands[i].type.dims) for i in (-4, -3, -1)]
+        largest, total, delta = spread
+        weights = np.exp(logits - largest) / total
         cotangent = self.dot(self.operand(len(eqn.operands) - 2), self.operand(2), logits_dims(eqn))
-        found = weights_ * (cotangent - delta)
-        return weights_, found if counts is True else np.where(counts, found, 0).astype(found.dtype), slope
+        found = weights * (cotangent - delta)
+        return weights, found if counts is True else np.where(counts, found, 0).astype(found.dtype), slope
 
 
-def _evaluate(shard: Shard, *arrays: Any) -> tuple[Any, Any]:
-    each, eqn = _Evaluation(shard, arrays), shard.eqn
+def _evaluate(shard: Shard, *arrays: Any) -> tuple[Any, Any, Any]:
+    each, eqn, np = _Evaluation(shard, arrays), shard.eqn, shard.np
     logits, dims = each.logits()[0], logits_dims(eqn)
     axes = tuple(dims.index(dim) for dim in MEMORY.of(eqn.attrs))
-    found, lse = _own(shard, softmax)(logits, axes)
+    own = getattr(np, "attention_softmax", partial(softmax, np))
+    found, *numbers = own(logits, axes)
     result = each.dot((found, dims), each.operand(2), eqn.results[0].type.dims)
-    lse = each.dot((lse, dims), (shard.np.ones((), lse.dtype), ()), eqn.results[1].type.dims)
-    return result.astype(arrays[0].dtype), lse
+    rest = [dim.name for dim in dims if dim not in MEMORY.of(eqn.attrs)]
+    largest, total = (
+        align(x.reshape(x.shape[: len(rest)]), rest, eqn.results[1].type.names) for x in numbers
+    )
+    return result.astype(arrays[0].dtype), largest, total
 
 
 def _evaluate_dq(shard: Shard, *arrays: Any) -> Any:
@@ -312,13 +300,13 @@ def _evaluate_dbias(shard: Shard, *arrays: Any) -> Any:
 
 
 def _gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | None, ...]:
-    """Compute the weights again from `lse`. delta: the product of the result with its cotangent, less the cotangent of `lse`."""
-    result, lse = e.results
-    wide = lse.type.dtype
+    """Compute the weights again. delta: the product of the result with its cotangent."""
+    result, largest, total = e.results
+    wide, dims = total.type.dtype, total.type.dims
     given = b.ordered(g[0], result.type.dims)
     product = b("mul", b.cast(result, wide), b.cast(given, wide))
-    delta = b("sub", b.ordered(b.sum_to(product, lse.type.dims), lse.type.dims), g[1])
-    operands = (*e.operands, lse, given, delta)
+    delta = b.ordered(b.sum_to(product, dims), dims)
+    operands = (*e.operands, largest, total, given, delta)
     dq = b("attention_dq", *operands, name="d_q", **e.attrs)
     dk, dv = b.several("attention_dkv", *operands, names=("d_k", "d_v"), **e.attrs)
     others = (
@@ -331,14 +319,14 @@ def _gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | No
 # Shards of `memory`
 
 
-def _distribute(b: BlockRewriter, eqn: Equation) -> tuple[Value, Value] | None:
-    """Attend to the shards of `memory` one by one, and weight the results by their `lse`."""
+def _distribute(b: BlockRewriter, eqn: Equation) -> tuple[Value, Value, Value] | None:
+    """Attend to the shards of `memory` one by one, and weight the results by their sums of exponentials."""
     splits = [split for dim in MEMORY.of(eqn.attrs) if (split := b.split(eqn, dim))]
     if len(splits) != 1:
         return None
     build, (split,) = b.build, splits
     operands = [b.cut(x, split) if split.dim in x.type.dims else x for x in eqn.operands]
-    dims, blocks = RESULT_DIMS.of(eqn.attrs), (split.blocks,)
+    dims, blocks, dtype = RESULT_DIMS.of(eqn.attrs), (split.blocks,), eqn.results[0].type.dtype
     attributes: dict[str, Any] = {
         **eqn.attrs,
         "dims": (*blocks, *dims),
@@ -346,14 +334,15 @@ def _distribute(b: BlockRewriter, eqn: Equation) -> tuple[Value, Value] | None:
         "rows": _cut(ROWS.of(eqn.attrs), split),
         "columns": _cut(COLUMNS.of(eqn.attrs), split),
     }
-    parts, lse = build.several("attention", *operands, names=("parts", "lse"), **attributes)
-    largest = build("max", lse, over=blocks)
-    shares = build("lse_share", lse, largest)
+    parts, each, total = build.several(
+        "attention", *operands, names=("parts", "each", "totals"), **attributes
+    )
+    largest = build("max", each, over=blocks)
+    shares = build("mul", build("exp", build("sub", each, largest)), total)
     total = build("sum", shares, over=blocks)
-    dtype = eqn.results[0].type.dtype
     sums = build.einsum(parts, build.cast(shares, dtype), dims=dims)
-    whole = build("div", build.cast(sums, lse.type.dtype), total)
-    return build.cast(whole, dtype), build("lse_sum", largest, total)
+    whole = build("div", build.cast(sums, total.type.dtype), total)
+    return build.cast(whole, dtype), largest, total
 
 
 def _cut(dims: Sequence[Dim], split: Split) -> tuple[Dim, ...]:
@@ -482,24 +471,13 @@ def _no_second_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[
     raise OpError("the gradient of attention has no gradient here")
 
 
-def _merging(name: str, function: Callable[..., Any], text: str, doc: str) -> OpDef:
-    """Return an elementwise op on `lse`. Its name in generated modules is that of a function with a meaning in the field."""
-
-    def evaluate(np: Any, x: Any, y: Any) -> Any:
-        return (getattr(np, f"attention_{function.__name__}", None) or partial(function, np))(x, y)
-
-    return elementwise(name, evaluate, text, no_gradient, doc)
-
-
 OPS = (
-    _merging("lse_share", share, "attention_share({0}, {1})", "exp(x - y), where x and y are an `lse`."),
-    _merging("lse_sum", log_sum, "attention_log_sum({0}, {1})", "x + log(y), where x is an `lse`."),
     _op(
         "attention",
         _results,
         _evaluate,
         _flops(1, 1),
-        "Softmax over `memory` between two dots, and its `lse`.",
+        "Softmax over `memory` between two dots.",
     ),
     _op(
         "attention_dq",
