@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -207,7 +208,7 @@ def test_kernels_compute_what_the_op_computes(form: str) -> None:
     fused = run(module.programs[0], (FuseAttention(least=1),))
     placed = lower(fused, module.layouts[0].mesh, Layout("nothing"), "gradients")
     text = jax_backend.generate(placed)
-    chooses = "return lax.platform_dependent(*arrays, tpu=kernel, default=plain)"
+    chooses = "return (kernel if has_kernels else plain)(*arrays)"
     assert text.count("on_tpu(lambda") == 4 and chooses in text
     interpreted = text.replace(chooses, "return kernel(*arrays)").replace("interpret=False", "interpret=True")
     arrays = generic_data(fused.function("forward"), 0)
@@ -217,6 +218,37 @@ def test_kernels_compute_what_the_op_computes(form: str) -> None:
     found = call(jax_runtime.load(interpreted), placed.function("gradients"), arrays)
     for name, wanted in expected.items():
         np.testing.assert_allclose(found[name], wanted, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "chosen"),
+    [
+        ("TPU v2", "plain"),
+        ("TPU v3", "plain"),
+        ("TPU v4", "kernel"),
+        ("TPU v5 lite", "kernel"),
+        ("cpu", "plain"),
+    ],
+)
+def test_kernels_are_for_tpus_from_v4_on(kind: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = pytest.importorskip("jax")
+    module = load(with_long_rows("causal"))
+    fused = run(module.programs[0], (FuseAttention(least=1),))
+    emitted = jax_module(lower(fused, module.layouts[0].mesh, Layout("nothing"), "gradients"))
+    device = SimpleNamespace(platform=kind.split()[0].lower(), device_kind=kind)
+    monkeypatch.setattr(jax.sharding, "get_abstract_mesh", lambda: SimpleNamespace(abstract_device=device))
+    assert emitted.on_tpu(lambda: "kernel", lambda: "plain") == chosen
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d_k", "block"), [("f32", 128, 512), ("bf16", 128, 1024), ("f32", 1024, None)]
+)
+def test_blocks_fit_into_vmem(dtype: str, d_k: int, block: int | None) -> None:
+    source = re.sub(r"dim (length|memory) = \d+", r"dim \1 = 2048", source_of("causal"))
+    module = load(re.sub(r"dim (d_k|d_v) = \d+", rf"dim \1 = {d_k}", source))
+    fused = everything_in(run(module.programs[0], (FuseAttention(least=1),)), dtype)
+    text = jax_backend.generate(lower(fused, module.layouts[0].mesh, module.layouts[0].layout, "gradients"))
+    assert {int(size) for size in re.findall(r"block=(\d+)", text)} == ({block} if block else set())
 
 
 @pytest.mark.parametrize("form", ["biases", "a mask", "two sequences", "one query", "two dimensions of keys"])

@@ -73,8 +73,12 @@ def attention_blocks(function, arrays, terms, results, logits, most=2**20, least
 
 
 def on_tpu(kernel, plain, *arrays):
-    """Return the results of `kernel` on a TPU, and of `plain` elsewhere."""
-    return lax.platform_dependent(*arrays, tpu=kernel, default=plain)
+    """Return the results of `kernel` on TPUs from v4 on, and of `plain` elsewhere: older ones multiply no bf16 in kernels."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    has_kernels = (
+        device is not None and device.platform == "tpu" and device.device_kind not in ("TPU v2", "TPU v3")
+    )
+    return (kernel if has_kernels else plain)(*arrays)
 
 
 def differentiable_on_tpu(kernel, plain, *arrays):

@@ -24,10 +24,13 @@ from mtfc.compiler.ir.ops.attention import (
     rows_have_keys,
     value_dims,
 )
-from mtfc.compiler.ir.types import Dim, Mesh
+from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh
 
-BLOCKS = (1024, 512, 256, 128)
-"""The sizes of a kernel's blocks of rows and of keys. The largest fills the memory near a TPU's matrix units."""
+BLOCKS = {1024: 256, 512: 1024, 256: 2048, 128: 2048}
+"""Size of a kernel's blocks of rows and of keys -> the most bytes of a query, key or value.
+
+More do not fit into the 16 MB of VMEM that a kernel has: libtpu 0.0.42 compiles these for v4, v5e, v5p and v6e.
+"""
 
 
 def with_kernels(
@@ -91,7 +94,9 @@ def _local_sizes(eqn: Equation, mesh: Mesh) -> dict[Dim, int]:
 
 
 def _block(eqn: Equation, row: Dim, mesh: Mesh) -> int | None:
-    """Return the largest size of a block that divides rows and keys on one device."""
+    """Return the largest size of a block that divides rows and keys on one device and that fits, or None."""
     sizes = _local_sizes(eqn, mesh)
-    (memory,) = MEMORY.of(eqn.attrs)
-    return next((size for size in BLOCKS if sizes[row] % size == 0 == sizes[memory] % size), None)
+    (memory,), (depth,), (value,) = MEMORY.of(eqn.attrs), DEPTH.of(eqn.attrs), value_dims(eqn)
+    row_bytes = max(depth.size, value.size) * ITEM_BYTES[eqn.operands[0].type.dtype]
+    fitting = (size for size, most in BLOCKS.items() if row_bytes <= most)
+    return next((size for size in fitting if sizes[row] % size == 0 == sizes[memory] % size), None)

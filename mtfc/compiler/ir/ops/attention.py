@@ -179,13 +179,14 @@ def softmax(np: Any, logits: Any, axes: tuple[int, ...]) -> tuple[Any, Any, Any]
 
 @attrs.frozen
 class _Evaluation:
-    """The evaluation of one equation on one processor. letters: dimension -> its letter in einsums."""
+    """The evaluation of one equation on one processor."""
 
     shard: Shard
     arrays: Sequence[Any]
 
     @property
     def letters(self) -> dict[Dim, str]:
+        """Return the letter of each dimension in einsums."""
         dims = dict.fromkeys(dim for value in self.shard.eqn.operands for dim in value.type.dims)
         return dict(zip(dims, ascii_letters, strict=False))
 
