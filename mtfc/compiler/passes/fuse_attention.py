@@ -83,26 +83,26 @@ class BodyScope:
         given = pairs(loop) if loop else ()
         return cls(function, makers, {a.value: v for v, a in given if a.role == "invariant"}, outer)
 
-    def made(self, value: Value, *traits: Trait) -> Equation | None:
+    def definition(self, value: Value, *traits: Trait) -> Equation | None:
         """Return the equation of this function that defines a value, if its op has one of the traits."""
         eqn = self.makers.get(value)
         return eqn if eqn is not None and has_trait(eqn, *traits) else None
 
-    def maker(self, value: Value) -> tuple[Equation | None, BodyScope]:
+    def definition_in_scopes(self, value: Value) -> tuple[Equation | None, BodyScope]:
         """Return the equation that defines a value, which may stand outside of the loop, and its scope."""
         if value in self.inherited and self.outer is not None:
-            return self.outer.maker(self.inherited[value])
+            return self.outer.definition_in_scopes(self.inherited[value])
         return self.makers.get(value), self
 
     def source(self, value: Value) -> Value:
         """Return the value that a value repeats, in another order of dimensions, or as a constant for differentiation."""
-        while eqn := self.made(value, "broadcast", "transpose", "stop_gradient"):
+        while eqn := self.definition(value, "broadcast", "transpose", "stop_gradient"):
             value = eqn.operands[0]
         return value
 
     def number(self, value: Value) -> float | bool | None:
         """Return the number that all elements of a value are, if it is written in the program."""
-        eqn, scope = self.maker(value)
+        eqn, scope = self.definition_in_scopes(value)
         if eqn is None or has_trait(eqn, "broadcast", "transpose", "stop_gradient"):
             return None if eqn is None else scope.number(eqn.operands[0])
         return VALUE.of(eqn.attrs) if has_trait(eqn, "filled") else None
@@ -223,10 +223,10 @@ class Attention:
             fill=masks.fill,
             **limits,
         )
-        *before, made = build.body
+        *before, attention = build.body
         return [
             *before,
-            attrs.evolve(made, results=(self.last.result, *made.results[1:]), path=self.last.path),
+            attrs.evolve(attention, results=(self.last.result, *attention.results[1:]), path=self.last.path),
         ]
 
 
@@ -253,8 +253,8 @@ class Match:
 
         Raises `Unfused`.
         """
-        shifted = self.scope.made(self.exponential.operands[0], "subtract")
-        largest = shifted and self.scope.made(self.scope.source(shifted.operands[1]), "largest")
+        shifted = self.scope.definition(self.exponential.operands[0], "subtract")
+        largest = shifted and self.scope.definition(self.scope.source(shifted.operands[1]), "largest")
         if not shifted or not largest or largest.operands[0] != shifted.operands[0]:
             return None
         logits, memory = shifted.operands[0], over(largest)
@@ -265,7 +265,7 @@ class Match:
             return None
         last, v = self._mean(memory)
         self._only(logits, "logits", shifted, largest)
-        return self._whole(logits, memory, last, v)
+        return self._with_queries(logits, memory, last, v)
 
     def _readers(self, value: Value) -> Sequence[Equation | None]:
         return self.readers.get(value, ())
@@ -276,10 +276,10 @@ class Match:
             raise Unfused(f"the {what} are used otherwise, too")
 
     def _comes_from_dot(self, value: Value) -> bool:
-        made = self.scope.made(value, "dot", *CHANGES, "hyperbolic")
-        if made is None or has_trait(made, "dot"):
-            return made is not None and len(made.operands) == 2 and bool(reduced_dims(made))
-        return any(map(self._comes_from_dot, self._as_large(made)))
+        eqn = self.scope.definition(value, "dot", *CHANGES, "hyperbolic")
+        if eqn is None or has_trait(eqn, "dot"):
+            return eqn is not None and len(eqn.operands) == 2 and bool(reduced_dims(eqn))
+        return any(map(self._comes_from_dot, self._as_large(eqn)))
 
     def _as_large(self, eqn: Equation) -> list[Value]:
         """Return the float operands with all dimensions of the result."""
@@ -340,19 +340,20 @@ class Match:
 
     # From the exponentials to the dot
 
-    def _whole(self, logits: Value, memory: tuple[Dim, ...], last: Equation, v: Value) -> Attention:
+    def _with_queries(self, logits: Value, memory: tuple[Dim, ...], last: Equation, v: Value) -> Attention:
+        """Return the attention, by the equations from the logits back to the dot of queries and keys."""
         masks = Masks()
         value = self._masks(logits, masks, memory)
         biases: list[Value] = []
-        while (eqn := self.scope.made(value, "add")) is not None:
+        while (eqn := self.scope.definition(value, "add")) is not None:
             value, bias = self._inner(eqn)
             biases += [] if self.scope.number(bias) == 0 else [bias]
         value, cap = self._cap(value)
         factors: list[tuple[str, Value]] = []
-        while (eqn := self.scope.made(value, "multiply", "divide")) is not None:
+        while (eqn := self.scope.definition(value, "multiply", "divide")) is not None:
             value, factor = self._inner(eqn)
             factors.append((eqn.op, factor))
-        dot = self.scope.made(value, "dot")
+        dot = self.scope.definition(value, "dot")
         if dot is None or len(dot.operands) != 2:
             raise Unfused(
                 "its logits are changed by other ops than a factor, a soft cap, biases and masks, in this order"
@@ -380,14 +381,14 @@ class Match:
 
     def _cap(self, value: Value) -> tuple[Value, float | None]:
         """Return the operand of a soft cap, `cap * tanh(x / cap)`, and the cap."""
-        scaled = self.scope.made(value, "multiply")
+        scaled = self.scope.definition(value, "multiply")
         squashed = scaled and next(
-            filter(None, (self.scope.made(x, "hyperbolic") for x in scaled.operands)), None
+            filter(None, (self.scope.definition(x, "hyperbolic") for x in scaled.operands)), None
         )
         if scaled is None or squashed is None:
             return value, None
         inner, cap = squashed.operands[0], self.scope.number(self._inner(scaled)[1])
-        divided = self.scope.made(inner, "divide", "multiply")
+        divided = self.scope.definition(inner, "divide", "multiply")
         self._only(inner, "logits", squashed)
         if divided is None or cap is None:
             raise Unfused("its soft cap is not of the form `cap * tanh(x / cap)`")
@@ -400,7 +401,7 @@ class Match:
     def _masks(self, value: Value, masks: Masks, memory: tuple[Dim, ...]) -> Value:
         """Add the masks in front of a value, and return the logits that they mask."""
         fills = set[float]()
-        while (eqn := self.scope.made(value, "choice")) is not None:
+        while (eqn := self.scope.definition(value, "choice")) is not None:
             condition, inner, other = eqn.operands
             fill = self.scope.number(other)
             if fill is None or not self._comes_from_dot(inner):
@@ -418,7 +419,7 @@ class Match:
     def _mask(self, condition: Value, masks: Masks, memory: tuple[Dim, ...]) -> None:
         """Add a mask: the parts of a conjunction one by one."""
         value = self.scope.source(condition)
-        eqn, scope = self.scope.maker(value)
+        eqn, scope = self.scope.definition_in_scopes(value)
         if scope is self.scope and eqn is not None and has_trait(eqn, "conjunction"):
             for part in eqn.operands:
                 self._mask(part, masks, memory)
@@ -428,9 +429,9 @@ class Match:
 
     def _is_band(self, value: Value, masks: Masks, memory: tuple[Dim, ...]) -> bool:
         """Add a mask that compares an index of `memory` with one of the queries; return False if it does anything else."""
-        eqn, scope = self.scope.maker(value)
+        eqn, scope = self.scope.definition_in_scopes(value)
         while eqn is not None and has_trait(eqn, "broadcast", "transpose"):
-            eqn, scope = scope.maker(eqn.operands[0])
+            eqn, scope = scope.definition_in_scopes(eqn.operands[0])
         if eqn is None or not has_trait(eqn, "order"):
             return False
         left, right = (index_of(scope, x) for x in eqn.operands)
@@ -446,7 +447,7 @@ class Match:
 
     def _ids(self, value: Value, memory: tuple[Dim, ...]) -> tuple[Value, Value, bool] | None:
         """Return two values whose equal elements count, and whether they are one sequence; None for another mask."""
-        eqn = self.scope.made(value, "equality")
+        eqn = self.scope.definition(value, "equality")
         if eqn is None or eqn.operands[0].type.dtype != "i32":
             return None
         left, right = sorted(
@@ -457,8 +458,8 @@ class Match:
         return left, right, self._one_sequence(left, right)
 
     def _one_sequence(self, left: Value, right: Value) -> bool:
-        made = self.scope.made(right, "rename")
-        return made is not None and made.operands[0] == left
+        renamed = self.scope.definition(right, "rename")
+        return renamed is not None and renamed.operands[0] == left
 
 
 @attrs.frozen
@@ -486,7 +487,7 @@ def index_of(scope: BodyScope, value: Value) -> Index | None:
     number = scope.number(value)
     if number is not None:
         return Index({}, int(number)) if value.type.dtype == "i32" else None
-    eqn, scope = scope.maker(value)
+    eqn, scope = scope.definition_in_scopes(value)
     if eqn is None or value.type.dtype != "i32":
         return None
     if has_trait(eqn, "indices"):
