@@ -192,6 +192,26 @@ def test_casts(source: str, target: str) -> None:
         check(found["it"], wanted, f"{name}: {source} to {target}", (x,))
 
 
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
+def test_a_product_with_a_truth_value_keeps_nan(dtype: str) -> None:
+    """XLA makes a selection of a product with converted truth values, in which 0 times NaN or infinity is 0."""
+    x = special(dtype)
+    truth, ids = np.arange(len(x)) % 3 == 0, np.arange(len(x), dtype=np.int32) % 5 - 1
+    n, m = Dim("n", len(x)), Dim("m", 4)
+    types = [TensorType(dtype, (n,)), TensorType("bool", (n,)), TensorType("i32", (n,))]
+
+    def build(b: Builder, x: Value, truth: Value, ids: Value) -> dict[str, Value]:
+        hot = b("one_hot", ids, dim=m, dtype=dtype)
+        return {"cast": b("mul", x, b("cast", truth, dtype=dtype)), "one_hot": b("mul", x, hot)}
+
+    wanted = {"cast": x * truth.astype(x.dtype)}
+    wanted["one_hot"] = x[:, None] * (ids[:, None] == np.arange(4)).astype(x.dtype)
+    arrays = {"x": x, "y": truth, "z": ids}
+    for name, found in results(program_of(types, build), arrays, layout(n="all")):
+        for kind, expected in wanted.items():
+            check(found[kind].ravel(), expected.ravel(), f"{name}: {kind}", signs=False)
+
+
 REDUCTIONS = ("sum", "max", "min", "prod", "argmax")
 
 

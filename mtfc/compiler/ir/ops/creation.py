@@ -23,9 +23,9 @@ from mtfc.compiler.ir.opdef import (
     not_linear,
     rule_by_name,
 )
-from mtfc.compiler.ir.ops.elementwise import check_dtypes, numpy_dtype
+from mtfc.compiler.ir.ops.elementwise import check_dtypes, numpy_dtype, one_or_zero
 from mtfc.compiler.ir.sharding_rules import place_by_layout
-from mtfc.compiler.ir.types import Dim, TensorType, scalar
+from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
 
 DIMENSION = Attribute("dim", DIM)
 DIMENSIONS = Attribute("dims", DIMS)
@@ -145,7 +145,9 @@ def _one_hot_text(module: str) -> Callable[[Code], str]:
         dim = code.eqn.result.type.names[-1]
         # the index of a scalar lacks the axes that the backend puts in front
         indices = _everywhere(code, module) if len(code.sizes) == 1 else _indices(code, module, dim)
-        return f"({code.aligned[0]} == {indices}).astype({code.dtype})"
+        hit = f"{code.aligned[0]} == {indices}"
+        is_float = module == "jnp" and code.eqn.result.type.dtype in FLOATS
+        return one_or_zero(code, hit) if is_float else f"({hit}).astype({code.dtype})"
 
     return text
 

@@ -268,6 +268,20 @@ def _cast_text(code: Code) -> str:
     return f"{code.args[0]}.astype({code.dtype})"
 
 
+def _cast_jax(code: Code) -> str:
+    is_truth = code.eqn.operands[0].type.dtype == "bool" and code.eqn.result.type.dtype in FLOATS
+    return one_or_zero(code, code.args[0]) if is_truth else _cast_text(code)
+
+
+def one_or_zero(code: Code, truth: str) -> str:
+    """Return JAX code for truth values as floats.
+
+    From a product with converted truth values XLA makes a selection, in which 0 times NaN is 0. It keeps a product with selected
+    numbers.
+    """
+    return f"jnp.where({truth}, {code.dtype}(1), 0)"
+
+
 def _rounds_to_integers(eqn: Equation) -> bool:
     return eqn.operands[0].type.dtype in FLOATS and eqn.result.type.dtype in INTEGERS
 
@@ -501,7 +515,7 @@ CAST = OpDef(
     traits=frozenset({"cast"}),
     evaluate=_cast,
     numpy=_cast_numpy,
-    jax=_cast_text,
+    jax=_cast_jax,
     jax_differentiated=None,
     logic=None,
     number=None,
