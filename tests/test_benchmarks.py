@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import peer_jax
+from benchmarks import peer_jax, peer_moe
 from benchmarks.programs import dense_chain
 from tests.harness import lowered
 
@@ -33,3 +33,16 @@ def equations(layers: int, layout: str) -> int:
 def test_programs_do_not_grow_with_the_mesh_and_linearly_with_the_layers() -> None:
     assert equations(8, "on_8") == equations(8, "on_512")
     assert equations(16, "on_8") - equations(12, "on_8") == equations(12, "on_8") - equations(8, "on_8")
+
+
+def test_experts_by_hand_compute_what_the_library_computes_and_send_no_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = {"groups": 8, "tokens": 6, "d_model": 8, "experts": 8, "d_ff": 16, "capacity": 2}
+    monkeypatch.setattr(peer_moe, "DIMS", small)
+    arrays = peer_moe.drawn()
+    ours = peer_moe.generated(arrays)
+    losses = [ours.run(), ours.run()]
+    for theirs in peer_moe.handwritten(arrays).values():
+        assert [theirs.run(), theirs.run()] == pytest.approx(losses, rel=1e-5)
+        assert ours.sent <= theirs.sent
