@@ -160,7 +160,8 @@ def modules_table() -> str:
     """Every module, in the first sentence of its own docstring."""
     rows = []
     folder = None
-    for path in sorted((ROOT / "mtfc").rglob("*.py"), key=lambda path: (path.parent, path.name)):
+    paths = (path for path in (ROOT / "mtfc").rglob("*.py") if path.parent.name != "starter")
+    for path in sorted(paths, key=lambda path: (path.parent, path.name)):
         summary = re.match(r"(.*?)\.(?:\s|$)", " ".join(_docstring(path).split()))
         if summary is None:
             continue

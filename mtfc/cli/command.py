@@ -8,7 +8,7 @@ from importlib import import_module
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from mtfc.cli.errors import diagnosed, encode_anything, guarded
+from mtfc.cli.errors import choose_color, diagnosed, encode_anything, guarded
 
 if TYPE_CHECKING:
     from mtfc.driver.loading.sources import Sources
@@ -39,6 +39,10 @@ SUBCOMMANDS = {
     "diff": "print the difference in cost of two layouts, by line",
     "solve": "solve an instance of the IOPDDL contest",
     "fmt": "rewrite files in canonical form",
+    "new": "start a project: a model, data and a test",
+    "doctor": "show what is installed, and what is missing",
+    "completion": "print the completion of commands and options for a shell",
+    "help": "print a page of the documentation",
 }
 """Subcommands with their summaries. Each is a module of this package, which is imported only for its own subcommand."""
 
@@ -91,21 +95,35 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser of the subcommand that comes first in `arguments`, or of all subcommands without their options."""
+def make_parser(arguments: Sequence[str], with_all_options: bool = False) -> argparse.ArgumentParser:
+    """Return the parser of the subcommand that comes first in `arguments`, or of all subcommands without their options.
+
+    with_all_options: return the parser of all subcommands with their options, which imports the module of each.
+    """
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("mtfc", description=DESCRIPTION, epilog=EPILOG, formatter_class=layout)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Strict)
     named = [name for name in arguments[:1] if name in SUBCOMMANDS]
-    for name in named or SUBCOMMANDS:
+    detailed = SUBCOMMANDS if with_all_options else named
+    for name in detailed or SUBCOMMANDS:
         summary = SUBCOMMANDS[name]
         title = f"{summary[0].upper()}{summary[1:]}."
         added = subparsers.add_parser(name, help=summary, description=title, formatter_class=layout)
-        if name in named:
+        if name in detailed:
             added.epilog = _subcommand(name).EXAMPLES
             _subcommand(name).add_arguments(added)
+            _add_color(added)
     return parser
+
+
+def _add_color(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colours in diagnostics (default: on a terminal, unless NO_COLOR is set)",
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -115,6 +133,7 @@ def main(arguments: Sequence[str]) -> int:
         options = make_parser(arguments).parse_args(arguments)
     except SystemExit as end:
         return int(end.code or 0)
+    choose_color(options.color)
     return guarded(lambda: _run(options))
 
 

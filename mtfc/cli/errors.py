@@ -48,6 +48,26 @@ def encode_anything() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def choose_color(choice: str) -> None:
+    """Apply `--color` to this process and to those that it starts; libraries read the same two variables."""
+    if choice == "always":
+        os.environ.pop("NO_COLOR", None)
+        os.environ["FORCE_COLOR"] = "1"
+    elif choice == "never":
+        os.environ.pop("FORCE_COLOR", None)
+        os.environ["NO_COLOR"] = "1"
+
+
+def has_color(stream: TextIO) -> bool:
+    """Return True if a stream gets colours: a terminal does unless NO_COLOR says otherwise, and any stream with FORCE_COLOR.
+
+    See https://no-color.org: a variable counts unless it is empty.
+    """
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
+
+
 def show_diagnostics(diagnostics: Iterable[Diagnostic], sources: Sources, format: str = "text") -> None:
     """Print diagnostics on standard error, as text or JSON."""
     found = list(diagnostics)
@@ -60,7 +80,7 @@ def show_diagnostics(diagnostics: Iterable[Diagnostic], sources: Sources, format
 
         print(json.dumps(to_json(found), indent=2), file=sys.stderr)
     else:
-        print(render(found, sources.around(found), color=sys.stderr.isatty()), file=sys.stderr, end="")
+        print(render(found, sources.around(found), color=has_color(sys.stderr)), file=sys.stderr, end="")
 
 
 def diagnosed(action: Callable[[], int], sources: Sources, format: str) -> int:

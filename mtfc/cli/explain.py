@@ -1,4 +1,4 @@
-"""`mtfc explain`: print the rules of a layout that cause its collectives."""
+"""`mtfc explain`: print the rules of a layout that cause its collectives, or what a diagnostic means."""
 
 from __future__ import annotations
 
@@ -14,17 +14,25 @@ examples:
   mtfc explain model.mtf                                explain the collectives of the first layout
   mtfc explain model.mtf --layout hybrid
   mtfc explain model.mtf --layout "batch:rows;hidden:cols" --mesh "rows:2;cols:4" --format json
+  mtfc explain E301                                     print what a diagnostic means, with an example
   mtfc explain train:step --args train:example --layout plan.json       explain a plan of a function of JAX
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_program(parser)
+    add_program(parser, ", the code of a diagnostic")
     add_selection(parser, "the first")
     add_format(parser)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
+    from mtfc.driver.help_pages import code_section, is_code
+
+    if is_code(options.file):
+        from mtfc.cli.help import show
+
+        show(code_section(options.file))
+        return OK
     from mtfc.driver.explain import explain_record, explain_text
 
     asked = options.file, chosen(options), sources

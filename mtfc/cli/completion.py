@@ -1,0 +1,48 @@
+"""`mtfc completion`: print the completion of commands and options for a shell."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from mtfc.driver.errors import OK
+from mtfc.driver.loading.sources import Sources
+
+EXAMPLES = """\
+examples:
+  mtfc completion bash > ~/.local/share/bash-completion/completions/mtfc
+  mtfc completion zsh > ~/.zfunc/_mtfc               with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
+  eval "$(mtfc completion bash)"                     for the shell at hand
+"""
+
+SHELLS = "bash", "zsh", "fish", "tcsh", "powershell"
+
+PLACES = {"FILE": "FILE", "DIR": "DIRECTORY"}
+"""The sort of completion by a word in what an argument is called in `--help`."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=" or ".join(SHELLS))
+
+
+def run(options: argparse.Namespace, sources: Sources) -> int:
+    from mtfc.cli.command import make_parser
+    from mtfc.driver.data.packages import import_package
+
+    shtab = import_package("shtab", "shtab", "completion", "completion")
+    parser = make_parser([], with_all_options=True)
+    for action in _actions(parser):
+        for word, sort in PLACES.items():
+            if word in str(action.metavar):
+                action.complete = getattr(shtab, sort)  # type: ignore[attr-defined]
+    print(shtab.complete(parser, shell=options.shell))
+    return OK
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield the arguments of a parser and of its subcommands."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from _actions(each)

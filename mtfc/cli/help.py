@@ -1,0 +1,50 @@
+"""`mtfc help`: print a page of the documentation."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from mtfc.driver.errors import OK
+from mtfc.driver.loading.sources import Sources
+
+EXAMPLES = """\
+examples:
+  mtfc help                          list the topics
+  mtfc help language                 print the reference of the language
+  mtfc help E301                     print what a diagnostic means, as `mtfc explain E301` does
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic", metavar="TOPIC", nargs="?", help="a page, a diagnostic, or a command")
+
+
+def run(options: argparse.Namespace, sources: Sources) -> int:
+    from mtfc.cli.command import SUBCOMMANDS, main
+    from mtfc.driver.help_pages import page, topics
+
+    topic = options.topic
+    if topic is None:
+        found = topics()
+        width = max(map(len, found))
+        print(
+            "Topics of `mtfc help TOPIC`:",
+            *(f"  {name:{width}}  {title}" for name, title in found.items()),
+            sep="\n",
+        )
+    elif topic in SUBCOMMANDS and topic not in topics():
+        return main([topic, "--help"])
+    else:
+        show(page(topic))
+    return OK
+
+
+def show(text: str) -> None:
+    """Print a text, on a terminal through the user's pager."""
+    if sys.stdout.isatty():
+        from pydoc import pager
+
+        pager(text)
+    else:
+        print(text, end="")

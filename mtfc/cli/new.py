@@ -1,0 +1,29 @@
+"""`mtfc new`: start a project."""
+
+from __future__ import annotations
+
+import argparse
+
+from mtfc.driver.errors import OK
+from mtfc.driver.loading.sources import Sources
+
+EXAMPLES = """\
+examples:
+  mtfc new spirals                   make a folder `spirals` with a model, data and a test
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="DIR", help="the new folder")
+
+
+def run(options: argparse.Namespace, sources: Sources) -> int:
+    from mtfc.driver.new_project import new_project
+
+    files = new_project(options.folder)
+    print(
+        f"{options.folder}: {', '.join(files)}",
+        f"Start with `mtfc check {options.folder}/model.mtf`; README.md has the rest.",
+        sep="\n",
+    )
+    return OK

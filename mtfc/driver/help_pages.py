@@ -1,0 +1,63 @@
+"""The pages of the documentation, for `mtfc help` and `mtfc explain CODE`.
+
+An installed package holds the pages in `mtfc/docs`; a checkout has them in `docs`.
+"""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from pathlib import Path
+
+from mtfc.driver.errors import UsageError
+
+PACKAGE = Path(__file__).parents[1]
+FOLDERS = PACKAGE / "docs", PACKAGE.parent / "docs"
+"""Folders that may hold the pages; the first one with pages is read."""
+
+CODE = re.compile(r"[EW]\d{3}", re.IGNORECASE)
+FOR_MAINTAINERS = "architecture", "contributing", "extending", "ir"
+"""Pages that are listed last: users of the language do not need them."""
+
+
+def is_code(text: str) -> bool:
+    """Return True if the text has the form of a diagnostic's code."""
+    return CODE.fullmatch(text) is not None
+
+
+def topics() -> dict[str, str]:
+    """Return the title of each page by its name; pages for maintainers come last."""
+    pages = sorted(_folder().glob("*.md"), key=lambda page: (page.stem in FOR_MAINTAINERS, page.stem))
+    return {page.stem: _title(page.read_text("utf-8")) for page in pages}
+
+
+def page(topic: str) -> str:
+    """Return the page about a topic, or the section about a diagnostic, as Markdown. Raises `UsageError`."""
+    if is_code(topic):
+        return code_section(topic)
+    names = list(topics())
+    if topic.lower() not in names:
+        near = get_close_matches(topic.lower(), names, 1)
+        meant = f"did you mean `{near[0]}`?" if near else "`mtfc help` lists the topics"
+        raise UsageError(f"no help about `{topic}`: {meant}")
+    return (_folder() / f"{topic.lower()}.md").read_text("utf-8")
+
+
+def code_section(code: str) -> str:
+    """Return the section about a diagnostic, as Markdown without the title's marks. Raises `UsageError`."""
+    text = (_folder() / "diagnostics.md").read_text("utf-8")
+    section = re.search(rf"^### {code.upper()}\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
+    if section is None:
+        raise UsageError(f"there is no diagnostic {code.upper()}: `mtfc help diagnostics` lists all of them")
+    return f"{code.upper()}\n\n{section[1].strip()}\n"
+
+
+def _folder() -> Path:
+    found = next((folder for folder in FOLDERS if (folder / "diagnostics.md").exists()), None)
+    if found is None:
+        raise UsageError("this installation of mtfc lacks its pages of help: pip install mtfc again")
+    return found
+
+
+def _title(text: str) -> str:
+    return text.partition("\n")[0].removeprefix("# ").replace("`", "")

@@ -1,0 +1,37 @@
+"""A new project, copied from `mtfc/starter`: a model, data, a test."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mtfc.driver.errors import UsageError, reason_of
+
+STARTER = Path(__file__).parents[1] / "starter"
+
+
+def new_project(folder: str) -> list[str]:
+    """Make a folder with the files of a project, all or none, and return their names. Raises `UsageError`."""
+    target = Path(folder)
+    try:
+        if target.is_symlink() or (target.exists() and not _is_empty_folder(target)):
+            raise UsageError(f"{folder} exists: `mtfc new` takes the name of a new folder, or an empty one")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=target.parent, prefix=".mtfc-new-") as temporary:
+            made = Path(temporary, "project")
+            made.mkdir()
+            for file in _files():
+                shutil.copyfile(file, made / file.name)
+            made.replace(target)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot write {folder}: {reason_of(error)}") from error
+    return [file.name for file in _files()]
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def _files() -> list[Path]:
+    return sorted(file for file in STARTER.iterdir() if file.is_file())
