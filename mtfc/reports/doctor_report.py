@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 GIB = 2**30
+NO_JAX = "unknown without JAX: pip install 'mtfc[jax]'"
 
 
 def doctor_text(record: Mapping[str, Any]) -> str:
@@ -19,13 +20,13 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
     yield f"{version}, Python {record['python']}, {record['platform']}, {record['cores']} cores{memory}"
     yield ""
     if not record["packages"]:
-        yield "packages  unknown, since mtfc runs without being installed: pip install mtfc"
+        yield "packages   unknown, since mtfc runs without being installed: pip install mtfc"
     for extra, packages in record["packages"].items():
-        yield f"{extra:9} {', '.join(map(_package, packages))}{_advice(extra, packages)}"
+        yield f"{extra:10} {', '.join(map(_package, packages))}{_advice(extra, packages)}"
     yield ""
-    yield f"{'devices':9} {_finding(record['devices'])}"
+    yield f"{'devices':10} {_finding(record['devices']) if record['devices'] else NO_JAX}"
     for backend, finding in record["backends"].items():
-        yield f"{backend:9} {_finding(finding)}"
+        yield f"{backend:10} {_finding(finding)}"
 
 
 def _package(each: Mapping[str, Any]) -> str:
