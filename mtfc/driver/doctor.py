@@ -53,7 +53,8 @@ class Finding(TypedDict):
 class Doctor(TypedDict):
     """The record of `mtfc doctor --format json`; `ok` is False if mtfc itself cannot work.
 
-    packages: by extra, `base` being what every installation needs. memory_bytes: of the machine, or None if unknown.
+    devices: None without JAX. packages: by extra, `base` for what every installation needs. memory_bytes: of the machine, or
+    None if unknown.
     """
 
     ok: bool
@@ -63,7 +64,7 @@ class Doctor(TypedDict):
     cores: int
     memory_bytes: int | None
     packages: dict[str, list[PackageState]]
-    devices: Finding
+    devices: Finding | None
     backends: dict[str, Finding]
 
 
@@ -81,9 +82,7 @@ def examine() -> Doctor:
         cores=os.cpu_count() or 1,
         memory_bytes=_memory_bytes(),
         packages=packages,
-        devices=_devices()
-        if has_jax
-        else Finding(ok=False, text="JAX is not installed: pip install 'mtfc[jax]'"),
+        devices=_devices() if has_jax else None,
         backends=backends,
     )
 

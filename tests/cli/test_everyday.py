@@ -91,7 +91,7 @@ def test_doctor_names_what_is_missing(mtfc: Mtfc, monkeypatch: pytest.MonkeyPatc
     assert outcome.status == 3
     assert "(too old), nothing_of_this_name missing: pip install --upgrade mtfc\n" in outcome.out
     assert "nor_this missing: pip install --upgrade 'mtfc[train]'" in outcome.out
-    assert "numpy     FAILED: killed" in outcome.out
+    assert "numpy      FAILED: killed" in outcome.out
 
 
 @pytest.mark.parametrize("version", ["2.10", "2.10.0", "2.10.1rc1", "3", "2.11.dev0"])
