@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MTFC := $(BIN)/mtfc
-SOURCES := mtfc tests examples benchmarks
+SOURCES := mtfc tests examples benchmarks website
 
 # The tests of a change at hand.
 FAST := tests/frontend tests/ir tests/passes tests/test_architecture.py tests/test_diagnostics.py tests/cli/test_check.py
@@ -20,7 +20,7 @@ test test-fast fuzz mutants examples: export OPENBLAS_NUM_THREADS = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-elsewhere lint format tables docs figures bench fuzz mutants mutate-source kill-test examples clean
+.PHONY: help setup demo test test-fast test-elsewhere lint format tables docs site package figures bench fuzz mutants mutate-source kill-test examples clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,21 @@ tables: setup  ## remake the parser's tables after a change to the grammar
 
 docs: setup  ## rewrite what is generated in docs/: the library reference, tables, what commands print
 	$(BIN)/python -m pytest --quiet --update-golden tests/test_docs.py tests/test_readme.py
+
+site: setup  ## make the documentation site in build/site; a broken link is an error
+	$(BIN)/python -m pip install --quiet --editable '.[site]'
+	cd website && NO_MKDOCS_2_WARNING=1 ../$(BIN)/mkdocs build --quiet
+
+package: setup  ## build sdist and wheel in dist/, check their metadata, and run the wheel without further packages
+	$(BIN)/python -m pip install --quiet build twine
+	rm -rf dist && $(BIN)/python -m build --outdir dist . > /dev/null
+	$(BIN)/twine check --strict dist/*
+	rm -rf build/wheel && $(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip install --quiet dist/*.whl
+	build/wheel/bin/python -m pip check
+	build/wheel/bin/mtfc check examples/two_layer.mtf
+	build/wheel/bin/mtfc verify examples/two_layer.mtf --backend numpy --layout hybrid
+	build/wheel/bin/mtfc help E301 > /dev/null
 
 figures: setup  ## draw the figures in docs/images anew
 	$(BIN)/python -m benchmarks.plots
