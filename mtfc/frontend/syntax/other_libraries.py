@@ -13,7 +13,8 @@ ORDER = "call functions one after the other: `h = relu(x)`, and then `y = nn.den
 MAPPED = "a function already maps over all other dimensions: `...` stands for them in its signature"
 COMPILED = "write only the call: whole models are compiled"
 GRADIENT = (
-    "a `train` block derives gradients: `train m { minimize loss; optimizer = sgd(learning_rate = 0.1) }`"
+    "a `train` block derives gradients: `train m { minimize loss; optimizer = sgd(learning_rate = 0.1) }`; "
+    "inside of a model, `gradients(loss, [w])` has them"
 )
 
 LAYERS: Mapping[str, str] = {

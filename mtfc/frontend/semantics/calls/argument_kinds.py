@@ -28,6 +28,16 @@ def tensor(expressions: Expressions, node: ast.Node) -> Operand | None:
     return None
 
 
+def variables(expressions: Expressions, node: ast.Node) -> list[Operand] | None:
+    """Read a list of variables `[w, x]`, or one variable without brackets."""
+    nodes = node.dims if isinstance(node, ast.DimList) else (node,)
+    if not nodes or not all(isinstance(each, ast.Name) for each in nodes):
+        _expected("variables, as in `[w, x]`", expressions, node)
+        return None
+    found = [expressions.operand(each) for each in nodes]
+    return None if None in found else [each for each in found if each is not None]
+
+
 def _misplaced_arrow(expressions: Expressions, node: ast.Arrow) -> None:
     if isinstance(node.target, ast.DimList):
         expressions.scope.error("E215", "this call takes no `-> [dims]`: its result's follow", node.span)

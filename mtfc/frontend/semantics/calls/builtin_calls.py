@@ -15,6 +15,7 @@ from mtfc.frontend.semantics.calls import argument_kinds as kinds
 from mtfc.frontend.semantics.calls import builtin_equations
 from mtfc.frontend.semantics.calls.argument_kinds import Kind
 from mtfc.frontend.semantics.calls.function_calls import call_function, find_function
+from mtfc.frontend.semantics.calls.gradient_calls import gradients
 from mtfc.frontend.semantics.names.scope import count
 from mtfc.frontend.semantics.names.unknown_names import unknown_function
 from mtfc.frontend.syntax import ast
@@ -288,6 +289,9 @@ BUILTINS: dict[str, Builtin] = {
         usage="values, indices = top_k(x, d -> k)",
         arguments=(kinds.tensor, kinds.mapping),
         build=builtin_equations.top_k,
+    ),
+    "gradients": Builtin(
+        usage="gradients(loss, [w, x])", arguments=(kinds.tensor, kinds.variables), build=gradients
     ),
     **{
         f"random.{op}": Builtin(
