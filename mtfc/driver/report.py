@@ -1,0 +1,243 @@
+"""Pages about a model's layouts and about a training run, for `mtfc report`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from mtfc.compiler.diagnostics import CompileError
+from mtfc.compiler.search.found import Progress, silent
+from mtfc.driver.data.files import write_text
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.target import check_room, target_of
+from mtfc.driver.options import SearchOptions
+from mtfc.driver.values import PathOption, file_option
+
+if TYPE_CHECKING:
+    from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.compiler.ir.core import Program
+    from mtfc.frontend.syntax import ast
+    from mtfc.reports.page.layout_data import ReportedLayout
+
+HEIGHT = 900
+"""Pixels of a page in a notebook."""
+
+
+@attrs.frozen(slots=False, repr=False)
+class ReportPage:
+    """A report as a page that needs no network: its title, and the record that it shows."""
+
+    title: str
+    data: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"<ReportPage {self.title}>"
+
+    @cached_property
+    def html(self) -> str:
+        """The whole page."""
+        from mtfc.reports.page.document import document
+
+        return document(self.title, self.data)
+
+    def save(self, path: PathOption) -> None:
+        """Write the page to a file, whole or not at all. Raises `OSError`."""
+        write_text(file_option(path), self.html)
+
+    def _repr_html_(self) -> str:
+        style = f"width: 100%; height: {HEIGHT}px; border: 0"
+        return f'<iframe srcdoc="{escape(self.html)}" style="{style}"></iframe>'
+
+
+def report_page(
+    file: str,
+    choice: Choice,
+    sources: Sources,
+    target: str | None = None,
+    search_seconds: float | None = None,
+    progress: Progress = silent,
+) -> ReportPage:
+    """Return the page of a model under every chosen layout. Raises `CompileError`, `UsageError` and `NothingFits`.
+
+    target: the machine of predicted times; None for the first that the file declares, else the default one. search_seconds: also
+    search so long for the best layout, on as many devices as the first layout has, and show it beside the others.
+    """
+    selection = select(file, choice, sources, every_layout=True)
+    hardware = _hardware(target, selection, sources)
+    found, search = None, None
+    if search_seconds is not None:
+        found, search = _searched(
+            file, choice, sources, hardware, selection, search_seconds, target, progress
+        )
+    cases = (*selection.cases, *([found] if found else []))
+    layouts = [reported_layout(selection.program, case, hardware) for case in cases]
+    return _page(layouts, hardware, sources, _size_expressions(file, choice, sources), search)
+
+
+def plan_page(
+    program: Program, case: LayoutOnMesh, hardware: Hardware, texts: Mapping[str, str]
+) -> ReportPage:
+    """Return the page of an imported function under one layout; texts: each file's text by name."""
+    sources = Sources()
+    sources.texts |= texts
+    return _page([reported_layout(program, case, hardware)], hardware, sources, {}, None)
+
+
+def _page(
+    layouts: Sequence[ReportedLayout],
+    hardware: Hardware,
+    sources: Sources,
+    expressions: Mapping[str, Any],
+    search: Mapping[str, Any] | None,
+) -> ReportPage:
+    from mtfc.driver.version import installed_version
+    from mtfc.reports.page.layout_data import report_json
+
+    spans = (charge.span for each in layouts for charge in each.cost.step)
+    texts = sources.with_library(span.file for span in spans if span)
+    data = report_json(layouts, hardware, texts, expressions, search)
+    title = (
+        f"{layouts[0].program.name}: layouts side by side" if len(layouts) > 1 else layouts[0].program.name
+    )
+    return ReportPage(title, {**data, "version": installed_version()})
+
+
+def reported_layout(program: Program, case: LayoutOnMesh, hardware: Hardware) -> ReportedLayout:
+    """Compile a global program for a layout, and simulate its step if the mesh fits on the machine."""
+    from mtfc.compiler.analysis.equation_names import names_by_place
+    from mtfc.compiler.analysis.provenance import sent_arrays
+    from mtfc.compiler.passes.fuse_attention import reasons
+    from mtfc.driver.loading.layout_targets import prepared
+    from mtfc.driver.simulate import simulate_layout
+    from mtfc.reports.page.layout_data import ReportedLayout
+
+    lowered = case.lower(program)
+    names = names_by_place(prepared(program, case.mesh, case.layout))
+    function = lowered.function("step" if lowered.has_function("step") else "forward")
+    sent = list(sent_arrays(function, case.mesh, case.layout, names))
+    step = simulate_layout(lowered, hardware) if _has_room(hardware, case) else None
+    return ReportedLayout(lowered, sent, reasons(program), step)
+
+
+def _has_room(hardware: Hardware, case: LayoutOnMesh) -> bool:
+    try:
+        check_room(hardware, case.mesh, hardware.name)
+    except CompileError:
+        return False
+    return True
+
+
+def _hardware(target: str | None, selection: Selection, sources: Sources) -> Hardware:
+    """Return the machine of the predictions. Raises `CompileError` if a mesh does not fit on the machine that was asked for."""
+    from mtfc.driver.searching.search import DEFAULT_TARGET
+
+    if target is not None:
+        hardware = target_of(target, selection.hardware, sources)
+        for case in selection.cases:
+            check_room(hardware, case.mesh, target)
+        return hardware
+    fitting = (
+        each for each in selection.hardware.values() if all(_has_room(each, case) for case in selection.cases)
+    )
+    return next(fitting, None) or target_of(DEFAULT_TARGET, {}, sources)
+
+
+# The search
+
+
+@attrs.define
+class _Recorder:
+    """Keeps the best cost and the bound of a search over time, and reports on."""
+
+    report: Progress
+    started: float
+    points: list[list[float | None]] = attrs.field(factory=list)
+
+    def __call__(self, doing: str, best: float | None, bound: float | None) -> None:
+        self.report(doing, best, bound)
+        point = [round(monotonic() - self.started, 4), best, bound]
+        if not self.points or self.points[-1][1:] != point[1:]:
+            self.points.append(point)
+
+
+def _searched(
+    file: str,
+    choice: Choice,
+    sources: Sources,
+    hardware: Hardware,
+    selection: Selection,
+    seconds: float,
+    target: str | None,
+    progress: Progress,
+) -> tuple[LayoutOnMesh, dict[str, Any]]:
+    """Return the best layout that a search finds, under a name of its own, and the record of the search with its progress."""
+    from mtfc.driver.searching.layouts import LayoutAnswer
+    from mtfc.driver.searching.search import search
+    from mtfc.reports.table import free_name
+
+    devices = selection.cases[0].mesh.devices
+    recorder = _Recorder(progress, monotonic())
+    declared = hardware.name if hardware.name in selection.hardware else None
+    asked = SearchOptions(
+        file,
+        attrs.evolve(choice, layout=None, mesh=None),
+        target or declared or hardware.name,
+        devices,
+        budget=seconds,
+    )
+    answer = search(asked, sources, recorder)
+    assert isinstance(answer, LayoutAnswer)
+    record, found = answer.record(), answer.result.found
+    recorder("done", answer.result.seconds_of(answer.result.price), found.lower_bound)
+    layout = attrs.evolve(found.layout, name=free_name("found", {case.name for case in selection.cases}))
+    return LayoutOnMesh(found.mesh, layout), {
+        "record": record,
+        "points": recorder.points,
+        "name": layout.name,
+    }
+
+
+# Sizes that are computed from others
+
+
+def _size_expressions(file: str, choice: Choice, sources: Sources) -> dict[str, Any]:
+    """Return for each declared dimension how its size is computed; sizes of options are numbers."""
+    from mtfc.compiler.diagnostics import Diagnostics
+    from mtfc.driver.loading.sources import known_as
+    from mtfc.frontend.syntax import ast
+    from mtfc.frontend.syntax.parser import parse
+
+    if choice.source is not None:
+        return {}
+    tree = parse(sources.texts[known_as(file)], file, Diagnostics())
+    declared = (each for each in tree.declarations if isinstance(each, ast.DimDecl))
+    return {each.name.text: _expression(each.size) for each in declared if each.name.text not in choice.dims}
+
+
+def _expression(node: ast.Expr) -> Any:
+    """Return a number, a name, or `[operator, operand, ...]`."""
+    from mtfc.frontend.syntax import ast
+
+    match node:
+        case ast.Int():
+            return node.value
+        case ast.Name() | ast.Path():
+            return node.text
+        case ast.Unary():
+            return [node.op, _expression(node.operand)]
+        case ast.Binary():
+            return [node.op, _expression(node.left), _expression(node.right)]
+    return None
+
+
+def is_run(file: str) -> bool:
+    """True if a path is the folder of a training run."""
+    return Path(file).is_dir()

@@ -1,0 +1,349 @@
+"""The data of a report about layouts: one JSON record, of the same figures as the other commands print.
+
+`cost` is the record of `mtfc cost --format json`, and each layout's `step` is that of `mtfc simulate`, `explain` that of `mtfc
+explain`. The other entries split these figures up: by line, by equation over the step, by kernel, by collective.
+
+Lists stand for records wherever there are many of them: `EVENT`, `MOMENT`, `KERNEL` and `ARRAY` name their entries. Their names
+and files are numbers of entries of `texts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.analysis.provenance import SentArray
+from mtfc.compiler.cost.effects.memory import ARGUMENTS
+from mtfc.compiler.cost.effects.memory_profile import KINDS, memory_moments
+from mtfc.compiler.cost.effects.roofline import KernelWork, work
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.serial_time import lanes_of
+from mtfc.compiler.cost.sizes import Numbers, whole
+from mtfc.compiler.cost.step_time import COMPUTE
+from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.cost.volumes import CostTotals, PlacedCost, SentVolume, grouped, layout_cost, total
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.loops import dim_of, region_of
+from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops.collectives import axes_of, kind_of
+from mtfc.compiler.ir.printer import layout_summary
+from mtfc.compiler.ir.types import Mesh, TensorType
+from mtfc.compiler.passes.fuse_attention import Reason
+from mtfc.reports.cost_json import costs_json
+from mtfc.reports.page.what_if import formulas_json, sizes_json
+from mtfc.reports.provenance_report import provenance_json, separate_json
+from mtfc.reports.source_lines import Line, line_of
+from mtfc.reports.step_report import SimulatedLayout
+
+FORMAT = 1
+"""The version of the record."""
+
+EVENT = ("lane", "name", "start", "seconds", "stage", "file", "line", "op")
+MOMENT = ("name", "stage", "file", "line", *KINDS)
+KERNEL = ("name", "stage", "file", "line", "flops", "bytes", "seconds", "dtype")
+ARRAY = ("name", "role", "file", "line", "own_line", "dtype", "dims", "splits", "pending", "bytes", "times")
+
+
+class _Texts:
+    """Texts that many entries share, each with a number."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def __call__(self, text: str) -> int:
+        return self.numbers.setdefault(text, len(self.numbers))
+
+
+FIGURES = ("flops", "sent", "memory", "stored", "seconds")
+"""Figures of a line: FLOPs, bytes sent, bytes counted in the memory, bytes stored (as `mtfc cost` prints them), seconds."""
+
+
+@attrs.frozen
+class ReportedLayout:
+    """A layout of a report: the program of one processor, what it sends, and its step on a machine if the mesh fits there.
+
+    separate: softmaxes between two dots that are not one op.
+    """
+
+    program: Program
+    sent: Sequence[SentArray]
+    separate: Sequence[Reason]
+    step: SimulatedLayout | None
+
+    @property
+    def cost(self) -> PlacedCost:
+        return layout_cost(self.program)
+
+    @property
+    def function(self) -> Function:
+        """The function whose cost is reported: a training step, or a forward pass."""
+        return self.program.function("step" if self.program.has_function("step") else "forward")
+
+
+def report_json(
+    layouts: Sequence[ReportedLayout],
+    hardware: Hardware,
+    sources: Mapping[str, str],
+    size_expressions: Mapping[str, Any],
+    search: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the record of a report. sources: each file's text by name.
+
+    size_expressions: see `what_if.sizes_json`. search: the record of a search with its progress, if there was one.
+    """
+    costs = [each.cost for each in layouts]
+    own, texts = costs[0].file, _Texts()
+    described = [_layout(each, cost, hardware, texts) for each, cost in zip(layouts, costs, strict=True)]
+    used = {line_of(span)[0] for cost in costs for span in _spans(cost)} | {own or ""}
+    return {
+        "format": FORMAT,
+        "kind": "layouts",
+        "cost": costs_json(costs),
+        "target": target_json(hardware),
+        "own": own,
+        "sources": {file: sources[file] for file in sorted(used, key=lambda f: (f != own, f)) if file in sources},
+        "sizes": sizes_json(layouts[0].program, size_expressions),
+        "search": search,
+        "layouts": described,
+        "texts": list(texts.numbers),
+    }  # fmt: skip
+
+
+def _spans(cost: PlacedCost) -> Iterator[Span | None]:
+    yield from (charge.span for charge in cost.step)
+    yield from (span for span, _ in (*cost.memory.stored, *cost.memory.occupied))
+
+
+def target_json(hardware: Hardware) -> dict[str, Any]:
+    """Return the machine's figures."""
+    device = hardware.device
+    return {
+        "name": hardware.name,
+        "memory": device.memory,
+        "flops": {dtype: rate.peak for dtype, rate in device.flops.items()},
+        "bandwidth": finite_or_none(device.bandwidth.peak),
+        "caveat": " ".join(hardware.caveat).strip(),
+        "links": [
+            {"name": link.name, "kind": link.kind, "sizes": list(link.sizes), "bandwidth": link.peak}
+            for link in hardware.links
+        ],
+    }
+
+
+def finite_or_none(number: float) -> float | None:
+    return number if isfinite(number) else None
+
+
+def _layout(each: ReportedLayout, cost: PlacedCost, hardware: Hardware, texts: _Texts) -> dict[str, Any]:
+    mesh, own = cost.mesh, cost.file
+    topology = Topology.of(mesh, hardware) if each.step else None
+    return {
+        "name": cost.layout.name,
+        "rules": layout_summary(cost.layout),
+        "mesh": mesh.name,
+        "trains": cost.trains,
+        "axes": [[name, size] for name, size in mesh.axes],
+        "step": each.step.record() if each.step else None,
+        "lines": _by_line(each, cost, lambda span: line_of(span.inside(own) if span else None)),
+        "places": _by_line(each, cost, line_of),
+        "arrays": list(_arrays(each.function, mesh, own, texts)),
+        "memory": _memory(each.function, mesh, own, texts),
+        "timeline": _timeline(each.step, texts) if each.step else None,
+        "collectives": _collectives(each.function, cost, topology),
+        "lanes": _lanes(topology) if topology else {},
+        "kernels": _kernels(each.function, mesh, hardware, texts),
+        "explain": {
+            "collectives": provenance_json(each.sent),
+            "separate_attention": separate_json(each.separate),
+        },
+        "formulas": formulas_json(each.program),
+    }
+
+
+# Lines
+
+
+def _by_line(
+    each: ReportedLayout, cost: PlacedCost, key: Callable[[Span | None], Line]
+) -> list[dict[str, Any]]:
+    """Return the figures of each line, with the FLOPs of each stage; a line that costs nothing has no record."""
+    found: dict[Line, dict[str, float]] = {}
+
+    def add(span: Span | None, name: str, amount: float) -> None:
+        figures = found.setdefault(key(span), dict.fromkeys(FIGURES, 0))
+        figures[name] += amount
+
+    groups = grouped(cost.step, lambda charge: key(charge.span))
+    stages = {line: grouped(charges, lambda charge: charge.stage) for line, charges in groups.items()}
+    for line, charges in groups.items():
+        sums: CostTotals = total(charges)
+        figures = found.setdefault(line, dict.fromkeys(FIGURES, 0))
+        figures |= {"flops": whole(sums.flops), "sent": whole(sums.sent.bytes)}
+        found[line] = figures
+    for span, amount in cost.memory.occupied:
+        add(span, "memory", whole(amount))
+    for span, amount in cost.memory.stored:
+        add(span, "stored", whole(amount))
+    for span, seconds in each.step.step.lines.items() if each.step else ():
+        add(span, "seconds", seconds.compute + seconds.exposed)
+    return [
+        {
+            "file": line[0],
+            "line": line[1],
+            **figures,
+            "stages": {stage: whole(total(charges).flops) for stage, charges in stages.get(line, {}).items()},
+        }
+        for line, figures in sorted(found.items())
+    ]
+
+
+# Arrays
+
+
+def _arrays(function: Function, mesh: Mesh, own: str | None, texts: _Texts) -> Iterator[list[Any]]:
+    """Yield the arrays that a user can name: arguments, and named values of the forward pass.
+
+    times: the iterations of the loops around the equation that makes the array.
+    """
+
+    def array(value: Value, name: str, role: str, span: Span, times: int) -> list[Any]:
+        type: TensorType = value.type
+        dims = [[dim.name, dim.size] for dim in type.dims]
+        splits, pending = [list(axes) for axes in type.splits], list(type.pending)
+        inside = span.inside(own)
+        place = [texts(span.file), span.line, inside.line if inside.file == own else 0]
+        return [texts(name), role, *place, type.dtype, dims, splits, pending, type.local_bytes(mesh), times]
+
+    for argument in function.arguments:
+        if argument.span is not None:
+            yield array(argument.value, argument.value.name, argument.role, argument.span, 1)
+    for eqn, times in _with_trips(function):
+        if eqn.path and eqn.span and eqn.stage == "forward" and not eqn.regions:
+            yield array(eqn.results[0], eqn.path, "value", eqn.span, times)
+
+
+def _with_trips(function: Function, times: int = 1) -> Iterator[tuple[Equation, int]]:
+    for eqn in function.body:
+        yield eqn, times
+        if eqn.regions:
+            yield from _with_trips(region_of(eqn), times * dim_of(eqn).size)
+
+
+# The step over time
+
+
+def _memory(function: Function, mesh: Mesh, own: str | None, texts: _Texts) -> dict[str, Any]:
+    """Return the bytes of arguments, which live as long as the step, and a moment for each equation."""
+    scale = Numbers(mesh)
+    names = {"parameters": "parameters", "optimizer": "optimizer", "activations_peak": "inputs"}
+    always = {
+        names[part]: sum(a.value.type.local_bytes(mesh) for a in function.arguments if a.role in roles)
+        for part, roles in ARGUMENTS.items()
+    }
+    moments = [
+        [
+            texts(_name(each.eqn)),
+            each.eqn.stage,
+            *_place(each.eqn.span, own, texts),
+            *map(whole, each.live.values()),
+        ]
+        for each in memory_moments(function, mesh, scale)
+    ]
+    return {"always": always, "moments": moments}
+
+
+def _name(eqn: Equation) -> str:
+    return eqn.path or eqn.op
+
+
+def _place(span: Span | None, own: str | None, texts: _Texts) -> list[int]:
+    """Return the file and the line of the user where there is one."""
+    file, line = line_of(span.inside(own) if span else None)
+    return [texts(file), line]
+
+
+def _timeline(simulated: SimulatedLayout, texts: _Texts) -> dict[str, Any]:
+    """Return the rows of the timeline and its bars, in seconds."""
+    step, own = simulated.step, simulated.cost.file
+    lanes = list(dict.fromkeys((COMPUTE, *step.busy, *(event.device for event in step.events))))
+    numbers = {lane: i for i, lane in enumerate(lanes)}
+    events = [
+        [
+            numbers[each.device],
+            texts(each.name),
+            float(f"{each.start:.11g}"),
+            _short(each.end - each.start),
+            each.stage,
+            *_place(each.span, own, texts),
+            each.detail.get("op", "loop"),
+        ]
+        for each in step.events
+        if each.end > each.start
+    ]
+    return {"lanes": lanes, "seconds": step.seconds, "events": events}
+
+
+def _short(seconds: float) -> float:
+    """Return a time with seven digits, which a screen cannot tell from all of them."""
+    return float(f"{seconds:.7g}")
+
+
+# Collectives and kernels
+
+
+def _collectives(function: Function, cost: PlacedCost, topology: Topology | None) -> list[dict[str, Any]]:
+    """Return the collectives of each kind and set of axes: their number, bytes, and seconds on each lane of the machine."""
+    groups = grouped((c for c in cost.step if c.kind is not None), lambda charge: (charge.kind, charge.axes))
+    sums = {key: sum((c.sent for c in charges), start=SentVolume()) for key, charges in groups.items()}
+    seconds: dict[Any, dict[str, float]] = {key: {} for key in sums}
+    for eqn, times in _with_trips(function) if topology else ():
+        if has_trait(eqn, "sends") and topology:
+            lanes = seconds[kind_of(eqn), axes_of(eqn)]
+            for lane, each in lanes_of(eqn, topology).items():
+                lanes[lane] = lanes.get(lane, 0.0) + each * times
+    return [
+        {
+            "kind": kind,
+            "axes": list(axes),
+            "count": sent.count,
+            "bytes": whole(sent.bytes),
+            "wire_bytes": whole(sent.wire_bytes),
+            "lanes": seconds[kind, axes],
+        }
+        for (kind, axes), sent in sorted(sums.items(), key=lambda item: -whole(item[1].bytes))
+    ]
+
+
+def _lanes(topology: Topology) -> dict[str, list[list[Any]]]:
+    """Return the links of each mesh axis: name, members, and places between members."""
+    return {
+        axis: [[part.lane.name, part.size, part.stride] for part in parts]
+        for axis, parts in topology.axis_parts.items()
+    }
+
+
+def _kernels(function: Function, mesh: Mesh, hardware: Hardware, texts: _Texts) -> list[list[Any]]:
+    """Return FLOPs, bytes and seconds of the kernels of each equation in a step; equal places are one kernel."""
+    found: dict[tuple[Any, ...], list[float]] = {}
+    for eqn, kernel, times in _works(function, mesh, hardware, 1):
+        if kernel.seconds:
+            dtype = (eqn.operands or eqn.results)[0].type.dtype
+            file, line = line_of(eqn.span)
+            key = texts(_name(eqn)), eqn.stage, texts(file), line, hardware.device.rated(dtype)
+            sums = found.setdefault(key, [0, 0, 0.0])
+            for i, each in enumerate((kernel.flops, kernel.bytes, kernel.seconds)):
+                sums[i] += each * times
+    return [[*key[:4], flops, size, _short(seconds), key[4]] for key, (flops, size, seconds) in found.items()]
+
+
+def _works(
+    function: Function, mesh: Mesh, hardware: Hardware, times: int
+) -> Iterator[tuple[Equation, KernelWork, int]]:
+    for eqn, each in zip(function.body, work(function, mesh, hardware.device), strict=True):
+        yield eqn, each, times
+        if eqn.regions:
+            yield from _works(region_of(eqn), mesh, hardware, times * dim_of(eqn).size)
