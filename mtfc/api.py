@@ -51,6 +51,7 @@ from mtfc.frontend.syntax.lexer import decode
 if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import Arrays, JaxProgram, TrainState
     from mtfc.driver.records import Costs, Difference, Explanation, LayoutCost, Search, Step, Verification
+    from mtfc.driver.report import ReportPage
 
 __all__ = [
     "Checked",
@@ -62,6 +63,7 @@ __all__ = [
     "costs",
     "explained",
     "read",
+    "reported",
     "searched",
     "verified",
 ]
@@ -362,6 +364,19 @@ def compared(
     layouts = [text for text in map(layout_option, (a, b)) if text is not None]
     with _showing(sources := Sources()):
         return cast("Difference", diff_record(path, choice, layouts, machine, sources))
+
+
+def reported(path: PathOption, choice: Choice, target: PathOption | None, search: float | None) -> ReportPage:
+    """Return the page of `mtfc report`. Raises `CompileError`, `UsageError` and `NothingFits`."""
+    from mtfc.driver.report import is_run, layouts_page, run_page
+
+    file, machine = file_option(path), path_option("target", target)
+    if search is not None:
+        seconds_option("search", search)
+    if is_run(file):
+        return run_page(file)
+    with _showing(sources := Sources()):
+        return layouts_page(file, choice, sources, machine, search)
 
 
 def verified(

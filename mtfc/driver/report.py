@@ -13,7 +13,8 @@ import attrs
 
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.search.found import Progress, silent
-from mtfc.driver.data.files import write_text
+from mtfc.driver.data.files import parsed_json, write_text
+from mtfc.driver.errors import UsageError, reason_of
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
@@ -57,7 +58,7 @@ class ReportPage:
         return f'<iframe srcdoc="{escape(self.html)}" style="{style}"></iframe>'
 
 
-def report_page(
+def layouts_page(
     file: str,
     choice: Choice,
     sources: Sources,
@@ -238,6 +239,55 @@ def _expression(node: ast.Expr) -> Any:
     return None
 
 
+# Runs
+
+
 def is_run(file: str) -> bool:
-    """True if a path is the folder of a training run."""
+    """True if a path is a folder, which only a training run is."""
     return Path(file).is_dir()
+
+
+def run_page(folder: str) -> ReportPage:
+    """Return the page of a training run, which may still go on. Raises `UsageError` if the folder has no figures of steps."""
+    from mtfc.driver.data.checkpoint_files import CHECKPOINTS, steps_in
+    from mtfc.driver.version import installed_version
+    from mtfc.reports.page.run_data import run_json
+
+    lines = _figures(Path(folder))
+    name = Path(folder).resolve().name
+    data = run_json(name, lines, steps_in(Path(folder) / CHECKPOINTS))
+    return ReportPage(f"run {name}", {**data, "version": installed_version()})
+
+
+def _figures(folder: Path) -> list[dict[str, Any]]:
+    """Return the figures of each step, by rising steps; the last line may be a part of one."""
+    from mtfc.driver.training.metrics import METRICS
+
+    path = folder / METRICS
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except FileNotFoundError:
+        raise UsageError(
+            f"{folder} has no {METRICS}: name the --dir of a training run, or a .mtf file"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {reason_of(error)}") from None
+    found: dict[int, dict[str, Any]] = {}
+    for number, line in enumerate(lines, 1):
+        record = _record_of(line)
+        if record is not None:
+            found[record["step"]] = record
+        elif number < len(lines):
+            raise UsageError(f"{path}: line {number} is no object with a `step`, as `mtfc train` writes it")
+    if not found:
+        raise UsageError(f"{path} has no steps yet")
+    return [found[step] for step in sorted(found)]
+
+
+def _record_of(line: str) -> dict[str, Any] | None:
+    try:
+        record = parsed_json(line)
+    except (ValueError, RecursionError):
+        return None
+    is_step = isinstance(record, dict) and type(record.get("step")) is int
+    return record if is_step else None

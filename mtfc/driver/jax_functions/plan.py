@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mtfc.backends.common.module import DTYPES
-from mtfc.compiler.ir.core import Function, Program
+from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules, TensorType
 from mtfc.driver.data.files import parsed_json, read_bytes, write_text
 from mtfc.driver.errors import UsageError, public
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mtfc.compiler.search.found import Found
     from mtfc.driver.jax_functions.sent_bytes import BytesComparison
     from mtfc.driver.records import LayoutCost, Step
+    from mtfc.driver.report import ReportPage
     from mtfc.frontend.jaxpr.flat import AppliedPrimitive
 
 FORMAT = 1
@@ -444,6 +445,21 @@ class Plan:
         hardware = machine(target)
         check_room(hardware, self.case.mesh, target)
         return simulate_layout(self.program, hardware).record()  # type: ignore[return-value]
+
+    @public
+    def page(self, target: str = "h100") -> ReportPage:
+        """Return a page about the plan, as `mtfc report` writes it, with the times of a machine.
+
+        `page.save(path)` writes it; a notebook shows it. Raises `CompileError` if the mesh does not fit on the machine.
+        """
+        from mtfc.driver.loading.target import check_room
+        from mtfc.driver.report import plan_page
+
+        hardware = machine(target)
+        check_room(hardware, self.case.mesh, target)
+        spans = [eqn.span for function in self.program.functions for eqn in walk(function.body)]
+        spans += [argument.span for argument in self._main.arguments]
+        return plan_page(self.imported.program, self.case, hardware, _texts(spans))
 
     # Files
 

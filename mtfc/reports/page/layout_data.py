@@ -45,7 +45,7 @@ FORMAT = 1
 EVENT = ("lane", "name", "start", "seconds", "stage", "file", "line", "op")
 MOMENT = ("name", "stage", "file", "line", *KINDS)
 KERNEL = ("name", "stage", "file", "line", "flops", "bytes", "seconds", "dtype")
-ARRAY = ("name", "role", "file", "line", "own_line", "dtype", "dims", "splits", "pending", "bytes", "times")
+ARRAY = ("name", "role", "file", "line", "own_lines", "dtype", "dims", "splits", "pending", "bytes", "times")
 
 
 class _Texts:
@@ -157,7 +157,10 @@ def _layout(each: ReportedLayout, cost: PlacedCost, hardware: Hardware, texts: _
         "lanes": _lanes(topology) if topology else {},
         "kernels": _kernels(each.function, mesh, hardware, texts),
         "explain": {
-            "collectives": provenance_json(each.sent),
+            "collectives": [
+                record | {"own_lines": _own_lines(sent.span, own)[:1]}
+                for record, sent in zip(provenance_json(each.sent), each.sent, strict=True)
+            ],
             "separate_attention": separate_json(each.separate),
         },
         "formulas": formulas_json(each.program),
@@ -214,8 +217,7 @@ def _arrays(function: Function, mesh: Mesh, own: str | None, texts: _Texts) -> I
         type: TensorType = value.type
         dims = [[dim.name, dim.size] for dim in type.dims]
         splits, pending = [list(axes) for axes in type.splits], list(type.pending)
-        inside = span.inside(own)
-        place = [texts(span.file), span.line, inside.line if inside.file == own else 0]
+        place = [texts(span.file), span.line, _own_lines(span, own)]
         return [texts(name), role, *place, type.dtype, dims, splits, pending, type.local_bytes(mesh), times]
 
     for argument in function.arguments:
@@ -224,6 +226,15 @@ def _arrays(function: Function, mesh: Mesh, own: str | None, texts: _Texts) -> I
     for eqn, times in _with_trips(function):
         if eqn.path and eqn.span and eqn.stage == "forward" and not eqn.regions:
             yield array(eqn.results[0], eqn.path, "value", eqn.span, times)
+
+
+def _own_lines(span: Span | None, own: str | None) -> list[int]:
+    """Return the lines of the user's file that led to a place, the innermost call first."""
+    found = []
+    while span is not None:
+        found += [span.line] if span.file == own else []
+        span = span.call
+    return found
 
 
 def _with_trips(function: Function, times: int = 1) -> Iterator[tuple[Equation, int]]:

@@ -4,8 +4,8 @@
 const curves = [];
 
 // series: [{name, values, color: 1..8, dash, width, points}]; text: a value as text; xText, xName: of the x axis.
-// stacked: the series are areas on top of each other. log: the y axis is logarithmic. binary: its ticks are powers of two.
-function curve(place, { name, x, series, text, xName = "", xText = (v) => String(v), stacked = false, log = false, binary = false, height = 260, onchoose = null, marks = [] }) {
+// stacked: the series are areas on top of each other. log: the y axis is logarithmic. binary: its ticks are powers of two. free: it need not begin at 0.
+function curve(place, { name, x, series, text, xName = "", xText = (v) => String(v), stacked = false, log = false, binary = false, free = false, height = 260, onchoose = null, marks = [] }) {
   let plot = null;
   const shown = stacked ? sums(series.map((each) => each.values)) : series.map((each) => each.values);
   function draw() {
@@ -14,7 +14,7 @@ function curve(place, { name, x, series, text, xName = "", xText = (v) => String
     const axis = { stroke: color("faint"), grid: { stroke: color("line"), width: 1 }, ticks: { stroke: color("line"), width: 1 }, font: "11px system-ui, sans-serif" };
     const options = {
       width, height,
-      scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (u, low, high) => [Math.min(0, low ?? 0), (high ?? 1) * 1.05 || 1] } },
+      scales: { x: { time: false }, y: log ? { distr: 3 } : free ? {} : { range: (u, low, high) => [Math.min(0, low ?? 0), (high ?? 1) * 1.05 || 1] } },
       axes: [{ ...axis, label: xName, labelSize: 20, size: 34, labelFont: axis.font, values: (u, ticks) => ticks.map(xText) },
         { ...axis, size: 78, ...(binary ? { incrs: Array.from({ length: 60 }, (_, i) => 2 ** i) } : {}), values: (u, ticks) => ticks.map((v) => (v === null ? "" : text(v))) }],
       series: [{ label: xName, value: (u, v) => (v === null ? "" : xText(v)) }, ...series.map((each, i) => ({

@@ -31,7 +31,7 @@ const goTo = (file, line) => {
 };
 
 const placeText = (file, line) => (line ? (file === data.own || !file ? `line ${line}` : `${fileName(file)}:${line}`) : "added by the compiler");
-const placeLink = (file, line) => (line ? el("button", { class: "code", onclick: () => goTo(file, line) }, placeText(file, line)) : placeText(file, line));
+const placeLink = (file, line) => (line ? el("button", { class: "place code", onclick: () => goTo(file, line) }, placeText(file, line)) : placeText(file, line));
 
 // Layouts
 
@@ -77,19 +77,18 @@ function overview(place) {
 
 // Arrays
 
-const ARRAYS = layouts.map((layout) => layout.arrays.map(([name, role, file, line, ownLine, dtype, dims, splits, pending, bytes, times]) =>
-  ({ name: texts[name], role, file: texts[file], line, ownLine, dtype, dims, splits, pending, bytes, times, word: texts[name].split(".").at(-1) })));
+const ARRAYS = layouts.map((layout) => layout.arrays.map(([name, role, file, line, ownLines, dtype, dims, splits, pending, bytes, times]) =>
+  ({ name: texts[name], role, file: texts[file], line, ownLines, dtype, dims, splits, pending, bytes, times, word: texts[name].split(".").at(-1) })));
 const arrayNamed = (name) => ARRAYS[state.layout].find((each) => each.name === name);
 
 // Arrays by file and word, in the order of their lines: a name in a line is the array that the nearest line above makes.
 const WORDS = new Map();
-for (const each of ARRAYS[0]) for (const [file, line] of each.file === data.own ? [[each.file, each.line]] : [[each.file, each.line], [data.own, each.ownLine]]) {
-  if (!line) continue;
+for (const each of ARRAYS[0]) for (const [file, line] of [[each.file, each.line], ...each.ownLines.map((own) => [data.own, own])]) {
   const key = `${file}\n${each.word}`;
   if (!WORDS.has(key)) WORDS.set(key, []);
   WORDS.get(key).push([line, each.name]);
 }
-for (const found of WORDS.values()) found.sort((a, b) => a[0] - b[0]);
+for (const found of WORDS.values()) found.sort((a, b) => a[0] - b[0] || b[1].length - a[1].length);
 
 // The first line of the function around each line of a file.
 const BLOCKS = Object.fromEntries(Object.entries(data.sources).map(([file, text]) => {
@@ -185,7 +184,7 @@ function markSource(place) {
 function lineDetails() {
   if (!state.line) return [];
   const isOwn = state.file === data.own, found = (isOwn ? current().lines : current().places).find((each) => each.file === state.file && each.line === state.line);
-  const sent = current().explain.collectives.filter((each) => (each.file === state.file && each.line === state.line) || (isOwn && each.own_line === state.line));
+  const sent = current().explain.collectives.filter((each) => (each.file === state.file && each.line === state.line) || (isOwn && each.own_lines[0] === state.line));
   const rows = found ? [...Object.entries(found.stages).map(([stage, flops]) => [stage, flopsText(flops)]), ["sent", bytesText(found.sent)], ["memory", bytesText(found.memory)], ["stored", bytesText(found.stored)], ["time", secondsText(found.seconds)]].filter(([, text]) => !/^0( |$)/.test(text)) : [];
   return [el("h3", {}, placeText(state.file, state.line)), rows.length ? table(["", ""], rows, [1]) : el("p", { class: "note" }, "This line costs nothing."), ...sent.map(collectiveText)];
 }
@@ -276,7 +275,7 @@ function why(place) {
   for (const each of sent) for (const rule of new Set(each.causes.map((cause) => cause.rule))) rules.set(rule, (rules.get(rule) ?? 0) + each.bytes_per_device);
   const byRule = [...rules].sort((a, b) => b[1] - a[1]);
   place.replaceChildren(sent.length ? table(["rule of the layout", "bytes that it has a part in"], byRule.map(([rule, size]) => [el("code", {}, rule), bytesText(size)]), [1]) : el("p", { class: "note" }, "No rule of this layout causes communication."),
-    el("details", { open: sent.length < 12 }, el("summary", {}, `All ${sent.length} arrays that are sent, the largest first`), [...sent].sort((a, b) => b.bytes_per_device - a.bytes_per_device).map(collectiveText)),
+    !sent.length ? "" : el("details", { open: sent.length < 12 }, el("summary", {}, `All ${sent.length} arrays that are sent, the largest first`), [...sent].sort((a, b) => b.bytes_per_device - a.bytes_per_device).map(collectiveText)),
     separate.length ? table(["a softmax between two dots that is not one op", "why"], separate.map((each) => [placeLink(each.file, each.line), each.why])) : "");
 }
 
@@ -319,7 +318,7 @@ function whatIf(place) {
     bound.length ? el("p", { class: "note" }, "Computed from these: ", bound.map((each) => `${each.name} = ${sizes.get(each.name) ?? "no size"}`).join(", ")) : "",
     el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ["layout", "devices", "computed", "sent", "on the wire", "memory"].map((each, i) => el("th", { class: i ? "n" : null }, each)))), el("tbody", {}, layouts.map(cells)))),
     el("div", { class: "group noprint" }, el("button", { onclick: () => change({ sizes: new Map(), axes: new Map() }, "sizes") }, "Sizes of the file")),
-    el("p", { class: "note" }, "These are the formulas of mtfc cost --symbolic, evaluated exactly. They are those of the program that the compiler makes at the sizes of the file; at other sizes it may choose other collectives or kernels. Axes have 2 members at least, since an axis of 1 sends nothing."));
+    el("p", { class: "note" }, "These are the formulas of mtfc cost --symbolic, evaluated exactly. They are those of the program that the compiler makes at the sizes of the file; at other sizes it may choose other collectives, or share other constants. Axes have 2 members at least, since an axis of 1 sends nothing."));
   if (focused) place.querySelector(`[data-size="${CSS.escape(focused)}"]`)?.focus();
 }
 

@@ -1,0 +1,78 @@
+"""`mtfc report`: write a page about a model's layouts, or about a training run."""
+
+from __future__ import annotations
+
+import argparse
+from time import monotonic
+
+from mtfc.cli.options import add_program, add_selection, chosen, read_files, seconds
+from mtfc.cli.progress import clear, reporter
+from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
+from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.target import file_of
+from mtfc.driver.report import ReportPage, is_run, layouts_page, run_page
+
+EXAMPLES = """\
+examples:
+  mtfc report model.mtf -o report.html                      show all layouts of the model side by side
+  mtfc report model.mtf --target tpu_v2 -o report.html      predict times on another machine
+  mtfc report model.mtf --layout hybrid --dim batch=4096 -o report.html
+  mtfc report model.mtf --search 30 -o report.html          also search for the best layout for 30 seconds, and show it
+  mtfc report train:step --args train:example --mesh data:8 --layout batch:data -o report.html     show a function of JAX
+  mtfc report runs/lm -o run.html                           show the training run in this folder
+
+A page needs no network: open it in a browser, mail it, or keep it beside the results.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_program(parser, ", or the --dir of a training run")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT.html", required=True, help="write the page to this file"
+    )
+    parser.add_argument(
+        "--target",
+        metavar="HW",
+        help="the machine of predicted times (default: the first that FILE declares, else h100)",
+    )
+    parser.add_argument(
+        "--search",
+        type=seconds,
+        metavar="SECONDS",
+        help="also search for the best layout for so long, on as many devices as the first layout has",
+    )
+    add_selection(parser, "all")
+
+
+def run(options: argparse.Namespace, sources: Sources) -> int:
+    from mtfc.compiler.search.found import NothingFits
+
+    folder = options.file if options.args is None and is_run(options.file) else None
+    inputs = {} if folder else {**read_files(options), "--target": file_of(options.target)}
+    check_apart({"-o": options.output}, inputs)
+    check_writable(options.output)
+    try:
+        page = _page(options, sources, folder)
+    except NothingFits as error:
+        say(f"{options.file}: {error}")
+        return ERRORS
+    except KeyboardInterrupt:
+        say(f"{options.file}: interrupted")
+        return INTERRUPTED
+    write_text(options.output, page.html)
+    print(
+        f"{options.output}: {page.title}, {len(page.html.encode()) >> 10} KiB", file=report_to(options.output)
+    )
+    return OK
+
+
+def _page(options: argparse.Namespace, sources: Sources, folder: str | None) -> ReportPage:
+    if folder is not None:
+        return run_page(folder)
+    progress = reporter(".4g", monotonic() + (options.search or 0.0))
+    try:
+        asked = options.file, chosen(options), sources, options.target, options.search
+        return layouts_page(*asked, progress)
+    finally:
+        clear()
