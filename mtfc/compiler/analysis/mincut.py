@@ -1,8 +1,11 @@
-"""Minimum cut of a small directed graph with capacities (Dinic's algorithm, without recursion)."""
+"""Minimum cut of a directed graph with capacities, by paths to the sink that are searched depth first.
+
+Dinic's algorithm takes shortest paths first. In a deep network of equal layers the paths have as many lengths as there are
+layers, and each length costs a pass over the graph. Here a pass takes paths of all lengths, and a few passes suffice.
+"""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Hashable
 
 Node = Hashable
@@ -14,63 +17,79 @@ class FlowNetwork:
     """A directed graph with capacities. The reverse of the arc at `index` is at `index ^ 1`."""
 
     def __init__(self) -> None:
-        self._arcs: dict[Node, list[int]] = {SOURCE: [], SINK: []}
-        self._head: list[Node] = []
+        self._number: dict[Node, int] = {SOURCE: 0, SINK: 1}
+        self._arcs: list[list[int]] = [[], []]
+        self._head: list[int] = []
         self._left: list[float] = []
 
     def arc(self, tail: Node, head: Node, capacity: float) -> None:
-        for a, b, c in ((tail, head, capacity), (head, tail, 0.0)):
-            self._arcs.setdefault(a, []).append(len(self._head))
-            self._head.append(b)
-            self._left.append(c)
+        a, b = self._numbered(tail), self._numbered(head)
+        for start, end, free in ((a, b, capacity), (b, a, 0.0)):
+            self._arcs[start].append(len(self._head))
+            self._head.append(end)
+            self._left.append(free)
 
     def source_side(self) -> set[Node]:
         """Return the smallest set of nodes with the source that a minimum cut separates from the sink."""
-        levels = self._levels()
-        while SINK in levels:
-            self._block(levels)
-            levels = self._levels()
-        return set(levels)
+        while self._pass():
+            pass
+        reached = self._reached()
+        return {node for node, number in self._number.items() if reached[number]}
 
-    def _levels(self) -> dict[Node, int]:
-        """Return the distance of each node from the source over arcs with free capacity."""
-        levels: dict[Node, int] = {SOURCE: 0}
-        queue: deque[Node] = deque([SOURCE])
-        while queue:
-            node = queue.popleft()
-            for arc in self._arcs[node]:
-                if self._left[arc] > 0 and self._head[arc] not in levels:
-                    levels[self._head[arc]] = levels[node] + 1
-                    queue.append(self._head[arc])
-        return levels
+    def _numbered(self, node: Node) -> int:
+        number = self._number.setdefault(node, len(self._arcs))
+        if number == len(self._arcs):
+            self._arcs.append([])
+        return number
 
-    def _block(self, levels: dict[Node, int]) -> None:
-        """Push flow along shortest paths until each has an arc without free capacity."""
-        untried = {node: list(arcs) for node, arcs in self._arcs.items()}
+    def _pass(self) -> bool:
+        """Push flow along paths until no node is left to try; return whether there was a path.
+
+        A node is not tried again where all of its arcs led nowhere.
+        """
+        head, left = self._head, self._left
+        untried = [list(arcs) for arcs in self._arcs]
+        is_closed = bytearray(len(untried))
+        is_closed[0] = 1
         path: list[int] = []
+        node, found = 0, False
         while True:
-            node = self._head[path[-1]] if path else SOURCE
-            if node == SINK:
-                self._push(path)
-                path = []
-            elif (arc := self._next(node, levels, untried)) is not None:
-                path.append(arc)
+            arcs = untried[node]
+            while arcs and (not left[arcs[-1]] > 0 or is_closed[head[arcs[-1]]]):
+                arcs.pop()
+            if arcs:
+                path.append(arcs[-1])
+                node = head[arcs[-1]]
+                is_closed[node] = 1
+                if node == 1:
+                    found, node = True, self._push(path, is_closed)
             elif path:
-                untried[self._head[path.pop() ^ 1]].pop()
+                node = head[path.pop() ^ 1]
             else:
-                return
+                return found
 
-    def _next(self, node: Node, levels: dict[Node, int], untried: dict[Node, list[int]]) -> int | None:
-        """Return an arc with free capacity to the next level; arcs without are dropped."""
-        while untried[node]:
-            arc = untried[node][-1]
-            if self._left[arc] > 0 and levels.get(self._head[arc]) == levels[node] + 1:
-                return arc
-            untried[node].pop()
-        return None
-
-    def _push(self, path: list[int]) -> None:
-        flow = min(self._left[arc] for arc in path)
+    def _push(self, path: list[int], is_closed: bytearray) -> int:
+        """Fill a path, shorten it to the part before its first full arc, and return the node at its end."""
+        head, left = self._head, self._left
+        flow = min(left[arc] for arc in path)
         for arc in path:
-            self._left[arc] -= flow
-            self._left[arc ^ 1] += flow
+            left[arc] -= flow
+            left[arc ^ 1] += flow
+        full = next(i for i, arc in enumerate(path) if not left[arc] > 0)
+        for arc in path[full:]:
+            is_closed[head[arc]] = 0
+        node = head[path[full] ^ 1]
+        del path[full:]
+        return node
+
+    def _reached(self) -> bytearray:
+        """Return 1 for each node that arcs with free capacity lead to."""
+        reached = bytearray(len(self._arcs))
+        reached[0] = 1
+        stack = [0]
+        while stack:
+            for arc in self._arcs[stack.pop()]:
+                if self._left[arc] > 0 and not reached[self._head[arc]]:
+                    reached[self._head[arc]] = 1
+                    stack.append(self._head[arc])
+        return reached

@@ -430,8 +430,8 @@ class _FunctionCheck:
         updated, found = self.arguments.get(output.updates or ""), output.value.type
         if not self.rule.fitting:
             updated, found = updated and updated.unsplit(), found.unsplit()
-        updates_state = output.updates in self.program.states and not self.rule.layouts
-        if output.updates is not None and self.function.name == "forward" and not updates_state:
+        in_forward = self.function.name == "forward" and output.updates is not None
+        if in_forward and (self.rule.layouts or output.updates not in self.program.states):
             raise VerifyError(
                 "`forward` updates states of the model alone, before layouts are assigned", where
             )
