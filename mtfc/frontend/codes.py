@@ -100,5 +100,6 @@ CODES = {
     "W604": "a state that is never updated",
     "W605": "a number of an optimizer that is 0 in the dtype of the parameters",
     "W606": "updates that vanish in the dtype of the parameters",
+    "W607": "copies of statements that could be a loop",
     "W801": "a primitive of JAX that every processor computes whole",
 }

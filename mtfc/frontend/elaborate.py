@@ -21,6 +21,7 @@ from mtfc.frontend.semantics.models import Model, elaborate_model
 from mtfc.frontend.semantics.names.dims_and_meshes import Sizes, declare_meshes
 from mtfc.frontend.semantics.names.modules import Loader, Neighbour, declarations_of, no_neighbour
 from mtfc.frontend.semantics.names.scope import Reports, Scope
+from mtfc.frontend.semantics.names.unrolled_layers import unrolled_layers
 from mtfc.frontend.semantics.training.optimizers import check_optimizers
 from mtfc.frontend.semantics.training.train_blocks import train_models
 from mtfc.frontend.semantics.uncalled_functions import as_function, check_uncalled
@@ -86,7 +87,7 @@ def elaborate(
         if function.name.span not in scope.reports.called:
             check_uncalled(function, scope)
     if not diagnostics.errors:  # a line with an error may be the one that uses a value
-        diagnostics.extend(_unused(file, scope))
+        diagnostics.extend(_advice(file, scope))
     return Module(
         {name: dim for name, dim in scope.dims.items() if dim is not None},
         scope,
@@ -99,8 +100,8 @@ def elaborate(
     )
 
 
-def _unused(file: ast.File, scope: Scope) -> Iterator[Diagnostic]:
-    """Yield W603 and W604 for the models and functions of a file."""
+def _advice(file: ast.File, scope: Scope) -> Iterator[Diagnostic]:
+    """Yield W603, W604 and W607 for the models and functions of a file."""
     decls: list[ast.ModelDecl | ast.FnDecl] = [
         *declarations_of(file, ast.ModelDecl),
         *declarations_of(file, ast.FnDecl),
@@ -108,6 +109,7 @@ def _unused(file: ast.File, scope: Scope) -> Iterator[Diagnostic]:
     for decl in decls:
         yield from scope.reports.unused(decl).warnings()
         yield from never_updated(decl)
+        yield from unrolled_layers(decl)
 
 
 def _hardware(file: ast.File, scope: Scope) -> dict[str, Hardware | None]:

@@ -143,14 +143,14 @@ class _Walk:
 
 def _read(node: ast.Node, values: Mapping[str, _Node]) -> Iterator[_Node]:
     """Yield the nodes of the names in a statement's expressions; for a text that did not parse, of all its words."""
-    names = sorted(node.names) if isinstance(node, ast.Broken) else _names(node)
+    names = sorted(node.names) if isinstance(node, ast.Broken) else (name.text for name in value_names(node))
     yield from (values[name] for name in names if name in values)
 
 
-def _names(node: ast.Node) -> Iterator[str]:
+def value_names(node: ast.Node) -> Iterator[ast.Name]:
     """Yield the names in expressions that may be values, and not dimensions, functions or arguments."""
     if isinstance(node, ast.Name):
-        yield node.text
+        yield node
         return
     skipped: tuple[object, ...] = ()
     if isinstance(node, ast.Call):
@@ -163,7 +163,7 @@ def _names(node: ast.Node) -> Iterator[str]:
         skipped = node.targets
     for child in children(node):
         if not isinstance(child, ast.DimList | ast.Type) and not any(child is each for each in skipped):
-            yield from _names(child)
+            yield from value_names(child)
 
 
 def _reached(roots: Iterable[_Node], known: set[_Node]) -> set[_Node]:
