@@ -131,6 +131,21 @@ def all_gather(arrays, axes, dim):
     return [joined(part, x.shape, x.ndim + d) for part, x, d in zip(parts, arrays, dim, strict=True)]
 
 
+def reduce_scatter(arrays, axes, dim):
+    """Sum several arrays, and keep this device's part of each along its dimension counted from the end, in one message."""
+    number = lax.axis_size(axes)
+    parts = [parted(x, number, x.ndim + d) for x, d in zip(arrays, dim, strict=True)]
+    flat = jnp.concatenate([part.reshape(number, -1) for part in parts], axis=1)
+    sums = jnp.split(lax.psum_scatter(flat, axes), np.cumsum([x.size // number for x in arrays])[:-1])
+    return [x.reshape(part.shape[1:]) for x, part in zip(sums, parts, strict=True)]
+
+
+def parted(x, number, axis):
+    """Return an array cut into parts along `axis`, the parts in front."""
+    shape = (*x.shape[:axis], number, x.shape[axis] // number, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+
 def joined(parts, shape, axis):
     """Return the rows of `parts`, each an array of this shape, joined along `axis`."""
     shards = jnp.moveaxis(parts.reshape(-1, *shape), 0, axis)

@@ -168,7 +168,10 @@ def all_gather(x, axes, dim):
 
 
 def reduce_scatter(x, axes, dim):
-    """Sum over `axes`, and keep each processor's part of dimension `dim`."""
+    """Sum over `axes`, and keep each processor's part of dimension `dim`; a tuple of arrays in one message."""
+    if isinstance(x, tuple):
+        sent("reduce_scatter", *x)
+        return tuple(scatter(combined(np.add, y, axes), axes, d) for y, d in zip(x, dim, strict=True))
     sent("reduce_scatter", x)
     return scatter(combined(np.add, x, axes), axes, dim)
 

@@ -16,7 +16,7 @@ from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Stage, Value
 from mtfc.compiler.ir.loops import ROLES, charged_equation, dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.ops.collectives import axes_of, collective_of, gathered_dims, kind_of
+from mtfc.compiler.ir.ops.collectives import axes_of, collective_of, kind_of, operand_dims
 from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Rules
 
 REDUCES = {"sum": "sums over", "max": "takes the maximum over", "min": "takes the minimum over"}
@@ -177,7 +177,9 @@ class _Tracer:
         source = eqn.attrs.get(collective.joins) if collective.joins else None
         target = eqn.attrs.get(collective.splits) if collective.splits else None
         if has_trait(eqn, "all_gather"):
-            source = gathered_dims(eqn)[eqn.operands.index(value)]
+            source = operand_dims(eqn)[eqn.operands.index(value)]
+        if has_trait(eqn, "reduce_scatter"):
+            target = operand_dims(eqn)[eqn.operands.index(value)]
         if isinstance(source, Dim):
             yield from self._splits(value, source, axes_of(eqn))
         if isinstance(target, Dim):

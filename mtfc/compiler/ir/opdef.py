@@ -228,7 +228,7 @@ Trait = Literal[
     "order", "above", "strict", "equality",
     "extremum", "largest", "maximum", "mask", "constant", "filled", "indices", "random", "training", "step_number",
     "rename", "reshape", "transpose", "broadcast", "slice", "shift", "indexes", "scatter",
-    "placement", "sends", "reshard", "all_reduce", "all_gather",
+    "placement", "sends", "reshard", "all_reduce", "all_gather", "reduce_scatter",
 ]  # fmt: skip
 """A fact about an op that code outside of `ir/ops` asks for (`has_trait`). An op may have several traits or none.
 
@@ -259,6 +259,7 @@ Placement:
     placement: changes where the parts of a tensor are, not its elements (shift_shards, which is a lowered `shift`, counts too).
     sends: sends data between processors. reshard: says which placement is wanted, not how to get there.
     all_reduce: completes pending reductions on all processors. all_gather: joins the shards of a dimension.
+    reduce_scatter: completes pending sums, and splits a dimension.
 """
 
 

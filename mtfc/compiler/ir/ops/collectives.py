@@ -30,8 +30,9 @@ from mtfc.compiler.ir.types import FLOATS, Axes, Dim, Mesh, TensorType
 
 OVER_ANY_ORDER = Attribute("axes", AXIS_SET)
 """The axes of a collective that does the same in any order of them."""
-GATHERED = Attribute("dim", DIM, optional=True)
-GATHERED_SEVERAL = Attribute("dims", DIM_LIST, optional=True)
+OF_ONE = Attribute("dim", DIM, optional=True)
+OF_SEVERAL = Attribute("dims", DIM_LIST, optional=True)
+"""The dimension of the only operand, or those of several operands."""
 
 
 def axes_of(eqn: Equation) -> Axes:
@@ -92,6 +93,50 @@ def _position(code: Code, key: str = "dim") -> int:
 
 def _without(pending: Axes, axes: Axes) -> Axes:
     return tuple(axis for axis in pending if axis not in axes)
+
+
+# Collectives of several operands, each along a dimension of its own
+
+
+def operand_dims(eqn: Equation) -> tuple[Dim, ...]:
+    """Return the dimension that an all-gather joins, or a reduce-scatter splits, of each operand."""
+    return _operand_dims_of(eqn.attrs)
+
+
+def _operand_dims_of(attributes: Attrs) -> tuple[Dim, ...]:
+    return OF_SEVERAL.of(attributes) if OF_SEVERAL.name in attributes else (OF_ONE.of(attributes),)
+
+
+def _infer_with_dims(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    if len({OF_ONE.name, OF_SEVERAL.name} & attributes.keys()) != 1:
+        raise OpError("it has either the attribute dim or the attribute dims")
+    dims = _operand_dims_of(attributes)
+    if len(dims) != len(types):
+        raise OpError(f"{len(types)} operands, and {len(dims)} dimensions")
+    for type, dim in zip(types, dims, strict=True):
+        need(type, dim)
+    return tuple(types)
+
+
+def _operand_dims(eqn: Equation, mesh: Mesh) -> list[tuple[TensorType, Dim]]:
+    """Return the type of each operand with its dimension; operands that can be sent as one array are alike."""
+    dims, types = operand_dims(eqn), [value.type for value in eqn.operands]
+    _require(len(dims) == len(types), eqn, "each operand has one dimension")
+    alike = {(type.dtype, type.varying(mesh)) for type in types}
+    _require(len(alike) == 1, eqn, "operands differ in dtype or in the axes that they vary along")
+    return list(zip(types, dims, strict=True))
+
+
+def _dims_text(function: str) -> Callable[[Code], str]:
+    """Return the text of `function(x, axes, dim=-1)`, or of `function((x, y), axes, dim=(-1, -2))` for several arrays."""
+
+    def text(code: Code) -> str:
+        dims, axes = [code.axis(i, d.name) for i, d in enumerate(operand_dims(code.eqn))], axes_of(code.eqn)
+        if len(dims) == 1:
+            return f"{function}({code.args[0]}, {_axes_text(axes)}, dim={dims[0]})"
+        return f"{function}(({', '.join(code.args)}), {_axes_text(axes)}, dim={tuple(dims)})"
+
+    return text
 
 
 # reshard
@@ -179,35 +224,9 @@ ALL_REDUCE = CollectiveDef(
 # all_gather
 
 
-def gathered_dims(eqn: Equation) -> tuple[Dim, ...]:
-    """Return the dimension of each operand that an all-gather joins: `dim` of one operand, `dims` of several."""
-    return _gathered_dims(eqn.attrs)
-
-
-def _gathered_dims(attributes: Attrs) -> tuple[Dim, ...]:
-    return (
-        GATHERED_SEVERAL.of(attributes) if GATHERED_SEVERAL.name in attributes else (GATHERED.of(attributes),)
-    )
-
-
-def _all_gather_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
-    if len({GATHERED.name, GATHERED_SEVERAL.name} & attributes.keys()) != 1:
-        raise OpError("it has either the attribute dim or the attribute dims")
-    dims = _gathered_dims(attributes)
-    if len(dims) != len(types):
-        raise OpError(f"{len(types)} operands, and {len(dims)} dimensions")
-    for type, dim in zip(types, dims, strict=True):
-        need(type, dim)
-    return tuple(types)
-
-
 def _place_all_gather(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
     """Take operands that are each split over the axes along a dimension of its own."""
-    dims, types = gathered_dims(eqn), [value.type for value in eqn.operands]
-    _require(len(dims) == len(types), eqn, "each operand has one dimension")
-    alike = {(type.dtype, type.varying(mesh)) for type in types}
-    _require(len(alike) == 1, eqn, "operands differ in dtype or in the axes that they vary along")
-    pairs = zip(types, dims, strict=True)
+    pairs = _operand_dims(eqn, mesh)
     return tuple(resplit(t, {dim.name: _without_suffix(t, dim.name, eqn)}) for t, dim in pairs)
 
 
@@ -217,18 +236,10 @@ def _all_gather_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterat
             yield (("dim", dim), ("axes", axes[start:])), resplit(type, {dim.name: axes[:start]})
 
 
-def _all_gather_text(code: Code) -> str:
-    """Return `all_gather(x, axes, dim=-1)`, or `all_gather((x, y), axes, dim=(-1, -2))` for several arrays."""
-    dims = [code.axis(i, dim.name) for i, dim in enumerate(gathered_dims(code.eqn))]
-    if len(dims) == 1:
-        return f"all_gather({code.args[0]}, {_axes_text(axes_of(code.eqn))}, dim={dims[0]})"
-    return f"all_gather(({', '.join(code.args)}), {_axes_text(axes_of(code.eqn))}, dim={tuple(dims)})"
-
-
 def _jax_all_gather(code: Code) -> str:
     """Return the call with `to="invarying"`, which tells JAX that all devices get the same array."""
     if len(code.args) > 1:
-        return _all_gather_text(code)
+        return _dims_text("all_gather")(code)
     axes = _axes_text(axes_of(code.eqn))
     return f'lax.all_gather({code.args[0]}, {axes}, axis={_position(code)}, tiled=True, to="invarying")'
 
@@ -250,9 +261,9 @@ ALL_GATHER = CollectiveDef(
     joins="dim",
     traits=frozenset({"all_gather"}),
     arity=(1, None),
-    attributes=(GATHERED, GATHERED_SEVERAL, OVER_AXES),
-    infer=_all_gather_infer,
-    numpy=_all_gather_text,
+    attributes=(OF_ONE, OF_SEVERAL, OVER_AXES),
+    infer=_infer_with_dims,
+    numpy=_dims_text("all_gather"),
     jax=_jax_all_gather,
 )
 
@@ -261,11 +272,14 @@ ALL_GATHER = CollectiveDef(
 
 
 def _place_reduce_scatter(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
-    type, dim = eqn.operands[0].type, _dim(eqn)
-    _require(set(axes_of(eqn)) <= set(type.pending), eqn, "nothing is pending over them")
-    _require(type.reduction == "sum", eqn, "only sums can be scattered")
-    left = _without(type.pending, axes_of(eqn))
-    return (resplit(type, {dim: _with_suffix(type, dim, eqn, mesh)}, left),)
+    """Take operands that are each pending over the axes."""
+    results = []
+    for type, dim in _operand_dims(eqn, mesh):
+        _require(set(axes_of(eqn)) <= set(type.pending), eqn, "nothing is pending over them")
+        _require(type.reduction == "sum", eqn, "only sums can be scattered")
+        left = _without(type.pending, axes_of(eqn))
+        results.append(resplit(type, {dim.name: _with_suffix(type, dim.name, eqn, mesh)}, left))
+    return tuple(results)
 
 
 def _reduce_scatter_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> Iterator[Edge]:
@@ -279,6 +293,8 @@ def _reduce_scatter_edges(type: TensorType, goal: ReshardGoal, mesh: Mesh) -> It
 
 
 def _jax_reduce_scatter(code: Code) -> str:
+    if len(code.args) > 1:
+        return _dims_text("reduce_scatter")(code)
     axes = _axes_text(axes_of(code.eqn))
     return f"lax.psum_scatter({code.args[0]}, {axes}, scatter_dimension={_position(code)}, tiled=True)"
 
@@ -298,7 +314,11 @@ REDUCE_SCATTER = CollectiveDef(
     edges=_reduce_scatter_edges,
     priority=3,
     splits="dim",
-    numpy=_call("reduce_scatter", "dim"),
+    traits=frozenset({"reduce_scatter"}),
+    arity=(1, None),
+    attributes=(OF_ONE, OF_SEVERAL, OVER_AXES),
+    infer=_infer_with_dims,
+    numpy=_dims_text("reduce_scatter"),
     jax=_jax_reduce_scatter,
 )
 

@@ -1,4 +1,4 @@
-"""combine-collectives: merge all-reduces over the same axes that can run together, and small all-gathers of parameters.
+"""combine-collectives: merge all-reduces over the same axes, small reduce-scatters, and small all-gathers of parameters.
 
 Each collective has a latency, which is most of the time of a small one.
 
@@ -10,6 +10,9 @@ Equations between scalars wait together with the all-reduces that they use.
 All-reduces that only the update waits for have buckets of their own. Otherwise the sum over the batch in a batch normalization
 would wait for megabytes of gradients. If such a bucket holds at most `FEW_BYTES`, it joins the next one that runs.
 
+Reduce-scatters of at most a quarter of `max_bytes` wait in buckets, too. Their operands are copied into one array, so those of a
+bucket vary along the same axes; larger ones run alone, at their places.
+
 All-gathers of stored parameters, and of parameters just updated, run together at the first use of one of them. A group takes
 consecutive all-gathers while their results fill at most `max_bytes`. So no all-gather is delayed, and parameters gathered early
 take little memory. All-gathers larger than a quarter of `max_bytes` run alone: a latency adds little to their time. All-gathers
@@ -19,7 +22,7 @@ Input:   %a_2 = all_reduce %a axes={rows}; %b = exp %x; %b_2 = all_reduce %b axe
 Output:  %b = exp %x; %a_2, %b_2 = all_reduce %a, %b axes={rows}; %c = add %a_2, %b_2
 Collectives that are merged already stay as they are, and a collective that nothing joins stays where it is.
 
-After this pass no two all-reduces of one bucket (within `max_bytes`), and no two small all-gathers in a row, could be merged.
+After this pass no two collectives of one bucket (within `max_bytes`), and no two small all-gathers in a row, could be merged.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value
 from mtfc.compiler.ir.loops import is_loop_body, map_regions, pairs
 from mtfc.compiler.ir.opdef import Trait
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.ops.collectives import axes_of, gathered_dims
+from mtfc.compiler.ir.ops.collectives import axes_of, operand_dims
 from mtfc.compiler.ir.types import Axes, Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
@@ -107,13 +110,13 @@ class GatherCombiner:
             self.waiting.setdefault(self._key(eqn), deque()).append(eqn)
         for eqn in body:
             if eqn not in self.taken:
-                yield gathered([*self._together(eqn, late)]) if self._is_small(eqn) else eqn
+                yield merged([*self._together(eqn, late)]) if self._is_small(eqn) else eqn
             late.difference_update(eqn.results)
 
     def _is_small(self, eqn: Equation) -> bool:
         if not is_alone(eqn, "all_gather") or self.parameters.isdisjoint((*eqn.operands, *eqn.results)):
             return False
-        return 4 * eqn.result.type.local_bytes(self.mesh) <= self.max_bytes
+        return _is_small(eqn.result, self.mesh, self.max_bytes)
 
     def _key(self, eqn: Equation) -> GatherKey:
         type = eqn.operands[0].type
@@ -135,35 +138,42 @@ def is_alone(eqn: Equation, trait: Trait) -> bool:
     return len(eqn.operands) == 1 and has_trait(eqn, trait)
 
 
-def gathered(eqns: list[Equation]) -> Equation:
-    """Merge all-gathers into one."""
-    dims = tuple(dim for eqn in eqns for dim in gathered_dims(eqn))
-    joint = merged(eqns)
-    return attrs.evolve(joint, attrs={"dims": dims, "axes": axes_of(joint)}) if len(eqns) > 1 else joint
+def _is_small(value: Value, mesh: Mesh, max_bytes: int) -> bool:
+    """Return True for an array whose transfer is short enough that a latency counts, and that is cheap to copy."""
+    return 4 * value.type.local_bytes(mesh) <= max_bytes
+
+
+def completes(eqn: Equation) -> bool:
+    return has_trait(eqn, "all_reduce", "reduce_scatter")
 
 
 @attrs.frozen
 class Bucket:
-    """The properties that all-reduces share to be merged; `is_patient` means that only the update waits for them."""
+    """The properties that collectives share to be merged.
 
+    varying: the axes along which the operands of reduce-scatters vary. is_patient: only the update waits for them.
+    """
+
+    op: str
     axes: Axes
     reduction: str
     dtype: str
+    varying: Axes
     is_patient: bool
 
 
 def patient(function: Function) -> set[Equation]:
-    """Return the all-reduces that only the update uses, directly or through scalars and further all-reduces."""
+    """Return the collectives of sums that only the update uses, directly or through scalars and further such collectives."""
     found: set[Equation] = set()
     needed: set[Value] = set()
     for eqn in reversed(function.body):
-        passes_on = has_trait(eqn, "all_reduce") or not (
+        passes_on = completes(eqn) or not (
             eqn.regions or any(v.type.dims for v in (*eqn.operands, *eqn.results))
         )
         is_patient = eqn.stage == "update" or (passes_on and needed.isdisjoint(eqn.results))
         if not is_patient:
             needed.update(eqn.operands)
-        elif has_trait(eqn, "all_reduce"):
+        elif completes(eqn):
             found.add(eqn)
     return found
 
@@ -172,22 +182,25 @@ STAGES = get_args(Stage)
 
 
 def merged(eqns: list[Equation]) -> Equation:
-    """Merge equations into one with the span of the first. Its stage is the last of their stages."""
+    """Merge collectives into one with the span of the first. Its stage is the last of their stages."""
     if len(eqns) == 1:
         return eqns[0]
+    attributes = eqns[0].attrs
+    if not has_trait(eqns[0], "all_reduce"):
+        attributes = {"dims": tuple(d for eqn in eqns for d in operand_dims(eqn)), "axes": axes_of(eqns[0])}
     operands = tuple(value for eqn in eqns for value in eqn.operands)
     results = tuple(value for eqn in eqns for value in eqn.results)
     stage = max((eqn.stage for eqn in eqns), key=STAGES.index)
-    return attrs.evolve(eqns[0], operands=operands, results=results, stage=stage)
+    return attrs.evolve(eqns[0], operands=operands, results=results, stage=stage, attrs=attributes)
 
 
 class ReductionCombiner:
-    """Merges the all-reduces of one function.
+    """Merges the all-reduces of one function, and its small reduce-scatters: the collectives of this class.
 
-    waiting: the all-reduces in each bucket, and `bytes` their size on a processor.
-    staying: all-reduces that run at their places in the body.
-    deferred: scalar equations that wait for an all-reduce, by result.
-    reductions: the all-reduces of each value.
+    waiting: the collectives in each bucket, and `bytes` their size on a processor.
+    staying: collectives that run at their places in the body.
+    deferred: scalar equations that wait for a collective, by result.
+    reductions: the collectives of each value.
     """
 
     def __init__(self, mesh: Mesh, max_bytes: int) -> None:
@@ -204,15 +217,20 @@ class ReductionCombiner:
     def run(self, function: Function) -> list[Equation]:
         self.patient = patient(function)
         for eqn in function.body:
-            if is_alone(eqn, "all_reduce"):
+            if self._is_joinable(eqn):
                 self.reductions.setdefault(eqn.operands[0], []).append(eqn)
         self._ready(tuple(argument.value for argument in function.arguments))
         for eqn in function.body:
-            if not is_alone(eqn, "all_reduce") or eqn in self.staying:
+            if not self._is_joinable(eqn) or eqn in self.staying:
                 self._append(eqn)
                 self._ready(eqn.results)
         self._settle()
         return self.body
+
+    def _is_joinable(self, eqn: Equation) -> bool:
+        if is_alone(eqn, "all_reduce"):
+            return True
+        return is_alone(eqn, "reduce_scatter") and _is_small(eqn.operands[0], self.mesh, self.max_bytes)
 
     def _append(self, eqn: Equation) -> None:
         if self._can_wait(eqn):
@@ -228,7 +246,7 @@ class ReductionCombiner:
         """Return True for an equation that computes a scalar, without an all-reduce, from a scalar that waits."""
         if len(eqn.results) != 1 or eqn.result in self.reductions or not eqn.operands or eqn.regions:
             return False
-        if has_trait(eqn, "all_reduce"):
+        if completes(eqn):
             return False
         is_patient = any(value in self.bucket_of or value in self.deferred for value in eqn.operands)
         return is_patient and not any(value.type.dims for value in (*eqn.operands, eqn.result))
@@ -241,7 +259,7 @@ class ReductionCombiner:
         self.deferred.clear()
 
     def _ready(self, values: tuple[Value, ...]) -> None:
-        """Put the all-reduces of the values, which now exist, into buckets, and then those of their results."""
+        """Put the collectives of the values, which now exist, into buckets, and then those of their results."""
         for value in values:
             for eqn in self.reductions.get(value, ()):
                 self._flush(self.bucket_of.get(value))
@@ -250,7 +268,8 @@ class ReductionCombiner:
 
     def _wait(self, eqn: Equation) -> None:
         type = eqn.operands[0].type
-        bucket = Bucket(axes_of(eqn), type.reduction, type.dtype, eqn in self.patient)
+        varying = () if has_trait(eqn, "all_reduce") else type.varying(self.mesh)
+        bucket = Bucket(eqn.op, axes_of(eqn), type.reduction, type.dtype, varying, eqn in self.patient)
         size = sum(value.type.local_bytes(self.mesh) for value in eqn.operands)
         self.waiting.setdefault(bucket, []).append(eqn)
         self.bytes[bucket] = self.bytes.get(bucket, 0) + size
@@ -259,7 +278,7 @@ class ReductionCombiner:
             self._send(bucket)
 
     def _send(self, bucket: Bucket) -> None:
-        """Emit a full bucket. An all-reduce that is alone stays at its place in the body."""
+        """Emit a full bucket. A collective that is alone stays at its place in the body."""
         eqns = self.waiting[bucket]
         if len(eqns) > 1:
             self._flush(bucket)

@@ -141,7 +141,11 @@ class SumBound:
         """The number of each stop's size; for each size the seconds to complete a sum, and those that a gather may take again."""
         found, numbers = np.unique([stop.array.bytes for stop in self._stops], return_inverse=True)
         completed = self.setting.collectives.completed
-        return numbers.reshape(-1), completed(found.tolist()), completed(found.tolist(), COMBINED)
+        return (
+            numbers.reshape(-1),
+            completed(found.tolist(), COMBINED // 4 + 1),
+            completed(found.tolist(), COMBINED),
+        )
 
     @cached_property
     def _levels(self) -> list[tuple[list[int], list[SumStop]]]:
