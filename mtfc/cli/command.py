@@ -37,6 +37,7 @@ SUBCOMMANDS = {
     "simulate": "predict the time of a step on a machine",
     "calibrate": "measure this machine, as a target for simulate",
     "report": "write a page about layouts or a training run, to open in a browser",
+    "draw": "draw the parts of a layout or a placement",
     "diff": "print the difference in cost of two layouts, by line",
     "solve": "solve an instance of the IOPDDL contest",
     "fmt": "rewrite files in canonical form",

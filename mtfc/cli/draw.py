@@ -1,0 +1,42 @@
+"""`mtfc draw`: draw the arrays of a layout on its mesh, or the operators of a placement on its devices."""
+
+from __future__ import annotations
+
+import argparse
+
+from mtfc.cli.options import add_program, add_selection, chosen, read_files
+from mtfc.driver.data.files import check_apart, check_writable, write_text
+from mtfc.driver.errors import OK
+from mtfc.driver.loading.sources import Sources
+
+EXAMPLES = """\
+examples:
+  mtfc draw model.mtf -o model.svg                           draw the first layout
+  mtfc draw model.mtf --layout hybrid --array w --array h -o model.svg
+  mtfc draw found.mtf --layout found -o placed.svg           draw a placement of mtfc search --space soap
+  mtfc draw train:step --args train:example --layout plan.json -o plan.svg     draw a plan of a function of JAX
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_program(parser)
+    parser.add_argument(
+        "-o", "--output", metavar="OUT.svg", required=True, help="write the drawing to this file"
+    )
+    parser.add_argument(
+        "--array",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="draw this array; repeatable (default: parameters, and the values that FILE names)",
+    )
+    add_selection(parser, "the first", or_placement=True)
+
+
+def run(options: argparse.Namespace, sources: Sources) -> int:
+    from mtfc.driver.draw import drawing
+
+    check_apart({"-o": options.output}, read_files(options))
+    check_writable(options.output)
+    write_text(options.output, drawing(options.file, chosen(options), sources, options.array))
+    return OK
