@@ -85,8 +85,8 @@ def _on(place: str, on: Sequence[Any], case: Case, program: Program, whole: Prog
         )
 
     ours = _sent(jax_runtime.lowered(program, "step", on))
-    unconstrained = _sent(_partitioned(program, on, _plain_step(whole, lambda value, name: "")))
-    constrained = _sent(_partitioned(program, on, _plain_step(whole, constraint)))
+    unconstrained = _sent(partitioned(program, on, plain_step(whole, lambda value, name: "")))
+    constrained = _sent(partitioned(program, on, plain_step(whole, constraint)))
     yield Figure(f"{case.name}, {place}: bytes in collectives", ours, "B", constrained)
     yield Figure("    GSPMD's over mtfc's", unconstrained / ours, "x")
     yield Figure("    GSPMD's over mtfc's, all constrained", constrained / ours, "x")
@@ -96,7 +96,7 @@ def _sent(lowered: Any) -> int:
     return sum(kind["bytes_per_device"] for kind in collectives(lowered.compile().as_text()).values())
 
 
-def _plain_step(whole: Program, after: Callable[[Value, str], str]) -> Callable[..., Any]:
+def plain_step(whole: Program, after: Callable[[Value, str], str]) -> Callable[..., Any]:
     """Return the undistributed step in plain JAX. after: text that follows the statement that defines a value."""
     mesh = whole.placed_on
     function, texts = fused(whole.function("step"), mesh)
@@ -110,7 +110,7 @@ def _plain_step(whole: Program, after: Callable[[Value, str], str]) -> Callable[
     return step
 
 
-def _partitioned(program: Program, on: Sequence[Any], step: Callable[..., Any]) -> Any:
+def partitioned(program: Program, on: Sequence[Any], step: Callable[..., Any]) -> Any:
     """Return `step`, lowered by JAX, with the shardings of the lowered program for arguments and results."""
     jax: Any = import_jax()
     sizes = program.placed_on.sizes
