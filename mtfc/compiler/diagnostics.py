@@ -121,6 +121,10 @@ class CompileError(Exception):
         rest = [rest_text(len(self.diagnostics))] if len(self.diagnostics) > MOST else []
         return ("\n\n" if is_shown else "; ").join([*shown, *rest])
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that a notebook shows: the diagnostics with their carets, and no frames of Python."""
+        return str(self).splitlines()
+
 
 class Diagnostics:
     """A collector of diagnostics, which keeps equal diagnostics once."""

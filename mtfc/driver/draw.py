@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import attrs
+
 from mtfc.compiler.diagnostics import nearest
+from mtfc.driver.data.files import write_text
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
+from mtfc.driver.loading.selection import Selection, select
 from mtfc.driver.loading.sources import Sources
+from mtfc.driver.values import PathOption, file_option
 
 if TYPE_CHECKING:
+    from mtfc.compiler.ir.core import Program
     from mtfc.frontend.layouts.placements import DeclaredPlacement
     from mtfc.reports.drawing import DrawnArray
 
@@ -19,24 +24,44 @@ MOST_ARRAYS = 40
 """Most arrays of a drawing unless they are asked for by name."""
 
 
-def drawing(file: str, choice: Choice, sources: Sources, arrays: Sequence[str] = ()) -> str:
-    """Return the SVG of the first chosen layout, or of a placement. Raises `CompileError` and `UsageError`.
+@attrs.frozen
+class Drawing:
+    """A drawing as the text of an SVG file, which a notebook shows."""
+
+    svg: str
+
+    def __repr__(self) -> str:
+        return f"<Drawing of {len(self.svg):,} characters>"
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def save(self, path: PathOption) -> None:
+        """Write the drawing to a file, whole or not at all. Raises `OSError`."""
+        write_text(file_option(path), self.svg)
+
+
+def drawing(file: str, choice: Choice, sources: Sources, arrays: Sequence[str] = ()) -> Drawing:
+    """Draw the first chosen layout, or a placement. Raises `CompileError` and `UsageError`.
 
     arrays: names of arrays to draw; by default the parameters, and the values that the user's file names.
     """
     selection = select(file, choice, sources, or_placement=True)
     if selection.cases:
-        return _layout(selection, selection.cases[0], arrays)
+        return program_drawing(selection.cases[0].lower(selection.program), arrays)
     (placement,) = selection.placements
     if arrays:
         raise UsageError(f"`{placement.name}` is a placement, whose operators are drawn: no --array")
     return _placement(selection, placement)
 
 
-def _layout(selection: Selection, case: LayoutOnMesh, names: Sequence[str]) -> str:
+def program_drawing(program: Program, names: Sequence[str] = ()) -> Drawing:
+    """Draw the arrays of the program of one processor. Raises `UsageError` for unknown names."""
     from mtfc.reports.drawing import layout_drawing
 
-    known = dict(_arrays(selection, case))
+    layout = program.layout
+    assert layout is not None, "only a placed program has parts"
+    known = dict(_arrays(program))
     for name in names:
         if name not in known:
             guess = nearest(name, known)
@@ -46,15 +71,14 @@ def _layout(selection: Selection, case: LayoutOnMesh, names: Sequence[str]) -> s
     own = [array for array, is_own in known.values() if is_own]
     chosen = [known[name][0] for name in names] or own[:MOST_ARRAYS]
     rest = 0 if names else max(0, len(own) - MOST_ARRAYS)
-    return layout_drawing(selection.program.name, case.mesh, case.layout, chosen, rest)
+    return Drawing(layout_drawing(program.name, program.placed_on, layout, chosen, rest))
 
 
-def _arrays(selection: Selection, case: LayoutOnMesh) -> Iterator[tuple[str, tuple[DrawnArray, bool]]]:
+def _arrays(program: Program) -> Iterator[tuple[str, tuple[DrawnArray, bool]]]:
     """Yield the arrays of the forward pass by name, and whether a drawing has them by default."""
     from mtfc.compiler.ir.core import source_file, walk
     from mtfc.reports.drawing import DrawnArray
 
-    program = case.lower(selection.program)
     function = program.function("step" if program.has_function("step") else "forward")
     own = source_file(program.functions)
     for argument in function.arguments:
@@ -66,8 +90,8 @@ def _arrays(selection: Selection, case: LayoutOnMesh) -> Iterator[tuple[str, tup
             yield eqn.path, (DrawnArray(eqn.path, eqn.results[0].type), is_own)
 
 
-def _placement(selection: Selection, placement: DeclaredPlacement) -> str:
-    """Return the drawing of a placement. Raises `CompileError` if operators differ from those of the placement."""
+def _placement(selection: Selection, placement: DeclaredPlacement) -> Drawing:
+    """Draw a placement. Raises `CompileError` if operators differ from those of the placement."""
     from mtfc.compiler.diagnostics import Diagnostics
     from mtfc.compiler.passes.pipelines import run, simplification
     from mtfc.compiler.search.placement.operators.operator_graph import operators_of
@@ -80,4 +104,4 @@ def _placement(selection: Selection, placement: DeclaredPlacement) -> str:
         DrawnOperator(operator.name, each.degrees, each.devices)
         for operator, each in zip(graph.operators, strategy, strict=True)
     ]
-    return placement_drawing(selection.program.name, placement.name, placement.devices, operators)
+    return Drawing(placement_drawing(selection.program.name, placement.name, placement.devices, operators))

@@ -201,9 +201,11 @@ def _color(mesh: Mesh, at: Mapping[str, int]) -> str:
 
 
 STYLE = (
-    "svg{background:#fff}text{font:11px 'DejaVu Sans',Arial,sans-serif;fill:#1c2430}.t{font-weight:bold;font-size:12px}"
-    ".n{fill:#5d6878;font-size:10px}.h{font-weight:bold;font-size:14px}rect{stroke:#fff}.l{text-anchor:middle;font-size:9.5px}"
+    ".mtfc{background:#fff}.mtfc text{font:11px 'DejaVu Sans',Arial,sans-serif;fill:#1c2430}.mtfc rect{stroke:#fff}"
+    ".mtfc .t{font-weight:bold;font-size:12px}.mtfc .n{fill:#5d6878;font-size:10px}.mtfc .h{font-weight:bold;font-size:14px}"
+    ".mtfc .l{text-anchor:middle;font-size:9.5px}"
 )
+"""Rules for drawings alone, which may stand in a page of others."""
 
 
 def _drawing(title: str, panels: Sequence[_Panel], note: str = "") -> str:
@@ -219,7 +221,8 @@ def _drawing(title: str, panels: Sequence[_Panel], note: str = "") -> str:
         body.append(_text(MARGIN, y, note, "n", WIDTH))
         y += 20
     size = f'width="{WIDTH}" height="{y}" viewBox="0 0 {WIDTH} {y}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><title>{escape(title)}</title><style>{STYLE}</style>'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="mtfc" {size} role="img">'
+    head += f"<title>{escape(title)}</title><style>{STYLE}</style>"
     return "\n".join([head, *body, "</svg>"]) + "\n"
 
 

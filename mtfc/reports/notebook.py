@@ -41,6 +41,11 @@ def html(program: Program) -> str:
     return f"<table><caption>{escape(program.name)}</caption><tbody>{body}</tbody></table>"
 
 
+def preformatted(text: str) -> str:
+    """Return text whose columns stay below each other, such as carets below a line."""
+    return f"<pre>{escape(text)}</pre>"
+
+
 def _cell(tag: str, text: str) -> str:
     return f'<{tag} style="text-align: left">{escape(text)}</{tag}>'
 

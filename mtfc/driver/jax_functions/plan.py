@@ -25,6 +25,7 @@ from mtfc.frontend.jaxpr.importing import Imported, Leaf
 if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.search.found import Found
+    from mtfc.driver.draw import Drawing
     from mtfc.driver.jax_functions.sent_bytes import BytesComparison
     from mtfc.driver.records import LayoutCost, Step
     from mtfc.driver.report import ReportPage
@@ -445,6 +446,18 @@ class Plan:
         hardware = machine(target)
         check_room(hardware, self.case.mesh, target)
         return simulate_layout(self.program, hardware).record()  # type: ignore[return-value]
+
+    @public
+    def draw(self, *arrays: str) -> Drawing:
+        """Draw which part of each array the devices hold; a notebook shows the drawing. arrays: names, or nothing for all."""
+        from mtfc.driver.draw import program_drawing
+
+        return program_drawing(self.program, arrays)
+
+    def _repr_html_(self) -> str:
+        from mtfc.reports.notebook import html
+
+        return html(self.program)
 
     @public
     def page(self, target: str = "h100") -> ReportPage:
