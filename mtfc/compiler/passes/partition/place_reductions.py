@@ -135,6 +135,9 @@ def _result_types(eqn: Equation, mesh: Mesh, passed: Mapping[Value, Passed]) -> 
 
 def _passing(eqn: Equation, passed: Passed, names: Names) -> Iterator[Equation]:
     """Yield the equation, after reshards of the operands to complete, if the types do not say that the sums pass as chosen."""
+    if not passed:
+        yield eqn
+        return
     rule = OPS[eqn.op].layout_rule(eqn)
     chosen = tuple(
         operand_type(rule, eqn, i, tuple(axis for axis, group in passed.items() if i in group))
