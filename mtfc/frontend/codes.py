@@ -22,6 +22,7 @@ CODES = {
     "E120": "modules that import each other",
     "E121": "a value of a loop used outside of the loop",
     "E122": "a program that grows too large",
+    "E123": "a call that cannot share parameters",
     "E201": "operands that cannot be broadcast against each other",
     "E202": "a dtype that an operation does not take",
     "E203": "a wrong number of arguments",

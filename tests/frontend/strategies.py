@@ -101,6 +101,7 @@ def calls(draw: st.DrawFn, parts: st.SearchStrategy[ast.Expr]) -> ast.Call:
         draw(tuples(arguments)),
         tuple({keyword.name.text: keyword for keyword in keywords}.values()),
         draw(st.none() | names()),
+        draw(st.none() | names()),
     )
 
 

@@ -88,6 +88,7 @@ def _(node: ast.DimBinding) -> str:
 def _(node: ast.Call) -> str:
     bindings = f"[{listed(node.bindings)}]" if node.bindings else ""
     scope = f" as {source(node.scope)}" if node.scope else ""
+    scope += f" sharing {source(node.shared)}" if node.shared else ""
     return f"{source(node.function)}{bindings}({listed((*node.arguments, *node.keywords))}){scope}"
 
 

@@ -166,13 +166,14 @@ class DimBinding(Node):
 
 
 class Call(Node):
-    """`function[bindings](arguments, keywords) as scope`"""
+    """`function[bindings](arguments, keywords) as scope sharing shared`"""
 
     function: Name | Path
     bindings: tuple[DimBinding, ...]
     arguments: tuple[Argument, ...]
     keywords: tuple[Keyword, ...]
     scope: Name | None
+    shared: Name | None
 
     def split_result(self) -> tuple[tuple[Argument, ...], DimList | None]:
         """Return the arguments and the result's dimensions, reading a last `x -> [dims]` as argument `x` and result `[dims]`."""

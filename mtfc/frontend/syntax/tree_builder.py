@@ -96,13 +96,14 @@ class TreeBuilder:
         bindings: tuple[ast.DimBinding, ...] | None,
         arguments: tuple[ast.Argument | ast.Keyword, ...],
         scope: ast.Name | None,
+        shared: ast.Name | None,
     ) -> ast.Call:
         keywords = tuple(item for item in arguments if isinstance(item, ast.Keyword))
         positional = tuple(item for item in arguments if not isinstance(item, ast.Keyword))
         errors = [*_misplaced(arguments), *_repeated((k.name.text, k) for k in keywords)]
         if errors:
             raise CompileError(errors)
-        return _shallow(ast.Call(span, function, bindings or (), positional, keywords, scope))
+        return _shallow(ast.Call(span, function, bindings or (), positional, keywords, scope, shared))
 
     # Statements and declarations
 

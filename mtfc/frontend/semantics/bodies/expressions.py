@@ -105,7 +105,8 @@ class Expressions:
     values: the variables bound so far. places: the last binding of each variable. gone: the places of variables that were known
     in a loop only. later: the first definition of each variable of the body, also further down. dropped: the values that only
     dead statements see. prefix: the scope at the start of full names, empty or ending in a dot. stack: the functions that are
-    being inlined, each with the name of its module. call_rule: elaborates calls.
+    being inlined, each with the name of its module. call_rule: elaborates calls. shared: pairs of scopes, the innermost first:
+    parameters of the first scope are those of the second.
     """
 
     def __init__(
@@ -116,7 +117,9 @@ class Expressions:
         call: CallRule,
         prefix: str = "",
         stack: tuple[tuple[str, str], ...] = (),
+        shared: tuple[tuple[str, str], ...] = (),
     ) -> None:
+        self.shared = shared
         self.scope, self.builder, self.later, self.prefix, self.stack = scope, builder, later, prefix, stack
         self.call_rule = call
         self.values: MutableMapping[str, Result] = {}
@@ -127,6 +130,13 @@ class Expressions:
     @property
     def block(self) -> BlockBuilder:
         return self.builder.block
+
+    def parameter_name(self, name: str) -> str:
+        """Return the full name of a parameter of this body; in a call that shares parameters, the name in the other call."""
+        name = self.prefix + name
+        for own, other in self.shared:
+            name = other + name.removeprefix(own) if name.startswith(own) else name
+        return name
 
     def value(self, node: ast.Node, variable: str | None = None) -> Result:
         """Elaborate an expression; `variable` is the variable that the result is bound to, if any."""

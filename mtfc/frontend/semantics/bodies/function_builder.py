@@ -168,7 +168,7 @@ class FunctionBuilder:
     each parameter, by name. draws: names of random streams. watches: names of watched values. size: the number of equations,
     parameters, watched values and calls so far. slices: the types of parameters without the dimensions of the loops around them.
     numbers: scalars for numbers that are known only when the program runs, such as the learning rate of a schedule; they have no
-    dtype of their own.
+    dtype of their own. around: for equations of dead statements, the builder of the others.
     """
 
     block: BlockBuilder
@@ -182,6 +182,7 @@ class FunctionBuilder:
     size: int = 0
     slices: dict[str, TensorType] = attrs.field(factory=dict)
     numbers: set[Value] = attrs.field(factory=set)
+    around: FunctionBuilder | None = None
     _scopes: dict[tuple[str, bool], Names] = attrs.field(factory=dict)
     _root: BlockBuilder = attrs.field(init=False)
     _step: Value | None = None
@@ -196,7 +197,7 @@ class FunctionBuilder:
         for loop in self.block.loops():
             block = LoopBuilder(block, loop.dim, loop.stacked)
         block.call = self.block.call
-        builder = FunctionBuilder(root, size=self.size, numbers=self.numbers)
+        builder = FunctionBuilder(root, size=self.size, numbers=self.numbers, around=self)
         builder.block = block
         return builder
 
@@ -222,6 +223,25 @@ class FunctionBuilder:
         self.parameters.append(Parameter(name, full, init, place, is_state))
         self.size += 1
         return self.block.parameter(value)
+
+    def known_parameter(self, name: str) -> Parameter | None:
+        """Return the parameter of that name, if there is one before this place."""
+        found = next((each for each in self.parameters if each.name == name), None)
+        return found or (self.around.known_parameter(name) if self.around else None)
+
+    def shared_parameter(self, parameter: Parameter) -> Value:
+        """Return the value of a parameter that another call declares, in this block."""
+        argument = next((each for each in self.arguments if each.value.name == parameter.name), None)
+        value = argument.value if argument else self._root.own(parameter.name, parameter.type)
+        return self.block.parameter(value)
+
+    def scopes_with_parameters(self, prefix: str) -> list[str]:
+        """Return the names of the scopes in a scope that have parameters, in order."""
+        names = [each.name.removeprefix(prefix) for each in self.parameters if each.name.startswith(prefix)]
+        own = [name.split(".")[0] for name in names if "." in name]
+        return list(
+            dict.fromkeys([*(self.around.scopes_with_parameters(prefix) if self.around else ()), *own])
+        )
 
     def stacked(self, type: TensorType) -> TensorType:
         """Return the type of a parameter that is declared here, with the dimensions of the `repeat` loops around."""

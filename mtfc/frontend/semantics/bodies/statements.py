@@ -27,6 +27,7 @@ from mtfc.frontend.semantics.bodies import model_state
 from mtfc.frontend.semantics.bodies.expressions import CallRule, Expressions, Operand, Result, Site
 from mtfc.frontend.semantics.bodies.function_builder import FunctionBuilder, LoopBuilder
 from mtfc.frontend.semantics.bodies.initializers import initializer
+from mtfc.frontend.semantics.bodies.shared_parameters import shared_parameter
 from mtfc.frontend.semantics.names.dims_and_meshes import valid_size
 from mtfc.frontend.semantics.names.scope import Scope, count
 from mtfc.frontend.semantics.names.unused_values import NOTHING, Unused
@@ -66,11 +67,12 @@ class ElaboratedBody(ABC):
         given: Iterable[ast.Name] = (),
         prefix: str = "",
         stack: tuple[tuple[str, str], ...] = (),
+        shared: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self.kind, self.statements = kind, statements
         self.scope = scope
         self.later = variables(given, statements)
-        self.expressions = Expressions(scope, builder, self.later, call, prefix, stack)
+        self.expressions = Expressions(scope, builder, self.later, call, prefix, stack, shared)
         self.places: dict[str, Span] = {}
         self.dim_places: dict[str, Span] = {}
         self.states: dict[str, model_state.DeclaredState | None] = {}
@@ -175,8 +177,13 @@ class ElaboratedBody(ABC):
             self._declare(node, type, init)
 
     def _declare(self, node: ast.Param | ast.State, type: TensorType, init: Initializer) -> bool:
-        """Declare a parameter or a state under its full name; return False, and report an error, if the name is taken."""
+        """Declare a parameter or a state under its full name; return False if the name is taken, or another call has it."""
         name = self.expressions.prefix + node.name.text
+        there = self.expressions.parameter_name(node.name.text)
+        if there != name:
+            value = shared_parameter(node, there, type, init, self.expressions)
+            self.expressions.values[node.name.text] = value
+            return False
         if not self.scope.declare("parameter", ast.Name(node.name.span, name), self.builder.places):
             return False
         value = self.builder.parameter(name, type, init, node.name.span, isinstance(node, ast.State))

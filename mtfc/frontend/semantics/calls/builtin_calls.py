@@ -95,7 +95,10 @@ def _plain(expressions: Expressions, node: ast.Call) -> bool:
     if node.scope:
         message = f"`{node.function.text}` owns no parameters that `as` could name"
         expressions.scope.error("E116", message, node.scope.span)
-    return not node.bindings and not node.scope
+    if node.shared:
+        message = f"`{node.function.text}` owns no parameters to share"
+        expressions.scope.error("E123", message, node.shared.span)
+    return not node.bindings and not node.scope and not node.shared
 
 
 def _right_number(expressions: Expressions, node: ast.Call, builtin: Builtin, found: int) -> bool:

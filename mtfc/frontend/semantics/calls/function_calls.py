@@ -15,6 +15,7 @@ from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import TensorType
 from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Results, Site, Variables
 from mtfc.frontend.semantics.bodies.function_builder import LARGEST
+from mtfc.frontend.semantics.bodies.shared_parameters import may_share
 from mtfc.frontend.semantics.bodies.statements import BodyKind, ElaboratedBody
 from mtfc.frontend.semantics.calls import argument_kinds as kinds
 from mtfc.frontend.semantics.calls.signatures import (
@@ -94,6 +95,9 @@ class _Call:
     def run(self, variables: Variables) -> Results | None:
         given = self._arguments()
         if given is None or not self._bind_generics() or not check_signature(self.decl, self.scope):
+            return None
+        owner = owns_parameters(self.function, self.scope.reports.owners)
+        if not may_share(self.node, self.caller, owner):
             return None
         if not self._may_be_inlined() or not self._match(given) or not self._all_bound():
             return None
@@ -268,9 +272,13 @@ class _Call:
         wanted = self.node.scope or self.decl.name
         own = builder.scope(caller.prefix, wanted.text, owner)
         if self.node.scope and own != wanted.text:
-            self._error("E102", f"scope `{wanted.text}` has another call in it", wanted.span)
+            help = f"to use its parameters again, write `{self.name}(...) sharing {wanted.text}`"
+            message = f"scope `{wanted.text}` has another call in it"
+            self._error("E102", message, wanted.span, help if owner else None)
         prefix, stack = f"{caller.prefix}{own}.", (*caller.stack, self.key)
-        return FunctionBody(self.decl, self.scope, caller, variables, prefix, stack)
+        pair = ((prefix, f"{caller.prefix}{self.node.shared.text}."),) if self.node.shared else ()
+        shared = (*pair, *caller.shared)
+        return FunctionBody(self.decl, self.scope, caller, variables, prefix, stack, shared)
 
     def _value(self, argument: ast.FnArg, operand: Operand | None, inside: Expressions) -> Result:
         """Return the value of an argument, given or default, with its dimensions in the declared order."""
@@ -294,12 +302,15 @@ class FunctionBody(ElaboratedBody):
         variables: Variables,
         prefix: str,
         stack: tuple[tuple[str, str], ...],
+        shared: tuple[tuple[str, str], ...],
     ) -> None:
         generics = {name.text for name in decl.generics}
         given = [each.name for each in decl.args if each.type or each.name.text not in generics]
         unused = scope.reports.unused(decl)
         kind = BodyKind("function", decl.name, local_dims=True, unused=unused)
-        super().__init__(kind, decl.body, scope, caller.builder, caller.call_rule, given, prefix, stack)
+        super().__init__(
+            kind, decl.body, scope, caller.builder, caller.call_rule, given, prefix, stack, shared
+        )
         self.decl, self.variables = decl, variables
         self.dim_places = {name.text: name.span for name in decl.generics}
         self.types = [scope.type(type) for type in decl.results]

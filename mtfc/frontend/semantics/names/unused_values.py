@@ -154,7 +154,7 @@ def value_names(node: ast.Node) -> Iterator[ast.Name]:
         return
     skipped: tuple[object, ...] = ()
     if isinstance(node, ast.Call):
-        skipped = (node.function, node.scope, *node.bindings)
+        skipped = (node.function, node.scope, node.shared, *node.bindings)
     elif isinstance(node, ast.Arrow):
         skipped = (node.target,)
     elif isinstance(node, ast.Keyword | ast.Param | ast.State | ast.Yield | ast.DimDecl | ast.SliceBinding):
