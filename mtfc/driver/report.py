@@ -125,7 +125,7 @@ def reported_layout(program: Program, case: LayoutOnMesh, hardware: Hardware) ->
     function = lowered.function("step" if lowered.has_function("step") else "forward")
     sent = list(sent_arrays(function, case.mesh, case.layout, names))
     step = simulate_layout(lowered, hardware) if _has_room(hardware, case) else None
-    return ReportedLayout(lowered, sent, reasons(program), step)
+    return ReportedLayout(lowered, program.dims, sent, reasons(program), step)
 
 
 def _has_room(hardware: Hardware, case: LayoutOnMesh) -> bool:

@@ -270,6 +270,25 @@ def test_what_if_names_sizes_that_do_not_fit(lm: Opened) -> None:
     assert "no multiple" not in lm.texts("#what-if")[0]
 
 
+def test_what_if_of_split_positions(pages: Open, tmp_path: Path) -> None:
+    """Blocks of positions follow no formula: other heights are refused. A model that does nothing is shown."""
+    (tmp_path / "shifted.mtf").write_text(
+        "dim batch = 8\ndim height = 16\nmesh line = [all: 4]\nlayout split on line = { height: all }\n"
+        "model shifted(x: [batch, height]) {\n  y = shift(x, height)\n  return y\n}\n"
+    )
+    page = pages(mtfc.report(tmp_path / "shifted.mtf"))
+    row = "#what-if tr[data-layout=split]"
+    page.view.fill('[data-number="batch"]', "16")
+    page.view.keyboard.press("Enter")
+    after = mtfc.cost(tmp_path / "shifted.mtf", dims={"batch": 16})["layouts"][0]
+    assert page.view.get_attribute(f'{row} [data-figure="sent"]', "data-exact") == str(sent(after))
+    page.view.fill('[data-number="height"]', "32")
+    page.view.keyboard.press("Enter")
+    assert "positions of height are split" in page.texts(row)[0]
+    (tmp_path / "same.mtf").write_text("dim a = 4\nmodel same(x: [a]) { return x }\n")
+    assert "computes and sends nothing" in pages(mtfc.report(tmp_path / "same.mtf")).texts("#timeline")[0]
+
+
 def test_the_timeline_zooms(lm: Opened) -> None:
     def view() -> list[float]:
         found: list[float] = lm.texts("#timeline [data-view]")[0].split(", ")  # type: ignore[assignment]

@@ -31,7 +31,7 @@ from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of, kind_of
 from mtfc.compiler.ir.printer import layout_summary
-from mtfc.compiler.ir.types import Mesh, TensorType
+from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 from mtfc.compiler.passes.fuse_attention import Reason
 from mtfc.reports.cost_json import costs_json
 from mtfc.reports.page.what_if import formulas_json, sizes_json
@@ -66,10 +66,11 @@ FIGURES = ("flops", "sent", "memory", "stored", "seconds")
 class ReportedLayout:
     """A layout of a report: the program of one processor, what it sends, and its step on a machine if the mesh fits there.
 
-    separate: softmaxes between two dots that are not one op.
+    separate: softmaxes between two dots that are not one op. declared: the dimensions of the program before compilation.
     """
 
     program: Program
+    declared: Mapping[str, Dim]
     sent: Sequence[SentArray]
     separate: Sequence[Reason]
     step: SimulatedLayout | None
@@ -106,7 +107,7 @@ def report_json(
         "target": target_json(hardware),
         "own": own,
         "sources": {file: sources[file] for file in sorted(used, key=lambda f: (f != own, f)) if file in sources},
-        "sizes": sizes_json(layouts[0].program, size_expressions),
+        "sizes": sizes_json(layouts[0].declared, size_expressions),
         "search": search,
         "layouts": described,
         "texts": list(texts.numbers),
@@ -163,7 +164,7 @@ def _layout(each: ReportedLayout, cost: PlacedCost, hardware: Hardware, texts: _
             ],
             "separate_attention": separate_json(each.separate),
         },
-        "formulas": formulas_json(each.program),
+        "formulas": formulas_json(each.program, each.declared),
     }
 
 

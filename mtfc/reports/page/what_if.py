@@ -15,27 +15,27 @@ from mtfc.compiler.cost.sizes import FormulaSizes, Numbers, bytes_of, whole
 from mtfc.compiler.cost.symbolic import Formula, Monomial, formula
 from mtfc.compiler.cost.volumes import layout_cost, total
 from mtfc.compiler.ir.core import Function, Program, walk
-from mtfc.compiler.ir.types import Axes
+from mtfc.compiler.ir.types import Axes, Dim
 
 MOST_MOMENTS, MOST_PEAKS = 256, 32
 """Most moments with a formula, those with the most bytes at the sizes of the file; and most formulas that a page evaluates."""
 
 
-def sizes_json(program: Program, expressions: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the dimensions in order of declaration: name, size, and how the size is computed from others, if it is.
+def sizes_json(dims: Mapping[str, Dim], expressions: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the declared dimensions in order of declaration: name, size, and how the size is computed from others, if it is.
 
     expressions: a number, a name, or `[operator, operand, ...]`, by name of the dimension.
     """
     return [
-        {"name": dim.name, "size": dim.size, "expression": expressions.get(dim.name)}
-        for dim in program.dims.values()
+        {"name": dim.name, "size": dim.size, "expression": expressions.get(dim.name)} for dim in dims.values()
     ]
 
 
-def formulas_json(program: Program) -> dict[str, Any]:
+def formulas_json(program: Program, declared: Mapping[str, Dim]) -> dict[str, Any]:
     """Return the formulas of one processor's step, and the splits that sizes must allow.
 
     symbols: the names of mesh axes in formulas, by axis. divisible: dimensions, each with the axes that split it.
+    positions: sizes of dimensions that the compiler has added, such as the blocks of a dimension whose positions are split.
     """
     mesh = program.placed_on
     scale = FormulaSizes(program.dims.values(), mesh)
@@ -50,6 +50,7 @@ def formulas_json(program: Program) -> dict[str, Any]:
     parts = {name: formula(getattr(memory, name)) for name in ("parameters", "gradients", "optimizer")}
     return {
         "symbols": {axis: str(scale.group((axis,))) for axis in mesh.names},
+        "positions": {name: dim.size for name, dim in program.dims.items() if name not in declared},
         "divisible": [[dim, list(axes)] for dim, axes in sorted(_splits(program))],
         "flops": _terms(formula(sums.flops)),
         "sent": _terms(formula(sums.sent.bytes)),

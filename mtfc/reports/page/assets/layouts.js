@@ -219,6 +219,7 @@ function memory(place) {
 function drawTimeline(place) {
   const line = current().timeline;
   if (!line) return place.replaceChildren(el("p", { class: "note" }, `The mesh does not fit on ${target.name}, so no step is predicted.`));
+  if (!line.seconds) return place.replaceChildren(el("p", { class: "note" }, "A step computes and sends nothing."));
   const events = line.events.map(([lane, name, start, seconds, stage, file, at, op]) => ({
     lane, start, end: start + seconds, name: texts[name], stage, file: texts[file], line: at, color: lane === 0 ? STAGES[stage] ?? 8 : 5,
     tip: `${texts[name]}${op !== texts[name] ? ` (${op})` : ""}, ${stage}\n${placeText(texts[file], at)}\n${secondsText(seconds)} from ${secondsText(start)}`,
@@ -304,7 +305,8 @@ function whatIf(place) {
   const axesOf = (layout) => new Map(layout.axes.map(([name, size]) => [name, state.axes.get(`${meshKey(layout)} ${name}`) ?? BigInt(size)]));
   const axisSliders = [...MESHES].flatMap(([key, layout]) => layout.axes.filter(([, size]) => size > 1).map(([name, size]) => slider(MESHES.size > 1 ? `${layout.mesh}.${name}` : name, size, axesOf(layout).get(name), 2, (value) => { state.axes.set(`${key} ${name}`, value); change({}, "sizes"); })));
   const cells = (layout, i) => {
-    const found = costAt(layout.formulas, sizes, axesOf(layout)), before = costs[i];
+    const axes = axesOf(layout), changed = [...data.sizes.filter((each) => sizes.get(each.name) !== BigInt(each.size)).map((each) => each.name), ...layout.axes.filter(([name, size]) => axes.get(name) !== BigInt(size)).map(([name]) => name)];
+    const found = costAt(layout.formulas, sizes, axes, changed), before = costs[i];
     const devices = [...axesOf(layout).values()].reduce((a, b) => a * b, 1n);
     if (found.problem) return el("tr", { "data-layout": layout.name }, el("td", {}, layout.name), el("td", { class: "n" }, String(devices)), el("td", { colspan: "4", class: "bad" }, found.problem));
     const sent = KINDS.reduce((sum, kind) => sum + before.step.collectives[kind].bytes_per_device, 0);

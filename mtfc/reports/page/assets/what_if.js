@@ -58,15 +58,18 @@ function allSizes(declared, chosen) {
   return sizes;
 }
 
-// The costs of a layout at these sizes, or {problem}. axes: Map axis -> BigInt.
-function costAt(formulas, sizes, axes) {
-  const symbols = new Map(sizes);
+// The costs of a layout at these sizes, or {problem}. axes: Map axis -> BigInt; changed: names of sizes and axes that differ from the file.
+// Blocks of positions follow no formula: they are known at the sizes of the file alone.
+function costAt(formulas, sizes, axes, changed) {
+  const symbols = new Map([...sizes, ...Object.entries(formulas.positions).map(([name, size]) => [name, BigInt(size)])]);
+  const fixed = new Set(Object.keys(formulas.positions).map((name) => name.split(".")[0])), moved = changed.find((name) => fixed.has(name) || (fixed.size && axes.has(name)));
+  if (moved) return { problem: `positions of ${[...fixed].join(", ")} are split, which no formula follows: mtfc cost has the figures` };
   for (const [axis, size] of axes) symbols.set(formulas.symbols[axis] ?? axis, size);
   const missing = [...sizes].find(([, size]) => size === null);
   if (missing) return { problem: `${missing[0]} has no size` };
   for (const [dim, split] of formulas.divisible) {
     const parts = split.reduce((all, axis) => all * axes.get(axis), 1n);
-    if (sizes.get(dim) % parts) return { problem: `${dim} (${sizes.get(dim)}) is no multiple of ${split.join(" × ")} (${parts})` };
+    if (sizes.has(dim) && sizes.get(dim) % parts) return { problem: `${dim} (${sizes.get(dim)}) is no multiple of ${split.join(" × ")} (${parts})` };
   }
   const memory = Object.fromEntries(Object.entries(formulas.memory).map(([name, terms]) => [name, evaluate(terms, symbols)]));
   memory.activations_peak = formulas.activations.map((terms) => evaluate(terms, symbols)).reduce(larger);
