@@ -300,6 +300,7 @@ STRUCTURE: dict[str, Callable[..., Array]] = {
     "slice": _slice,
     "pad": _pad,
     "shift": _shift,
+    "flip": lambda eqn, x: x[(slice(None),) * _axis(eqn, eqn.attrs["dim"].name) + (slice(None, None, -1),)],
     "window": _window,
     "fold": _fold,
     "concat": lambda eqn, *xs: jnp.concatenate(xs, eqn.result.type.names.index(eqn.attrs["target"].name)),

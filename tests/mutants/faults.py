@@ -126,6 +126,7 @@ TABLE: dict[str, dict[str, Fault]] = {
     "all_to_all": {"dropped": dropped, "other part": other_part, "other order": other_order},
     "permute": {"dropped": dropped, "other group": other_group},
     "shift_shards": {"dropped": dropped, "shifted": shifted, "other group": other_group},
+    "flip_shards": {"dropped": dropped, "other group": other_group},
     "local_slice": {"other part": other_part},
     "unreduce": {"dropped": unchanged},
     "axis_index": {"other part": wrong_offset},

@@ -29,6 +29,7 @@ COLLECTIVES = frozenset(
         "all_to_all",
         "permute",
         "shift_shards",
+        "flip_shards",
         "local_slice",
         "unreduce",
     ]

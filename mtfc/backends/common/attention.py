@@ -16,7 +16,7 @@ import numpy as np
 from mtfc.backends.numpy.attention import attention_aligned, attention_blocks, attention_dot, attention_origin
 
 
-def attention(form, q, k, v, *others, memory, dtype, **options):
+def attention(form, q, k, v, *others, memory, dtype, part=False, **options):
     """Return the attention, and two numbers for each query: see `attention_softmax`."""
     terms, logits, result, arrays, kinds = attention_operands(form, (q, k, v, *others), **options)
     rest = logits.removesuffix(memory)
@@ -24,7 +24,7 @@ def attention(form, q, k, v, *others, memory, dtype, **options):
 
     def block(q, k, v, *others):
         found, _, _ = attention_logits(terms, logits, (q, k, v, *others), kinds, **options)
-        weights, *numbers = attention_softmax(found, tuple(range(-len(memory), 0)))
+        weights, *numbers = attention_softmax(found, tuple(range(-len(memory), 0)), part)
         mean = attention_dot(f"{logits},{terms[2]}->{result}", weights, v).astype(dtype)
         numbers = (x.reshape(x.shape[: x.ndim - len(memory)]) for x in numbers)
         return mean, *(attention_aligned(x, rest, kept) for x in numbers)
@@ -135,9 +135,10 @@ def attention_logits(terms, logits, operands, kinds, fill, cap=None, band=None, 
     return found, counts, slope
 
 
-def attention_softmax(logits, axes):
+def attention_softmax(logits, axes, part):
     """Return the softmax over axes; and with axes of size 1 the shift of the logits, and the sum of the exponentials."""
     largest = np.max(logits, axis=axes, keepdims=True)
+    largest = np.maximum(largest, np.finfo(largest.dtype).min) if part else largest
     e = np.exp(logits - largest)
     total = np.sum(e, axis=axes, keepdims=True)
-    return e / total, largest, total
+    return e / (np.where(total == 0, 1, total) if part else total), largest, total

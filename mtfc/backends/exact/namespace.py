@@ -128,11 +128,14 @@ class ExactNumpy:
         given = [exact(self.field, x) for x in arrays]
         return uninterpreted_call(self.field, name, sizes, places, ranks, given)
 
-    def attention_softmax(self, logits: ExactArray, axes: Any) -> tuple[ExactArray, ExactArray, ExactArray]:
+    def attention_softmax(
+        self, logits: ExactArray, axes: Any, part: bool
+    ) -> tuple[ExactArray, ExactArray, ExactArray]:
         """Return what `ir/ops/attention.py: softmax` returns, without a shift: exp(x - y) is not exp(x) / exp(y) here."""
         e = applied("exp", logits)
         sums = total(e, axes, keepdims=True)
-        return e / sums, self.zeros(sums.shape, sums.dtype), sums
+        whole = sums.mapped(lambda values: np.where(values == 0, 1, values)) if part else sums
+        return e / whole, self.zeros(sums.shape, sums.dtype), sums
 
     def _windows(self, x: ExactArray, extent: int, axis: int) -> ExactArray:
         view = np.lib.stride_tricks.sliding_window_view

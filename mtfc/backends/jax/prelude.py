@@ -43,6 +43,12 @@ def shift_shards(x, axes, by, wrap):
     return lax.ppermute(x, axes, [(devices[i], devices[(i + by) % len(devices)]) for i in places])
 
 
+def flip_shards(x, axes):
+    """Return the shard of the device that is as far from the end along `axes` as this one is from the start."""
+    devices = in_order((axes,) if isinstance(axes, str) else axes)
+    return lax.ppermute(x, axes, list(zip(devices, reversed(devices), strict=True)))
+
+
 def pmax(x, axes):
     """Return the largest elements over the devices along `axes`; of each array if `x` is a tuple.
 

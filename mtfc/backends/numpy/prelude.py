@@ -200,6 +200,15 @@ def shift_shards(x, axes, by, wrap):
     return np.moveaxis(placed.reshape(moved.shape), range(len(found)), found)
 
 
+def flip_shards(x, axes):
+    """Exchange the parts of the processors along `axes` in reverse order."""
+    sent("permute", x)
+    found = numbers(axes)
+    moved = np.moveaxis(x, found, range(len(found)))
+    placed = np.flip(moved.reshape(-1, *moved.shape[len(found) :]), 0)
+    return np.moveaxis(placed.reshape(moved.shape), range(len(found)), found)
+
+
 def local_slice(x, axes, dim):
     """Keep each processor's part of an array that it has whole. Sends nothing."""
     return scatter(x, axes, dim)

@@ -227,7 +227,7 @@ Trait = Literal[
     "cast", "stop_gradient", "exponential", "hyperbolic", "choice", "conjunction",
     "order", "above", "strict", "equality",
     "extremum", "largest", "maximum", "mask", "constant", "filled", "indices", "random", "training", "step_number",
-    "rename", "reshape", "transpose", "broadcast", "slice", "shift", "indexes", "scatter",
+    "rename", "reshape", "transpose", "broadcast", "slice", "shift", "flip", "indexes", "scatter",
     "placement", "sends", "reshard", "all_reduce", "all_gather", "reduce_scatter",
 ]  # fmt: skip
 """A fact about an op that code outside of `ir/ops` asks for (`has_trait`). An op may have several traits or none.
@@ -254,9 +254,10 @@ Dimensions and positions:
     rename: gives dimensions other names. reshape: splits and merges dimensions. transpose: stores dimensions in another order.
     broadcast: repeats along new dimensions.
     slice: takes part of a dimension. shift: moves elements along a dimension, between processors where each has one element.
+    flip: reverses a dimension, between processors where each has one element.
     indexes: an operand has indices into the dimension of the attribute `dim`. scatter: writes where indices point.
 Placement:
-    placement: changes where the parts of a tensor are, not its elements (shift_shards, which is a lowered `shift`, counts too).
+    placement: changes where the parts of a tensor are, not its elements (a lowered `shift` or `flip` counts too).
     sends: sends data between processors. reshard: says which placement is wanted, not how to get there.
     all_reduce: completes pending reductions on all processors. all_gather: joins the shards of a dimension.
     reduce_scatter: completes pending sums, and splits a dimension.

@@ -45,13 +45,17 @@ class Pass:
     @classmethod
     def with_options(cls, options: dict[str, str]) -> Pass:
         """Return the pass with options given as text. Raises `PipelineError`."""
-        fields = {field.name: field for field in attrs.fields(cls)}
+        return cls().changed(options)
+
+    def changed(self, options: dict[str, str]) -> Pass:
+        """Return the pass with some options changed. Raises `PipelineError`."""
+        fields = {field.name: field for field in attrs.fields(type(self))}
         for name in options:
             if name not in fields:
                 known = ", ".join(fields) or "none"
-                raise PipelineError(f"pass `{cls.name}` has no option `{name}` (it has: {known})")
-        values = {name: _read(cls.name, name, text, fields[name].default) for name, text in options.items()}
-        return attrs.evolve(cls(), **values)
+                raise PipelineError(f"pass `{self.name}` has no option `{name}` (it has: {known})")
+        values = {name: _read(self.name, name, text, fields[name].default) for name, text in options.items()}
+        return attrs.evolve(self, **values)
 
 
 def _show(value: object) -> str:

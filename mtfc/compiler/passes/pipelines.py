@@ -24,6 +24,7 @@ from mtfc.compiler.passes.partition.insert_reshards import InsertReshards
 from mtfc.compiler.passes.partition.lower_collectives import LowerCollectives
 from mtfc.compiler.passes.partition.place_reductions import PlaceReductions
 from mtfc.compiler.passes.partition.propagate_layouts import PropagateLayouts
+from mtfc.compiler.passes.partition.spread_attention import SpreadAttention
 from mtfc.compiler.passes.pass_base import Pass, PipelineError
 from mtfc.compiler.passes.simplify import Simplify
 from mtfc.compiler.passes.spatial.partition_spatial import PartitionSpatial
@@ -44,6 +45,7 @@ PASSES: dict[str, type[Pass]] = {
         PartitionSpatial,
         BinarizeEinsum,
         AssignLayouts,
+        SpreadAttention,
         PropagateLayouts,
         PlaceReductions,
         InsertReshards,
@@ -71,7 +73,7 @@ def preparation() -> tuple[Pass, ...]:
 
 def layout_assignment() -> tuple[Pass, ...]:
     """Return the passes that give every equation a layout. Later passes read only these layouts."""
-    return (*preparation(), AssignLayouts(), PropagateLayouts())
+    return (*preparation(), AssignLayouts(), SpreadAttention(), PropagateLayouts())
 
 
 def spmd_lowering() -> tuple[Pass, ...]:
@@ -165,7 +167,8 @@ _ITEM = re.compile(r"\s*([\w-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
 def parse_pipeline(text: str) -> tuple[Pass, ...]:
     """Parse text such as `differentiate,combine-collectives{max_bytes=0}`. Raises `PipelineError`.
 
-    `default` stands for all passes of the default pipeline, `differentiation` and `partitioning` for its halves.
+    `default` stands for all passes of the default pipeline, `differentiation` and `partitioning` for its halves. Their options
+    are those of single passes, as in `default{spread-attention.form=ring}`.
     """
     passes: list[Pass] = []
     position = 0
@@ -173,8 +176,8 @@ def parse_pipeline(text: str) -> tuple[Pass, ...]:
         match = _ITEM.match(text, position)
         if match is None:
             raise PipelineError(f"expected a pass name at `{text[position:].strip()}`")
-        if match[1] in GROUPS and match[2] is None:
-            passes += GROUPS[match[1]]()
+        if match[1] in GROUPS:
+            passes += _parse_group(match[1], _options(match[2] or ""))
         else:
             passes.append(_parse_pass(match[1], match[2] or ""))
         position = match.end()
@@ -206,9 +209,29 @@ def installed_passes() -> dict[str, type[Pass]]:
     return found
 
 
+def _parse_group(name: str, options: dict[str, str]) -> list[Pass]:
+    """Return the passes of a group. Each of the options belongs to one kind of pass, as in `spread-attention.form`."""
+    own: dict[str, dict[str, str]] = {}
+    for key, value in options.items():
+        owner, _, option = key.rpartition(".")
+        own.setdefault(owner, {})[option] = value
+    passes = GROUPS[name]()
+    unknown = next((owner for owner in own if owner not in {each.name for each in passes}), None)
+    if unknown is not None:
+        wanted = (
+            f"has no pass `{unknown}`" if unknown else "takes options such as `spread-attention.form=ring`"
+        )
+        raise PipelineError(f"`{name}` {wanted}")
+    return [each.changed(own.get(each.name, {})) for each in passes]
+
+
+def _options(text: str) -> dict[str, str]:
+    pairs = [option.partition("=") for option in text.split(",") if option.strip()]
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
 def _parse_pass(name: str, options: str) -> Pass:
     known = PASSES if name in PASSES else {**installed_passes(), **PASSES}
     if name not in known:
         raise PipelineError(f"unknown pass `{name}`; the passes are {', '.join(known)}")
-    pairs = [option.partition("=") for option in options.split(",") if option.strip()]
-    return known[name].with_options({key.strip(): value.strip() for key, _, value in pairs})
+    return known[name].with_options(_options(options))

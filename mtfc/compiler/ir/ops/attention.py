@@ -8,6 +8,8 @@ queries and keys without `depth`. The softmax is over the dimensions `memory`. A
 - `rows`, `columns`, `low`, `high`: a logit counts if its row minus its column is at least `low` and at most `high`. Row and
   column are indices along these dimensions, the first most major. So a causal mask is `low=0`.
 - `fill`: the number in the place of logits that do not count. `cap`: the soft cap.
+- `part`: the keys are a part of those that a query attends to. So a query whose logits here are all minus infinity has `total` 0
+  and no NaN: another part may have a key for it.
 
 Two further results have a number for each query, in 32 bits or more: `largest`, which the logits are shifted by, and `total`, the
 sum of the exponentials of what is left. The gradients compute the weights again from them, `exp(logit - largest) / total`, and
@@ -25,7 +27,7 @@ from typing import Any
 
 import attrs
 
-from mtfc.compiler.ir.attributes import DIM_SET, DIMS, INT, REAL, TEXT, Attribute
+from mtfc.compiler.ir.attributes import DIM_SET, DIMS, FLAG, INT, REAL, TEXT, Attribute
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
     Attrs,
@@ -51,6 +53,7 @@ ROWS, COLUMNS = Attribute("rows", DIMS), Attribute("columns", DIMS)
 LOW, HIGH = Attribute("low", INT, optional=True), Attribute("high", INT, optional=True)
 FILL, CAP = Attribute("fill", REAL), Attribute("cap", REAL, optional=True)
 OPERAND = Attribute("operand", INT)
+PART = Attribute("part", FLAG, optional=True)
 
 ATTRIBUTES = (DEPTH, MEMORY, RESULT_DIMS, ROLES, ROWS, COLUMNS, LOW, HIGH, FILL, CAP)
 
@@ -169,12 +172,13 @@ def rows_have_keys(eqn: Equation) -> bool:
 # The meaning, on NumPy arrays
 
 
-def softmax(np: Any, logits: Any, axes: tuple[int, ...]) -> tuple[Any, Any, Any]:
+def softmax(np: Any, logits: Any, axes: tuple[int, ...], part: bool) -> tuple[Any, Any, Any]:
     """Return the softmax over axes, and `largest` and `total` with axes of size 1."""
     largest = np.max(logits, axis=axes, keepdims=True)
+    largest = np.maximum(largest, np.finfo(logits.dtype).min) if part else largest
     e = np.exp(logits - largest)
     total = np.sum(e, axis=axes, keepdims=True)
-    return e / total, largest, total
+    return e / (np.where(total == 0, 1, total) if part else total), largest, total
 
 
 @attrs.frozen
@@ -264,7 +268,7 @@ def _evaluate(shard: Shard, *arrays: Any) -> tuple[Any, Any, Any]:
     logits, dims = each.logits()[0], logits_dims(eqn)
     axes = tuple(dims.index(dim) for dim in MEMORY.of(eqn.attrs))
     own = getattr(np, "attention_softmax", partial(softmax, np))
-    found, *numbers = own(logits, axes)
+    found, *numbers = own(logits, axes, PART.name in eqn.attrs)
     result = each.dot((found, dims), each.operand(2), eqn.results[0].type.dims)
     rest = [dim.name for dim in dims if dim not in MEMORY.of(eqn.attrs)]
     largest, total = (
@@ -335,6 +339,7 @@ def _distribute(b: BlockRewriter, eqn: Equation) -> tuple[Value, Value, Value] |
         "rows": _cut(ROWS.of(eqn.attrs), split),
         "columns": _cut(COLUMNS.of(eqn.attrs), split),
     }
+    attributes["part"] = True
     parts, each, total = build.several(
         "attention", *operands, names=("parts", "each", "totals"), **attributes
     )
@@ -406,7 +411,9 @@ def call_of(code: Code) -> AttentionCall:
         first = ", ".join(f'"{letter}": {start}' for letter, start in starts.items() if start)
         options |= {"first": f"{{{first}}}"} if first else {}
     options["fill"] = repr(FILL.of(attributes))
-    options |= {name: repr(attributes[name]) for name in (CAP.name, OPERAND.name) if name in attributes}
+    options |= {
+        name: repr(attributes[name]) for name in (CAP.name, OPERAND.name, PART.name) if name in attributes
+    }
     return AttentionCall(f'"{form}"', code.args, {**options, "dtype": code.dtype}, letters)
 
 
@@ -448,7 +455,7 @@ def _op(
     return OpDef(
         name=name,
         arity=(6 if is_gradient else 3, None),
-        attributes=(*ATTRIBUTES, OPERAND) if name == "attention_dbias" else ATTRIBUTES,
+        attributes=(*ATTRIBUTES, *{"attention": (PART,), "attention_dbias": (OPERAND,)}.get(name, ())),
         infer=infer,
         place=place_by_layout,
         layout_rule=_rule,

@@ -1,8 +1,8 @@
 """The collectives: one record each, with its type rule, its edges of the reshard planner's graph, its costs and its text.
 
-`reshard` says which placement is wanted, by the type of its result. Each other collective but `shift_shards` is one way to get
-there (paper, section 6), and leaves the global tensor as it is. `shift_shards` is a `shift` between processors. The attribute
-`axes` has the mesh axes that are communicated over, most major first.
+`reshard` says which placement is wanted, by the type of its result. Each other collective but two is one way to get there (paper,
+section 6), and leaves the global tensor as it is. `shift_shards` and `flip_shards` are a `shift` and a `flip` between processors.
+The attribute `axes` has the mesh axes that are communicated over, most major first.
 
 The functions of a collective stand together: its type rule, its edges and its texts, then its record.
 """
@@ -23,7 +23,7 @@ from mtfc.compiler.ir.collective_def import (
 )
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.opdef import Attrs, Code, OpDef, OpError
-from mtfc.compiler.ir.ops.positions import shifted_array
+from mtfc.compiler.ir.ops.positions import flipped_array, shifted_array
 from mtfc.compiler.ir.ops.structure import need
 from mtfc.compiler.ir.sharding_rules import PlacementError
 from mtfc.compiler.ir.types import FLOATS, Axes, Dim, Mesh, TensorType
@@ -370,7 +370,7 @@ ALL_TO_ALL = CollectiveDef(
 )
 
 
-# permute and shift_shards
+# permute, shift_shards and flip_shards
 
 
 def _place_permute(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
@@ -437,6 +437,19 @@ SHIFT_SHARDS = CollectiveDef(
     evaluate=shifted_array,
     numpy=_shift_shards_text,
     jax=_shift_shards_text,
+)
+
+
+FLIP_SHARDS = CollectiveDef(
+    name="flip_shards",
+    doc="Exchanges the shards of a dimension, each a single element, in reverse order.",
+    place=_place_shift_shards,
+    sending=PERMUTE.sending,
+    edges=None,
+    joins="dim",
+    evaluate=flipped_array,
+    numpy=lambda code: f"flip_shards({code.args[0]}, {_axes_text(axes_of(code.eqn))})",
+    jax=lambda code: f"flip_shards({code.args[0]}, {_axes_text(axes_of(code.eqn))})",
 )
 
 
@@ -516,6 +529,7 @@ COLLECTIVES = (
     ALL_TO_ALL,
     PERMUTE,
     SHIFT_SHARDS,
+    FLIP_SHARDS,
     LOCAL_SLICE,
     UNREDUCE,
 )

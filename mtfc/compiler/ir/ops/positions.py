@@ -219,6 +219,15 @@ def _jax_shift(code: Code) -> str:
     return _lax_pad(code, dim.name, (lost, -lost, 0), 0)
 
 
+def flipped_array(shard: Shard, x: Any) -> Any:
+    axis = shard.eqn.operands[0].type.names.index(DIM_MOVED.of(shard.eqn.attrs).name)
+    return shard.np.flip(x, axis)
+
+
+def _flip_text(np: str) -> Callable[[Code], str]:
+    return lambda code: f"{np}.flip({code.args[0]}, {code.axis(0, DIM_MOVED.of(code.eqn.attrs).name)})"
+
+
 # concat
 
 
@@ -286,6 +295,11 @@ OPS = (
         "shift", (DIM_MOVED, BY, WRAP), _shift_infer, _shift_rule, _shift_gradient, shifted_array, _shift_text, _jax_shift,
         "Element i moved to i + by; what falls off the end is lost, or wraps around.",
         distribute=_distribute_shift, storage="kernel", traits=("shift",),
+    ),
+    structural(
+        "flip", (DIM_MOVED,), _shift_infer, _shift_rule,
+        lambda b, e, g: (b("flip", g[0], dim=DIM_MOVED.of(e.attrs)),), flipped_array, _flip_text("np"), _flip_text("jnp"),
+        "The elements of a dimension in reverse order.", storage="kernel", traits=("flip",),
     ),
     structural(
         "concat", (SOURCES, TARGET), _concat_infer, _concat_rule, _concat_gradient, _concat,

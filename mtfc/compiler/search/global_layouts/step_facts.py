@@ -40,7 +40,7 @@ from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.opdef import BlockRewriter
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Axes, Dim
 from mtfc.compiler.passes.spatial.position_blocks import NewDims, PositionBlocks
@@ -113,7 +113,8 @@ class StepFacts:
     @cached_property
     def _replaced(self) -> Mapping[Equation, Dims | None]:
         dots = (eqn for eqn in walk(self.function.body) if not is_binary(eqn))
-        return {**dict.fromkeys(dots), **mixed_in(self.function)}
+        attention = filter(_is_attention, walk(self.function.body))
+        return {**dict.fromkeys(dots), **mixed_in(self.function), **dict.fromkeys(attention)}
 
     @cached_property
     def _merging(self) -> set[Value]:
@@ -130,7 +131,7 @@ class StepFacts:
         if split not in self.found:
 
             def is_common(eqn: Equation) -> bool:
-                is_kept = is_binary(eqn) and self._merging.isdisjoint(eqn.results)
+                is_kept = is_binary(eqn) and not _is_attention(eqn) and self._merging.isdisjoint(eqn.results)
                 return is_kept and not any(each <= split for each in self.positions.get(eqn, ()))
 
             self.found[split] = _facts(self._program(is_common))
@@ -208,6 +209,11 @@ def mixed_in(function: Function) -> dict[Equation, Dims]:
             own = frozenset(called(eqn, name) for name in _mixed(eqn))
             found[eqn] = own.union(*(found[user] for user in users))
     return found
+
+
+def _is_attention(eqn: Equation) -> bool:
+    """Return True for equations that `spread-attention` may replace under any layout."""
+    return has_trait(eqn, "attention", "attention_gradient")
 
 
 def _mixed(eqn: Equation) -> Dims:
