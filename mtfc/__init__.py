@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mtfc.driver.jax_functions.imported_program import ImportedProgram
     from mtfc.driver.records import Costs, Difference, Explanation, Search, Verification
     from mtfc.driver.report import ReportPage
-    from mtfc.driver.values import LayoutOption, MeshOption, PassesOption
+    from mtfc.driver.values import LayoutOption, MemoryOption, MeshOption, PassesOption
 
 __version__ = "0.1.0"
 
@@ -147,15 +147,17 @@ def compile(
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
     passes: PassesOption | None = None,
+    memory: MemoryOption | None = None,
 ) -> Compiled:
     """Compile a .mtf file for one layout, by default its first.
 
-    passes: those that lower the program, in place of the default ones, as text or as `mtfc.ir.Pass`es.
+    passes: those that lower the program, in place of the default ones, as text or as `mtfc.ir.Pass`es. memory: the most memory of
+    a device, such as `"80GiB"` or a number of bytes; the backward pass computes values again that would not fit.
     """
     from mtfc.api import choice_of, compile_case, read
     from mtfc.driver.values import file_option
 
-    choice, file = choice_of(model, layout, mesh, dims, set, passes), file_option(path)
+    choice, file = choice_of(model, layout, mesh, dims, set, passes, memory), file_option(path)
     return compile_case(read(file), file, choice)
 
 
@@ -169,12 +171,13 @@ def compile_text(
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
     passes: PassesOption | None = None,
+    memory: MemoryOption | None = None,
     file: str = "<text>",
 ) -> Compiled:
     """Compile the text of a .mtf file. `file` is the name in messages; imports are read from its folder."""
     from mtfc.api import choice_of, compile_case
 
-    return compile_case(text, file, choice_of(model, layout, mesh, dims, set, passes))
+    return compile_case(text, file, choice_of(model, layout, mesh, dims, set, passes, memory))
 
 
 @public
@@ -187,6 +190,7 @@ def verify(
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
     passes: PassesOption | None = None,
+    memory: MemoryOption | None = None,
     backend: str | None = None,
     dtype: str | None = None,
     data: _Path | None = None,
@@ -204,7 +208,7 @@ def verify(
     """
     from mtfc.api import choice_of, verified
 
-    choice = choice_of(model, layout, mesh, dims, set, passes)
+    choice = choice_of(model, layout, mesh, dims, set, passes, memory)
     return verified(path, choice, backend, dtype, data, params, params_partial, seed, exact)
 
 
@@ -217,11 +221,12 @@ def explain(
     mesh: MeshOption | None = None,
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
+    memory: MemoryOption | None = None,
 ) -> Explanation:
     """Explain which rule of a layout causes which collective, through which lines: the record of `mtfc explain --format json`."""
     from mtfc.api import choice_of, explained
 
-    return explained(path, choice_of(model, layout, mesh, dims, set))
+    return explained(path, choice_of(model, layout, mesh, dims, set, memory=memory))
 
 
 @public
@@ -234,6 +239,7 @@ def diff(
     mesh: MeshOption | None = None,
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
+    memory: MemoryOption | None = None,
     target: _Path | None = None,
 ) -> Difference:
     """Compare computation, communication and memory of two layouts, by line: the record of `mtfc diff --format json`.
@@ -242,7 +248,7 @@ def diff(
     """
     from mtfc.api import choice_of, compared
 
-    return compared(path, choice_of(model, None, mesh, dims, set), a, b, target)
+    return compared(path, choice_of(model, None, mesh, dims, set, memory=memory), a, b, target)
 
 
 @public
@@ -254,6 +260,7 @@ def cost(
     mesh: MeshOption | None = None,
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
+    memory: MemoryOption | None = None,
     symbolic: bool = False,
 ) -> Costs:
     """Return computation, communication and memory of one device under every layout, or one: the record of `mtfc cost --format
@@ -263,7 +270,7 @@ def cost(
     """
     from mtfc.api import choice_of, costs
 
-    return costs(path, choice_of(model, layout, mesh, dims, set), symbolic)
+    return costs(path, choice_of(model, layout, mesh, dims, set, memory=memory), symbolic)
 
 
 @public

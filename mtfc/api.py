@@ -28,11 +28,13 @@ from mtfc.driver.options import SearchOptions, VerifyOptions
 from mtfc.driver.running import execution
 from mtfc.driver.values import (
     LayoutOption,
+    MemoryOption,
     MeshOption,
     PassesOption,
     PathOption,
     file_option,
     layout_option,
+    memory_option,
     mesh_option,
     names_option,
     number_option,
@@ -313,6 +315,7 @@ def choice_of(
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
     passes: PassesOption | None = None,
+    memory: MemoryOption | None = None,
 ) -> Choice:
     """Return the driver's options for those of the API. Raises `UsageError` for an illegal value."""
     return Choice(
@@ -322,6 +325,7 @@ def choice_of(
         sizes_option(dims),
         settings_of(settings_option(set)),
         passes_option(passes),
+        memory=memory_option(memory),
     )
 
 

@@ -8,7 +8,7 @@ import sys
 from itertools import zip_longest
 
 from mtfc.backends.registry import text_kinds
-from mtfc.cli.options import add_format, add_program, add_selection, chosen, read_files
+from mtfc.cli.options import add_format, add_memory, add_program, add_selection, chosen, read_files
 from mtfc.driver.compile import EMITTERS, IR_KINDS, PassRecord, emit, list_passes, syntax_tree
 from mtfc.driver.data.files import STANDARD, check_apart, check_writable, write_text
 from mtfc.driver.errors import OK, UsageError
@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     passes.add_argument("--stop-after", metavar="PASS", help="end with this pass")
     add_selection(parser, "the first")
+    add_memory(parser)
     add_format(parser)
 
 

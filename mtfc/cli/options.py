@@ -34,6 +34,17 @@ def count(text: str) -> int:
     return int(text)
 
 
+def size(text: str) -> str:
+    """Check a size in bytes, as an option's type."""
+    from mtfc.driver.loading.choice import bytes_in
+
+    try:
+        bytes_in(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def seconds(text: str) -> float:
     """Return a number of seconds, as an option's type."""
     try:
@@ -75,7 +86,7 @@ def chosen(options: argparse.Namespace) -> Choice:
     layout = layout if isinstance(layout, str) else None
     passes = getattr(options, "pipeline", None)
     given = options.model, layout, options.mesh, options.dims, tuple(options.settings), passes
-    return Choice(*given, _source(options))
+    return Choice(*given, _source(options), getattr(options, "memory", None))
 
 
 def _source(options: argparse.Namespace) -> ProgramSource | None:
@@ -210,6 +221,16 @@ def add_selection(
         "--mesh",
         metavar="NAME|SHAPE",
         help="a declared mesh, or a shape; `one` is a single device (default: the mesh of the layout)",
+    )
+
+
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    """Add the memory limit."""
+    parser.add_argument(
+        "--memory",
+        metavar="SIZE",
+        type=size,
+        help="the memory of a device, such as 80GiB: the backward pass computes values again that would not fit",
     )
 
 

@@ -10,6 +10,7 @@ from mtfc.backends.registry import BACKENDS
 from mtfc.cli.errors import show_diagnostics
 from mtfc.cli.options import (
     add_format,
+    add_memory,
     add_parameters,
     add_passes,
     add_selection,
@@ -79,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_prompts(parser)
     add_selection(parser, "the first")
+    add_memory(parser)
     add_passes(parser)
     add_format(parser)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.options import add_format, add_program, add_selection, chosen, read_files
+from mtfc.cli.options import add_format, add_memory, add_program, add_selection, chosen, read_files
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import OK, UsageError
 from mtfc.driver.loading.sources import Sources
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the mesh axes from the innermost link outwards, for example cols,rows (default: the last axis first)",
     )
     add_selection(parser, "the first", or_placement=True)
+    add_memory(parser)
     add_format(parser)
 
 

@@ -10,6 +10,7 @@ from mtfc.cli.errors import leave, show_diagnostics
 from mtfc.cli.hosts import add_hosts, chosen_hosts, run_joined
 from mtfc.cli.options import (
     add_format,
+    add_memory,
     add_parameters,
     add_selection,
     add_source,
@@ -78,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_parameters(parser)
     _add_results(parser)
     add_selection(parser, "the first")
+    add_memory(parser)
     add_format(parser)
 
 

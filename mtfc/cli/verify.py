@@ -7,7 +7,16 @@ import json
 from typing import TYPE_CHECKING
 
 from mtfc.backends.registry import BACKENDS
-from mtfc.cli.options import add_format, add_parameters, add_passes, add_program, add_selection, chosen, seed
+from mtfc.cli.options import (
+    add_format,
+    add_memory,
+    add_parameters,
+    add_passes,
+    add_program,
+    add_selection,
+    chosen,
+    seed,
+)
 from mtfc.driver.errors import ERRORS, OK
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
@@ -51,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-exact", action="store_true", help="leave out the exact check, which rounding cannot mislead"
     )
     add_selection(parser, "all", or_placement=True)
+    add_memory(parser)
     add_passes(parser)
     add_format(parser)
 

@@ -16,11 +16,19 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate
-from mtfc.compiler.passes.pass_base import Pass, PipelineError
-from mtfc.compiler.passes.pipelines import PASSES, Observer, default_pipeline, differentiation, parse_pipeline
-from mtfc.compiler.passes.pipelines import run as run_passes
+from mtfc.compiler.passes.pass_base import Pass, PipelineError, options_of
+from mtfc.compiler.passes.pipelines import (
+    PASSES,
+    Observer,
+    default_pipeline,
+    differentiation,
+    parse_pipeline,
+    within_memory,
+)
+from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.ir_files import is_ir, read_ir
+from mtfc.driver.loading.memory_limit import run_limited
 from mtfc.driver.loading.selection import select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import CompileOptions
@@ -77,7 +85,7 @@ def emit(options: CompileOptions, sources: Sources, show: Callable[[PassRecord],
         raise UsageError(f"--emit {options.emit} needs all passes, and these end before lower-collectives")
     observers = _observers(options, program, passes, show)
     try:
-        program = run_passes(program, passes, observers, level)
+        program = run_limited(program, passes, observers, level)
     except PipelineError as error:
         raise UsageError(f"--passes: these cannot run in this order: {error}") from error
     if options.emit in IR_KINDS:
@@ -114,7 +122,7 @@ def list_passes() -> str:
     for name, each in PASSES.items():
         summary = " ".join((sys.modules[each.__module__].__doc__ or "").partition("\n\n")[0].split())
         rows.append(f"{name}\n  {summary.partition(': ')[2] or summary}")
-        rows += [f"  option {field.name}={str(field.default).lower()}" for field in attrs.fields(each)]
+        rows += [f"  option {field.name}={str(field.default).lower()}" for field in options_of(each)]
         rows.append(f"  takes {', '.join(each.takes)}" + (f"; gives {each.level}" if each.level else ""))
     return "\n".join(rows) + "\n"
 
@@ -128,6 +136,9 @@ def _passes(options: CompileOptions, program: Program, level: Level) -> tuple[Pa
             raise UsageError(f"--passes: {error}") from None
     else:
         passes = _rest(PIPELINES.get(options.emit, default_pipeline()), program, level)
+    memory = options.choice.memory_limit()
+    if memory is not None and (level == "lowered" or any(each.level == "lowered" for each in passes)):
+        passes = within_memory(passes, Recompute(memory))
     if options.stop_after is None:
         return passes
     last = _pass_name(options.stop_after, "--stop-after", passes)

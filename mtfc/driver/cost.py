@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.selection import select
+from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 
 if TYPE_CHECKING:
     from mtfc.compiler.ir.core import Program
     from mtfc.driver.jax_functions.sent_bytes import BytesComparison
+    from mtfc.reports.recompute_report import Recomputation
 
 
 def cost_record(file: str, choice: Choice, sources: Sources, symbolic: bool = False) -> dict[str, Any]:
@@ -19,10 +22,14 @@ def cost_record(file: str, choice: Choice, sources: Sources, symbolic: bool = Fa
     from mtfc.compiler.cost.volumes import layout_cost
     from mtfc.reports.cost_json import costs_json
     from mtfc.reports.formula_report import formulas
+    from mtfc.reports.recompute_report import recompute_json
 
-    programs = _programs(file, choice, sources)
+    programs, limits = _programs(file, choice, sources)
     symbols = [formulas(program) for program in programs] if symbolic else []
-    return costs_json([layout_cost(program) for program in programs], symbols)
+    record = costs_json([layout_cost(program) for program in programs], symbols)
+    for entry, limit in zip(record["layouts"], limits, strict=True):
+        entry |= {"recomputation": recompute_json(limit)} if limit is not None else {}
+    return record
 
 
 def cost_text(file: str, choice: Choice, sources: Sources, symbolic: bool = False) -> str:
@@ -30,13 +37,18 @@ def cost_text(file: str, choice: Choice, sources: Sources, symbolic: bool = Fals
     from mtfc.compiler.cost.volumes import layout_cost
     from mtfc.reports.cost_report import comparison, layout_report
     from mtfc.reports.formula_report import formula_report, formulas
+    from mtfc.reports.recompute_report import recompute_report
 
-    programs = _programs(file, choice, sources)
+    programs, limits = _programs(file, choice, sources)
     if symbolic:
         return formula_report([formulas(program) for program in programs])
     costs = [layout_cost(program) for program in programs]
-    texts = sources.with_library(charge.span.file for cost in costs for charge in cost.step if charge.span)
-    return "\n".join([*(layout_report(cost, texts) for cost in costs), comparison(costs)])
+    files = [charge.span.file for cost in costs for charge in cost.step if charge.span]
+    texts = sources.with_library([*files, *(name for each in limits if each for name in each.files)])
+    parts = []
+    for cost, limit in zip(costs, limits, strict=True):
+        parts += [layout_report(cost, texts)] + ([recompute_report(limit, texts)] if limit else [])
+    return "\n".join([*parts, comparison(costs)])
 
 
 def compiled_bytes(file: str, choice: Choice, sources: Sources) -> BytesComparison:
@@ -53,7 +65,22 @@ def compiled_bytes(file: str, choice: Choice, sources: Sources) -> BytesComparis
     return plan_on_devices(file, choice, sources).compare_bytes()
 
 
-def _programs(file: str, choice: Choice, sources: Sources) -> list[Program]:
-    """Return the program of one processor under each layout."""
+def _programs(
+    file: str, choice: Choice, sources: Sources
+) -> tuple[list[Program], list[Recomputation | None]]:
+    """Return the program of one processor under each layout, and what a memory limit changes in it."""
     selection = select(file, choice, sources, every_layout=True)
-    return [case.lower(selection.program) for case in selection.cases]
+    programs = [case.lower(selection.program) for case in selection.cases]
+    pairs = zip(selection.cases, programs, strict=True)
+    return programs, [recomputation(selection.program, case, program) for case, program in pairs]
+
+
+def recomputation(program: Program, case: LayoutOnMesh, lowered: Program) -> Recomputation | None:
+    """Return the lowered program's step beside the step without the memory limit; None without a limit."""
+    from mtfc.compiler.cost.volumes import layout_cost
+    from mtfc.reports.recompute_report import Recomputation
+
+    if case.limit is None:
+        return None
+    without = attrs.evolve(case, limit=None).lower(program)
+    return Recomputation(case.limit.memory, layout_cost(without), layout_cost(lowered))

@@ -30,6 +30,9 @@ LayoutOption = str | Mapping[str, Axes | Mapping[str, Axes]]
 MeshOption = str | Mapping[str, int]
 """The name of a mesh, its shape as text, or as `{"rows": 2, "cols": 4}`."""
 
+MemoryOption = str | int
+"""A size such as `"80GiB"`, or a number of bytes."""
+
 PassesOption: TypeAlias = "str | Sequence[Pass]"
 """Passes as text, such as `"differentiation,mine,partitioning"`, or one after the other."""
 
@@ -53,6 +56,13 @@ def layout_option(layout: LayoutOption | None) -> str | None:
     if not isinstance(layout, Mapping):
         raise UsageError(f"layout={layout!r} is neither text nor a mapping: {RULE}")
     return _rules(layout, has_sections=True)
+
+
+def memory_option(memory: MemoryOption | None) -> str | None:
+    """Return the text of a memory limit. Raises `UsageError` for an illegal value."""
+    if memory is None or isinstance(memory, str):
+        return memory
+    return str(_size(memory, "memory"))
 
 
 def passes_option(passes: PassesOption | None) -> str | tuple[Pass, ...] | None:

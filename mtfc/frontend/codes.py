@@ -65,6 +65,7 @@ CODES = {
     "E318": "devices that do not fit a placement's degrees",
     "E319": "an operator that cannot be split in this way",
     "E320": "a layout rule for `*` outside of `params` and `optimizer`",
+    "E321": "a memory limit that is too small",
     "E401": "a loss or reported value that the model does not return",
     "E402": "a loss that is not a scalar",
     "E403": "a loss that is not floating-point",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.diagnostics import CompileError, Diagnostics, Span
+from mtfc.compiler.diagnostics import CompileError, Diagnostics, Label, Span
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.semantics.names.standard_library import FOLDER, SHOWN
@@ -62,6 +62,13 @@ def raise_no_room(target: str, message: str, help: str) -> NoReturn:
     scope = Scope(Diagnostics())
     scope.error("E316", message, _whole(target), help=help)
     raise CompileError(scope.diagnostics)
+
+
+def memory_error(message: str, labels: Iterable[Label], help: str) -> CompileError:
+    """Return the error (E321) for a memory limit that is too small."""
+    scope = Scope(Diagnostics())
+    scope.error("E321", message, Span("<--memory>", 1, 1, 1, 2), labels, help)
+    return CompileError(scope.diagnostics)
 
 
 def _whole(target: str) -> Span:

@@ -30,6 +30,7 @@ OF_OPTIONS = {
     "E312",
     "E313",
     "E316",
+    "E321",
     "E417",
 }  # errors about the command line, which the cases do not have
 OF_OPERATORS = {

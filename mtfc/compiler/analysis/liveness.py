@@ -1,11 +1,12 @@
 """Liveness: the buffers of a function, and the equations during which each is needed.
 
 Values are computed in program order. A value has a buffer of its own, from its equation to its last use (an output: to the end).
-There are three exceptions:
+There are four exceptions:
 
-- A view with more elements than its source, such as windows or a broadcast, has no buffer: uses read the source. The windows
-  that a dot makes for a `fold` have no buffer either: both are one kernel. If a loop, a collective or the caller needs the array,
-  it has a buffer.
+- A view with more elements than its source, such as windows or a broadcast, has no buffer, and neither has a result of `after`:
+  uses read the source.
+- The windows that a dot makes for a `fold` have no buffer either: both are one kernel. If a loop, a collective or the caller needs
+  a view or windows, they have a buffer.
 - A result takes over the buffer of an operand without later uses, if each element depends only on the operand's element at the
   same position (`takes_over`). Elementwise ops, `rename` and all-reduces are of this kind.
 - An output that replaces an argument is written into the argument's buffer, which the backends donate. This needs the old value
@@ -45,13 +46,11 @@ def unstored(function: Function) -> dict[Value, tuple[Value, ...]]:
     for eqn in function.body:
         if eqn.regions or has_trait(eqn, "sends"):
             arrays.update(eqn.operands)
-    views, windows = enlarged(function.body), folded(function)
+    views = {*enlarged(function.body), *folded(function)} - arrays
     return {
-        eqn.result: eqn.operands
+        eqn.results[0]: eqn.operands[:1] if has_trait(eqn, "after") else eqn.operands
         for eqn in function.body
-        if len(eqn.results) == 1
-        and eqn.result not in arrays
-        and (eqn.result in views or eqn.result in windows)
+        if has_trait(eqn, "after") or (len(eqn.results) == 1 and eqn.result in views)
     }
 
 

@@ -228,7 +228,7 @@ Trait = Literal[
     "order", "above", "strict", "equality",
     "extremum", "largest", "maximum", "mask", "constant", "filled", "indices", "random", "training", "step_number",
     "rename", "reshape", "transpose", "broadcast", "slice", "shift", "flip", "indexes", "scatter",
-    "placement", "sends", "reshard", "all_reduce", "all_gather", "reduce_scatter",
+    "after", "placement", "sends", "reshard", "all_reduce", "all_gather", "reduce_scatter",
 ]  # fmt: skip
 """A fact about an op that code outside of `ir/ops` asks for (`has_trait`). An op may have several traits or none.
 
@@ -255,6 +255,7 @@ Dimensions and positions:
     broadcast: repeats along new dimensions.
     slice: takes part of a dimension. shift: moves elements along a dimension, between processors where each has one element.
     flip: reverses a dimension, between processors where each has one element.
+    after: gives its first operand, not before the second is known.
     indexes: an operand has indices into the dimension of the attribute `dim`. scatter: writes where indices point.
 Placement:
     placement: changes where the parts of a tensor are, not its elements (a lowered `shift` or `flip` counts too).

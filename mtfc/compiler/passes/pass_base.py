@@ -1,12 +1,12 @@
 """Base of all passes: a frozen record of options with a function `run` from program to program.
 
-The record's fields are the options. So the classes alone are enough to parse and print a pipeline such as
-`differentiate,combine-collectives{max_bytes=0}`.
+The record's fields are the options, except those with `IN_PYTHON`. So the classes alone are enough to parse and print a pipeline
+such as `differentiate,combine-collectives{max_bytes=0}`.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 
@@ -37,7 +37,7 @@ class Pass:
         """Return the pass's name with the options that differ from their defaults, as `parse_pipeline` reads it."""
         options = [
             f"{field.name}={_show(getattr(self, field.name))}"
-            for field in attrs.fields(type(self))
+            for field in options_of(type(self))
             if getattr(self, field.name) != field.default
         ]
         return self.name + (f"{{{','.join(options)}}}" if options else "")
@@ -49,13 +49,22 @@ class Pass:
 
     def changed(self, options: dict[str, str]) -> Pass:
         """Return the pass with some options changed. Raises `PipelineError`."""
-        fields = {field.name: field for field in attrs.fields(type(self))}
+        fields = {field.name: field for field in options_of(type(self))}
         for name in options:
             if name not in fields:
                 known = ", ".join(fields) or "none"
                 raise PipelineError(f"pass `{self.name}` has no option `{name}` (it has: {known})")
         values = {name: _read(self.name, name, text, fields[name].default) for name, text in options.items()}
         return attrs.evolve(self, **values)
+
+
+IN_PYTHON = {"in_python": True}
+"""Metadata of a field that text cannot set."""
+
+
+def options_of(cls: type[Pass]) -> list[attrs.Attribute[Any]]:
+    """Return the fields of a pass that are options of a pipeline's text."""
+    return [field for field in attrs.fields(cls) if not field.metadata.get("in_python")]
 
 
 def _show(value: object) -> str:

@@ -26,6 +26,7 @@ from mtfc.compiler.passes.partition.place_reductions import PlaceReductions
 from mtfc.compiler.passes.partition.propagate_layouts import PropagateLayouts
 from mtfc.compiler.passes.partition.spread_attention import SpreadAttention
 from mtfc.compiler.passes.pass_base import Pass, PipelineError
+from mtfc.compiler.passes.recompute import Recompute
 from mtfc.compiler.passes.simplify import Simplify
 from mtfc.compiler.passes.spatial.partition_spatial import PartitionSpatial
 
@@ -51,6 +52,7 @@ PASSES: dict[str, type[Pass]] = {
         InsertReshards,
         LowerCollectives,
         CombineCollectives,
+        Recompute,
     )
 }
 
@@ -85,6 +87,7 @@ def spmd_lowering() -> tuple[Pass, ...]:
         Dce(),
         LowerCollectives(),
         CombineCollectives(),
+        Recompute(),
     )
 
 
@@ -159,6 +162,12 @@ def lower(
     """Return the SPMD program of a model under a layout. `of` is `step`, `gradients`, or both, as for `differentiation`."""
     placed = attrs.evolve(program, mesh=mesh, layout=layout)
     return run(placed, default_pipeline(of), observers)
+
+
+def within_memory(passes: Sequence[Pass], limited: Recompute) -> tuple[Pass, ...]:
+    """Return a pipeline that recomputes within a memory limit, unless its text gives another limit."""
+    found = passes if any(isinstance(each, Recompute) for each in passes) else (*passes, Recompute())
+    return tuple(limited if each == Recompute() else each for each in found)
 
 
 _ITEM = re.compile(r"\s*([\w-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")

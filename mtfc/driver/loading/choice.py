@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -62,7 +63,7 @@ class Choice:
 
     layout: a name, or rules as text. mesh: a name, or a shape as text. settings: entries of the model's `train` block, each
     `KEY=VALUE`. passes: the passes that lower a program, as text or as passes, in place of the default ones.
-    source: what makes the program; None for a .mtf file.
+    source: what makes the program; None for a .mtf file. memory: the most memory of a device, such as `80GiB`.
     """
 
     model: str | None = None
@@ -72,6 +73,7 @@ class Choice:
     settings: tuple[str, ...] = ()
     passes: str | tuple[Pass, ...] | None = None
     source: ProgramSource | None = None
+    memory: str | None = None
 
     def pipeline(self) -> tuple[Pass, ...] | None:
         """Return the chosen passes. Raises `UsageError` if they cannot lower a program."""
@@ -86,6 +88,27 @@ class Choice:
         except PipelineError as error:
             raise UsageError(f"--passes: {error}") from None
         return passes
+
+    def memory_limit(self) -> int | None:
+        """Return the most bytes of a device. Raises `UsageError`."""
+        try:
+            return None if self.memory is None else bytes_in(self.memory)
+        except ValueError as error:
+            raise UsageError(f"--memory: {error}") from None
+
+
+UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**i for i, p in enumerate("kMGT", 1)}}
+UNITS |= {f"{p}iB": 1024**i for i, p in enumerate("KMGT", 1)}
+
+
+def bytes_in(text: str) -> int:
+    """Return the bytes of a size such as `80GiB`, `95 GB` or `1.5e9`. Raises `ValueError`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\d{1,2})?)\s*([A-Za-z]*)\s*", text)
+    units = {unit.lower(): size for unit, size in UNITS.items()}
+    size = int(float(match[1]) * units.get(match[2].lower(), 0)) if match and len(match[1]) < 30 else 0
+    if not 0 < size < 2**63:
+        raise ValueError(f"expected a size such as 80GiB, 95GB or 500MiB, not `{text}`")
+    return size
 
 
 def settings_of(values: Mapping[str, object]) -> tuple[str, ...]:

@@ -11,11 +11,13 @@ from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pass_base import Pass
-from mtfc.compiler.passes.pipelines import Observer, default_pipeline, pipeline_of, run
+from mtfc.compiler.passes.pipelines import Observer, default_pipeline, pipeline_of, within_memory
+from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.data.files import read_neighbour
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice, ProgramSource
 from mtfc.driver.loading.layout_targets import layout_targets
+from mtfc.driver.loading.memory_limit import run_limited
 from mtfc.driver.loading.sources import Sources
 from mtfc.frontend import layout_options
 from mtfc.frontend.elaborate import Module, elaborate
@@ -47,11 +49,15 @@ PLAN = ".json"
 
 @attrs.frozen
 class LayoutOnMesh:
-    """A layout on a mesh. passes: those that lower a program; None for the default ones."""
+    """A layout on a mesh. passes: those that lower a program; None for the default ones.
+
+    limit: the memory limit of a device, if there is one.
+    """
 
     mesh: Mesh
     layout: Layout
     passes: tuple[Pass, ...] | None = None
+    limit: Recompute | None = None
 
     @property
     def name(self) -> str:
@@ -62,9 +68,22 @@ class LayoutOnMesh:
         return attrs.evolve(program, mesh=self.mesh, layout=self.layout)
 
     def lower(self, program: Program, of: str = "step", observers: Sequence[Observer] = ()) -> Program:
-        """Return the program of one processor, with the functions that `of` names: see `pipelines.differentiation`."""
+        """Return the program of one processor, with the functions that `of` names: see `pipelines.differentiation`.
+
+        Raises `CompileError` (E321) if no choice of kept values fits into the memory.
+        """
         passes = default_pipeline(of) if self.passes is None else pipeline_of(self.passes, of)
-        return run(self.placed(program), passes, observers)
+        return run_limited(self.placed(program), self.limited(passes), observers)
+
+    def limited(self, passes: Sequence[Pass]) -> tuple[Pass, ...]:
+        """Return the passes with the memory limit, if there is one."""
+        return tuple(passes) if self.limit is None else within_memory(passes, self.limit)
+
+    def as_near(self) -> LayoutOnMesh:
+        """Return the layout for a variant of the program, which comes as near to the limit as possible."""
+        return (
+            self if self.limit is None else attrs.evolve(self, limit=attrs.evolve(self.limit, must_fit=False))
+        )
 
 
 @attrs.frozen
@@ -199,8 +218,10 @@ def _chosen(
     if skip_illegal:
         declared = tuple(each for each in declared if not _errors(program, each))
     _check_legal(program, declared, diagnostics)
-    passes = choice.pipeline()
-    cases = tuple(attrs.evolve(each, passes=passes) for each in _cases(declared, module, choice.mesh))
+    passes, memory = choice.pipeline(), choice.memory_limit()
+    limit = None if memory is None else Recompute(memory)
+    chosen = _cases(declared, module, choice.mesh)
+    cases = tuple(attrs.evolve(each, passes=passes, limit=limit) for each in chosen)
     placements = tuple(each for each in module.placements if each.devices == 1 or not is_one)
     return Selection(program, cases, module.hardware, placements, module.scope)
 

@@ -44,7 +44,7 @@ class Sources:
 
     def add_choice(self, choice: Choice) -> None:
         """Add the options whose text diagnostics may point into."""
-        for name, text in (("mesh", choice.mesh), ("layout", choice.layout)):
+        for name, text in (("mesh", choice.mesh), ("layout", choice.layout), ("memory", choice.memory)):
             if text is not None:
                 self.texts[f"<--{name}>"] = text
         self.texts["<--set>"] = "\n".join(choice.settings)

@@ -124,7 +124,7 @@ def _check_files(options: RunOptions) -> None:
 def _lowered(case: LayoutOnMesh, program: Program, options: RunOptions) -> Program:
     """Lower the program, for an evaluation with the counts that outputs are means over."""
     evaluates = not options.train or options.eval is not None
-    lowered = case.lower(with_weights(program)[0] if evaluates else program)
+    lowered = case.as_near().lower(with_weights(program)[0]) if evaluates else case.lower(program)
     return lowered if options.train else attrs.evolve(lowered, functions=(lowered.function("forward"),))
 
 

@@ -55,7 +55,7 @@ class Forward:
         from mtfc.backends.jax.jax_program import JaxProgram
 
         counted, counts = with_weights(program)
-        lowered = case.lower(counted)
+        lowered = case.as_near().lower(counted)
         forward = attrs.evolve(lowered, functions=(lowered.function("forward"),))
         return cls(JaxProgram.of(execution.source(forward, "jax")), rows, counts)
 

@@ -97,9 +97,7 @@ def verify(
 
     show: receives each result as soon as it is known.
     """
-    selections = _selections(options, sources)
-    for selection in selections:
-        _refuse_large(selection.program)
+    selections = [_fitting(each) for each in _selections(options, sources)]
     backends = [_backends(options, selection) for selection in selections]
     if any("jax" in each for each in backends):
         _start_jax([case for selection in selections for case in selection.cases])
@@ -118,6 +116,15 @@ def verify(
             if "jax" in asked:
                 gradients[selection.program.name] = model.jax_gradients()
     return Verified(results, gradients, exact)
+
+
+def _fitting(selection: Selection) -> Selection:
+    """Return a selection for variants of its program, in other dtypes. Raises `CompileError` if a memory limit is too small."""
+    _refuse_large(selection.program)
+    for case in selection.cases:
+        if case.limit is not None:
+            case.lower(selection.program)
+    return attrs.evolve(selection, cases=tuple(case.as_near() for case in selection.cases))
 
 
 def _refuse_large(program: Program) -> None:

@@ -43,8 +43,9 @@ from mtfc.compiler.ir.types import Mesh
 class MemoryUse:
     """Bytes on one processor.
 
-    peak: the line at which the activations peak. stored: (line, bytes) of parameters and state, and of values of the forward pass
-    that the backward pass reads. occupied: (line, bytes) of each value that the four parts count; these add up to `total`.
+    peak: the line at which the activations peak. kept: (line, bytes) of values of the forward pass that the backward pass reads.
+    stored: the same of parameters, state and these values. occupied: (line, bytes) of each value that the four parts count; these
+    add up to `total`.
     """
 
     parameters: Amount
@@ -52,6 +53,7 @@ class MemoryUse:
     optimizer: Amount
     activations_peak: Amount
     peak: Span | None
+    kept: tuple[tuple[Span | None, Amount], ...]
     stored: tuple[tuple[Span | None, Amount], ...]
     occupied: tuple[tuple[Span | None, Amount], ...]
 
@@ -78,6 +80,7 @@ def memory_of(function: Function, mesh: Mesh, scale: Scale) -> MemoryUse:
     formulas.
     """
     of_gradients, alive, at = held(function, mesh)
+    kept = tuple(_kept(function, scale))
     arguments = {role: _arguments(function, *roles) for role, roles in ARGUMENTS.items()}
     everything = [*chain.from_iterable(arguments.values()), *of_gradients, *alive]
     return MemoryUse(
@@ -86,7 +89,8 @@ def memory_of(function: Function, mesh: Mesh, scale: Scale) -> MemoryUse:
         optimizer=_bytes(arguments["optimizer"], scale),
         activations_peak=_bytes([*arguments["activations_peak"], *alive], scale),
         peak=function.body[at].span if at < len(function.body) else None,
-        stored=tuple(_stored(function, scale)),
+        kept=kept,
+        stored=tuple(chain(_always_stored(function, scale), kept)),
         occupied=tuple(_occupied(function, everything, scale)),
     )
 
@@ -153,15 +157,22 @@ def _occupied(function: Function, values: list[Value], scale: Scale) -> Iterator
     yield from ((lines[value], bytes_of(value.type, scale)) for value in values)
 
 
-def _stored(function: Function, scale: Scale) -> Iterator[tuple[Span | None, Amount]]:
-    """Yield (line, bytes) of each stored value (`MemoryUse.stored`)."""
+def _always_stored(function: Function, scale: Scale) -> Iterator[tuple[Span | None, Amount]]:
+    """Yield (line, bytes) of each parameter and state."""
+    for argument in function.arguments:
+        if argument.role in ("parameter", "state"):
+            yield argument.span, bytes_of(argument.value.type, scale)
+
+
+def _kept(function: Function, scale: Scale) -> Iterator[tuple[Span | None, Amount]]:
+    """Yield (line, bytes) of each value that the forward pass keeps for the backward pass."""
     needed = {value for eqn in function.body if eqn.stage == "backward" for value in eqn.operands}
     for value, read in reversed(unstored(function).items()):
         if value in needed:
             needed.remove(value)
             needed.update(read)
     for argument in function.arguments:
-        if argument.role in ("parameter", "state") or argument.value in needed:
+        if argument.role not in ("parameter", "state") and argument.value in needed:
             yield argument.span, bytes_of(argument.value.type, scale)
     for eqn in function.body:
         if eqn.stage == "forward" and eqn.operands:

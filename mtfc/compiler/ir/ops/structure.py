@@ -1,4 +1,4 @@
-"""Ops that give data other dimensions: broadcast, transpose, rename, reshape.
+"""Ops that give data other dimensions: broadcast, transpose, rename, reshape; and `after`, which gives the data as they are.
 
 `rename` and `reshape` keep the data and change the names of dimensions, which may change the layout (paper, section 6.1).
 """
@@ -36,7 +36,7 @@ from mtfc.compiler.ir.opdef import (
 )
 from mtfc.compiler.ir.ops.elementwise import align, dims_text
 from mtfc.compiler.ir.sharding_rules import place_by_layout
-from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 
 TARGET_DIMS = Attribute("dims", DIMS)
 RENAMED = Attribute("mapping", MAPPING)
@@ -210,6 +210,18 @@ def _reshape_text(code: Code) -> str:
     return f"{code.args[0]}.reshape({code.shape})"
 
 
+# after
+
+
+def _after_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:
+    return (types[0],)
+
+
+def _after_place(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
+    """The second operand may have any type, as its elements are not read."""
+    return (eqn.operands[0].type,)
+
+
 OPS = (
     structural(
         "broadcast", (TARGET_DIMS,), _broadcast_infer, rule_by_name,
@@ -231,5 +243,13 @@ OPS = (
         "reshape", (TARGET_DIMS,), _reshape_infer, _reshape_rule, _reshape_gradient, lambda shard, x: x.reshape(shard.shape),
         _reshape_text, _reshape_text, "Dimensions split and merged, row-major.",
         traits=("reshape",), logic=_as_operand,
+    ),
+    attrs.evolve(
+        structural(
+            "after", (), _after_infer, rule_by_name, lambda b, e, g: (g[0], None), lambda shard, x, y: x,
+            lambda code: code.args[0], lambda code: f"lax.optimization_barrier(({code.args[0]}, {code.args[1]}))[0]",
+            "The same data, which no compiler reads before it knows y.", traits=("after",), arity=(2,), logic=_as_operand,
+        ),
+        place=_after_place,
     ),
 )  # fmt: skip

@@ -1,0 +1,113 @@
+"""Values that a memory limit keeps for the backward pass, and values that are computed again, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.cost.sizes import whole
+from mtfc.compiler.cost.volumes import PlacedCost
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.printer import bytes_text
+from mtfc.reports.source_lines import fitted, line_rows
+from mtfc.reports.table import count_text, flops_text
+
+
+@attrs.frozen
+class KeptLine:
+    """The figures of a line, in a step on one device. kept: bytes kept. saved: bytes no longer kept.
+
+    flops, sent: FLOPs and bytes sent that recomputation adds.
+    """
+
+    kept: int = 0
+    saved: int = 0
+    flops: int = 0
+    sent: int = 0
+
+    def __add__(self, other: KeptLine) -> KeptLine:
+        pairs = zip(attrs.astuple(self), attrs.astuple(other), strict=True)
+        return KeptLine(*(one + two for one, two in pairs))
+
+
+@attrs.frozen
+class Recomputation:
+    """A step without and with a memory limit of `limit` bytes, under one layout."""
+
+    limit: int
+    without: PlacedCost
+    within: PlacedCost
+
+    @property
+    def files(self) -> Iterator[str]:
+        """The files whose lines the report shows."""
+        return (span.file for span, _ in self.lines() if span)
+
+    def lines(self) -> list[tuple[Span | None, KeptLine]]:
+        """Return the figures of each place where the limit keeps something, or changed something."""
+        found: dict[Span | None, KeptLine] = {}
+
+        def add(span: Span | None, line: KeptLine) -> None:
+            found[span] = found.get(span, KeptLine()) + line
+
+        for sign, cost in ((-1, self.without), (1, self.within)):
+            for charge in cost.step:
+                add(
+                    charge.span,
+                    KeptLine(flops=sign * whole(charge.flops), sent=sign * whole(charge.sent.bytes)),
+                )
+            for span, size in cost.memory.kept:
+                add(span, KeptLine(kept=whole(size) if sign > 0 else 0, saved=-sign * whole(size)))
+        return [(span, line) for span, line in found.items() if any(attrs.astuple(line))]
+
+    @property
+    def total(self) -> KeptLine:
+        return sum((line for _, line in self.lines()), start=KeptLine())
+
+
+def recompute_report(found: Recomputation, sources: Mapping[str, str]) -> str:
+    """Return what the limit keeps and what is computed again, by line; `sources` holds each file's text by name."""
+    before, after = (bytes_text(whole(each.memory.total)) for each in (found.without, found.within))
+    limit, total = f"  Memory limit {bytes_text(found.limit)}:", found.total
+    if not (total.saved or total.flops or total.sent):
+        return f"{limit} the step takes {before}, so nothing is computed again.\n"
+    more = [flops_text(total.flops)] + ([f"{bytes_text(total.sent)} sent"] if total.sent else [])
+    head = [
+        f"{limit} {after} in place of {before}, for {' and '.join(more)} more.",
+        "  By line: bytes kept for the backward pass, bytes no longer kept, and what computing again adds.",
+    ]
+    rows = [["line", "source", "kept", "no longer", "FLOPs", "sent"]]
+    rows += line_rows(found.lines(), found.within.file, sources, _cells)
+    return "\n".join([*head, *fitted(rows)]) + "\n"
+
+
+def _cells(line: KeptLine) -> list[str]:
+    sizes = [bytes_text(each) if each > 0 else "" for each in (line.kept, line.saved)]
+    return [
+        *sizes,
+        count_text(line.flops) if line.flops > 0 else "",
+        bytes_text(line.sent) if line.sent > 0 else "",
+    ]
+
+
+def recompute_json(found: Recomputation) -> dict[str, Any]:
+    """Return the record: the limit, the memory without and with it, and the figures of each place."""
+    return {
+        "limit": found.limit,
+        "memory_without": whole(found.without.memory.total),
+        "memory_within": whole(found.within.memory.total),
+        "lines": [_line(span, line) for span, line in found.lines()],
+    }
+
+
+def _line(span: Span | None, line: KeptLine) -> dict[str, Any]:
+    return {
+        "file": span.file if span else None,
+        "line": span.line if span else None,
+        "kept_bytes": line.kept,
+        "saved_bytes": line.saved,
+        "added_flops": line.flops,
+        "added_sent_bytes": line.sent,
+    }
