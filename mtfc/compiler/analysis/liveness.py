@@ -5,8 +5,8 @@ There are four exceptions:
 
 - A view with more elements than its source, such as windows or a broadcast, has no buffer, and neither has a result of `after`:
   uses read the source.
-- The windows that a dot makes for a `fold` have no buffer either: both are one kernel. If a loop, a collective or the caller needs
-  a view or windows, they have a buffer.
+- The windows that a dot makes for a `fold` have no buffer either: both are one kernel. If a loop, a collective or the caller
+  needs a view or windows, they have a buffer.
 - A result takes over the buffer of an operand without later uses, if each element depends only on the operand's element at the
   same position (`takes_over`). Elementwise ops, `rename` and all-reduces are of this kind.
 - An output that replaces an argument is written into the argument's buffer, which the backends donate. This needs the old value

@@ -150,7 +150,7 @@ class Prices:
 
 @attrs.frozen
 class KeepingRule:
-    """What decides which values are kept.
+    """The numbers that decide which values are kept.
 
     rate: seconds that a byte is worth. stretches: the number of parts of a forward pass that are recomputed one by one.
     """
