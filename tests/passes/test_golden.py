@@ -21,21 +21,23 @@ CASES = sorted(Path(__file__).parent.glob("*.test"))
 
 
 def lowered_until(source: str, stop_after: str) -> str:
-    """The IR of the file's model under its layout, once the first pass of that name has run."""
+    """The IR of the file's model under its layout, once the first pass of that name has run, with the options that are given."""
     diagnostics = Diagnostics()
     module = elaborate(parse(source, "case.mtf", diagnostics), diagnostics)
     diagnostics.raise_if_errors()
     (declared,) = module.layouts
     program = attrs.evolve(module.programs[0], mesh=declared.mesh, layout=declared.layout)
     passes = pipelines.default_pipeline()
-    first = next(i for i, each in enumerate(passes) if each.name == stop_after)
-    return print_program(pipelines.run(program, passes[: first + 1]))
+    (last,) = pipelines.parse_pipeline(stop_after)
+    first = next(i for i, each in enumerate(passes) if each.name == last.name)
+    chosen = last if "{" in stop_after else passes[first]
+    return print_program(pipelines.run(program, (*passes[:first], chosen)))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
 def test_ir_after_pass(case: Path, update_golden: bool) -> None:
     source, expected = case.read_text("utf-8").split("---\n", 1)
-    stop_after = re.match(r"# after: ([\w-]+)\n", source)
+    stop_after = re.match(r"# after: (\S+)\n", source)
     assert stop_after, "the first line says after which pass"
     actual = lowered_until(source, stop_after[1])
     if update_golden:
