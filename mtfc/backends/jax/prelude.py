@@ -18,19 +18,21 @@ MESH: dict[str, int] = {}
 """Mesh axis -> its size. A generated module has its own table."""
 
 
-def in_order(axes):
-    """Return the devices along `axes`, numbered as `lax.ppermute` counts them, in the order of `axes`.
+def mesh_order(axes):
+    """Return axes in the order of the mesh: `lax.ppermute` takes no other."""
+    return tuple(axis for axis in MESH if axis in axes)
 
-    `lax.ppermute` counts devices in the order of the mesh, whatever the order of its axes.
-    """
-    known = [axis for axis in MESH if axis in axes]
+
+def in_order(axes):
+    """Return the devices along `axes`, numbered as `lax.ppermute` counts them, in the order of `axes`."""
+    known = mesh_order(axes)
     devices = np.arange(np.prod([MESH[axis] for axis in known])).reshape([MESH[axis] for axis in known])
     return devices.transpose([known.index(axis) for axis in axes]).ravel().tolist()
 
 
 def permute(x, before, after):
     """Return this device's shard after the axes that split a dimension are reordered."""
-    return lax.ppermute(x, before, list(zip(in_order(before), in_order(after), strict=True)))
+    return lax.ppermute(x, mesh_order(before), list(zip(in_order(before), in_order(after), strict=True)))
 
 
 def shift_shards(x, axes, by, wrap):
@@ -38,9 +40,10 @@ def shift_shards(x, axes, by, wrap):
 
     Beyond the end the result is zeros, unless `wrap` is true.
     """
-    devices = in_order((axes,) if isinstance(axes, str) else axes)
+    axes = (axes,) if isinstance(axes, str) else axes
+    devices = in_order(axes)
     places = [i for i in range(len(devices)) if wrap or 0 <= i + by < len(devices)]
-    return lax.ppermute(x, axes, [(devices[i], devices[(i + by) % len(devices)]) for i in places])
+    return lax.ppermute(x, mesh_order(axes), [(devices[i], devices[(i + by) % len(devices)]) for i in places])
 
 
 def flip_shards(x, axes):

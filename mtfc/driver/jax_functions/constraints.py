@@ -25,6 +25,7 @@ from mtfc.frontend.jaxpr.flat import (
     chooses,
     has_elements,
     makes_step,
+    scan_counts,
 )
 
 FREE = frozenset({"slice"})
@@ -164,7 +165,7 @@ def _scanned(eqn: Any, operands: Sequence[Any], body: Body, constrain: Constrain
     import jax
 
     params: Mapping[str, Any] = eqn.params
-    consts, carries = params["num_consts"], params["num_carry"]
+    consts, carries = scan_counts(params)
 
     def iteration(carry: Any, xs: Any) -> tuple[list[Any], list[Any]]:
         given = [*operands[:consts], *carry, *xs]

@@ -588,6 +588,14 @@ def _frames(traceback: Any) -> Iterator[Span]:
         yield Span(frame.file_name, frame.start_line, column, end, max(frame.end_column + 1, column + 1))
 
 
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the numbers of constants and of carries of a `scan`, from its parameters; JAX 0.12 states them as trees."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carries, _ = params["ft_in"].unpack()
+    return len(consts.vals), len(carries.vals)
+
+
 @cache
 def is_library(file: str) -> bool:
     is_installed = "site-packages" in file or "dist-packages" in file

@@ -85,6 +85,14 @@ def _power(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value
     return result if y > 0 else emitter.elementwise("div", one, result)
 
 
+def _one_minus_square(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
+    """Multiply 1 + x by 1 - x as JAX does, which rounds less than the square near 1."""
+    (x,) = values
+    one = emitter.build.like(1.0, x)
+    sum, difference = emitter.elementwise("add", one, x), emitter.elementwise("sub", one, x)
+    return emitter.build("mul", sum, difference)
+
+
 def _choice(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
     condition, if_false, if_true = values
     return emitter.elementwise("where", condition, if_true, if_false)
@@ -162,6 +170,7 @@ RULES: dict[str, PrimitiveRule] = {
     ),
     "not": rule(_not, BOOL),
     "integer_pow": rule(_power, FLOATS),
+    "one_minus_square": rule(_one_minus_square, FLOATS),
     "select_n": PrimitiveRule(
         link, lambda emitter, step: (_choice(emitter, step, operands(emitter, step)),), _is_plain_choice
     ),

@@ -10,13 +10,13 @@ from mtfc.compiler.ir.loops import LOOP, make_loop
 from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import Axis, axis, leaves
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Var
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Var, scan_counts
 from mtfc.frontend.jaxpr.linking import Axes, Linker, PrimitiveRule
 
 
 def _numbers(step: AppliedPrimitive) -> tuple[int, int]:
     """Return the number of constants and of carries."""
-    return step.params["num_consts"], step.params["num_carry"]
+    return scan_counts(step.params)
 
 
 def link(linker: Linker, step: AppliedPrimitive) -> None:
