@@ -45,6 +45,7 @@ SUBCOMMANDS = {
     "doctor": "show what is installed, and what is missing",
     "completion": "print the completion of commands and options for a shell",
     "help": "print a page of the documentation",
+    "lsp": "serve editors: diagnostics, costs by line, completion, renaming",
 }
 """Subcommands with their summaries. Each is a module of this package, which is imported only for its own subcommand."""
 

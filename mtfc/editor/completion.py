@@ -1,0 +1,438 @@
+"""Completion and signature help: the names that may stand at the cursor.
+
+The text around the cursor does not parse yet, so `cursor.py` says by tokens where the cursor is. The rest of the file gives the
+names. A row of `PLACES` is a place in the language: its test, and the names that fit there. The first row that fits decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import PurePath
+
+import attrs
+from lsprotocol.types import (
+    CompletionItem,
+    CompletionItemKind,
+    InsertTextFormat,
+    MarkupContent,
+    MarkupKind,
+    ParameterInformation,
+    SignatureHelp,
+    SignatureInformation,
+)
+
+from mtfc.compiler.cost.hardware import KINDS
+from mtfc.compiler.ir.initializers import DISTRIBUTIONS
+from mtfc.compiler.ir.training_flag import TRAINING
+from mtfc.compiler.ir.types import ITEM_BYTES
+from mtfc.editor import signatures
+from mtfc.editor.cursor import DECLARATIONS, NAMES, Cursor, OpenBracket, name_of
+from mtfc.editor.declarations import OPTIMIZERS, Declarations, Project
+from mtfc.editor.names import Body, names_of_body
+from mtfc.editor.signatures import CallSignature
+from mtfc.frontend.hardware.declarations import DEVICE, LINK, SCRATCHPAD
+from mtfc.frontend.layouts.allowed_warnings import OF_LAYOUTS
+from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
+from mtfc.frontend.semantics.names import standard_library
+from mtfc.frontend.semantics.names.scope import ANY, STEP
+from mtfc.frontend.semantics.training.precision import DYNAMIC, KEYS, LOSS_SCALE
+from mtfc.compiler.ir.training import BUILT_IN
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.lexer import Token, lex
+from mtfc.frontend.syntax.tree_builder import SETTINGS
+
+Items = Iterator[CompletionItem]
+
+STATEMENTS = ("param", "state", "repeat", "scan", "return", "yield", "watch", "update", "dim")
+SECTIONS = ("params", "optimizer")
+
+SNIPPETS = {
+    "dim": "dim ${1:name} = ${2:64}",
+    "mesh": "mesh ${1:grid} = [${2:rows}: ${3:2}, ${4:cols}: ${5:4}]",
+    "layout": "layout ${1:hybrid} on ${2:grid} = { ${3:batch}: ${4:rows} }",
+    "model": "model ${1:net}(${2:x}: f32[${3:batch, io}]) {\n  $0\n  return ${4:x}\n}",
+    "fn": "fn ${1:name}[${2:d}](${3:x}: [..., ${2:d}]) -> [..., ${2:d}] {\n  return $0\n}",
+    "train": "train ${1:net} {\n  minimize ${2:loss}\n  optimizer = ${3:sgd(learning_rate = 0.1)}\n}",
+    "optimizer": "optimizer ${1:name}(${2:learning_rate}) (p, g) {\n  p = p - $0\n}",
+    "param": "param ${1:w}: [${2:d_in, d_out}] = ${3:normal(stddev = 0.02)}",
+    "repeat": "repeat ${1:layers} {\n  $0\n}",
+    "scan": "scan ${1:x_t} = ${2:x} along ${3:time} {\n  $0\n}",
+}
+"""Texts for keywords at the start of a declaration or statement."""
+
+
+@attrs.frozen
+class Completion:
+    """The names at one cursor. with_snippets: True if the editor takes texts with places to fill in."""
+
+    cursor: Cursor
+    file: Declarations
+    project: Project
+    neighbours: Iterable[str] = ()
+    with_snippets: bool = False
+
+    def items(self) -> list[CompletionItem]:
+        """Return what may stand at the cursor; the editor picks what fits the word there."""
+        if self.cursor.in_comment or (self.cursor.previous.startswith('"')):
+            return []
+        found: dict[str, CompletionItem] = {}
+        for fits, names in PLACES:
+            if fits(self):
+                for item in names(self):
+                    found.setdefault(item.label, item)
+                break
+        return list(found.values())
+
+    # Where the cursor is
+
+    @property
+    def bracket(self) -> OpenBracket | None:
+        return self.cursor.innermost
+
+    @property
+    def body(self) -> Body | None:
+        return self.file.body_at(self.cursor.line)
+
+    def is_in(self, keyword: str, text: str = "{") -> bool:
+        """Return True if the cursor is in braces of a declaration with a keyword."""
+        return self.cursor.keyword == keyword and bool(self.cursor.brackets)
+
+    def entry(self) -> list[Token]:
+        """Return the tokens of the entry that the cursor is in, without line ends."""
+        return [token for token in self.bracket.entry if token.text != "\n"] if self.bracket else []
+
+    def after(self, *texts: str) -> bool:
+        return self.cursor.previous in texts
+
+    def in_type(self) -> bool:
+        """Return True for dimensions of a type: `x: f32[` and `-> [`."""
+        bracket = self.bracket
+        if bracket is None or bracket.text != "[" or not bracket.before:
+            return False
+        last = bracket.before[-1].text
+        return bracket.function is None or last in ITEM_BYTES or last in (ANY, ":", "->")
+
+    def in_generics(self) -> bool:
+        return self.bracket is not None and self.bracket.text == "[" and self.bracket.function is not None
+
+    # The names
+
+    def modules(self) -> Items:
+        yield from map(_module, standard_library.modules())
+        yield from (_item(PurePath(path).stem, CompletionItemKind.Module, path) for path in self.neighbours)
+
+    def dims(self) -> Items:
+        body = self.body
+        if body is not None:
+            for name in names_of_body(body, self.file).dims:
+                yield _item(name, CompletionItemKind.TypeParameter, f"dimension of `{body.name.text}`")
+        for name, symbol in self.file.dims.items():
+            yield _item(name, CompletionItemKind.TypeParameter, _size(symbol.node, self.project.read(self.file.file)))
+        for module, found in self.project.modules(self.file):
+            for name in found.dims:
+                yield _item(f"{module}.{name}", CompletionItemKind.TypeParameter, f"dimension of `{module}`")
+
+    def dtypes(self) -> Items:
+        yield from (_item(name, CompletionItemKind.Keyword, f"{size} bytes") for name, size in ITEM_BYTES.items())
+
+    def type_start(self) -> Items:
+        yield from self.dtypes()
+        if self.cursor.keyword in ("fn", "optimizer"):
+            yield _item(ANY, CompletionItemKind.Keyword, "any dtype")
+
+    def meshes(self) -> Items:
+        for name in self.file.meshes:
+            axes = ", ".join(self.file.axes.get(name, {}))
+            yield _item(name, CompletionItemKind.Struct, f"mesh with axes {axes}")
+
+    def models(self) -> Items:
+        yield from (_item(name, CompletionItemKind.Class, "model") for name in self.file.models)
+
+    def axes(self) -> Items:
+        name = self._mesh_of_layout()
+        found = [self.file.axes[name]] if name in self.file.axes else self.file.axes.values()
+        for axes in found:
+            yield from (_item(axis, CompletionItemKind.EnumMember, "mesh axis") for axis in axes)
+
+    def _mesh_of_layout(self) -> str:
+        words = [token.text for token in self.cursor.top]
+        return words[words.index("on") + 1] if "on" in words[:-1] else next(iter(self.file.meshes), "")
+
+    def layout_entries(self) -> Items:
+        yield from self.dims()
+        yield from (_keyword(word) for word in SECTIONS if len(self.cursor.brackets) == 1)
+        yield from (_keyword(word) for word in ("value", "allow") if len(self.cursor.brackets) == 1)
+
+    def codes(self) -> Items:
+        yield from (_item(code, CompletionItemKind.Constant, "warning") for code in OF_LAYOUTS)
+
+    def placement_entries(self) -> Items:
+        yield from self.dims()
+        for model in self.file.models.values():
+            if isinstance(model.node, Body):
+                yield from (_value(name, "operator") for name in names_of_body(model.node).values)
+
+    def settings(self) -> Items:
+        yield from (_keyword(word) for word in (*SETTINGS, "frozen"))
+
+    def outputs(self) -> Items:
+        words = [token.text for token in self.cursor.top]
+        model = self.file.models.get(words[1]) if len(words) > 1 else None
+        if model is not None and isinstance(model.node, ast.ModelDecl):
+            for statement in model.node.body:
+                for value in statement.values if isinstance(statement, ast.Return) else ():
+                    if isinstance(value, ast.Name):
+                        yield _value(value.text, f"output of `{model.name}`")
+        if "report" in [token.text for token in self.cursor.statement]:
+            yield from (_keyword(word) for word in BUILT_IN)
+
+    def optimizers(self) -> Items:
+        for name in self.file.optimizers:
+            yield self._called(name, CompletionItemKind.Constructor)
+        library = self.project.declarations(standard_library.file_of(OPTIMIZERS))
+        for name in library.optimizers if library else ():
+            yield self._called(name, CompletionItemKind.Constructor)
+
+    def precision_keys(self) -> Items:
+        yield from (_keyword(key) for key in KEYS)
+
+    def precision_values(self) -> Items:
+        entry = self.entry()
+        if entry and entry[0].text == LOSS_SCALE:
+            yield _keyword(DYNAMIC)
+        else:
+            yield from self.dtypes()
+
+    def hardware_keys(self) -> Items:
+        words = [token.text for token in (self.bracket.before if self.bracket else ())]
+        inner = words[-2] if len(words) > 1 and words[-1] == ":" else ""
+        table: Iterable[str] = ("device", "link")
+        if inner == "device":
+            table = DEVICE
+        elif inner == "scratchpad":
+            table = SCRATCHPAD
+        elif inner in ("flops", "collectives"):
+            table = ITEM_BYTES if inner == "flops" else ()
+        elif "link" in words:
+            table = LINK
+        yield from (_item(word, CompletionItemKind.Property, "figure of hardware") for word in table)
+
+    def link_kinds(self) -> Items:
+        yield from (_item(word, CompletionItemKind.EnumMember, "kind of link") for word in KINDS)
+
+    def generics(self) -> Items:
+        for each in self._signatures(self.bracket):
+            yield from (_argument(name, f"dimension of `{each.label}`") for name in each.generics)
+        if not self._signatures(self.bracket):
+            yield from self.dims()
+
+    def initializers(self) -> Items:
+        yield from (self._called(name, CompletionItemKind.Function) for name in DISTRIBUTIONS)
+
+    def of_module(self) -> Items:
+        """Yield the functions and dimensions of the module before the dot, under their full names."""
+        head = self.cursor.word.partition(".")[0]
+        if head == "random":
+            yield from (self._called(n, CompletionItemKind.Function) for n in BUILTINS if n.startswith("random."))
+        module = self.project.module(head, self.file)
+        for name in module.functions if module else ():
+            yield self._called(f"{head}.{name}", CompletionItemKind.Function)
+        for name in module.optimizers if module and self.cursor.keyword == "train" else ():
+            yield self._called(f"{head}.{name}", CompletionItemKind.Constructor)
+        for name in module.dims if module else ():
+            yield _item(f"{head}.{name}", CompletionItemKind.TypeParameter, "dimension")
+
+    def keywords_of_call(self) -> Items:
+        """Yield the named arguments of the call around the cursor that it does not give yet."""
+        call = self.cursor.call()
+        if call is None or call.text != "(" or call is not self.bracket or self.entry():
+            return
+        given = {entry[0].text for entry in call.entries() if len(entry) > 1 and entry[1].text == "="}
+        for each in self._signatures(call):
+            yield from (_argument(name, each.label) for name in each.named if name not in given)
+
+    def expression(self) -> Items:
+        yield from self.keywords_of_call()
+        body = self.body
+        if body is not None:
+            for name, symbol in names_of_body(body, self.file).values.items():
+                yield _value(name, symbol.kind)
+        elif self.cursor.brackets:
+            yield from (_value(name, "value") for name in self._words_of_block())
+        if self.cursor.keyword in ("optimizer", "train"):
+            yield _value(STEP, "number of the training step")
+        if self.cursor.keyword in ("model", "fn"):
+            yield _value(TRAINING, "true in training")
+        for name in self.file.functions:
+            yield self._called(name, CompletionItemKind.Function)
+        for module, found in self.project.modules(self.file):
+            yield _module(module)
+            for name in found.functions:
+                yield self._called(f"{module}.{name}", CompletionItemKind.Function)
+        for name in BUILTINS:
+            yield self._called(name, CompletionItemKind.Function)
+        yield from self.dims()
+        yield from map(_keyword, ("true", "false", "not", "and", "or"))
+
+    def _words_of_block(self) -> list[str]:
+        """Return the names that a body which does not parse seems to bind before the cursor."""
+        tokens = self.cursor.top
+        pairs = zip(tokens, tokens[1:], strict=False)
+        return [a.text for a, b in pairs if a.kind in NAMES and b.text in ("=", ":")]
+
+    def statement_start(self) -> Items:
+        yield from map(self._snippet, STATEMENTS)
+        body = self.body
+        if body is not None:
+            for name, symbol in names_of_body(body, self.file).values.items():
+                yield _value(name, symbol.kind)
+
+    def declaration_start(self) -> Items:
+        yield from map(self._snippet, DECLARATIONS)
+
+    # Making items
+
+    def _snippet(self, word: str) -> CompletionItem:
+        item = _keyword(word)
+        if self.with_snippets and word in SNIPPETS:
+            item.insert_text, item.insert_text_format = SNIPPETS[word], InsertTextFormat.Snippet
+        return item
+
+    def _signatures(self, bracket: OpenBracket | None) -> list[CallSignature]:
+        name = bracket.function if bracket else None
+        return signatures.called(name_of(name), self.file, self.project) if name else []
+
+    def _called(self, name: str, kind: CompletionItemKind) -> CompletionItem:
+        (token, *_) = lex(name)
+        found = signatures.called(name_of(token), self.file, self.project)
+        item = _item(name, kind, found[0].label if found else "")
+        if found and found[0].documentation:
+            item.documentation = _markdown(found[0].documentation)
+        return item
+
+    # Signature help
+
+    def signature_help(self) -> SignatureHelp | None:
+        """Return the signatures of the call around the cursor, with the argument that the cursor is in."""
+        call = self.cursor.call()
+        found = self._signatures(call)
+        if call is None or not found:
+            return None
+        entries = list(call.entries())
+        is_generic = call.text == "["
+        infos = [_information(each, entries, is_generic) for each in found]
+        return SignatureHelp(infos, 0, infos[0].active_parameter)
+
+
+def _information(
+    each: CallSignature, entries: list[Iterable[Token]], is_generic: bool
+) -> SignatureInformation:
+    parameters = [(name, name) for name in each.generics] if is_generic else each.parameters
+    entry = [token for token in entries[-1] if token.text != "\n"]
+    active = min(len(entries) - 1, len(parameters))
+    if len(entry) > 1 and entry[1].text == "=":
+        names = [name for name, _ in parameters]
+        active = names.index(entry[0].text) if entry[0].text in names else len(parameters)
+    return SignatureInformation(
+        each.label,
+        _markdown(each.documentation),
+        [ParameterInformation(text) for _, text in parameters],
+        active if active < len(parameters) else None,
+    )
+
+
+def _item(label: str, kind: CompletionItemKind, detail: str = "") -> CompletionItem:
+    return CompletionItem(label, kind=kind, detail=detail or None)
+
+
+def _module(name: str) -> CompletionItem:
+    item = _item(name, CompletionItemKind.Module, "module")
+    text = standard_library.text(name)
+    if text is not None:
+        item.documentation = _markdown(signatures.comment_above(text, _first_code(text)))
+    return item
+
+
+def _first_code(text: str) -> int:
+    """Return the line after the comment at the head of a module."""
+    lines = text.split("\n")
+    return 1 + next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+
+
+def _keyword(word: str) -> CompletionItem:
+    return _item(word, CompletionItemKind.Keyword)
+
+
+def _value(name: str, detail: str) -> CompletionItem:
+    return _item(name, CompletionItemKind.Variable, detail)
+
+
+def _argument(name: str, detail: str) -> CompletionItem:
+    item = _item(f"{name} =", CompletionItemKind.Property, detail)
+    item.insert_text, item.filter_text, item.sort_text = f"{name} = ", name, f" {name}"
+    return item
+
+
+def _size(node: ast.Node | None, text: str | None) -> str:
+    """Return `dim hidden = 4 * io`, as it is written."""
+    lines = (text or "").splitlines()
+    line = node.span.line if node else 0
+    return lines[line - 1].partition("#")[0].strip() if 0 < line <= len(lines) else "dimension"
+
+
+def _markdown(text: str) -> MarkupContent:
+    return MarkupContent(MarkupKind.Markdown, text)
+
+
+Fits = Callable[[Completion], bool]
+Names = Callable[[Completion], Items]
+
+
+def _in_layout_value(at: Completion) -> bool:
+    """Return True behind the colon of a rule: `batch: ` or `batch: (rows, `."""
+    words = [token.text for token in at.cursor.top]
+    colon = len(words) - 1 - words[::-1].index(":") if ":" in words else -1
+    return colon >= 0 and not {"{", "}", ",", "\n", ")"} & set(words[colon + 1 :]) or (
+        at.bracket is not None and at.bracket.text == "("
+    )
+
+
+PLACES: tuple[tuple[Fits, Names], ...] = (
+    (lambda at: at.cursor.keyword == "import", Completion.modules),
+    (lambda at: "." in at.cursor.word, Completion.of_module),
+    (lambda at: at.is_in("layout") and at.after("allow"), Completion.codes),
+    (lambda at: at.is_in("layout") and _in_layout_value(at), Completion.axes),
+    (lambda at: at.is_in("layout"), Completion.layout_entries),
+    (lambda at: at.cursor.keyword == "layout" and at.after("on"), Completion.meshes),
+    (lambda at: at.cursor.keyword == "layout" and "for" in [t.text for t in at.cursor.top], Completion.models),
+    (lambda at: at.is_in("placement"), Completion.placement_entries),
+    (lambda at: at.is_in("hardware") and at.after(":") and [t.text for t in at.entry()][:1] == ["kind"], Completion.link_kinds),
+    (lambda at: at.is_in("hardware") and not at.after(":"), Completion.hardware_keys),
+    (lambda at: at.cursor.keyword == "train" and not at.cursor.brackets, Completion.models),
+    (lambda at: at.is_in("train") and len(at.cursor.brackets) == 1 and not at.cursor.statement, Completion.settings),
+    (lambda at: at.is_in("train") and [t.text for t in at.cursor.statement][:1] in (["minimize"], ["report"]), Completion.outputs),
+    (
+        lambda at: at.is_in("train") and len(at.cursor.brackets) == 1 and at.after("=")
+        and [t.text for t in at.cursor.statement][:1] == ["optimizer"],
+        Completion.optimizers,
+    ),
+    (lambda at: at.is_in("train") and "precision" in _words(at) and at.after(":"), Completion.precision_values),
+    (lambda at: at.is_in("train") and "precision" in _words(at), Completion.precision_keys),
+    (lambda at: at.cursor.keyword in ("mesh", "dim"), Completion.dims),
+    (lambda at: at.after("repeat", "along", "->") or at.in_type(), Completion.dims),
+    (lambda at: at.in_generics() and at.after("["), Completion.generics),
+    (lambda at: at.in_generics() and at.after(","), Completion.generics),
+    (lambda at: at.in_generics(), Completion.dims),
+    (lambda at: at.after(":"), Completion.type_start),
+    (lambda at: at.after("=") and [t.text for t in at.cursor.statement][:1] == ["param"], Completion.initializers),
+    (lambda at: not at.cursor.statement and not at.cursor.brackets, Completion.declaration_start),
+    (lambda at: not at.cursor.statement, Completion.statement_start),
+    (lambda at: bool(at.cursor.brackets), Completion.expression),
+)  # fmt: skip
+"""The places of the language, each with the names that may stand there."""
+
+
+def _words(at: Completion) -> Mapping[str, None]:
+    return dict.fromkeys(token.text for token in at.cursor.statement) | dict.fromkeys(
+        token.text for bracket in at.cursor.brackets for token in bracket.before
+    )

@@ -1,0 +1,261 @@
+"""What a model costs under a layout, by source line and by value, in a form that can be sent between processes.
+
+The server asks for one case at a time: a model and a layout. A line has the figures of all that it computes, those in the
+functions that it calls included; so a line inside of a function has a part of what the calling line has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+
+import attrs
+
+from mtfc.compiler.analysis.provenance import SentArray, sent_arrays
+from mtfc.compiler.cost.sizes import whole
+from mtfc.compiler.cost.step_time import Seconds
+from mtfc.compiler.cost.volumes import Charge, PlacedCost, total
+from mtfc.compiler.diagnostics import CompileError, Span
+from mtfc.compiler.ir.core import Equation, Function, Program, walk
+from mtfc.compiler.ir.printer import bytes_text
+from mtfc.compiler.ir.types import Mesh, TensorType
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.searching.search import DEFAULT_TARGET
+from mtfc.reports.cost_report import transfers
+from mtfc.reports.source_lines import Line, line_of
+
+
+@attrs.frozen
+class LineFigures:
+    """The figures of a line on one device, in one step.
+
+    flops: by stage. sent: kinds of collectives with their bytes, as `mtfc cost` shows them. stored: bytes. causes: sentences that
+    name the rules which lead to collectives, those for the largest arrays first.
+    """
+
+    flops: Mapping[str, int]
+    sent: tuple[tuple[str, str], ...]
+    sent_bytes: int
+    stored: int
+    seconds: Seconds | None
+    causes: tuple[str, ...]
+
+
+@attrs.frozen
+class ValueFigures:
+    """A value under a layout.
+
+    path: its full name. places: the place that defines it, then the calls that led there, each in its file. type: with the axes
+    that split it. shape, bytes: of the array on one device.
+    """
+
+    path: str
+    places: tuple[Span, ...]
+    type: TensorType
+    shape: tuple[int, ...]
+    bytes: int
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+
+@attrs.frozen
+class CaseFigures:
+    """A model under a layout, on one device.
+
+    parameters: their number in the whole model. flops, sent, seconds: of a step; seconds are None if the mesh does not lie on the
+    machine. peak: True if the machine has peak figures only.
+    """
+
+    model: str
+    layout: str
+    is_declared: bool
+    mesh: Mesh
+    trains: bool
+    target: str
+    parameters: int
+    flops: int
+    sent: int
+    memory: int
+    fits: bool
+    seconds: float | None
+    peak: bool
+    lines: Mapping[Line, LineFigures]
+    values: tuple[ValueFigures, ...]
+
+
+def case_figures(file: str, model: str, layout: str | None, target: str | None, sources: Sources) -> CaseFigures:
+    """Return the figures of a model under a layout, or without any.
+
+    target: a machine; None for the first that the file declares, or else the default one. Raises `CompileError` and `UsageError`.
+    """
+    selection = select(file, Choice(model=model, layout=layout), sources)
+    (case,) = selection.cases
+    return figures_of(selection, case, target, sources, is_declared=layout is not None)
+
+
+def figures_of(
+    selection: Selection, case: LayoutOnMesh, target: str | None, sources: Sources, is_declared: bool
+) -> CaseFigures:
+    from mtfc.driver.loading.target import check_room, target_of
+    from mtfc.driver.simulate import simulate_layout
+    from mtfc.reports.step_report import fits
+
+    declared = next(iter(selection.hardware), DEFAULT_TARGET)
+    hardware = target_of(target or declared, selection.hardware, sources)
+    program = case.lower(selection.program)
+    simulated = simulate_layout(program, hardware)
+    step, cost = simulated.step, simulated.cost
+    try:
+        check_room(hardware, case.mesh, target or declared)
+    except CompileError:
+        step = None  # type: ignore[assignment]
+    function = program.function("step" if cost.trains else "forward")
+    totals = total(cost.step)
+    return CaseFigures(
+        model=selection.program.name,
+        layout=case.name,
+        is_declared=is_declared,
+        mesh=case.mesh,
+        trains=cost.trains,
+        target=hardware.name,
+        parameters=sum(each.type.size for each in selection.program.parameters if not each.is_state),
+        flops=whole(totals.flops),
+        sent=whole(totals.sent.bytes),
+        memory=whole(cost.memory.total),
+        fits=fits(cost, hardware),
+        seconds=step.seconds if step else None,
+        peak=bool(hardware.caveat),
+        lines=_lines(cost, step.lines if step else {}, sent_arrays(function, case.mesh, case.layout)),
+        values=tuple(_values(selection.program, function, case)),
+    )
+
+
+# Lines
+
+
+def chain_of(span: Span | None) -> list[Span]:
+    """Return a place and the calls that led there, the innermost first."""
+    found = []
+    while span is not None:
+        found.append(span)
+        span = span.call
+    return found
+
+
+def _at(span: Span | None) -> set[Line]:
+    """Return the lines that a figure belongs to."""
+    return {line_of(each) for each in chain_of(span)}
+
+
+@attrs.frozen
+class _Parts:
+    """The parts of the figures of one line."""
+
+    charges: list[Charge] = attrs.field(factory=list)
+    stored: list[int] = attrs.field(factory=list)
+    seconds: list[Seconds] = attrs.field(factory=list)
+    arrays: list[SentArray] = attrs.field(factory=list)
+
+    def summed(self, file: str | None) -> LineFigures:
+        flops: dict[str, int] = {}
+        for charge in self.charges:
+            if count := whole(charge.flops):
+                flops[charge.stage] = flops.get(charge.stage, 0) + count
+        largest = sorted(self.arrays, key=lambda each: -each.bytes)
+        return LineFigures(
+            flops,
+            tuple(transfers(self.charges)),
+            whole(total(self.charges).sent.bytes),
+            sum(self.stored),
+            sum(self.seconds, start=Seconds()) if self.seconds else None,
+            tuple(dict.fromkeys(chain.from_iterable(_causes(each, file) for each in largest))),
+        )
+
+
+def _lines(
+    cost: PlacedCost, seconds: Mapping[Span | None, Seconds], arrays: Sequence[SentArray]
+) -> dict[Line, LineFigures]:
+    found: dict[Line, _Parts] = {}
+
+    def parts(span: Span | None) -> Iterator[_Parts]:
+        return (found.setdefault(line, _Parts()) for line in _at(span))
+
+    for charge in cost.step:
+        for each in parts(charge.span):
+            each.charges.append(charge)
+    for span, amount in cost.memory.stored:
+        for each in parts(span):
+            each.stored.append(whole(amount))
+    for span, time in seconds.items():
+        for each in parts(span):
+            each.seconds.append(time)
+    for array in arrays:
+        for each in parts(array.span):
+            each.arrays.append(array)
+    return {line: each.summed(cost.file) for line, each in found.items()}
+
+
+def _causes(array: SentArray, file: str | None) -> Iterator[str]:
+    """Yield a sentence for each rule that leads to a collective."""
+    sent = f"{array.kind}{{{', '.join(array.axes)}}} of {bytes_text(array.bytes)}, {array.stage}"
+    for cause in array.causes:
+        place = cause.span.seen_from(file) if cause.span else "the result"
+        yield f"{sent}: `{cause.rule}`, as {place} {cause.what}"
+    if not array.causes:
+        yield f"{sent}: neighbours along a dimension that is split"
+
+
+# Values
+
+
+def _values(program: Program, placed: Function, case: LayoutOnMesh) -> Iterator[ValueFigures]:
+    """Yield the values that the user has named, with the types that they have in the placed function.
+
+    A value that optimizations have removed has the type that the layout's rules give it.
+    """
+    kept = {(eqn.path, eqn.span): eqn.result.type for eqn in walk(placed.body) if _is_named(eqn)}
+    by_path = {path: type for (path, _), type in reversed(kept.items())}
+    forward = program.function("forward")
+    for eqn in walk(forward.body):
+        if _is_named(eqn):
+            found = kept.get((eqn.path, eqn.span)) or by_path.get(eqn.path) or _by_rules(eqn.result.type, case)
+            yield _value(str(eqn.path), eqn.span, found, case.mesh)
+    arguments = {argument.value.name: argument for argument in placed.arguments}
+    places = {each.name: each.span for each in program.parameters}
+    for argument in forward.arguments:
+        name = argument.value.name
+        type = arguments[name].value.type if name in arguments else _by_rules(argument.value.type, case)
+        yield _value(name, places.get(name) or argument.span, type, case.mesh)
+
+
+def _is_named(eqn: Equation) -> bool:
+    return eqn.path is not None and eqn.span is not None and len(eqn.results) == 1
+
+
+def _by_rules(type: TensorType, case: LayoutOnMesh) -> TensorType:
+    return type.split_by({dim: axes for dim, axes in case.layout.rules.axes if dim in type.names})
+
+
+def _value(path: str, span: Span | None, type: TensorType, mesh: Mesh) -> ValueFigures:
+    return ValueFigures(path, tuple(chain_of(span)), type, type.local_shape(mesh), type.local_bytes(mesh))
+
+
+def defined_in(values: Iterable[ValueFigures], name: str, statement: Span) -> list[ValueFigures]:
+    """Return the values that a statement defines under a name, one for each call that leads to the statement."""
+    return [
+        each
+        for each in values
+        if each.name == name and any(_inside(place, statement) for place in each.places)
+    ]
+
+
+def _inside(place: Span, whole: Span) -> bool:
+    return (
+        place.file == whole.file
+        and (whole.line, whole.column) <= (place.line, place.column)
+        and (place.end_line, place.end_column) <= (whole.end_line, whole.end_column)
+    )

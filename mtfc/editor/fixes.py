@@ -1,0 +1,272 @@
+"""Quick fixes: edits that a diagnostic's help names.
+
+Help is a sentence with code in backticks. Each code says by its form how it may be used: `dim d = 8` is a declaration to add,
+`batch: rows` a rule of a layout, `-> [dims]` the end of a call, and `cast(x, f32)` stands in the place of the text or of `x`. All
+uses are tried: a fix is offered only if the check of the edited text no longer has the diagnostic, and no more errors than before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+
+import attrs
+
+from mtfc.compiler.diagnostics import Diagnostic, Span
+from mtfc.compiler.ir.types import ITEM_BYTES
+from mtfc.editor.buffers import Buffer
+from mtfc.editor.declarations import parsed
+from mtfc.editor.token_kinds import FUNCTIONS, keywords
+from mtfc.frontend.layouts.allowed_warnings import OF_LAYOUTS, WARNINGS
+from mtfc.frontend.syntax import ast
+
+CODE = re.compile(r"`([^`]+)`")
+DECLARATION = re.compile(r"(import|dim|mesh) [^;]+")
+RULE = re.compile(r"([A-Za-z_][\w.]*): (?:\w+|\([\w, ]+\))")
+CALL = re.compile(r"[\w.]+(?:\[[^\]]*\])?\(([A-Za-z_]\w*)\b.*\)")
+WORD = re.compile(r"[A-Za-z_]\w*")
+MULTIPLE = re.compile(r"make it a multiple of (\d+)")
+DEFINED = re.compile(r"`(\w+)` is (\w+)\[")
+
+MOST_TRIES = 24
+"""Most edits that are tried for one diagnostic."""
+
+Check = Callable[[str], Sequence[Diagnostic]]
+"""Returns the diagnostics of a text in the place of the buffer's."""
+
+Change = tuple[Span, str]
+"""A span, and the text that takes its place."""
+
+
+@attrs.frozen
+class Fix:
+    """A title, and changes that do not overlap."""
+
+    title: str
+    changes: tuple[Change, ...]
+
+
+def fixes(diagnostic: Diagnostic, buffer: Buffer, check: Check) -> list[Fix]:
+    """Return the fixes of a diagnostic that work, each with another result."""
+    before = _counts(check(buffer.text))
+    found: dict[str, Fix] = {}
+    for fix in islice(_Candidates(diagnostic, buffer).all(), MOST_TRIES):
+        text = applied(buffer, fix.changes)
+        if text not in found and text != buffer.text and _works(diagnostic, before, check(text)):
+            found[text] = fix
+    return list(found.values())
+
+
+def _counts(diagnostics: Sequence[Diagnostic]) -> tuple[list[tuple[str, str]], int]:
+    """Return the code and message of each diagnostic, and the number of errors."""
+    return [(each.code, each.message) for each in diagnostics], sum(e.severity == "error" for e in diagnostics)
+
+
+def _works(
+    fixed: Diagnostic, before: tuple[list[tuple[str, str]], int], diagnostics: Sequence[Diagnostic]
+) -> bool:
+    """Return True if a diagnostic has gone and no other has come; warnings may come once all errors have gone."""
+    after, errors = _counts(diagnostics)
+    key = fixed.code, fixed.message
+    has_gone = after.count(key) < before[0].count(key)
+    if fixed.severity == "error":
+        return has_gone and errors < before[1]
+    return has_gone and errors <= before[1] and len(after) < len(before[0])
+
+
+def applied(buffer: Buffer, changes: Iterable[Change]) -> str:
+    """Return the text of a buffer with changes."""
+    text = buffer.text
+    for span, new in sorted(changes, key=lambda change: change[0], reverse=True):
+        start, end = (
+            buffer.starts[min(line, len(buffer.starts)) - 1] + column - 1
+            for line, column in ((span.line, span.column), (span.end_line, span.end_column))
+        )
+        text = text[:start] + new + text[end:]
+    return text
+
+
+@attrs.frozen
+class _Candidates:
+    """The edits to try for one diagnostic."""
+
+    diagnostic: Diagnostic
+    buffer: Buffer
+
+    @property
+    def tree(self) -> ast.File:
+        return parsed(self.buffer.text, self.buffer.file)
+
+    @property
+    def places(self) -> list[Span]:
+        """The places of the diagnostic in this file, its own first."""
+        return [span for span in self.diagnostic.spans if span.file == self.buffer.file]
+
+    def all(self) -> Iterator[Fix]:
+        help = self.diagnostic.help or ""
+        codes = [code for code in CODE.findall(help) if code not in WARNINGS]
+        added = [change for code in codes if DECLARATION.fullmatch(code) for change in self._declare(code)]
+        declared = ", and ".join(f"`{code}`" for code in codes if DECLARATION.fullmatch(code))
+        for code in codes:
+            if not DECLARATION.fullmatch(code):
+                yield from (
+                    Fix(f"{title}, with {declared}" if added else title, (change, *added))
+                    for title, change in self._uses(code)
+                )
+        yield from (Fix(f"Add {declared}", tuple(added)) for _ in added[:1])
+        yield from self._padded(help)
+        yield from self._converted(codes)
+        yield from self._removed(help)
+        yield from self._allowed()
+
+    def _uses(self, code: str) -> Iterator[tuple[str, Change]]:
+        """Yield the uses of a code: in the place of a text, of a name in it, at its end, in a layout or in a `train` block."""
+        if code.startswith("-> "):
+            for place in self.places[:1]:
+                end = attrs.evolve(place, line=place.end_line, column=place.end_column - 1)
+                yield f"Add `{code}`", (attrs.evolve(end, end_column=place.end_column), f" {code})")
+            return
+        if code.startswith("return "):
+            yield from (("Return it too", (node.span, code)) for node in self._returns())
+            return
+        if RULE.fullmatch(code):
+            yield from self._rule(code)
+        for place in self.places:
+            if self._fits(code, place):
+                yield f"Write `{code}`", (place, code)
+        call = CALL.fullmatch(code)
+        for place in self.places if call else ():
+            text = self.buffer.span_text(place)
+            for match in re.finditer(rf"(?<![\w.]){re.escape(call[1])}(?![\w.])", text) if call else ():
+                yield f"Write `{code}`", (self._within(place, match.start(), match.end()), code)
+        if "= " in code:
+            yield from self._setting(code)
+
+    def _fits(self, code: str, place: Span) -> bool:
+        """Return True if a code may stand for a text: it has no names but those of the text and of the language."""
+        if re.fullmatch(r"[\w.]+|\W+", code):
+            return True
+        known = {*WORD.findall(self.buffer.span_text(place)), *FUNCTIONS, *ITEM_BYTES, *keywords()}
+        return len(self.places) > 0 and set(WORD.findall(code)) <= known | self._names()
+
+    def _names(self) -> set[str]:
+        """Return the names of dimensions, meshes, axes and modules of the file."""
+        kinds = ast.DimDecl | ast.MeshDecl | ast.MeshAxis | ast.ImportDecl
+        nodes = (node for decl in self.tree.declarations for node in (decl, *ast.children(decl)))
+        return {node.name.text for node in nodes if isinstance(node, kinds)}
+
+    def _within(self, place: Span, start: int, end: int) -> Span:
+        """Return the span of a part of a span's text."""
+        offset = self.buffer.starts[place.line - 1] + place.column - 1
+        (line, column), (end_line, end_column) = map(self.buffer.place_at, (offset + start, offset + end))
+        return Span(place.file, line, column, end_line, end_column)
+
+    def _returns(self) -> Iterator[ast.Return]:
+        for place in self.places:
+            for decl in self.tree.declarations:
+                is_model = isinstance(decl, ast.ModelDecl | ast.FnDecl)
+                if is_model and decl.span.line <= place.line <= decl.span.end_line:
+                    yield from (each for each in decl.body if isinstance(each, ast.Return))
+
+    def _declare(self, code: str) -> list[Change]:
+        """Return the change that adds a declaration, behind the last one of its kind."""
+        kinds = {"import": ast.ImportDecl, "dim": ast.DimDecl, "mesh": ast.MeshDecl}
+        kind = kinds[code.partition(" ")[0]]
+        last = max((decl.span.end_line for decl in self.tree.declarations if isinstance(decl, kind)), default=0)
+        first = min((decl.span.line for decl in self.tree.declarations), default=1)
+        line = last + 1 if last else first
+        if line > len(self.buffer.starts):
+            return [(Span(self.buffer.file, line - 1, 1, line - 1, 1), f"{code}\n")]
+        return [(Span(self.buffer.file, line, 1, line, 1), f"{code}\n")]
+
+    def _rule(self, code: str) -> Iterator[tuple[str, Change]]:
+        """Yield the edits of layouts at the places that give a dimension a rule."""
+        dim = code.partition(":")[0]
+        for decl in self.tree.declarations:
+            if not isinstance(decl, ast.LayoutDecl):
+                continue
+            for place in self.places:
+                if decl.span.line <= place.line <= decl.span.end_line:
+                    own = [rule for rule in decl.rules if rule.dim.text == dim]
+                    if own:
+                        yield f"Write `{code}`", (own[0].span, code)
+                    elif decl.rules:
+                        span = decl.rules[-1].span
+                        end = attrs.evolve(span, line=span.end_line, column=span.end_column)
+                        yield f"Add `{code}`", (end, f", {code}")
+                    else:
+                        yield from self._first_rule(decl, code)
+
+    def _first_rule(self, decl: ast.LayoutDecl, code: str) -> Iterator[tuple[str, Change]]:
+        text = self.buffer.span_text(decl.span)
+        start = text.find("{") + 1
+        if start and text[start : start + 1] == "}":
+            yield f"Add `{code}`", (self._within(decl.span, start, start), f" {code} ")
+
+    def _setting(self, code: str) -> Iterator[tuple[str, Change]]:
+        """Yield the edit that adds an entry at the end of a `train` block."""
+        for decl in self.tree.declarations:
+            for place in self.places:
+                if isinstance(decl, ast.TrainDecl) and decl.span.line <= place.line <= decl.span.end_line:
+                    line, column = decl.span.end_line, decl.span.end_column - 1
+                    new = f"  {code}\n" if decl.span.end_line > decl.span.line else f"; {code} "
+                    yield f"Add `{code}`", (Span(place.file, line, column, line, column), new)
+
+    def _padded(self, help: str) -> Iterator[Fix]:
+        """Yield the fix that makes a dimension a multiple of the parts that it is split into."""
+        match = MULTIPLE.search(help)
+        for decl in self.tree.declarations if match else ():
+            is_it = isinstance(decl, ast.DimDecl) and any(place == decl.name.span for place in self.places)
+            if match and is_it and isinstance(decl.size, ast.Int):
+                parts = int(match[1])
+                size = -(-decl.size.value // parts) * parts
+                yield Fix(f"Pad `{decl.name.text}` to {size}", ((decl.size.span, str(size)),))
+
+    def _converted(self, codes: Iterable[str]) -> Iterator[Fix]:
+        """Yield casts of the operands, for help that leaves the dtype open."""
+        if "cast(x, dtype)" not in codes:
+            return
+        dtypes = dict.fromkeys((*(w for w in WORD.findall(self.diagnostic.message) if w in ITEM_BYTES), "f32"))
+        for name, own in dict.fromkeys(found for label in self.diagnostic.labels for found in DEFINED.findall(label.message)):
+            for dtype in dtypes:
+                if dtype != own:
+                    yield from (Fix(t, (c,)) for t, c in self._uses(f"cast({name}, {dtype})"))
+
+    def _removed(self, help: str) -> Iterator[Fix]:
+        """Yield the fix that removes the lines of an unused statement, for help that says so."""
+        if not help.startswith("remove the line"):
+            return
+        place = self.diagnostic.span
+        for decl in self.tree.declarations:
+            for node in ast.walk(decl):
+                if isinstance(node, ast.Assign | ast.Param | ast.State) and node.span.line == place.line:
+                    whole = Span(place.file, node.span.line, 1, node.span.end_line + 1, 1)
+                    yield Fix("Remove the line", ((whole, ""),))
+                    return
+
+    def _allowed(self) -> Iterator[Fix]:
+        """Yield the fixes that allow a warning, in a layout or on its line."""
+        code = self.diagnostic.code
+        if self.diagnostic.severity != "warning":
+            return
+        for decl in self.tree.declarations if code in OF_LAYOUTS else ():
+            inside = isinstance(decl, ast.LayoutDecl) and any(
+                decl.span.line <= place.line <= decl.span.end_line for place in self.places[1:]
+            )
+            if inside and decl.span.end_line >= decl.span.line:
+                line, column = decl.span.end_line, decl.span.end_column - 1
+                has_rules = isinstance(decl, ast.LayoutDecl) and (decl.rules or decl.values or decl.params or decl.allows)
+                new = f", allow {code} " if has_rules else f" allow {code} "
+                span = Span(self.buffer.file, line, column, line, column)
+                yield Fix(f"Allow {code} in this layout", ((self._before_space(span), new),))
+        place = self.diagnostic.span
+        if place.file == self.buffer.file:
+            line = self.buffer.line(place.end_line)
+            end = Span(place.file, place.end_line, len(line) + 1, place.end_line, len(line) + 1)
+            yield Fix(f"Allow {code} on this line", ((end, f"  # allow {code}"),))
+
+    def _before_space(self, span: Span) -> Span:
+        """Return an insertion in front of the blanks before it, which it takes the place of."""
+        before = self.buffer.line(span.line)[: span.column - 1]
+        return attrs.evolve(span, column=len(before.rstrip()) + 1) if before.strip() else span

@@ -1,0 +1,291 @@
+"""What an editor shows of a model beside its text: hovers, hints of how values are split, and a line above models and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import attrs
+from lsprotocol.types import CodeLens, Command, InlayHint, InlayHintKind, Range
+
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.printer import bytes_text
+from mtfc.compiler.ir.types import ITEM_BYTES, Mesh, TensorType
+from mtfc.editor import signatures
+from mtfc.editor.buffers import END_OF_LINE, Buffer
+from mtfc.editor.declarations import Declarations, Project, Symbol
+from mtfc.editor.figures import CaseFigures, LineFigures, ValueFigures, defined_in
+from mtfc.editor.names import Body, Occurrence, statements
+from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
+from mtfc.frontend.syntax import ast
+from mtfc.reports.step_report import seconds_text
+from mtfc.reports.table import count_text, flops_text
+
+MOST_VALUES = 4
+"""Most values that a hover shows: a line in a function defines one for each call."""
+
+MOST_CAUSES = 6
+"""Most causes of collectives that a hover shows."""
+
+CHOOSE, SEARCH = "mtfc.chooseLayout", "mtfc.search"
+"""Commands behind the lines above models and layouts."""
+
+
+# Hovers
+
+
+def declared(symbol: Symbol, project: Project) -> str:
+    """Return the declaration of a symbol, as it is written, and the comment above it."""
+    text = project.read(symbol.place.file) or ""
+    if isinstance(symbol.node, ast.FnDecl) and symbol.kind == "function":
+        found = signatures.of_function(symbol.node, text)
+        return _fenced(f"fn {found.label}") + _paragraph(found.documentation)
+    if isinstance(symbol.node, ast.OptimizerDecl) and symbol.kind == "optimizer":
+        found = signatures.of_optimizer(symbol.node, text)
+        return _fenced(f"optimizer {found.label}") + _paragraph(found.documentation)
+    lines = END_OF_LINE.split(text)
+    line = lines[symbol.place.line - 1].strip() if symbol.place.line <= len(lines) else symbol.name
+    comment = signatures.comment_above(text, symbol.place.line) if symbol.place.column < 12 else ""
+    return _fenced(line) + f"{symbol.kind} `{symbol.name}`" + _paragraph(comment)
+
+
+def built_in(word: str) -> str | None:
+    """Return the text for a word of the language that is no symbol; None if there is nothing to say."""
+    if word in BUILTINS:
+        return _fenced(signatures.of_builtin(word).label) + "A built-in function."
+    if word in signatures.DISTRIBUTIONS:
+        return _fenced(signatures.of_initializer(word).label) + "Initial values of a parameter."
+    return f"dtype `{word}`, {ITEM_BYTES[word]} bytes" if word in ITEM_BYTES else None
+
+
+def dimension(symbol: Symbol, figures: CaseFigures | None) -> str:
+    """Return the size of a dimension, and how the layout splits it."""
+    types = [each.type for each in figures.values] if figures else []
+    sizes = {dim.size for type in types for dim in type.dims if dim.name == symbol.name}
+    if figures is None or not sizes:
+        return ""
+    (size, *_) = sizes
+    splits = sorted({axes for type in types for dim, axes in _splits(type) if dim == symbol.name})
+    rows = [f"split over `{_axes(axes)}`: {size // figures.mesh.size(axes):,} on each device" for axes in splits]
+    return f"\n\nsize {size:,}; {under(figures)}:" + _bullets(rows or ["whole on each device"])
+
+
+def values(symbol: Symbol, statement: Span | None, figures: CaseFigures | None) -> str:
+    """Return the types of the values that a statement defines, and what one device has of each."""
+    if figures is None or statement is None:
+        return ""
+    found = defined_in(figures.values, symbol.name, statement)
+    rows = list(dict.fromkeys(_value_text(each, figures.mesh) for each in found))
+    more = len(rows) - MOST_VALUES
+    shown = rows[:MOST_VALUES] + ([f"and {more} more, for other calls"] if more > 0 else [])
+    return f"\n\n{under(figures)}:\n" + _bullets(shown) if shown else ""
+
+
+def _value_text(each: ValueFigures, mesh: Mesh) -> str:
+    shape = " x ".join(f"{size:,}" for size in each.shape) or "a scalar"
+    splits = [f"{dim} over `{_axes(axes)}` ({mesh.size(axes)})" for dim, axes in _splits(each.type)]
+    split = f"; {', '.join(splits)}" if splits else "; whole on each device" if mesh.devices > 1 else ""
+    pending = f"; a sum over `{', '.join(each.type.pending)}` is pending" if each.type.pending else ""
+    return f"`{each.path}`: `{each.type}`; one device has {shape}, {bytes_text(each.bytes)}{split}{pending}"
+
+
+def line(figures: CaseFigures | None, file: str, number: int) -> str:
+    """Return what a line computes, sends and stores on one device in a step, and the reasons for what it sends."""
+    found = figures.lines.get((file, number)) if figures else None
+    if figures is None or found is None:
+        return ""
+    return f"\n\nThis line, {under(figures)}, on one device in a step:\n" + _bullets(_line_rows(found))
+
+
+def _line_rows(found: LineFigures) -> Iterator[str]:
+    if found.flops:
+        stages = ", ".join(f"{stage} {count_text(count)}" for stage, count in found.flops.items())
+        yield f"computes {flops_text(sum(found.flops.values()))}: {stages}"
+    if found.sent:
+        kinds = ", ".join(f"{kind} {size}" for kind, size in found.sent)
+        yield f"sends {bytes_text(found.sent_bytes)}: {kinds}"
+    if found.stored:
+        yield f"stores {bytes_text(found.stored)}"
+    if found.seconds is not None:
+        waits = found.seconds.exposed
+        wait = f", and waits {seconds_text(waits)} for communication" if waits else ""
+        yield f"takes {seconds_text(found.seconds.compute)}{wait}"
+    yield from found.causes[:MOST_CAUSES]
+    if len(found.causes) > MOST_CAUSES:
+        yield f"and {len(found.causes) - MOST_CAUSES} more collectives: `mtfc explain` shows all"
+
+
+def under(figures: CaseFigures) -> str:
+    """Return the layout and the mesh."""
+    axes = ", ".join(f"{axis}: {size}" for axis, size in figures.mesh.axes)
+    return f"under layout `{figures.layout}` on [{axes}]" if figures.is_declared else "on one device"
+
+
+def _fenced(text: str) -> str:
+    return f"```mtf\n{text}\n```\n"
+
+
+def _paragraph(text: str) -> str:
+    return f"\n\n{text}" if text else ""
+
+
+def _bullets(rows: Iterable[str]) -> str:
+    return "".join(f"\n- {row}" for row in rows)
+
+
+def _splits(type: TensorType) -> list[tuple[str, tuple[str, ...]]]:
+    return [(dim.name, axes) for dim, axes in zip(type.dims, type.splits, strict=True) if axes]
+
+
+def _axes(axes: Sequence[str]) -> str:
+    return ", ".join(axes)
+
+
+# Places that define values
+
+
+def definitions(decl: Body) -> Iterator[tuple[ast.Name, Span]]:
+    """Yield the names that a body defines, each with the statement or input that defines it."""
+    if isinstance(decl, ast.ModelDecl):
+        yield from ((each.name, each.span) for each in decl.inputs)
+    for each in statements(decl.body):
+        if isinstance(each, ast.Assign):
+            yield from ((name, each.span) for name in each.targets)
+        elif isinstance(each, ast.Param | ast.State):
+            yield each.name, each.span
+
+
+def statement_of(file: Declarations, symbol: Symbol, at: Span) -> Span | None:
+    """Return the statement that defines a value at a place: the one that the place is in, or the last one before."""
+    decl = file.body_at(at.line)
+    found = [
+        span for name, span in (definitions(decl) if decl else ()) if name.text == symbol.name
+    ]
+    own = [span for span in found if span.line <= at.line <= span.end_line and _binds(decl, symbol, span, at)]
+    before = [span for span in found if (span.line, span.column) < (at.line, at.column) and span not in own]
+    return (own or before[::-1] or found or [None])[0]
+
+
+def _binds(decl: Body | None, symbol: Symbol, span: Span, at: Span) -> bool:
+    """Return True if the place is the name that a statement binds, and no use in the same statement."""
+    pairs = definitions(decl) if decl else ()
+    return any(name.span == at and statement == span for name, statement in pairs)
+
+
+# Hints
+
+
+def hints(
+    file: Declarations, figures: Iterable[CaseFigures], buffer: Buffer, first: int, last: int
+) -> list[InlayHint]:
+    """Return how each value is split, beside the name that defines it, for some lines."""
+    known = tuple(value for each in figures for value in each.values)
+    found = []
+    for decl in file.tree.declarations:
+        if isinstance(decl, Body) and decl.span.line <= last and first <= decl.span.end_line:
+            for name, statement in definitions(decl):
+                if first <= name.span.line <= last:
+                    found += _hint(name, defined_in(known, name.text, statement), buffer)
+    return found
+
+
+def _hint(name: ast.Name, found: Iterable[ValueFigures], buffer: Buffer) -> Iterator[InlayHint]:
+    shown = sorted({text for each in found if (text := split_text(each.type))})
+    if shown:
+        position = buffer.position(name.span.end_line, name.span.end_column)
+        label = " or ".join(shown[:2]) + (" or ..." if len(shown) > 2 else "")
+        yield InlayHint(position, label, InlayHintKind.Type, padding_left=True)
+
+
+def split_text(type: TensorType) -> str:
+    """Return `{batch: rows, hidden: cols} +{cols}`: the dimensions that are split, and the axes of pending sums."""
+    splits = ", ".join(f"{dim}: {_one_or_more(axes)}" for dim, axes in _splits(type))
+    sign = "+" if type.reduction == "sum" else type.reduction
+    pending = f"{sign}{{{', '.join(type.pending)}}}" if type.pending else ""
+    return " ".join(filter(None, (f"{{{splits}}}" if splits else "", pending)))
+
+
+def _one_or_more(axes: Sequence[str]) -> str:
+    return axes[0] if len(axes) == 1 else f"({', '.join(axes)})"
+
+
+# Lines above models and layouts
+
+
+@attrs.frozen
+class BestKnown:
+    """The best layout of a model that is known on some number of devices: of the file's layouts, or of a search."""
+
+    name: str
+    seconds: float
+
+
+def best_known(figures: Iterable[CaseFigures], devices: int, searched: BestKnown | None) -> BestKnown | None:
+    """Return the fastest of the layouts on a number of devices that fit in memory, and of a search."""
+    known = [
+        BestKnown(each.layout, each.seconds)
+        for each in figures
+        if each.seconds is not None and each.fits and each.mesh.devices == devices
+    ]
+    return min([*known, *([searched] if searched else [])], key=lambda each: each.seconds, default=None)
+
+
+def lenses(
+    file: Declarations,
+    figures: Mapping[tuple[str, str | None], CaseFigures],
+    chosen: Mapping[str, str | None],
+    searched: Mapping[tuple[str, int], BestKnown],
+    buffer: Buffer,
+) -> list[CodeLens]:
+    """Return the lines above models and layouts. chosen: the layout of each model. searched: results of searches."""
+    found = []
+    for decl in file.tree.declarations:
+        if isinstance(decl, ast.ModelDecl):
+            case = figures.get((decl.name.text, chosen.get(decl.name.text)))
+            found += [_lens(buffer, decl, model_text(case), CHOOSE)] if case else []
+        elif isinstance(decl, ast.LayoutDecl):
+            own = [each for (_, layout), each in figures.items() if layout == decl.name.text]
+            for each in own:
+                others = [other for (model, _), other in figures.items() if model == each.model]
+                best = best_known(others, each.mesh.devices, searched.get((each.model, each.mesh.devices)))
+                title = layout_text(each, best, with_model=len(own) > 1)
+                found.append(_lens(buffer, decl, title, SEARCH, each.model, each.mesh.name))
+    return found
+
+
+def _lens(buffer: Buffer, decl: ast.ModelDecl | ast.LayoutDecl, title: str, command: str, *more: str) -> CodeLens:
+    place: Range = buffer.range(decl.name.span)
+    arguments = [buffer.uri, *more] if command == SEARCH else [buffer.uri]
+    return CodeLens(place, Command(title, command, arguments=arguments))
+
+
+def model_text(each: CaseFigures) -> str:
+    """Return the parameters of a model, and the FLOPs and the time of a step under the chosen layout."""
+    devices = each.mesh.devices
+    whole = flops_text(each.flops * devices)
+    step = "training step" if each.trains else "forward pass"
+    time = _time(each)
+    layout = f" under `{each.layout}`" if each.is_declared else ""
+    machine = f", {time} on {devices} x {each.target}" if time else ""
+    return f"{count_text(each.parameters)} parameters; a {step}{layout}: {whole}{machine}"
+
+
+def layout_text(each: CaseFigures, best: BestKnown | None, with_model: bool) -> str:
+    """Return what a device sends and stores under a layout, and the best layout that is known."""
+    sent = f"sends {bytes_text(each.sent)}" if each.sent else "sends nothing"
+    memory = f"{bytes_text(each.memory)} per device{'' if each.fits else f', which does NOT fit on {each.target}'}"
+    parts = [f"{sent}, {memory}", *([_time(each)] if _time(each) else [])]
+    if best is not None and each.seconds is not None:
+        is_best = best.seconds >= each.seconds * 0.999 and each.fits
+        parts.append("best known" if is_best else f"best known: {best.name}, {seconds_text(best.seconds)}")
+    return (f"{each.model}: " if with_model else "") + "; ".join(parts)
+
+
+def _time(each: CaseFigures) -> str:
+    peak = " at peak figures" if each.peak else ""
+    return f"{seconds_text(each.seconds)}{peak}" if each.seconds is not None else ""
+
+
+def at(found: Iterable[Occurrence], line: int, column: int) -> Occurrence | None:
+    """Return the occurrence that the cursor is in or behind."""
+    inside = [each for each in found if each.span.line == line and each.span.column <= column <= each.span.end_column]
+    return inside[-1] if inside else None

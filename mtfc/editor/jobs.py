@@ -1,0 +1,160 @@
+"""Long computations in a process of their own, the newest wish first; those that nobody wants any more are stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+import attrs
+
+from mtfc.editor.figures import CaseFigures
+from mtfc.editor.worker import LENGTH, Failed, FiguresRequest, Request, framed
+
+COMMAND = (sys.executable, "-P", "-m", "mtfc.editor.worker")
+"""`-P`: a folder full of Python files that the editor was started in must not hide ours."""
+
+LONGEST = 60.0
+"""Seconds after which a computation is given up."""
+
+PATIENCE = 1.0
+"""Seconds that a computation which nobody wants any more may still take: a new process takes about half of that to start."""
+
+
+class Worker:
+    """A process that answers one request at a time. It is started when it is needed, and anew after it was stopped."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+
+    async def ask(self, request: Request, longest: float = LONGEST) -> object:
+        """Return the answer, or `Failed`. A cancelled question ends the process."""
+        async with self._turn:
+            try:
+                return await asyncio.wait_for(self._answer(request), longest)
+            except TimeoutError:
+                self.stop()
+                return Failed(f"no answer within {longest:g} s")
+            except (OSError, EOFError, asyncio.IncompleteReadError, pickle.UnpicklingError):
+                self.stop()
+                return Failed("the computation ended without an answer")
+            except asyncio.CancelledError:
+                self.stop()
+                raise
+
+    async def _answer(self, request: Request) -> object:
+        if self._process is None or self._process.returncode is not None:
+            pipe = asyncio.subprocess.PIPE
+            self._process = await asyncio.create_subprocess_exec(*COMMAND, stdin=pipe, stdout=pipe)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(framed(request))
+        await self._process.stdin.drain()
+        head = await self._process.stdout.readexactly(LENGTH.size)
+        return pickle.loads(await self._process.stdout.readexactly(LENGTH.unpack(head)[0]))
+
+    def stop(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+        self._process = None
+
+
+Case = tuple[str, str | None]
+"""A model and a layout; None for a file without layouts."""
+
+
+@attrs.define(eq=False)
+class _Wish:
+    """The cases of one file that are wanted for its texts, and the figures of those that are done."""
+
+    texts: Mapping[str, str]
+    target: str | None
+    waiting: list[Case]
+    done: dict[Case, CaseFigures | Failed] = attrs.field(factory=dict)
+    changed: asyncio.Event = attrs.field(factory=asyncio.Event)
+    is_stale: bool = False
+
+    def update(self) -> None:
+        """Wake all who wait."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class FiguresQueue:
+    """The figures of all open files. A file with a new text has new wishes, and those for the old text are dropped."""
+
+    def __init__(self) -> None:
+        self.worker = Worker()
+        self._wishes: dict[str, _Wish] = {}
+        self._runner: asyncio.Task[None] | None = None
+        self._asked: tuple[_Wish, float, asyncio.Task[object]] | None = None
+
+    def want(self, file: str, texts: Mapping[str, str], target: str | None, cases: Sequence[Case]) -> None:
+        """Ask for the figures of cases, the first ones first, unless they are asked for or known already."""
+        known = self._wishes.get(file)
+        if known is not None and (known.texts, known.target) == (texts, target):
+            known.waiting = [case for case in cases if case not in known.done]
+        else:
+            self.forget(file)
+            self._wishes[file] = _Wish(texts, target, list(cases))
+        if self._runner is None or self._runner.done():
+            self._runner = asyncio.create_task(self._run())
+
+    def forget(self, file: str) -> None:
+        """Drop the wishes of a file, and stop a computation for it that has taken long."""
+        wish = self._wishes.pop(file, None)
+        if wish is None:
+            return
+        wish.is_stale = True
+        wish.update()
+        if self._asked is not None and self._asked[0] is wish:
+            _, since, task = self._asked
+            asyncio.get_running_loop().call_later(max(0.0, since + PATIENCE - time.monotonic()), task.cancel)
+
+    def get(self, file: str, case: Case) -> CaseFigures | None:
+        """Return the figures of a case if they are known for the current text."""
+        wish = self._wishes.get(file)
+        found = wish.done.get(case) if wish else None
+        return found if isinstance(found, CaseFigures) else None
+
+    def of_file(self, file: str) -> dict[Case, CaseFigures]:
+        """Return all figures that are known for the current text."""
+        done = self._wishes[file].done if file in self._wishes else {}
+        return {case: each for case, each in done.items() if isinstance(each, CaseFigures)}
+
+    async def wait(self, file: str, cases: Iterable[Case], seconds: float) -> None:
+        """Wait until the cases are known, or their text has changed, or some seconds have passed."""
+        wish = self._wishes.get(file)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while wish and not wish.is_stale and not wish.done.keys() >= set(cases):
+                    await wish.changed.wait()
+
+    async def _run(self) -> None:
+        while (found := self._next()) is not None:
+            file, wish, case = found
+            request = FiguresRequest(wish.texts, file, *case, wish.target)
+            task = asyncio.create_task(self.worker.ask(request))
+            self._asked = wish, time.monotonic(), task
+            with suppress(asyncio.CancelledError):
+                answer = await task
+                wish.done[case] = answer if isinstance(answer, CaseFigures | Failed) else Failed("no figures")
+            self._asked = None
+            wish.update()
+
+    def _next(self) -> tuple[str, _Wish, Case] | None:
+        """Return the next case to compute: of the file that changed last."""
+        for file, wish in reversed(self._wishes.items()):
+            if wish.waiting:
+                return file, wish, wish.waiting.pop(0)
+        return None
+
+    def stop(self) -> None:
+        if self._runner is not None:
+            self._runner.cancel()
+        self.worker.stop()

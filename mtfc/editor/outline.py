@@ -1,0 +1,181 @@
+"""The shape of a file: its symbols, the parts that can be folded, and a kind for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from lsprotocol.types import (
+    DocumentSymbol,
+    FoldingRange,
+    FoldingRangeKind,
+    SemanticTokensLegend,
+    SemanticTokenTypes,
+    SymbolKind,
+)
+
+from mtfc.compiler.diagnostics import Span
+from mtfc.editor.buffers import Buffer
+from mtfc.editor.names import Occurrence, statements
+from mtfc.editor.token_kinds import classified
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.brackets import CLOSERS
+from mtfc.frontend.syntax.lexer import COMMENT, Token, lex
+
+# Symbols
+
+SHOWN_AS: Mapping[type[ast.Node], tuple[SymbolKind, str]] = {
+    ast.ImportDecl: (SymbolKind.Module, "import"),
+    ast.DimDecl: (SymbolKind.TypeParameter, "dim"),
+    ast.MeshDecl: (SymbolKind.Struct, "mesh"),
+    ast.LayoutDecl: (SymbolKind.Interface, "layout"),
+    ast.PlacementDecl: (SymbolKind.Interface, "placement"),
+    ast.HardwareDecl: (SymbolKind.Struct, "hardware"),
+    ast.ModelDecl: (SymbolKind.Class, "model"),
+    ast.FnDecl: (SymbolKind.Function, "fn"),
+    ast.OptimizerDecl: (SymbolKind.Constructor, "optimizer"),
+    ast.TrainDecl: (SymbolKind.Event, "train"),
+}
+
+
+def symbols(tree: ast.File, buffer: Buffer) -> list[DocumentSymbol]:
+    """Return the declarations of a file, with the parameters, states and axes in them."""
+    return [_symbol(decl, buffer) for decl in tree.declarations if type(decl) in SHOWN_AS]
+
+
+def _symbol(decl: ast.Node, buffer: Buffer) -> DocumentSymbol:
+    kind, word = SHOWN_AS[type(decl)]
+    name: ast.Name = decl.model if isinstance(decl, ast.TrainDecl) else decl.name  # type: ignore[attr-defined]
+    whole = buffer.range(decl.span)
+    return DocumentSymbol(name.text, kind, whole, buffer.range(name.span), word, children=list(_inside(decl, buffer)))
+
+
+def _inside(decl: ast.Node, buffer: Buffer) -> Iterator[DocumentSymbol]:
+    if isinstance(decl, ast.MeshDecl):
+        yield from (_part(each, each.name, SymbolKind.EnumMember, "axis", buffer) for each in decl.axes)
+    if isinstance(decl, ast.ModelDecl):
+        yield from (_part(each, each.name, SymbolKind.Variable, "input", buffer) for each in decl.inputs)
+    if not isinstance(decl, ast.ModelDecl | ast.FnDecl | ast.OptimizerDecl):
+        return
+    for each in statements(decl.body):
+        if isinstance(each, ast.Param):
+            yield _part(each, each.name, SymbolKind.Field, "param", buffer)
+        elif isinstance(each, ast.State):
+            yield _part(each, each.name, SymbolKind.Field, "state", buffer)
+        elif isinstance(each, ast.DimDecl):
+            yield _part(each, each.name, SymbolKind.TypeParameter, "dim", buffer)
+
+
+def _part(node: ast.Node, name: ast.Name, kind: SymbolKind, word: str, buffer: Buffer) -> DocumentSymbol:
+    return DocumentSymbol(name.text, kind, buffer.range(node.span), buffer.range(name.span), word)
+
+
+# Folding
+
+
+def folds(text: str) -> list[FoldingRange]:
+    """Return the brackets over several lines, and runs of comments and of imports."""
+    tokens = lex(text)
+    return [*_brackets(tokens), *_runs(tokens, COMMENT, FoldingRangeKind.Comment), *_imports(tokens)]
+
+
+def _brackets(tokens: Iterable[Token]) -> Iterator[FoldingRange]:
+    opened: list[Token] = []
+    for token in tokens:
+        if token.kind in CLOSERS:
+            opened.append(token)
+        elif token.kind in CLOSERS.values() and opened:
+            begin = opened.pop()
+            if token.line - 1 > begin.line:
+                yield FoldingRange(begin.line - 1, token.line - 2)
+
+
+def _runs(tokens: Iterable[Token], kind: str, shown: FoldingRangeKind) -> Iterator[FoldingRange]:
+    """Yield the runs of lines that begin with a token of a kind."""
+    first: dict[int, Token] = {}
+    for token in tokens:
+        if token.text not in ("\n", ""):
+            first.setdefault(token.line, token)
+    yield from _ranges(sorted(line for line, token in first.items() if token.kind == kind), shown)
+
+
+def _imports(tokens: Iterable[Token]) -> Iterator[FoldingRange]:
+    lines = sorted({token.line for token in tokens if token.text == "import" and token.column == 1})
+    yield from _ranges(lines, FoldingRangeKind.Imports)
+
+
+def _ranges(lines: list[int], shown: FoldingRangeKind) -> Iterator[FoldingRange]:
+    begin = 0
+    for i, line in enumerate(lines):
+        if i + 1 == len(lines) or lines[i + 1] != line + 1:
+            if i > begin:
+                yield FoldingRange(lines[begin] - 1, line - 1, kind=shown)
+            begin = i + 1
+
+
+# Semantic tokens
+
+TYPES: Mapping[str, SemanticTokenTypes] = {
+    "comment": SemanticTokenTypes.Comment,
+    "keyword": SemanticTokenTypes.Keyword,
+    "constant": SemanticTokenTypes.Keyword,
+    "dtype": SemanticTokenTypes.Type,
+    "number": SemanticTokenTypes.Number,
+    "string": SemanticTokenTypes.String,
+    "operator": SemanticTokenTypes.Operator,
+    "builtin": SemanticTokenTypes.Function,
+    "module": SemanticTokenTypes.Namespace,
+    "dimension": SemanticTokenTypes.TypeParameter,
+    "mesh": SemanticTokenTypes.Struct,
+    "axis": SemanticTokenTypes.EnumMember,
+    "layout": SemanticTokenTypes.Interface,
+    "placement": SemanticTokenTypes.Interface,
+    "hardware": SemanticTokenTypes.Struct,
+    "link": SemanticTokenTypes.Property,
+    "model": SemanticTokenTypes.Class,
+    "function": SemanticTokenTypes.Function,
+    "optimizer": SemanticTokenTypes.Function,
+    "argument": SemanticTokenTypes.Parameter,
+    "parameter": SemanticTokenTypes.Property,
+    "state": SemanticTokenTypes.Property,
+    "value": SemanticTokenTypes.Variable,
+    "scope": SemanticTokenTypes.Label,
+}
+"""The type of the protocol for each kind of token and of symbol."""
+
+LEGEND = SemanticTokensLegend(
+    [each.value for each in dict.fromkeys(TYPES.values())], ["declaration", "defaultLibrary"]
+)
+NUMBERS = {kind: LEGEND.token_types.index(each.value) for kind, each in TYPES.items()}
+DECLARED, OF_LIBRARY = 1, 2
+
+
+def semantic_tokens(buffer: Buffer, found: Iterable[Occurrence]) -> list[int]:
+    """Return the tokens in the encoding of the protocol: five numbers for each, relative to the token before."""
+    data: list[int] = []
+    line = start = 0
+    for span, kind, modifiers in _kinds(buffer, found):
+        begin, end = buffer.position(span.line, span.column), buffer.position(span.end_line, span.end_column)
+        column = begin.character - (start if begin.line == line else 0)
+        data += [begin.line - line, column, end.character - begin.character, NUMBERS[kind], modifiers]
+        line, start = begin.line, begin.character
+    return data
+
+
+def _kinds(buffer: Buffer, found: Iterable[Occurrence]) -> Iterator[tuple[Span, str, int]]:
+    """Yield the tokens in order; a path has a kind for each of its names."""
+    by_line: dict[int, list[Occurrence]] = {}
+    for each in found:
+        by_line.setdefault(each.span.line, []).append(each)
+    for token, kind in classified(buffer.text):
+        if kind is None or kind in ("punctuation", "error"):
+            continue
+        inside = [
+            each
+            for each in by_line.get(token.line, ())
+            if token.column <= each.span.column and each.span.end_column <= token.end_column
+        ]
+        for each in inside:
+            yield each.span, each.symbol.kind, DECLARED * (each.role == "declared")
+        if not inside and kind != "name":
+            yield token.span(""), kind, OF_LIBRARY * (kind == "builtin")
+

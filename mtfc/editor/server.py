@@ -1,0 +1,642 @@
+"""The language server: `mtfc lsp` speaks the Language Server Protocol on standard input and output.
+
+The main thread answers requests about names, which take milliseconds. One thread checks the files: a change is checked at once, and
+changes that come meanwhile are checked together. Figures and searches are computed in other processes (`jobs.py`), and dropped when
+the text changes. So typing never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePath
+from typing import Any, TypeVar
+
+import attrs
+from lsprotocol import types as lsp
+from pygls.exceptions import JsonRpcException
+from pygls.lsp.server import LanguageServer
+from pygls.protocol import LanguageServerProtocol
+from pygls.protocol.language_server import lsp_method
+
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
+from mtfc.driver.version import installed_version
+from mtfc.editor import checks, completion, fixes, hover, outline, renaming
+from mtfc.editor.buffers import Buffer
+from mtfc.editor.checks import Checked, checked, diagnostics_of
+from mtfc.editor.cursor import cursor_at
+from mtfc.editor.declarations import Declarations, Project, declarations
+from mtfc.editor.documents import Documents, OpenTexts, is_library
+from mtfc.editor.figures import CaseFigures
+from mtfc.editor.jobs import Case, FiguresQueue, Worker
+from mtfc.editor.names import Occurrence, occurrences
+from mtfc.editor.worker import Failed, ReportRequest, SearchRequest
+from mtfc.frontend.semantics.names import standard_library
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.format import format_source
+
+NAME = "mtfc"
+
+FIGURES_AFTER = 0.15
+"""Seconds after a change before figures are computed: while somebody types, nobody reads them."""
+
+HOVER_WAITS, HINTS_WAIT = 2.0, 30.0
+"""Seconds that a hover, and hints and lines above models, wait for figures that are being computed."""
+
+SEARCH_BUDGET = 20.0
+"""Seconds of a search."""
+
+R = TypeVar("R")
+
+
+class _Protocol(LanguageServerProtocol):
+    """The protocol with our own buffers: those of pygls end lines at characters that the compiler does not."""
+
+    _server: Server
+
+    @lsp_method(lsp.TEXT_DOCUMENT_DID_OPEN)
+    def lsp_text_document__did_open(self, params: lsp.DidOpenTextDocumentParams) -> None:
+        document = params.text_document
+        self._server.documents.open(document.uri, document.text, document.version)
+        self._server.check_soon()
+
+    @lsp_method(lsp.TEXT_DOCUMENT_DID_CHANGE)
+    def lsp_text_document__did_change(self, params: lsp.DidChangeTextDocumentParams) -> None:
+        document = params.text_document
+        self._server.documents.change(document.uri, list(params.content_changes), document.version)
+        self._server.check_soon()
+
+    @lsp_method(lsp.TEXT_DOCUMENT_DID_CLOSE)
+    def lsp_text_document__did_close(self, params: lsp.DidCloseTextDocumentParams) -> None:
+        buffer = self._server.documents.buffers.get(params.text_document.uri)
+        self._server.documents.close(params.text_document.uri)
+        if buffer is not None:
+            self._server.figures.forget(buffer.file)
+        self._server.check_soon()
+
+
+@attrs.frozen
+class View:
+    """A buffer with what requests about it need."""
+
+    buffer: Buffer
+    texts: OpenTexts
+    project: Project
+    file: Declarations
+
+    @functools.cached_property
+    def names(self) -> list[Occurrence]:
+        return occurrences(self.file, self.project)
+
+    def at(self, position: lsp.Position) -> Occurrence | None:
+        return hover.at(self.names, *self.buffer.place(position))
+
+
+class Server(LanguageServer):
+    """The state of a server. chosen: the layout that is chosen for a model, by file. searched: results of searches."""
+
+    def __init__(self) -> None:
+        super().__init__(NAME, installed_version() or "0", protocol_cls=_Protocol)
+        self.documents = Documents()
+        self.figures = FiguresQueue()
+        self.searches = Worker()
+        self.target: str | None = None
+        self.chosen: dict[tuple[str, str], str] = {}
+        self.searched: dict[tuple[str, str], dict[tuple[str, int], hover.BestKnown]] = {}
+        self.checks: dict[str, Checked] = {}
+        self._texts: dict[str, str] = {}
+        self._shown: set[str] = set()
+        self._thread = ThreadPoolExecutor(1, "check")
+        self._checker: asyncio.Task[None] | None = None
+        self._is_dirty = False
+
+    # Views
+
+    def view(self, uri: str) -> View | None:
+        buffer = self.documents.of_uri(uri)
+        if buffer is None:
+            return None
+        texts = self.documents.texts()
+        project = Project(texts.read)
+        return View(buffer, texts, project, declarations(buffer.text, buffer.file))
+
+    def location(self, span: Span) -> lsp.Location | None:
+        buffer = self.documents.of_file(span.file)
+        return lsp.Location(buffer.uri, buffer.range(span)) if buffer else None
+
+    async def in_thread(self, function: Callable[[], R]) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    # Checks
+
+    def check_soon(self) -> None:
+        """Check the open files that have changed; at once, or when the check that is being made has ended."""
+        self._is_dirty = True
+        if self._checker is None or self._checker.done():
+            self._checker = asyncio.get_running_loop().create_task(self._check_all())
+
+    async def _check_all(self) -> None:
+        while self._is_dirty:
+            self._is_dirty = False
+            texts = self.documents.texts()
+            for file in self._changed(texts):
+                self.checks[file] = await self.in_thread(functools.partial(checked, file, texts))
+                if self._is_dirty:
+                    break
+            else:
+                self._texts = dict(texts.by_file)
+                self._publish()
+                for buffer in self.documents.buffers.values():
+                    later = functools.partial(self._want, buffer.uri, buffer.text)
+                    asyncio.get_running_loop().call_later(FIGURES_AFTER, later)
+
+    def _changed(self, texts: OpenTexts) -> list[str]:
+        """Return the open files to check: those with another text, and those that import one; drop closed ones."""
+        for file in self.checks.keys() - texts.by_file.keys():
+            del self.checks[file]
+        files = texts.by_file.keys() | self._texts.keys()
+        changed = {file for file in files if texts.by_file.get(file) != self._texts.get(file)}
+        return [
+            file
+            for file in texts.by_file
+            if file in changed or file not in self.checks or not changed.isdisjoint(self.checks[file].wanted)
+        ]
+
+    def _publish(self) -> None:
+        found = checks.published(self.checks, self.documents)
+        for uri in sorted(self._shown - found.keys()):
+            self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri, []))
+        self._shown = set(found)
+        for uri, (version, shown) in found.items():
+            self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri, shown, version))
+
+    # Figures
+
+    def cases(self, view: View) -> list[Case]:
+        """Return the models of a file with their layouts, the chosen ones first."""
+        chosen, others = [], []
+        for model in view.file.models:
+            own = self.chosen_layout(view.file, model)
+            chosen.append((model, own))
+            others += [(model, layout) for layout in layouts_for(view.file, model) if layout != own]
+        return [*chosen, *others]
+
+    def chosen_layout(self, file: Declarations, model: str) -> str | None:
+        """Return the layout that is chosen for a model, or else its first one."""
+        known = layouts_for(file, model)
+        wanted = self.chosen.get((file.file, model))
+        return wanted if wanted in known else next(iter(known), None)
+
+    def _want(self, uri: str, text: str) -> None:
+        """Ask for the figures of a file, unless it has changed meanwhile."""
+        buffer = self.documents.buffers.get(uri)
+        view = self.view(uri) if buffer and buffer.text == text and not is_library(buffer.file) else None
+        if view is not None:
+            cases = self.cases(view)
+            self.figures.want(view.buffer.file, self._near(view), self.target, cases)
+            asyncio.get_running_loop().create_task(self._refresh(view.buffer.file, cases))
+
+    def _near(self, view: View) -> dict[str, str]:
+        """Return the open texts that the figures of a file may depend on."""
+        folder = PurePath(view.buffer.file).parent
+        return {file: text for file, text in view.texts.by_file.items() if PurePath(file).parent == folder}
+
+    async def _refresh(self, file: str, cases: Sequence[Case]) -> None:
+        """Let the editor ask again for hints and for lines above models, once the figures are there."""
+        await self.figures.wait(file, cases, HINTS_WAIT)
+        workspace = self.client_capabilities.workspace
+        if workspace and workspace.inlay_hint and workspace.inlay_hint.refresh_support:
+            self.workspace_inlay_hint_refresh(None)
+        if workspace and workspace.code_lens and workspace.code_lens.refresh_support:
+            self.workspace_code_lens_refresh(None)
+
+    async def figures_for(self, view: View, cases: Sequence[Case], seconds: float) -> list[CaseFigures]:
+        """Return the figures of cases for the text of a view; those that are not known in time are missing."""
+        self._want(view.buffer.uri, view.buffer.text)
+        await self.figures.wait(view.buffer.file, cases, seconds)
+        found = (self.figures.get(view.buffer.file, case) for case in cases)
+        return [each for each in found if each is not None]
+
+    def chosen_cases(self, view: View) -> list[Case]:
+        return [(model, self.chosen_layout(view.file, model)) for model in view.file.models]
+
+    def stop(self) -> None:
+        self.figures.stop()
+        self.searches.stop()
+
+
+def layouts_for(file: Declarations, model: str) -> list[str]:
+    """Return the layouts of a file that are for a model."""
+    return [
+        name
+        for name, symbol in file.layouts.items()
+        if isinstance(symbol.node, ast.LayoutDecl)
+        and (not symbol.node.models or model in {each.text for each in symbol.node.models})
+    ]
+
+
+server = Server()
+
+
+def feature(method: str, options: object = None) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    """Register a handler; an error in it is logged, and the editor gets no answer."""
+
+    def register(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        if asyncio.iscoroutinefunction(handler):
+
+            @functools.wraps(handler)
+            async def answer_later(params: Any) -> Any:
+                try:
+                    return await handler(params)
+                except JsonRpcException:
+                    raise
+                except Exception:
+                    logging.exception("no answer to %s", method)
+                    return None
+
+            return server.feature(method, options)(answer_later)
+
+        @functools.wraps(handler)
+        def answer(params: Any) -> Any:
+            try:
+                return handler(params)
+            except JsonRpcException:
+                raise
+            except Exception:
+                logging.exception("no answer to %s", method)
+                return None
+
+        return server.feature(method, options)(answer)
+
+    return register
+
+
+def with_view(
+    handler: Callable[[View, Any], R],
+) -> Callable[[Any], R | None]:
+    """Return a handler that gets the view of the document of a request; a document that does not exist has no answer."""
+
+    @functools.wraps(handler)
+    def answer(params: Any) -> R | None:
+        view = server.view(params.text_document.uri)
+        return None if view is None else handler(view, params)
+
+    return answer
+
+
+def awaiting_view(
+    handler: Callable[[View, Any], Awaitable[R]],
+) -> Callable[[Any], Awaitable[R | None]]:
+    """Return a handler as `with_view` does, for one that waits."""
+
+    @functools.wraps(handler)
+    async def answer(params: Any) -> R | None:
+        view = server.view(params.text_document.uri)
+        return None if view is None else await handler(view, params)
+
+    return answer
+
+
+@server.feature(lsp.INITIALIZE)
+def initialize(params: lsp.InitializeParams) -> None:
+    encoding = server.workspace.position_encoding
+    server.documents.encoding = str(getattr(encoding, "value", encoding))
+    configure(params.initialization_options)
+
+
+@server.feature(lsp.SHUTDOWN)
+def shutdown(params: None) -> None:
+    server.stop()
+
+
+@server.feature(lsp.WORKSPACE_DID_CHANGE_CONFIGURATION)
+def changed_configuration(params: lsp.DidChangeConfigurationParams) -> None:
+    configure(params.settings)
+    for buffer in server.documents.buffers.values():
+        server._want(buffer.uri, buffer.text)
+
+
+def configure(settings: object) -> None:
+    """Take the target from settings: `{"target": "h100"}`, or the same in a section `mtfc`."""
+    found = settings.get("mtfc", settings) if isinstance(settings, dict) else {}
+    target = found.get("target") if isinstance(found, dict) else None
+    server.target = target if isinstance(target, str) and target.strip() else None
+
+
+@server.feature(lsp.WORKSPACE_DID_CHANGE_WATCHED_FILES)
+def changed_files(params: lsp.DidChangeWatchedFilesParams) -> None:
+    """Check all again: a file that an open one imports may have changed on disk."""
+    server.checks.clear()
+    server.check_soon()
+
+
+# Names
+
+
+@feature(lsp.TEXT_DOCUMENT_DEFINITION)
+@with_view
+def definition(view: View, params: lsp.DefinitionParams) -> lsp.Location | None:
+    found = view.at(params.position)
+    if found is None:
+        return None
+    if found.symbol.kind == "module":
+        module = view.project.module(found.symbol.name, view.file)
+        return server.location(Span(module.file, 1, 1, 1, 1)) if module else None
+    return server.location(found.symbol.place)
+
+
+@feature(lsp.TEXT_DOCUMENT_REFERENCES)
+@with_view
+def find_references(view: View, params: lsp.ReferenceParams) -> list[lsp.Location]:
+    found = view.at(params.position)
+    if found is None:
+        return []
+    with_declaration = params.context.include_declaration
+    places = [
+        each.span
+        for all in renaming.references(found.symbol, view.texts).values()
+        for each in all
+        if with_declaration or each.span != found.symbol.place
+    ]
+    return [location for span in places if (location := server.location(span))]
+
+
+@feature(lsp.TEXT_DOCUMENT_DOCUMENT_HIGHLIGHT)
+@with_view
+def highlight(view: View, params: lsp.DocumentHighlightParams) -> list[lsp.DocumentHighlight]:
+    found = view.at(params.position)
+    kinds = {"used": lsp.DocumentHighlightKind.Read}
+    return [
+        lsp.DocumentHighlight(view.buffer.range(each.span), kinds.get(each.role, lsp.DocumentHighlightKind.Write))
+        for each in view.names
+        if found is not None and each.symbol == found.symbol
+    ]
+
+
+@feature(lsp.TEXT_DOCUMENT_PREPARE_RENAME)
+@with_view
+def prepare_rename(view: View, params: lsp.PrepareRenameParams) -> lsp.PrepareRenamePlaceholder | None:
+    found = view.at(params.position)
+    if found is None:
+        return None
+    with refusing():
+        renaming.check_renamable(found.symbol)
+    text = view.buffer.span_text(found.span)
+    return lsp.PrepareRenamePlaceholder(view.buffer.range(found.span), text)
+
+
+@feature(lsp.TEXT_DOCUMENT_RENAME, lsp.RenameOptions(prepare_provider=True))
+@awaiting_view
+async def rename(view: View, params: lsp.RenameParams) -> lsp.WorkspaceEdit | None:
+    found = view.at(params.position)
+    if found is None:
+        return None
+    work = functools.partial(renaming.renamed, found.symbol, params.new_name, view.texts, diagnostics_of)
+    with refusing():
+        edits = await server.in_thread(work)
+    changes = {}
+    for file, each in edits.items():
+        buffer = server.documents.of_file(file)
+        if buffer is not None:
+            changes[buffer.uri] = [buffer.replaced(one.span, params.new_name) for one in each]
+    return lsp.WorkspaceEdit(changes)
+
+
+class refusing:  # noqa: N801
+    """Answer with the reason why a symbol cannot be renamed."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, renaming.CannotRename):
+            raise JsonRpcException(str(error), lsp.LSPErrorCodes.RequestFailed.value) from None
+
+
+# What stands at the cursor
+
+
+@feature(lsp.TEXT_DOCUMENT_HOVER)
+@awaiting_view
+async def show_hover(view: View, params: lsp.HoverParams) -> lsp.Hover | None:
+    line, column = view.buffer.place(params.position)
+    found = view.at(params.position)
+    word = view.buffer.line(line)
+    if found is None:
+        text = hover.built_in(_word(word, column))
+        return None if text is None else lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, text))
+    cases = server.chosen_cases(view)
+    known = await server.figures_for(view, cases, HOVER_WAITS)
+    figures = next((each for each in known if (view.buffer.file, line) in each.lines), known[0] if known else None)
+    text = hover.declared(found.symbol, view.project)
+    if found.symbol.kind == "dimension":
+        text += hover.dimension(found.symbol, figures)
+    statement = hover.statement_of(view.file, found.symbol, found.span)
+    text += hover.values(found.symbol, statement, figures)
+    text += hover.line(figures, view.buffer.file, line)
+    return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, text), view.buffer.range(found.span))
+
+
+def _word(line: str, column: int) -> str:
+    """Return the dotted name at a column."""
+    start = end = min(column - 1, len(line))
+    while start and (line[start - 1].isalnum() or line[start - 1] in "_."):
+        start -= 1
+    while end < len(line) and (line[end].isalnum() or line[end] in "_."):
+        end += 1
+    return line[start:end]
+
+
+def _completion(view: View, position: lsp.Position) -> completion.Completion:
+    beside = (file for file in view.texts.beside(view.buffer.file))
+    capabilities = server.client_capabilities.text_document
+    item = capabilities.completion.completion_item if capabilities and capabilities.completion else None
+    cursor = cursor_at(view.buffer.text, *view.buffer.place(position))
+    return completion.Completion(cursor, view.file, view.project, beside, bool(item and item.snippet_support))
+
+
+@feature(lsp.TEXT_DOCUMENT_COMPLETION, lsp.CompletionOptions(trigger_characters=[".", "[", ":"]))
+@with_view
+def complete(view: View, params: lsp.CompletionParams) -> lsp.CompletionList:
+    found = _completion(view, params.position)
+    items = found.items()
+    word = found.cursor.word
+    start = view.buffer.position(found.cursor.line, found.cursor.column - len(word))
+    whole = lsp.Range(start, params.position)
+    for item in items:
+        item.text_edit = lsp.TextEdit(whole, item.insert_text or item.label)
+        item.insert_text = None
+    return lsp.CompletionList(is_incomplete=False, items=items)
+
+
+@feature(lsp.TEXT_DOCUMENT_SIGNATURE_HELP, lsp.SignatureHelpOptions(trigger_characters=["(", "[", ","]))
+@with_view
+def signature_help(view: View, params: lsp.SignatureHelpParams) -> lsp.SignatureHelp | None:
+    return _completion(view, params.position).signature_help()
+
+
+# The whole file
+
+
+@feature(lsp.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
+@with_view
+def document_symbols(view: View, params: lsp.DocumentSymbolParams) -> list[lsp.DocumentSymbol]:
+    return outline.symbols(view.file.tree, view.buffer)
+
+
+@feature(lsp.TEXT_DOCUMENT_FOLDING_RANGE)
+@with_view
+def folding(view: View, params: lsp.FoldingRangeParams) -> list[lsp.FoldingRange]:
+    return outline.folds(view.buffer.text)
+
+
+@feature(lsp.TEXT_DOCUMENT_SEMANTIC_TOKENS_FULL, outline.LEGEND)
+@with_view
+def tokens(view: View, params: lsp.SemanticTokensParams) -> lsp.SemanticTokens:
+    return lsp.SemanticTokens(outline.semantic_tokens(view.buffer, view.names))
+
+
+@feature(lsp.TEXT_DOCUMENT_FORMATTING)
+@with_view
+def formatting(view: View, params: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
+    """Return one edit of the whole text, as `mtfc fmt` writes it; none for a text with syntax errors."""
+    try:
+        text = format_source(view.buffer.text, view.buffer.file)
+    except CompileError:
+        return None
+    return [] if text == view.buffer.text else [lsp.TextEdit(view.buffer.whole(), text)]
+
+
+@feature(lsp.TEXT_DOCUMENT_INLAY_HINT)
+@awaiting_view
+async def inlay_hints(view: View, params: lsp.InlayHintParams) -> list[lsp.InlayHint]:
+    known = await server.figures_for(view, server.chosen_cases(view), HINTS_WAIT)
+    first, last = params.range.start.line + 1, params.range.end.line + 1
+    return hover.hints(view.file, known, view.buffer, first, last)
+
+
+@feature(lsp.TEXT_DOCUMENT_CODE_LENS, lsp.CodeLensOptions())
+@awaiting_view
+async def code_lens(view: View, params: lsp.CodeLensParams) -> list[lsp.CodeLens]:
+    cases = server.cases(view)
+    await server.figures_for(view, cases, HINTS_WAIT)
+    chosen = dict(server.chosen_cases(view))
+    key = view.buffer.file, view.buffer.text
+    return hover.lenses(view.file, server.figures.of_file(view.buffer.file), chosen, server.searched.get(key, {}), view.buffer)
+
+
+@feature(lsp.TEXT_DOCUMENT_CODE_ACTION, lsp.CodeActionOptions([lsp.CodeActionKind.QuickFix]))
+@awaiting_view
+async def code_actions(view: View, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
+    wanted = params.context.only
+    if wanted and not any(lsp.CodeActionKind.QuickFix.value.startswith(getattr(o, "value", o)) for o in wanted):
+        return []
+    return await server.in_thread(lambda: list(_actions(view, params)))
+
+
+def _actions(view: View, params: lsp.CodeActionParams) -> Iterator[lsp.CodeAction]:
+    file, buffer = view.buffer.file, view.buffer
+    first, last = params.range.start.line + 1, params.range.end.line + 1
+
+    def check(text: str) -> Sequence[Diagnostic]:
+        return diagnostics_of(file, OpenTexts({**view.texts.by_file, file: text}))
+
+    for diagnostic in check(buffer.text):
+        place = checks.place_of(diagnostic, file)
+        if place.file != file or place.line > last or place.end_line < first:
+            continue
+        shown = checks.to_protocol(diagnostic, place, buffer, server.documents)
+        for fix in fixes.fixes(diagnostic, buffer, check):
+            edits = [buffer.replaced(span, text) for span, text in fix.changes]
+            edit = lsp.WorkspaceEdit({buffer.uri: edits})
+            yield lsp.CodeAction(fix.title, lsp.CodeActionKind.QuickFix, [shown], edit=edit)
+
+
+# Commands
+
+
+def command(name: str, required: int) -> Callable[[Callable[..., Awaitable[Any]]], Callable[..., Awaitable[Any]]]:
+    """Register a command, whose arguments are texts; those after the required ones may be left out."""
+
+    def register(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        count = len(inspect.signature(handler).parameters)
+
+        async def answer(*arguments: Any) -> Any:
+            given = [each if isinstance(each, str) else None for each in arguments[:count]]
+            if len(given) < required or None in given[:required]:
+                raise JsonRpcException(f"{name} needs {required} arguments", lsp.ErrorCodes.InvalidParams.value)
+            return await handler(*given, *[None] * (count - len(given)))
+
+        server.command(name)(answer)
+        return handler
+
+    return register
+
+
+@command("mtfc.layouts", 1)
+async def layouts_command(uri: str) -> list[dict[str, object]]:
+    """Return the layouts of each model of a file, and the chosen one."""
+    view = server.view(uri)
+    return [
+        {"model": each, "layouts": layouts_for(view.file, each), "chosen": server.chosen_layout(view.file, each)}
+        for each in (view.file.models if view else ())
+        if view is not None
+    ]
+
+
+@command("mtfc.setLayout", 2)
+async def set_layout_command(uri: str, layout: str, model: str | None) -> bool:
+    """Choose the layout of the figures that are shown: of one model, or of all that it is for. False if there is none."""
+    view = server.view(uri)
+    if view is None:
+        return False
+    models = [each for each in view.file.models if model in (None, each)]
+    fitting = [each for each in models if layout in layouts_for(view.file, each)]
+    for each in fitting:
+        server.chosen[view.file.file, each] = layout
+    server._want(uri, view.buffer.text)
+    return bool(fitting)
+
+
+@command("mtfc.costReport", 1)
+async def report_command(uri: str, layout: str | None) -> str:
+    """Return the costs by line, the causes of collectives and the time of a step, as text."""
+    view = server.view(uri)
+    if view is None:
+        return f"there is no file {uri}"
+    wanted = layout or server.chosen_layout(view.file, next(iter(view.file.models), ""))
+    answer = await server.searches.ask(ReportRequest(server._near(view), view.buffer.file, wanted, server.target))
+    return answer.reason if isinstance(answer, Failed) else str(answer)
+
+
+@command("mtfc.searchLayout", 2)
+async def search_command(uri: str, model: str, mesh: str | None) -> dict[str, object]:
+    """Search for the best layout of a model on a mesh, and remember it for the text as it is."""
+    view = server.view(uri)
+    if view is None:
+        return {"error": f"there is no file {uri}"}
+    request = SearchRequest(server._near(view), view.buffer.file, model, mesh, server.target, SEARCH_BUDGET)
+    answer = await server.searches.ask(request, 3 * SEARCH_BUDGET)
+    if isinstance(answer, Failed):
+        return {"error": answer.reason}
+    assert isinstance(answer, dict)
+    best = hover.BestKnown(f"`{answer['layout']}`", float(answer["objective_seconds"]))
+    known = server.searched.setdefault((view.buffer.file, view.buffer.text), {})
+    known[model, int(answer["devices"])] = best
+    asyncio.get_running_loop().create_task(server._refresh(view.buffer.file, server.cases(view)))
+    return answer
+
+
+def run() -> None:
+    """Serve until the editor ends the session. What the compiler prints goes to standard error."""
+    protocol = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="mtfc lsp: %(message)s")
+    logging.getLogger("pygls").setLevel(logging.ERROR)
+    standard_library.modules()
+    server.start_io(sys.stdin.buffer, protocol)

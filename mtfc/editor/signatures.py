@@ -1,0 +1,119 @@
+"""Signatures as text: of functions, optimizers, built-in functions and initializers, with what their comments say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from mtfc.compiler.ir.initializers import DISTRIBUTIONS
+from mtfc.editor.buffers import END_OF_LINE
+from mtfc.editor.declarations import Declarations, Project
+from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
+from mtfc.frontend.semantics.calls.signatures import shown
+from mtfc.frontend.syntax import ast
+
+
+@attrs.frozen
+class CallSignature:
+    """The signature of something that can be called.
+
+    label: the whole signature. parameters: the parts of the label that arguments are for, in order, with their names.
+    named: the names of arguments that a call gives as `name = value`. generics: those that it gives as `[name = dim]`.
+    """
+
+    label: str
+    parameters: Sequence[tuple[str, str]] = ()
+    named: Sequence[str] = ()
+    generics: Sequence[str] = ()
+    documentation: str = ""
+
+
+def of_function(decl: ast.FnDecl, text: str, name: str = "") -> CallSignature:
+    arguments = [(each.name.text, argument_text(each, text)) for each in decl.args]
+    generics = [each.text for each in decl.generics]
+    bracket = f"[{', '.join(generics)}]" if generics else ""
+    types = [type_text(each) for each in decl.results]
+    result = types[0] if len(types) == 1 else f"({', '.join(types)})"
+    label = f"{name or decl.name.text}{bracket}({', '.join(part for _, part in arguments)}) -> {result}"
+    names = [each for each, _ in arguments]
+    return CallSignature(label, arguments, names, generics, comment_above(text, decl.span.line))
+
+
+def of_optimizer(decl: ast.OptimizerDecl, text: str, name: str = "") -> CallSignature:
+    arguments = [(each.name.text, argument_text(each, text)) for each in decl.hypers]
+    label = f"{name or decl.name.text}({', '.join(part for _, part in arguments)})"
+    names = [each for each, _ in arguments]
+    return CallSignature(label, arguments, names, (), comment_above(text, decl.span.line))
+
+
+def of_builtin(name: str) -> CallSignature:
+    usage = BUILTINS[name].usage
+    inside = usage[usage.index("(") + 1 : usage.rindex(")")]
+    parts = [(part.partition("=")[0].strip(), part) for part in split_at_commas(inside)]
+    return CallSignature(usage, parts, tuple(BUILTINS[name].keywords), (), "A built-in function.")
+
+
+def of_initializer(name: str) -> CallSignature:
+    numbers = DISTRIBUTIONS[name].args
+    parts = [(key, key if default is None else f"{key} = {default}") for key, default in numbers.items()]
+    label = f"{name}({', '.join(part for _, part in parts)})"
+    return CallSignature(label, parts, tuple(numbers), (), "Initial values of a parameter.")
+
+
+def called(name: ast.Name | ast.Path, file: Declarations, project: Project) -> list[CallSignature]:
+    """Return the signatures of what a name calls: one, or one for each declaration of an optimizer."""
+    found = project.function(name, file)
+    if found is not None and isinstance(found[0].node, ast.FnDecl):
+        return [of_function(found[0].node, project.read(found[1].file) or "", name.text)]
+    if name.text in BUILTINS:
+        return [of_builtin(name.text)]
+    if name.text in DISTRIBUTIONS:
+        return [of_initializer(name.text)]
+    optimizer = project.optimizer(name, file)
+    if optimizer is None:
+        return []
+    text = project.read(optimizer[1].file) or ""
+    return [of_optimizer(each, text, name.text) for each in optimizer[1].all_optimizers(optimizer[0].name)]
+
+
+def type_text(type: ast.Type) -> str:
+    """Return a type as it is written; f32 is left out where it is left out."""
+    text = shown(type)
+    return text if type.dtype else text.removeprefix("f32")
+
+
+def argument_text(each: ast.FnArg, text: str) -> str:
+    """Return `x: [..., d]` or `eps = 1e-5`."""
+    type = f": {type_text(each.type)}" if each.type else ""
+    default = f" = {_source(each.default.span, text)}" if each.default else ""
+    return f"{each.name.text}{type}{default}"
+
+
+def _source(span: ast.Span, text: str) -> str:
+    """Return the source of an expression on one line."""
+    lines = END_OF_LINE.split(text)[span.line - 1 : span.end_line]
+    if len(lines) != 1:
+        return "..."
+    return lines[0][span.column - 1 : span.end_column - 1]
+
+
+def comment_above(text: str, line: int) -> str:
+    """Return the comment that ends in the line above a declaration, as Markdown."""
+    lines = END_OF_LINE.split(text)[: line - 1]
+    found: list[str] = []
+    while lines and lines[-1].lstrip().startswith("#"):
+        found.append(lines.pop().lstrip().removeprefix("#").removeprefix(" "))
+    return "\n".join(reversed(found))
+
+
+def split_at_commas(text: str) -> list[str]:
+    """Return the parts of a list of arguments, which may hold brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
