@@ -29,6 +29,7 @@ ORDER = [
     "mtfc.backends",
     "mtfc.reports",
     "mtfc.driver",
+    "mtfc.editor",
     "mtfc.cli",
     "mtfc",
 ]
@@ -56,6 +57,9 @@ HEAVY = {
     "grain",
     "safetensors",
     "keras",
+    "lsprotocol",
+    "pygls",
+    "pygments",
 }
 
 WITH_JAX = {"mtfc.backends.jax.jax_program"}
@@ -282,6 +286,7 @@ def heavy_imports(path: Path) -> set[str]:
     with_numpy = not {"backends", "search", "tables"}.isdisjoint(path.parts)
     heavy = HEAVY - {"numpy"} if with_numpy else HEAVY
     heavy = heavy - {"jax"} if module_name(path) in WITH_JAX else heavy
+    heavy = heavy - {"lsprotocol", "pygls", "pygments"} if "editor" in path.parts else heavy
     return heavy & {name.partition(".")[0] for node in tree(path).body for name in imported_by(node)}
 
 

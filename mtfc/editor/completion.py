@@ -126,11 +126,19 @@ class Completion:
         if body is not None:
             for name in names_of_body(body, self.file).dims:
                 yield _item(name, CompletionItemKind.TypeParameter, f"dimension of `{body.name.text}`")
+        elif self.cursor.keyword == "fn":
+            yield from (_item(name, CompletionItemKind.TypeParameter, "dimension") for name in self._generics())
         for name, symbol in self.file.dims.items():
             yield _item(name, CompletionItemKind.TypeParameter, _size(symbol.node, self.project.read(self.file.file)))
         for module, found in self.project.modules(self.file):
             for name in found.dims:
                 yield _item(f"{module}.{name}", CompletionItemKind.TypeParameter, f"dimension of `{module}`")
+
+    def _generics(self) -> list[str]:
+        """Return the generic dimensions of a function that does not parse yet: `fn f[d, e](`."""
+        texts = [token.text for token in self.cursor.top]
+        end = texts.index("]") if texts[2:3] == ["["] and "]" in texts else 2
+        return [token.text for token in self.cursor.top[3:end] if token.kind in NAMES]
 
     def dtypes(self) -> Items:
         yield from (_item(name, CompletionItemKind.Keyword, f"{size} bytes") for name, size in ITEM_BYTES.items())

@@ -14,8 +14,8 @@ import attrs
 from mtfc.editor.figures import CaseFigures
 from mtfc.editor.worker import LENGTH, Failed, FiguresRequest, Request, framed
 
-COMMAND = (sys.executable, "-P", "-m", "mtfc.editor.worker")
-"""`-P`: a folder full of Python files that the editor was started in must not hide ours."""
+COMMAND = (sys.executable, "-P", "-c", "from mtfc.editor.worker import main; main()")
+"""`-P`: Python files in the folder where the editor was started must not hide packages."""
 
 LONGEST = 60.0
 """Seconds after which a computation is given up."""
@@ -39,12 +39,12 @@ class Worker:
             except TimeoutError:
                 self.stop()
                 return Failed(f"no answer within {longest:g} s")
-            except (OSError, EOFError, asyncio.IncompleteReadError, pickle.UnpicklingError):
-                self.stop()
-                return Failed("the computation ended without an answer")
             except asyncio.CancelledError:
                 self.stop()
                 raise
+            except Exception as error:  # the process has ended, or has written something else
+                self.stop()
+                return Failed(f"the computation ended without an answer: {error}")
 
     async def _answer(self, request: Request) -> object:
         if self._process is None or self._process.returncode is not None:

@@ -77,6 +77,9 @@ def names_of_body(decl: Body, file: Declarations | None = None) -> BodyNames:
         values |= hyperparameters(file.all_optimizers(decl.name.text) if file else [decl])
         for name in (decl.parameter, decl.gradient):
             add(values, name, "argument", decl)
+        for dim in decl.pattern.dims if decl.pattern else ():
+            if isinstance(dim, ast.Name):
+                add(dims, dim, "dimension", decl)
     for statement in statements(decl.body):
         if isinstance(statement, ast.DimDecl):
             add(dims, statement.name, "dimension", statement)
@@ -331,7 +334,7 @@ class _Resolver:
         match node:
             case ast.DimDecl():
                 yield from self._of(node.name, names.dims, "declared")
-                yield from self._dims_in(node.size, names)
+                yield from self._size(node.size, names)
             case ast.Assign() | ast.Yield():
                 yield from self._expression(node.value, names, decl)
             case ast.StateUpdate():
@@ -375,6 +378,13 @@ class _Resolver:
         else:
             for child in children(node):
                 yield from self._dims_in(child, names)
+
+    def _size(self, node: ast.Node, names: BodyNames) -> Iterator[Occurrence]:
+        """Yield the names in the size of a body's dimension: dimensions, and arguments that are numbers."""
+        for name in ast.walk(node):
+            if isinstance(name, ast.Name | ast.Path):
+                is_dim = name.text in names.dims or name.text in self.file.dims or name.text not in names.values
+                yield from self._dim(name, names) if is_dim else self._expression(name, names)
 
     def _type(self, type: ast.Type, names: BodyNames) -> Iterator[Occurrence]:
         for dim in type.dims:

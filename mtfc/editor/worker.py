@@ -1,7 +1,7 @@
 """The process that computes what takes long: figures of a case, a search, a report.
 
 The server writes requests to its standard input and reads answers from its standard output, each a length and a pickle. It stops
-a computation that nobody wants any more by ending the process. `python -m mtfc.editor.worker` is this process.
+a computation that nobody wants any more by ending the process.
 """
 
 from __future__ import annotations
@@ -136,6 +136,3 @@ def main() -> None:
         answers.write(framed(answered(request)))
         answers.flush()
 
-
-if __name__ == "__main__":
-    main()
