@@ -1,8 +1,8 @@
 """Texts as editors edit them: places in the units of the protocol, and edits of a part.
 
-The compiler counts lines and columns from 1, columns in characters, and ends a line at `\\r\\n`, `\\r` and `\\n` alone. The protocol
-counts from 0, and columns in units of UTF-16 unless client and server agree on UTF-8 or UTF-32. Python's `splitlines`, which pygls
-uses, ends lines at more characters, such as a form feed; so buffers split their text themselves.
+The compiler counts lines and columns from 1, columns in characters, and ends a line at `\\r\\n`, `\\r` and `\\n` alone. The
+protocol counts from 0, and columns in units of UTF-16 unless client and server agree on UTF-8 or UTF-32. Python's `splitlines`,
+which pygls uses, ends lines at more characters, such as a form feed; so buffers split their text themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WIDTHS: dict[str, tuple[int, ...]] = {"utf-8": (0x7F, 0x7FF, 0xFFFF), "utf-16": 
 
 
 @attrs.frozen(slots=False)
-class Buffer:
+class TextBuffer:
     """The text of a file at one version.
 
     file: the name of the file in spans. version: the number that the editor gave to this text, None for a file on disk.
@@ -48,7 +48,7 @@ class Buffer:
         end = self.starts[number] if number < len(self.starts) else len(self.text)
         return self.text[self.starts[number - 1] : end].rstrip("\r\n")
 
-    def edited(self, range: Range | None, text: str, version: int | None) -> Buffer:
+    def edited(self, range: Range | None, text: str, version: int | None) -> TextBuffer:
         """Return the buffer with a part, or with the whole text for None, replaced."""
         if range is not None:
             start, end = self.offset(range.start), self.offset(range.end)
@@ -119,4 +119,3 @@ class Buffer:
             for line, column in ((span.line, span.column), (span.end_line, span.end_column))
         )
         return self.text[start:end]
-

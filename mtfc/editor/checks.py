@@ -11,8 +11,8 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span
 from mtfc.driver.check import check_source
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
-from mtfc.editor.buffers import Buffer
-from mtfc.editor.documents import Documents, EditorSources, OpenTexts, is_library, uri_of
+from mtfc.editor.buffers import TextBuffer
+from mtfc.editor.documents import EditorSources, OpenDocuments, OpenTexts, is_library, uri_of
 
 SOURCE = "mtfc"
 
@@ -27,7 +27,7 @@ FAILED = "mtfc"
 
 
 @attrs.frozen
-class Checked:
+class CheckedFile:
     """The diagnostics of a file, and the files that they depend on: its imports, found or not."""
 
     file: str
@@ -40,7 +40,7 @@ class Checked:
         return any(each.severity == "error" for each in self.diagnostics)
 
 
-def checked(file: str, texts: OpenTexts) -> Checked:
+def checked(file: str, texts: OpenTexts) -> CheckedFile:
     """Check a file whose text is among the open texts, or on disk. An error of the compiler becomes a diagnostic."""
     sources = EditorSources(texts)
     try:
@@ -53,7 +53,7 @@ def checked(file: str, texts: OpenTexts) -> Checked:
         found = [_failed(file, str(error))]
     except Exception as error:
         found = [_failed(file, f"internal error: {type(error).__name__}: {error}")]
-    return Checked(file, tuple(found), frozenset(sources.wanted))
+    return CheckedFile(file, tuple(found), frozenset(sources.wanted))
 
 
 def _failed(file: str, message: str) -> Diagnostic:
@@ -64,7 +64,7 @@ def diagnostics_of(file: str, texts: OpenTexts) -> tuple[Diagnostic, ...]:
     return checked(file, texts).diagnostics
 
 
-def seen_in(file: str, found: Iterable[Checked]) -> list[tuple[Diagnostic, Span]]:
+def seen_in(file: str, found: Iterable[CheckedFile]) -> list[tuple[Diagnostic, Span]]:
     """Return the diagnostics to show in a file, each with its place: all of its own check, and those of files that import it
     which its own check does not find, such as errors that only one call shows.
     """
@@ -88,11 +88,15 @@ def place_of(diagnostic: Diagnostic, checked_file: str) -> Span:
     return own[-1] if own else Span(checked_file, 1, 1, 1, 1)
 
 
-def to_protocol(diagnostic: Diagnostic, place: Span, buffer: Buffer, documents: Documents) -> lsp.Diagnostic:
+def to_protocol(
+    diagnostic: Diagnostic, place: Span, buffer: TextBuffer, documents: OpenDocuments
+) -> lsp.Diagnostic:
     """Return a diagnostic as an editor shows it: labels become related information, help the last line."""
     help = f"\nhelp: {diagnostic.help}" if diagnostic.help else ""
     where = f"{diagnostic.span}: " if place != diagnostic.span else ""
-    severity = lsp.DiagnosticSeverity.Error if diagnostic.severity == "error" else lsp.DiagnosticSeverity.Warning
+    severity = (
+        lsp.DiagnosticSeverity.Error if diagnostic.severity == "error" else lsp.DiagnosticSeverity.Warning
+    )
     return lsp.Diagnostic(
         buffer.range(place),
         f"{where}{diagnostic.message}{help}",
@@ -105,10 +109,10 @@ def to_protocol(diagnostic: Diagnostic, place: Span, buffer: Buffer, documents: 
 
 
 def _related(
-    diagnostic: Diagnostic, place: Span, documents: Documents
+    diagnostic: Diagnostic, place: Span, documents: OpenDocuments
 ) -> Iterator[lsp.DiagnosticRelatedInformation]:
     own = (Label(diagnostic.span, "here"),) if place != diagnostic.span else ()
-    buffers: dict[str, Buffer | None] = {}
+    buffers: dict[str, TextBuffer | None] = {}
     for label in (*own, *diagnostic.labels):
         file = label.span.file
         if file not in buffers:
@@ -120,7 +124,7 @@ def _related(
 
 
 def published(
-    checks: Mapping[str, Checked], documents: Documents
+    checks: Mapping[str, CheckedFile], documents: OpenDocuments
 ) -> dict[str, tuple[int | None, list[lsp.Diagnostic]]]:
     """Return the diagnostics of each file with any, and of each open one, by address, with the version that they are of."""
     files = {buffer.file for buffer in documents.buffers.values()}
@@ -131,7 +135,7 @@ def published(
         buffer = documents.of_file(file)
         uri = buffer.uri if buffer else uri_of(file)
         if uri is not None:
-            buffer = buffer or Buffer(uri, file, "")
+            buffer = buffer or TextBuffer(uri, file, "")
             rows = seen_in(file, checks.values())
             shown = [to_protocol(diagnostic, place, buffer, documents) for diagnostic, place in rows]
             found[uri] = (buffer.version, shown)

@@ -6,7 +6,8 @@ names. A row of `PLACES` is a place in the language: its test, and the names tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import PurePath
 
 import attrs
@@ -23,6 +24,7 @@ from lsprotocol.types import (
 
 from mtfc.compiler.cost.hardware import KINDS
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
+from mtfc.compiler.ir.training import BUILT_IN
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.editor import signatures
@@ -36,7 +38,6 @@ from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
 from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.semantics.names.scope import ANY, STEP
 from mtfc.frontend.semantics.training.precision import DYNAMIC, KEYS, LOSS_SCALE
-from mtfc.compiler.ir.training import BUILT_IN
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.lexer import Token, lex
 from mtfc.frontend.syntax.tree_builder import SETTINGS
@@ -127,9 +128,13 @@ class Completion:
             for name in names_of_body(body, self.file).dims:
                 yield _item(name, CompletionItemKind.TypeParameter, f"dimension of `{body.name.text}`")
         elif self.cursor.keyword == "fn":
-            yield from (_item(name, CompletionItemKind.TypeParameter, "dimension") for name in self._generics())
+            yield from (
+                _item(name, CompletionItemKind.TypeParameter, "dimension") for name in self._generics()
+            )
         for name, symbol in self.file.dims.items():
-            yield _item(name, CompletionItemKind.TypeParameter, _size(symbol.node, self.project.read(self.file.file)))
+            yield _item(
+                name, CompletionItemKind.TypeParameter, _size(symbol.node, self.project.read(self.file.file))
+            )
         for module, found in self.project.modules(self.file):
             for name in found.dims:
                 yield _item(f"{module}.{name}", CompletionItemKind.TypeParameter, f"dimension of `{module}`")
@@ -141,7 +146,9 @@ class Completion:
         return [token.text for token in self.cursor.top[3:end] if token.kind in NAMES]
 
     def dtypes(self) -> Items:
-        yield from (_item(name, CompletionItemKind.Keyword, f"{size} bytes") for name, size in ITEM_BYTES.items())
+        yield from (
+            _item(name, CompletionItemKind.Keyword, f"{size} bytes") for name, size in ITEM_BYTES.items()
+        )
 
     def type_start(self) -> Items:
         yield from self.dtypes()
@@ -241,7 +248,9 @@ class Completion:
         """Yield the functions and dimensions of the module before the dot, under their full names."""
         head = self.cursor.word.partition(".")[0]
         if head == "random":
-            yield from (self._called(n, CompletionItemKind.Function) for n in BUILTINS if n.startswith("random."))
+            yield from (
+                self._called(n, CompletionItemKind.Function) for n in BUILTINS if n.startswith("random.")
+            )
         module = self.project.module(head, self.file)
         for name in module.functions if module else ():
             yield self._called(f"{head}.{name}", CompletionItemKind.Function)
@@ -285,7 +294,7 @@ class Completion:
     def _words_of_block(self) -> list[str]:
         """Return the names that a body which does not parse seems to bind before the cursor."""
         tokens = self.cursor.top
-        pairs = zip(tokens, tokens[1:], strict=False)
+        pairs = pairwise(tokens)
         return [a.text for a, b in pairs if a.kind in NAMES and b.text in ("=", ":")]
 
     def statement_start(self) -> Items:
@@ -333,7 +342,7 @@ class Completion:
 
 
 def _information(
-    each: CallSignature, entries: list[Iterable[Token]], is_generic: bool
+    each: CallSignature, entries: Sequence[Sequence[Token]], is_generic: bool
 ) -> SignatureInformation:
     parameters = [(name, name) for name in each.generics] if is_generic else each.parameters
     entry = [token for token in entries[-1] if token.text != "\n"]
@@ -392,7 +401,7 @@ def _markdown(text: str) -> MarkupContent:
     return MarkupContent(MarkupKind.Markdown, text)
 
 
-Fits = Callable[[Completion], bool]
+Fits = Callable[[Completion], object]
 Names = Callable[[Completion], Items]
 
 
@@ -400,7 +409,7 @@ def _in_layout_value(at: Completion) -> bool:
     """Return True behind the colon of a rule: `batch: ` or `batch: (rows, `."""
     words = [token.text for token in at.cursor.top]
     colon = len(words) - 1 - words[::-1].index(":") if ":" in words else -1
-    return colon >= 0 and not {"{", "}", ",", "\n", ")"} & set(words[colon + 1 :]) or (
+    return (colon >= 0 and not {"{", "}", ",", "\n", ")"} & set(words[colon + 1 :])) or (
         at.bracket is not None and at.bracket.text == "("
     )
 
@@ -418,7 +427,7 @@ PLACES: tuple[tuple[Fits, Names], ...] = (
     (lambda at: at.is_in("hardware") and not at.after(":"), Completion.hardware_keys),
     (lambda at: at.cursor.keyword == "train" and not at.cursor.brackets, Completion.models),
     (lambda at: at.is_in("train") and len(at.cursor.brackets) == 1 and not at.cursor.statement, Completion.settings),
-    (lambda at: at.is_in("train") and [t.text for t in at.cursor.statement][:1] in (["minimize"], ["report"]), Completion.outputs),
+    (lambda at: at.is_in("train") and {t.text for t in at.cursor.statement[:1]} & {"minimize", "report"}, Completion.outputs),
     (
         lambda at: at.is_in("train") and len(at.cursor.brackets) == 1 and at.after("=")
         and [t.text for t in at.cursor.statement][:1] == ["optimizer"],

@@ -35,8 +35,8 @@ DEEPEST = 40
 class OpenBracket:
     """A bracket that is open at the cursor.
 
-    before: the tokens of its statement before the bracket. inside: the tokens in the bracket up to the cursor, with those of closed
-    brackets in it.
+    before: the tokens of its statement before the bracket. inside: the tokens in the bracket up to the cursor, with
+    those of closed brackets in it.
     """
 
     token: Token
@@ -125,7 +125,12 @@ def cursor_at(text: str, line: int, column: int) -> Cursor:
     in_comment = bool(before) and before[-1].kind == COMMENT and before[-1].line == line
     before = [token for token in before if token.kind != COMMENT]
     word = ""
-    if before and before[-1].kind != SEPARATOR and before[-1].line == line and before[-1].end_column >= column:
+    if (
+        before
+        and before[-1].kind != SEPARATOR
+        and before[-1].line == line
+        and before[-1].end_column >= column
+    ):
         last = before[-1]
         if last.text.replace(".", "").replace("_", "").isalnum() and not last.text[0].isdigit():
             word = last.text[: column - last.column]

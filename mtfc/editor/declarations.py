@@ -29,7 +29,7 @@ OPTIMIZERS = "optimizers"
 
 
 @attrs.frozen
-class Symbol:
+class DeclaredSymbol:
     """A named thing. place: its first declaration. node: the declaration, or None."""
 
     name: str
@@ -57,16 +57,16 @@ class Declarations:
     """The declarations of one file, the first one of each name. axes: mesh axes, by mesh and name."""
 
     tree: ast.File
-    modules: Mapping[str, Symbol]
-    dims: Mapping[str, Symbol]
-    functions: Mapping[str, Symbol]
-    optimizers: Mapping[str, Symbol]
-    models: Mapping[str, Symbol]
-    meshes: Mapping[str, Symbol]
-    axes: Mapping[str, Mapping[str, Symbol]]
-    layouts: Mapping[str, Symbol]
-    placements: Mapping[str, Symbol]
-    hardware: Mapping[str, Symbol]
+    modules: Mapping[str, DeclaredSymbol]
+    dims: Mapping[str, DeclaredSymbol]
+    functions: Mapping[str, DeclaredSymbol]
+    optimizers: Mapping[str, DeclaredSymbol]
+    models: Mapping[str, DeclaredSymbol]
+    meshes: Mapping[str, DeclaredSymbol]
+    axes: Mapping[str, Mapping[str, DeclaredSymbol]]
+    layouts: Mapping[str, DeclaredSymbol]
+    placements: Mapping[str, DeclaredSymbol]
+    hardware: Mapping[str, DeclaredSymbol]
 
     @property
     def file(self) -> str:
@@ -80,9 +80,9 @@ class Declarations:
     def body_at(self, line: int) -> ast.ModelDecl | ast.FnDecl | ast.OptimizerDecl | None:
         """Return the declaration with a body that a line belongs to."""
         for each in self.tree.declarations:
-            if isinstance(each, ast.ModelDecl | ast.FnDecl | ast.OptimizerDecl):
-                if each.span.line <= line <= each.span.end_line:
-                    return each
+            is_there = each.span.line <= line <= each.span.end_line
+            if is_there and isinstance(each, ast.ModelDecl | ast.FnDecl | ast.OptimizerDecl):
+                return each
         return None
 
 
@@ -103,11 +103,11 @@ KINDS: Mapping[type[ast.Node], SymbolKind] = {
 def declarations(text: str, file: str) -> Declarations:
     """Return the declarations of a text."""
     tree = parsed(text, file)
-    by_kind: dict[str, dict[str, Symbol]] = {kind: {} for kind in KINDS.values()}
+    by_kind: dict[str, dict[str, DeclaredSymbol]] = {kind: {} for kind in KINDS.values()}
     for decl in tree.declarations:
         if (kind := KINDS.get(type(decl))) is not None:
             name: ast.Name = decl.name  # type: ignore[union-attr]
-            by_kind[kind].setdefault(name.text, Symbol(name.text, name.span, kind, decl))
+            by_kind[kind].setdefault(name.text, DeclaredSymbol(name.text, name.span, kind, decl))
     axes = {name: _first(axis.name for axis in _axes(mesh.node)) for name, mesh in by_kind["mesh"].items()}
     return Declarations(
         tree,
@@ -129,10 +129,10 @@ def _axes(node: ast.Node | None) -> tuple[ast.MeshAxis, ...]:
     return node.axes
 
 
-def _first(names: Iterable[ast.Name]) -> dict[str, Symbol]:
-    found: dict[str, Symbol] = {}
+def _first(names: Iterable[ast.Name]) -> dict[str, DeclaredSymbol]:
+    found: dict[str, DeclaredSymbol] = {}
     for name in names:
-        found.setdefault(name.text, Symbol(name.text, name.span, "axis"))
+        found.setdefault(name.text, DeclaredSymbol(name.text, name.span, "axis"))
     return found
 
 
@@ -163,11 +163,15 @@ class Project:
         """Return a module by its name in a file; None if the file does not import it."""
         return self.imported(name, file.file) if name in file.modules else None
 
-    def function(self, name: ast.Name | ast.Path, file: Declarations) -> tuple[Symbol, Declarations] | None:
+    def function(
+        self, name: ast.Name | ast.Path, file: Declarations
+    ) -> tuple[DeclaredSymbol, Declarations] | None:
         """Return the function that a name means in a file, and the file that declares it."""
         return self._found(name, file, lambda each: each.functions)
 
-    def optimizer(self, name: ast.Name | ast.Path, file: Declarations) -> tuple[Symbol, Declarations] | None:
+    def optimizer(
+        self, name: ast.Name | ast.Path, file: Declarations
+    ) -> tuple[DeclaredSymbol, Declarations] | None:
         """Return the optimizer that a name means in a file, and the file that declares it."""
         found = self._found(name, file, lambda each: each.optimizers)
         if found is not None or isinstance(name, ast.Path):
@@ -180,8 +184,8 @@ class Project:
         self,
         name: ast.Name | ast.Path,
         file: Declarations,
-        table: Callable[[Declarations], Mapping[str, Symbol]],
-    ) -> tuple[Symbol, Declarations] | None:
+        table: Callable[[Declarations], Mapping[str, DeclaredSymbol]],
+    ) -> tuple[DeclaredSymbol, Declarations] | None:
         if isinstance(name, ast.Name):
             symbol = table(file).get(name.text)
             return (symbol, file) if symbol else None

@@ -7,6 +7,7 @@ diagnostics give them, `mtfc/std/nn.mtf`, wherever mtfc is installed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePath
 from urllib.parse import unquote
@@ -19,7 +20,7 @@ from mtfc.compiler.diagnostics import CompileError
 from mtfc.driver.data.files import read_neighbour
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.sources import Sources
-from mtfc.editor.buffers import Buffer
+from mtfc.editor.buffers import TextBuffer
 from mtfc.frontend.semantics.names.standard_library import FOLDER, SHOWN
 
 SUFFIX = ".mtf"
@@ -72,10 +73,8 @@ class OpenTexts:
         folder = PurePath(file).parent
         found = {name for name in self.by_file if PurePath(name).parent == folder}
         if folder.is_absolute():
-            try:
+            with suppress(OSError):
                 found |= {str(path) for path in Path(folder).iterdir() if path.suffix == SUFFIX}
-            except OSError:
-                pass
         yield from sorted(found - {file})
 
 
@@ -102,18 +101,18 @@ class EditorSources(Sources):
         return text
 
 
-class Documents:
+class OpenDocuments:
     """The open buffers by address."""
 
     def __init__(self) -> None:
         self.encoding = "utf-16"
-        self.buffers: dict[str, Buffer] = {}
+        self.buffers: dict[str, TextBuffer] = {}
 
-    def open(self, uri: str, text: str, version: int) -> Buffer:
-        self.buffers[uri] = Buffer(uri, file_of(uri), text, version, self.encoding)
+    def open(self, uri: str, text: str, version: int) -> TextBuffer:
+        self.buffers[uri] = TextBuffer(uri, file_of(uri), text, version, self.encoding)
         return self.buffers[uri]
 
-    def change(self, uri: str, changes: list[TextDocumentContentChangeEvent], version: int) -> Buffer:
+    def change(self, uri: str, changes: list[TextDocumentContentChangeEvent], version: int) -> TextBuffer:
         """Apply edits in order; edits of a buffer that was never opened begin with an empty text."""
         buffer = self.buffers.get(uri) or self.open(uri, "", version)
         for each in changes:
@@ -128,15 +127,15 @@ class Documents:
     def texts(self) -> OpenTexts:
         return OpenTexts({buffer.file: buffer.text for buffer in self.buffers.values()})
 
-    def of_file(self, file: str) -> Buffer | None:
+    def of_file(self, file: str) -> TextBuffer | None:
         """Return the buffer of a file; a file that is not open is read. None if there is no such file."""
         for buffer in self.buffers.values():
             if buffer.file == file:
                 return buffer
         text, uri = self.texts().read(file), uri_of(file)
-        return None if text is None or uri is None else Buffer(uri, file, text, None, self.encoding)
+        return None if text is None or uri is None else TextBuffer(uri, file, text, None, self.encoding)
 
-    def of_uri(self, uri: str) -> Buffer | None:
+    def of_uri(self, uri: str) -> TextBuffer | None:
         return self.buffers.get(uri) or self.of_file(file_of(uri))
 
 

@@ -1,4 +1,4 @@
-"""What a model costs under a layout, by source line and by value, in a form that can be sent between processes.
+"""Costs of a model under a layout, by source line and by value, in a form that can be sent between processes.
 
 The server asks for one case at a time: a model and a layout. A line has the figures of all that it computes, those in the
 functions that it calls included; so a line inside of a function has a part of what the calling line has.
@@ -87,7 +87,9 @@ class CaseFigures:
     values: tuple[ValueFigures, ...]
 
 
-def case_figures(file: str, model: str, layout: str | None, target: str | None, sources: Sources) -> CaseFigures:
+def case_figures(
+    file: str, model: str, layout: str | None, target: str | None, sources: Sources
+) -> CaseFigures:
     """Return the figures of a model under a layout, or without any.
 
     target: a machine; None for the first that the file declares, or else the default one. Raises `CompileError` and `UsageError`.
@@ -222,7 +224,9 @@ def _values(program: Program, placed: Function, case: LayoutOnMesh) -> Iterator[
     forward = program.function("forward")
     for eqn in walk(forward.body):
         if _is_named(eqn):
-            found = kept.get((eqn.path, eqn.span)) or by_path.get(eqn.path) or _by_rules(eqn.result.type, case)
+            found = (
+                kept.get((eqn.path, eqn.span)) or by_path.get(eqn.path) or _by_rules(eqn.result.type, case)
+            )
             yield _value(str(eqn.path), eqn.span, found, case.mesh)
     arguments = {argument.value.name: argument for argument in placed.arguments}
     places = {each.name: each.span for each in program.parameters}

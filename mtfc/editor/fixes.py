@@ -2,7 +2,7 @@
 
 Help is a sentence with code in backticks. Each code says by its form how it may be used: `dim d = 8` is a declaration to add,
 `batch: rows` a rule of a layout, `-> [dims]` the end of a call, and `cast(x, f32)` stands in the place of the text or of `x`. All
-uses are tried: a fix is offered only if the check of the edited text no longer has the diagnostic, and no more errors than before.
+uses are tried: a fix is offered only if the check of the edited text has the diagnostic no more, and no more errors than before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Span
 from mtfc.compiler.ir.types import ITEM_BYTES
-from mtfc.editor.buffers import Buffer
+from mtfc.editor.buffers import TextBuffer
 from mtfc.editor.declarations import parsed
 from mtfc.editor.token_kinds import FUNCTIONS, keywords
 from mtfc.frontend.layouts.allowed_warnings import OF_LAYOUTS, WARNINGS
@@ -47,7 +47,7 @@ class Fix:
     changes: tuple[Change, ...]
 
 
-def fixes(diagnostic: Diagnostic, buffer: Buffer, check: Check) -> list[Fix]:
+def fixes(diagnostic: Diagnostic, buffer: TextBuffer, check: Check) -> list[Fix]:
     """Return the fixes of a diagnostic that work, each with another result."""
     before = _counts(check(buffer.text))
     found: dict[str, Fix] = {}
@@ -60,7 +60,9 @@ def fixes(diagnostic: Diagnostic, buffer: Buffer, check: Check) -> list[Fix]:
 
 def _counts(diagnostics: Sequence[Diagnostic]) -> tuple[list[tuple[str, str]], int]:
     """Return the code and message of each diagnostic, and the number of errors."""
-    return [(each.code, each.message) for each in diagnostics], sum(e.severity == "error" for e in diagnostics)
+    return [(each.code, each.message) for each in diagnostics], sum(
+        e.severity == "error" for e in diagnostics
+    )
 
 
 def _works(
@@ -75,7 +77,7 @@ def _works(
     return has_gone and errors <= before[1] and len(after) < len(before[0])
 
 
-def applied(buffer: Buffer, changes: Iterable[Change]) -> str:
+def applied(buffer: TextBuffer, changes: Iterable[Change]) -> str:
     """Return the text of a buffer with changes."""
     text = buffer.text
     for span, new in sorted(changes, key=lambda change: change[0], reverse=True):
@@ -92,7 +94,7 @@ class _Candidates:
     """The edits to try for one diagnostic."""
 
     diagnostic: Diagnostic
-    buffer: Buffer
+    buffer: TextBuffer
 
     @property
     def tree(self) -> ast.File:
@@ -165,15 +167,17 @@ class _Candidates:
     def _returns(self) -> Iterator[ast.Return]:
         for place in self.places:
             for decl in self.tree.declarations:
-                is_model = isinstance(decl, ast.ModelDecl | ast.FnDecl)
-                if is_model and decl.span.line <= place.line <= decl.span.end_line:
+                inside = decl.span.line <= place.line <= decl.span.end_line
+                if isinstance(decl, ast.ModelDecl | ast.FnDecl) and inside:
                     yield from (each for each in decl.body if isinstance(each, ast.Return))
 
     def _declare(self, code: str) -> list[Change]:
         """Return the change that adds a declaration, behind the last one of its kind."""
         kinds = {"import": ast.ImportDecl, "dim": ast.DimDecl, "mesh": ast.MeshDecl}
         kind = kinds[code.partition(" ")[0]]
-        last = max((decl.span.end_line for decl in self.tree.declarations if isinstance(decl, kind)), default=0)
+        last = max(
+            (decl.span.end_line for decl in self.tree.declarations if isinstance(decl, kind)), default=0
+        )
         first = min((decl.span.line for decl in self.tree.declarations), default=1)
         line = last + 1 if last else first
         if line > len(self.buffer.starts):
@@ -217,8 +221,9 @@ class _Candidates:
         """Yield the fix that makes a dimension a multiple of the parts that it is split into."""
         match = MULTIPLE.search(help)
         for decl in self.tree.declarations if match else ():
-            is_it = isinstance(decl, ast.DimDecl) and any(place == decl.name.span for place in self.places)
-            if match and is_it and isinstance(decl.size, ast.Int):
+            if not isinstance(decl, ast.DimDecl) or decl.name.span not in self.places:
+                continue
+            if match and isinstance(decl.size, ast.Int):
                 parts = int(match[1])
                 size = -(-decl.size.value // parts) * parts
                 yield Fix(f"Pad `{decl.name.text}` to {size}", ((decl.size.span, str(size)),))
@@ -227,8 +232,12 @@ class _Candidates:
         """Yield casts of the operands, for help that leaves the dtype open."""
         if "cast(x, dtype)" not in codes:
             return
-        dtypes = dict.fromkeys((*(w for w in WORD.findall(self.diagnostic.message) if w in ITEM_BYTES), "f32"))
-        for name, own in dict.fromkeys(found for label in self.diagnostic.labels for found in DEFINED.findall(label.message)):
+        dtypes = dict.fromkeys(
+            (*(w for w in WORD.findall(self.diagnostic.message) if w in ITEM_BYTES), "f32")
+        )
+        for name, own in dict.fromkeys(
+            found for label in self.diagnostic.labels for found in DEFINED.findall(label.message)
+        ):
             for dtype in dtypes:
                 if dtype != own:
                     yield from (Fix(t, (c,)) for t, c in self._uses(f"cast({name}, {dtype})"))
@@ -256,14 +265,16 @@ class _Candidates:
             )
             if inside and decl.span.end_line >= decl.span.line:
                 line, column = decl.span.end_line, decl.span.end_column - 1
-                has_rules = isinstance(decl, ast.LayoutDecl) and (decl.rules or decl.values or decl.params or decl.allows)
+                has_rules = isinstance(decl, ast.LayoutDecl) and (
+                    decl.rules or decl.values or decl.params or decl.allows
+                )
                 new = f", allow {code} " if has_rules else f" allow {code} "
                 span = Span(self.buffer.file, line, column, line, column)
                 yield Fix(f"Allow {code} in this layout", ((self._before_space(span), new),))
         place = self.diagnostic.span
         if place.file == self.buffer.file:
-            line = self.buffer.line(place.end_line)
-            end = Span(place.file, place.end_line, len(line) + 1, place.end_line, len(line) + 1)
+            column = len(self.buffer.line(place.end_line)) + 1
+            end = Span(place.file, place.end_line, column, place.end_line, column)
             yield Fix(f"Allow {code} on this line", ((end, f"  # allow {code}"),))
 
     def _before_space(self, span: Span) -> Span:

@@ -1,4 +1,4 @@
-"""What an editor shows of a model beside its text: hovers, hints of how values are split, and a line above models and layouts."""
+"""Texts that an editor shows beside a file: hovers, hints of how values are split, and a line above models and layouts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import attrs
 from lsprotocol.types import CodeLens, Command, InlayHint, InlayHintKind, Range
 
 from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import ITEM_BYTES, Mesh, TensorType
 from mtfc.editor import signatures
-from mtfc.editor.buffers import END_OF_LINE, Buffer
-from mtfc.editor.declarations import Declarations, Project, Symbol
+from mtfc.editor.buffers import END_OF_LINE, TextBuffer
+from mtfc.editor.declarations import Declarations, DeclaredSymbol, Project
 from mtfc.editor.figures import CaseFigures, LineFigures, ValueFigures, defined_in
 from mtfc.editor.names import Body, Occurrence, statements
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
@@ -33,7 +34,7 @@ CHOOSE, SEARCH = "mtfc.chooseLayout", "mtfc.search"
 # Hovers
 
 
-def declared(symbol: Symbol, project: Project) -> str:
+def declared(symbol: DeclaredSymbol, project: Project) -> str:
     """Return the declaration of a symbol, as it is written, and the comment above it."""
     text = project.read(symbol.place.file) or ""
     if isinstance(symbol.node, ast.FnDecl) and symbol.kind == "function":
@@ -52,12 +53,12 @@ def built_in(word: str) -> str | None:
     """Return the text for a word of the language that is no symbol; None if there is nothing to say."""
     if word in BUILTINS:
         return _fenced(signatures.of_builtin(word).label) + "A built-in function."
-    if word in signatures.DISTRIBUTIONS:
+    if word in DISTRIBUTIONS:
         return _fenced(signatures.of_initializer(word).label) + "Initial values of a parameter."
     return f"dtype `{word}`, {ITEM_BYTES[word]} bytes" if word in ITEM_BYTES else None
 
 
-def dimension(symbol: Symbol, figures: CaseFigures | None) -> str:
+def dimension(symbol: DeclaredSymbol, figures: CaseFigures | None) -> str:
     """Return the size of a dimension, and how the layout splits it."""
     types = [each.type for each in figures.values] if figures else []
     sizes = {dim.size for type in types for dim in type.dims if dim.name == symbol.name}
@@ -65,11 +66,13 @@ def dimension(symbol: Symbol, figures: CaseFigures | None) -> str:
         return ""
     (size, *_) = sizes
     splits = sorted({axes for type in types for dim, axes in _splits(type) if dim == symbol.name})
-    rows = [f"split over `{_axes(axes)}`: {size // figures.mesh.size(axes):,} on each device" for axes in splits]
+    rows = [
+        f"split over `{_axes(axes)}`: {size // figures.mesh.size(axes):,} on each device" for axes in splits
+    ]
     return f"\n\nsize {size:,}; {under(figures)}:" + _bullets(rows or ["whole on each device"])
 
 
-def values(symbol: Symbol, statement: Span | None, figures: CaseFigures | None) -> str:
+def values(symbol: DeclaredSymbol, statement: Span | None, figures: CaseFigures | None) -> str:
     """Return the types of the values that a statement defines, and what one device has of each."""
     if figures is None or statement is None:
         return ""
@@ -154,18 +157,16 @@ def definitions(decl: Body) -> Iterator[tuple[ast.Name, Span]]:
             yield each.name, each.span
 
 
-def statement_of(file: Declarations, symbol: Symbol, at: Span) -> Span | None:
+def statement_of(file: Declarations, symbol: DeclaredSymbol, at: Span) -> Span | None:
     """Return the statement that defines a value at a place: the one that the place is in, or the last one before."""
     decl = file.body_at(at.line)
-    found = [
-        span for name, span in (definitions(decl) if decl else ()) if name.text == symbol.name
-    ]
+    found = [span for name, span in (definitions(decl) if decl else ()) if name.text == symbol.name]
     own = [span for span in found if span.line <= at.line <= span.end_line and _binds(decl, symbol, span, at)]
     before = [span for span in found if (span.line, span.column) < (at.line, at.column) and span not in own]
-    return (own or before[::-1] or found or [None])[0]
+    return next(iter((*own, *reversed(before), *found)), None)
 
 
-def _binds(decl: Body | None, symbol: Symbol, span: Span, at: Span) -> bool:
+def _binds(decl: Body | None, symbol: DeclaredSymbol, span: Span, at: Span) -> bool:
     """Return True if the place is the name that a statement binds, and no use in the same statement."""
     pairs = definitions(decl) if decl else ()
     return any(name.span == at and statement == span for name, statement in pairs)
@@ -175,11 +176,11 @@ def _binds(decl: Body | None, symbol: Symbol, span: Span, at: Span) -> bool:
 
 
 def hints(
-    file: Declarations, figures: Iterable[CaseFigures], buffer: Buffer, first: int, last: int
+    file: Declarations, figures: Iterable[CaseFigures], buffer: TextBuffer, first: int, last: int
 ) -> list[InlayHint]:
     """Return how each value is split, beside the name that defines it, for some lines."""
     known = tuple(value for each in figures for value in each.values)
-    found = []
+    found: list[InlayHint] = []
     for decl in file.tree.declarations:
         if isinstance(decl, Body) and decl.span.line <= last and first <= decl.span.end_line:
             for name, statement in definitions(decl):
@@ -188,7 +189,7 @@ def hints(
     return found
 
 
-def _hint(name: ast.Name, found: Iterable[ValueFigures], buffer: Buffer) -> Iterator[InlayHint]:
+def _hint(name: ast.Name, found: Iterable[ValueFigures], buffer: TextBuffer) -> Iterator[InlayHint]:
     shown = sorted({text for each in found if (text := split_text(each.type))})
     if shown:
         position = buffer.position(name.span.end_line, name.span.end_column)
@@ -234,7 +235,7 @@ def lenses(
     figures: Mapping[tuple[str, str | None], CaseFigures],
     chosen: Mapping[str, str | None],
     searched: Mapping[tuple[str, int], BestKnown],
-    buffer: Buffer,
+    buffer: TextBuffer,
 ) -> list[CodeLens]:
     """Return the lines above models and layouts. chosen: the layout of each model. searched: results of searches."""
     found = []
@@ -252,7 +253,9 @@ def lenses(
     return found
 
 
-def _lens(buffer: Buffer, decl: ast.ModelDecl | ast.LayoutDecl, title: str, command: str, *more: str) -> CodeLens:
+def _lens(
+    buffer: TextBuffer, decl: ast.ModelDecl | ast.LayoutDecl, title: str, command: str, *more: str
+) -> CodeLens:
     place: Range = buffer.range(decl.name.span)
     arguments = [buffer.uri, *more] if command == SEARCH else [buffer.uri]
     return CodeLens(place, Command(title, command, arguments=arguments))
@@ -272,7 +275,9 @@ def model_text(each: CaseFigures) -> str:
 def layout_text(each: CaseFigures, best: BestKnown | None, with_model: bool) -> str:
     """Return what a device sends and stores under a layout, and the best layout that is known."""
     sent = f"sends {bytes_text(each.sent)}" if each.sent else "sends nothing"
-    memory = f"{bytes_text(each.memory)} per device{'' if each.fits else f', which does NOT fit on {each.target}'}"
+    memory = (
+        f"{bytes_text(each.memory)} per device{'' if each.fits else f', which does NOT fit on {each.target}'}"
+    )
     parts = [f"{sent}, {memory}", *([_time(each)] if _time(each) else [])]
     if best is not None and each.seconds is not None:
         is_best = best.seconds >= each.seconds * 0.999 and each.fits
@@ -287,5 +292,9 @@ def _time(each: CaseFigures) -> str:
 
 def at(found: Iterable[Occurrence], line: int, column: int) -> Occurrence | None:
     """Return the occurrence that the cursor is in or behind."""
-    inside = [each for each in found if each.span.line == line and each.span.column <= column <= each.span.end_column]
+    inside = [
+        each
+        for each in found
+        if each.span.line == line and each.span.column <= column <= each.span.end_column
+    ]
     return inside[-1] if inside else None

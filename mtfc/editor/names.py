@@ -16,7 +16,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.types import ITEM_BYTES
-from mtfc.editor.declarations import Declarations, Project, Symbol, SymbolKind
+from mtfc.editor.declarations import Declarations, DeclaredSymbol, Project, SymbolKind
 from mtfc.frontend.semantics.calls import argument_kinds as kinds
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
 from mtfc.frontend.syntax import ast
@@ -38,7 +38,7 @@ class Occurrence:
     """A name at a place, and the symbol that it means there."""
 
     span: Span
-    symbol: Symbol
+    symbol: DeclaredSymbol
     role: Role
 
 
@@ -49,8 +49,8 @@ class BodyNames:
     dims: generic dimensions, and dimensions that the body declares. values: variables, bound anywhere in the body.
     """
 
-    dims: Mapping[str, Symbol] = attrs.field(factory=dict)
-    values: Mapping[str, Symbol] = attrs.field(factory=dict)
+    dims: Mapping[str, DeclaredSymbol] = attrs.field(factory=dict)
+    values: Mapping[str, DeclaredSymbol] = attrs.field(factory=dict)
 
 
 NO_BODY = BodyNames()
@@ -58,11 +58,11 @@ NO_BODY = BodyNames()
 
 def names_of_body(decl: Body, file: Declarations | None = None) -> BodyNames:
     """Return the names of a body; those of hyperparameters belong to the first declaration of the optimizer in the file."""
-    dims: dict[str, Symbol] = {}
-    values: dict[str, Symbol] = {}
+    dims: dict[str, DeclaredSymbol] = {}
+    values: dict[str, DeclaredSymbol] = {}
 
-    def add(table: dict[str, Symbol], name: ast.Name, kind: SymbolKind, node: ast.Node) -> None:
-        table.setdefault(name.text, Symbol(name.text, name.span, kind, node))
+    def add(table: dict[str, DeclaredSymbol], name: ast.Name, kind: SymbolKind, node: ast.Node) -> None:
+        table.setdefault(name.text, DeclaredSymbol(name.text, name.span, kind, node))
 
     if isinstance(decl, ast.FnDecl):
         for name in decl.generics:
@@ -88,16 +88,16 @@ def names_of_body(decl: Body, file: Declarations | None = None) -> BodyNames:
     return BodyNames(dims, values)
 
 
-def hyperparameters(decls: Iterable[ast.OptimizerDecl]) -> dict[str, Symbol]:
+def hyperparameters(decls: Iterable[ast.OptimizerDecl]) -> dict[str, DeclaredSymbol]:
     """Return the hyperparameters of an optimizer with several declarations; the first one with a name has the symbol."""
-    found: dict[str, Symbol] = {}
+    found: dict[str, DeclaredSymbol] = {}
     for decl in decls:
         for each in decl.hypers:
-            found.setdefault(each.name.text, Symbol(each.name.text, each.name.span, "argument", each))
+            found.setdefault(each.name.text, DeclaredSymbol(each.name.text, each.name.span, "argument", each))
     return found
 
 
-def argument(decl: ast.FnDecl, name: str) -> Symbol | None:
+def argument(decl: ast.FnDecl, name: str) -> DeclaredSymbol | None:
     """Return the argument of a function with this name, which may stand for a generic dimension."""
     names = names_of_body(decl)
     given = any(each.name.text == name for each in decl.args)
@@ -161,7 +161,11 @@ class _Resolver:
             case ast.HardwareDecl():
                 yield from self._of(decl.name, self.file.hardware, "declared")
                 for link in decl.links:
-                    yield Occurrence(link.name.span, Symbol(link.name.text, link.name.span, "link", link), "declared")
+                    yield Occurrence(
+                        link.name.span,
+                        DeclaredSymbol(link.name.text, link.name.span, "link", link),
+                        "declared",
+                    )
             case ast.TrainDecl():
                 yield from self._train(decl)
             case ast.ModelDecl():
@@ -174,7 +178,9 @@ class _Resolver:
                 yield from self._of(decl.name, self.file.optimizers, "declared")
                 yield from self._body(decl)
 
-    def _of(self, name: ast.Name, table: Mapping[str, Symbol], role: Role = "used") -> Iterator[Occurrence]:
+    def _of(
+        self, name: ast.Name, table: Mapping[str, DeclaredSymbol], role: Role = "used"
+    ) -> Iterator[Occurrence]:
         symbol = table.get(name.text)
         if symbol is not None:
             yield Occurrence(name.span, symbol, role)
@@ -197,7 +203,7 @@ class _Resolver:
         for each in decl.values:
             yield from self._value_path(each.path, self._models(decl.models))
 
-    def axes_of(self, decl: ast.LayoutDecl) -> Mapping[str, Symbol]:
+    def axes_of(self, decl: ast.LayoutDecl) -> Mapping[str, DeclaredSymbol]:
         """Return the axes of a layout's mesh, which may be the only mesh of the file."""
         name = decl.mesh.text if decl.mesh else next(iter(self.file.meshes), "")
         return self.file.axes.get(name, {})
@@ -270,7 +276,9 @@ class _Resolver:
             return
         for each in statements(decl.body):
             if isinstance(each, ast.Repeat | ast.Scan) and each.dim.text.rpartition(".")[2] == part:
-                yield from (attrs.evolve(found, span=own) for found in _last(self._dim_of(each.dim, names, file)))
+                yield from (
+                    attrs.evolve(found, span=own) for found in _last(self._dim_of(each.dim, names, file))
+                )
                 yield from self._steps(parts[1:], rest, decl, file)
                 return
         for call in (node for each in decl.body for node in walk(each) if isinstance(node, ast.Call)):
@@ -286,7 +294,7 @@ class _Resolver:
 
     def _scope_of(
         self, call: ast.Call, part: str, decl: Body, file: Declarations
-    ) -> tuple[Symbol | None, int]:
+    ) -> tuple[DeclaredSymbol | None, int]:
         """Return the symbol that a part of a full name means if it is the scope of a call, and the length of its name."""
         wanted = NUMBERED.sub("", part)
         if call.scope is not None:
@@ -322,7 +330,9 @@ class _Resolver:
             yield from self._statement(statement, names, decl)
 
     def _given(self, each: ast.FnArg, names: BodyNames) -> Iterator[Occurrence]:
-        yield from self._of(each.name, names.dims if each.name.text in names.dims else names.values, "declared")
+        yield from self._of(
+            each.name, names.dims if each.name.text in names.dims else names.values, "declared"
+        )
         if each.type is not None:
             yield from self._type(each.type, names)
         if each.default is not None:
@@ -343,7 +353,9 @@ class _Resolver:
             case ast.Param() | ast.State():
                 if node.type is not None:
                     yield from self._type(node.type, names)
-                yield from self._expression(node.init if isinstance(node, ast.Param) else node.value, names, decl)
+                yield from self._expression(
+                    node.init if isinstance(node, ast.Param) else node.value, names, decl
+                )
             case ast.Watch() | ast.Return():
                 for value in node.values:
                     yield from self._expression(value, names, decl)
@@ -365,7 +377,7 @@ class _Resolver:
             if symbol is not None:
                 yield from self._path(name, symbol)
 
-    def _path(self, name: ast.Path, symbol: Symbol) -> Iterator[Occurrence]:
+    def _path(self, name: ast.Path, symbol: DeclaredSymbol) -> Iterator[Occurrence]:
         """Yield the two names of `module.name`."""
         dot = name.span.column + len(name.parts[0])
         yield Occurrence(attrs.evolve(name.span, end_column=dot), self.file.modules[name.parts[0]], "used")
@@ -383,7 +395,9 @@ class _Resolver:
         """Yield the names in the size of a body's dimension: dimensions, and arguments that are numbers."""
         for name in ast.walk(node):
             if isinstance(name, ast.Name | ast.Path):
-                is_dim = name.text in names.dims or name.text in self.file.dims or name.text not in names.values
+                is_dim = (
+                    name.text in names.dims or name.text in self.file.dims or name.text not in names.values
+                )
                 yield from self._dim(name, names) if is_dim else self._expression(name, names)
 
     def _type(self, type: ast.Type, names: BodyNames) -> Iterator[Occurrence]:
@@ -395,7 +409,9 @@ class _Resolver:
     def _expression(self, node: ast.Node, names: BodyNames, decl: Body | None = None) -> Iterator[Occurrence]:
         match node:
             case ast.Name():
-                yield from self._of(node, names.values) if node.text in names.values else self._dim(node, names)
+                yield from (
+                    self._of(node, names.values) if node.text in names.values else self._dim(node, names)
+                )
             case ast.Path():
                 yield from self._dim(node, names)
             case ast.Call():
@@ -412,14 +428,18 @@ class _Resolver:
     def _call(self, node: ast.Call, names: BodyNames, decl: Body | None) -> Iterator[Occurrence]:
         found = self.project.function(node.function, self.file)
         if node.scope is not None and decl is not None and (scope := _scope(decl, node.scope.text)):
-            yield Occurrence(node.scope.span, scope, "declared" if scope.place == node.scope.span else "bound")
+            yield Occurrence(
+                node.scope.span, scope, "declared" if scope.place == node.scope.span else "bound"
+            )
         yield from self._function_name(node.function, found[0] if found else None)
         if found is not None and isinstance(found[0].node, ast.FnDecl):
             yield from self._declared_call(node, found[0].node, names, decl)
         else:
             yield from self._builtin_call(node, names, decl)
 
-    def _function_name(self, name: ast.Name | ast.Path, symbol: Symbol | None) -> Iterator[Occurrence]:
+    def _function_name(
+        self, name: ast.Name | ast.Path, symbol: DeclaredSymbol | None
+    ) -> Iterator[Occurrence]:
         if symbol is None:
             return
         if isinstance(name, ast.Path):
@@ -430,7 +450,10 @@ class _Resolver:
     def _declared_call(
         self, node: ast.Call, function: ast.FnDecl, names: BodyNames, decl: Body | None
     ) -> Iterator[Occurrence]:
-        generics = {name.text: Symbol(name.text, name.span, "dimension", function) for name in function.generics}
+        generics = {
+            name.text: DeclaredSymbol(name.text, name.span, "dimension", function)
+            for name in function.generics
+        }
         for binding in node.bindings:
             yield from self._of(binding.generic, generics)
             yield from self._dim(binding.dim, names)
@@ -467,7 +490,7 @@ class _Resolver:
             yield from self._expression(value, names, decl)
 
 
-def _scope(decl: Body, name: str) -> Symbol | None:
+def _scope(decl: Body, name: str) -> DeclaredSymbol | None:
     """Return the symbol of `as NAME` in a body: the first one has it."""
     for statement in decl.body:
         calls = sorted(
@@ -476,7 +499,7 @@ def _scope(decl: Body, name: str) -> Symbol | None:
         )
         found = next((scope for scope in calls if scope.text == name), None)
         if found is not None:
-            return Symbol(name, found.span, "scope")
+            return DeclaredSymbol(name, found.span, "scope")
     return None
 
 

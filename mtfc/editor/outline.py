@@ -14,7 +14,7 @@ from lsprotocol.types import (
 )
 
 from mtfc.compiler.diagnostics import Span
-from mtfc.editor.buffers import Buffer
+from mtfc.editor.buffers import TextBuffer
 from mtfc.editor.names import Occurrence, statements
 from mtfc.editor.token_kinds import classified
 from mtfc.frontend.syntax import ast
@@ -37,19 +37,21 @@ SHOWN_AS: Mapping[type[ast.Node], tuple[SymbolKind, str]] = {
 }
 
 
-def symbols(tree: ast.File, buffer: Buffer) -> list[DocumentSymbol]:
+def symbols(tree: ast.File, buffer: TextBuffer) -> list[DocumentSymbol]:
     """Return the declarations of a file, with the parameters, states and axes in them."""
     return [_symbol(decl, buffer) for decl in tree.declarations if type(decl) in SHOWN_AS]
 
 
-def _symbol(decl: ast.Node, buffer: Buffer) -> DocumentSymbol:
+def _symbol(decl: ast.Node, buffer: TextBuffer) -> DocumentSymbol:
     kind, word = SHOWN_AS[type(decl)]
     name: ast.Name = decl.model if isinstance(decl, ast.TrainDecl) else decl.name  # type: ignore[attr-defined]
     whole = buffer.range(decl.span)
-    return DocumentSymbol(name.text, kind, whole, buffer.range(name.span), word, children=list(_inside(decl, buffer)))
+    return DocumentSymbol(
+        name.text, kind, whole, buffer.range(name.span), word, children=list(_inside(decl, buffer))
+    )
 
 
-def _inside(decl: ast.Node, buffer: Buffer) -> Iterator[DocumentSymbol]:
+def _inside(decl: ast.Node, buffer: TextBuffer) -> Iterator[DocumentSymbol]:
     if isinstance(decl, ast.MeshDecl):
         yield from (_part(each, each.name, SymbolKind.EnumMember, "axis", buffer) for each in decl.axes)
     if isinstance(decl, ast.ModelDecl):
@@ -65,7 +67,7 @@ def _inside(decl: ast.Node, buffer: Buffer) -> Iterator[DocumentSymbol]:
             yield _part(each, each.name, SymbolKind.TypeParameter, "dim", buffer)
 
 
-def _part(node: ast.Node, name: ast.Name, kind: SymbolKind, word: str, buffer: Buffer) -> DocumentSymbol:
+def _part(node: ast.Node, name: ast.Name, kind: SymbolKind, word: str, buffer: TextBuffer) -> DocumentSymbol:
     return DocumentSymbol(name.text, kind, buffer.range(node.span), buffer.range(name.span), word)
 
 
@@ -149,7 +151,7 @@ NUMBERS = {kind: LEGEND.token_types.index(each.value) for kind, each in TYPES.it
 DECLARED, OF_LIBRARY = 1, 2
 
 
-def semantic_tokens(buffer: Buffer, found: Iterable[Occurrence]) -> list[int]:
+def semantic_tokens(buffer: TextBuffer, found: Iterable[Occurrence]) -> list[int]:
     """Return the tokens in the encoding of the protocol: five numbers for each, relative to the token before."""
     data: list[int] = []
     line = start = 0
@@ -161,7 +163,7 @@ def semantic_tokens(buffer: Buffer, found: Iterable[Occurrence]) -> list[int]:
     return data
 
 
-def _kinds(buffer: Buffer, found: Iterable[Occurrence]) -> Iterator[tuple[Span, str, int]]:
+def _kinds(buffer: TextBuffer, found: Iterable[Occurrence]) -> Iterator[tuple[Span, str, int]]:
     """Yield the tokens in order; a path has a kind for each of its names."""
     by_line: dict[int, list[Occurrence]] = {}
     for each in found:
@@ -178,4 +180,3 @@ def _kinds(buffer: Buffer, found: Iterable[Occurrence]) -> Iterator[tuple[Span, 
             yield each.span, each.symbol.kind, DECLARED * (each.role == "declared")
         if not inside and kind != "name":
             yield token.span(""), kind, OF_LIBRARY * (kind == "builtin")
-

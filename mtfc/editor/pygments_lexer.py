@@ -38,7 +38,7 @@ TYPES: dict[TokenKind, _TokenType] = {
 }
 
 
-class MtfLexer(Lexer):
+class MtfLexer(Lexer):  # type: ignore[misc]
     """Split a .mtf file into tokens of Pygments, by the compiler's own lexer."""
 
     name = "mtf"

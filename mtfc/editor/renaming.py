@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from mtfc.compiler.diagnostics import Diagnostic
-from mtfc.editor.buffers import Buffer
-from mtfc.editor.declarations import Project, Symbol, declarations, syntax_errors
+from mtfc.editor.buffers import TextBuffer
+from mtfc.editor.declarations import DeclaredSymbol, Project, declarations, syntax_errors
 from mtfc.editor.documents import OpenTexts, is_library, uri_of
 from mtfc.editor.fixes import applied
 from mtfc.editor.names import Occurrence, occurrences
@@ -30,7 +30,7 @@ class CannotRename(Exception):
     """A renaming is refused; the message says why."""
 
 
-def files_of(symbol: Symbol, texts: OpenTexts) -> Iterator[str]:
+def files_of(symbol: DeclaredSymbol, texts: OpenTexts) -> Iterator[str]:
     """Yield the files that may have references of a symbol, the one that declares it first."""
     own = symbol.place.file
     yield own
@@ -41,7 +41,7 @@ def files_of(symbol: Symbol, texts: OpenTexts) -> Iterator[str]:
         yield from texts.beside(own)
 
 
-def references(symbol: Symbol, texts: OpenTexts) -> dict[str, list[Occurrence]]:
+def references(symbol: DeclaredSymbol, texts: OpenTexts) -> dict[str, list[Occurrence]]:
     """Return the occurrences of a symbol by file."""
     found = {file: _in_file(file, texts, symbol.name) for file in dict.fromkeys(files_of(symbol, texts))}
     own = {file: [each for each in all if each.symbol == symbol] for file, all in found.items()}
@@ -56,15 +56,19 @@ def _in_file(file: str, texts: OpenTexts, name: str) -> list[Occurrence]:
     return occurrences(declarations(text, file), Project(texts.read))
 
 
-def check_renamable(symbol: Symbol) -> None:
+def check_renamable(symbol: DeclaredSymbol) -> None:
     """Raise `CannotRename` for a symbol that no renaming can change."""
     if is_library(symbol.place.file):
-        raise CannotRename(f"`{symbol.name}` is declared in {symbol.place.file}, which belongs to the library")
+        raise CannotRename(
+            f"`{symbol.name}` is declared in {symbol.place.file}, which belongs to the library"
+        )
     if symbol.kind == "module":
         raise CannotRename(f"`{symbol.name}` is a module, which has the name of its file: rename the file")
 
 
-def renamed(symbol: Symbol, name: str, texts: OpenTexts, check: CheckFile) -> dict[str, list[Occurrence]]:
+def renamed(
+    symbol: DeclaredSymbol, name: str, texts: OpenTexts, check: CheckFile
+) -> dict[str, list[Occurrence]]:
     """Return the occurrences to rename, by file. Raises `CannotRename`."""
     check_renamable(symbol)
     if not NAME.fullmatch(name):
@@ -75,25 +79,29 @@ def renamed(symbol: Symbol, name: str, texts: OpenTexts, check: CheckFile) -> di
     for file in found:
         if syntax_errors(texts.read(file) or "", file):
             raise CannotRename(f"{file} has syntax errors, and names in them could not be renamed")
-    new = OpenTexts({**texts.by_file, **{file: _text(file, each, name, texts) for file, each in found.items()}})
+    new = OpenTexts(
+        {**texts.by_file, **{file: _text(file, each, name, texts) for file, each in found.items()}}
+    )
     _check_meaning(symbol, name, texts, new)
     _check_errors(found, name, texts, new, check)
     return found
 
 
 def _text(file: str, found: Iterable[Occurrence], name: str, texts: OpenTexts) -> str:
-    buffer = Buffer(uri_of(file) or file, file, texts.read(file) or "")
+    buffer = TextBuffer(uri_of(file) or file, file, texts.read(file) or "")
     return applied(buffer, [(each.span, name) for each in found])
 
 
-def _check_meaning(symbol: Symbol, name: str, old: OpenTexts, new: OpenTexts) -> None:
+def _check_meaning(symbol: DeclaredSymbol, name: str, old: OpenTexts, new: OpenTexts) -> None:
     """Raise `CannotRename` unless the names of all files mean the same before and after, one for one."""
-    meaning: dict[Symbol, Symbol] = {}
+    meaning: dict[DeclaredSymbol, DeclaredSymbol] = {}
     for file in dict.fromkeys(files_of(symbol, old)):
         text = old.read(file)
         if text is None or (symbol.name not in text and name not in text):
             continue
-        before, after = (occurrences(declarations(each.read(file) or "", file), Project(each.read)) for each in (old, new))
+        before, after = (
+            occurrences(declarations(each.read(file) or "", file), Project(each.read)) for each in (old, new)
+        )
         if len(before) != len(after):
             raise CannotRename(f"`{name}` means something else already in {file}")
         for a, b in zip(before, after, strict=True):
@@ -111,5 +119,6 @@ def _check_errors(
         before, after = (Counter(each.code for each in check(file, texts)) for texts in (old, new))
         if more := after - before:
             worst = next(each for each in check(file, new) if each.code in more)
-            raise CannotRename(f"`{name}` would lead to an error in {file}, line {worst.line}: {worst.message}")
-
+            raise CannotRename(
+                f"`{name}` would lead to an error in {file}, line {worst.line}: {worst.message}"
+            )

@@ -1,8 +1,8 @@
 """The language server: `mtfc lsp` speaks the Language Server Protocol on standard input and output.
 
-The main thread answers requests about names, which take milliseconds. One thread checks the files: a change is checked at once, and
-changes that come meanwhile are checked together. Figures and searches are computed in other processes (`jobs.py`), and dropped when
-the text changes. So typing never waits.
+The main thread answers requests about names, which take milliseconds. One thread checks the files: a change is checked at once,
+and changes that come meanwhile are checked together. Figures and searches are computed in other processes (`jobs.py`), and
+dropped when the text changes. So typing never waits.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from pygls.protocol.language_server import lsp_method
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.driver.version import installed_version
 from mtfc.editor import checks, completion, fixes, hover, outline, renaming
-from mtfc.editor.buffers import Buffer
-from mtfc.editor.checks import Checked, checked, diagnostics_of
+from mtfc.editor.buffers import TextBuffer
+from mtfc.editor.checks import CheckedFile, checked, diagnostics_of
 from mtfc.editor.cursor import cursor_at
 from mtfc.editor.declarations import Declarations, Project, declarations
-from mtfc.editor.documents import Documents, OpenTexts, is_library
+from mtfc.editor.documents import OpenDocuments, OpenTexts, is_library
 from mtfc.editor.figures import CaseFigures
 from mtfc.editor.jobs import Case, FiguresQueue, Worker
 from mtfc.editor.names import Occurrence, occurrences
@@ -85,7 +85,7 @@ class _Protocol(LanguageServerProtocol):
 class View:
     """A buffer with what requests about it need."""
 
-    buffer: Buffer
+    buffer: TextBuffer
     texts: OpenTexts
     project: Project
     file: Declarations
@@ -103,13 +103,13 @@ class Server(LanguageServer):
 
     def __init__(self) -> None:
         super().__init__(NAME, installed_version() or "0", protocol_cls=_Protocol)
-        self.documents = Documents()
+        self.documents = OpenDocuments()
         self.figures = FiguresQueue()
         self.searches = Worker()
         self.target: str | None = None
         self.chosen: dict[tuple[str, str], str] = {}
         self.searched: dict[tuple[str, str], dict[tuple[str, int], hover.BestKnown]] = {}
-        self.checks: dict[str, Checked] = {}
+        self.checks: dict[str, CheckedFile] = {}
         self._texts: dict[str, str] = {}
         self._shown: set[str] = set()
         self._thread = ThreadPoolExecutor(1, "check")
@@ -373,7 +373,9 @@ def highlight(view: View, params: lsp.DocumentHighlightParams) -> list[lsp.Docum
     found = view.at(params.position)
     kinds = {"used": lsp.DocumentHighlightKind.Read}
     return [
-        lsp.DocumentHighlight(view.buffer.range(each.span), kinds.get(each.role, lsp.DocumentHighlightKind.Write))
+        lsp.DocumentHighlight(
+            view.buffer.range(each.span), kinds.get(each.role, lsp.DocumentHighlightKind.Write)
+        )
         for each in view.names
         if found is not None and each.symbol == found.symbol
     ]
@@ -432,7 +434,9 @@ async def show_hover(view: View, params: lsp.HoverParams) -> lsp.Hover | None:
         return None if text is None else lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, text))
     cases = server.chosen_cases(view)
     known = await server.figures_for(view, cases, HOVER_WAITS)
-    figures = next((each for each in known if (view.buffer.file, line) in each.lines), known[0] if known else None)
+    figures = next(
+        (each for each in known if (view.buffer.file, line) in each.lines), known[0] if known else None
+    )
     text = hover.declared(found.symbol, view.project)
     if found.symbol.kind == "dimension":
         text += hover.dimension(found.symbol, figures)
@@ -527,14 +531,18 @@ async def code_lens(view: View, params: lsp.CodeLensParams) -> list[lsp.CodeLens
     await server.figures_for(view, cases, HINTS_WAIT)
     chosen = dict(server.chosen_cases(view))
     key = view.buffer.file, view.buffer.text
-    return hover.lenses(view.file, server.figures.of_file(view.buffer.file), chosen, server.searched.get(key, {}), view.buffer)
+    return hover.lenses(
+        view.file, server.figures.of_file(view.buffer.file), chosen, server.searched.get(key, {}), view.buffer
+    )
 
 
 @feature(lsp.TEXT_DOCUMENT_CODE_ACTION, lsp.CodeActionOptions([lsp.CodeActionKind.QuickFix]))
 @awaiting_view
 async def code_actions(view: View, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
     wanted = params.context.only
-    if wanted and not any(lsp.CodeActionKind.QuickFix.value.startswith(getattr(o, "value", o)) for o in wanted):
+    if wanted and not any(
+        lsp.CodeActionKind.QuickFix.value.startswith(getattr(o, "value", o)) for o in wanted
+    ):
         return []
     return await server.in_thread(lambda: list(_actions(view, params)))
 
@@ -560,7 +568,9 @@ def _actions(view: View, params: lsp.CodeActionParams) -> Iterator[lsp.CodeActio
 # Commands
 
 
-def command(name: str, required: int) -> Callable[[Callable[..., Awaitable[Any]]], Callable[..., Awaitable[Any]]]:
+def command(
+    name: str, required: int
+) -> Callable[[Callable[..., Awaitable[Any]]], Callable[..., Awaitable[Any]]]:
     """Register a command, whose arguments are texts; those after the required ones may be left out."""
 
     def register(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -569,7 +579,9 @@ def command(name: str, required: int) -> Callable[[Callable[..., Awaitable[Any]]
         async def answer(*arguments: Any) -> Any:
             given = [each if isinstance(each, str) else None for each in arguments[:count]]
             if len(given) < required or None in given[:required]:
-                raise JsonRpcException(f"{name} needs {required} arguments", lsp.ErrorCodes.InvalidParams.value)
+                raise JsonRpcException(
+                    f"{name} needs {required} arguments", lsp.ErrorCodes.InvalidParams.value
+                )
             return await handler(*given, *[None] * (count - len(given)))
 
         server.command(name)(answer)
@@ -583,7 +595,11 @@ async def layouts_command(uri: str) -> list[dict[str, object]]:
     """Return the layouts of each model of a file, and the chosen one."""
     view = server.view(uri)
     return [
-        {"model": each, "layouts": layouts_for(view.file, each), "chosen": server.chosen_layout(view.file, each)}
+        {
+            "model": each,
+            "layouts": layouts_for(view.file, each),
+            "chosen": server.chosen_layout(view.file, each),
+        }
         for each in (view.file.models if view else ())
         if view is not None
     ]
@@ -610,7 +626,9 @@ async def report_command(uri: str, layout: str | None) -> str:
     if view is None:
         return f"there is no file {uri}"
     wanted = layout or server.chosen_layout(view.file, next(iter(view.file.models), ""))
-    answer = await server.searches.ask(ReportRequest(server._near(view), view.buffer.file, wanted, server.target))
+    answer = await server.searches.ask(
+        ReportRequest(server._near(view), view.buffer.file, wanted, server.target)
+    )
     return answer.reason if isinstance(answer, Failed) else str(answer)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.editor.buffers import END_OF_LINE
 from mtfc.editor.declarations import Declarations, Project
@@ -90,7 +91,7 @@ def argument_text(each: ast.FnArg, text: str) -> str:
     return f"{each.name.text}{type}{default}"
 
 
-def _source(span: ast.Span, text: str) -> str:
+def _source(span: Span, text: str) -> str:
     """Return the source of an expression on one line."""
     lines = END_OF_LINE.split(text)[span.line - 1 : span.end_line]
     if len(lines) != 1:

@@ -38,7 +38,9 @@ SCOPES: dict[TokenKind, str] = {
 
 def words(of: Iterable[str]) -> str:
     """Return a pattern for any of some words, which are no parts of names."""
-    found = "|".join(re.escape(word).replace("\\_", "_") for word in sorted(of, key=lambda word: (-len(word), word)))
+    found = "|".join(
+        re.escape(word).replace("\\_", "_") for word in sorted(of, key=lambda word: (-len(word), word))
+    )
     return rf"(?<![\w.])(?:{found})(?![\w.])"
 
 

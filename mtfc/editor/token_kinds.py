@@ -106,4 +106,9 @@ def is_keyword(before: str, word: str, after: str) -> bool:
         return before in STARTS and after not in NO_NAMES
     if word == "checkpoint":
         return before not in (*STARTS, "=", "(", "[", ",") and (after == "{" or after == "with")
-    return word in JOINING and before not in STARTS and after not in NO_NAMES and before not in ("=", "(", "[", ":")
+    return (
+        word in JOINING
+        and before not in STARTS
+        and after not in NO_NAMES
+        and before not in ("=", "(", "[", ":")
+    )

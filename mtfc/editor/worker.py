@@ -89,7 +89,11 @@ class ReportRequest:
         choice = Choice(layout=self.layout)
         step = simulate(self.file, choice, self.target or DEFAULT_TARGET, sources)
         texts = sources.with_library(step.files)
-        parts = (cost_text(self.file, choice, sources), explain_text(self.file, choice, sources), step.report(texts))
+        parts = (
+            cost_text(self.file, choice, sources),
+            explain_text(self.file, choice, sources),
+            step.report(texts),
+        )
         return "\n".join(parts)
 
 
@@ -135,4 +139,3 @@ def main() -> None:
     while (request := received(sys.stdin.buffer)) is not None:
         answers.write(framed(answered(request)))
         answers.flush()
-

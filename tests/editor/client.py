@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from lsprotocol import types as lsp
 from pygls.lsp.client import LanguageClient
 
-from mtfc.editor.buffers import Buffer
+from mtfc.editor.buffers import TextBuffer
 
 R = TypeVar("R")
 
@@ -26,8 +26,10 @@ class Editor:
     texts: the open buffers, with the texts that the editor shows. shown: the last diagnostics of each file, with their versions.
     """
 
-    def __init__(self, encoding: lsp.PositionEncodingKind = lsp.PositionEncodingKind.Utf16, **settings: Any) -> None:
-        self.texts: dict[str, Buffer] = {}
+    def __init__(
+        self, encoding: lsp.PositionEncodingKind = lsp.PositionEncodingKind.Utf16, **settings: Any
+    ) -> None:
+        self.texts: dict[str, TextBuffer] = {}
         self.shown: dict[str, lsp.PublishDiagnosticsParams] = {}
         self.encoding = encoding
         self.loop = asyncio.new_event_loop()
@@ -68,14 +70,16 @@ class Editor:
 
     def command(self, name: str, *arguments: Any) -> Any:
         return self.wait(
-            self.client.workspace_execute_command_async(lsp.ExecuteCommandParams(name, arguments=list(arguments)))
+            self.client.workspace_execute_command_async(
+                lsp.ExecuteCommandParams(name, arguments=list(arguments))
+            )
         )
 
-    # Documents
+    # OpenDocuments
 
     def open(self, uri: str, text: str) -> list[lsp.Diagnostic]:
         """Open a document, and return its diagnostics."""
-        self.texts[uri] = Buffer(uri, uri, text, 1, self.encoding.value)
+        self.texts[uri] = TextBuffer(uri, uri, text, 1, self.encoding.value)
         self.shown.pop(uri, None)
         self._run(lambda: self.client.text_document_did_open(
             lsp.DidOpenTextDocumentParams(lsp.TextDocumentItem(uri, "mtf", 1, text))
@@ -102,7 +106,9 @@ class Editor:
             for range, text in changes
         ]
         document = lsp.VersionedTextDocumentIdentifier(version, uri)
-        self._run(lambda: self.client.text_document_did_change(lsp.DidChangeTextDocumentParams(document, events)))
+        self._run(
+            lambda: self.client.text_document_did_change(lsp.DidChangeTextDocumentParams(document, events))
+        )
 
     def close(self, uri: str) -> None:
         del self.texts[uri]
@@ -133,7 +139,9 @@ class Editor:
     def position(self, uri: str, before: str, after: str = "") -> lsp.Position:
         """Return the position between two texts that stand side by side once in the document."""
         buffer = self.texts[uri]
-        assert buffer.text.count(before + after) == 1, f"{before + after!r} is there {buffer.text.count(before + after)} times"
+        assert buffer.text.count(before + after) == 1, (
+            f"{before + after!r} is there {buffer.text.count(before + after)} times"
+        )
         return buffer.position(*buffer.place_at(buffer.text.index(before + after) + len(before)))
 
     def applied(self, edit: lsp.WorkspaceEdit) -> dict[str, str]:
@@ -144,7 +152,7 @@ class Editor:
         buffer = self.texts.get(uri)
         if buffer is None:
             path = Path(uri.removeprefix("file://"))
-            buffer = Buffer(uri, uri, path.read_text("utf-8"), None, self.encoding.value)
+            buffer = TextBuffer(uri, uri, path.read_text("utf-8"), None, self.encoding.value)
         for each in sorted(edits, key=lambda e: (e.range.start.line, e.range.start.character), reverse=True):
             buffer = buffer.edited(each.range, each.new_text, None)
         return buffer.text

@@ -14,7 +14,7 @@ from lsprotocol import types as lsp
 from mtfc.driver.check import check_file
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
-from mtfc.editor.buffers import Buffer
+from mtfc.editor.buffers import TextBuffer
 from tests.documents import ROOT
 from tests.editor.client import Editor
 from tests.fuzz.hostile_sources import source
@@ -41,7 +41,7 @@ Row = tuple[Any, ...]
 
 def wanted(path: Path, text: str) -> list[Row]:
     """Return what `mtfc check` finds in a file on disk; the place of an error in the library is the call that led there."""
-    buffer = Buffer("", "", text)
+    buffer = TextBuffer("", "", text)
     rows: list[Row] = []
     for each in check_file(str(path), Choice(), Sources()):
         calls = [label.span for label in each.labels if label.span.file == str(path)]
@@ -54,7 +54,11 @@ def wanted(path: Path, text: str) -> list[Row]:
 
 def found(diagnostics: list[lsp.Diagnostic]) -> list[Row]:
     severities = {lsp.DiagnosticSeverity.Error: "error", lsp.DiagnosticSeverity.Warning: "warning"}
-    rows = [(each.code, severities[each.severity], each.message, each.range) for each in diagnostics if each.severity]
+    rows = [
+        (each.code, severities[each.severity], each.message, each.range)
+        for each in diagnostics
+        if each.severity
+    ]
     return sorted(rows, key=repr)
 
 
@@ -72,7 +76,9 @@ PIECES = st.one_of(
     ]),
     st.text(alphabet="ab_1.😀\n", max_size=4),
 )  # fmt: skip
-EDITS = st.lists(st.tuples(st.floats(0, 1), st.sampled_from([0, 0, 1, 2, 7, 40]), PIECES), min_size=1, max_size=3)
+EDITS = st.lists(
+    st.tuples(st.floats(0, 1), st.sampled_from([0, 0, 1, 2, 7, 40]), PIECES), min_size=1, max_size=3
+)
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -98,7 +104,14 @@ def test_edits_give_the_diagnostics_of_check(
         agree(editor, uri, path, editor.edit(uri, *changes))
 
 
-CASES = ["E001_every_error_of_a_file", "E101_one_error_each", "E301_paper", "W603_unused", "E201_in_library", "W601_in_library"]
+CASES = [
+    "E001_every_error_of_a_file",
+    "E101_one_error_each",
+    "E301_paper",
+    "W603_unused",
+    "E201_in_library",
+    "W601_in_library",
+]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -122,7 +135,11 @@ def test_hostile_sources(editor: Editor, number: int) -> None:
         for method in (lsp.TEXT_DOCUMENT_COMPLETION, lsp.TEXT_DOCUMENT_SIGNATURE_HELP, lsp.TEXT_DOCUMENT_DEFINITION,
                        lsp.TEXT_DOCUMENT_DOCUMENT_HIGHLIGHT, lsp.TEXT_DOCUMENT_PREPARE_RENAME):  # fmt: skip
             editor.ask(method, uri, position=position)
-    for method in (lsp.TEXT_DOCUMENT_DOCUMENT_SYMBOL, lsp.TEXT_DOCUMENT_FOLDING_RANGE, lsp.TEXT_DOCUMENT_SEMANTIC_TOKENS_FULL):
+    for method in (
+        lsp.TEXT_DOCUMENT_DOCUMENT_SYMBOL,
+        lsp.TEXT_DOCUMENT_FOLDING_RANGE,
+        lsp.TEXT_DOCUMENT_SEMANTIC_TOKENS_FULL,
+    ):
         assert editor.ask(method, uri) is not None
     editor.ask(lsp.TEXT_DOCUMENT_FORMATTING, uri, options=lsp.FormattingOptions(2, True))
     position = buffer.position(*buffer.place_at(len(text)))
@@ -159,7 +176,9 @@ def test_diagnostics_of_a_closed_import_are_shown_in_it(editor: Editor, tmp_path
     assert editor.shown[module.as_uri()].diagnostics in ([], ())
 
 
-@pytest.mark.parametrize("uri", ["untitled:Untitled-1", "vscode-vfs://github/a/b.mtf", "file:///no/such/folder/a.mtf", "x:"])
+@pytest.mark.parametrize(
+    "uri", ["untitled:Untitled-1", "vscode-vfs://github/a/b.mtf", "file:///no/such/folder/a.mtf", "x:"]
+)
 def test_documents_without_files(editor: Editor, uri: str) -> None:
     assert [each.code for each in editor.open(uri, "import nothing\n")] == ["E119"]
     assert editor.edit(uri, (None, "import nn\ndim a = 1\n")) == []
@@ -167,7 +186,9 @@ def test_documents_without_files(editor: Editor, uri: str) -> None:
 
 def test_windows_line_ends_and_wide_characters(editor: Editor) -> None:
     uri = "untitled:crlf"
-    (shown,) = editor.open(uri, "dim a = 4\r\nmodel m(x: [a]) {\r\n  y = x  # 😀\r\n  z = \"😀\"\r\n  return y\r\n}\r\n")
+    (shown,) = editor.open(
+        uri, 'dim a = 4\r\nmodel m(x: [a]) {\r\n  y = x  # 😀\r\n  z = "😀"\r\n  return y\r\n}\r\n'
+    )
     assert (shown.range.start, shown.range.end) == (lsp.Position(3, 6), lsp.Position(3, 10))
 
 
@@ -184,7 +205,7 @@ def test_several_folders(editor: Editor, tmp_path: Path) -> None:
 def test_edits_of_unknown_documents(editor: Editor) -> None:
     """A notification that no editor should send does not end the server."""
     uri = "untitled:unknown"
-    editor.texts[uri] = Buffer(uri, uri, "", 0)
+    editor.texts[uri] = TextBuffer(uri, uri, "", 0)
     far = lsp.Range(lsp.Position(99, 99), lsp.Position(100, 0))
     assert editor.edit(uri, (far, "dim a = 1\n")) == []
     assert editor.edit(uri, (lsp.Range(lsp.Position(0, 0), lsp.Position(0, 3)), "nonsense"))

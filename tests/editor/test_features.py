@@ -1,4 +1,4 @@
-"""What the server shows at the cursor and of the whole file."""
+"""Hovers, hints, completion, fixes and outlines, as a client gets them from the server."""
 
 from __future__ import annotations
 
@@ -128,9 +128,13 @@ def test_lines_above_models_and_layouts(editor: Editor, two_layer: str) -> None:
     for i, layout in enumerate(record["layouts"]):
         sent = sum(each["bytes_per_device"] for each in layout["step"]["collectives"].values())
         memory = layout["memory_per_device"]["total"]
-        seconds = simulate(str(TWO_LAYER), Choice(layout=layout["layout"]), "h100", Sources()).record()["step_seconds"]
+        seconds = simulate(str(TWO_LAYER), Choice(layout=layout["layout"]), "h100", Sources()).record()[
+            "step_seconds"
+        ]
         shown = by_line[10 + i]
-        assert shown.startswith(f"sends {bytes_text(sent) if sent else 'nothing'}, {bytes_text(memory)} per device; ")
+        assert shown.startswith(
+            f"sends {bytes_text(sent) if sent else 'nothing'}, {bytes_text(memory)} per device; "
+        )
         assert seconds_text(seconds) in shown
         assert "best known" in shown
     model = by_line[16]
@@ -243,7 +247,11 @@ model net(x: [batch, hidden]) {
         ("train net {\n  precision = { compute: |", ["bf16", "f32"], ["compute"]),
         ("model m(x: |", ["f32", "bf16", "i32"], ["batch"]),
         ("model m(x: f32[|", ["batch", "hidden"], ["f32", "rows"]),
-        ("model m(x: [batch]) {\n  y = re|", ["relu", "x", "nn.dense", "scaled", "batch", "training"], ["step", "grid"]),
+        (
+            "model m(x: [batch]) {\n  y = re|",
+            ["relu", "x", "nn.dense", "scaled", "batch", "training"],
+            ["step", "grid"],
+        ),
         ("model m(x: [batch]) {\n  y = nn.|", ["nn.dense", "nn.layer_norm"], ["relu"]),
         ("model m(x: [batch]) {\n  y = random.|", ["random.normal", "random.bernoulli"], ["relu"]),
         ("model m(x: [batch]) {\n  y = nn.dense[|", ["d_in =", "d_out ="], ["relu"]),
@@ -331,7 +339,9 @@ def test_symbols(editor: Editor, two_layer: str) -> None:
 
 def test_folding(editor: Editor) -> None:
     uri = "untitled:folds"
-    editor.open(uri, "# a\n# b\nimport nn\nimport losses\nmodel m(x: []) {\n  y = (\n    x\n  )\n  return y\n}\n")
+    editor.open(
+        uri, "# a\n# b\nimport nn\nimport losses\nmodel m(x: []) {\n  y = (\n    x\n  )\n  return y\n}\n"
+    )
     found = editor.ask(lsp.TEXT_DOCUMENT_FOLDING_RANGE, uri)
     assert {(each.start_line, each.end_line, each.kind) for each in found} == {
         (0, 1, lsp.FoldingRangeKind.Comment),
@@ -351,7 +361,10 @@ def test_semantic_tokens(editor: Editor) -> None:
     for lines, columns, length, kind, _ in zip(*[iter(data)] * 5, strict=True):
         line, column = line + lines, columns + (0 if lines else column)
         begin = lsp.Position(line, column)
-        start, end = editor.texts[uri].offset(begin), editor.texts[uri].offset(lsp.Position(line, column + length))
+        start, end = (
+            editor.texts[uri].offset(begin),
+            editor.texts[uri].offset(lsp.Position(line, column + length)),
+        )
         kinds[line + 1, text[start:end]] = LEGEND.token_types[kind]
     assert kinds[2, "dim"] == "keyword"
     assert kinds[4, "rows"] == kinds[13, "rows"] == "enumMember"
@@ -378,20 +391,43 @@ def test_formatting_is_that_of_fmt(editor: Editor, end: str) -> None:
     assert editor.ask(lsp.TEXT_DOCUMENT_FORMATTING, uri, options=options) is None
 
 
-MODEL = "dim batch = 6\ndim io = 4\nmesh grid = [rows: 4, cols: 2]\nmodel m(x: [batch, io], n: i32[batch, io]) {{\n{}  return y\n}}\n"
+MODEL = (
+    "dim batch = 6\ndim io = 4\nmesh grid = [rows: 4, cols: 2]\n"
+    "model m(x: [batch, io], n: i32[batch, io]) {{\n{}  return y\n}}\n"
+)
 
 
 @pytest.mark.parametrize(
     ("text", "title", "changed", "to"),
     [
         (MODEL.format("  y = x + xx\n"), None, "xx", "x"),
-        (MODEL.format("  y = relu(x)\n").replace("model m(x: [batch", "model m(x: [bathc"), None, "bathc", "batch"),
+        (
+            MODEL.format("  y = relu(x)\n").replace("model m(x: [batch", "model m(x: [bathc"),
+            None,
+            "bathc",
+            "batch",
+        ),
         (MODEL.format("  y = nn.softmax(x, io)\n"), "Add `import nn`", "dim batch", "import nn\ndim batch"),
         (MODEL.format("  y = x + n\n"), "Write `cast(n, f32)`", "+ n\n", "+ cast(n, f32)\n"),
-        (MODEL.format("  w = einsum(x, x)\n  y = w\n").replace("x, x)", "x, cast(n, f32))"), None, None, None),
-        (MODEL.format("  y = x\n") + "layout l on grid = { batch: rows }\n", "Pad `batch` to 8", "batch = 6", "batch = 8"),
+        (
+            MODEL.format("  w = einsum(x, x)\n  y = w\n").replace("x, x)", "x, cast(n, f32))"),
+            None,
+            None,
+            None,
+        ),
+        (
+            MODEL.format("  y = x\n") + "layout l on grid = { batch: rows }\n",
+            "Pad `batch` to 8",
+            "batch = 6",
+            "batch = 8",
+        ),
         (MODEL.format("  z = x * 2\n  y = x\n"), "Remove the line", "  z = x * 2\n", ""),
-        (MODEL.format("  z = x * 2\n  y = x\n"), "Allow W603 on this line", "x * 2\n", "x * 2  # allow W603\n"),
+        (
+            MODEL.format("  z = x * 2\n  y = x\n"),
+            "Allow W603 on this line",
+            "x * 2\n",
+            "x * 2  # allow W603\n",
+        ),
         (
             MODEL.format("  y = x\n").replace("= 6", "= 8") + "layout l on grid = { io: row }\n",
             "Write `rows`",
@@ -407,7 +443,9 @@ MODEL = "dim batch = 6\ndim io = 4\nmesh grid = [rows: 4, cols: 2]\nmodel m(x: [
         ),
     ],
 )
-def test_quick_fixes(editor: Editor, text: str, title: str | None, changed: str | None, to: str | None) -> None:
+def test_quick_fixes(
+    editor: Editor, text: str, title: str | None, changed: str | None, to: str | None
+) -> None:
     """A fix removes its diagnostic; none is offered that does not."""
     uri = "untitled:fix"
     shown = editor.open(uri, text)
@@ -428,7 +466,9 @@ def test_quick_fixes(editor: Editor, text: str, title: str | None, changed: str 
 
 def test_a_layout_that_wastes_work_gets_a_faster_rule(editor: Editor) -> None:
     uri = "untitled:waste"
-    text = (ROOT / "tests/diagnostics/W601_duplicated_work.test").read_text("utf-8").partition("\n---\n")[0] + "\n"
+    text = (ROOT / "tests/diagnostics/W601_duplicated_work.test").read_text("utf-8").partition("\n---\n")[
+        0
+    ] + "\n"
     shown = editor.open(uri, text)
     context = lsp.CodeActionContext(diagnostics=shown)
     actions = editor.ask(lsp.TEXT_DOCUMENT_CODE_ACTION, uri, range=WHOLE, context=context)
@@ -441,7 +481,9 @@ def test_a_layout_that_wastes_work_gets_a_faster_rule(editor: Editor) -> None:
 
 def test_highlights(editor: Editor, two_layer: str) -> None:
     found = editor.ask(
-        lsp.TEXT_DOCUMENT_DOCUMENT_HIGHLIGHT, two_layer, position=editor.position(two_layer, "  ", "y = einsum")
+        lsp.TEXT_DOCUMENT_DOCUMENT_HIGHLIGHT,
+        two_layer,
+        position=editor.position(two_layer, "  ", "y = einsum"),
     )
     assert [each.range.start.line + 1 for each in found] == [22, 23, 24]
     assert all(a.range.start.line <= b.range.start.line for a, b in pairwise(found))

@@ -68,7 +68,10 @@ def expected(kind: str, text: str) -> set[TokenKind]:
 
 
 def texts() -> list[tuple[str, str]]:
-    return [("synthetic", SYNTHETIC), *((str(path.relative_to(ROOT)), path.read_text("utf-8")) for path in FILES)]
+    return [
+        ("synthetic", SYNTHETIC),
+        *((str(path.relative_to(ROOT)), path.read_text("utf-8")) for path in FILES),
+    ]
 
 
 @pytest.mark.parametrize(("name", "text"), texts(), ids=[name for name, _ in texts()])
@@ -87,9 +90,7 @@ def test_kinds_are_those_of_the_parser(name: str, text: str) -> None:
 def test_textmate_grammar_gives_the_same_kinds(name: str, text: str) -> None:
     """The grammar is applied as an editor does: line by line, the pattern that matches first."""
     assert [*by_grammar(text)] == [
-        (token.line, token.column, token.text, kind)
-        for token, kind in classified(text)
-        if kind is not None
+        (token.line, token.column, token.text, kind) for token, kind in classified(text) if kind is not None
     ]
 
 
@@ -98,7 +99,11 @@ def by_grammar(text: str):  # type: ignore[no-untyped-def]
     for number, line in enumerate(re.split(r"\r\n|\r|\n", text), 1):
         at = 0
         while at < len(line):
-            found = [(match.start(), i, match) for i, (_, each) in enumerate(compiled) if (match := each.search(line, at))]
+            found = [
+                (match.start(), i, match)
+                for i, (_, each) in enumerate(compiled)
+                if (match := each.search(line, at))
+            ]
             if not found:
                 break
             _, i, match = min(found, key=lambda item: item[:2])
@@ -118,7 +123,9 @@ def test_grammar_in_the_extension_is_up_to_date(update_golden: bool) -> None:
     assert json.loads(GRAMMAR.read_text("utf-8")) == textmate.grammar()
 
 
-@pytest.mark.parametrize("text", [SYNTHETIC, "", "\n", "a", "\t# é\r\n x = \x00'1e", "dim a = 1\r\rdim b = 2"])
+@pytest.mark.parametrize(
+    "text", [SYNTHETIC, "", "\n", "a", "\t# é\r\n x = \x00'1e", "dim a = 1\r\rdim b = 2"]
+)
 def test_pygments_keeps_every_character(text: str) -> None:
     tokens = list(MtfLexer().get_tokens_unprocessed(text))
     assert "".join(part for _, _, part in tokens) == text

@@ -11,10 +11,10 @@ from pygls.exceptions import JsonRpcException
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.editor import renaming
-from mtfc.editor.buffers import Buffer
+from mtfc.editor.buffers import TextBuffer
 from mtfc.editor.checks import diagnostics_of
 from mtfc.editor.declarations import Project, declarations
-from mtfc.editor.documents import OpenTexts, file_of, is_library
+from mtfc.editor.documents import OpenTexts, file_of
 from mtfc.editor.fixes import applied
 from mtfc.editor.names import occurrences
 from mtfc.editor.token_kinds import keywords
@@ -26,7 +26,20 @@ from tests.editor.client import Editor
 EXAMPLES = sorted((ROOT / "examples").glob("*.mtf"))
 LIBRARY = sorted((ROOT / "mtfc/std").glob("*.mtf"))
 
-WORDS = {"step", "any", "params", "optimizer", "compute", "reduce", "loss_scale", "precision", "clip", "average", "accumulate", "training"}
+WORDS = {
+    "step",
+    "any",
+    "params",
+    "optimizer",
+    "compute",
+    "reduce",
+    "loss_scale",
+    "precision",
+    "clip",
+    "average",
+    "accumulate",
+    "training",
+}
 """Words of the language that are neither keywords nor names."""
 
 KEYWORDS_OF_CALLS = {name for each in BUILTINS.values() for name in each.keywords} | {
@@ -67,7 +80,10 @@ def test_every_name_means_something(path: Path) -> None:
     texts = OpenTexts({})
     file = file_of(path.as_uri())
     text = path.read_text("utf-8")
-    found = {(each.span.line, each.span.column) for each in occurrences(declarations(text, file), Project(texts.read))}
+    found = {
+        (each.span.line, each.span.column)
+        for each in occurrences(declarations(text, file), Project(texts.read))
+    }
     known = {*keywords(), *BUILTINS, *DISTRIBUTIONS, *ITEM_BYTES, *WORDS, *KEYWORDS_OF_CALLS}
     names = [token for token in lex(text) if token.kind in ("NAME", "PATH", "WORD")]
     assert {n.text for n in names if (n.line, n.column) not in found and n.text not in known} == set()
@@ -87,7 +103,7 @@ def test_renaming_changes_no_meaning(name: str) -> None:
         if symbol.kind == "module":
             continue
         found = renaming.renamed(symbol, "renamed_here", texts, lambda file, texts: ())
-        new = applied(Buffer("", file, text), [(each.span, "renamed_here") for each in found[file]])
+        new = applied(TextBuffer("", file, text), [(each.span, "renamed_here") for each in found[file]])
         assert new.count("renamed_here") == len(found[file]) >= 1
         assert [each.code for each in diagnostics_of(file, OpenTexts({file: new}))] == before
 
@@ -119,7 +135,13 @@ def files(editor: Editor, tmp_path: Path) -> tuple[str, str]:
     ],
 )
 def test_definitions(
-    editor: Editor, files: tuple[str, str], before: str, after: str, file: str, line: int | None, column: int | None
+    editor: Editor,
+    files: tuple[str, str],
+    before: str,
+    after: str,
+    file: str,
+    line: int | None,
+    column: int | None,
 ) -> None:
     uri = files[1]
     found = editor.ask(lsp.TEXT_DOCUMENT_DEFINITION, uri, position=editor.position(uri, before, after))
@@ -152,7 +174,10 @@ def test_references_of_the_library(editor: Editor, files: tuple[str, str]) -> No
 def test_renaming_in_both_files(editor: Editor, files: tuple[str, str]) -> None:
     module, main = files
     edit = editor.ask(
-        lsp.TEXT_DOCUMENT_RENAME, main, position=editor.position(main, "common.ba", "tch: rows"), new_name="examples"
+        lsp.TEXT_DOCUMENT_RENAME,
+        main,
+        position=editor.position(main, "common.ba", "tch: rows"),
+        new_name="examples",
     )
     texts = editor.applied(edit)
     assert texts == {
@@ -174,7 +199,9 @@ def test_renaming_in_both_files(editor: Editor, files: tuple[str, str]) -> None:
         ("x * w, b", "y = 3.0", "factor", 1),
     ],
 )
-def test_renaming(editor: Editor, files: tuple[str, str], before: str, after: str, name: str, count: int) -> None:
+def test_renaming(
+    editor: Editor, files: tuple[str, str], before: str, after: str, name: str, count: int
+) -> None:
     main = files[1]
     position = editor.position(main, before, after)
     if not name:
@@ -217,16 +244,24 @@ def test_refused_renamings(
 def test_patterns_protect_parameters(editor: Editor) -> None:
     """A pattern that would select nothing any more is an error of the compiler, so the renaming is refused."""
     uri = "untitled:patterns"
-    text = MAIN.replace("import common\n", "dim batch = 8\n").replace("common.batch", "batch").replace(", value again.y: { io: rows }", "")
+    text = (
+        MAIN.replace("import common\n", "dim batch = 8\n")
+        .replace("common.batch", "batch")
+        .replace(", value again.y: { io: rows }", "")
+    )
     text = text.replace("common.twice[d = io](x * w, by = 3.0) as again", "x * w")
     text = text.replace("  optimizer", '  optimizer for "w" = sgd(learning_rate = 1.0)\n  optimizer')
     assert editor.open(uri, text) == []
     with pytest.raises(JsonRpcException, match="would lead to an error"):
-        editor.ask(lsp.TEXT_DOCUMENT_RENAME, uri, position=editor.position(uri, "param ", "w:"), new_name="weight")
+        editor.ask(
+            lsp.TEXT_DOCUMENT_RENAME, uri, position=editor.position(uri, "param ", "w:"), new_name="weight"
+        )
 
 
 def test_syntax_errors_refuse_a_renaming(editor: Editor, files: tuple[str, str]) -> None:
     main = files[1]
     editor.edit(main, (None, MAIN + "model ) {\n"))
     with pytest.raises(JsonRpcException, match="syntax errors"):
-        editor.ask(lsp.TEXT_DOCUMENT_RENAME, main, position=editor.position(main, "dim ", "io = 4"), new_name="d")
+        editor.ask(
+            lsp.TEXT_DOCUMENT_RENAME, main, position=editor.position(main, "dim ", "io = 4"), new_name="d"
+        )
