@@ -431,6 +431,9 @@ class _Resolver:
             yield Occurrence(
                 node.scope.span, scope, "declared" if scope.place == node.scope.span else "bound"
             )
+        shared = _scope(decl, node.shared.text) if node.shared is not None and decl is not None else None
+        if shared is not None and node.shared is not None:
+            yield Occurrence(node.shared.span, shared, "used")
         yield from self._function_name(node.function, found[0] if found else None)
         if found is not None and isinstance(found[0].node, ast.FnDecl):
             yield from self._declared_call(node, found[0].node, names, decl)
@@ -484,7 +487,10 @@ class _Resolver:
     ) -> Iterator[Occurrence]:
         is_pair = kind is kinds.tensor_or_mapping and isinstance(value, ast.Arrow)
         is_dtype = isinstance(value, ast.Name) and kind is kinds.dtype and value.text in ITEM_BYTES
-        if kind in DIM_KINDS or is_pair:
+        if kind is kinds.variables:
+            for name in ast.walk(value):
+                yield from self._of(name, names.values) if isinstance(name, ast.Name) else ()
+        elif kind in DIM_KINDS or is_pair:
             yield from self._dims_in(value, names)
         elif not is_dtype:
             yield from self._expression(value, names, decl)

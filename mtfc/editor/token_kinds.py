@@ -28,7 +28,7 @@ LEADING = ("import", "dim", "mesh", "layout", "placement", "hardware", "link", "
            "value", "allow")  # fmt: skip
 """Keywords that begin a declaration, a statement or an entry."""
 
-JOINING = ("on", "for", "with", "along", "checkpoint")
+JOINING = ("on", "for", "with", "along", "checkpoint", "sharing")
 """Keywords between the parts of a line that one of `LEADING` begins."""
 
 DTYPES = (*ITEM_BYTES, ANY)

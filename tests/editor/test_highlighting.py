@@ -35,6 +35,8 @@ model net(value: [model], with: i32[state]) {
   update update = along
   watch value
   checkpoint = value * along - true
+  sharing = f(value) as on
+  on = nn.f(value) sharing on
   return checkpoint
 }
 train net { minimize checkpoint; optimizer = sgd(learning_rate = .5e-3); optimizer for "a*" = sgd(1.); frozen "b" }

@@ -241,6 +241,26 @@ def test_refused_renamings(
             ask()
 
 
+def test_shared_parameters_and_gradients(editor: Editor) -> None:
+    """`sharing` names the scope of an earlier call, and `gradients` takes values in brackets."""
+    uri = "untitled:shared"
+    text = (
+        "import nn\ndim a = 4\ndim b = 4\nmodel m(x: [a]) {\n  y = nn.dense[d_out = b](x) as tower\n"
+        "  z = nn.dense[d_out = b](x) sharing tower\n  loss = mean(y * z)\n  g = gradients(loss, [x])\n  return g\n}\n"
+    )
+    assert editor.open(uri, text) == []
+    edit = editor.ask(
+        lsp.TEXT_DOCUMENT_RENAME, uri, position=editor.position(uri, "as ", "tower"), new_name="pillar"
+    )
+    assert editor.applied(edit)[uri] == text.replace("tower", "pillar")
+    edit = editor.ask(
+        lsp.TEXT_DOCUMENT_RENAME, uri, position=editor.position(uri, "m(", "x: ["), new_name="given"
+    )
+    new = editor.applied(edit)[uri]
+    assert new.count("given") == 4
+    assert editor.edit(uri, (None, new)) == []
+
+
 def test_patterns_protect_parameters(editor: Editor) -> None:
     """A pattern that would select nothing any more is an error of the compiler, so the renaming is refused."""
     uri = "untitled:patterns"
