@@ -49,18 +49,21 @@ class _Predictor:
         self.left -= 1 + len(others)
         size = sum(1 for _ in walk(program.function("forward").body))
         small = size <= MOST_EQUATIONS
-        whole = (
-            _run(program, differentiation())
-            if small
-            else _run(_alone(program, eqn), differentiation("gradients"))
+        smaller, of = (program, "step") if small else (_alone(program, eqn), "gradients")
+        alike = None if layout.pipelines else _run(smaller, differentiation(of))
+        wholes = (
+            attrs.evolve(alike, mesh=mesh, layout=each)
+            if alike
+            else _run(attrs.evolve(smaller, mesh=mesh, layout=each), differentiation(of))
+            for each in (layout, *others)
         )
-        before, *after = (self._seconds(whole, mesh, each) for each in (layout, *others))
+        before, *after = (self._seconds(each, mesh) for each in wholes)
         return [before / each if each else 1.0 for each in after]
 
-    def _seconds(self, program: Program, mesh: Mesh, layout: Layout) -> float:
-        last = program.functions[-1]
-        placed = attrs.evolve(program, functions=(last,), mesh=mesh, layout=layout)
-        (function,) = _run(placed, partitioning()).functions
+    def _seconds(self, program: Program, mesh: Mesh) -> float:
+        """Return the time of a step; the gradients of the program depend on the layout if a loop is a pipeline."""
+        last = attrs.evolve(program, functions=program.functions[-1:])
+        (function,) = _run(last, partitioning()).functions
         return step_time(function, mesh, self.hardware).seconds
 
 

@@ -66,6 +66,8 @@ CODES = {
     "E319": "an operator that cannot be split in this way",
     "E320": "a layout rule for `*` outside of `params` and `optimizer`",
     "E321": "a memory limit that is too small",
+    "E322": "a pipeline without stages or micro-batches",
+    "E323": "a pipeline whose loop needs all micro-batches at once",
     "E401": "a loss or reported value that the model does not return",
     "E402": "a loss that is not a scalar",
     "E403": "a loss that is not floating-point",

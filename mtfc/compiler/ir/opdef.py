@@ -226,7 +226,8 @@ Trait = Literal[
     "add", "subtract", "multiply", "divide", "square", "sum", "is_argmax",
     "cast", "stop_gradient", "exponential", "hyperbolic", "choice", "conjunction",
     "order", "above", "strict", "equality",
-    "extremum", "largest", "maximum", "mask", "constant", "filled", "indices", "random", "training", "step_number",
+    "extremum", "largest", "maximum", "mask", "mask_gradient",
+    "constant", "filled", "indices", "random", "training", "step_number",
     "rename", "reshape", "transpose", "broadcast", "slice", "shift", "flip", "indexes", "scatter",
     "after", "placement", "sends", "reshard", "all_reduce", "all_gather", "reduce_scatter",
 ]  # fmt: skip
@@ -243,7 +244,8 @@ Computation:
     conjunction: true where both operands are. order: compares two numbers by order; above: true if the first is larger; strict:
     false for equal ones. equality: true for equal ones.
     extremum: the largest or the smallest element along dimensions. largest: the largest.
-    mask: its second operand where the first holds, else 0.
+    mask: its second operand where the first holds, else 0. mask_gradient: its first operand; the gradient is 0 where the second
+    does not hold.
     is_argmax: marks the largest elements, so its result is as large as its operand.
     cast: converts to another dtype. stop_gradient: gives its operand, as a constant for differentiation.
 Creation:

@@ -37,7 +37,7 @@ from mtfc.compiler.ir.loops import LOOP, LOOP_ATTRIBUTES
 from mtfc.compiler.ir.opdef import form_error
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.printer import implied_layout, shown_layout
-from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Pipeline, Rules, TensorType
 
 Node = Tree[Token]
 
@@ -191,7 +191,12 @@ class _ProgramParser:
         params, optimizer, blocks = (
             _section(_child(node, section)) for section in ("params", "optimizer", "blocks")
         )
-        return Layout(_first_name(node), _rules(node), params, optimizer, values, blocks)
+        pipelines = tuple(self.pipeline(each) for each in _children(node, "pipeline"))
+        return Layout(_first_name(node), _rules(node), params, optimizer, values, blocks, pipelines)
+
+    def pipeline(self, node: Node) -> Pipeline:
+        loop, batch = _names(node)
+        return Pipeline(loop, batch, int(_tokens(node, "NUMBER")[0]), _token(node, "CHECKPOINT") is not None)
 
     def parameter(self, node: Node) -> Parameter:
         (call,) = _children(node, "call")

@@ -30,7 +30,7 @@ from mtfc.compiler.ir.core import (
     source_file,
 )
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Pipeline, Rules, TensorType
 
 FEW = 6
 """The number of rules for single values that a summary still shows one by one."""
@@ -147,7 +147,14 @@ def program_layout_text(layout: Layout) -> str:
     stored = (("params", layout.params), ("optimizer", layout.optimizer))
     entries += [f"{section}: {{{_rules_text(rules)}}}" for section, rules in stored if rules.axes]
     entries += [f"value {name_text(path)}: {{{_rules_text(rules)}}}" for path, rules in layout.values]
+    entries += map(_pipeline_text, layout.pipelines)
     return "{" + ", ".join(entries) + "}"
+
+
+def _pipeline_text(pipeline: Pipeline) -> str:
+    checkpoint = " checkpoint" if pipeline.checkpoint else ""
+    cut = f"{name_text(pipeline.batch)}: {pipeline.micro_batches}"
+    return f"pipeline {name_text(pipeline.loop)}{checkpoint}: {{{cut}}}"
 
 
 def _call_text(name: str, settings: tuple[tuple[str, float], ...]) -> str:

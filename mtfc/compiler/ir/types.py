@@ -81,12 +81,26 @@ class Rules:
 
 
 @attrs.frozen
+class Pipeline:
+    """Loops along the dimension `loop` run as pipelines: the axes that split the dimension are the stages.
+
+    The dimension `batch` is cut into `micro_batches` parts, which go through the stages one after the other. With `checkpoint`,
+    a stage keeps only its inputs for the backward pass.
+    """
+
+    loop: str
+    batch: str
+    micro_batches: int
+    checkpoint: bool = False
+
+
+@attrs.frozen
 class Layout:
     """A computation layout, and the rules of storage that differ from it.
 
     `params` and `optimizer` override `rules` for the storage of parameters and optimizer state, and may have a rule for `EVERY`.
     `values` gives single values, by dotted path, rules of their own in place of `rules`. `blocks` are rules for dimensions that
-    the compiler has added: see `passes/spatial/position_blocks.py`.
+    the compiler has added: see `passes/spatial/position_blocks.py`. `pipelines` are the loops that run as pipelines.
     """
 
     name: str
@@ -95,6 +109,7 @@ class Layout:
     optimizer: Rules = Rules()
     values: tuple[tuple[str, Rules], ...] = ()
     blocks: Rules = Rules()
+    pipelines: tuple[Pipeline, ...] = ()
 
     @cached_property
     def value_rules(self) -> dict[str, Rules]:

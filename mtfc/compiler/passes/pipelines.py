@@ -26,6 +26,7 @@ from mtfc.compiler.passes.partition.place_reductions import PlaceReductions
 from mtfc.compiler.passes.partition.propagate_layouts import PropagateLayouts
 from mtfc.compiler.passes.partition.spread_attention import SpreadAttention
 from mtfc.compiler.passes.pass_base import Pass, PipelineError
+from mtfc.compiler.passes.pipeline_loops import PipelineLoops
 from mtfc.compiler.passes.recompute import Recompute
 from mtfc.compiler.passes.simplify import Simplify
 from mtfc.compiler.passes.spatial.partition_spatial import PartitionSpatial
@@ -36,6 +37,7 @@ Observer = Callable[[Pass, Program, float], None]
 PASSES: dict[str, type[Pass]] = {
     cls.name: cls
     for cls in (
+        PipelineLoops,
         FuseAttention,
         MixedPrecision,
         Differentiate,
@@ -65,7 +67,16 @@ def simplification() -> tuple[Pass, ...]:
 def differentiation(of: str = "step") -> tuple[Pass, ...]:
     """Return the passes from the model to its gradients: `step`, `gradients`, `step+gradients`, or `module`."""
     added = map(Differentiate, of.split("+"))
-    return (FuseAttention(), MixedPrecision(), *added, BindTraining(), Simplify(), Cse(), Dce())
+    return (
+        PipelineLoops(),
+        FuseAttention(),
+        MixedPrecision(),
+        *added,
+        BindTraining(),
+        Simplify(),
+        Cse(),
+        Dce(),
+    )
 
 
 def preparation() -> tuple[Pass, ...]:

@@ -9,6 +9,7 @@ import attrs
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.types import EVERY, Axes, Layout, Mesh, Rules
 from mtfc.frontend.layouts.allowed_warnings import in_layout
+from mtfc.frontend.layouts.pipelines import DeclaredPipeline, resolve_pipelines
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
 
@@ -40,6 +41,7 @@ class DeclaredLayout:
     `compute` are the rules for values, `params` the rules for storing parameters, `optimizer` the rules for storing optimizer
     state, each with the rules that it overrides. `values` are the rules of single values, `paths` the places of their names.
     `models` are the models of the layout, empty for all models. `allowed` are the warnings that the layout allows.
+    `pipelines` are its pipelines.
     """
 
     mesh: Mesh
@@ -52,6 +54,7 @@ class DeclaredLayout:
     paths: Mapping[str, ast.Name | ast.Path]
     models: tuple[str, ...]
     allowed: frozenset[str]
+    pipelines: tuple[DeclaredPipeline, ...] = ()
 
     def is_for(self, model: str) -> bool:
         return not self.models or model in self.models
@@ -90,6 +93,8 @@ def resolve(decl: ast.LayoutDecl, mesh: Mesh, scope: Scope) -> DeclaredLayout:
     places: dict[str, Span] = {}
     paths = {each.path.text: each for each in decl.values if _first(each.path, places, scope)}
     values = {path: _section(each.rules, mesh, scope) for path, each in paths.items()}
+    split = {rule.dim: rule.axes for rule in compute.values()}
+    pipelines = resolve_pipelines(decl.pipelines, split, mesh, scope)
     return DeclaredLayout(
         mesh,
         decl,
@@ -99,6 +104,7 @@ def resolve(decl: ast.LayoutDecl, mesh: Mesh, scope: Scope) -> DeclaredLayout:
             _rules(params),
             _rules(optimizer),
             tuple((path, _rules(section)) for path, section in values.items()),
+            pipelines=tuple(each.pipeline for each in pipelines),
         ),
         compute,
         {**compute, **params},
@@ -107,6 +113,7 @@ def resolve(decl: ast.LayoutDecl, mesh: Mesh, scope: Scope) -> DeclaredLayout:
         {path: each.path for path, each in paths.items()},
         tuple(name.text for name in decl.models),
         in_layout(decl.allows, scope),
+        pipelines,
     )
 
 

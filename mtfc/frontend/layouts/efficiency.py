@@ -11,7 +11,8 @@ from functools import cached_property
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
-from mtfc.compiler.ir.core import Equation, Program, Value
+from mtfc.compiler.ir.core import Equation, Program, Value, walk
+from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.contraction import iteration_dims, reduced_dims
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh
@@ -88,6 +89,7 @@ class _Check:
         self.facts, self.declared = facts, declared
         self.advice, self.is_legal = advice, is_legal
         self.mesh = declared.mesh
+        self.stages = _stages(facts, declared)
 
     def _rules(self, eqn: Equation, reduced: Iterable[Dim]) -> dict[str, DeclaredRule]:
         """Return the rules of an equation: those for its first result, and those for the `reduced` dimensions."""
@@ -104,6 +106,7 @@ class _Check:
         groups: dict[tuple[str, ...], list[Equation]] = {}
         for eqn in self.facts.heavy:
             used = {axis for rule in self._rules(eqn, reduced_dims(eqn)).values() for axis in rule.axes}
+            used |= self.stages.get(eqn, frozenset())
             unused = tuple(axis for axis, size in self.mesh.axes if size > 1 and axis not in used)
             if unused and eqn.span and not self.advice.allowed.at("W601", in_main_file(eqn.span)):
                 groups.setdefault(unused, []).append(eqn)
@@ -200,6 +203,17 @@ class _Check:
         help = "the other one stays whole in this equation; give the dimensions different axes to avoid that"
         assert eqn.span is not None, "the user's equations have a place in the source"
         return Diagnostic("W602", message, in_main_file(eqn.span), (*labels, *_inside(eqn.span)), help)
+
+
+def _stages(facts: ProgramIndex, declared: DeclaredLayout) -> dict[Equation, frozenset[str]]:
+    """Return the mesh axes along which stages of a pipeline compute each equation, for the equations of pipelines."""
+    loops = {each.pipeline.loop for each in declared.pipelines}
+    found: dict[Equation, frozenset[str]] = {}
+    for eqn in facts.loops:
+        if dim_of(eqn).name in loops:
+            axes = frozenset(declared.compute[dim_of(eqn).name].axes)
+            found |= {each: axes | found.get(each, frozenset()) for each in walk(region_of(eqn).body)}
+    return found
 
 
 def _inside(span: Span) -> Iterator[Label]:

@@ -31,6 +31,9 @@ def _entries(layout: Layout) -> Iterator[str]:
             yield f"{name}: {_braced(rules)}"
     for path, rules in layout.values:
         yield f"value {path}: {_braced(rules)}"
+    for each in layout.pipelines:
+        checkpoint = " checkpoint" if each.checkpoint else ""
+        yield f"pipeline {each.loop}{checkpoint}: {{ {each.batch}: {each.micro_batches} }}"
 
 
 def _braced(rules: Rules) -> str:

@@ -15,6 +15,7 @@ from mtfc.compiler.ir.core import Equation, Program, Value
 from mtfc.compiler.ir.types import Dim, Layout, Mesh
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, DeclaredRule, Section
 from mtfc.frontend.layouts.efficiency import Advice, check_efficiency
+from mtfc.frontend.layouts.pipelines import absent_loops, pipeline_errors
 from mtfc.frontend.layouts.program_index import ProgramIndex, Shapes, Tensor, by_shape
 
 FindTargets = Callable[[Program, Mesh, Layout], Mapping[str, Tensor]]
@@ -49,6 +50,7 @@ def check_layouts(
             facts = [_facts(each.program, declared, layout_targets) for each in facts]
         found += _unknown_paths(facts, declared, unused)
         found += _absent_dims(facts, declared)
+        found += absent_loops(facts, declared.pipelines)
         for each in facts:
             found += _check(each, declared, advice or Advice())
     return found
@@ -63,7 +65,8 @@ def check_layout(
 ) -> list[Diagnostic]:
     """Return the errors and warnings of one layout for one model."""
     facts = _facts(program, declared, layout_targets)
-    return [*_absent_dims([facts], declared), *_check(facts, declared, Advice())]
+    absent = (*_absent_dims([facts], declared), *absent_loops([facts], declared.pipelines))
+    return [*absent, *_check(facts, declared, Advice())]
 
 
 def _check(facts: ProgramIndex, declared: DeclaredLayout, advice: Advice) -> Iterator[Diagnostic]:
@@ -75,7 +78,8 @@ def _check(facts: ProgramIndex, declared: DeclaredLayout, advice: Advice) -> Ite
 
 
 def _errors(facts: ProgramIndex, declared: DeclaredLayout) -> Iterator[Diagnostic]:
-    """Yield E301 and E302."""
+    """Yield E301 and E302, and the errors of pipelines."""
+    yield from pipeline_errors(facts, declared.pipelines)
     reported: set[tuple[Span, ...]] = set()
     for section, shapes, suffix in _applications(facts, declared):
         yield from _not_injective(facts, section, shapes, suffix, declared, reported)
@@ -118,9 +122,13 @@ def _not_injective(
     declared: DeclaredLayout,
     reported: set[tuple[Span, ...]],
 ) -> Iterator[Diagnostic]:
+    """Yield E301. What a pipeline yields for each layer and the whole batch is split by only one of the two rules."""
     clashes: dict[tuple[str, Span, Span], tuple[DeclaredRule, DeclaredRule, list[Tensor]]] = {}
+    dropped = [{each.pipeline.loop, each.pipeline.batch} for each in declared.pipelines]
     for names, alike in shapes.items():
         for axis, one, other in _clashes(names, section):
+            if {one.dim, other.dim} in dropped and not any(tensor.role for tensor in alike):
+                continue
             entry = clashes.setdefault((axis, one.span, other.span), (one, other, []))
             entry[2].extend(alike)
     for (axis, *spans), (one, other, affected) in clashes.items():

@@ -350,6 +350,21 @@ class Allow(Node):
     code: Name
 
 
+class Degree(Node):
+    """`batch: 2`"""
+
+    dim: DimName
+    parts: Expr
+
+
+class PipelineRule(Node):
+    """`pipeline layers checkpoint: { batch: 8 }`"""
+
+    loop: DimName
+    checkpoint: bool
+    cuts: tuple[Degree, ...]
+
+
 class LayoutDecl(Node):
     """`layout hybrid for net on grid = { batch: rows, params: { d_model: rows } }`; `models` is empty for all models."""
 
@@ -360,14 +375,8 @@ class LayoutDecl(Node):
     params: RuleSet | None
     optimizer: RuleSet | None
     values: tuple[ValueRules, ...]
+    pipelines: tuple[PipelineRule, ...]
     allows: tuple[Allow, ...]
-
-
-class Degree(Node):
-    """`batch: 2`"""
-
-    dim: DimName
-    parts: Expr
 
 
 class OperatorPlacement(Node):

@@ -161,8 +161,14 @@ class TreeBuilder:
         rules = tuple(entry for entry in entries if isinstance(entry, ast.SplitRule))
         values = tuple(entry for entry in entries if isinstance(entry, ast.ValueRules))
         allows = tuple(entry for entry in entries if isinstance(entry, ast.Allow))
+        pipelines = tuple(entry for entry in entries if isinstance(entry, ast.PipelineRule))
         sections = stored.get("params"), stored.get("optimizer")
-        return ast.LayoutDecl(span, name, models or (), mesh, rules, *sections, values, allows)
+        return ast.LayoutDecl(span, name, models or (), mesh, rules, *sections, values, pipelines, allows)
+
+    def pipeline(
+        self, span: Span, loop: ast.DimName, checkpoint: Token | None, cuts: tuple[ast.Degree, ...]
+    ) -> ast.PipelineRule:
+        return ast.PipelineRule(span, loop, checkpoint is not None, cuts)
 
     def operator_placement(
         self,

@@ -474,6 +474,18 @@ def _mask_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorT
     return (TensorType(check_dtypes(types[1:], NUMBERS), joint_dims(types)),)
 
 
+def _mask_gradient_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """The result is a view of the first operand, so the first operand must have all dimensions."""
+    x, condition = types
+    check_dtypes((condition,), BOOL)
+    check_dtypes((x,), FLOATS)
+    if not {*condition.dims} <= {*x.dims}:
+        raise DimsError(
+            f"the gradient of {dims_text(x.dims)} cannot be masked by {dims_text(condition.dims)}"
+        )
+    return (x,)
+
+
 def _mask_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | None, ...]:
     return None, _to_operand(b, e, 1, b("mask", e.operands[0], g[0]))
 
@@ -500,6 +512,28 @@ MASK = OpDef(
     doc="x where the condition holds, else 0: what a gradient passes through a choice.",
 )
 
+MASK_GRADIENT = OpDef(
+    name="mask_gradient",
+    arity=(2,),
+    attributes=(),
+    infer=_mask_gradient_infer,
+    place=place_by_layout,
+    layout_rule=rule_by_name,
+    distribute=None,
+    linear=linear_in_first,
+    gradient=lambda b, e, g: (b("mask", e.operands[1], g[0]), None),
+    flops=no_flops,
+    storage="view",
+    traits=frozenset({"mask_gradient"}),
+    evaluate=lambda shard, x, c: x,
+    numpy="{0}",
+    jax="{0}",
+    jax_differentiated="jnp.where({1}, {0}, lax.stop_gradient({0}))",
+    logic=None,
+    number=None,
+    doc="x, whose gradient is 0 where the second operand does not hold.",
+)
+
 CAST = OpDef(
     name="cast",
     arity=(1,),
@@ -522,4 +556,4 @@ CAST = OpDef(
     doc="x converted to another dtype.",
 )
 
-OPS = (*UNARY, *BINARY, WHERE, MASK, CAST)
+OPS = (*UNARY, *BINARY, WHERE, MASK, MASK_GRADIENT, CAST)

@@ -2,7 +2,9 @@
 
 The number drawn for an element depends only on the call's name (the attribute `stream`), the operands (the number of the step,
 and the iterations of the loops around the call), and the element's global index. So every layout and both backends draw the same
-numbers: see `common/random_numbers.py`. Numbers are drawn in f32. A processor with a part of a split dimension draws from the
+numbers: see `common/random_numbers.py`. Operands may have the first dimensions of the result: then numbers are drawn for each of
+their elements independently. With the attribute `at`, a dimension, the last operand is the index along it, and only that index is
+drawn. Numbers are drawn in f32. A processor with a part of a split dimension draws from the
 index of the part's first element on.
 """
 
@@ -11,7 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mtfc.compiler.ir.attributes import DIMS, DTYPE, REAL, TEXT, Attribute, Stated
+import attrs
+
+from mtfc.compiler.ir.attributes import DIM, DIMS, DTYPE, REAL, TEXT, Attribute, Stated
+from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.opdef import (
     Attrs,
     Code,
@@ -27,51 +32,99 @@ from mtfc.compiler.ir.opdef import (
 from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.ops.elementwise import check_dtypes, numpy_dtype
 from mtfc.compiler.ir.sharding_rules import place_by_layout
-from mtfc.compiler.ir.types import FLOATS, TensorType, scalar
+from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
 
 BELOW_ONE = {"bf16": 1 - 2.0**-8, "f16": 1 - 2.0**-11}
 """The largest number below 1 in the dtypes of 16 bits: a uniform number must not round up to 1."""
 
 
 DRAWN_DIMS = Attribute("dims", DIMS)
+DRAWN_AT = Attribute("at", DIM, optional=True)
 DRAWN_TYPE = Attribute("dtype", DTYPE)
 PROBABILITY = Attribute("p", REAL)
 STREAM = Attribute("stream", TEXT)
 
 
-def _check_numbers(types: Sequence[TensorType]) -> None:
+def _drawn_type(types: Sequence[TensorType], attributes: Attrs, dtype: str) -> tuple[TensorType]:
+    """Check the operands, and return the type of the result: `dims` without the dimension of `at`."""
     if types:
         check_dtypes(types, frozenset({"i32"}))
-    if any(type.dims for type in types):
+    dims, at = DRAWN_DIMS.of(attributes), attributes.get("at")
+    number = _mapped(types)
+    if any(type.dims != dims[:number] for type in types):
         raise OpError("the operands of a random op are scalars")
+    if at is not None and (not types or at not in dims[number:]):
+        raise OpError("the last operand is the index along one of the dimensions that are drawn")
+    return (TensorType(dtype, tuple(dim for dim in dims if dim != at)),)
+
+
+def _mapped(types: Sequence[TensorType]) -> int:
+    """Return the number of dimensions in front for which numbers are drawn independently, as the operands differ along them."""
+    return max((len(type.dims) for type in types), default=0)
 
 
 def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
-    _check_numbers(types)
     dtype = DRAWN_TYPE.of(attributes)
     if dtype not in FLOATS:
         raise OpError(f"random numbers are floating-point, not {dtype}", "convert them with `cast(x, dtype)`")
-    return (TensorType(dtype, DRAWN_DIMS.of(attributes)),)
+    return _drawn_type(types, attributes, dtype)
 
 
 def _bernoulli_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
-    _check_numbers(types)
     p = PROBABILITY.of(attributes)
     if not 0 <= p <= 1:
         raise OpError(f"p = {p}: a probability lies between 0 and 1")
-    return (TensorType("bool", DRAWN_DIMS.of(attributes)),)
+    return _drawn_type(types, attributes, "bool")
+
+
+@attrs.frozen
+class Drawn:
+    """The part of a tensor that one processor draws, behind the mapped dimensions.
+
+    dims: the dimensions. at: the place among them of the one at which a single index is drawn, if any. mapped: the number of
+    dimensions in front.
+    """
+
+    dims: tuple[Dim, ...]
+    at: int | None
+    mapped: int
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        return tuple(dim.size for dim in self.dims)
+
+    def sizes(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the sizes to draw for a result of this shape on the processor."""
+        sizes = list(shape[self.mapped :])
+        if self.at is not None:
+            sizes.insert(self.at, 1)
+        return tuple(sizes)
+
+
+def _drawn_part(eqn: Equation) -> Drawn:
+    mapped = _mapped([value.type for value in eqn.operands])
+    dims, at = DRAWN_DIMS.of(eqn.attrs)[mapped:], eqn.attrs.get("at")
+    return Drawn(dims, None if at is None else dims.index(DRAWN_AT.of(eqn.attrs)), mapped)
 
 
 def _drawing(code: Code, module: str, draw: str) -> str:
     """Return the call that draws. For a part of a tensor it also has the whole shape and the part's first indices."""
-    type = code.eqn.result.type
-    key = ", ".join(["0", f'"{code.eqn.attrs["stream"]}"', *code.args])
-    arguments = f"random_key({key}), {code.sizes}"
-    offsets = [code.offset(dim.name, len(type.dims)) for dim in type.dims]
+    part, args = _drawn_part(code.eqn), list(code.args)
+    rank = len(part.dims)
+    offsets = [
+        "" if i == part.at else code.offset(dim.name, part.mapped + rank) for i, dim in enumerate(part.dims)
+    ]
+    if part.at is not None:
+        index = args.pop()
+        offsets[part.at] = f"{module}.expand_dims({index}, {tuple(range(-rank, 0))})"
+    key, sizes = ", ".join(["0", f'"{code.eqn.attrs["stream"]}"', *args]), part.sizes(code.sizes)
+    arguments = f"random_key({key}), {sizes}"
     if any(offsets):
         start = ", ".join(offset or "0" for offset in offsets) + "," * (len(offsets) == 1)
-        arguments += f", {tuple(dim.size for dim in type.dims)}, ({start})"
+        arguments += f", {part.whole}, ({start})"
     call = f"random_{draw}({arguments})"
+    if part.at is not None:
+        call += f"[..., 0{', :' * (rank - 1 - part.at)}]"
     return call if code.shape == str(code.sizes) else f"{module}.broadcast_to({call}, {code.shape})"
 
 
@@ -100,10 +153,15 @@ def _bernoulli_text(module: str) -> Callable[[Code], str]:
 
 
 def _drawn(shard: Shard, draw: Callable[..., Any], numbers: Sequence[Any]) -> Any:
-    dims = shard.eqn.result.type.dims
-    whole, start = tuple(dim.size for dim in dims), tuple(shard.offset(dim.name) for dim in dims)
+    part, np = _drawn_part(shard.eqn), shard.np
+    rank = len(part.dims)
+    start: list[Any] = [0 if i == part.at else shard.offset(dim.name) for i, dim in enumerate(part.dims)]
+    if part.at is not None:
+        *numbers, index = numbers
+        start[part.at] = np.expand_dims(index, tuple(range(-rank, 0)))
     key = shard.random.random_key(0, shard.eqn.attrs["stream"], *numbers)
-    return draw(key, shard.shape, whole, start)
+    found = draw(key, part.sizes(shard.shape), part.whole, tuple(start))
+    return found if part.at is None else found[(..., 0, *[slice(None)] * (rank - 1 - part.at))]
 
 
 def _uniform(shard: Shard, *numbers: Any) -> Any:
@@ -176,7 +234,7 @@ STEP_NUMBER = OpDef(
     doc="The number of the training step, from 0 on; 0 outside of training.",
 )
 
-_DRAWN = (DRAWN_DIMS, DRAWN_TYPE, STREAM)
+_DRAWN = (DRAWN_DIMS, DRAWN_TYPE, STREAM, DRAWN_AT)
 
 OPS = (
     drawing(
@@ -187,7 +245,7 @@ OPS = (
     ),
     drawing(
         "bernoulli",
-        (DRAWN_DIMS, PROBABILITY, STREAM),
+        (DRAWN_DIMS, PROBABILITY, STREAM, DRAWN_AT),
         _bernoulli_infer,
         _bernoulli,
         _bernoulli_text,

@@ -1,0 +1,127 @@
+"""Resolve the pipelines of a layout, and check that the loops of a program can run so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+from mtfc.compiler.diagnostics import Diagnostic, Label, Span
+from mtfc.compiler.ir.core import Equation
+from mtfc.compiler.ir.loops import carried, dim_of, region_of
+from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums
+from mtfc.compiler.ir.types import Axes, Dim, Mesh, Pipeline
+from mtfc.frontend.layouts.program_index import ProgramIndex, in_main_file
+from mtfc.frontend.semantics.names.constants import integer
+from mtfc.frontend.semantics.names.scope import Scope
+from mtfc.frontend.syntax import ast
+
+
+@attrs.frozen
+class DeclaredPipeline:
+    """A pipeline and its place. `batch` is the dimension that is cut into micro-batches."""
+
+    pipeline: Pipeline
+    batch: Dim
+    span: Span
+
+
+def resolve_pipelines(
+    rules: Sequence[ast.PipelineRule], split: Mapping[str, Axes], mesh: Mesh, scope: Scope
+) -> tuple[DeclaredPipeline, ...]:
+    """Return the pipelines of a layout; `split` has the axes of each dimension. Wrong ones are reported and left out."""
+    places: dict[str, Span] = {}
+    found = []
+    for rule in rules:
+        loop = scope.dim(rule.loop, "E303")
+        if loop is None:
+            continue
+        if loop.name in places:
+            labels = [Label(places[loop.name], "first pipeline")]
+            scope.error("E309", f"`{rule.loop.text}` has two pipelines", rule.loop.span, labels)
+            continue
+        places[loop.name] = rule.loop.span
+        each = _resolved(rule, loop, split, mesh, scope)
+        found += [each] if each else []
+    return tuple(found)
+
+
+def _resolved(
+    rule: ast.PipelineRule, loop: Dim, split: Mapping[str, Axes], mesh: Mesh, scope: Scope
+) -> DeclaredPipeline | None:
+    example = f"`pipeline {rule.loop.text}: {{ batch: 8 }}` cuts `batch` into 8 micro-batches"
+    if loop.name not in split:
+        message = f"the layout does not split `{rule.loop.text}`, so the pipeline has no stages"
+        help = f"add a rule such as `{rule.loop.text}: {next(iter(mesh.names), 'stages')}`"
+        scope.error("E321", message, rule.loop.span, help=help)
+        return None
+    if len(rule.cuts) != 1:
+        message = f"a pipeline cuts one dimension into micro-batches, and this one names {len(rule.cuts)}"
+        scope.error("E321", message, rule.span, help=example)
+        return None
+    (cut,) = rule.cuts
+    batch, number = scope.dim(cut.dim, "E303"), integer(cut.parts, lambda name: _size(name, scope), scope)
+    if batch is None or number is None:
+        return None
+    axes = tuple(axis for axis in split.get(batch.name, ()) if axis not in split[loop.name])
+    error = _error_of_cut(cut, loop, batch, number, mesh, axes)
+    if error is not None:
+        scope.error("E321", error, cut.span, help=example if batch == loop or number < 1 else None)
+        return None
+    return DeclaredPipeline(Pipeline(loop.name, batch.name, number, rule.checkpoint), batch, rule.span)
+
+
+def _size(name: ast.DimName, scope: Scope) -> int | None:
+    dim = scope.dim(name)
+    return dim.size if dim else None
+
+
+def _error_of_cut(cut: ast.Degree, loop: Dim, batch: Dim, number: int, mesh: Mesh, axes: Axes) -> str | None:
+    name = cut.dim.text
+    if batch == loop:
+        return f"the pipeline runs along `{name}`, and micro-batches are parts of another dimension"
+    if number < 1:
+        return f"`{name}` cannot be cut into {number} micro-batches"
+    if batch.size % number:
+        return f"`{name}` has size {batch.size}, which cannot be cut evenly into {number} micro-batches"
+    if batch.size // number % mesh.size(axes):
+        over = " and ".join(f"`{axis}` ({mesh.sizes[axis]})" for axis in axes)
+        size = batch.size // number
+        return f"a micro-batch has {size} of the {batch.size} elements of `{name}`, which cannot be split evenly over {over}"
+    return None
+
+
+def pipeline_errors(facts: ProgramIndex, pipelines: Sequence[DeclaredPipeline]) -> Iterator[Diagnostic]:
+    """Yield E321 for a loop without the batch, and E322 for one whose iterations need all micro-batches at once."""
+    for declared in pipelines:
+        for eqn in facts.loops:
+            if dim_of(eqn).name == declared.pipeline.loop:
+                yield from _errors_of_loop(eqn, declared)
+
+
+def absent_loops(
+    programs: Sequence[ProgramIndex], pipelines: Sequence[DeclaredPipeline]
+) -> Iterator[Diagnostic]:
+    """Yield E321 for pipelines along a dimension that no model has a loop along."""
+    looped = {dim_of(eqn).name for each in programs for eqn in each.loops}
+    for declared in pipelines if programs else ():
+        loop = declared.pipeline.loop
+        if loop not in looped:
+            help = f"a pipeline is a loop, such as `repeat {loop}`"
+            yield Diagnostic("E321", f"no model has a loop along `{loop}`", declared.span, help=help)
+
+
+def _errors_of_loop(eqn: Equation, declared: DeclaredPipeline) -> Iterator[Diagnostic]:
+    batch, loop = declared.batch, declared.pipeline.loop
+    place = [Label(in_main_file(eqn.span), "this loop")] if eqn.span else []
+    if not any(batch in argument.value.type.dims for argument in carried(region_of(eqn))):
+        message = f"the loop along `{loop}` hands on nothing that has the dimension `{batch.name}`"
+        yield Diagnostic("E321", message, declared.span, tuple(place), "name the dimension of the batch")
+        return
+    try:
+        loop_sums(eqn, batch)
+    except MixedMicroBatches as error:
+        help = "a pipeline computes each micro-batch by itself; only a sum over the batch may leave the loop, or a mean"
+        span = in_main_file(error.eqn.span) if error.eqn.span else declared.span
+        labels = (Label(declared.span, f"`{batch.name}` is cut into micro-batches here"),)
+        yield Diagnostic("E322", error.message, span, labels, help)
