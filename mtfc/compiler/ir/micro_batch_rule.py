@@ -35,6 +35,11 @@ class MixedMicroBatches(Exception):
         self.eqn, self.message = eqn, message
 
 
+def takes_batch(eqn: Equation, batch: Dim) -> bool:
+    """Return True if a loop has anything to do with the batch. Other loops are no pipelines."""
+    return any(batch in value.type.dims for value in (*eqn.operands, *eqn.results))
+
+
 def loop_sums(eqn: Equation, batch: Dim, given: frozenset[Value] = frozenset()) -> set[Value]:
     """Return the sums among the values of a loop's region, regions inside of it included, and among the loop's results.
 

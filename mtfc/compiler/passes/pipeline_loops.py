@@ -46,6 +46,7 @@ from mtfc.compiler.ir.micro_batch_rule import (
     cut_attributes,
     loop_sums,
     summed_group,
+    takes_batch,
 )
 from mtfc.compiler.ir.opdef import BY_NAME
 from mtfc.compiler.ir.ops import OPS, has_trait
@@ -106,7 +107,8 @@ class LoopPipeliner:
     def _pipeline(self, eqn: Equation) -> Pipeline | None:
         if not eqn.regions:
             return None
-        found = (each for each in self.layout.pipelines if each.loop == dim_of(eqn).name)
+        named = (each for each in self.layout.pipelines if each.loop == dim_of(eqn).name)
+        found = (each for each in named if takes_batch(eqn, self.declared[each.batch]))
         return next((each for each in found if self.mesh.size(self.layout.rules.get(each.loop)) > 1), None)
 
     def _grid(self, eqn: Equation, pipeline: Pipeline) -> PipelinedLoop:
@@ -114,6 +116,7 @@ class LoopPipeliner:
         axes = self.layout.rules.get(dim.name)
         others = tuple(axis for axis in self.layout.rules.get(batch.name) if axis not in axes)
         stages, number = self.mesh.size(axes), pipeline.micro_batches
+        last = stages - 1 if carried(region_of(eqn)) else 0
         return PipelinedLoop(
             StageDims(
                 dim,
@@ -122,7 +125,8 @@ class LoopPipeliner:
                 self.new.get(f"{dim.name}.part", dim.size // stages),
                 self.new.get(f"{batch.name}.micro", number),
                 self.new.get(f"{batch.name}.part", batch.size // number, others),
-                self.new.get(f"{dim.name}.ticks", number + stages - 1),
+                self.new.get(f"{dim.name}.ticks", number + last),
+                last,
             ),
             self.new,
             pipeline.checkpoint,
@@ -134,7 +138,8 @@ class LoopPipeliner:
 class StageDims:
     """The dimensions of a pipeline.
 
-    layers is cut into [stages, inner], and batch into [part, micro]. ticks: the steps of the pipeline.
+    layers is cut into [stages, inner], and batch into [part, micro]. ticks: the steps of the pipeline. last: the tick in which
+    the last stage begins; the first one, for a loop that hands nothing on.
     """
 
     layers: Dim
@@ -144,6 +149,7 @@ class StageDims:
     micro: Dim
     part: Dim
     ticks: Dim
+    last: int
 
     def one(self, dims: Iterable[Dim]) -> tuple[Dim, ...]:
         """Return the dimensions of a value for one micro-batch."""
@@ -300,8 +306,7 @@ class PipelinedLoop:
         stack = ticks.yielded(carry.value.name, leaving)
 
         def collected() -> Value:
-            start = dims.stages.size - 1
-            found = outer("slice", stack(), source=dims.ticks, target=dims.micro, start=start, stride=1)
+            found = outer("slice", stack(), source=dims.ticks, target=dims.micro, start=dims.last, stride=1)
             if dims.batch in type.dims:
                 return dims.joined(outer, found, type.dims)
             if carry.value in self.sums:
@@ -374,7 +379,9 @@ class TickLoop:
     results: dict[str, Value] = attrs.field(factory=dict)
 
     def order(self, build: Builder) -> Value:
-        """Return the place of each stage in the pipeline: a reversed loop begins at the last one."""
+        """Return the tick in which each stage begins: a reversed loop begins at the last stage."""
+        if not self.dims.last:
+            return build("full", dims=(self.dims.stages,), value=0, dtype="i32")
         place = build("range", dim=self.dims.stages)
         last = build.constant(self.dims.stages.size - 1, "i32")
         return build("sub", last, place) if self.reverse else place

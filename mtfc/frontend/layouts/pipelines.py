@@ -8,8 +8,8 @@ import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
 from mtfc.compiler.ir.core import Equation
-from mtfc.compiler.ir.loops import carried, dim_of, region_of
-from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums
+from mtfc.compiler.ir.loops import dim_of
+from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums, takes_batch
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, Pipeline
 from mtfc.frontend.layouts.program_index import ProgramIndex, in_main_file
 from mtfc.frontend.semantics.names.constants import integer
@@ -92,36 +92,39 @@ def _error_of_cut(cut: ast.Degree, loop: Dim, batch: Dim, number: int, mesh: Mes
 
 
 def pipeline_errors(facts: ProgramIndex, pipelines: Sequence[DeclaredPipeline]) -> Iterator[Diagnostic]:
-    """Yield E321 for a loop without the batch, and E322 for one whose iterations need all micro-batches at once."""
+    """Yield E322 for loops whose iterations need all micro-batches at once."""
     for declared in pipelines:
-        for eqn in facts.loops:
-            if dim_of(eqn).name == declared.pipeline.loop:
-                yield from _errors_of_loop(eqn, declared)
+        for eqn in _loops(facts, declared):
+            if takes_batch(eqn, declared.batch):
+                yield from _mixing(eqn, declared)
 
 
 def absent_loops(
     programs: Sequence[ProgramIndex], pipelines: Sequence[DeclaredPipeline]
 ) -> Iterator[Diagnostic]:
-    """Yield E321 for pipelines along a dimension that no model has a loop along."""
-    looped = {dim_of(eqn).name for each in programs for eqn in each.loops}
+    """Yield E321 for pipelines that no model has a loop for."""
     for declared in pipelines if programs else ():
-        loop = declared.pipeline.loop
-        if loop not in looped:
+        loop, batch = declared.pipeline.loop, declared.batch
+        loops = [eqn for each in programs for eqn in _loops(each, declared)]
+        if not loops:
             help = f"a pipeline is a loop, such as `repeat {loop}`"
             yield Diagnostic("E321", f"no model has a loop along `{loop}`", declared.span, help=help)
+        elif not any(takes_batch(eqn, batch) for eqn in loops):
+            places = tuple(Label(in_main_file(eqn.span), "this loop") for eqn in loops if eqn.span)
+            message = f"no value that the loop along `{loop}` takes or gives has the dimension `{batch.name}`"
+            help = "cut the dimension of the batch into micro-batches"
+            yield Diagnostic("E321", message, declared.span, places[:1], help)
 
 
-def _errors_of_loop(eqn: Equation, declared: DeclaredPipeline) -> Iterator[Diagnostic]:
-    batch, loop = declared.batch, declared.pipeline.loop
-    place = [Label(in_main_file(eqn.span), "this loop")] if eqn.span else []
-    if not any(batch in argument.value.type.dims for argument in carried(region_of(eqn))):
-        message = f"the loop along `{loop}` hands on nothing that has the dimension `{batch.name}`"
-        yield Diagnostic("E321", message, declared.span, tuple(place), "name the dimension of the batch")
-        return
+def _loops(facts: ProgramIndex, declared: DeclaredPipeline) -> list[Equation]:
+    return [eqn for eqn in facts.loops if dim_of(eqn).name == declared.pipeline.loop]
+
+
+def _mixing(eqn: Equation, declared: DeclaredPipeline) -> Iterator[Diagnostic]:
     try:
-        loop_sums(eqn, batch)
+        loop_sums(eqn, declared.batch)
     except MixedMicroBatches as error:
         help = "a pipeline computes each micro-batch by itself; only a sum over the batch may leave the loop, or a mean"
         span = in_main_file(error.eqn.span) if error.eqn.span else declared.span
-        labels = (Label(declared.span, f"`{batch.name}` is cut into micro-batches here"),)
+        labels = (Label(declared.span, f"`{declared.batch.name}` is cut into micro-batches here"),)
         yield Diagnostic("E322", error.message, span, labels, help)
