@@ -1,8 +1,8 @@
 """A pipeline of 4 stages on 8 virtual devices, beside the bound of its bubble and beside a pipeline by hand.
 
 The bound is (micro-batches + stages - 1) / micro-batches times the time without a bubble: that of a step in which each device
-computes the layers of one stage for the whole batch, without a pipeline. The pipeline by hand is `jax.shard_map`: a scan over ticks, a `ppermute`
-in each, and `jax.grad` of all. The two hold the same parameters, and take the same batch.
+computes the layers of one stage for the whole batch, without a pipeline. The pipeline by hand is `jax.shard_map`: a scan over
+ticks, a `ppermute` in each, and `jax.grad` of all. The two hold the same parameters, and take the same batch.
 """
 
 from __future__ import annotations
