@@ -40,17 +40,24 @@ def takes_batch(eqn: Equation, batch: Dim) -> bool:
     return any(batch in value.type.dims for value in (*eqn.operands, *eqn.results))
 
 
-def loop_sums(eqn: Equation, batch: Dim, given: frozenset[Value] = frozenset()) -> set[Value]:
+def loop_sums(eqn: Equation, batch: Dim) -> set[Value]:
     """Return the sums among the values of a loop's region, regions inside of it included, and among the loop's results.
 
-    given: the operands of the loop that are sums. Raises `MixedMicroBatches`.
+    Raises `MixedMicroBatches`.
     """
+    return _loop_sums(eqn, batch, frozenset(), before_loop(region_of(eqn), batch))
+
+
+def _loop_sums(
+    eqn: Equation, batch: Dim, given: frozenset[Value], before: Iterable[Equation] = ()
+) -> set[Value]:
+    """Return the sums of a loop. given: its operands that are sums. before: equations of its body that run before the loop."""
     region = region_of(eqn)
     if dim_of(eqn) == batch:
         raise MixedMicroBatches(eqn, f"a loop runs along `{batch.name}`")
     arguments = {argument.value for operand, argument in pairs(eqn) if operand in given}
     while True:
-        sums = _body_sums(region, batch, arguments)
+        sums = _body_sums(region, batch, arguments, before)
         updated = {output.updates for output in region.outputs if output.value in sums}
         more = {argument.value for argument in carried(region) if argument.value.name in updated} - arguments
         if not more:
@@ -61,13 +68,15 @@ def loop_sums(eqn: Equation, batch: Dim, given: frozenset[Value] = frozenset()) 
     return sums | {result for result, o in outputs if o.value in sums or o.updates in carries}
 
 
-def _body_sums(region: Function, batch: Dim, arguments: Iterable[Value]) -> set[Value]:
-    sums, before = set(arguments), {id(eqn) for eqn in before_loop(region, batch)}
+def _body_sums(
+    region: Function, batch: Dim, arguments: Iterable[Value], before: Iterable[Equation]
+) -> set[Value]:
+    sums, gone = set(arguments), {id(eqn) for eqn in before}
     for eqn in region.body:
-        if id(eqn) in before:
+        if id(eqn) in gone:
             continue
         if eqn.regions:
-            sums |= loop_sums(eqn, batch, frozenset(sums.intersection(eqn.operands)))
+            sums |= _loop_sums(eqn, batch, frozenset(sums.intersection(eqn.operands)))
         elif _is_sum(eqn, batch, sums):
             sums.update(eqn.results)
     return sums

@@ -258,6 +258,22 @@ def _extended(builder: Builder, eqn: Equation, body: LoopBody, residuals: Residu
     return extended
 
 
+def _going(region: Function, active: Sequence[Argument], given: Mapping[str, Value | None]) -> set[str]:
+    """Return the names of the active carries with a cotangent: of their last value, or because an output with one needs them."""
+    carries = {argument.value: argument.value.name for argument in active if argument.role == "carried"}
+    going: set[str] = set()
+    while True:
+        used = {o.value for o in region.outputs if given[o.name] is not None or o.updates in going}
+        for eqn in reversed(region.body):
+            if not used.isdisjoint(eqn.results):
+                used.update(eqn.operands)
+        last = {o.updates for o in region.outputs if o.updates and given[o.name] is not None}
+        more = {name for value, name in carries.items() if value in used or name in last} - going
+        if not more:
+            return going
+        going |= more
+
+
 def pull_back(
     builder: Builder,
     eqn: Equation,
@@ -271,7 +287,7 @@ def pull_back(
     """
     region = region_of(eqn)
     given = dict(zip((output.name for output in region.outputs), totals, strict=True))
-    going = {argument.value.name for argument in active if argument.role == "carried"}
+    going = _going(region, active, given)
     seeded = {
         o.name for o in region.outputs if (o.updates in going if o.updates else given[o.name] is not None)
     }
