@@ -1,3 +1,4 @@
+# mypy: allow-untyped-calls
 """A pipeline of 4 stages on 8 virtual devices, beside the bound of its bubble and beside a pipeline by hand.
 
 The bound is (micro-batches + stages - 1) / micro-batches times the time without a bubble: that of a step in which each device

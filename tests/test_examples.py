@@ -157,6 +157,14 @@ EXAMPLES = (
         "data:2;model:2",
         in_floats=2,
     ),
+    # Two tables, positions, 16 layers of four matrices of attention, two of the feed-forward layer and two normalizations.
+    Example(
+        "pipeline",
+        2 * 32_768 * 1024 + 512 * 1024 + 16 * (4 * 1024**2 + 2 * 4 * 1024**2 + 4 * 1024) + 2 * 1024,
+        "batch=16 length=2 vocab=8 d_model=8 heads=2 d_k=4 d_ff=8 layers=2",
+        "stages:2;data:2;model:2",
+        in_floats=0,
+    ),
     # Ronneberger et al. 2015, figure 1, with biases.
     Example("unet", 31_030_658, "batch=4 height=64 width=32 c1=2", "rows:2;cols:2"),
 )
