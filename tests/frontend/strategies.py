@@ -163,6 +163,7 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
     axes = st.builds(ast.MeshAxis, here, names(), expressions())
     values = st.builds(ast.ValueRules, here, dotted(), rules())
     degrees = st.builds(ast.Degree, here, dotted(), expressions())
+    pipelines = st.builds(ast.PipelineRule, here, dotted(), st.booleans(), tuples(degrees))
     placed = st.builds(
         ast.OperatorPlacement,
         here,
@@ -195,6 +196,7 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
             rule_sets,
             rule_sets,
             tuples(values, 0, 2),
+            tuples(pipelines, 0, 2),
             tuples(st.builds(ast.Allow, here, names()), 0, 2),
         )
         | st.builds(ast.PlacementDecl, here, names(), expressions(), tuples(placed, 0, 3))

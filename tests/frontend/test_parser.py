@@ -139,6 +139,7 @@ layout zero on pod = {
   batch: (rows, cols), params: { model: rows, *: cols }
   optimizer: { model: rows }
   value layers.ffn.h: { hidden: cols }, allow W601
+  pipeline layers checkpoint: { batch: 8 }
 }
 layout one for net, other on pod = { allow W602 }
 layout two on pod for net = {}

@@ -182,11 +182,17 @@ def _(node: ast.LayoutDecl) -> str:
     entries = [source(rule) for rule in node.rules]
     entries += [f"{key}: {source(section)}" for key, section in sections if section]
     entries += [source(value) for value in node.values]
+    entries += [source(pipeline) for pipeline in node.pipelines]
     entries += [source(allow) for allow in node.allows]
     mesh = f" on {source(node.mesh)}" if node.mesh else ""
     models = f" for {', '.join(map(source, node.models))}" if node.models else ""
     both = f"{mesh}{models}" if len(entries) % 2 else f"{models}{mesh}"
     return f"layout {source(node.name)}{both} = {{{', '.join(entries)}}}"
+
+
+@source.register
+def _(node: ast.PipelineRule) -> str:
+    return f"pipeline {source(node.loop)}{' checkpoint' * node.checkpoint}: {{{listed(node.cuts)}}}"
 
 
 @source.register
