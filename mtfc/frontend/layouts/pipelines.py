@@ -53,11 +53,11 @@ def _resolved(
     if loop.name not in split:
         message = f"the layout does not split `{rule.loop.text}`, so the pipeline has no stages"
         help = f"add a rule such as `{rule.loop.text}: {next(iter(mesh.names), 'stages')}`"
-        scope.error("E321", message, rule.loop.span, help=help)
+        scope.error("E322", message, rule.loop.span, help=help)
         return None
     if len(rule.cuts) != 1:
         message = f"a pipeline cuts one dimension into micro-batches, and this one names {len(rule.cuts)}"
-        scope.error("E321", message, rule.span, help=example)
+        scope.error("E322", message, rule.span, help=example)
         return None
     (cut,) = rule.cuts
     batch, number = scope.dim(cut.dim, "E303"), integer(cut.parts, lambda name: _size(name, scope), scope)
@@ -66,7 +66,7 @@ def _resolved(
     axes = tuple(axis for axis in split.get(batch.name, ()) if axis not in split[loop.name])
     error = _error_of_cut(cut, loop, batch, number, mesh, axes)
     if error is not None:
-        scope.error("E321", error, cut.span, help=example if batch == loop or number < 1 else None)
+        scope.error("E322", error, cut.span, help=example if batch == loop or number < 1 else None)
         return None
     return DeclaredPipeline(Pipeline(loop.name, batch.name, number, rule.checkpoint), batch, rule.span)
 
@@ -92,7 +92,7 @@ def _error_of_cut(cut: ast.Degree, loop: Dim, batch: Dim, number: int, mesh: Mes
 
 
 def pipeline_errors(facts: ProgramIndex, pipelines: Sequence[DeclaredPipeline]) -> Iterator[Diagnostic]:
-    """Yield E322 for loops whose iterations need all micro-batches at once."""
+    """Yield E323 for loops whose iterations need all micro-batches at once."""
     for declared in pipelines:
         for eqn in _loops(facts, declared):
             if takes_batch(eqn, declared.batch):
@@ -102,18 +102,18 @@ def pipeline_errors(facts: ProgramIndex, pipelines: Sequence[DeclaredPipeline]) 
 def absent_loops(
     programs: Sequence[ProgramIndex], pipelines: Sequence[DeclaredPipeline]
 ) -> Iterator[Diagnostic]:
-    """Yield E321 for pipelines that no model has a loop for."""
+    """Yield E322 for pipelines that no model has a loop for."""
     for declared in pipelines if programs else ():
         loop, batch = declared.pipeline.loop, declared.batch
         loops = [eqn for each in programs for eqn in _loops(each, declared)]
         if not loops:
             help = f"a pipeline is a loop, such as `repeat {loop}`"
-            yield Diagnostic("E321", f"no model has a loop along `{loop}`", declared.span, help=help)
+            yield Diagnostic("E322", f"no model has a loop along `{loop}`", declared.span, help=help)
         elif not any(takes_batch(eqn, batch) for eqn in loops):
             places = tuple(Label(in_main_file(eqn.span), "this loop") for eqn in loops if eqn.span)
             message = f"no value that the loop along `{loop}` takes or gives has the dimension `{batch.name}`"
             help = "cut the dimension of the batch into micro-batches"
-            yield Diagnostic("E321", message, declared.span, places[:1], help)
+            yield Diagnostic("E322", message, declared.span, places[:1], help)
 
 
 def _loops(facts: ProgramIndex, declared: DeclaredPipeline) -> list[Equation]:
@@ -127,4 +127,4 @@ def _mixing(eqn: Equation, declared: DeclaredPipeline) -> Iterator[Diagnostic]:
         help = "a pipeline computes each micro-batch by itself; only a sum over the batch may leave the loop, or a mean"
         span = in_main_file(error.eqn.span) if error.eqn.span else declared.span
         labels = (Label(declared.span, f"`{declared.batch.name}` is cut into micro-batches here"),)
-        yield Diagnostic("E322", error.message, span, labels, help)
+        yield Diagnostic("E323", error.message, span, labels, help)
