@@ -111,6 +111,8 @@ TEMPLATES: dict[str, tuple[frozenset[str], Build]] = {
     "reshape": (ALL, lambda b, x, y: b("reshape", x, dims=(M, LONG))),
     "slice": (ALL, lambda b, x, y: b("slice", x, source=B, target=M, start=1, stride=3)),
     "pad": (ALL, lambda b, x, y: b("pad", x, source=B, target=LONG, before=2, stride=1, value=one(x))),
+    "flip": (ALL, lambda b, x, y: b("flip", x, dim=B)),
+    "after": (ALL, lambda b, x, y: b("after", x, y)),
     "shift": (ALL, lambda b, x, y: b("shift", x, dim=B, by=5, wrap=False)),
     "concat": (ALL, joined),
     "window": (ALL, lambda b, x, y: b("window", x, **WINDOW, value=one(x))),
