@@ -20,7 +20,7 @@ test test-fast fuzz mutants examples: export OPENBLAS_NUM_THREADS = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-elsewhere lint format tables docs site package figures bench fuzz mutants mutate-source kill-test examples browser-test notebook clean
+.PHONY: help setup demo test test-fast test-elsewhere lint format tables docs site package vscode figures bench fuzz mutants mutate-source kill-test examples browser-test notebook clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ package: setup  ## build sdist and wheel in dist/, check their metadata, and run
 	build/wheel/bin/mtfc check examples/two_layer.mtf
 	build/wheel/bin/mtfc verify examples/two_layer.mtf --backend numpy --layout hybrid
 	build/wheel/bin/mtfc help E301 > /dev/null
+
+vscode: setup  ## build editors/vscode/mtfc.vsix with npm, and test the server with the extension's library
+	cd editors/vscode && npm ci --silent && npm run --silent build && MTFC="$(CURDIR)/$(MTFC)" npm test --silent && npm run --silent package
 
 figures: setup  ## draw the figures in docs/images anew
 	$(BIN)/python -m benchmarks.plots
