@@ -125,6 +125,7 @@ def check(
 
 OPTIMIZERS: dict[str, optax.GradientTransformation] = {
     "sgd(0.1)": optax.sgd(0.1),
+    "sgdw(0.1, weight_decay = 0.2)": optax.chain(optax.add_decayed_weights(0.2), optax.sgd(0.1)),
     "momentum(0.1)": optax.sgd(0.1, momentum=0.9),
     "momentum(0.1, momentum = 0.5)": optax.sgd(0.1, momentum=0.5),
     "nesterov(0.1, momentum = 0.8)": optax.sgd(0.1, momentum=0.8, nesterov=True),
