@@ -176,7 +176,9 @@ class Completion:
     def layout_entries(self) -> Items:
         yield from self.dims()
         yield from (_keyword(word) for word in SECTIONS if len(self.cursor.brackets) == 1)
-        yield from (_keyword(word) for word in ("value", "allow") if len(self.cursor.brackets) == 1)
+        yield from (
+            _keyword(word) for word in ("value", "pipeline", "allow") if len(self.cursor.brackets) == 1
+        )
 
     def codes(self) -> Items:
         yield from (_item(code, CompletionItemKind.Constant, "warning") for code in OF_LAYOUTS)

@@ -202,6 +202,9 @@ class _Resolver:
                 yield from self._of(axis, axes)
         for each in decl.values:
             yield from self._value_path(each.path, self._models(decl.models))
+        for pipeline in decl.pipelines:
+            for dim in (pipeline.loop, *(cut.dim for cut in pipeline.cuts)):
+                yield from self._layout_dim(dim)
 
     def axes_of(self, decl: ast.LayoutDecl) -> Mapping[str, DeclaredSymbol]:
         """Return the axes of a layout's mesh, which may be the only mesh of the file."""

@@ -57,6 +57,7 @@ def patterns() -> list[tuple[TokenKind, str]]:
         ("constant", words(CONSTANTS)),
         ("keyword", rf"(?<=[\w)\]}}])[ \t]+({joining}){NAME_FOLLOWS}"),
         ("keyword", r"(?<=[ \t])checkpoint(?=[ \t]*(?:\{|with\b))"),
+        ("keyword", r"(?<=\w[ \t])checkpoint(?=[ \t]*:)"),
         ("keyword", r"(?<=optimizer )for(?=[ \t]*\")"),
         ("builtin", words(FUNCTIONS) + r"(?=[ \t]*\()"),
         ("dtype", words(DTYPES) + r"(?![ \t]*[=:])"),

@@ -25,7 +25,7 @@ CONSTANTS = ("true", "false")
 
 LEADING = ("import", "dim", "mesh", "layout", "placement", "hardware", "link", "model", "fn", "optimizer", "train",
            "param", "state", "update", "watch", "repeat", "scan", "return", "yield", "minimize", "report", "frozen",
-           "value", "allow")  # fmt: skip
+           "value", "pipeline", "allow")  # fmt: skip
 """Keywords that begin a declaration, a statement or an entry."""
 
 JOINING = ("on", "for", "with", "along", "checkpoint", "sharing")
@@ -105,7 +105,7 @@ def is_keyword(before: str, word: str, after: str) -> bool:
     if word in LEADING:
         return before in STARTS and after not in NO_NAMES
     if word == "checkpoint":
-        return before not in (*STARTS, "=", "(", "[", ",") and (after == "{" or after == "with")
+        return before not in (*STARTS, "=", "(", "[", ",") and after in ("{", "with", ":")
     return (
         word in JOINING
         and before not in STARTS

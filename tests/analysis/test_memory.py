@@ -210,7 +210,7 @@ def test_gradient_that_is_reduced_with_the_loss() -> None:
 def test_stored_by_line() -> None:
     """Line 2 has the parameter and its momentum. The backward pass reads the input, and `z` alone of the activations."""
     stored = [(span.line if span else None, amount) for span, amount in memory(STEP).stored]
-    assert stored == [(None, 4 * 16), (2, 4 * 8), (2, 4 * 8), (4, 4 * 16)]
+    assert stored == [(2, 4 * 8), (2, 4 * 8), (None, 4 * 16), (4, 4 * 16)]
 
 
 def test_old_value_used_after_the_update_keeps_its_buffer() -> None:

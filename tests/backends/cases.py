@@ -189,6 +189,10 @@ CASES = {
         for by in (2, -1, 0, 9, -9)
         for wrap in (0, 1)
     },
+    "flip": one("flip", "f32 c a b", dim=A),
+    "flip bool": one("flip", "bool a b", dim=B),
+    "mask_gradient": one("mask_gradient", "f32 a b", "bool b"),
+    "after": one("after", "f32 a b", "f32 b c"),
     "concat": one("concat", "f32 m a c", "f32 m d c", sources=(A, D), target=B),
     "full": one("full", dtype="f32", dims=(A, B), value=0.1),
     "constant": Case([], lambda b: b.constant(7, "i32")),

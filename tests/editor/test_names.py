@@ -212,7 +212,8 @@ def test_renaming(
     assert len(edit.changes[main]) == count
     texts = editor.applied(edit)
     for uri in sorted(texts, key=lambda uri: uri == main):
-        assert editor.open(uri, texts[uri]) == []
+        shown = editor.edit(uri, (None, texts[uri])) if uri == main else editor.open(uri, texts[uri])
+        assert shown == []
 
 
 @pytest.mark.parametrize(
