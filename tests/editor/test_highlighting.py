@@ -27,7 +27,8 @@ GRAMMAR = ROOT / "editors/vscode/syntaxes/mtf.tmLanguage.json"
 SYNTHETIC = """\
 dim model = 4; dim state = 2
 mesh on = [for: 2]
-layout value for net on on = { model: for, value net.h: { state: for }, params: { *: for }, pipeline state checkpoint: { model: 2 }, allow W601 }
+layout value for net on on = { model: for, value net.h: { state: for }, params: { *: for },
+  pipeline state checkpoint: { model: 2 }, allow W601 }
 model net(value: [model], with: i32[state]) {
   param along: [model] = zeros()
   state update: [model] = 0
