@@ -51,7 +51,7 @@ from mtfc.compiler.ir.micro_batch_rule import (
 from mtfc.compiler.ir.opdef import BY_NAME
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.rewrite import Substitution, names_of
-from mtfc.compiler.ir.types import FLOATS, Dim, Layout, Mesh, Pipeline, Rules, TensorType
+from mtfc.compiler.ir.types import FLOATS, Dim, Layout, Mesh, Pipeline, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.spatial.position_blocks import NewDims
@@ -70,13 +70,7 @@ class PipelineLoops(Pass):
             return program
         dims = NewDims(program.dims)
         changer = LoopPipeliner(program.mesh, program.layout, program.dims, dims)
-        changed = program.map_functions(changer.function)
-        blocks = Rules(tuple((name, axes) for name, (_, axes) in dims.added.items() if axes))
-        return attrs.evolve(
-            changed,
-            dims={**program.dims, **{name: dim for name, (dim, _) in dims.added.items()}},
-            layout=attrs.evolve(program.layout, blocks=program.layout.blocks.override(blocks)),
-        )
+        return dims.declared_in(program.map_functions(changer.function))
 
 
 @attrs.frozen

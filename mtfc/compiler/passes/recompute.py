@@ -47,8 +47,9 @@ from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program,
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of, result_type
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import KINDS
+from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.rewrite import fresh_copy, names_of
-from mtfc.compiler.ir.types import Axes, Mesh, TensorType
+from mtfc.compiler.ir.types import Axes, Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.dce import live_only
 from mtfc.compiler.passes.pass_base import IN_PYTHON, Pass
@@ -310,11 +311,6 @@ Origin = Callable[[Value, Equation], tuple[list[Equation], Value]]
 """Returns the value that stands for an operand of a copied equation, and the equations that make it."""
 
 
-def placed_as(type: TensorType) -> dict[str, Axes]:
-    """Return the layout of an argument or output of this type."""
-    return {dim.name: axes for dim, axes in zip(type.dims, type.splits, strict=True) if axes}
-
-
 class Copies:
     """Copies equations of a forward pass into a body of the backward pass, each once, before the first equation that reads it.
 
@@ -410,7 +406,7 @@ class PairRewriter:
                 return [], argument.value
         new = Value(self.inner_names.fresh(value.name), value.type)
         self.operands.append(operand)
-        self.arguments.append(Argument(new, role, layout=placed_as(value.type)))
+        self.arguments.append(Argument(new, role, layout=shown_layout(value.type)))
         return [], new
 
     def _stack(self, value: Value) -> Value:
@@ -419,7 +415,7 @@ class PairRewriter:
             if output.value is value and output.updates is None:
                 return result
         name = Names(output.name for output in self.outputs).fresh(f"{value.name}.kept")
-        output = Output(name, value, layout=placed_as(value.type))
+        output = Output(name, value, layout=shown_layout(value.type))
         result = Value(self.names.fresh(name), result_type(output, dim_of(self.pair.forward)))
         self.outputs.append(output)
         self.results.append(result)
@@ -592,6 +588,6 @@ class _Holder:
         if key in self.found:
             return [], self.found[key]
         self.found[key] = Value(self.names.fresh(value.name), value.type)
-        layout = placed_as(value.type)
+        layout = shown_layout(value.type)
         made = Equation("after", key, (self.found[key],), span=eqn.span, stage="backward", layout=layout)
         return [made], self.found[key]

@@ -45,7 +45,7 @@ from mtfc.compiler.ir.ops.attention import (
     roles_of,
 )
 from mtfc.compiler.ir.rewrite import Substitution, names_of
-from mtfc.compiler.ir.types import Axes, Dim, Mesh, Rules
+from mtfc.compiler.ir.types import Axes, Dim, Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.partition.attention_rings import PlainSums, Ring, RingBuilder, WeightedMeans
 from mtfc.compiler.passes.partition.propagate_layouts import fixed
@@ -69,13 +69,7 @@ class SpreadAttention(Pass):
         dims = NewDims(program.dims)
         named = frozenset(program.layout.value_rules if program.layout else ())
         each = AttentionSpreader(program.placed_on, self, dims, named, {})
-        changed = program.map_functions(each.function)
-        layout = program.layout
-        if layout is not None:
-            blocks = Rules(tuple((name, axes) for name, (_, axes) in dims.added.items() if axes))
-            layout = attrs.evolve(layout, blocks=layout.blocks.override(blocks))
-        added = {name: dim for name, (dim, _) in dims.added.items()}
-        return attrs.evolve(changed, dims={**program.dims, **added}, layout=layout)
+        return dims.declared_in(program.map_functions(each.function))
 
 
 @attrs.frozen

@@ -40,14 +40,7 @@ class PartitionSpatial(Pass):
         each = SpatialPartitioner(
             program.mesh, LayoutRules(program.mesh, program.layout), NewDims(program.dims)
         )
-        changed = program.map_functions(each.function)
-        added = each.dims.added
-        blocks = Rules(tuple((name, axes) for name, (_, axes) in added.items() if axes))
-        return attrs.evolve(
-            changed,
-            dims={**program.dims, **{name: dim for name, (dim, _) in added.items()}},
-            layout=attrs.evolve(program.layout, blocks=program.layout.blocks.override(blocks)),
-        )
+        return each.dims.declared_in(program.map_functions(each.function))
 
 
 @attrs.frozen

@@ -13,9 +13,9 @@ from collections.abc import Callable, Container
 import attrs
 
 from mtfc.compiler.ir.builder import Builder
-from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.core import Equation, Program, Value
 from mtfc.compiler.ir.opdef import BlockRewriter, Split
-from mtfc.compiler.ir.types import Axes, Dim, TensorType
+from mtfc.compiler.ir.types import Axes, Dim, Rules, TensorType
 from mtfc.compiler.passes.autodiff.backward import backward
 
 
@@ -37,6 +37,15 @@ class NewDims:
             name, number = f"{wanted}_{number}", number + 1
             found = (Dim(name, size), axes)
         return found[0]
+
+    def declared_in(self, program: Program) -> Program:
+        """Return the program with the added dimensions, and with rules of its layout that split them."""
+        dims = {name: dim for name, (dim, _) in self.added.items()}
+        layout = program.layout
+        if layout is not None:
+            blocks = Rules(tuple((name, axes) for name, (_, axes) in self.added.items() if axes))
+            layout = attrs.evolve(layout, blocks=layout.blocks.override(blocks))
+        return attrs.evolve(program, dims={**program.dims, **dims}, layout=layout)
 
 
 @attrs.frozen
