@@ -13,7 +13,7 @@ STARTER = Path(__file__).parents[1] / "starter"
 
 def new_project(folder: str) -> list[str]:
     """Make a folder with the files of a project, all or none, and return their names. Raises `UsageError`."""
-    target = Path(folder)
+    target = Path(folder).absolute()
     try:
         if target.is_symlink() or (target.exists() and not _is_empty_folder(target)):
             raise UsageError(f"{folder} exists: `mtfc new` takes the name of a new folder, or an empty one")
@@ -23,7 +23,11 @@ def new_project(folder: str) -> list[str]:
             made.mkdir()
             for file in _files():
                 shutil.copyfile(file, made / file.name)
-            made.replace(target)
+            if target.exists():  # it may be the current folder, which must stay the same folder
+                for file in made.iterdir():
+                    file.replace(target / file.name)
+            else:
+                made.replace(target)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot write {folder}: {reason_of(error)}") from error
     return [file.name for file in _files()]

@@ -55,14 +55,17 @@ def test_help_knows_pages_and_commands(mtfc: Mtfc) -> None:
 # Projects
 
 
-def test_a_new_project_has_no_warnings(mtfc: Mtfc, folder: Path) -> None:
+def test_a_new_project_has_no_warnings(mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = mtfc("new", "deep/spirals")
     assert outcome.status == 0 and "README.md, data.py, model.mtf, test_model.py" in outcome.out
     assert mtfc("check", "deep/spirals/model.mtf").out == "deep/spirals/model.mtf: no errors\n"
     assert mtfc("fmt", "--check", "deep/spirals/model.mtf").status == 0
     assert mtfc("new", "deep/spirals").status == 2
     (folder / "empty").mkdir()
-    assert mtfc("new", "empty").status == 0
+    monkeypatch.chdir(folder / "empty")
+    assert mtfc("new", ".").status == 0
+    assert mtfc("check", "model.mtf").out == "model.mtf: no errors\n"
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
 def test_the_tests_of_a_new_project_pass(mtfc: Mtfc, folder: Path) -> None:
