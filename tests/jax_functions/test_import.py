@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import mtfc
+from mtfc.frontend.jaxpr.flat import scan_counts
 from tests.jax_functions.models import MODELS, array
 
 
@@ -257,3 +259,10 @@ def test_functions_without_gradients_and_losses_are_no_steps() -> None:
 
     program = mtfc.from_jax(averages, WEIGHTS, WEIGHTS)
     assert [function.name for function in program.program.functions] == ["forward"]
+
+
+def test_scans_are_counted_in_both_forms_of_jax() -> None:
+    """JAX 0.12 states a scan's operands as a tree of constants, carries and slices."""
+    constants, carries, slices = (SimpleNamespace(vals=(None,) * count) for count in (1, 2, 3))
+    tree = SimpleNamespace(unpack=lambda: (constants, carries, slices))
+    assert scan_counts({"ft_in": tree}) == scan_counts({"num_consts": 1, "num_carry": 2}) == (1, 2)
