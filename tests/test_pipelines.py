@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mtfc.backends.jax.jax_program import JaxProgram
+from mtfc.compiler.cost.volumes import layout_cost
 from mtfc.compiler.ir.core import walk
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.driver.loading.selection import LayoutOnMesh
@@ -155,6 +156,42 @@ def test_stages_send_one_micro_batch_a_tick_and_keep_their_layers() -> None:
     weights = next(a.value for a in program.function("step").arguments if a.value.name == "layers.w")
     assert weights.type.axes_of("layers") == ("stages",)
     assert not any(has_trait(eqn, "all_gather") for eqn in walk(program.function("step").body))
+
+
+LINEAR = """
+dim layers = 4
+dim batch = 8
+dim d = 16
+mesh grid = [stages: 2, data: 2]
+layout piped on grid = { layers: stages, batch: data, pipeline layers: { batch: 4 }, allow W601 }
+layout kept on grid = { layers: stages, batch: data, pipeline layers checkpoint: { batch: 4 }, allow W601 }
+layout plain on grid = { layers: stages, batch: data, allow W601 }
+model net(x: [batch, d]) {
+  h = x
+  repeat layers {
+    param w: [d] = normal(stddev = 0.1)
+    h = h * w
+  }
+  loss = mean(square(h))
+  return loss
+}
+train net {
+  minimize loss
+  optimizer = sgd(learning_rate = 0.1)
+}
+"""
+
+
+@pytest.mark.parametrize(("layout", "kept"), [("piped", 2 * 64 + 1), ("kept", 64)])
+def test_cost_shows_idle_ticks_and_bytes_in_flight(layout: str, kept: int) -> None:
+    """For each tick, a stage keeps the inputs of its 2 layers, [1, d] of f32, and if it is idle; or the input of the stage."""
+    (found,) = layout_cost(lowered(LINEAR, layout=layout)).pipelines
+    assert (found.loop, found.stages, found.micro_batches, found.ticks) == ("layers", 2, 4, 5)
+    assert found.kept == 5 * kept
+
+
+def test_a_layout_without_pipelines_shows_none() -> None:
+    assert layout_cost(lowered(LINEAR, layout="plain")).pipelines == ()
 
 
 def test_a_parameter_without_gradient_has_no_state() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mtfc.compiler.cost.sizes import Amount
 from mtfc.compiler.cost.symbolic import Formula
-from mtfc.compiler.cost.volumes import CostTotals, PlacedCost, SentVolume, total
+from mtfc.compiler.cost.volumes import CostTotals, PipelineCost, PlacedCost, SentVolume, total
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.reports.formula_report import LayoutFormulas
 
@@ -28,6 +28,18 @@ def _layout(cost: PlacedCost) -> dict[str, Any]:
         "forward": _totals(total(cost.forward)),
         "step": _totals(total(cost.step)),
         "memory_per_device": {name: _number(amount) for name, amount in cost.memory.parts().items()},
+        "pipelines": [_pipeline(each) for each in cost.pipelines],
+    }
+
+
+def _pipeline(each: PipelineCost) -> dict[str, Any]:
+    return {
+        "line": each.span.line if each.span else None,
+        "loop": each.loop,
+        "stages": each.stages,
+        "micro_batches": each.micro_batches,
+        "ticks": each.ticks,
+        "kept_bytes": _number(each.kept),
     }
 
 

@@ -9,7 +9,7 @@ from typing import get_args
 import attrs
 
 from mtfc.compiler.cost.sizes import Amount, whole
-from mtfc.compiler.cost.volumes import Charge, PlacedCost, SentVolume, grouped, total
+from mtfc.compiler.cost.volumes import Charge, PipelineCost, PlacedCost, SentVolume, grouped, total
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Stage
 from mtfc.compiler.ir.ops.collectives import KINDS
@@ -53,7 +53,17 @@ def _summary(cost: PlacedCost) -> list[str]:
             (f"{kind} {size}" for kind, size in transfers(cost.step)),
         ),
         *_itemized(f"memory    {_bytes(memory.total)}", parts),
+        *(f"  pipeline  {_pipeline(each)}" for each in cost.pipelines),
     ]
+
+
+def _pipeline(each: PipelineCost) -> str:
+    idle = each.ticks - each.micro_batches
+    kept = f", keeps {_bytes(each.kept)} for the backward pass" if each.kept else ""
+    return (
+        f"{each.loop}: {each.stages} stages, {each.micro_batches} micro-batches, "
+        f"idle in {idle} of {each.ticks} ticks ({idle / each.ticks:.1%}){kept}"
+    )
 
 
 def _itemized(whole: str, parts: Iterable[str]) -> list[str]:

@@ -161,6 +161,7 @@ def test_json_of_a_model_that_does_not_train() -> None:
             "collectives": dict.fromkeys(KINDS, nothing) | {"all_reduce": sent},
             "wire_bytes_per_device": 516,
         },
+        "pipelines": [],
         "memory_per_device": {
             "parameters": 0,
             "gradients": 0,

@@ -8,6 +8,7 @@ FLOPs follow the rule of the op. A collective sends one processor's operand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
 from typing import TypeVar
 
 import attrs
@@ -68,10 +69,26 @@ class CostTotals:
 
 
 @attrs.frozen
+class PipelineCost:
+    """A loop along the dimension `loop` that runs as a pipeline. In `ticks - micro_batches` of its ticks, a stage is idle.
+
+    kept: the bytes on one processor that the loop's forward pass keeps for the backward pass.
+    """
+
+    span: Span | None
+    loop: str
+    stages: int
+    micro_batches: int
+    ticks: int
+    kept: Amount
+
+
+@attrs.frozen
 class PlacedCost:
     """The cost of one model under one layout. `memory` is that of `step`; if the model does not train, `step` is `forward`.
 
-    `file` is the user's file, as lines of library files have charges too.
+    `file` is the user's file, as lines of library files have charges too. `pipelines` are the loops of the forward pass that
+    run as pipelines.
     """
 
     model: str
@@ -82,6 +99,7 @@ class PlacedCost:
     forward: tuple[Charge, ...]
     step: tuple[Charge, ...]
     memory: MemoryUse
+    pipelines: tuple[PipelineCost, ...]
 
 
 def layout_cost(program: Program, scale: Scale | None = None) -> PlacedCost:
@@ -99,7 +117,25 @@ def layout_cost(program: Program, scale: Scale | None = None) -> PlacedCost:
         forward=charges(forward, scale),
         step=charges(step, scale),
         memory=memory_of(step, program.mesh, scale),
+        pipelines=tuple(_pipelines(step, program.mesh, program.layout, scale)),
     )
+
+
+def _pipelines(function: Function, mesh: Mesh, layout: Layout, scale: Scale) -> Iterator[PipelineCost]:
+    read_later = {value for eqn in function.body if eqn.stage == "backward" for value in eqn.operands}
+    loops = [eqn for eqn in function.body if eqn.regions and eqn.stage == "forward"]
+    for eqn, pipeline in product(loops, layout.pipelines):
+        ticks = dim_of(eqn)
+        if ticks.name.startswith(pipeline.ticks):
+            kept = (each for each in eqn.results if ticks in each.type.dims and each in read_later)
+            yield PipelineCost(
+                eqn.span,
+                pipeline.loop,
+                mesh.size(layout.rules.get(pipeline.loop)),
+                pipeline.micro_batches,
+                ticks.size,
+                sum((bytes_of(each.type, scale) for each in kept), start=0),
+            )
 
 
 def charges(function: Function, scale: Scale) -> tuple[Charge, ...]:

@@ -93,6 +93,11 @@ class Pipeline:
     micro_batches: int
     checkpoint: bool = False
 
+    @property
+    def ticks(self) -> str:
+        """The name, or the start of the name, of the dimension that the loop runs along then."""
+        return f"{self.loop}.ticks"
+
 
 @attrs.frozen
 class Layout:

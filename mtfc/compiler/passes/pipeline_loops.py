@@ -119,7 +119,7 @@ class LoopPipeliner:
                 self.new.get(f"{dim.name}.part", dim.size // stages),
                 self.new.get(f"{batch.name}.micro", number),
                 self.new.get(f"{batch.name}.part", batch.size // number, others),
-                self.new.get(f"{dim.name}.ticks", number + last),
+                self.new.get(pipeline.ticks, number + last),
                 last,
             ),
             self.new,
