@@ -27,19 +27,19 @@ from benchmarks.figures import Figure
 from mtfc.backends.common.allocator import keep_memory
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import run, simplification
-from mtfc.compiler.search.placement.exhaustive import best_strategy
-from mtfc.compiler.search.placement.mcmc import McmcSearch, SearchBudget
-from mtfc.compiler.search.placement.operators.strategy import Configuration, random_strategy
-from mtfc.compiler.search.placement.placement_search import (
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.selection import choose
+from mtfc.frontend.hardware_targets import find_hardware
+from mtfc.placements.exhaustive import best_strategy
+from mtfc.placements.mcmc import McmcSearch, SearchBudget
+from mtfc.placements.operators.strategy import Configuration, random_strategy
+from mtfc.placements.placement_search import (
     PlacementResult,
     PlacementSpace,
     placement_search,
     placement_space,
 )
-from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
-from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.selection import choose
-from mtfc.frontend.hardware_targets import find_hardware
+from mtfc.placements.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ENOUGH = 30.0

@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-FIRST = ("test_placement_runner.py", "training")
+FIRST = ("test_numpy_runner.py", "training")
 """Files and folders whose tests come first.
 
 Numba compiles the loops of searches in half a minute: one process does so, and the others later find them compiled. If the

@@ -18,10 +18,10 @@ from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.training import updated
 from mtfc.compiler.ir.verifier import VerifyError, verify
 from mtfc.compiler.passes.pipelines import run, simplification
-from mtfc.compiler.search.placement.placement_search import placement_space
-from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import target_of
+from mtfc.placements.placement_search import placement_space
+from mtfc.placements.simulator.evaluation import EvaluatedStrategy
 from tests.harness import (
     Arrays,
     communication,
@@ -32,8 +32,8 @@ from tests.harness import (
     lowered,
     numpy_module,
 )
+from tests.placements.placement_programs import DENSE
 from tests.program_equality import same_program
-from tests.search.placement_programs import DENSE
 
 STEPS = 4
 MICRO = 2

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from mtfc.compiler.ir.core import Program
     from mtfc.compiler.ir.types import Layout, Mesh
     from mtfc.frontend.layouts.efficiency import Faster
-    from mtfc.frontend.layouts.placements import DeclaredPlacement
     from mtfc.frontend.layouts.program_index import Tensor
+    from mtfc.placements.declarations import DeclaredPlacement
 
 
 def check_file(path: str, choice: Choice, sources: Sources) -> list[Diagnostic]:
@@ -68,8 +68,8 @@ def _layout_targets(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str
 def _placement_errors(program: Program, placements: Iterable[DeclaredPlacement]) -> Iterable[Diagnostic]:
     """Import the search late: only a placement needs the operators of a model."""
     from mtfc.compiler.passes.pipelines import run, simplification
-    from mtfc.compiler.search.placement.operators.operator_graph import operators_of
-    from mtfc.frontend.layouts.placements import strategy_of
+    from mtfc.placements.declarations import strategy_of
+    from mtfc.placements.operators.operator_graph import operators_of
 
     graph, found = operators_of(run(program, simplification())), Diagnostics()
     for each in placements:

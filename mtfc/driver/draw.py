@@ -17,7 +17,7 @@ from mtfc.driver.values import PathOption, file_option
 
 if TYPE_CHECKING:
     from mtfc.compiler.ir.core import Program
-    from mtfc.frontend.layouts.placements import DeclaredPlacement
+    from mtfc.placements.declarations import DeclaredPlacement
     from mtfc.reports.drawing import DrawnArray
 
 MOST_ARRAYS = 40
@@ -94,8 +94,8 @@ def _placement(selection: Selection, placement: DeclaredPlacement) -> Drawing:
     """Draw a placement. Raises `CompileError` if operators differ from those of the placement."""
     from mtfc.compiler.diagnostics import Diagnostics
     from mtfc.compiler.passes.pipelines import run, simplification
-    from mtfc.compiler.search.placement.operators.operator_graph import operators_of
-    from mtfc.frontend.layouts.placements import strategy_of
+    from mtfc.placements.declarations import strategy_of
+    from mtfc.placements.operators.operator_graph import operators_of
     from mtfc.reports.drawing import DrawnOperator, placement_drawing
 
     graph = operators_of(run(selection.program, simplification()))

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.ir.core import Program
     from mtfc.compiler.ir.types import Mesh
-    from mtfc.frontend.layouts.placements import DeclaredPlacement
-    from mtfc.reports.placed_step_report import SimulatedPlacement
+    from mtfc.placements.declarations import DeclaredPlacement
+    from mtfc.placements.placed_step_report import SimulatedPlacement
     from mtfc.reports.step_report import SimulatedLayout
 
 
@@ -96,11 +96,11 @@ def _simulate_placement(
 
     from mtfc.compiler.diagnostics import Diagnostics
     from mtfc.compiler.passes.pipelines import run, simplification
-    from mtfc.compiler.search.placement.placement_search import placement_space
     from mtfc.driver.searching.compilation_time import timing_compilation
-    from mtfc.frontend.layouts.placements import strategy_of
-    from mtfc.reports.placed_step import placed_step
-    from mtfc.reports.placed_step_report import SimulatedPlacement
+    from mtfc.placements.declarations import strategy_of
+    from mtfc.placements.placed_step import placed_step
+    from mtfc.placements.placed_step_report import SimulatedPlacement
+    from mtfc.placements.placement_search import placement_space
 
     _check_devices(placement, hardware, target)
     roomy = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=inf))

@@ -16,7 +16,7 @@ from mtfc.frontend.semantics.names.modules import Neighbour, no_neighbour
 from mtfc.frontend.syntax.parser import parse
 
 if TYPE_CHECKING:
-    from mtfc.frontend.layouts.placements import DeclaredPlacement
+    from mtfc.placements.declarations import DeclaredPlacement
 
 CheckPlacements = Callable[[Program, "Sequence[DeclaredPlacement]"], Iterable[Diagnostic]]
 

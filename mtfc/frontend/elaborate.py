@@ -29,7 +29,7 @@ from mtfc.frontend.syntax import ast
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware
-    from mtfc.frontend.layouts.placements import DeclaredPlacement
+    from mtfc.placements.declarations import DeclaredPlacement
 
 
 @attrs.frozen
@@ -127,7 +127,7 @@ def _placements(file: ast.File, scope: Scope) -> tuple[DeclaredPlacement, ...]:
     decls = declarations_of(file, ast.PlacementDecl)
     if not decls:
         return ()
-    from mtfc.frontend.layouts.placements import declare_placements
+    from mtfc.placements.declarations import declare_placements
 
     return declare_placements(decls, scope)
 

@@ -17,8 +17,8 @@ from mtfc.frontend.syntax.option_text import parse_option
 
 if TYPE_CHECKING:
     from mtfc.frontend.elaborate import Module
-    from mtfc.frontend.layouts.placements import DeclaredPlacement
     from mtfc.frontend.semantics.names.scope import Scope
+    from mtfc.placements.declarations import DeclaredPlacement
 
 GIVEN = "given"
 """The name of a layout or mesh that an option spells out."""

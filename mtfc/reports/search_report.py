@@ -17,13 +17,13 @@ from mtfc.compiler.search.found import Found, Objective, Price, value_of
 from mtfc.compiler.search.global_layouts.layout_space import space_of
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.layouts.layout_text import layout_text, mesh_text, rules_text
-from mtfc.frontend.layouts.placements import placement_text
+from mtfc.placements.declarations import placement_text
 from mtfc.reports.array_summary import finite
 from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, devices_text, free_name, wrapped
 
 if TYPE_CHECKING:
-    from mtfc.compiler.search.placement.placement_search import PlacementResult, PlacementSpace
+    from mtfc.placements.placement_search import PlacementResult, PlacementSpace
 
 MOST_SHOWN = 30
 """Most equations that a report shows; a file gets all of them."""

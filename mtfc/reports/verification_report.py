@@ -12,7 +12,7 @@ from mtfc.reports.array_summary import finite
 from mtfc.reports.table import listed
 
 if TYPE_CHECKING:
-    from mtfc.frontend.layouts.placements import DeclaredPlacement
+    from mtfc.placements.declarations import DeclaredPlacement
 
 Part = Literal["outputs", "gradients", "parameters", "training"]
 

@@ -17,7 +17,7 @@ from mtfc.compiler.ir.types import Layout
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import Found, value_of
 from mtfc.frontend.layouts.layout_text import rules_text
-from mtfc.frontend.layouts.placements import entry_text, placement_text
+from mtfc.placements.declarations import entry_text, placement_text
 from mtfc.reports.difference import ComparedLayout, difference_json, difference_report, signed
 from mtfc.reports.search_report import LayoutSearchResult, PlacementSearchResult, over
 from mtfc.reports.source_lines import Line, fitted, line_of, place_text, source_text
@@ -25,11 +25,11 @@ from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, wrapped
 
 if TYPE_CHECKING:
-    from mtfc.compiler.search.placement.operators.operator_graph import Operator
-    from mtfc.compiler.search.placement.operators.strategy import Configuration
-    from mtfc.compiler.search.placement.placement_search import PlacementResult
-    from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
-    from mtfc.reports.placed_step import Attribution
+    from mtfc.placements.operators.operator_graph import Operator
+    from mtfc.placements.operators.strategy import Configuration
+    from mtfc.placements.placed_step import Attribution
+    from mtfc.placements.placement_search import PlacementResult
+    from mtfc.placements.simulator.evaluation import EvaluatedStrategy
 
 # Layouts
 
@@ -140,7 +140,7 @@ class PlacementDifference:
 
     def lines(self) -> dict[Line, list[Attribution]]:
         """Return the figures under both placements by line of the file. An operator counts for the line of its last equation."""
-        from mtfc.reports.placed_step import Attribution, attributions
+        from mtfc.placements.placed_step import Attribution, attributions
 
         graph, tasks = self.best.space.graph, self.best.space.evaluator.tasks
         file = source_file([graph.function])
@@ -180,7 +180,7 @@ class PlacementDifference:
 
 
 def _line(operator: Operator, file: str | None) -> Line:
-    from mtfc.reports.placed_step import span_of
+    from mtfc.placements.placed_step import span_of
 
     span = span_of(operator)
     return line_of(span.inside(file) if span else None)
@@ -231,7 +231,7 @@ def _rows(each: PlacementDifference, sources: Mapping[str, str]) -> list[str]:
         if one != other or line in changed:
             rows.append([place_text(line, own), source_text(line, texts), *_changes(one, other)])
             rows += [["", f"  {text}", "", "", ""] for text in _placements(changed.get(line, ()))]
-    from mtfc.reports.placed_step import Attribution
+    from mtfc.placements.placed_step import Attribution
 
     one, other = (sum(blames, Attribution()) for blames in zip(*lines.values(), strict=True))
     return fitted([*rows, ["all", "", *_changes(one, other)]])

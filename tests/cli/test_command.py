@@ -215,7 +215,7 @@ def test_an_interrupt_ends_quietly(folder: Path) -> None:
 INTERRUPTED_IN = """
 import os, signal, sys
 from mtfc.cli import main
-from mtfc.compiler.search.placement.placement_search import PlacementSpace
+from mtfc.placements.placement_search import PlacementSpace
 signal.signal(signal.SIGINT, signal.default_int_handler)
 simulated = getattr(PlacementSpace, sys.argv[1])
 def interrupted(space):

@@ -13,14 +13,14 @@ import pytest
 
 from mtfc.cli import search as search_command
 from mtfc.compiler.search.per_equation import per_equation_search as tiling_search
-from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_space
 from mtfc.compiler.search.solver import solver_search
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching import compilation_time, placements
+from mtfc.placements.placement_search import PlacementSpace, placement_space
 from mtfc.reports.search_report import at_most
 from tests.cli.conftest import Mtfc
 from tests.cli.test_simulate import BOX
-from tests.search.placement_programs import PROGRAMS
+from tests.placements.placement_programs import PROGRAMS
 
 
 def test_json(mtfc: Mtfc) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from mtfc.compiler.search.placement.operators.strategy import random_strategy
-from mtfc.compiler.search.placement.placement_search import placement_space
 from mtfc.frontend.hardware_targets import find_hardware
-from mtfc.frontend.layouts.placements import placement_text
+from mtfc.placements.declarations import placement_text
+from mtfc.placements.operators.strategy import random_strategy
+from mtfc.placements.placement_search import placement_space
 from tests.cli.conftest import Mtfc
-from tests.search.placement_programs import PROGRAMS, prepared
+from tests.placements.placement_programs import PROGRAMS, prepared
 
 DEVICES = 4
 FIGURES = ("compute_seconds", "exposed_communication_seconds", "bytes_sent", "memory")

@@ -35,7 +35,7 @@ OF_OPTIONS = {
 }  # errors about the command line, which the cases do not have
 OF_OPERATORS = {
     "E317"
-}  # which a file has when it is compiled for a placement: see tests/search/test_placement_text.py
+}  # which a file has when it is compiled for a placement: see tests/placements/test_text.py
 
 
 OF_JAX = {"E801", "E802", "E803", "E804", "E805", "W801"}

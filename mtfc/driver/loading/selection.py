@@ -36,8 +36,8 @@ from mtfc.frontend.syntax.parser import parse
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware
-    from mtfc.frontend.layouts.placements import DeclaredPlacement
     from mtfc.frontend.semantics.names.scope import Scope
+    from mtfc.placements.declarations import DeclaredPlacement
 
 ONE_DEVICE = layout_options.ONE_DEVICE
 

@@ -13,9 +13,15 @@ from mtfc.backends.common import allocator
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.compiler.search.found import Progress, silent
-from mtfc.compiler.search.placement.mcmc import SearchBudget
-from mtfc.compiler.search.placement.operators.operator_graph import operators_of
-from mtfc.compiler.search.placement.placement_search import (
+from mtfc.driver.errors import UsageError
+from mtfc.driver.loading.sources import known_as
+from mtfc.driver.searching.compilation_time import timing_compilation
+from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
+from mtfc.driver.searching.written import resized
+from mtfc.placements.declarations import DeclaredPlacement, asked_configurations, entry_text, strategy_of
+from mtfc.placements.mcmc import SearchBudget
+from mtfc.placements.operators.operator_graph import operators_of
+from mtfc.placements.placement_search import (
     PlacementResult,
     PlacementSpace,
     forced_search,
@@ -23,12 +29,6 @@ from mtfc.compiler.search.placement.placement_search import (
     placement_space,
     proven,
 )
-from mtfc.driver.errors import UsageError
-from mtfc.driver.loading.sources import known_as
-from mtfc.driver.searching.compilation_time import timing_compilation
-from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
-from mtfc.driver.searching.written import resized
-from mtfc.frontend.layouts.placements import DeclaredPlacement, asked_configurations, entry_text, strategy_of
 from mtfc.reports.search_report import PlacementSearchResult
 from mtfc.reports.table import free_name
 from mtfc.reports.why_not_report import PlacementDifference

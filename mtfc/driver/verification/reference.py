@@ -34,7 +34,7 @@ from mtfc.reports.verification_report import Compared, Comparison, Part, worst
 
 if TYPE_CHECKING:
     from mtfc.backends.interpreter import Evaluation
-    from mtfc.frontend.layouts.placements import DeclaredPlacement
+    from mtfc.placements.declarations import DeclaredPlacement
 
 STEPS = 3
 """Number of training steps compared: the second step reads the state of the first, the third shows the state of the second."""
@@ -305,12 +305,12 @@ def _run_placed(placement: DeclaredPlacement, program: Program, arrays: Arrays) 
 
     Return outputs, and gradients of parameters, by name; without training there are no gradients.
     """
-    from mtfc.backends.numpy.placement_runner import execute
     from mtfc.compiler.diagnostics import Diagnostics
     from mtfc.compiler.passes.pipelines import simplification
-    from mtfc.compiler.search.placement.operators.cotangent_flow import cotangent_flow
-    from mtfc.compiler.search.placement.operators.operator_graph import operators_of
-    from mtfc.frontend.layouts.placements import strategy_of
+    from mtfc.placements.declarations import strategy_of
+    from mtfc.placements.operators.cotangent_flow import cotangent_flow
+    from mtfc.placements.operators.operator_graph import operators_of
+    from mtfc.placements.running.numpy_runner import execute
 
     graph = operators_of(run_passes(program, simplification()))
     found = execute(cotangent_flow(graph), strategy_of(placement, graph, Diagnostics()), arrays)

@@ -34,7 +34,7 @@ from mtfc.driver.running.execution import without_warnings
 from mtfc.driver.verification.exact_cases import elements, exact_cases
 from mtfc.driver.verification.reference import CaseModules, Reference, in_wide_numbers, jax_gradients
 from mtfc.driver.verification.sum_dtypes import wrong_sums
-from mtfc.frontend.layouts.placements import DeclaredPlacement
+from mtfc.placements.declarations import DeclaredPlacement
 from mtfc.reports.exact_report import ExactCase, exact_json
 from mtfc.reports.verification_report import (
     NOUNS,

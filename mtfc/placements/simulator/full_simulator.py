@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mtfc.compiler.search.jit import jit, jit_inline, jit_internal, jit_no_refcount
-from mtfc.compiler.search.placement.task_graph_builder import Array, TaskBlocks
+from mtfc.placements.task_graph_builder import Array, TaskBlocks
 
 
 class TaskTimes(NamedTuple):

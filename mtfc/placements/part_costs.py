@@ -33,16 +33,16 @@ from mtfc.compiler.ir.core import Equation, Function, Training, Value
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Dim, Mesh, TensorType
 from mtfc.compiler.search.jit import jit, jit_internal, warm_up
-from mtfc.compiler.search.placement.operators.cotangent_flow import CotangentFlow
-from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
-from mtfc.compiler.search.placement.operators.operator_parts import (
+from mtfc.placements.operators.cotangent_flow import CotangentFlow
+from mtfc.placements.operators.operator_graph import OperatorStep
+from mtfc.placements.operators.operator_parts import (
     OperatorParts,
     Region,
     SplitSpan,
     StepNeeds,
 )
-from mtfc.compiler.search.placement.operators.strategy import Degrees, OperatorConfigurations
-from mtfc.compiler.search.placement.task_graph_builder import Array, PartTables
+from mtfc.placements.operators.strategy import Degrees, OperatorConfigurations
+from mtfc.placements.task_graph_builder import Array, PartTables
 
 ONE = Mesh("one", ())
 """The mesh of a part's function, which runs on one device."""

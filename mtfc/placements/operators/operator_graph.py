@@ -25,7 +25,7 @@ from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.structure import renaming
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.compiler.passes.autodiff.backward import active_values
-from mtfc.compiler.passes.unroll_loops import Slices, Unrolled, unroll
+from mtfc.placements.operators.unroll_loops import Slices, Unrolled, unroll
 
 
 @attrs.frozen(eq=False)

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.ir.core import Value
-from mtfc.compiler.search.placement.operators.operator_graph import OperatorGraph, OperatorStep
-from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts, PartFunction, part_function
+from mtfc.placements.operators.operator_graph import OperatorGraph, OperatorStep
+from mtfc.placements.operators.operator_parts import OperatorParts, PartFunction, part_function
 
 Signature = tuple[Any, ...]
 

@@ -14,22 +14,22 @@ import pytest
 from mtfc.compiler.ir.core import Program, Value
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim
 from mtfc.compiler.passes.pipelines import run, simplification
-from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
-from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts, Region
-from mtfc.compiler.search.placement.operators.strategy import Degrees
-from mtfc.compiler.search.placement.part_costs import (
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.selection import choose
+from mtfc.frontend.hardware_targets import find_hardware
+from mtfc.placements.operators.operator_graph import OperatorStep
+from mtfc.placements.operators.operator_parts import OperatorParts, Region
+from mtfc.placements.operators.strategy import Degrees
+from mtfc.placements.part_costs import (
     PartLength,
     StepForms,
     TemplateWriter,
     Unclear,
     part_cost,
 )
-from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_space
-from mtfc.compiler.search.placement.task_graph_builder import BOUNDS, FIRST, KEPT, PARTS, PIECES, ROWS, SIZE
-from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.selection import choose
-from mtfc.frontend.hardware_targets import find_hardware
-from tests.search import placement_programs
+from mtfc.placements.placement_search import PlacementSpace, placement_space
+from mtfc.placements.task_graph_builder import BOUNDS, FIRST, KEPT, PARTS, PIECES, ROWS, SIZE
+from tests.placements import placement_programs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NETWORKS: dict[str, dict[str, int]] = {"alexnet": {}, "resnet101": {}, "nmt": {"source": 2, "target": 2}}
@@ -117,7 +117,7 @@ def _boxes(value: Value, region: Region, parts: OperatorParts) -> Any:
 def test_networks_are_evaluated_by_formulas_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No part is written as a function after the space is made."""
     spaces = [placement_space(prepared(name), find_hardware("k80_cluster", {}), 8) for name in NETWORKS]
-    monkeypatch.setattr("mtfc.compiler.search.placement.operators.cotangent_flow.part_function", None)
+    monkeypatch.setattr("mtfc.placements.operators.cotangent_flow.part_function", None)
     for space in spaces:
         assert space.data_parallel().seconds > 0
 

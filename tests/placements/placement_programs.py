@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from mtfc.backends.numpy.placement_runner import of_slice
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import run, simplification
-from mtfc.compiler.passes.unroll_loops import Unrolled
+from mtfc.placements.operators.unroll_loops import Unrolled
+from mtfc.placements.running.numpy_runner import of_slice
 from tests.harness import load
 
 DENSE = """

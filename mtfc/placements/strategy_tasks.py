@@ -27,11 +27,11 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.tables.device_links import device_links
 from mtfc.compiler.ir.core import Training, Value
 from mtfc.compiler.ir.types import ITEM_BYTES
-from mtfc.compiler.search.placement.operators.cotangent_flow import CotangentFlow
-from mtfc.compiler.search.placement.operators.operator_graph import OperatorGraph, OperatorStep
-from mtfc.compiler.search.placement.operators.strategy import Configuration, OperatorConfigurations
-from mtfc.compiler.search.placement.part_costs import StepForms, optimizer_states
-from mtfc.compiler.search.placement.task_graph_builder import (
+from mtfc.placements.operators.cotangent_flow import CotangentFlow
+from mtfc.placements.operators.operator_graph import OperatorGraph, OperatorStep
+from mtfc.placements.operators.strategy import Configuration, OperatorConfigurations
+from mtfc.placements.part_costs import StepForms, optimizer_states
+from mtfc.placements.task_graph_builder import (
     Array,
     FlatGraph,
     FlatPlacement,

@@ -16,30 +16,30 @@ import attrs
 import numpy as np
 import pytest
 
-from mtfc.backends.numpy.placement_transfers import holders, replicated_pieces, stored_regions, transfers
 from mtfc.compiler.cost.event_simulator import makespan, simulate
 from mtfc.compiler.cost.tables.device_links import device_links
 from mtfc.compiler.cost.task_graph import Task, TaskGraph
 from mtfc.compiler.search.found import NothingFits
-from mtfc.compiler.search.placement.mcmc import SearchBudget
-from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
-from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts
-from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy, random_strategy
-from mtfc.compiler.search.placement.placement_search import (
+from mtfc.frontend.hardware_targets import find_hardware
+from mtfc.placements.mcmc import SearchBudget
+from mtfc.placements.operators.operator_graph import OperatorStep
+from mtfc.placements.operators.operator_parts import OperatorParts
+from mtfc.placements.operators.strategy import Configuration, Strategy, random_strategy
+from mtfc.placements.placed_step import Attribution, attributions, longest_path, placed_step
+from mtfc.placements.placement_search import (
     PlacementSpace,
     forced_search,
     placement_search,
     placement_space,
     proven,
 )
-from mtfc.compiler.search.placement.simulator import evaluation
-from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
-from mtfc.compiler.search.placement.strategy_bounds import lower_bound
-from mtfc.compiler.search.placement.strategy_tasks import ParameterBundle, ValueUse
-from mtfc.frontend.hardware_targets import find_hardware
-from mtfc.reports.placed_step import Attribution, attributions, longest_path, placed_step
-from tests.search.placement_programs import PROGRAMS, prepared
-from tests.search.test_placement_simulator import assert_kept
+from mtfc.placements.running.transfers import holders, replicated_pieces, stored_regions, transfers
+from mtfc.placements.simulator import evaluation
+from mtfc.placements.simulator.evaluation import EvaluatedStrategy
+from mtfc.placements.strategy_bounds import lower_bound
+from mtfc.placements.strategy_tasks import ParameterBundle, ValueUse
+from tests.placements.placement_programs import PROGRAMS, prepared
+from tests.placements.test_simulator import assert_kept
 
 
 @cache
@@ -332,7 +332,7 @@ def test_a_seed_determines_the_result() -> None:
 
 def test_loops_that_are_not_compiled_find_the_same() -> None:
     """Without Numba the loops run as Python, on numbers that warn where they overflow."""
-    imports = "from tests.search.test_placement_search import seconds_found"
+    imports = "from tests.placements.test_search import seconds_found"
     code = f"import sys; sys.modules['numba'] = None; {imports}; print(seconds_found().hex())"
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])

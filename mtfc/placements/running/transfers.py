@@ -14,8 +14,8 @@ import numpy as np
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import ITEM_BYTES
-from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
-from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts, Region
+from mtfc.placements.operators.operator_graph import OperatorStep
+from mtfc.placements.operators.operator_parts import OperatorParts, Region
 
 Integers = Any
 """A NumPy array of integers."""

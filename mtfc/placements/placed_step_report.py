@@ -14,9 +14,9 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.ir.core import Function, source_file
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.search.placement.placement_search import PlacementSpace
-from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
-from mtfc.reports.placed_step import Attribution, PlacedStep, events, tracks
+from mtfc.placements.placed_step import Attribution, PlacedStep, events, tracks
+from mtfc.placements.placement_search import PlacementSpace
+from mtfc.placements.simulator.evaluation import EvaluatedStrategy
 from mtfc.reports.source_lines import fitted, line_rows, nested
 from mtfc.reports.step_report import replaced, seconds_text, trace
 from mtfc.reports.table import aligned, devices_text

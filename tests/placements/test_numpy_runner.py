@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from mtfc.backends.interpreter import interpret
-from mtfc.backends.numpy.placement_runner import Executed, execute
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate
 from mtfc.compiler.passes.pipelines import run
-from mtfc.compiler.search.placement.operators.strategy import random_strategy
-from mtfc.compiler.search.placement.placement_search import placement_space
-from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy
-from mtfc.compiler.search.placement.strategy_tasks import StrategyTasks
 from mtfc.frontend.hardware_targets import find_hardware
-from tests.search.placement_programs import PROGRAMS, arguments, prepared
+from mtfc.placements.operators.strategy import random_strategy
+from mtfc.placements.placement_search import placement_space
+from mtfc.placements.running.numpy_runner import Executed, execute
+from mtfc.placements.simulator.evaluation import EvaluatedStrategy
+from mtfc.placements.strategy_tasks import StrategyTasks
+from tests.placements.placement_programs import PROGRAMS, arguments, prepared
 
 
 def reference(name: str) -> dict[str, Any]:

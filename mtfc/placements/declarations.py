@@ -13,18 +13,18 @@ import attrs
 
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span
 from mtfc.compiler.ir.types import Dim
-from mtfc.compiler.search.placement.operators.operator_graph import Operator, OperatorGraph
-from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts, Unsplittable
-from mtfc.compiler.search.placement.operators.strategy import (
-    Configuration,
-    Strategy,
-    ordered_degrees,
-)
 from mtfc.frontend.semantics.names.constants import integer
 from mtfc.frontend.semantics.names.scope import Reports, Scope, count
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.format import format_source
 from mtfc.frontend.syntax.option_text import parse_option
+from mtfc.placements.operators.operator_graph import Operator, OperatorGraph
+from mtfc.placements.operators.operator_parts import OperatorParts, Unsplittable
+from mtfc.placements.operators.strategy import (
+    Configuration,
+    Strategy,
+    ordered_degrees,
+)
 
 
 @attrs.frozen

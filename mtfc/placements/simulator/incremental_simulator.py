@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mtfc.compiler.search.jit import jit, jit_inline, jit_internal, jit_no_refcount
-from mtfc.compiler.search.placement.simulator.full_simulator import TaskTimes, clear, drop, put
-from mtfc.compiler.search.placement.task_graph_builder import Array, TaskBlocks
+from mtfc.placements.simulator.full_simulator import TaskTimes, clear, drop, put
+from mtfc.placements.task_graph_builder import Array, TaskBlocks
 
 StateArrays = tuple[Array, ...]
 

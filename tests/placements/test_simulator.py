@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 import pytest
 
-from mtfc.compiler.search.placement.simulator.evaluation import (
+from mtfc.placements.simulator.evaluation import (
     CROWDED,
     ENDED,
     FORGOTTEN,
@@ -19,11 +19,11 @@ from mtfc.compiler.search.placement.simulator.evaluation import (
     PENDING,
     propose_blocks,
 )
-from mtfc.compiler.search.placement.simulator.full_simulator import (
+from mtfc.placements.simulator.full_simulator import (
     TaskTimes,
     simulate,
 )
-from mtfc.compiler.search.placement.simulator.incremental_simulator import (
+from mtfc.placements.simulator.incremental_simulator import (
     EDGES,
     GONE,
     INDEX,
@@ -36,7 +36,7 @@ from mtfc.compiler.search.placement.simulator.incremental_simulator import (
     load_state,
     open_state,
 )
-from mtfc.compiler.search.placement.task_graph_builder import TICK, TaskBlocks
+from mtfc.placements.task_graph_builder import TICK, TaskBlocks
 
 Edge = tuple[int, int, int, int]
 

@@ -11,9 +11,9 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.search.jit import jit, warm_up
-from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy
-from mtfc.compiler.search.placement.simulator.full_simulator import ROUNDING, TaskTimes, simulate
-from mtfc.compiler.search.placement.simulator.incremental_simulator import (
+from mtfc.placements.operators.strategy import Configuration, Strategy
+from mtfc.placements.simulator.full_simulator import ROUNDING, TaskTimes, simulate
+from mtfc.placements.simulator.incremental_simulator import (
     SENT,
     StateArrays,
     allocate,
@@ -25,8 +25,8 @@ from mtfc.compiler.search.placement.simulator.incremental_simulator import (
     room,
     simulate_change,
 )
-from mtfc.compiler.search.placement.strategy_tasks import StrategyTasks
-from mtfc.compiler.search.placement.task_graph_builder import (
+from mtfc.placements.strategy_tasks import StrategyTasks
+from mtfc.placements.task_graph_builder import (
     Array,
     FlatGraph,
     FlatPlacement,

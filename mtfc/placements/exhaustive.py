@@ -17,16 +17,16 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.search.found import Progress, silent
-from mtfc.compiler.search.placement.operators.strategy import OperatorConfigurations
-from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
-from mtfc.compiler.search.placement.simulator.full_simulator import ROUNDING
-from mtfc.compiler.search.placement.strategy_bounds import (
+from mtfc.placements.operators.strategy import OperatorConfigurations
+from mtfc.placements.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
+from mtfc.placements.simulator.full_simulator import ROUNDING
+from mtfc.placements.strategy_bounds import (
     StrategyBounds,
     TablesTooLarge,
     TransferTimes,
     transfer_times,
 )
-from mtfc.compiler.search.placement.task_graph_builder import Array
+from mtfc.placements.task_graph_builder import Array
 
 
 @attrs.frozen

@@ -2,7 +2,7 @@
 
 Each device has its own store, and a part reads only the store of its device. Data of other devices is first moved there, region
 by region, and the moved bytes are counted. The transfers and sums are those in the task graph of the search
-(`placement_transfers.py`).
+(`transfers.py`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import attrs
 import numpy as np
 
 from mtfc.backends.common import random_numbers
-from mtfc.backends.numpy.placement_transfers import holders, replicated_pieces, stored_regions, transfers
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
-from mtfc.compiler.passes.unroll_loops import Slices
-from mtfc.compiler.search.placement.operators.cotangent_flow import CotangentFlow
-from mtfc.compiler.search.placement.operators.operator_graph import Operator, OperatorStep
-from mtfc.compiler.search.placement.operators.operator_parts import Box, OperatorParts, PartFunction
-from mtfc.compiler.search.placement.operators.strategy import Configuration, Strategy
+from mtfc.placements.operators.cotangent_flow import CotangentFlow
+from mtfc.placements.operators.operator_graph import Operator, OperatorStep
+from mtfc.placements.operators.operator_parts import Box, OperatorParts, PartFunction
+from mtfc.placements.operators.strategy import Configuration, Strategy
+from mtfc.placements.operators.unroll_loops import Slices
+from mtfc.placements.running.transfers import holders, replicated_pieces, stored_regions, transfers
 
 Array = Any
 

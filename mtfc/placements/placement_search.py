@@ -14,11 +14,11 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.training import updated
 from mtfc.compiler.search.found import Progress, silent
-from mtfc.compiler.search.placement.exhaustive import best_strategy
-from mtfc.compiler.search.placement.mcmc import McmcResult, McmcSearch, SearchBudget
-from mtfc.compiler.search.placement.operators.cotangent_flow import cotangent_flow
-from mtfc.compiler.search.placement.operators.operator_graph import OperatorGraph, operators_of
-from mtfc.compiler.search.placement.operators.strategy import (
+from mtfc.placements.exhaustive import best_strategy
+from mtfc.placements.mcmc import McmcResult, McmcSearch, SearchBudget
+from mtfc.placements.operators.cotangent_flow import cotangent_flow
+from mtfc.placements.operators.operator_graph import OperatorGraph, operators_of
+from mtfc.placements.operators.strategy import (
     Configuration,
     OperatorConfigurations,
     Strategy,
@@ -27,9 +27,9 @@ from mtfc.compiler.search.placement.operators.strategy import (
     expert_strategy,
     random_strategy,
 )
-from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
-from mtfc.compiler.search.placement.strategy_bounds import lower_bound
-from mtfc.compiler.search.placement.strategy_tasks import StrategyTasks
+from mtfc.placements.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
+from mtfc.placements.strategy_bounds import lower_bound
+from mtfc.placements.strategy_tasks import StrategyTasks
 
 
 @attrs.frozen(eq=False)

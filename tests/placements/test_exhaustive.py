@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from mtfc.compiler.passes.pipelines import preparation, run
-from mtfc.compiler.search.placement.exhaustive import best_strategy
-from mtfc.compiler.search.placement.mcmc import SearchBudget
-from mtfc.compiler.search.placement.placement_search import PlacementSpace, placement_search, placement_space
-from mtfc.compiler.search.placement.strategy_bounds import StrategyBounds, transfer_times
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
 from mtfc.frontend.hardware_targets import find_hardware
+from mtfc.placements.exhaustive import best_strategy
+from mtfc.placements.mcmc import SearchBudget
+from mtfc.placements.placement_search import PlacementSpace, placement_search, placement_space
+from mtfc.placements.strategy_bounds import StrategyBounds, transfer_times
 from tests.harness import AMPLE
-from tests.search.placement_programs import PROGRAMS, prepared
+from tests.placements.placement_programs import PROGRAMS, prepared
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from mtfc.backends.interpreter import interpret
-from mtfc.compiler.passes.unroll_loops import unroll
-from mtfc.compiler.search.placement.operators.operator_graph import Operator, operators_of
-from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts, Unsplittable
-from tests.search.placement_programs import PROGRAMS, arguments, prepared, sliced
+from mtfc.placements.operators.operator_graph import Operator, operators_of
+from mtfc.placements.operators.operator_parts import OperatorParts, Unsplittable
+from mtfc.placements.operators.unroll_loops import unroll
+from tests.placements.placement_programs import PROGRAMS, arguments, prepared, sliced
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

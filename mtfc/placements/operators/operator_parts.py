@@ -29,7 +29,7 @@ from mtfc.compiler.ir.ops.structure import renaming
 from mtfc.compiler.ir.ops.windows import geometry, window_attrs
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.compiler.passes.autodiff.backward import active_values, backward
-from mtfc.compiler.search.placement.operators.operator_graph import Operator, OperatorStep
+from mtfc.placements.operators.operator_graph import Operator, OperatorStep
 
 Indices = Any
 """An integer array with one element for each index along a split dimension."""

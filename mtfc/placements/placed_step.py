@@ -18,19 +18,19 @@ from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.step_time import Event
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Stage
-from mtfc.compiler.search.placement.operators.cotangent_flow import CotangentFlow
-from mtfc.compiler.search.placement.operators.operator_graph import Operator, OperatorStep
-from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts
-from mtfc.compiler.search.placement.part_costs import ONE, middle
-from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, SimulatedGraph
-from mtfc.compiler.search.placement.strategy_tasks import (
+from mtfc.placements.operators.cotangent_flow import CotangentFlow
+from mtfc.placements.operators.operator_graph import Operator, OperatorStep
+from mtfc.placements.operators.operator_parts import OperatorParts
+from mtfc.placements.part_costs import ONE, middle
+from mtfc.placements.simulator.evaluation import EvaluatedStrategy, SimulatedGraph
+from mtfc.placements.strategy_tasks import (
     BlockKind,
     BlockName,
     ParameterBundle,
     StrategyTasks,
     ValueUse,
 )
-from mtfc.compiler.search.placement.task_graph_builder import Array
+from mtfc.placements.task_graph_builder import Array
 
 
 @attrs.frozen

@@ -20,11 +20,11 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.search.jit import jit, jit_internal
-from mtfc.compiler.search.placement.operators.operator_graph import OperatorStep
-from mtfc.compiler.search.placement.operators.strategy import Configuration, OperatorConfigurations
-from mtfc.compiler.search.placement.part_costs import ONE
-from mtfc.compiler.search.placement.strategy_tasks import BlockName, ParameterBundle, StrategyTasks, ValueUse
-from mtfc.compiler.search.placement.task_graph_builder import Array, TaskBlocks
+from mtfc.placements.operators.operator_graph import OperatorStep
+from mtfc.placements.operators.strategy import Configuration, OperatorConfigurations
+from mtfc.placements.part_costs import ONE
+from mtfc.placements.strategy_tasks import BlockName, ParameterBundle, StrategyTasks, ValueUse
+from mtfc.placements.task_graph_builder import Array, TaskBlocks
 
 
 @attrs.frozen(eq=False)

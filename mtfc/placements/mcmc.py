@@ -23,13 +23,13 @@ from random import Random
 import attrs
 
 from mtfc.compiler.search.found import NothingFits, Progress, silent
-from mtfc.compiler.search.placement.operators.strategy import (
+from mtfc.placements.operators.strategy import (
     Configuration,
     OperatorConfigurations,
     parameters_of,
     samples_of,
 )
-from mtfc.compiler.search.placement.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
+from mtfc.placements.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
 
 SHARPNESS = 300.0
 """beta times the cost at the start: a proposal that takes 1/300 longer is accepted with probability 1/e."""

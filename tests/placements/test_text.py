@@ -7,19 +7,19 @@ from random import Random
 import pytest
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
-from mtfc.compiler.search.placement.operators.cotangent_flow import cotangent_flow
-from mtfc.compiler.search.placement.operators.operator_graph import operators_of
-from mtfc.compiler.search.placement.operators.strategy import (
+from mtfc.frontend.hardware_targets import find_hardware
+from mtfc.frontend.syntax.format import format_source
+from mtfc.placements.declarations import placement_text, strategy_of
+from mtfc.placements.operators.cotangent_flow import cotangent_flow
+from mtfc.placements.operators.operator_graph import operators_of
+from mtfc.placements.operators.strategy import (
     Configuration,
     Strategy,
     configurations,
     random_strategy,
 )
-from mtfc.frontend.hardware_targets import find_hardware
-from mtfc.frontend.layouts.placements import placement_text, strategy_of
-from mtfc.frontend.syntax.format import format_source
 from tests.harness import load
-from tests.search.placement_programs import PROGRAMS, prepared
+from tests.placements.placement_programs import PROGRAMS, prepared
 
 
 def read(name: str, text: str) -> Strategy:

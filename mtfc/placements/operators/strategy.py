@@ -23,9 +23,9 @@ import numpy as np
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Dim
-from mtfc.compiler.search.placement.operators.cotangent_flow import CotangentFlow
-from mtfc.compiler.search.placement.operators.operator_graph import Operator, OperatorGraph, OperatorStep
-from mtfc.compiler.search.placement.operators.operator_parts import OperatorParts, StepNeeds, Unsplittable
+from mtfc.placements.operators.cotangent_flow import CotangentFlow
+from mtfc.placements.operators.operator_graph import Operator, OperatorGraph, OperatorStep
+from mtfc.placements.operators.operator_parts import OperatorParts, StepNeeds, Unsplittable
 
 
 @attrs.frozen(cache_hash=True)
