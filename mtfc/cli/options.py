@@ -34,17 +34,6 @@ def count(text: str) -> int:
     return int(text)
 
 
-def size(text: str) -> str:
-    """Check a size in bytes, as an option's type."""
-    from mtfc.driver.loading.choice import bytes_in
-
-    try:
-        bytes_in(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
-
-
 def seconds(text: str) -> float:
     """Return a number of seconds, as an option's type."""
     try:
@@ -228,9 +217,8 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
     """Add the memory limit."""
     parser.add_argument(
         "--memory",
-        metavar="SIZE",
-        type=size,
-        help="the memory of a device, such as 80GiB: the backward pass computes values again that would not fit",
+        metavar="SIZE|HW",
+        help="the memory of a device, such as 80GiB, or a machine: the backward pass computes values again that would not fit",
     )
 
 

@@ -50,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also search the sections params and optimizer of a layout: the storage of parameters and optimizer state",
     )
     parser.add_argument(
+        "--recompute",
+        action="store_true",
+        help="let the backward pass compute values again under layouts that would not fit into memory, as --memory HW does",
+    )
+    parser.add_argument(
         "--objective",
         choices=("time", "overlap", "memory"),
         default="time",
@@ -136,6 +141,7 @@ def _options(options: argparse.Namespace) -> SearchOptions:
         options.axes_names,
         options.space,
         options.storage,
+        options.recompute,
         options.objective,
         options.budget,
         options.exhaustive,

@@ -76,10 +76,10 @@ def emit(options: CompileOptions, sources: Sources, show: Callable[[PassRecord],
 
     show: receives a record of each pass that `print_ir_after` names.
     """
-    program, level = _read(options, sources)
+    program, level, limit = _read(options, sources)
     if options.train and program.training is None:
         raise UsageError(f"model {program.name} has no training step: there is no `train` block for it")
-    passes = _passes(options, program, level)
+    passes = _passes(options, program, level, limit)
     lowers = level == "lowered" or any(each.level == "lowered" for each in passes)
     if options.emit not in IR_KINDS and not lowers:
         raise UsageError(f"--emit {options.emit} needs all passes, and these end before lower-collectives")
@@ -93,12 +93,12 @@ def emit(options: CompileOptions, sources: Sources, show: Callable[[PassRecord],
     return Emitted(options.emit, program, EMITTERS[options.emit].emit(program))
 
 
-def _read(options: CompileOptions, sources: Sources) -> tuple[Program, Level]:
-    """Return the program of a .mtf file, or of a file of IR text, ready for passes, and its level."""
+def _read(options: CompileOptions, sources: Sources) -> tuple[Program, Level, Recompute | None]:
+    """Return the program of a .mtf file, or of a file of IR text, ready for passes, its level, and the memory limit."""
     if is_ir(options.file):
-        return read_ir(options.file, options.choice, sources)
+        return *read_ir(options.file, options.choice, sources), options.choice.limit({})
     selection = select(options.file, options.choice, sources)
-    return selection.cases[0].placed(selection.program), "global"
+    return selection.cases[0].placed(selection.program), "global", selection.cases[0].limit
 
 
 def syntax_tree(file: str, sources: Sources, as_json: bool) -> str:
@@ -127,7 +127,9 @@ def list_passes() -> str:
     return "\n".join(rows) + "\n"
 
 
-def _passes(options: CompileOptions, program: Program, level: Level) -> tuple[Pass, ...]:
+def _passes(
+    options: CompileOptions, program: Program, level: Level, limit: Recompute | None
+) -> tuple[Pass, ...]:
     """Return the given passes, or those that the kind still needs, up to `--stop-after`. Raises `UsageError`."""
     if options.passes is not None:
         try:
@@ -136,9 +138,8 @@ def _passes(options: CompileOptions, program: Program, level: Level) -> tuple[Pa
             raise UsageError(f"--passes: {error}") from None
     else:
         passes = _rest(PIPELINES.get(options.emit, default_pipeline()), program, level)
-    memory = options.choice.memory_limit()
-    if memory is not None and (level == "lowered" or any(each.level == "lowered" for each in passes)):
-        passes = within_memory(passes, Recompute(memory))
+    if limit is not None and (level == "lowered" or any(each.level == "lowered" for each in passes)):
+        passes = within_memory(passes, limit)
     if options.stop_after is None:
         return passes
     last = _pass_name(options.stop_after, "--stop-after", passes)

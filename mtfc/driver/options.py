@@ -217,6 +217,7 @@ class SearchOptions:
     axes_names: Sequence[str] | None = None
     space: str = "rules"
     storage: bool = False
+    recompute: bool = False
     objective: str = "time"
     budget: float = 60.0
     exhaustive: bool = False

@@ -67,6 +67,14 @@ class LayoutSearchResult:
         return self.pricer.with_overlap(self.found.mesh, self.found.layout)
 
     @property
+    def is_recomputed(self) -> bool:
+        """True if the result fits only if the backward pass computes values again."""
+        if not self.pricer.recomputes:
+            return False
+        keeping = LayoutPricer(self.pricer.program, self.pricer.hardware)
+        return keeping(self.found.mesh, self.found.layout).tiled > self.pricer.hardware.device.memory
+
+    @property
     def compared(self) -> dict[str, Price]:
         """The prices of the layouts to compare with."""
         return {name: self.pricer.with_overlap(*each) for name, each in self.others.items()}
@@ -100,6 +108,7 @@ def _layout_record(result: LayoutSearchResult) -> dict[str, Any]:
         "compute_seconds": price.compute,
         "communication_seconds": price.communication,
         "memory_per_device": price.memory,
+        "recomputed": result.is_recomputed,
         "baselines": {name: result.seconds_of(each) for name, each in result.compared.items()},
         "overlapping_seconds": price.overlapping,
         "nothing_split": why_whole(result),
@@ -139,10 +148,20 @@ independent computation."""
             *aligned(rows, right=range(2, 8)),
             "",
             *wrapped(note.split(), 2),
+            *_recomputed_note(result),
             *_whole_note(result),
             *hardware.caveat,
         ]
     )
+
+
+def _recomputed_note(result: LayoutSearchResult) -> list[str]:
+    if not result.is_recomputed:
+        return []
+    note = (
+        f"note: this layout fits with `--memory {result.pricer.hardware.name}`, which computes values again"
+    )
+    return wrapped(note.split(), 2)
 
 
 def _whole_note(result: LayoutSearchResult) -> list[str]:

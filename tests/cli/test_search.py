@@ -21,6 +21,7 @@ from mtfc.reports.search_report import at_most
 from tests.cli.conftest import Mtfc
 from tests.cli.test_simulate import BOX
 from tests.placements.placement_programs import PROGRAMS
+from tests.search.test_global_layouts_exhaustive import STACK
 
 
 def test_json(mtfc: Mtfc) -> None:
@@ -88,6 +89,20 @@ def test_nothing_fits(mtfc: Mtfc, space: str, message: str) -> None:
     run = mtfc("search", "own.mtf", "--space", space)
     assert run.status == 1
     assert f"{message}: a device has 100 B" in run.err
+
+
+def test_values_are_computed_again_where_nothing_else_fits(mtfc: Mtfc) -> None:
+    """The machine is the limit of `--memory`, too; the file that the search writes fits with it."""
+    Path("own.mtf").write_text(BOX.replace("memory: 100", "memory: 80e3") + STACK)
+    assert mtfc("search", "own.mtf").status == 1
+    run = mtfc("search", "own.mtf", "--recompute", "-o", "found.mtf")
+    assert "note: this layout fits with `--memory box`" in run.out
+    assert mtfc("search", "own.mtf", "--recompute", "--format", "json").json["recomputed"] is True
+    plain, limited = (
+        mtfc("cost", "found.mtf", "--layout", "found", *more, "--format", "json").json["layouts"][0]
+        for more in ((), ("--memory", "box"))
+    )
+    assert limited["memory_per_device"]["total"] <= 80_000 < plain["memory_per_device"]["total"]
 
 
 def test_a_machine_of_any_size_needs_a_number(mtfc: Mtfc) -> None:
@@ -252,6 +267,7 @@ def test_only_tilings_are_exported(mtfc: Mtfc) -> None:
         (("--space", "tiling", "--export", ""), "argument --export: expected a value"),
         (("--space", "tiling", "--storage"), "--storage takes --space rules"),
         (("--space", "soap", "--storage"), "--storage takes --space rules"),
+        (("--space", "tiling", "--recompute"), "--recompute takes --space rules"),
     ],
 )
 def test_no_option_is_passed_over(mtfc: Mtfc, options: tuple[str, ...], message: str) -> None:

@@ -138,6 +138,31 @@ def test_plans_are_saved_and_loaded(plan: Plan, program: ImportedProgram, tmp_pa
         program.load(str(file))
 
 
+def test_steps_of_loops_keep_to_a_memory_limit(tmp_path: Path) -> None:
+    """The stages of a scan's backward pass are told apart, and its stacks are those of the forward pass."""
+
+    def loss(params: Any, x: Any) -> Any:
+        def body(h: Any, w: Any) -> Any:
+            return jnp.tanh(jnp.exp(h @ w)), None
+
+        return jnp.sum(jax.lax.scan(body, x, params)[0] ** 2)
+
+    def step(params: Any, x: Any) -> Any:
+        return params - 0.1 * jax.grad(loss)(params, x)
+
+    random = np.random.default_rng(0)
+    args = tuple(jnp.asarray(random.normal(size=s) * 0.1, "f") for s in ((4, 8, 8), (512, 8)))
+    program = mtfc.from_jax(step, *args, names={"x": "batch embed"})
+    plan = program.plan({"batch": "data"}, {"data": 2}, memory="90kB")
+    plain = program.plan({"batch": "data"}, {"data": 2})
+    assert plan.memory <= 90_000 < plain.memory
+    assert plan.cost()["step"]["flops_per_device"] > plain.cost()["step"]["flops_per_device"]
+    np.testing.assert_allclose(plan.step(*args), plain.step(*args), rtol=1e-5, atol=1e-5)
+    assert program.verify(plan, *args).ok
+    plan.save(str(tmp_path / "plan.json"))
+    assert program.load(str(tmp_path / "plan.json")).memory == plan.memory
+
+
 def test_illegal_layouts_are_refused(program: ImportedProgram) -> None:
     with pytest.raises(mtfc.CompileError, match="did you mean `hidden`"):
         program.plan({"hiden": "x"}, {"x": 2})

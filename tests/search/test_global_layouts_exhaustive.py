@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from time import monotonic
 
+import attrs
 import pytest
 
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.search.found import Objective, value_of
+from mtfc.compiler.search.found import NothingFits, Objective, value_of
 from mtfc.compiler.search.global_layouts.global_search import search
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.driver.searching.meshes import meshes
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.harness import AMPLE, load
-from tests.search.layout_bounds import SLOW_LINKS, layouts
+from tests.search.layout_bounds import SLOW_CORES, SLOW_LINKS, SLOW_TPU, layouts
 
 PERCEPTRON = """
 dim batch = 16
@@ -90,6 +91,27 @@ model embedding(ids: i32[batch], labels: i32[samples]) {
 train embedding { minimize loss; optimizer = adam(learning_rate = 0.1) }
 """
 
+STACK = """
+dim batch = 1024
+dim io = 4
+dim hidden = 8
+model deep(x: f32[batch, io]) {
+  h = x
+  h = dense(h)
+  h = dense(h)
+  h = dense(h)
+  h = dense(h)
+  loss = mean(square(h))
+  return loss
+}
+fn dense(x: [batch, io]) -> [batch, io] {
+  param w: [io, hidden] = normal(stddev = 0.1)
+  param v: [hidden, io] = normal(stddev = 0.1)
+  return einsum(tanh(exp(einsum(x, w -> [batch, hidden]))), v -> [batch, io])
+}
+train deep { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+"""
+
 K80 = find_hardware("k80_cluster", {})
 
 CASES = (
@@ -116,3 +138,25 @@ def test_nothing_is_better_than_what_is_proven_optimal(source: str, devices: int
         found = search(pricer.undistributed(), forward, shapes, hardware, pricer, until, objective)
         assert found.is_optimal
         assert found.objective == min(value_of(price, objective) for price in prices)
+
+
+@pytest.mark.parametrize(("hardware", "share"), [(SLOW_LINKS, 0.9), (SLOW_CORES, 1.2), (SLOW_TPU, 0.9)])
+def test_nothing_is_better_where_values_are_computed_again(hardware: Hardware, share: float) -> None:
+    """The memory is a share of the least that a layout needs which computes nothing again."""
+    program = load(STACK).programs[0]
+    forward, shapes = program.function("forward"), list(meshes(4, 2))
+    space = space_of(forward)
+    every = [(mesh, layout_of(space, row.tolist(), mesh)) for mesh in shapes for row in layouts(space, mesh)]
+    keeping = LayoutPricer.of(program, hardware)
+    room = share * min(keeping(*each).tiled for each in every)
+    small = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=room))
+    pricer = LayoutPricer.of(program, small, recomputes=True)
+    fitting = [price.seconds for price in (pricer(*each) for each in every) if price.tiled <= room]
+    assert 1 < len(fitting) < len(every)
+    undistributed, until = pricer.undistributed(), monotonic() + AMPLE
+    found = search(undistributed, forward, shapes, small, pricer, until, recomputes=True)
+    assert found.is_optimal
+    assert found.objective == min(fitting)
+    if share < 1:
+        with pytest.raises(NothingFits, match="--storage or --recompute may need less"):
+            search(undistributed, forward, shapes, small, LayoutPricer.of(program, small), until)

@@ -109,6 +109,11 @@ class Recompute(Pass):
         return found
 
 
+def limit_on(hardware: Hardware, must_fit: bool = True) -> Recompute:
+    """Return the pass for the memory and the rates of a machine's device."""
+    return Recompute(int(hardware.device.memory), must_fit, hardware)
+
+
 @attrs.frozen
 class Prices:
     """The bytes and seconds of placed equations on a machine."""

@@ -20,7 +20,9 @@ from mtfc.compiler.passes.pipelines import (
     layout_assignment,
     layout_independent,
     spmd_lowering,
+    within_memory,
 )
+from mtfc.compiler.passes.recompute import limit_on
 from mtfc.compiler.search.found import Objective, Price, Pricing
 from mtfc.compiler.search.repeated_layers import RepeatedLayers, shortened_program
 
@@ -29,22 +31,24 @@ from mtfc.compiler.search.repeated_layers import RepeatedLayers, shortened_progr
 class LayoutPricer:
     """Prices one function of a differentiated program on one machine: a training step, or a forward pass.
 
-    known: prices with overlap, by layout; these layouts are not compiled again. alike: prices by the text of the program whose
-    equations have layouts. Many layouts lead to the same program, as elementwise equations follow their uses.
+    recomputes: True if the backward pass computes values again where the memory does not suffice. known: prices with overlap, by
+    layout; these layouts are not compiled again. alike: prices by the text of the program whose equations have layouts. Many
+    layouts lead to the same program, as elementwise equations follow their uses.
     """
 
     program: Program
     hardware: Hardware
+    recomputes: bool = False
     known: dict[tuple[Mesh, Layout], Price] = attrs.field(factory=dict)
     alike: dict[tuple[bytes, bool], Price] = attrs.field(factory=dict)
 
     @classmethod
-    def of(cls, program: Program, hardware: Hardware) -> LayoutPricer:
+    def of(cls, program: Program, hardware: Hardware, recomputes: bool = False) -> LayoutPricer:
         """Return the pricer of an elaborated model."""
         for each in differentiation():
             program = each.run(program)
         step = program.function("step" if program.has_function("step") else "forward")
-        return cls(attrs.evolve(program, functions=(step,)), hardware)
+        return cls(attrs.evolve(program, functions=(step,)), hardware, recomputes)
 
     def undistributed(self) -> Function:
         """Return the function before any layout is applied."""
@@ -56,7 +60,7 @@ class LayoutPricer:
 
     def lowered(self, mesh: Mesh, layout: Layout) -> Function:
         """Return one processor's program."""
-        return _lowered(self._placed(mesh, layout))
+        return self._lowered(self._placed(mesh, layout))
 
     def _placed(self, mesh: Mesh, layout: Layout) -> Program:
         program = attrs.evolve(self.program, mesh=mesh, layout=layout)
@@ -83,8 +87,17 @@ class LayoutPricer:
         text = print_program(attrs.evolve(placed, layout=named))
         key = blake2b(text.encode()).digest(), overlaps
         if key not in self.alike:
-            self.alike[key] = self._price(_lowered(placed), mesh, overlaps)
+            self.alike[key] = self._price(self._lowered(placed), mesh, overlaps)
         return self.alike[key]
+
+    def _lowered(self, placed: Program) -> Function:
+        passes = spmd_lowering()
+        if self.recomputes:
+            passes = within_memory(passes, limit_on(self.hardware, must_fit=False))
+        for each in passes:
+            placed = each.run(placed)
+        (function,) = placed.functions
+        return function
 
     def _price(self, function: Function, mesh: Mesh, overlaps: bool) -> Price:
         seconds = seconds_of(function, Topology.of(mesh, self.hardware), self.hardware.device)
@@ -114,9 +127,12 @@ class LayersPricer:
 
     @classmethod
     def of(cls, pricer: LayoutPricer) -> LayersPricer | None:
-        """Return the pricer of a long program with repeated layers, or None for other programs."""
+        """Return the pricer of a long program with repeated layers, or None for other programs.
+
+        What is computed again is chosen for the whole program, so a pricer that recomputes has none either.
+        """
         (function,) = pricer.program.functions
-        if len(function.body) < MANY_EQUATIONS:
+        if len(function.body) < MANY_EQUATIONS or pricer.recomputes:
             return None
         layers = RepeatedLayers.of(function)
         if layers is None:
@@ -144,10 +160,3 @@ def _extrapolated(a: Price, b: Price, number: int) -> Price:
     """Return the price of a model with some layers, from those without layers and with one."""
     pairs = zip(attrs.astuple(a), attrs.astuple(b), strict=True)
     return Price(*(x if x == y else x + number * (y - x) for x, y in pairs))
-
-
-def _lowered(placed: Program) -> Function:
-    for each in spmd_lowering():
-        placed = each.run(placed)
-    (function,) = placed.functions
-    return function

@@ -30,6 +30,7 @@ from mtfc.driver.training.user_code import (
 )
 
 if TYPE_CHECKING:
+    from mtfc.compiler.passes.recompute import Recompute
     from mtfc.driver.jax_functions.imported_program import ImportedProgram
     from mtfc.driver.jax_functions.plan import Plan
 
@@ -148,9 +149,9 @@ class FunctionSource:
                 continue
         return found
 
-    def planned(self, path: str) -> tuple[Mesh, Layout]:
+    def planned(self, path: str) -> tuple[Mesh, Layout, Recompute | None]:
         case = self.imported.loaded(path)
-        return case.mesh, case.layout
+        return case.mesh, case.layout, case.limit
 
     def plan(self, case: LayoutOnMesh) -> Plan:
         """Return the plan of a layout."""
@@ -158,8 +159,8 @@ class FunctionSource:
 
         return Plan(self.imported.imported, case, self.imported.function)
 
-    def plan_text(self, mesh: Mesh, layout: Layout) -> str:
-        return self.plan(LayoutOnMesh(mesh, layout)).text()
+    def plan_text(self, mesh: Mesh, layout: Layout, limit: Recompute | None) -> str:
+        return self.plan(LayoutOnMesh(mesh, layout, limit=limit)).text()
 
 
 def is_function(text: str) -> bool:

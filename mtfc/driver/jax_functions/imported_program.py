@@ -15,10 +15,18 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import EVERY, Layout, Mesh, Rules
 from mtfc.driver.errors import UsageError, in_python, public
 from mtfc.driver.jax_functions.plan import Plan, fingerprint, machine, read_plan
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.selection import ONE_DEVICE, LayoutOnMesh
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.values import LayoutOption, MeshOption, layout_option, mesh_option
+from mtfc.driver.values import (
+    LayoutOption,
+    MemoryOption,
+    MeshOption,
+    layout_option,
+    memory_option,
+    mesh_option,
+)
 from mtfc.frontend.jaxpr.importing import Imported, imported
 
 if TYPE_CHECKING:
@@ -91,12 +99,15 @@ class ImportedProgram:
     # Plans
 
     @public
-    def plan(self, layout: LayoutOption, mesh: MeshOption) -> Plan:
+    def plan(self, layout: LayoutOption, mesh: MeshOption, *, memory: MemoryOption | None = None) -> Plan:
         """Return the plan of a layout that the user gives: `program.plan({"batch": "data"}, {"data": 8})`.
 
-        Raises `CompileError` for an illegal layout, and for dimensions that the program lacks.
+        memory: the memory of a device, such as "80GiB", or a machine; the backward pass of `plan.step` computes values again that
+        would not fit. Raises `CompileError` for an illegal layout, and for dimensions that the program lacks.
         """
-        return Plan(self.imported, self._case(layout_option(layout), mesh_option(mesh)), self.function)
+        limit = Choice(memory=memory_option(memory)).limit({})
+        case = attrs.evolve(self._case(layout_option(layout), mesh_option(mesh)), limit=limit)
+        return Plan(self.imported, case, self.function)
 
     def _case(self, layout: str | None, mesh: str | None) -> LayoutOnMesh:
         from mtfc.frontend.elaborate import elaborate
@@ -127,13 +138,16 @@ class ImportedProgram:
         budget: float = 60.0,
         objective: Objective = "time",
         storage: bool = False,
+        recompute: bool = False,
     ) -> Plan:
         """Return the best plan on a machine that a search of some seconds finds. `plan.found` has the bound.
 
         devices: how many, else all of the machine. mesh: its axes with their sizes, else all shapes of up to three axes are
-        searched. storage: True to choose also how the model and the optimizer's state are stored, as FSDP and ZeRO do. Raises
-        `NothingFits` if no layout fits into the memory.
+        searched. storage: True to choose also how the model and the optimizer's state are stored, as FSDP and ZeRO do. recompute:
+        True if `plan.step` may compute values again in the backward pass, under layouts that would not fit. Raises `NothingFits`
+        if no layout fits into the memory.
         """
+        from mtfc.compiler.passes.recompute import limit_on
         from mtfc.compiler.search.found import NothingFits
         from mtfc.compiler.search.pricer import LayoutPricer
         from mtfc.driver.searching.layouts import LayoutFinder
@@ -150,14 +164,16 @@ class ImportedProgram:
             meshes: Sequence[Mesh] = (parse_mesh(given, module),)
         else:
             meshes = _meshes(devices or hardware.devices, target)
-        finder = LayoutFinder(self.program, LayoutPricer.of(self.program, hardware), objective, storage)
+        pricer = LayoutPricer.of(self.program, hardware, recompute)
+        finder = LayoutFinder(self.program, pricer, objective, storage)
         try:
             found = finder.best_global(meshes, started + budget, self.baselines(meshes), self.unsplit())
         except NothingFits as error:
             raise NothingFits(in_python(str(error))) from None
         layout = attrs.evolve(found.layout, name="plan")
         layout = attrs.evolve(layout, rules=_without_empty(layout.rules))
-        return Plan(self.imported, LayoutOnMesh(found.mesh, layout), self.function, found)
+        limit = limit_on(hardware) if recompute else None
+        return Plan(self.imported, LayoutOnMesh(found.mesh, layout, limit=limit), self.function, found)
 
     def unsplit(self) -> Layout:
         """Return rules that leave dimensions whole which no argument has: they are parts that rules have made."""

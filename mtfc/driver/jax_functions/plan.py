@@ -14,6 +14,7 @@ import attrs
 from mtfc.backends.common.module import DTYPES
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.data.files import parsed_json, read_bytes, write_text
 from mtfc.driver.errors import UsageError, public
 from mtfc.driver.jax_functions.packed_program import PackedProgram
@@ -487,6 +488,7 @@ class Plan:
             "format": FORMAT,
             "program": fingerprint(self.imported.program),
             "mesh": self.case.mesh.sizes,
+            "memory": self.case.limit.memory if self.case.limit else None,
             "layout": {
                 "rules": _record(layout.rules),
                 "params": _record(layout.params),
@@ -533,7 +535,9 @@ def case_of(record: Mapping[str, Any]) -> LayoutOnMesh:
     values = tuple((str(path), rules(entries)) for path, entries in layout["values"].items())
     mesh = Mesh("mesh", tuple((str(name), int(size)) for name, size in record["mesh"].items()))
     stored = rules(layout["params"]), rules(layout.get("optimizer", {}))
-    return LayoutOnMesh(mesh, Layout("plan", rules(layout["rules"]), *stored, values))
+    memory = record.get("memory")
+    limit = Recompute(int(memory)) if memory else None
+    return LayoutOnMesh(mesh, Layout("plan", rules(layout["rules"]), *stored, values), limit=limit)
 
 
 def read_plan(path: str) -> tuple[LayoutOnMesh, str]:

@@ -11,10 +11,12 @@ import attrs
 from mtfc.driver.errors import UsageError
 
 if TYPE_CHECKING:
+    from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.diagnostics import Diagnostic
     from mtfc.compiler.ir.core import Program
     from mtfc.compiler.ir.types import Layout, Mesh
     from mtfc.compiler.passes.pass_base import Pass
+    from mtfc.compiler.passes.recompute import Recompute
 
 
 class ProgramSource(Protocol):
@@ -48,11 +50,11 @@ class ProgramSource(Protocol):
         """The texts of the files that spans point into, by name."""
         ...
 
-    def planned(self, path: str) -> tuple[Mesh, Layout]:
-        """Return the mesh and the layout that a file of a plan has. Raises `UsageError`."""
+    def planned(self, path: str) -> tuple[Mesh, Layout, Recompute | None]:
+        """Return the mesh, the layout and the memory limit that a file of a plan has. Raises `UsageError`."""
         ...
 
-    def plan_text(self, mesh: Mesh, layout: Layout) -> str:
+    def plan_text(self, mesh: Mesh, layout: Layout, limit: Recompute | None) -> str:
         """Return the text of such a file."""
         ...
 
@@ -63,7 +65,7 @@ class Choice:
 
     layout: a name, or rules as text. mesh: a name, or a shape as text. settings: entries of the model's `train` block, each
     `KEY=VALUE`. passes: the passes that lower a program, as text or as passes, in place of the default ones.
-    source: what makes the program; None for a .mtf file. memory: the most memory of a device, such as `80GiB`.
+    source: what makes the program; None for a .mtf file. memory: the most memory of a device, such as `80GiB`, or a machine.
     """
 
     model: str | None = None
@@ -89,12 +91,23 @@ class Choice:
             raise UsageError(f"--passes: {error}") from None
         return passes
 
-    def memory_limit(self) -> int | None:
-        """Return the most bytes of a device. Raises `UsageError`."""
+    def limit(self, declared: Mapping[str, Hardware]) -> Recompute | None:
+        """Return the pass that keeps to the memory limit; a machine also gives it its rates. Raises `UsageError`.
+
+        declared: the machines of the file; those of the library are known, too.
+        """
+        if self.memory is None:
+            return None
+        from mtfc.compiler.passes.recompute import Recompute, limit_on
+        from mtfc.frontend.hardware_targets import find_hardware, library_machines
+
+        name = self.memory.strip()
+        if name in declared or name in library_machines():
+            return limit_on(find_hardware(name, declared))
         try:
-            return None if self.memory is None else bytes_in(self.memory)
+            return Recompute(bytes_in(self.memory))
         except ValueError as error:
-            raise UsageError(f"--memory: {error}") from None
+            raise UsageError(f"--memory: {error}, or a machine such as h100") from None
 
 
 UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**i for i, p in enumerate("kMGT", 1)}}

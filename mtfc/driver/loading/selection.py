@@ -132,10 +132,11 @@ def _from_source(
     name = "<dims>"
     if choice.layout is not None and choice.layout.endswith(PLAN):
         name = choice.layout
-        mesh, layout = source.planned(name)
+        mesh, layout, limit = source.planned(name)
         mesh, layout = attrs.evolve(mesh, name="plan_mesh"), attrs.evolve(layout, name="plan")
         text += mesh_text(mesh) + layout_text(layout, mesh)
-        choice = attrs.evolve(choice, layout=layout.name)
+        memory = choice.memory or (str(limit.memory) if limit else None)
+        choice = attrs.evolve(choice, layout=layout.name, memory=memory)
     sources.texts[name] = text
     diagnostics = Diagnostics()
     module = elaborate(parse(text, name, diagnostics), diagnostics)
@@ -218,8 +219,7 @@ def _chosen(
     if skip_illegal:
         declared = tuple(each for each in declared if not _errors(program, each))
     _check_legal(program, declared, diagnostics)
-    passes, memory = choice.pipeline(), choice.memory_limit()
-    limit = None if memory is None else Recompute(memory)
+    passes, limit = choice.pipeline(), choice.limit(module.hardware)
     chosen = _cases(declared, module, choice.mesh)
     cases = tuple(attrs.evolve(each, passes=passes, limit=limit) for each in chosen)
     placements = tuple(each for each in module.placements if each.devices == 1 or not is_one)

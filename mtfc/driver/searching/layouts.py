@@ -10,6 +10,7 @@ import attrs
 
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
+from mtfc.compiler.passes.recompute import limit_on
 from mtfc.compiler.search.found import Found, Objective, Pricing, Progress, silent, value_of
 from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer
 from mtfc.driver.loading.layout_targets import layout_targets, prepared
@@ -69,6 +70,7 @@ class LayoutFinder:
                 progress,
                 fixed=(rules or Layout("")).rules,
                 storage=self.storage,
+                recomputes=self.pricer.recomputes,
             )
 
         if layers is None:
@@ -142,7 +144,9 @@ class LayoutAnswer:
 
         options, sources = self.task.options, self.task.sources
         if options.choice.source is not None:
-            return options.choice.source.plan_text(self.result.found.mesh, self.result.found.layout)
+            limit = limit_on(self.task.hardware) if options.recompute else None
+            found = self.result.found
+            return options.choice.source.plan_text(found.mesh, found.layout, limit)
         file = known_as(options.file)
         text = resized(sources.texts[file], options.choice.dims)
         found, declared = self.result.found, {case.mesh for case in self.task.selection.cases}
@@ -234,7 +238,7 @@ def _prepared(
     The deadline leaves time to price the result: as long as the slowest baseline took.
     """
     options, program = task.options, task.selection.program
-    pricer = LayoutPricer.of(program, task.hardware)
+    pricer = LayoutPricer.of(program, task.hardware, options.recompute)
     given = task.meshes[0] if options.choice.mesh is not None else None
     others = baselines(task.selection, pricer, task.meshes[0].devices, given, until)
     known = tuple(others.values())

@@ -47,7 +47,7 @@ SPACES: Mapping[str, SearchedSpace] = {
             "one rule for each dimension",
             _search_global_layouts,
             frozenset({"time", "overlap", "memory"}),
-            frozenset({"storage"}),
+            frozenset({"storage", "recompute"}),
         ),
         SearchedSpace(
             "tiling",
@@ -71,6 +71,7 @@ SPACES: Mapping[str, SearchedSpace] = {
 REASONS = {
     "export": "the other spaces are not the solver's",
     "exhaustive": "searches of the other spaces always aim at a proof",
+    "recompute": "the other spaces keep all values that the backward pass needs",
     "storage": "tilings place all stored arrays themselves, and placements hold copies",
 }
 """Reasons why an option belongs to a single space."""
@@ -86,7 +87,12 @@ def check_options(options: SearchOptions, exports: bool = False) -> None:
     """Raise `UsageError` if options contradict each other, or ask for too much. exports: True if `--export` is given."""
     space = SPACES[options.space]
     check_mesh_options(options, space)
-    given = {"export": exports, "exhaustive": options.exhaustive, "storage": options.storage}
+    given = {
+        "export": exports,
+        "exhaustive": options.exhaustive,
+        "recompute": options.recompute,
+        "storage": options.storage,
+    }
     for option, reason in REASONS.items():
         owner = next(each for each in SPACES.values() if option in each.takes)
         if given[option] and owner is not space:

@@ -32,7 +32,10 @@ class Rename:
 
 @attrs.define
 class JaxprEmitter:
-    """Makes the equations of a body. dims: factor -> dimension, shared by all bodies. calls: the steps that became calls."""
+    """Makes the equations of a body. dims: factor -> dimension, shared by all bodies. calls: the steps that became calls.
+
+    is_backward: True for the body of a loop of the backward pass, whose own steps do not say so.
+    """
 
     build: Builder
     dims: Dims
@@ -40,16 +43,18 @@ class JaxprEmitter:
     known: dict[Var, Value] = attrs.field(factory=dict)
     renames: list[Rename] = attrs.field(factory=list)
     calls: list[AppliedPrimitive] = attrs.field(factory=list)
+    is_backward: bool = False
     _renamed: dict[tuple[Value, Any], Value] = attrs.field(factory=dict)
 
     def inside(self, build: Builder) -> JaxprEmitter:
         """Return the emitter of a loop's body."""
-        return attrs.evolve(self, build=build, known={}, renamed={})
+        return attrs.evolve(self, build=build, known={}, renamed={}, is_backward=build.stage == "backward")
 
     def run(self, steps: Iterable[AppliedPrimitive]) -> None:
         """Make the equations of steps."""
         for step in steps:
-            self.build.span, self.build.stage = step.span, step.stage
+            self.build.span = step.span
+            self.build.stage = "backward" if self.is_backward else step.stage
             with self.dims.of_step():
                 found = self.linker.rule(step).emit(self, step)
                 self.dims.keep(dim for value in found for dim in value.type.dims)

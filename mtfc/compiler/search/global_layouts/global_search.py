@@ -228,7 +228,7 @@ def _is_new(rows: Rows, joints: Sequence[int]) -> Booleans:
 
 @attrs.define
 class BranchAndBound:
-    """One search. room: bytes of memory of a processor. until: the end, a time of `time.monotonic`.
+    """One search. room: bytes of memory of a processor. until: the end, a time of `time.monotonic`. recomputes: see `search`.
 
     working_on: a block that is being replaced in the queue by others. waiting: meshes without a block in the queue yet, those of
     the fewest axes last. refuted: a layout whose price is below its bound.
@@ -239,6 +239,7 @@ class BranchAndBound:
     room: float
     until: float
     progress: Progress = silent
+    recomputes: bool = False
     best: tuple[Price, Mesh, Layout] | None = None
     least_memory: int | None = None
     evaluated: int = 0
@@ -384,8 +385,9 @@ class BranchAndBound:
         found = "no layout was found whose memory suffices" if is_open else "no layout's memory suffices"
         has = f": a device has {bytes_text(int(self.room))}" if self.room < float("inf") else ""
         least = self.least_memory
+        remedy = "--storage" if self.recomputes else "--storage or --recompute"
         needs = f", and the least that was seen is {bytes_text(least)}" if least is not None else ""
-        return NothingFits(f"{found}{has}{needs}; --storage may need less")
+        return NothingFits(f"{found}{has}{needs}; {remedy} may need less")
 
 
 def search(
@@ -400,16 +402,18 @@ def search(
     progress: Progress = silent,
     fixed: Rules = Rules(),  # noqa: B008
     storage: bool = False,
+    recomputes: bool = False,
 ) -> Found:
     """Return the layout under which `step`, the undistributed function of the model `forward`, takes least time or memory.
 
     meshes: one, or all shapes of one number of devices, those of fewer axes first. known: layouts that are tried first, so that
     nothing worse is found. fixed: rules that every layout has. storage: search how parameters and the optimizer's state are
-    stored, too. Raises `NothingFits`. `KeyboardInterrupt` ends the search with the best layout so far; without any, it is raised.
+    stored, too. recomputes: True if `pricing` computes values again where the memory does not suffice. Raises `NothingFits`.
+    `KeyboardInterrupt` ends the search with the best layout so far; without any, it is raised.
     """
-    space, facts = space_of(forward, fixed, storage), StepFacts.of(step, hardware.device)
+    space, facts = space_of(forward, fixed, storage), StepFacts.of(step, hardware.device, recomputes)
     room = hardware.device.memory if objective != "memory" else float("inf")
-    searching = BranchAndBound(pricing, objective, room, until, progress)
+    searching = BranchAndBound(pricing, objective, room, until, progress, recomputes)
     bounds = (LayoutBound(space, facts, mesh, hardware, objective == "overlap") for mesh in meshes)
     searching.run([Branching.on(bound, len(meshes) > 1, objective) for bound in bounds], known)
     if searching.best is None and searching.is_interrupted:

@@ -77,22 +77,25 @@ class StepFacts:
     """The facts of an undistributed function.
 
     positions: equations that mix positions, with the sets of dimensions that replace the equation when split. Enough is known of
-    the replacements of windows (`opdef.Bridge`), and nothing of those of other ops.
+    the replacements of windows (`opdef.Bridge`), and nothing of those of other ops. recomputes: True if values may be computed
+    again, so that none needs memory for long.
     """
 
     function: Function
     device: Device
     positions: Mapping[Equation, DimSets]
+    recomputes: bool = False
     found: dict[Dims, Facts] = attrs.field(factory=dict)
     sent: dict[int, Mapping[Halo, int]] = attrs.field(factory=dict)
 
     @classmethod
-    def of(cls, function: Function, device: Device) -> StepFacts:
-        return cls(function, device, replaced_in(function, lambda eqn: bridge_of(eqn) is None))
+    def of(cls, function: Function, device: Device, recomputes: bool = False) -> StepFacts:
+        positions = replaced_in(function, lambda eqn: bridge_of(eqn) is None)
+        return cls(function, device, positions, recomputes)
 
     def on(self, device: Device) -> StepFacts:
         """Return the same step on another device."""
-        return self if device == self.device else StepFacts.of(self.function, device)
+        return self if device == self.device else StepFacts.of(self.function, device, self.recomputes)
 
     @cached_property
     def names(self) -> DimensionNames:
@@ -100,7 +103,8 @@ class StepFacts:
 
     @cached_property
     def memory(self) -> MemoryBound:
-        return MEMORY.bound(self._program(is_binary))
+        bound = MEMORY.bound(self._program(is_binary))
+        return attrs.evolve(bound, points=({},)) if self.recomputes else bound
 
     @cached_property
     def largest_points(self) -> tuple[list[Splitting], Seconds]:

@@ -78,7 +78,8 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     emitter.build.append(made)
     results = list(made.results)
     for i in range(carries, len(results)):
-        results[i] = emitter.parted(results[i], dim, step.results[i].axes[0])
+        own = emitter.dims.of(step.results[i].axes[0])
+        results[i] = emitter.as_dims(results[i], (*own, *results[i].type.dims[1:]))
     return results
 
 
@@ -87,14 +88,18 @@ def _name(role: Role) -> str:
 
 
 def _operand(emitter: JaxprEmitter, step: AppliedPrimitive, i: int, role: Role, dim: Dim, var: Var) -> Value:
-    """Return a loop's operand. A carry has all dimensions; a sliced operand has the loop's."""
+    """Return a loop's operand. A carry has all dimensions; a sliced operand has the loop's, as the first one."""
     operand = step.operands[i]
     if not isinstance(operand, Var):
         return emitter.raw(operand)
     value, axes = emitter.operand(step, i), step.axes(i)
     if role == "carried":
         return emitter.whole(value, axes)
-    return emitter.merged(value, axes, 0, dim)[0] if role == "sliced" else value
+    if role == "invariant":
+        return value
+    own = emitter.dims.of(axes[0])
+    others = tuple(each for each in value.type.dims if each not in own)
+    return emitter.as_dims(emitter.with_dims(value, (*own, *others)), (dim, *others))
 
 
 def _outputs(inner: JaxprEmitter, step: AppliedPrimitive, carried: Sequence[Argument]) -> list[Output]:
