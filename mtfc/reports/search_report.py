@@ -71,7 +71,7 @@ class LayoutSearchResult:
         """True if the result fits only if the backward pass computes values again."""
         if not self.pricer.recomputes:
             return False
-        keeping = LayoutPricer(self.pricer.program, self.pricer.hardware)
+        keeping = attrs.evolve(self.pricer, recomputes=False, known={}, alike={})
         return keeping(self.found.mesh, self.found.layout).tiled > self.pricer.hardware.device.memory
 
     @property
@@ -232,6 +232,8 @@ def _shown(layout: Layout) -> tuple[Layout, list[str]]:
 def _proof(result: LayoutSearchResult) -> str:
     found, unit = result.found, _bytes if result.objective == "memory" else seconds_text
     tried = f"{found.evaluated} layouts were compiled." if found.evaluated != 1 else "1 layout was compiled."
+    if result.space == "pipelines":
+        return f"The best of the pipelines that were compiled; nothing is proven about others. {tried}"
     if found.is_optimal:
         return f"Proven to be the best of all in the space `{result.space}`: {tried}"
     if found.refuted:

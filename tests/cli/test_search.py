@@ -105,6 +105,62 @@ def test_values_are_computed_again_where_nothing_else_fits(mtfc: Mtfc) -> None:
     assert limited["memory_per_device"]["total"] <= 80_000 < plain["memory_per_device"]["total"]
 
 
+LAYERS = """
+dim layers = 8
+dim batch = 64
+dim d = 32
+dim h = 64
+model deep(x: [batch, d]) {
+  y = x
+  repeat layers {
+    param w: [d, h] = normal(stddev = 0.1)
+    param v: [h, d] = normal(stddev = 0.1)
+    y = einsum(relu(einsum(y, w -> [batch, h])), v -> [batch, d])
+  }
+  loss = mean(square(y))
+  return loss
+}
+train deep {
+  minimize loss
+  optimizer = sgd(learning_rate = 0.1)
+}
+"""
+
+
+def test_pipelines_are_found_written_and_priced_as_they_run(mtfc: Mtfc) -> None:
+    Path("own.mtf").write_text(LAYERS)
+    asked = ("--space", "pipelines", "--target", "p100_cluster", "--devices", "4", "--recompute")
+    run = mtfc("search", "own.mtf", *asked, "-o", "found.mtf")
+    assert run.status == 0
+    assert "The best of the pipelines that were compiled; nothing is proven about others." in run.out
+    found = mtfc("search", "own.mtf", *asked, "--format", "json").json
+    assert "pipeline layers: {" in found["layout"] and not found["optimal"] and not found["recomputed"]
+    assert mtfc("check", "found.mtf").status == 0
+    (cost,) = mtfc("cost", "found.mtf", "--format", "json").json["layouts"]
+    assert cost["pipelines"] and cost["memory_per_device"]["total"] == found["memory_per_device"]
+    simulated = mtfc("simulate", "found.mtf", "--target", "p100_cluster", "--format", "json").json
+    assert simulated["compute_seconds"] == pytest.approx(found["compute_seconds"])
+    again = mtfc("search", "found.mtf", "--target", "p100_cluster", "--devices", "4", "--format", "json").json
+    assert again["baselines"]["found"] == found["objective_seconds"]
+    assert again["optimal"] and "pipeline" not in again["layout"]
+
+
+def test_searches_for_pipelines_that_cannot_be(mtfc: Mtfc) -> None:
+    Path("own.mtf").write_text(LAYERS)
+    for file, more, message in (
+        ("model.mtf", ("--devices", "4"), "no `repeat` of the model can run as a pipeline"),
+        ("own.mtf", ("--devices", "3"), "no axis of a mesh divides the layers into stages"),
+        ("own.mtf", ("--devices", "4", "--why-not", "batch:x"), "cannot take --why-not"),
+        ("own.mtf", ("--devices", "4", "--objective", "memory"), "has the least time for its objective"),
+    ):
+        run = mtfc("search", file, "--space", "pipelines", "--target", "h100", *more)
+        assert run.status and message in run.err
+    box = BOX.replace("memory: 100", "memory: 9e3")
+    Path("own.mtf").write_text(box + LAYERS)
+    run = mtfc("search", "own.mtf", "--space", "pipelines")
+    assert run.status == 1 and "no pipeline was found whose memory suffices" in run.err
+
+
 def test_a_machine_of_any_size_needs_a_number(mtfc: Mtfc) -> None:
     run = mtfc("search", "model.mtf", "--target", "h100")
     assert run.status == 2

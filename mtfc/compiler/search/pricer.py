@@ -31,24 +31,23 @@ from mtfc.compiler.search.repeated_layers import RepeatedLayers, shortened_progr
 class LayoutPricer:
     """Prices one function of a differentiated program on one machine: a training step, or a forward pass.
 
-    recomputes: True if the backward pass computes values again where the memory does not suffice. known: prices with overlap, by
-    layout; these layouts are not compiled again. alike: prices by the text of the program whose equations have layouts. Many
-    layouts lead to the same program, as elementwise equations follow their uses.
+    model: the program before it was differentiated, for layouts with pipelines; None if there are none. recomputes: True if the
+    backward pass computes values again where the memory does not suffice. known: prices with overlap, by layout; these layouts
+    are not compiled again. alike: prices by the text of the program whose equations have layouts. Many layouts lead to the same
+    program, as elementwise equations follow their uses.
     """
 
     program: Program
     hardware: Hardware
     recomputes: bool = False
+    model: Program | None = None
     known: dict[tuple[Mesh, Layout], Price] = attrs.field(factory=dict)
     alike: dict[tuple[bytes, bool], Price] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, program: Program, hardware: Hardware, recomputes: bool = False) -> LayoutPricer:
         """Return the pricer of an elaborated model."""
-        for each in differentiation():
-            program = each.run(program)
-        step = program.function("step" if program.has_function("step") else "forward")
-        return cls(attrs.evolve(program, functions=(step,)), hardware, recomputes)
+        return cls(_differentiated(program), hardware, recomputes, program)
 
     def undistributed(self) -> Function:
         """Return the function before any layout is applied."""
@@ -64,6 +63,9 @@ class LayoutPricer:
 
     def _placed(self, mesh: Mesh, layout: Layout) -> Program:
         program = attrs.evolve(self.program, mesh=mesh, layout=layout)
+        if layout.pipelines:
+            assert self.model is not None, "pipelines are made before differentiation"
+            program = _differentiated(attrs.evolve(self.model, mesh=mesh, layout=layout))
         for each in layout_assignment():
             program = each.run(program)
         return program
@@ -108,6 +110,14 @@ class LayoutPricer:
         if not overlaps:
             return price
         return attrs.evolve(price, overlapping=step_time(function, mesh, self.hardware).seconds)
+
+
+def _differentiated(program: Program) -> Program:
+    """Return a program with the training step, or else the forward pass, as its only function."""
+    for each in differentiation():
+        program = each.run(program)
+    step = program.function("step" if program.has_function("step") else "forward")
+    return attrs.evolve(program, functions=(step,))
 
 
 MANY_EQUATIONS = 2000

@@ -18,6 +18,7 @@ from mtfc.driver.loading.sources import known_as
 from mtfc.driver.searching.baselines import baselines
 from mtfc.driver.searching.compilation_time import timing_compilation
 from mtfc.driver.searching.meshes import possible_meshes, under_names
+from mtfc.driver.searching.pipelined import PipelineSearch
 from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
 from mtfc.driver.searching.why_not import AskedRules, asked_rules, best_with_rules
 from mtfc.driver.searching.written import declared_name, insert_layout, resized
@@ -204,6 +205,13 @@ def search_global_layouts(task: SearchTask) -> SearchAnswer:
     return _answer(task, finder, found, others, asked)
 
 
+def search_pipelines(task: SearchTask) -> SearchAnswer:
+    """Search for the best pipeline. Raises `NothingFits`, `CompileError` and `UsageError`."""
+    finder, others, _, until = _prepared(task, task.until)
+    found = PipelineSearch(task, finder, until).best()
+    return _answer(task, finder, found, others, None)
+
+
 def search_per_equation(task: SearchTask) -> SearchAnswer:
     """Search for the best layouts of single equations. Raises `NothingFits`, `CompileError` and `UsageError`."""
     from mtfc.compiler.search.solver.solver_search import compile_loops
@@ -241,7 +249,7 @@ def _prepared(
     pricer = LayoutPricer.of(program, task.hardware, options.recompute)
     given = task.meshes[0] if options.choice.mesh is not None else None
     others = baselines(task.selection, pricer, task.meshes[0].devices, given, until)
-    known = tuple(others.values())
+    known = tuple(each for each in others.values() if not each[1].pipelines)
     if options.axes_names is not None:
         known = tuple(under_names(known, task.meshes))
     longest = max((_seconds_of(pricer, *each) for each in others.values()), default=0.0)

@@ -27,6 +27,12 @@ def _search_global_layouts(task: SearchTask) -> SearchAnswer:
     return search_global_layouts(task)
 
 
+def _search_pipelines(task: SearchTask) -> SearchAnswer:
+    from mtfc.driver.searching.layouts import search_pipelines
+
+    return search_pipelines(task)
+
+
 def _search_per_equation(task: SearchTask) -> SearchAnswer:
     from mtfc.driver.searching.layouts import search_per_equation
 
@@ -50,6 +56,13 @@ SPACES: Mapping[str, SearchedSpace] = {
             frozenset({"storage", "recompute"}),
         ),
         SearchedSpace(
+            "pipelines",
+            "a pipeline of layers, with one rule for each other dimension",
+            _search_pipelines,
+            frozenset({"time", "overlap"}),
+            frozenset({"recompute"}),
+        ),
+        SearchedSpace(
             "tiling",
             "a layout for each equation",
             _search_per_equation,
@@ -71,12 +84,13 @@ SPACES: Mapping[str, SearchedSpace] = {
 REASONS = {
     "export": "the other spaces are not the solver's",
     "exhaustive": "searches of the other spaces always aim at a proof",
-    "recompute": "the other spaces keep all values that the backward pass needs",
+    "recompute": "tilings and placements keep all values that the backward pass needs",
     "storage": "tilings place all stored arrays themselves, and placements hold copies",
 }
 """Reasons why an option belongs to a single space."""
 
 OBJECTIVES = {
+    "pipelines": "the space `pipelines` has the least time for its objective",
     "tiling": "the space `tiling` has the least time for its objective",
     "soap": "the space `soap` has no --objective but time",
 }
@@ -95,10 +109,13 @@ def check_options(options: SearchOptions, exports: bool = False) -> None:
     }
     for option, reason in REASONS.items():
         owner = next(each for each in SPACES.values() if option in each.takes)
-        if given[option] and owner is not space:
+        if given[option] and option not in space.takes:
             raise UsageError(f"--{option} takes --space {owner.name}: {reason}")
     if options.objective not in space.objectives:
         raise UsageError(OBJECTIVES[space.name])
+    if options.space == "pipelines" and (options.choice.source is not None or options.why_not is not None):
+        taken = "--why-not" if options.why_not is not None else options.file
+        raise UsageError(f"--space pipelines searches the loops of a .mtf file, and cannot take {taken}")
     if options.choice.source is not None and not space.has_meshes:
         raise UsageError(f"--space {space.name}: operators of a function of JAX have no placements")
     if options.choice.source is not None and options.why_not is not None:

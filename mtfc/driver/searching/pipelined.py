@@ -1,0 +1,160 @@
+"""The search for pipelines: a loop over layers runs in stages, and each stage has one rule for each other dimension.
+
+For each number of stages, the best global layout of a stage's devices is searched without regard to memory: it splits the work of
+a stage. Then each number of micro-batches is compiled and priced with it, with and without `checkpoint`. The stages lie on the
+outermost axis of the mesh, whose links are the slowest: they send the least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import attrs
+
+from mtfc.compiler.ir.core import Equation, Function
+from mtfc.compiler.ir.loops import carried, dim_of, region_of
+from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums
+from mtfc.compiler.ir.printer import bytes_text
+from mtfc.compiler.ir.types import Dim, Layout, Mesh, Pipeline, Rules
+from mtfc.compiler.search.found import Found, NothingFits, Price, value_of
+from mtfc.driver.searching.space import SearchTask
+
+if TYPE_CHECKING:
+    from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.driver.searching.layouts import LayoutFinder
+
+STAGES = 2 / 3
+"""The part of the time in which layouts of the stages are searched."""
+
+ROUNDS = (1, 2, 4, 8)
+"""The numbers of micro-batches that are tried, in numbers of stages."""
+
+
+@attrs.frozen
+class PipelinedLoop:
+    """A loop that can run as a pipeline, and the dimension that is cut into micro-batches."""
+
+    loop: Dim
+    batch: Dim
+
+
+def pipelined_loops(forward: Function) -> Iterator[PipelinedLoop]:
+    """Yield each loop of a model that can run as a pipeline, with the first dimension that can be cut."""
+    for eqn in forward.body:
+        if eqn.regions and carried(region_of(eqn)):
+            batch = next((dim for dim in _carried_dims(eqn) if _can_be_cut(eqn, dim)), None)
+            if batch is not None:
+                yield PipelinedLoop(dim_of(eqn), batch)
+
+
+def _carried_dims(eqn: Equation) -> dict[Dim, None]:
+    return dict.fromkeys(dim for carry in carried(region_of(eqn)) for dim in carry.value.type.dims)
+
+
+def _can_be_cut(eqn: Equation, batch: Dim) -> bool:
+    try:
+        loop_sums(eqn, batch)
+    except MixedMicroBatches:
+        return False
+    return True
+
+
+@attrs.frozen
+class PipelineSearch:
+    """A search for pipelines. until: its end, a time of `monotonic`."""
+
+    task: SearchTask
+    finder: LayoutFinder
+    until: float
+
+    def best(self) -> Found:
+        """Return the best pipeline that is found. Raises `NothingFits`, and `KeyboardInterrupt` if nothing was found."""
+        loops = list(pipelined_loops(self.finder.program.function("forward")))
+        if not loops:
+            raise NothingFits("no `repeat` of the model can run as a pipeline")
+        pricing, room = self.finder.pricer.pricing(self.finder.objective), self._hardware.device.memory
+        best, least, evaluated, is_interrupted = None, inf, 0, False
+        try:
+            for mesh, layout in self._candidates(loops):
+                price = pricing(mesh, layout)
+                value, evaluated, least = self._value(price), evaluated + 1, min(least, price.tiled)
+                if price.tiled <= room and (best is None or value < best.objective):
+                    best = Found(mesh, layout, value, 0.0, evaluated)
+                self.task.progress(f"{evaluated} pipelines compiled", best.objective if best else None, None)
+                if best is not None and monotonic() > self.until:
+                    break
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            is_interrupted = True
+        if best is None:
+            raise NothingFits(_nothing(least, room))
+        return attrs.evolve(best, evaluated=evaluated, is_interrupted=is_interrupted)
+
+    @property
+    def _hardware(self) -> Hardware:
+        return self.finder.pricer.hardware
+
+    def _value(self, price: Price) -> float:
+        return value_of(price, self.finder.objective)
+
+    def _candidates(self, loops: Sequence[PipelinedLoop]) -> Iterator[tuple[Mesh, Layout]]:
+        """Yield pipelines, for each number of stages those that follow from the best layout of a stage."""
+        given = self.task.options.choice.mesh is not None
+        for found in loops:
+            stages: dict[tuple[str, int], list[Mesh]] = {}
+            for mesh in self.task.meshes:
+                for axis, size in mesh.axes if given else mesh.axes[:1]:
+                    if size > 1 and found.loop.size % size == 0:
+                        stages.setdefault((axis, size), []).append(mesh)
+            seconds = STAGES * (self.until - monotonic()) / max(1, len(stages)) / len(loops)
+            for (axis, _), meshes in stages.items():
+                mesh, rules = self._stage(found, axis, meshes, monotonic() + seconds)
+                yield from ((mesh, layout) for layout in self._pipelines(found, mesh, axis, rules))
+
+    def _stage(
+        self, found: PipelinedLoop, axis: str, meshes: Sequence[Mesh], until: float
+    ) -> tuple[Mesh, Rules]:
+        """Return the mesh, and the best rules for its axes beside that of the stages."""
+        whole = {_without(mesh, axis): mesh for mesh in meshes if len(mesh.axes) > 1}
+        if not whole:
+            return meshes[0], Rules()
+        hardware = attrs.evolve(self._hardware, device=attrs.evolve(self._hardware.device, memory=inf))
+        pricer = attrs.evolve(self.finder.pricer, hardware=hardware, recomputes=False, known={}, alike={})
+        finder = attrs.evolve(self.finder, pricer=pricer, objective="time", storage=False)
+        fixed = Layout("", Rules(((found.loop.name, ()),)))
+        best = finder.best_global(list(whole), until, rules=fixed)
+        return whole[best.mesh], best.layout.rules
+
+    def _pipelines(self, found: PipelinedLoop, mesh: Mesh, axis: str, rules: Rules) -> Iterator[Layout]:
+        """Yield pipelines along an axis. Where it can, the axis splits the batch outside of the loop."""
+        loop, batch, inner, stages = found.loop, found.batch, rules.get(found.batch.name), mesh.sizes[axis]
+        outer = (*inner, axis) if self._may_split(found, mesh.size((*inner, axis))) else inner
+        split = {name: axes for name, axes in rules.axes if axes}
+        whole = Rules(tuple({loop.name: (axis,), **split, **({batch.name: outer} if outer else {})}.items()))
+        for rounds, checkpoint in product(ROUNDS, (False, True)):
+            number = rounds * stages
+            if batch.size % number == 0 and batch.size // number % mesh.size(inner) == 0:
+                yield Layout("found", whole, pipelines=(Pipeline(loop.name, batch.name, number, checkpoint),))
+
+    def _may_split(self, found: PipelinedLoop, parts: int) -> bool:
+        """Return True if the batch is divisible, and no tensor outside of loops has both the loop's dimension and the batch."""
+        forward = self.finder.program.function("forward")
+        values = (*(a.value for a in forward.arguments), *(v for eqn in forward.body for v in eqn.results))
+        both = {found.loop, found.batch}
+        return found.batch.size % parts == 0 and not any(both <= {*value.type.dims} for value in values)
+
+
+def _without(mesh: Mesh, axis: str) -> Mesh:
+    return attrs.evolve(mesh, axes=tuple(each for each in mesh.axes if each[0] != axis))
+
+
+def _nothing(least: float, room: float) -> str:
+    if least == inf:
+        return "no axis of a mesh divides the layers into stages, or the batch into micro-batches"
+    needs = f"the least that was seen is {bytes_text(int(least))}"
+    return f"no pipeline was found whose memory suffices: a device has {bytes_text(int(room))}, and {needs}"
