@@ -18,7 +18,6 @@ from mtfc.driver.loading.sources import known_as
 from mtfc.driver.searching.baselines import baselines
 from mtfc.driver.searching.compilation_time import timing_compilation
 from mtfc.driver.searching.meshes import possible_meshes, under_names
-from mtfc.driver.searching.pipelined import PipelineSearch
 from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
 from mtfc.driver.searching.why_not import AskedRules, asked_rules, best_with_rules
 from mtfc.driver.searching.written import declared_name, insert_layout, resized
@@ -191,25 +190,18 @@ class LayoutAnswer:
 def search_global_layouts(task: SearchTask) -> SearchAnswer:
     """Search for the best global layout. Raises `NothingFits`, `CompileError` and `UsageError`."""
     asked = _asked(task)
-    finder, others, known, until = _prepared(task, task.until)
+    finder, others, known, until = finder_and_others(task, task.until)
     source = task.options.choice.source
     if source is None:
         found = finder.best_global(task.meshes, until, known, progress=task.progress)
-        return _answer(task, finder, found, others, asked)
+        return answer_of(task, finder, found, others, asked)
     whole = source.unsplit()
     known = [(mesh, attrs.evolve(layout, rules=_joined(layout.rules, whole.rules))) for mesh, layout in known]
     known += source.baselines(task.meshes)
     found = finder.best_global(task.meshes, until, known, whole, task.progress)
     rules = Rules(tuple(each for each in found.layout.rules.axes if each[1]))
     found = attrs.evolve(found, layout=attrs.evolve(found.layout, rules=rules))
-    return _answer(task, finder, found, others, asked)
-
-
-def search_pipelines(task: SearchTask) -> SearchAnswer:
-    """Search for the best pipeline. Raises `NothingFits`, `CompileError` and `UsageError`."""
-    finder, others, _, until = _prepared(task, task.until)
-    found = PipelineSearch(task, finder, until).best()
-    return _answer(task, finder, found, others, None)
+    return answer_of(task, finder, found, others, asked)
 
 
 def search_per_equation(task: SearchTask) -> SearchAnswer:
@@ -218,9 +210,9 @@ def search_per_equation(task: SearchTask) -> SearchAnswer:
 
     asked = _asked(task)
     compiled = timing_compilation(compile_loops, "--budget")[1]
-    finder, others, known, until = _prepared(task, task.until + compiled)
+    finder, others, known, until = finder_and_others(task, task.until + compiled)
     found = finder.best_per_equation(task.meshes, until, known, progress=task.progress)
-    return _answer(task, finder, found, others, asked)
+    return answer_of(task, finder, found, others, asked)
 
 
 def _joined(rules: Rules, others: Rules) -> Rules:
@@ -238,7 +230,7 @@ def _asked(task: SearchTask) -> AskedRules | None:
     return asked_rules(task.options, task.sources, meshes)
 
 
-def _prepared(
+def finder_and_others(
     task: SearchTask, until: float
 ) -> tuple[LayoutFinder, Others, Sequence[tuple[Mesh, Layout]], float]:
     """Return the finder, the baselines, the layouts to start from, and the deadline of the search.
@@ -264,7 +256,7 @@ def _seconds_of(pricer: LayoutPricer, mesh: Mesh, layout: Layout) -> float:
     return monotonic() - started
 
 
-def _answer(
+def answer_of(
     task: SearchTask, finder: LayoutFinder, found: Found, others: Others, asked: AskedRules | None
 ) -> LayoutAnswer:
     result = LayoutSearchResult(

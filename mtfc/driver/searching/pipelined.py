@@ -21,11 +21,11 @@ from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Pipeline, Rules
 from mtfc.compiler.search.found import Found, NothingFits, Price, value_of
-from mtfc.driver.searching.space import SearchTask
+from mtfc.driver.searching.layouts import LayoutFinder, answer_of, finder_and_others
+from mtfc.driver.searching.space import SearchAnswer, SearchTask
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware
-    from mtfc.driver.searching.layouts import LayoutFinder
 
 STAGES = 2 / 3
 """The part of the time in which layouts of the stages are searched."""
@@ -35,20 +35,20 @@ ROUNDS = (1, 2, 4, 8)
 
 
 @attrs.frozen
-class PipelinedLoop:
+class StagedLoop:
     """A loop that can run as a pipeline, and the dimension that is cut into micro-batches."""
 
     loop: Dim
     batch: Dim
 
 
-def pipelined_loops(forward: Function) -> Iterator[PipelinedLoop]:
+def pipelined_loops(forward: Function) -> Iterator[StagedLoop]:
     """Yield each loop of a model that can run as a pipeline, with the first dimension that can be cut."""
     for eqn in forward.body:
         if eqn.regions and carried(region_of(eqn)):
             batch = next((dim for dim in _carried_dims(eqn) if _can_be_cut(eqn, dim)), None)
             if batch is not None:
-                yield PipelinedLoop(dim_of(eqn), batch)
+                yield StagedLoop(dim_of(eqn), batch)
 
 
 def _carried_dims(eqn: Equation) -> dict[Dim, None]:
@@ -102,7 +102,7 @@ class PipelineSearch:
     def _value(self, price: Price) -> float:
         return value_of(price, self.finder.objective)
 
-    def _candidates(self, loops: Sequence[PipelinedLoop]) -> Iterator[tuple[Mesh, Layout]]:
+    def _candidates(self, loops: Sequence[StagedLoop]) -> Iterator[tuple[Mesh, Layout]]:
         """Yield pipelines, for each number of stages those that follow from the best layout of a stage."""
         given = self.task.options.choice.mesh is not None
         for found in loops:
@@ -117,7 +117,7 @@ class PipelineSearch:
                 yield from ((mesh, layout) for layout in self._pipelines(found, mesh, axis, rules))
 
     def _stage(
-        self, found: PipelinedLoop, axis: str, meshes: Sequence[Mesh], until: float
+        self, found: StagedLoop, axis: str, meshes: Sequence[Mesh], until: float
     ) -> tuple[Mesh, Rules]:
         """Return the mesh, and the best rules for its axes beside that of the stages."""
         whole = {_without(mesh, axis): mesh for mesh in meshes if len(mesh.axes) > 1}
@@ -130,7 +130,7 @@ class PipelineSearch:
         best = finder.best_global(list(whole), until, rules=fixed)
         return whole[best.mesh], best.layout.rules
 
-    def _pipelines(self, found: PipelinedLoop, mesh: Mesh, axis: str, rules: Rules) -> Iterator[Layout]:
+    def _pipelines(self, found: StagedLoop, mesh: Mesh, axis: str, rules: Rules) -> Iterator[Layout]:
         """Yield pipelines along an axis. Where it can, the axis splits the batch outside of the loop."""
         loop, batch, inner, stages = found.loop, found.batch, rules.get(found.batch.name), mesh.sizes[axis]
         outer = (*inner, axis) if self._may_split(found, mesh.size((*inner, axis))) else inner
@@ -141,12 +141,19 @@ class PipelineSearch:
             if batch.size % number == 0 and batch.size // number % mesh.size(inner) == 0:
                 yield Layout("found", whole, pipelines=(Pipeline(loop.name, batch.name, number, checkpoint),))
 
-    def _may_split(self, found: PipelinedLoop, parts: int) -> bool:
+    def _may_split(self, found: StagedLoop, parts: int) -> bool:
         """Return True if the batch is divisible, and no tensor outside of loops has both the loop's dimension and the batch."""
         forward = self.finder.program.function("forward")
         values = (*(a.value for a in forward.arguments), *(v for eqn in forward.body for v in eqn.results))
         both = {found.loop, found.batch}
         return found.batch.size % parts == 0 and not any(both <= {*value.type.dims} for value in values)
+
+
+def search_pipelines(task: SearchTask) -> SearchAnswer:
+    """Search for the best pipeline. Raises `NothingFits`, `CompileError` and `UsageError`."""
+    finder, others, _, until = finder_and_others(task, task.until)
+    found = PipelineSearch(task, finder, until).best()
+    return answer_of(task, finder, found, others, None)
 
 
 def _without(mesh: Mesh, axis: str) -> Mesh:

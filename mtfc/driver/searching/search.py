@@ -28,7 +28,7 @@ def _search_global_layouts(task: SearchTask) -> SearchAnswer:
 
 
 def _search_pipelines(task: SearchTask) -> SearchAnswer:
-    from mtfc.driver.searching.layouts import search_pipelines
+    from mtfc.driver.searching.pipelined import search_pipelines
 
     return search_pipelines(task)
 
