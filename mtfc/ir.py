@@ -37,7 +37,7 @@ from mtfc.compiler.ir.core import (
     Value,
 )
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
-from mtfc.compiler.ir.loops import LOOP, make_loop, sliced_type
+from mtfc.compiler.ir.loops import LOOP, WHILE, make_loop, sliced_type
 from mtfc.compiler.ir.opdef import OpError
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.parser import ReadError, read_program
@@ -188,9 +188,11 @@ def loop(
     sliced: Sequence[Value] = (),
     reverse: bool = False,
     checkpoint: bool = False,
+    has_condition: bool = False,
 ) -> tuple[Value, ...]:
     """Append a loop along `dim`, and return the last carries, then the values that each iteration yields, stacked along `dim`.
 
+    has_condition: the first carry is a truth value, and the loop ends when it is false.
     body: (builder of the body, *carries, *invariants, *slices) -> (new carries, values that the iteration yields). It sees only
     the values that it is given. Raises `ValueError` unless it returns as many carries as the loop has.
     """
@@ -210,6 +212,7 @@ def loop(
     outputs += [Output(names.fresh(v.name), v) for v in yielded]
     region = Function(dim.name, arguments, tuple(inner.body), tuple(outputs))
     attributes: dict[str, Attr] = {"dim": dim, "reverse": reverse, "checkpoint": checkpoint}
+    attributes |= {WHILE.name: True} if has_condition else {}
     like = Equation(LOOP, (), (), attributes, span=outer.span, stage=outer.stage)
     made = make_loop(outer.names, region, [value for value, _, _ in types], like)
     outer.append(made)

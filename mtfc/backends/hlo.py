@@ -130,7 +130,7 @@ def _communication(hlo: str) -> Traffic:
     devices = PARTITIONS.search(hlo)
     name = ""
     for name, instructions in _computations(hlo):
-        limits |= _limit(name, instructions)
+        limits |= _limit(name, instructions, limits)
         own = [i for i in instructions if i.chain not in begun]
         traffic[name] = _traffic(own, traffic, limits, int(devices[1]) if devices else 1)
         begun |= {i.chain for i in instructions if i.chain}
@@ -162,7 +162,7 @@ def cycles(hlo: str) -> int:
     limits: dict[str, int] = {}
     name = ""
     for name, instructions in _computations(hlo):
-        limits |= _limit(name, instructions)
+        limits |= _limit(name, instructions, limits)
         known[name] = sum(_cycles(instruction, known, limits) for instruction in instructions)
     return known.get(name, 0)
 
@@ -254,13 +254,16 @@ def _alone(instruction: Instruction) -> bool:
     return _members(instruction) == 1
 
 
-def _limit(name: str, instructions: list[Instruction]) -> dict[str, int]:
+def _limit(name: str, instructions: list[Instruction], known: Mapping[str, int]) -> dict[str, int]:
     """Return the trip count of a loop, if the computation only compares its counter with a constant.
 
-    The counter starts at 0, as JAX makes it.
+    The counter starts at 0, as JAX makes it. A truth value beside the comparison may end the loop earlier: then this is the
+    largest trip count. XLA may fuse both.
     """
     constants = [each for each in instructions if each.opcode == "constant" and each.type.startswith("s32[]")]
-    if len(constants) != 1 or instructions[-1].opcode != "compare":
+    if instructions[-1].opcode == "fusion" and not constants:
+        return {name: known[callee] for callee in CALLED.findall(instructions[-1].rest) if callee in known}
+    if len(constants) != 1 or instructions[-1].opcode not in ("compare", "and"):
         return {}
     return {name: int(constants[0].rest.split(")")[0])}
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from mtfc.backends.common import random_numbers
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
-from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of, sliced_type
+from mtfc.compiler.ir.loops import carried, dim_of, has_condition, pairs, region_of, sliced_type
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
@@ -208,8 +208,14 @@ def _iterated(
         for v, a in pairs(eqn)
     }
     order = range(dim.size)[::-1] if eqn.attrs["reverse"] else range(dim.size)
-    yielded: dict[str, list[Shards]] = {}
+    yielded: dict[str, list[Shards]] = {o.name: [] for o in region.outputs if o.updates is None}
+    going = {argument.value.name: argument.value for argument in carried(region)}
+    if observer and not _goes_on(eqn, state):
+        for operand, result in zip(eqn.operands[: len(going)], eqn.results, strict=False):
+            observer.left(operand, result)
     for index in order:
+        if not _goes_on(eqn, state):
+            break
         inside = {
             a.value: _slice(state[a.value], dim, index) if a.role == "sliced" else state[a.value]
             for a in region.arguments
@@ -217,23 +223,25 @@ def _iterated(
         if observer:
             _observe_arguments(eqn, index, index == order[0], observer)
         _execute(region.body, inside, mesh, observer, evaluate)
+        for output, result in zip(region.outputs, eqn.results, strict=True):
+            found = inside[output.value]
+            if output.updates is not None:
+                state[going[output.updates]] = _placed(found, result.type)
+            else:
+                yielded[output.name].append(_placed(found, sliced_type(result.type, dim)))
         if observer:
-            _observe_results(eqn, index == order[-1], observer)
-        new = {
-            o.name: _placed(inside[o.value], result.type if o.updates else sliced_type(result.type, dim))
-            for o, result in zip(region.outputs, eqn.results, strict=True)
-        }
-        state |= {
-            a.value: new[o.name] for o in region.outputs for a in carried(region) if a.value.name == o.updates
-        }
-        for output in region.outputs:
-            yielded.setdefault(output.name, []).append(new[output.name])
+            _observe_results(eqn, index == order[-1] or not _goes_on(eqn, state), observer)
     return tuple(
-        yielded[output.name][-1]
+        state[going[output.updates]]
         if output.updates is not None
-        else _stack(yielded[output.name], order, result.type)
+        else _stack(yielded[output.name], order, result.type, dim, mesh)
         for output, result in zip(region.outputs, eqn.results, strict=True)
     )
+
+
+def _goes_on(eqn: Equation, state: Mapping[Value, Shards]) -> bool:
+    """Return False if the loop's condition does not hold. Raises `Disagreement` if processors disagree."""
+    return not has_condition(eqn) or bool(assemble(state[region_of(eqn).arguments[0].value]))
 
 
 def _observe_arguments(eqn: Equation, index: int, is_first: bool, observer: Observer) -> None:
@@ -273,11 +281,15 @@ def _slice(shards: Shards, dim: Dim, index: int) -> Shards:
     return Shards(shards.mesh, sliced_type(shards.type, dim), arrays)
 
 
-def _stack(parts: list[Shards], order: range, type: TensorType) -> Shards:
-    """Stack the values that iterations yielded, by index and not in the order of execution."""
-    by_index = [part for _, part in sorted(zip(order, parts, strict=True), key=lambda pair: pair[0])]
-    arrays = tuple(np.stack(slices) for slices in zip(*(part.arrays for part in by_index), strict=True))
-    return Shards(parts[0].mesh, type, arrays)
+def _stack(parts: list[Shards], order: range, type: TensorType, dim: Dim, mesh: Mesh) -> Shards:
+    """Stack the values that iterations yielded, by index and not in the order of execution; zeros where none ran."""
+    by_index = dict(zip(order, parts, strict=False))
+    if len(parts) < len(order):
+        each = sliced_type(type, dim)
+        blank = np.zeros(each.local_shape(mesh), numpy_dtype(np, each.local_dtype))
+        by_index |= {i: Shards(mesh, each, (blank,) * len(processors(mesh))) for i in order[len(parts) :]}
+    slices = zip(*(by_index[i].arrays for i in sorted(by_index)), strict=True)
+    return Shards(mesh, type, tuple(np.stack(arrays) for arrays in slices))
 
 
 def _evaluated(

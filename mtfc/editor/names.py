@@ -366,6 +366,8 @@ class _Resolver:
                 yield from self._dim(node.dim, names)
                 for each in node.slices:
                     yield from self._expression(each.source, names, decl)
+                if node.condition is not None:
+                    yield from self._expression(node.condition, names, decl)
                 for inner in node.body:
                     yield from self._statement(inner, names, decl)
 

@@ -48,7 +48,7 @@ def patterns() -> list[tuple[TokenKind, str]]:
     """Return the patterns in order; a group stands for the part of the match that has the kind."""
     terminals = tables.load().terminals
     leading = words(set(LEADING) - RESERVED)
-    joining = words(set(JOINING) - {"checkpoint"})
+    joining = words(set(JOINING) - {"checkpoint", "while"})
     return [
         ("comment", terminals["COMMENT"]),
         ("string", terminals["PATTERN"]),
@@ -56,6 +56,7 @@ def patterns() -> list[tuple[TokenKind, str]]:
         ("keyword", words(RESERVED - set(CONSTANTS))),
         ("constant", words(CONSTANTS)),
         ("keyword", rf"(?<=[\w)\]}}])[ \t]+({joining}){NAME_FOLLOWS}"),
+        ("keyword", r"(?<=[\w)\]])[ \t]+(while)(?=[ \t]*\(|[ \t]+[\w.-])"),
         ("keyword", r"(?<=[ \t])checkpoint(?=[ \t]*(?:\{|with\b))"),
         ("keyword", r"(?<=\w[ \t])checkpoint(?=[ \t]*:)"),
         ("keyword", r"(?<=optimizer )for(?=[ \t]*\")"),

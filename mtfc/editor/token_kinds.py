@@ -6,6 +6,7 @@ statement or stands where only the keyword can; this is decided by the words aro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Literal
@@ -28,7 +29,7 @@ LEADING = ("import", "dim", "mesh", "layout", "placement", "hardware", "link", "
            "value", "pipeline", "allow")  # fmt: skip
 """Keywords that begin a declaration, a statement or an entry."""
 
-JOINING = ("on", "for", "with", "along", "checkpoint", "sharing")
+JOINING = ("on", "for", "with", "along", "checkpoint", "sharing", "while")
 """Keywords between the parts of a line that one of `LEADING` begins."""
 
 DTYPES = (*ITEM_BYTES, ANY)
@@ -106,6 +107,8 @@ def is_keyword(before: str, word: str, after: str) -> bool:
         return before in STARTS and after not in NO_NAMES
     if word == "checkpoint":
         return before not in (*STARTS, "=", "(", "[", ",") and after in ("{", "with", ":")
+    if word == "while":  # an expression follows, which may begin with a sign or a parenthesis
+        return re.fullmatch(r"[\w.]+|[)\]]", before) is not None and before not in RESERVED
     return (
         word in JOINING
         and before not in STARTS

@@ -33,6 +33,9 @@ model net(value: [model], with: i32[state]) {
   param along: [model] = zeros()
   state update: [model] = 0
   scan t = with along state { yield report = t }
+  while = value
+  repeat state while -while < 1 { while = f(while) * (while) }
+  scan t = with along state while not (while) or f[with = state](while) { yield while = while - 1 }
   update update = along
   watch value
   checkpoint = value * along - true

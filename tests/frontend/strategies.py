@@ -126,11 +126,14 @@ def statements() -> st.SearchStrategy[ast.Statement]:
         | st.builds(ast.DimDecl, here, names(), expressions())
     )
     slices = st.builds(ast.SliceBinding, here, names(), expressions())
+    condition = st.none() | expressions()
     return st.recursive(
         simple,
         lambda inner: (
-            st.builds(ast.Repeat, here, dotted(), st.booleans(), tuples(slices, 0, 2), tuples(inner))
-            | st.builds(ast.Scan, here, tuples(slices, 1, 2), dotted(), tuples(inner))
+            st.builds(
+                ast.Repeat, here, dotted(), st.booleans(), tuples(slices, 0, 2), condition, tuples(inner)
+            )
+            | st.builds(ast.Scan, here, tuples(slices, 1, 2), dotted(), condition, tuples(inner))
         ),
         max_leaves=4,
     )

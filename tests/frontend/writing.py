@@ -145,12 +145,16 @@ def _(node: ast.SliceBinding) -> str:
 def _(node: ast.Repeat) -> str:
     checkpoint = "checkpoint " if node.checkpoint else ""
     slices = f"with {listed(node.slices)} " if node.slices else ""
-    return f"repeat {source(node.dim)} {checkpoint}{slices}{block(node.body)}"
+    return f"repeat {source(node.dim)} {checkpoint}{slices}{_condition(node)}{block(node.body)}"
 
 
 @source.register
 def _(node: ast.Scan) -> str:
-    return f"scan {listed(node.slices)} along {source(node.dim)} {block(node.body)}"
+    return f"scan {listed(node.slices)} along {source(node.dim)} {_condition(node)}{block(node.body)}"
+
+
+def _condition(node: ast.Repeat | ast.Scan) -> str:
+    return "" if node.condition is None else f"while {source(node.condition)} "
 
 
 # Declarations

@@ -10,6 +10,8 @@ from mtfc.backends.jax import backend as jax_backend
 from mtfc.backends.numpy import backend as numpy_backend
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.parser import read_program
+from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.frontend.elaborate import elaborate
@@ -22,9 +24,12 @@ from tests.harness import (
     FILE,
     Arrays,
     HasSource,
+    call,
     differentiated,
     exact_data,
+    jax_module,
     load,
+    numpy_module,
     tolerance,
     with_unused_values,
 )
@@ -71,6 +76,24 @@ def test_functions_of_another_file_are_the_same(program: Structured) -> None:
 def _gradients(program: Program, arrays: Arrays) -> Arrays:
     whole = differentiated(program, "gradients")
     return interpret(whole.function("gradients"), whole, arrays)
+
+
+HEAD = re.compile(r"^( *(?:repeat|scan) .*) \{$", re.MULTILINE)
+
+
+@holds_for(programs(Options(structured=True, rough=False, layouts=1)), FEW_EXAMPLES)
+def test_a_condition_that_holds_changes_nothing(program: Structured) -> None:
+    """With `while true`, every loop of a model gives the same results under a layout, in NumPy and in JAX."""
+    plain = program.source.partition("\ntrain ")[0]
+    source = HEAD.sub(r"\1 while true {", plain)
+    (original,), module = load(plain).programs, load(source)
+    forward = original.function("forward")
+    arrays = exact_data(forward, seed=3)
+    placed = lower(module.programs[0], module.layouts[0].mesh, module.layouts[0].layout, "step")
+    assert same_program(read_program(print_program(placed, locations=True)), placed)
+    expected = interpret(forward, original, arrays)
+    for backend in (numpy_module(placed), *([jax_module(placed)] if source != plain else [])):
+        tolerance(original).check(call(backend, placed.function("forward"), arrays), expected, "while true")
 
 
 COUNTED = Options(structured=True, counted=True, rough=False, statements=6, layouts=1)

@@ -1,4 +1,4 @@
-"""The Python statements of loops: a `for` over NumPy arrays, and `lax.scan` in JAX."""
+"""The Python statements of loops: a `for` over NumPy arrays; in JAX `lax.scan`, or `lax.while_loop` if data may end the loop."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ class LoopCode:
         iteration, and their final values.
     stacks: the stacked results; `yields` are the values to stack.
     held: outer arrays that each iteration uses anew. body: the statements of one iteration.
+    blanks: for a loop that data may end, the zeros for each stack: of one iteration in NumPy, of all iterations in JAX. The first
+        carry is then the condition. None for other loops.
     """
 
     name: str
@@ -45,6 +47,7 @@ class LoopCode:
     yields: Sequence[str]
     held: Sequence[str]
     body: Sequence[str]
+    blanks: Sequence[str] | None = None
 
 
 def group(names: Sequence[str]) -> str:
@@ -69,6 +72,9 @@ def numpy_loop(loop: LoopCode, lead: int) -> Iterator[str]:
     yield from (f"{stack} = []" for stack in loop.stacks)
     numbers = f"range({loop.trips})"
     yield f"for {loop.index} in {f'reversed({numbers})' if loop.reverse else numbers}:"
+    if loop.blanks is not None:
+        yield f"    if not {loop.carried[0]}.all():"
+        yield "        break"
     for part in loop.sliced:
         yield f"    {part.name} = {part.whole}[..., {loop.index}{', :' * (part.rank - part.axis - 1)}]"
     yield from _indented(loop.body)
@@ -77,15 +83,39 @@ def numpy_loop(loop: LoopCode, lead: int) -> Iterator[str]:
     if not (loop.sliced or loop.body or loop.stacks):
         yield "    pass"
     yield from _assign(loop.results, loop.carried)
+    for stack, blank in zip(loop.stacks, loop.blanks or (), strict=False):
+        yield f"{stack} += [{blank}] * ({loop.trips} - len({stack}))"
     order = "[::-1]" if loop.reverse else ""
     yield from (f"{stack} = np.stack({stack}{order}, axis={lead})" for stack in loop.stacks)
 
 
 def jax_loop(loop: LoopCode) -> Iterator[str]:
-    """Yield the function of one iteration, and `lax.scan` over it.
+    return _scan(loop) if loop.blanks is None else _while_loop(loop)
 
-    A held array is bound to the number of the iteration. Otherwise XLA would gather the array before the loop, and keep it whole.
-    """
+
+def _while_loop(loop: LoopCode) -> Iterator[str]:
+    """Yield the function of one iteration, and `lax.while_loop` over it, which also carries the number of the iteration."""
+    assert loop.blanks is not None
+    first, step, bound = (loop.trips - 1, "- 1", ">= 0") if loop.reverse else (0, "+ 1", f"< {loop.trips}")
+    stacks = zip(loop.stacks, loop.blanks, strict=True)
+    yield from (f"{stack} = {blank}" for stack, blank in stacks)
+    yield f"def {loop.name}({', '.join(['carry', *(f'{name}={name}' for name in loop.held)])}):"
+    yield f"    {', '.join([loop.index, *loop.carried, *loop.stacks])} = carry"
+    yield from _held(loop)
+    for part in loop.sliced:
+        yield f"    {part.name} = lax.dynamic_index_in_dim({part.whole}, {loop.index}, {part.axis}, False)"
+    yield from _indented(loop.body)
+    for stack, value in zip(loop.stacks, loop.yields, strict=True):
+        yield f"    {stack} = lax.dynamic_update_index_in_dim({stack}, {value}, {loop.index}, 0)"
+    yield f"    return {', '.join([f'{loop.index} {step}', *loop.updates, *loop.stacks])}"
+    yield ""
+    condition = f"lambda carry: (carry[0] {bound}) & carry[1]"
+    starts = ", ".join([str(first), *loop.starts, *loop.stacks])
+    yield f"_, {', '.join([*loop.results, *loop.stacks])} = lax.while_loop({condition}, {loop.name}, ({starts}))"
+
+
+def _scan(loop: LoopCode) -> Iterator[str]:
+    """Yield the function of one iteration, and `lax.scan` over it."""
     numbers = [loop.index] if loop.held else []
     parts = [*(part.name for part in loop.sliced), *numbers]
     carry = loop.carried[0] if len(loop.carried) == 1 else "carry"
@@ -95,8 +125,7 @@ def jax_loop(loop: LoopCode) -> Iterator[str]:
         yield f"    {', '.join(loop.carried)} = carry"
     if len(parts) > 1:
         yield f"    {', '.join(parts)} = slices"
-    if loop.held:
-        yield f"    {', '.join(loop.held)} = bound({', '.join([loop.index, *loop.held])})"
+    yield from _held(loop)
     yield from _indented(loop.body)
     yield f"    return {group(loop.updates)}, {group(loop.yields)}"
     yield ""
@@ -106,6 +135,12 @@ def jax_loop(loop: LoopCode) -> Iterator[str]:
     targets = [group(names) if names else "_" for names in (loop.results, loop.stacks)]
     arguments = f"{loop.name}, {group(loop.starts)}, {group(wholes)}{extent}{reverse}"
     yield f"{', '.join(targets)} = lax.scan({arguments})"
+
+
+def _held(loop: LoopCode) -> Iterator[str]:
+    """Bind held arrays to the number of the iteration. Otherwise XLA would gather them before the loop, and keep them whole."""
+    if loop.held:
+        yield f"    {', '.join(loop.held)} = bound({', '.join([loop.index, *loop.held])})"
 
 
 def _slices_first(part: IterationSlice) -> str:

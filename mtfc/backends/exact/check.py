@@ -27,13 +27,14 @@ from mtfc.backends.exact.prime_field import PRIMES, PrimeField
 from mtfc.backends.exact.residues import INFINITY, POISON, ExactArray
 from mtfc.backends.numpy import backend
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
-from mtfc.compiler.ir.loops import carried, dim_of, pairs, region_of
+from mtfc.compiler.ir.loops import carried, dim_of, has_condition, pairs, region_of
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate
+from mtfc.compiler.passes.autodiff.loop_gradient import with_constant_loops
 from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.fuse_attention import FuseAttention
 from mtfc.compiler.passes.mixed_precision import MixedPrecision
@@ -197,7 +198,7 @@ class ExactReference:
         arguments, field = self.expected("gradients", draw)[0], self.field(draw)
         known = {}
         program = run(self.program, (*self.attention, MixedPrecision()))
-        forward = bound(program.function("forward"), training=True)
+        forward = with_constant_loops(bound(program.function("forward"), training=True))
         for value in (argument.value for argument in forward.arguments):
             known[value] = _moved(arguments[value.name], field)
             known[value].tangent = directions.get(value.name)
@@ -373,20 +374,25 @@ class Evaluation:
         order = range(dim.size)[::-1] if eqn.attrs["reverse"] else range(dim.size)
         state = {argument.value: known[value] for value, argument in pairs(eqn)}
         sliced = {a.value: v.type.dims.index(dim) for v, a in pairs(eqn) if a.role == "sliced"}
+        going = {a.value.name: a.value for a in carried(region)}
         yielded: dict[str, list[ExactArray]] = {output.name: [] for output in region.outputs}
         for index in order:
+            if has_condition(eqn) and not state[region.arguments[0].value].all():
+                break
             inside = {v: x.take(index, sliced[v]) if v in sliced else x for v, x in state.items()}
             self.execute(region.body, inside)
             for output in region.outputs:
                 yielded[output.name].append(inside[output.value])
-            updates = {output.updates: output.value for output in region.outputs if output.updates}
-            state |= {a.value: inside[updates[a.value.name]] for a in carried(region)}
+            state |= {going[o.updates]: inside[o.value] for o in region.outputs if o.updates is not None}
         results = []
         for output, result in zip(region.outputs, eqn.results, strict=True):
             parts = yielded[output.name]
             if output.updates is not None:
-                results.append(parts[-1])
+                results.append(state[going[output.updates]])
             else:
+                type = output.value.type
+                shape = tuple(each.size for each in type.dims)
+                parts += [self.np.zeros(shape, numpy_dtype(np, type.dtype))] * (dim.size - len(parts))
                 ordered = parts[::-1] if eqn.attrs["reverse"] else parts
                 results.append(self.np.stack(ordered, result.type.dims.index(dim)))
         return results

@@ -220,6 +220,12 @@ class ReplicationTracker:
         self.indexed.update(axes)
         return f"lax.axis_index({_axes_text(axes)})"
 
+    def blank(self, stack: TensorType, each: TensorType) -> str:
+        """Return zeros for the stack of a loop."""
+        zeros = f"jnp.zeros({stack.local_shape(self.mesh)}, {_dtype(stack.local_dtype)})"
+        axes = stack.varying(self.mesh)
+        return f'lax.pcast({zeros}, {_axes_text(axes)}, to="varying")' if axes else zeros
+
     def after(self, value: Value, name: str) -> str:
         """Return a statement that tells JAX of the axes it does not know of; an empty text if it knows all."""
         eqn = self.equations.get(value)
@@ -244,6 +250,7 @@ def dialect(mesh: Mesh, function: Function, texts: Mapping[Value, Text]) -> Dial
         literal=lambda value, dtype: literal(value),
         after=tracker.after,
         loop=jax_loop,
+        blank=tracker.blank,
         step="jnp.int32(step)",
         reserved=RESERVED,
     )

@@ -19,6 +19,9 @@ in the order of their roles:
 The loop has one result for each output of the region: first the last values of the carries, then the other outputs, which are
 stacked along `dim` as a new first dimension.
 
+With `while=true` the loop may end before the last index. The first carry is then a truth value, the same on all processors, and an
+iteration runs if it is true. In the stacks, iterations that do not run have zeros. Such a loop has no gradient.
+
 A region sees only its arguments, so a pass treats it as it treats a function. `checkpoint` asks `differentiate` to keep only the
 carries for the backward pass, and to compute the other values again.
 """
@@ -40,14 +43,20 @@ MICRO_BATCHES = "micro_batches"
 """The name of the region that runs once for each micro-batch."""
 
 LOOP_DIM = Attribute("dim", DIM)
-LOOP_ATTRIBUTES: Stated = (LOOP_DIM, Attribute("reverse", FLAG), Attribute("checkpoint", FLAG))
+WHILE = Attribute("while", FLAG, optional=True)
+LOOP_ATTRIBUTES: Stated = (LOOP_DIM, Attribute("reverse", FLAG), Attribute("checkpoint", FLAG), WHILE)
 
 ROLES = ("carried", "invariant", "sliced")
 
 
 def dim_of(eqn: Equation) -> Dim:
-    """Return the dimension that a loop runs along; its size is the number of iterations."""
+    """Return the dimension that a loop runs along; its size is the number of iterations, or the most iterations."""
     return LOOP_DIM.of(eqn.attrs)
+
+
+def has_condition(eqn: Equation) -> bool:
+    """Return True for a loop that ends when its first carry is false."""
+    return bool(eqn.attrs.get(WHILE.name))
 
 
 def looped_dims(function: Function) -> frozenset[Dim]:
@@ -128,7 +137,13 @@ def loop_error(eqn: Equation, fitting: bool = True) -> str | None:
         a.value.name for a in carried(region)
     ]:
         return "the first outputs of a loop's region update its carries, in order"
+    if has_condition(eqn) and not (carried(region) and _is_truth(carried(region)[0].value.type)):
+        return "the first carry of a loop with `while` is a complete bool[]"
     return _types_error(eqn, region, (lambda type: type) if fitting else TensorType.unsplit)
+
+
+def _is_truth(type: TensorType) -> bool:
+    return type.dtype == "bool" and not type.dims and not type.pending
 
 
 def _types_error(eqn: Equation, region: Function, shown: Callable[[TensorType], TensorType]) -> str | None:

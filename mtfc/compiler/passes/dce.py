@@ -3,7 +3,7 @@
 The pass runs before collectives are inserted, so that an unused gradient costs no communication.
 
 A loop loses its unused results one by one: yielded outputs without a use, carries that neither a use nor the next iteration
-needs, and then the arguments that nothing reads.
+needs, and then the arguments that nothing reads. The condition of a loop with `while` stays.
 
 Input:   %a = exp %x; %b = log %x; return %b
 Output:  %b = log %x; return %b
@@ -17,7 +17,7 @@ from typing import ClassVar
 import attrs
 
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
-from mtfc.compiler.ir.loops import carried, region_of
+from mtfc.compiler.ir.loops import carried, has_condition, region_of
 from mtfc.compiler.passes.pass_base import Pass
 
 
@@ -51,6 +51,7 @@ def live_loop(eqn: Equation, live: set[Value]) -> Equation:
     """Return the loop with only its live results and the operands that they need."""
     region = region_of(eqn)
     wanted = {o.name for o, result in zip(region.outputs, eqn.results, strict=True) if result in live}
+    wanted |= {region.outputs[0].name} if has_condition(eqn) else set()
     smaller = _region_for(region, wanted)
     kept = {output.name for output in smaller.outputs}
     needed = used_values(smaller) | {a.value for a in region.arguments if _is_updated(a.value, smaller)}

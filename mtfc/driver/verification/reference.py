@@ -19,6 +19,7 @@ from mtfc.backends.common.devices import setting_kept
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.training_flag import asks_for_training
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate
+from mtfc.compiler.passes.autodiff.loop_gradient import with_constant_loops
 from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.mixed_precision import MixedPrecision
 from mtfc.compiler.passes.pipelines import run as run_passes
@@ -271,7 +272,7 @@ def jax_gradients(reference: Reference) -> Mapping[str, Comparison]:
     from mtfc.backends.common.devices import import_jax
     from mtfc.compiler.ir.types import FLOATS
 
-    program = run_passes(reference.program, (BindTraining(training=True),))
+    program = run_passes(reference.program, (BindTraining(training=True),)).map_functions(with_constant_loops)
     lowered = LayoutOnMesh(ONE_DEVICE, UNDISTRIBUTED).lower(program)
     forward = lowered.function("forward")
     names = {a.value.name for a in forward.arguments if a.value.type.dtype in FLOATS}

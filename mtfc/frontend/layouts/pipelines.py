@@ -8,7 +8,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
 from mtfc.compiler.ir.core import Equation
-from mtfc.compiler.ir.loops import dim_of
+from mtfc.compiler.ir.loops import dim_of, has_condition
 from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums, takes_batch
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, Pipeline
 from mtfc.frontend.layouts.program_index import ProgramIndex, in_main_file
@@ -92,10 +92,15 @@ def _error_of_cut(cut: ast.Degree, loop: Dim, batch: Dim, number: int, mesh: Mes
 
 
 def pipeline_errors(facts: ProgramIndex, pipelines: Sequence[DeclaredPipeline]) -> Iterator[Diagnostic]:
-    """Yield E323 for loops whose iterations need all micro-batches at once."""
+    """Yield E323 for loops whose iterations need all micro-batches at once, and E322 for loops that data may end."""
     for declared in pipelines:
         for eqn in _loops(facts, declared):
-            if takes_batch(eqn, declared.batch):
+            if has_condition(eqn):
+                span = in_main_file(eqn.span) if eqn.span else declared.span
+                labels = (Label(declared.span, "the pipeline"),)
+                help = "all stages of a pipeline run for each micro-batch: leave the condition out"
+                yield Diagnostic("E322", "a loop with `while` cannot be a pipeline", span, labels, help)
+            elif takes_batch(eqn, declared.batch):
                 yield from _mixing(eqn, declared)
 
 

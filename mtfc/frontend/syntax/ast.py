@@ -274,19 +274,21 @@ class SliceBinding(Node):
 
 
 class Repeat(Node):
-    """`repeat layers checkpoint with k = keys { ... }`"""
+    """`repeat layers checkpoint with k = keys { ... }`, `repeat steps while not done { ... }`"""
 
     dim: DimName
     checkpoint: bool
     slices: tuple[SliceBinding, ...]
+    condition: Expr | None
     body: tuple[Statement, ...]
 
 
 class Scan(Node):
-    """`scan x_t = x, y_t = y along time { ... }`"""
+    """`scan x_t = x, y_t = y along time { ... }`, `scan x_t = x along time while not done { ... }`"""
 
     slices: tuple[SliceBinding, ...]
     dim: DimName
+    condition: Expr | None
     body: tuple[Statement, ...]
 
 

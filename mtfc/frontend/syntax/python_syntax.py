@@ -28,8 +28,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "elif": ("there is no `elif`", WHERE),
     "else": ("there is no `else`", WHERE),
     "while": (
-        "there is no `while`",
-        "a loop runs once for each index of a dimension: `dim steps = 10`, and `repeat steps { ... }`",
+        "`while` belongs to a loop with a dimension, which is the most iterations",
+        "declare it, `dim steps = 10`, and write `repeat steps while x > 0 { ... }`",
     ),
     "def": ("there is no `def`", FUNCTION),
     "lambda": ("there is no `lambda`", FUNCTION),

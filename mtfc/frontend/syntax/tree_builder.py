@@ -124,9 +124,10 @@ class TreeBuilder:
         dim: ast.Name,
         checkpoint: Token | None,
         slices: tuple[ast.SliceBinding, ...] | None,
+        condition: ast.Expr | None,
         body: tuple[ast.Statement, ...],
     ) -> ast.Repeat:
-        return ast.Repeat(span, dim, checkpoint is not None, slices or (), body)
+        return ast.Repeat(span, dim, checkpoint is not None, slices or (), condition, body)
 
     def fn_decl(
         self, span: Span, name: ast.Name, generics: tuple[ast.Name, ...] | None, *rest: Any

@@ -16,7 +16,7 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
-from mtfc.compiler.ir.loops import carried, dim_of, looped_dims, pairs, region_of, sliced_type, stacked_type
+from mtfc.compiler.ir.loops import carried, dim_of, has_condition, looped_dims, pairs, region_of, sliced_type, stacked_type
 from mtfc.compiler.ir.opdef import OpError
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import Dim, TensorType
@@ -285,15 +285,41 @@ def _iterate(
             for a in region.arguments
         }
         _execute(builder, region.body, inside, (*at, index))
-        state |= {going[o.updates]: inside[o.value] for o in region.outputs if o.updates is not None}
+        left = {output.name: inside[output.value] for output in region.outputs}
+        if has_condition(eqn):
+            left = _if_it_runs(builder, eqn, state, left)
+        state |= {going[o.updates]: left[o.name] for o in region.outputs if o.updates is not None}
         for output in region.outputs:
-            yielded[output.name][index] = inside[output.value]
+            yielded[output.name][index] = left[output.name]
     return [
         state[going[output.updates]]
         if output.updates is not None
         else LazyStack(builder, result.type, dim, [item for _, item in sorted(yielded[output.name].items())])
         for output, result in zip(region.outputs, eqn.results, strict=True)
     ]
+
+
+def _if_it_runs(
+    builder: Builder, eqn: Equation, before: Mapping[Value, LazyValue], after: Mapping[str, LazyValue]
+) -> dict[str, LazyValue]:
+    """Return the outputs of an iteration of a loop with `while`. If it does not run, carries stay and other outputs are 0."""
+    region = region_of(eqn)
+    going = {argument.value.name: argument.value for argument in carried(region)}
+    runs, found = before[region.arguments[0].value], dict[str, LazyValue]()
+    for output in region.outputs:
+        type = output.value.type
+        if output.updates is not None:
+            stays = before[going[output.updates]]
+        else:
+            value = False if type.dtype == "bool" else 0
+            attributes: dict[str, Attr] = {"dims": type.dims, "value": value, "dtype": type.dtype}
+            zeros = Equation("full", (), (Value("zeros", type),), attributes, span=eqn.span, stage=eqn.stage)
+            stays = LazyResult(LazyEquation(builder, zeros, ()), 0)
+        operands = (runs, after[output.name], stays)
+        names, result = tuple(Value("x", each.type) for each in operands), Value(output.value.name, type)
+        chosen = Equation("where", names, (result,), span=eqn.span, stage=eqn.stage)
+        found[output.name] = LazyResult(LazyEquation(builder, chosen, operands), 0)
+    return found
 
 
 def _indexed(path: str | None, at: tuple[int, ...]) -> str | None:

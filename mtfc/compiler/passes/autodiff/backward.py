@@ -12,16 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.loops import pairs, region_of
+from mtfc.compiler.ir.opdef import no_gradient
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import FLOATS
-from mtfc.compiler.passes.autodiff.loop_gradient import pull_back
+from mtfc.compiler.passes.autodiff.loop_gradient import NoGradient, pull_back
+
+__all__ = ["NoGradient", "active_inside", "active_values", "backward", "total"]
 
 
 def active_values(body: Iterable[Equation], wanted: Iterable[Value]) -> set[Value]:
-    """Return the float values that depend on a wanted value."""
+    """Return the float values through which a gradient may reach a wanted value."""
     active = set(wanted)
     for eqn in body:
-        if not any(value in active for value in eqn.operands):
+        stops = not eqn.regions and OPS[eqn.op].gradient is no_gradient
+        if stops or not any(value in active for value in eqn.operands):
             continue
         results = _active_results(eqn, active) if eqn.regions else eqn.results
         active.update(value for value in results if value.type.dtype in FLOATS)

@@ -20,12 +20,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import enlarged
-from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
-from mtfc.compiler.ir.loops import carried, dim_of, make_loop, pairs, region_of
+from mtfc.compiler.ir.builder import Builder, Names, VerifyError
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, walk
+from mtfc.compiler.ir.loops import carried, dim_of, has_condition, make_loop, map_regions, pairs, region_of
 from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.printer import equation_text
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
+
+class NoGradient(VerifyError):
+    """A gradient would go through a loop with `while`. The front end refuses such programs."""
+
 
 Backward = Callable[[Builder, Sequence[Equation], Mapping[Value, Value], Sequence[Value]], dict[Value, Value]]
 """The type of `backward.backward`, which is a parameter here because `backward.py` imports this module."""
@@ -174,6 +179,22 @@ def _stackable(eqn: Equation, body: LoopBody, again: list[Equation], value: Valu
     return renamed
 
 
+def with_constant_loops(function: Function) -> Function:
+    """Return the function with `stop_gradient` on the float operands of loops with `while`, which have no gradient."""
+    if not any(has_condition(eqn) for eqn in walk(function.body)):
+        return function
+    builder = Builder(names_of(function))
+    for eqn in function.body:
+        builder.span, builder.stage = eqn.span, eqn.stage
+        if has_condition(eqn):
+            operands = [
+                builder("stop_gradient", v, name=v.name) if v.type.dtype in FLOATS else v for v in eqn.operands
+            ]
+            eqn = attrs.evolve(eqn, operands=tuple(operands))
+        builder.append(map_regions(eqn, with_constant_loops))
+    return attrs.evolve(function, body=tuple(builder.body))
+
+
 def _zeros(builder: Builder, like: Value) -> Value:
     return builder("full", dims=like.type.dims, value=0.0, dtype=like.type.dtype)
 
@@ -283,9 +304,11 @@ def pull_back(
 ) -> list[tuple[Value, Value]]:
     """Return (operand, cotangent) pairs for the loop's active arguments, from the cotangents of its results.
 
-    The forward loop in the builder's body is replaced by a loop that also yields the residuals.
+    The forward loop in the builder's body is replaced by a loop that also yields the residuals. Raises `NoGradient`.
     """
     region = region_of(eqn)
+    if has_condition(eqn):
+        raise NoGradient("a loop with `while` has no gradient", equation_text(eqn), eqn.span)
     given = dict(zip((output.name for output in region.outputs), totals, strict=True))
     going = _going(region, active, given)
     seeded = {

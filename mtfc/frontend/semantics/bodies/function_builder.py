@@ -106,11 +106,14 @@ class BlockBuilder(Builder):
 
 
 class LoopBuilder(BlockBuilder):
-    """Collects the body of a loop along `dim`; with `stacked`, a parameter declared inside has a slice for each iteration."""
+    """Collects the body of a loop along `dim`.
 
-    def __init__(self, parent: BlockBuilder, dim: Dim, stacked: bool) -> None:
+    stacked: a parameter declared inside has a slice for each iteration. ends: data may end the loop before its last iteration.
+    """
+
+    def __init__(self, parent: BlockBuilder, dim: Dim, stacked: bool, ends: bool = False) -> None:
         super().__init__(parent.variables.variables, parent)
-        self.dim, self.stacked = dim, stacked
+        self.dim, self.stacked, self.ends = dim, stacked, ends
         self.outside = parent
         self.carried: list[tuple[Value, Argument]] = []
         self._invariant: dict[Value, Argument] = {}
@@ -120,6 +123,13 @@ class LoopBuilder(BlockBuilder):
     def carry(self, value: Value, name: str, span: Span | None) -> Value:
         """Make the argument for a carry that starts as `value`, of the block outside."""
         argument = Argument(self.own(name, value.type), "carried", span)
+        self.carried.append((value, argument))
+        return argument.value
+
+    def condition(self, value: Value, span: Span) -> Value:
+        """Make the argument for the condition, the first carry. No variable has its name."""
+        argument = Argument(Value(self.names.fresh("goes_on"), value.type), "carried", span)
+        self._own.add(argument.value)
         self.carried.append((value, argument))
         return argument.value
 
@@ -195,7 +205,7 @@ class FunctionBuilder:
         """Return a builder within the same loops, for the equations of dead statements."""
         block = root = BlockBuilder(())
         for loop in self.block.loops():
-            block = LoopBuilder(block, loop.dim, loop.stacked)
+            block = LoopBuilder(block, loop.dim, loop.stacked, loop.ends)
         block.call = self.block.call
         builder = FunctionBuilder(root, size=self.size, numbers=self.numbers, around=self)
         builder.block = block

@@ -55,16 +55,18 @@ def initial_value(node: ast.State, type: TensorType, expressions: Expressions) -
 
 
 def typed(node: ast.State, expressions: Expressions) -> bool:
-    """Return True for a state with a type, outside of a `scan`; report an error otherwise."""
+    """Return True for a state with a type, outside of a `scan` and of loops with `while`; report an error otherwise."""
     name, scope = node.name.text, expressions.scope
     if node.type is None:
         help = f"write its dtype and dimensions: `state {name}: [dims] = 0`"
         scope.error("E420", f"state `{name}` has no type", node.name.span, help=help)
         return False
-    if all(loop.stacked for loop in expressions.block.loops()):
+    wrong = [loop for loop in expressions.block.loops() if loop.ends or not loop.stacked]
+    if not wrong:
         return True
+    kind = "loop with `while`" if wrong[0].ends else "`scan`"
     help = "carry a variable from one iteration to the next, and update the state after the loop"
-    scope.error("E424", f"state `{name}` would be declared in a `scan`", node.name.span, help=help)
+    scope.error("E424", f"state `{name}` would be declared in a {kind}", node.name.span, help=help)
     return False
 
 

@@ -6,14 +6,15 @@ elaborates it. A kind of body that cannot have a statement reports it with `misp
 `FunctionBuilder`.
 
 `repeat` and `scan` become the `loop` equation of `ir/loops.py`. A loop carries the outer variables that it binds again. A
-parameter declared in a `repeat` is stacked along the loop's dimension.
+parameter declared in a `repeat` is stacked along the loop's dimension. The condition of a loop is elaborated twice: before the
+loop, and at the end of its body for the next iteration.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import ClassVar
 
 import attrs
@@ -21,7 +22,7 @@ import attrs
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Initializer, Output, Value
-from mtfc.compiler.ir.loops import LOOP, result_type, stacked_type
+from mtfc.compiler.ir.loops import LOOP, WHILE, result_type, stacked_type
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.frontend.semantics.bodies import model_state
 from mtfc.frontend.semantics.bodies.expressions import CallRule, Expressions, Operand, Result, Site
@@ -309,14 +310,44 @@ MOST_LOOPS = 16
 
 
 def elaborate_loop(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> None:
-    dim = body.scope.dim(node.dim)
+    dim, condition = body.scope.dim(node.dim), None
+    if node.condition is not None:
+        condition = _first_condition(node.condition, body)
     sources = {each.name.text: _source(body, each, dim) for each in node.slices}
     found = {name: source for name, source in sources.items() if source is not None}
     if dim is None or len(found) < len(sources) or not _may_nest(body, node):
         for name in (*bound_inside(node.body), *yielded(node)):
             body.expressions.values[name.text] = None
         return
-    Loop(body, node, dim).run(found)
+    Loop(body, node, dim, condition).run(found)
+
+
+def _first_condition(node: ast.Expr, body: ElaboratedBody) -> Value | None:
+    """Return the condition before the first iteration; None, and an error, for a wrong one."""
+    parameters = len(body.builder.parameters)
+    value = _truth(node, body.expressions)
+    if len(body.builder.parameters) == parameters:
+        return value
+    help = "compute what needs parameters in the loop, and let the condition read a variable"
+    body.scope.error("E223", "a condition declares no parameters", node.span, help=help)
+    return None
+
+
+def _truth(node: ast.Expr, expressions: Expressions) -> Value | None:
+    """Return a condition's truth value in the current block; None, and an error, for anything else."""
+    operand = expressions.operand(node)
+    if operand is None:
+        return None
+    if operand.dims or (operand.dtype != "bool" and not isinstance(operand.result, bool)):
+        found = str(operand.type) if operand.type else "a number"
+        help = "compare numbers, such as `x > 0`"
+        if operand.dtype == "bool":
+            help = "make one truth value of it: `any(x)` or `all(x)`"
+        message = f"the condition of a loop is one truth value, bool[], found {found}"
+        expressions.scope.error("E223", message, node.span, help=help)
+        return None
+    value = expressions.tensor(operand, "bool")
+    return None if value is None else expressions.block.here(value)
 
 
 def _source(body: ElaboratedBody, node: ast.SliceBinding, dim: Dim | None) -> Value | None:
@@ -355,16 +386,21 @@ class Carried:
 class Loop:
     """A loop of a body during elaboration.
 
-    yielded: the values of `yield` statements by name. unused: the yielded names that nothing reads. rebound: the outer variables
+    goes_on: the carry of the condition, if the loop has one. yielded: the values of `yield` statements by name. unused: the yielded names that nothing reads. rebound: the outer variables
     that the loop binds again. carried: those of them that something reads. watched: the names of the loop's outputs for watched
     values.
     """
 
-    def __init__(self, body: ElaboratedBody, node: ast.Repeat | ast.Scan, dim: Dim) -> None:
+    def __init__(
+        self, body: ElaboratedBody, node: ast.Repeat | ast.Scan, dim: Dim, condition: Value | None
+    ) -> None:
         self.body, self.node, self.dim = body, node, dim
         self.expressions, self.builder = body.expressions, body.builder
         self.outside = body.builder.block
-        self.block = LoopBuilder(self.outside, dim, stacked=isinstance(node, ast.Repeat))
+        self.block = LoopBuilder(self.outside, dim, isinstance(node, ast.Repeat), condition is not None)
+        self.goes_on: Value | None = None
+        if condition is not None and node.condition is not None:
+            self.goes_on = self.block.condition(condition, node.condition.span)
         self.prefix, self.region = self.expressions.prefix, dim.name
         self.carried: dict[str, Carried] = {}
         self.yielded: dict[str, tuple[ast.Name, Value | None]] = {}
@@ -386,6 +422,7 @@ class Loop:
             self._statement(statement)
         after, self.expressions.values = self.expressions.values, before
         outputs = self._outputs(after)
+        outputs = [*self._condition(before, after, outputs), *outputs]
         self._check_unused(unused)
         self._leave()
         results = self._equation(outputs)
@@ -506,6 +543,18 @@ class Loop:
         self._changes(name, carried, value)
         return None
 
+    def _condition(
+        self, before: MutableMapping[str, Result], after: Mapping[str, Result], others: Sequence[Output]
+    ) -> Iterator[Output]:
+        """Yield the output for the condition of the next iteration, which sees the carried variables; none without a condition."""
+        if self.goes_on is None or self.node.condition is None:
+            return
+        self.expressions.values = {**before, **{name: after[name] for name in self.carried}}
+        value = _truth(self.node.condition, self.expressions)
+        self.expressions.values = before
+        names, own = Names(output.name for output in others), self.goes_on.name
+        yield Output(names.fresh(own), self.goes_on if value is None else value, updates=own)
+
     def _unused(self, before: Mapping[str, Result]) -> dict[str, Carried]:
         """Return the variables that the loop would carry if something read them."""
         places = self.expressions.places
@@ -541,22 +590,20 @@ class Loop:
 
     def _equation(self, outputs: list[Output]) -> dict[str, Value]:
         """Append the `loop` equation and return its results by variable; append nothing if it has no results."""
-        if not outputs:
+        if len(outputs) == (self.goes_on is not None):
             return {}
         operands = list(self.block.operands())
         arguments: tuple[Argument, ...] = tuple(argument for _, argument in operands)
         region = Function(self.region, arguments, tuple(self.block.body), tuple(outputs))
-        variables = self.outside.variables
-        results = tuple(
-            Value(variables.of_variable(each.name), result_type(each, self.dim)) for each in outputs
-        )
+        results = tuple(Value(self._result_name(each), result_type(each, self.dim)) for each in outputs)
         checkpoint = isinstance(self.node, ast.Repeat) and self.node.checkpoint
+        ends = {} if self.goes_on is None else {WHILE.name: True}
         self.outside.append(
             Equation(
                 LOOP,
                 tuple(value for value, _ in operands),
                 results,
-                {"dim": self.dim, "reverse": False, "checkpoint": checkpoint},
+                {"dim": self.dim, "reverse": False, "checkpoint": checkpoint, **ends},
                 (region,),
                 span=self._head(),
             )
@@ -565,6 +612,11 @@ class Loop:
         self.outside.updates |= {name: made[name] for name in self.block.updates}
         self.outside.watched |= {name: made[own] for name, own in self.watched.items()}
         return {name.removeprefix(self.prefix): value for name, value in made.items()}
+
+    def _result_name(self, output: Output) -> str:
+        is_condition = self.goes_on is not None and output.updates == self.goes_on.name
+        named = self.outside.names.fresh if is_condition else self.outside.variables.of_variable
+        return named(output.name)
 
     def _head(self) -> Span:
         """Return the place of the loop's head, up to its dimension."""

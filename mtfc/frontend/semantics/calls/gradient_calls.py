@@ -22,6 +22,9 @@ from mtfc.frontend.semantics.bodies.function_builder import LARGEST, BlockBuilde
 from mtfc.frontend.semantics.calls.function_calls import NODES
 
 INDEPENDENT = "E425"
+THROUGH_CONDITION = "E426"
+THROUGH_THIS = "the gradient would go through this loop"
+CONSTANT = "leave the condition out, so that all iterations run, or take what the loop gives as constant: `stop_gradient(x)`"
 
 
 def gradients(expressions: Expressions, site: Site, loss: Operand, values: Sequence[Operand]) -> Results:
@@ -37,7 +40,9 @@ def gradients(expressions: Expressions, site: Site, loss: Operand, values: Seque
         return nothing
     builder.size += len(before) // NODES
     is_small = builder.size + len(causes) <= LARGEST  # a gradient has more equations than its value
-    found = _differentiated(block, site, causes, start, wanted) if is_small else ()
+    found = _differentiated(expressions, site, causes, start, wanted) if is_small else ()
+    if found is None:
+        return nothing
     builder.size += sum(1 for _ in walk(tuple(block.body[len(before) :])))
     if not is_small or builder.size > LARGEST:
         message = f"with these gradients, the program has more than {LARGEST:,} equations and calls"
@@ -93,8 +98,13 @@ def _causes(body: Sequence[Equation], value: Value) -> list[Equation]:
 def _all_cause(
     expressions: Expressions, loss: Operand, values: Sequence[Operand], causes: Set[Value]
 ) -> bool:
-    """Return True if all values are among the causes of the loss; report errors otherwise."""
+    """Return True if all values are among the causes of the loss; report errors otherwise.
+
+    A dead statement does not see the equations before it, so it is not checked.
+    """
     block = expressions.block
+    if expressions.builder.around is not None:
+        return True
     missing = [each for each in values if _here(block, each) not in causes]
     for each in missing:
         help = f"its gradient would be 0: write `zeros_like({each.shown.strip('`')})` if that is meant"
@@ -109,18 +119,26 @@ def _all_cause(
 
 
 def _differentiated(
-    block: BlockBuilder, site: Site, causes: Sequence[Equation], loss: Value, wanted: Sequence[Value]
-) -> tuple[Value, ...]:
+    expressions: Expressions, site: Site, causes: Sequence[Equation], loss: Value, wanted: Sequence[Value]
+) -> tuple[Value, ...] | None:
     """Append the equations of the gradients of a loss, in the block's stage, and return the gradients.
 
-    The equations belong to the places that they differentiate. Loops among the causes also yield what the gradients need.
+    The equations belong to the places that they differentiate. Loops among the causes also yield what the gradients need. Returns
+    None, and reports an error, if a gradient would go through a loop with `while`.
     """
-    from mtfc.compiler.passes.autodiff.backward import backward
+    from mtfc.compiler.passes.autodiff.backward import NoGradient, backward
 
+    block, before = expressions.block, list(expressions.block.body)
     known, place = len(block.body), block.located(site.span)
     call, block.call, block.span = block.call, None, place
     seed = block("full", dims=(), value=1.0, dtype=loss.type.dtype)
-    found = backward(block, causes, {loss: seed}, wanted)
+    try:
+        found = backward(block, causes, {loss: seed}, wanted)
+    except NoGradient as error:
+        block.body, block.call = before, call
+        labels, message = [Label(error.span, THROUGH_THIS)] if error.span else [], "a loop with `while` has no gradient"
+        expressions.scope.error(THROUGH_CONDITION, message, site.span, labels, CONSTANT)
+        return None
     block.span = place
     gradients = tuple(
         found.get(each) or block("full", dims=each.type.dims, value=0.0, dtype=each.type.dtype)

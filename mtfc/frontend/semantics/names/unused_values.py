@@ -125,6 +125,8 @@ class _Walk:
         sources = (each for slice in node.slices for each in _read(slice, values))
         loop = _Node((), node, [*sources, *around])
         self.nodes.append(loop)
+        if node.condition is not None:
+            loop.reads += _read(node.condition, values)
         slices = {each.name.text: loop for each in node.slices}
         bound = {name.text for name in bound_inside(node.body)} - slices.keys()
         carried = {name: _Node(reads=[values[name], loop]) for name in bound if name in values}
@@ -138,6 +140,8 @@ class _Walk:
         for name, each in carried.items():
             each.reads.append(inside[name])
             values[name] = _Node(reads=[each, inside[name]])
+        if node.condition is not None:
+            loop.reads += _read(node.condition, values)
         values.update(handed_out)
 
 
