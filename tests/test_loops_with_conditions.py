@@ -41,7 +41,9 @@ model m(x: [batch, io], limit: [batch], most: i32[]) {
 """
 
 
-def expected(x: np.ndarray, limit: np.ndarray, most: int, params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def expected(
+    x: np.ndarray, limit: np.ndarray, most: int, params: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     n, total = 0, np.zeros(8, np.float32)
     totals, under = np.zeros((6, 8), np.float32), np.zeros((6, 8), bool)
     while n < 6 and (total < limit).any() and n < most:
@@ -153,6 +155,9 @@ def test_the_first_carry_must_be_a_truth_value() -> None:
     wrong = text.replace("= loop %and, ", "= loop ", 1)
     with pytest.raises(Exception, match="operand"):
         ir.verify(ir.parse_program(wrong), "global")
-    numbered = text.replace("dim=steps reverse=false checkpoint=false while=true", "dim=steps reverse=false checkpoint=false while=3")
+    numbered = text.replace(
+        "dim=steps reverse=false checkpoint=false while=true",
+        "dim=steps reverse=false checkpoint=false while=3",
+    )
     with pytest.raises(ir.ReadError, match="attribute while is 3, and must be true or false"):
         ir.parse_program(numbered)

@@ -262,7 +262,8 @@ def _limit(name: str, instructions: list[Instruction], known: Mapping[str, int])
     """
     constants = [each for each in instructions if each.opcode == "constant" and each.type.startswith("s32[]")]
     if instructions[-1].opcode == "fusion" and not constants:
-        return {name: known[callee] for callee in CALLED.findall(instructions[-1].rest) if callee in known}
+        fused = [known[callee] for callee in CALLED.findall(instructions[-1].rest) if callee in known]
+        return {name: fused[0]} if fused else {}
     if len(constants) != 1 or instructions[-1].opcode not in ("compare", "and"):
         return {}
     return {name: int(constants[0].rest.split(")")[0])}

@@ -130,7 +130,9 @@ def dialect(mesh: Mesh, checked: bool) -> Dialect:
         literal=literal_text,
         after=look,
         loop=lambda loop: numpy_loop(loop, len(sizes)),
-        blank=lambda stack, each: f"np.zeros({(*lead(each), *each.local_shape(mesh))}, {DTYPES[each.local_dtype]})",
+        blank=lambda stack, each: (
+            f"np.zeros({(*lead(each), *each.local_shape(mesh))}, {DTYPES[each.local_dtype]})"
+        ),
         step=f"np.full({(1,) * len(sizes)}, step, np.int32)",
         reserved=frozenset({"np", "bfloat16", *definitions(PRELUDE)}),
     )

@@ -19,8 +19,8 @@ in the order of their roles:
 The loop has one result for each output of the region: first the last values of the carries, then the other outputs, which are
 stacked along `dim` as a new first dimension.
 
-With `while=true` the loop may end before the last index. The first carry is then a truth value, the same on all processors, and an
-iteration runs if it is true. In the stacks, iterations that do not run have zeros. Such a loop has no gradient.
+With `while=true` the loop may end before the last index. The first carry is then a truth value, the same on all processors, and
+an iteration runs if it is true. In the stacks, iterations that do not run have zeros. Such a loop has no gradient.
 
 A region sees only its arguments, so a pass treats it as it treats a function. `checkpoint` asks `differentiate` to keep only the
 carries for the backward pass, and to compute the other values again.

@@ -16,7 +16,16 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
-from mtfc.compiler.ir.loops import carried, dim_of, has_condition, looped_dims, pairs, region_of, sliced_type, stacked_type
+from mtfc.compiler.ir.loops import (
+    carried,
+    dim_of,
+    has_condition,
+    looped_dims,
+    pairs,
+    region_of,
+    sliced_type,
+    stacked_type,
+)
 from mtfc.compiler.ir.opdef import OpError
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import Dim, TensorType

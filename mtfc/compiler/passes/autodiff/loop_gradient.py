@@ -28,6 +28,7 @@ from mtfc.compiler.ir.printer import equation_text
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
 
+
 class NoGradient(VerifyError):
     """A gradient would go through a loop with `while`. The front end refuses such programs."""
 
@@ -188,7 +189,8 @@ def with_constant_loops(function: Function) -> Function:
         builder.span, builder.stage = eqn.span, eqn.stage
         if has_condition(eqn):
             operands = [
-                builder("stop_gradient", v, name=v.name) if v.type.dtype in FLOATS else v for v in eqn.operands
+                builder("stop_gradient", v, name=v.name) if v.type.dtype in FLOATS else v
+                for v in eqn.operands
             ]
             eqn = attrs.evolve(eqn, operands=tuple(operands))
         builder.append(map_regions(eqn, with_constant_loops))

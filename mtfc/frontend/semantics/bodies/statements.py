@@ -386,9 +386,9 @@ class Carried:
 class Loop:
     """A loop of a body during elaboration.
 
-    goes_on: the carry of the condition, if the loop has one. yielded: the values of `yield` statements by name. unused: the yielded names that nothing reads. rebound: the outer variables
-    that the loop binds again. carried: those of them that something reads. watched: the names of the loop's outputs for watched
-    values.
+    goes_on: the carry of the condition, if the loop has one. yielded: the values of `yield` statements by name. unused: the
+    yielded names that nothing reads. rebound: the outer variables that the loop binds again. carried: those of them that are
+    read. watched: the names of the loop's outputs for watched values.
     """
 
     def __init__(
@@ -546,7 +546,7 @@ class Loop:
     def _condition(
         self, before: MutableMapping[str, Result], after: Mapping[str, Result], others: Sequence[Output]
     ) -> Iterator[Output]:
-        """Yield the output for the condition of the next iteration, which sees the carried variables; none without a condition."""
+        """Yield the output for the condition of the next iteration, which sees the carried variables, if there is one."""
         if self.goes_on is None or self.node.condition is None:
             return
         self.expressions.values = {**before, **{name: after[name] for name in self.carried}}

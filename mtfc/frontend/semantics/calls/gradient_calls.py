@@ -136,7 +136,10 @@ def _differentiated(
         found = backward(block, causes, {loss: seed}, wanted)
     except NoGradient as error:
         block.body, block.call = before, call
-        labels, message = [Label(error.span, THROUGH_THIS)] if error.span else [], "a loop with `while` has no gradient"
+        labels, message = (
+            [Label(error.span, THROUGH_THIS)] if error.span else [],
+            "a loop with `while` has no gradient",
+        )
         expressions.scope.error(THROUGH_CONDITION, message, site.span, labels, CONSTANT)
         return None
     block.span = place

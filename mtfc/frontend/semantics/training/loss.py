@@ -149,7 +149,9 @@ class _Loss:
     def _avoids_conditions(self) -> bool:
         """Return False, and report an error, if a gradient would go through a loop with `while`."""
         reached = self._reached(differentiable_operands)
-        loops = {eqn: None for value, eqn in self.definitions.items() if value in reached and has_condition(eqn)}
+        loops = {
+            eqn: None for value, eqn in self.definitions.items() if value in reached and has_condition(eqn)
+        }
         trained = {value for value in self.parameters if value.name not in self.groups.frozen}
         for eqn in loops:
             behind = self._reached(differentiable_operands, reached.intersection(eqn.results))
