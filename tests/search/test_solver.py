@@ -8,13 +8,14 @@ from os import environ, pathsep
 from pathlib import Path
 from time import monotonic, process_time
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from mtfc.compiler.search import jit as jit_module
 from mtfc.compiler.search.solver import exact as exact_solver
-from mtfc.compiler.search.solver import network_reductions
+from mtfc.compiler.search.solver import elimination, network_reductions
 from mtfc.compiler.search.solver.assignment_problem import (
     FORBIDDEN,
     AssignmentProblem,
@@ -23,6 +24,7 @@ from mtfc.compiler.search.solver.assignment_problem import (
     NotFound,
     Ragged,
 )
+from mtfc.compiler.search.solver.elimination import eliminate, elimination_order
 from mtfc.compiler.search.solver.exact import solve_exactly
 from mtfc.compiler.search.solver.lagrangian import BoundCertificate, Lagrangian, certify
 from mtfc.compiler.search.solver.local_search import Incumbent
@@ -52,6 +54,40 @@ def test_integer_programs_find_the_least_cost(problem: AssignmentProblem) -> Non
     least = least_cost(problem)
     assert (choices is None) == (least is None)
     assert choices is None or (problem.is_feasible(choices) and problem.cost(choices) == least)
+
+
+@MANY
+@given(problems())
+def test_elimination_finds_the_least_cost_where_memory_does_not_count(problem: AssignmentProblem) -> None:
+    problem = attrs.evolve(problem, limit=None)
+    network = ReducibleNetwork(problem)
+    order = elimination_order(network)
+    assert order is not None and sorted(order) == sorted(network.nodes)
+    choices, least = eliminate(network, order), least_cost(problem)
+    assert (choices is None) == (least is None)
+    assert choices is None or problem.cost(choices) == least
+
+
+def test_elimination_takes_no_large_tables_and_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = chain(30, 3)
+    assert elimination_order(ReducibleNetwork(problem)) is None
+    free = ReducibleNetwork(attrs.evolve(problem, limit=None))
+    assert elimination_order(free) is not None
+    monkeypatch.setattr(elimination, "LARGEST", 9)
+    assert elimination_order(free) is None
+    monkeypatch.setattr(elimination, "LARGEST", 10**9)
+    monkeypatch.setattr(elimination, "MOST", 100)
+    assert elimination_order(free) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_networks_that_are_nearly_trees_need_no_search(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = attrs.evolve(chain(25, 6, seed), limit=None)
+    monkeypatch.setattr("mtfc.compiler.search.solver.solve.ExactWorker", None)
+    solution = solve(problem, monotonic() + AMPLE)
+    best = exact(ReducibleNetwork(problem))
+    assert best is not None
+    assert solution.cost == solution.lower_bound == problem.cost(best)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -1,7 +1,7 @@
 """Solve a problem: reduce it, then raise the lower bound and lower the cost until they meet or the time is over.
 
-Many problems are small after reduction. These are solved exactly at once, in a process of their own. Otherwise see
-`solver_search.py`, which is imported only then, as it loads Numba.
+Many problems are nearly trees or small after reduction. The former are solved by elimination at once, the latter by an integer
+program in a process of its own. Otherwise see `solver_search.py`, which is imported only then, as it loads Numba.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, AssignmentProblem, Infeasible, Integers
+from mtfc.compiler.search.solver.elimination import eliminate, elimination_order
 from mtfc.compiler.search.solver.exact import ExactOutcome
 from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork, reduce
 from mtfc.compiler.search.solver.worker import ExactWorker, solved
@@ -73,6 +74,10 @@ def _solved(network: ReducibleNetwork, until: float, progress: Progress) -> tupl
     """Return a lower bound, choices for the network's nodes, and whether an interrupt ended the search."""
     if not network.nodes:
         return network.constant, np.zeros(len(network.costs), np.int64), False
+    order = elimination_order(network)
+    if order is not None:
+        progress("eliminating", None, None)
+        return FORBIDDEN, _found(ExactOutcome(eliminate(network, order), True)), False
     pairs = _pairs(network)
     if pairs <= DIRECT:
         progress("solving exactly", None, None)

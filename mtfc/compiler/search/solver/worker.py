@@ -15,6 +15,7 @@ from threading import Thread
 from time import monotonic
 
 from mtfc.compiler.search.solver.assignment_problem import Infeasible
+from mtfc.compiler.search.solver.elimination import eliminate, elimination_order
 from mtfc.compiler.search.solver.exact import ExactOutcome, solve_exactly
 from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork, reduce
 
@@ -59,7 +60,11 @@ def solved(network: ReducibleNetwork, seconds: float) -> ExactOutcome:
         import numpy as np
 
         return ExactOutcome(network.restore(np.zeros(len(network.costs), np.int64)), True)
-    outcome = solve_exactly(network, until)
+    order = elimination_order(network)
+    if order is not None:
+        outcome = ExactOutcome(eliminate(network, order), True)
+    else:
+        outcome = solve_exactly(network, until)
     if outcome.choices is None:
         return outcome
     return ExactOutcome(network.restore(outcome.choices), outcome.is_optimal)
