@@ -307,7 +307,7 @@ def search(
     set: Mapping[str, object] | None = None,
     axes_names: Sequence[str] | None = None,
     space: str = "rules",
-    objective: str = "time",
+    objective: str | None = None,
     budget: float = 60.0,
     exhaustive: bool = False,
 ) -> Search:

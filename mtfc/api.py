@@ -448,7 +448,8 @@ def searched(
     from mtfc.driver.searching.search import SPACES, search
 
     one_of("space", others["space"], SPACES)
-    one_of("objective", others["objective"], VALUES)
+    if others["objective"] is not None:
+        one_of("objective", others["objective"], VALUES)
     number_option("devices", others["devices"], 1, MOST_DEVICES)
     seconds_option("budget", others["budget"])
     options = SearchOptions(

@@ -26,6 +26,7 @@ examples:
   mtfc search model.mtf --mesh grid --why-not "batch:rows"  also print the cost of this rule, by line
   mtfc search train:step --args train:example --target h100 --devices 8 -o plan.json    search a plan of a function of JAX
 
+  mtfc search model.mtf --space kcuts --target p2_8xlarge      SoyBean's k-cuts, beside the fewest bytes of all tilings
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 -o placed.mtf
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 --exhaustive
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 --why-not "h: { batch: 4 }; y: {} on [0]"
@@ -56,9 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--objective",
-        choices=("time", "overlap", "memory"),
-        default="time",
-        help="minimize the time within memory, without overlap (time) or with it (overlap), or the memory (default: time)",
+        choices=("time", "overlap", "memory", "bytes"),
+        help=(
+            "minimize the time within memory, without overlap (time) or with it (overlap), the memory, or the bytes that a "
+            "device sends if no work is repeated (bytes) (default: time, with --space kcuts bytes)"
+        ),
     )
     parser.add_argument(
         "--budget",

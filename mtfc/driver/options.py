@@ -206,7 +206,8 @@ class ExchangeOptions:
 class SearchOptions:
     """The options of a search. None leaves a choice to the file or to the machine.
 
-    budget: seconds. axes: the most axes of a mesh. why_not: rules, or configurations of operators, to compare with the result.
+    objective: None for the first that the space has. budget: seconds. axes: the most axes of a mesh. why_not: rules, or
+    configurations of operators, to compare with the result.
     """
 
     file: str
@@ -218,7 +219,7 @@ class SearchOptions:
     space: str = "rules"
     storage: bool = False
     recompute: bool = False
-    objective: str = "time"
+    objective: str | None = None
     budget: float = 60.0
     exhaustive: bool = False
     why_not: str | None = None

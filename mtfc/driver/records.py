@@ -237,6 +237,7 @@ class Search(TypedDict):
     objective_seconds: float
     lower_bound_seconds: float | None
     lower_bound_bytes: NotRequired[int | None]
+    objective_bytes: NotRequired[int | None]
     optimal: bool
     locally_optimal: NotRequired[bool]
     strategies: NotRequired[int | None]
@@ -249,6 +250,7 @@ class Search(TypedDict):
     bytes_sent: NotRequired[int]
     memory_per_device: int
     baselines: dict[str, float | None]
+    bytes_after_cuts: NotRequired[list[int]]
     overlapping_seconds: NotRequired[float]
     nothing_split: NotRequired[str | None]
     overlapping_baselines: NotRequired[dict[str, float]]

@@ -13,7 +13,7 @@ import attrs
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.search.found import Found, Objective, Price, value_of
+from mtfc.compiler.search.found import IN_BYTES, Found, Objective, Price, value_of
 from mtfc.compiler.search.global_layouts.layout_space import space_of
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.layouts.layout_text import layout_text, mesh_text, rules_text
@@ -45,7 +45,7 @@ LARGEST = 10**300
 class LayoutSearchResult:
     """The result of a search for layouts, the layouts to compare with, and the seconds of the search.
 
-    searched: the candidate meshes.
+    searched: the candidate meshes. cuts: bytes that all devices send together after each cut, for the space `kcuts`.
     """
 
     space: str
@@ -56,10 +56,11 @@ class LayoutSearchResult:
     searched: tuple[Mesh, ...]
     objective: Objective
     seconds: float
+    cuts: tuple[float, ...] = ()
 
     def seconds_of(self, price: Price) -> float:
         """Return the seconds of a step, with overlap only if that is the objective."""
-        return value_of(price, "time" if self.objective == "memory" else self.objective)
+        return value_of(price, "time" if self.objective in IN_BYTES else self.objective)
 
     @cached_property
     def price(self) -> Price:
@@ -80,7 +81,7 @@ class LayoutSearchResult:
         return {name: self.pricer.with_overlap(*each) for name, each in self.others.items()}
 
     def record(self) -> dict[str, Any]:
-        """Return the JSON record. With memory as the objective, the bound is in bytes."""
+        """Return the JSON record. With memory or sent bytes as the objective, the bound is in bytes."""
         return _layout_record(self)
 
     def report(self) -> str:
@@ -90,7 +91,8 @@ class LayoutSearchResult:
 
 def _layout_record(result: LayoutSearchResult) -> dict[str, Any]:
     found, price = result.found, result.price
-    in_seconds, seconds = result.objective != "memory", result.seconds_of(result.price)
+    in_seconds, seconds = result.objective not in IN_BYTES, result.seconds_of(result.price)
+    cuts = {"bytes_after_cuts": [round(each) for each in result.cuts]} if result.cuts else {}
     return {
         "space": result.space,
         "target": result.pricer.hardware.name,
@@ -107,12 +109,15 @@ def _layout_record(result: LayoutSearchResult) -> dict[str, Any]:
         "layout": rules_text(found.layout),
         "compute_seconds": price.compute,
         "communication_seconds": price.communication,
+        "bytes_sent": price.sent,
+        "objective_bytes": None if in_seconds else round(found.objective),
         "memory_per_device": price.memory,
         "recomputed": result.is_recomputed,
         "baselines": {name: result.seconds_of(each) for name, each in result.compared.items()},
         "overlapping_seconds": price.overlapping,
         "nothing_split": why_whole(result),
         "overlapping_baselines": {name: each.overlapping for name, each in result.compared.items()},
+        **cuts,
     }
 
 
@@ -120,6 +125,8 @@ COMPARED: Mapping[Objective, str] = {
     "time": "Steps are compared without overlap.",
     "overlap": "Steps are compared with overlap.",
     "memory": "Layouts are compared by their memory.",
+    "bytes": "The search divides all work that can be divided, and counts the bytes of each use of a tensor; compiled programs "
+    "share copies. Layouts are compared by the bytes that a device then sends.",
 }
 
 
@@ -131,7 +138,9 @@ def _layout_report(result: LayoutSearchResult) -> str:
     name = free_name(found.layout.name, result.others)
     shown, left_out = _shown(attrs.evolve(found.layout, name=name))
     lines = [heading, *(f"  {line}" for line in _declarations(found.mesh, shown).splitlines()), *left_out]
-    rows = [["layout", "mesh", "a step", "computes", "communicates", "memory", "of the best", "overlapping"]]
+    sends = ["sends"] if result.objective == "bytes" else []
+    heads = ["layout", "mesh", "a step", "computes", "communicates", *sends, "memory", "of the best"]
+    rows = [[*heads, "overlapping"]]
     rows.append(_row(name, found.mesh, result.price, result))
     for name, each in result.compared.items():
         rows.append(_row(name, result.others[name][0], each, result))
@@ -145,7 +154,7 @@ independent computation."""
             "",
             *wrapped(_proof(result).split(), 2),
             "",
-            *aligned(rows, right=range(2, 8)),
+            *aligned(rows, right=range(2, len(rows[0]))),
             "",
             *wrapped(note.split(), 2),
             *_recomputed_note(result),
@@ -230,10 +239,12 @@ def _shown(layout: Layout) -> tuple[Layout, list[str]]:
 
 
 def _proof(result: LayoutSearchResult) -> str:
-    found, unit = result.found, _bytes if result.objective == "memory" else seconds_text
+    found, unit = result.found, _bytes if result.objective in IN_BYTES else seconds_text
     tried = f"{found.evaluated} layouts were compiled." if found.evaluated != 1 else "1 layout was compiled."
     if result.space == "pipelines":
         return f"The best of the pipelines that were compiled; nothing is proven about others. {tried}"
+    if result.cuts:
+        return _cuts_text(result)
     if found.is_optimal:
         return f"Proven to be the best of all in the space `{result.space}`: {tried}"
     if found.refuted:
@@ -247,6 +258,26 @@ def _proof(result: LayoutSearchResult) -> str:
     ended = "Interrupted. " if found.is_interrupted else ""
     bound = f"{ended}No layout in the space `{result.space}` is below {unit(found.lower_bound)}"
     return f"{bound}, so this is at most {at_most(over(found.objective, found.lower_bound))}. {tried}"
+
+
+def _cuts_text(result: LayoutSearchResult) -> str:
+    """Return the bytes after each cut, and the distance to the fewest bytes of all tilings."""
+    found = result.found
+    *most, last = map(_bytes, result.cuts)
+    after = (
+        f"{', '.join(most)} and {last} after the {len(result.cuts)} cuts" if most else f"{last} after the cut"
+    )
+    all_send = f"All devices together send {after}."
+    ended = "Interrupted. " if found.is_interrupted else ""
+    if found.is_optimal:
+        return f"{all_send} Proven: no tiling sends fewer bytes."
+    if not found.lower_bound:
+        return f"{ended}{all_send} The time ended before the fewest bytes of a tiling were known."
+    least = _bytes(found.lower_bound * found.mesh.devices)
+    bound = f"No tiling sends fewer than {least}"
+    return (
+        f"{ended}{all_send} {bound}, so this is at most {at_most(over(found.objective, found.lower_bound))}."
+    )
 
 
 def at_most(ratio: float) -> str:
@@ -271,11 +302,20 @@ def _bytes(size: float) -> str:
 def _row(name: str, mesh: Mesh, price: Price, result: LayoutSearchResult) -> list[str]:
     shape = "x".join(str(size) for _, size in mesh.axes)
     times = (price.seconds, price.compute, price.communication)
+    sends = [_bytes(price.sent)] if result.objective == "bytes" else []
     memory = bytes_text(price.memory)
     if price.tiled > result.pricer.hardware.device.memory:
         memory = f"{bytes_text(price.tiled)}, too much"
     ratio = over(value_of(price, result.objective), value_of(result.price, result.objective))
-    return [name, shape, *map(seconds_text, times), memory, f"{ratio:.2f}", seconds_text(price.overlapping)]
+    return [
+        name,
+        shape,
+        *map(seconds_text, times),
+        *sends,
+        memory,
+        f"{ratio:.2f}",
+        seconds_text(price.overlapping),
+    ]
 
 
 def _declarations(mesh: Mesh, layout: Layout) -> str:

@@ -21,6 +21,7 @@ from mtfc.reports.search_report import at_most
 from tests.cli.conftest import Mtfc
 from tests.cli.test_simulate import BOX
 from tests.placements.placement_programs import PROGRAMS
+from tests.search.equation_networks import EXAMPLES
 from tests.search.test_global_layouts_exhaustive import STACK
 
 
@@ -262,6 +263,68 @@ def test_why_not_rules_that_a_space_does_not_have(
     run = mtfc("search", "model.mtf", "--mesh", "line", "--space", space, "--why-not", rules)
     assert run.status == status
     assert message in run.err
+
+
+CUTS = ("search", "model.mtf", "--target", "p100_cluster", "--space", "kcuts", "--budget", "20")
+
+
+def test_k_cuts_beside_the_fewest_bytes(mtfc: Mtfc) -> None:
+    found = mtfc(*CUTS, "--devices", "4", "--format", "json", "-o", "cut.mtf").json
+    assert (found["objective"], found["mesh"]) == ("bytes", {"x": 2, "y": 2})
+    after = found["bytes_after_cuts"]
+    assert len(after) == 2 and after[0] <= after[1] == 4 * found["objective_bytes"]
+    assert 0 < found["lower_bound_bytes"] <= found["objective_bytes"] and found["lower_bound_seconds"] is None
+    assert 0 < found["bytes_sent"] <= found["objective_bytes"]
+    assert mtfc("verify", "cut.mtf", "--layout", "found", "--backend", "numpy").status == 0
+    out = mtfc(*CUTS, "--devices", "4", "--axes-names", "a,b").out
+    assert "after the 2 cuts" in out and "mesh found_mesh = [a: 2, b: 2]" in out and "sends" in out
+    asked = ("search", "model.mtf", "--target", "p100_cluster", "--devices", "4", "--space", "tiling")
+    best = mtfc(*asked, "--objective", "bytes", "--format", "json").json
+    assert best["optimal"] and best["objective_bytes"] <= found["objective_bytes"]
+    assert best["layout"] and "sends" in mtfc(*asked, "--objective", "bytes").out
+
+
+def test_one_cut_and_cuts_of_a_given_mesh(mtfc: Mtfc) -> None:
+    assert "after the cut." in mtfc(*CUTS, "--devices", "1").out
+    given = mtfc(*CUTS, "--mesh", "up:1;down:2", "--format", "json").json
+    assert given["mesh"] == {"up": 1, "down": 2} and given["bytes_after_cuts"][0] == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (("--devices", "4", "--objective", "time"), "no --objective but bytes"),
+        (("--devices", "4", "--why-not", "batch: x"), "cuts take no rules"),
+        (("--devices", "4", "--axes", "3"), "4 devices are 2 cuts, each an axis"),
+        (("--devices", "4", "--axes-names", "a"), "4 devices are 2 cuts, each an axis"),
+        (("--devices", "256"), "at most 6 are searched"),
+        (("--devices", "4", "--export", "out.json"), "--export takes --space tiling"),
+        (("--devices", "4", "--space", "rules", "--objective", "bytes"), "splits nothing sends nothing"),
+        (("--devices", "4", "--space", "tiling", "--objective", "memory"), "the fewest bytes"),
+    ],
+)
+def test_options_that_cuts_do_not_take(mtfc: Mtfc, asked: tuple[str, ...], message: str) -> None:
+    run = mtfc(*CUTS, *asked)
+    assert run.status == 2
+    assert message in run.err
+
+
+def test_tilings_start_from_the_best_global_layout(mtfc: Mtfc) -> None:
+    """The solver's layouts take longer on a TPU: it does not know that small programs lie in the scratchpad."""
+    asked = (
+        "search",
+        str(EXAMPLES / "two_layer.mtf"),
+        "--target",
+        "tpu_v2",
+        "--devices",
+        "8",
+        "--format",
+        "json",
+    )
+    best = mtfc(*asked).json
+    tiling = mtfc(*asked, "--space", "tiling").json
+    assert best["objective_seconds"] == tiling["objective_seconds"]
+    assert tiling["lower_bound_seconds"] < tiling["objective_seconds"]
 
 
 def test_a_tiling_is_written_and_exported(mtfc: Mtfc, tmp_path: Path) -> None:

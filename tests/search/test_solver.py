@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from mtfc.compiler.search import jit as jit_module
-from mtfc.compiler.search.solver import exact as exact_solver
 from mtfc.compiler.search.solver import elimination, network_reductions
+from mtfc.compiler.search.solver import exact as exact_solver
 from mtfc.compiler.search.solver.assignment_problem import (
     FORBIDDEN,
     AssignmentProblem,

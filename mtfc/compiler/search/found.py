@@ -15,14 +15,16 @@ from mtfc.compiler.ir.types import Layout, Mesh
 class Price:
     """The price of a step for one processor: seconds of computing, seconds of communicating, bytes of memory.
 
-    `seconds` is the time without overlap. overlapping: seconds of the step if communication overlaps with independent
-    computation; infinite unless it was asked for. tiled: bytes with the padding of the machine's memory.
+    `seconds` is the time without overlap. tiled: bytes with the padding of the machine's memory. sent: bytes that the processor
+    sends. overlapping: seconds of the step if communication overlaps with independent computation; infinite unless it was asked
+    for.
     """
 
     compute: float
     communication: float
     memory: int
     tiled: int
+    sent: int
     overlapping: float = inf
 
     @property
@@ -30,14 +32,18 @@ class Price:
         return self.compute + self.communication
 
 
-Objective = Literal["time", "overlap", "memory"]
-"""The measure to minimize: seconds without overlap, seconds with overlap, or bytes."""
+Objective = Literal["time", "overlap", "memory", "bytes"]
+"""The measure to minimize: seconds without overlap, seconds with overlap, bytes of memory, or bytes that a processor sends."""
 
 VALUES: Mapping[Objective, Callable[[Price], float]] = {
     "time": lambda price: price.seconds,
     "overlap": lambda price: price.overlapping,
     "memory": lambda price: price.memory,
+    "bytes": lambda price: price.sent,
 }
+
+IN_BYTES: frozenset[Objective] = frozenset({"memory", "bytes"})
+"""The objectives whose unit is a byte; the others are in seconds."""
 
 
 def value_of(price: Price, objective: Objective) -> float:
@@ -57,7 +63,7 @@ def silent(doing: str, cost: float | None, bound: float | None) -> None:
 
 @attrs.frozen
 class Found:
-    """A layout on a mesh. `objective` and `lower_bound` are in the unit of the search: seconds, or bytes of memory.
+    """A layout on a mesh. `objective` and `lower_bound` are in the unit of the search: seconds, or bytes.
 
     evaluated: the number of layouts that were compiled and priced. is_interrupted: True if `KeyboardInterrupt` ended the search.
     refuted: a layout whose price is below its bound. That is an error of the cost model, and nothing is proven then.

@@ -9,9 +9,10 @@ import attrs
 from mtfc.compiler.cost.effects.memory import memory_of, memory_on
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.serial_time import seconds_of
-from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.sizes import Numbers, whole
 from mtfc.compiler.cost.step_time import step_time
 from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.types import Layout, Mesh
@@ -106,7 +107,8 @@ class LayoutPricer:
         memory = memory_of(function, mesh, Numbers(mesh)).total
         tiled = memory_on(function, mesh, self.hardware.device).total
         assert isinstance(memory, int) and isinstance(tiled, int), "sizes are numbers"
-        price = Price(*seconds, memory, tiled)
+        sent = whole(total(charges(function, Numbers(mesh))).sent.wire_bytes)
+        price = Price(*seconds, memory, tiled, sent)
         if not overlaps:
             return price
         return attrs.evolve(price, overlapping=step_time(function, mesh, self.hardware).seconds)

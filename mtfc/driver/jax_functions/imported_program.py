@@ -26,6 +26,7 @@ from mtfc.driver.values import (
     layout_option,
     memory_option,
     mesh_option,
+    one_of,
 )
 from mtfc.frontend.jaxpr.importing import Imported, imported
 
@@ -151,11 +152,13 @@ class ImportedProgram:
         from mtfc.compiler.search.found import NothingFits
         from mtfc.compiler.search.pricer import LayoutPricer
         from mtfc.driver.searching.layouts import LayoutFinder
+        from mtfc.driver.searching.search import SPACES
         from mtfc.frontend.elaborate import elaborate
         from mtfc.frontend.layout_options import parse_mesh
         from mtfc.frontend.syntax.parser import parse
 
         started = monotonic()
+        one_of("objective", objective, SPACES["rules"].objectives)
         hardware = machine(target)
         if mesh is not None:
             given = mesh_option(mesh)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import cast
 
@@ -11,7 +12,7 @@ import attrs
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.recompute import limit_on
-from mtfc.compiler.search.found import Found, Objective, Pricing, Progress, silent, value_of
+from mtfc.compiler.search.found import Found, NothingFits, Objective, Pricing, Progress, silent, value_of
 from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer
 from mtfc.driver.loading.layout_targets import layout_targets, prepared
 from mtfc.driver.loading.sources import known_as
@@ -23,6 +24,9 @@ from mtfc.driver.searching.why_not import AskedRules, asked_rules, best_with_rul
 from mtfc.driver.searching.written import declared_name, insert_layout, resized
 from mtfc.reports.search_report import LayoutSearchResult
 from mtfc.reports.why_not_report import LayoutDifference, UnfitRules
+
+STARTING = 0.25
+"""The part of the time of a search of tilings for the best global layout."""
 
 EXACT = 1.5
 """The time that is left to price the best layout of a model with repeated layers exactly, in expected times."""
@@ -92,6 +96,7 @@ class LayoutFinder:
         known: Sequence[tuple[Mesh, Layout]] = (),
         rules: Layout | None = None,
         progress: Progress = silent,
+        best_global: tuple[Mesh, Layout] | None = None,
     ) -> Found:
         """Find the best layouts of single equations until a time of `monotonic`. Arguments and errors are as in `best_global`."""
         from mtfc.compiler.search.per_equation.per_equation_search import search
@@ -107,6 +112,7 @@ class LayoutFinder:
             known,
             progress,
             fixed=(rules or Layout("")).value_rules,
+            best_global=best_global,
         )
 
 
@@ -191,28 +197,62 @@ def search_global_layouts(task: SearchTask) -> SearchAnswer:
     """Search for the best global layout. Raises `NothingFits`, `CompileError` and `UsageError`."""
     asked = _asked(task)
     finder, others, known, until = finder_and_others(task, task.until)
+    return answer_of(task, finder, _best_global(task, finder, known, until), others, asked)
+
+
+def _best_global(
+    task: SearchTask, finder: LayoutFinder, known: Sequence[tuple[Mesh, Layout]], until: float
+) -> Found:
     source = task.options.choice.source
     if source is None:
-        found = finder.best_global(task.meshes, until, known, progress=task.progress)
-        return answer_of(task, finder, found, others, asked)
+        return finder.best_global(task.meshes, until, known, progress=task.progress)
     whole = source.unsplit()
     known = [(mesh, attrs.evolve(layout, rules=_joined(layout.rules, whole.rules))) for mesh, layout in known]
     known += source.baselines(task.meshes)
     found = finder.best_global(task.meshes, until, known, whole, task.progress)
     rules = Rules(tuple(each for each in found.layout.rules.axes if each[1]))
-    found = attrs.evolve(found, layout=attrs.evolve(found.layout, rules=rules))
-    return answer_of(task, finder, found, others, asked)
+    return attrs.evolve(found, layout=attrs.evolve(found.layout, rules=rules))
 
 
 def search_per_equation(task: SearchTask) -> SearchAnswer:
-    """Search for the best layouts of single equations. Raises `NothingFits`, `CompileError` and `UsageError`."""
+    """Search for the best layouts of single equations, starting from the best global layout, which is one of them.
+
+    Raises `NothingFits`, `CompileError` and `UsageError`.
+    """
     from mtfc.compiler.search.solver.solver_search import compile_loops
 
     asked = _asked(task)
     compiled = timing_compilation(compile_loops, "--budget")[1]
     finder, others, known, until = finder_and_others(task, task.until + compiled)
-    found = finder.best_per_equation(task.meshes, until, known, progress=task.progress)
+    if finder.objective == "bytes":
+        found = finder.best_per_equation(task.meshes, until, progress=task.progress)
+        return answer_of(task, finder, found, others, asked)
+    start = _start(task, finder, known, until)
+    if start is not None and start.is_interrupted:
+        return answer_of(task, finder, attrs.evolve(start, lower_bound=0.0), others, asked)
+    best = None if start is None else (start.mesh, start.layout)
+    found = finder.best_per_equation(task.meshes, until, known, None, task.progress, best)
     return answer_of(task, finder, found, others, asked)
+
+
+def _start(
+    task: SearchTask, finder: LayoutFinder, known: Sequence[tuple[Mesh, Layout]], until: float
+) -> Found | None:
+    """Return the best global layout that is found in a part of the time, or None if none fits into memory."""
+    now = monotonic()
+    with suppress(NothingFits):
+        return _best_global(task, finder, known, now + STARTING * (until - now))
+    return None
+
+
+def search_cuts(task: SearchTask) -> SearchAnswer:
+    """Search by k-cuts for layouts of single equations that send few bytes. Raises `NothingFits` and `CompileError`."""
+    from mtfc.compiler.search.per_equation.k_cuts import search
+
+    finder, others, _, until = finder_and_others(task, task.until)
+    step, dims = prepared(finder.program), set(finder.program.dims)
+    found, cuts = search(step, dims, task.meshes[0], until, task.progress)
+    return answer_of(task, finder, found, others, None, cuts.sent)
 
 
 def _joined(rules: Rules, others: Rules) -> Rules:
@@ -257,7 +297,12 @@ def _seconds_of(pricer: LayoutPricer, mesh: Mesh, layout: Layout) -> float:
 
 
 def answer_of(
-    task: SearchTask, finder: LayoutFinder, found: Found, others: Others, asked: AskedRules | None
+    task: SearchTask,
+    finder: LayoutFinder,
+    found: Found,
+    others: Others,
+    asked: AskedRules | None,
+    cuts: Sequence[float] = (),
 ) -> LayoutAnswer:
     result = LayoutSearchResult(
         task.options.space,
@@ -268,5 +313,6 @@ def answer_of(
         task.meshes,
         finder.objective,
         monotonic() - task.started,
+        tuple(cuts),
     )
     return LayoutAnswer(task, finder, result, asked)

@@ -102,10 +102,28 @@ def searched_meshes(
                 f"{hardware.name} has room for any number of devices: say how many with --devices N"
             )
         names = options.axes_names or AXES[: options.axes or MOST_AXES]
-        found = tuple(meshes(devices, len(names), names))
+        found = (
+            (_mesh_of_cuts(devices, options),)
+            if space.has_cuts
+            else tuple(meshes(devices, len(names), names))
+        )
         found = tuple(mesh for mesh in found if Topology.of(mesh, hardware).overfull() is None) or found
     check_room(hardware, found[0], options.target or hardware.name)
     return found
+
+
+def _mesh_of_cuts(devices: int, options: SearchOptions) -> Mesh:
+    """Return the mesh with an axis for each prime factor, the largest first. Raises `UsageError` for other numbers of axes."""
+    from mtfc.compiler.search.per_equation.k_cuts import prime_factors
+
+    sizes = prime_factors(devices) or [1]
+    names = options.axes_names or AXES
+    cuts = f"{_count(devices, 'device')} {'is' if devices == 1 else 'are'} {_count(len(sizes), 'cut')}"
+    if len(sizes) > len(AXES):
+        raise UsageError(f"{cuts}, and at most {len(AXES)} are searched; --mesh takes larger ones")
+    if options.axes not in (None, len(sizes)) or len(sizes) > len(names):
+        raise UsageError(f"{cuts}, each an axis of the mesh")
+    return Mesh("found_mesh", tuple(zip(names, sizes, strict=False)))
 
 
 def possible_meshes(options: SearchOptions, selection: Selection, meshes: Sequence[Mesh]) -> tuple[Mesh, ...]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING
 
+import attrs
+
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.selection import Selection, select
@@ -39,6 +41,12 @@ def _search_per_equation(task: SearchTask) -> SearchAnswer:
     return search_per_equation(task)
 
 
+def _search_cuts(task: SearchTask) -> SearchAnswer:
+    from mtfc.driver.searching.layouts import search_cuts
+
+    return search_cuts(task)
+
+
 def _search_placements(task: SearchTask) -> SearchAnswer:
     from mtfc.driver.searching.placements import search_placements
 
@@ -52,34 +60,41 @@ SPACES: Mapping[str, SearchedSpace] = {
             "rules",
             "one rule for each dimension",
             _search_global_layouts,
-            frozenset({"time", "overlap", "memory"}),
+            ("time", "overlap", "memory"),
             frozenset({"storage", "recompute"}),
         ),
         SearchedSpace(
             "pipelines",
             "a pipeline of layers, with one rule for each other dimension",
             _search_pipelines,
-            frozenset({"time", "overlap"}),
+            ("time", "overlap"),
             frozenset({"recompute"}),
         ),
         SearchedSpace(
             "tiling",
             "a layout for each equation",
             _search_per_equation,
-            frozenset({"time", "overlap"}),
+            ("time", "overlap", "bytes"),
             frozenset({"export"}),
+        ),
+        SearchedSpace(
+            "kcuts",
+            "a layout for each equation that sends few bytes, by SoyBean's k-cuts",
+            _search_cuts,
+            ("bytes",),
+            has_cuts=True,
         ),
         SearchedSpace(
             "soap",
             "a placement of each operator",
             _search_placements,
-            frozenset({"time"}),
+            ("time",),
             frozenset({"exhaustive"}),
             has_meshes=False,
         ),
     )
 }
-"""The spaces by the word of `--space`: global layouts, per-equation layouts, and placements."""
+"""The spaces by the word of `--space`: global layouts, per-equation layouts, by proof or by k-cuts, and placements."""
 
 REASONS = {
     "export": "the other spaces are not the solver's",
@@ -90,8 +105,10 @@ REASONS = {
 """Reasons why an option belongs to a single space."""
 
 OBJECTIVES = {
+    "rules": "a layout that splits nothing sends nothing; the spaces `tiling` and `kcuts` divide all work",
     "pipelines": "the space `pipelines` has the least time for its objective",
-    "tiling": "the space `tiling` has the least time for its objective",
+    "tiling": "the space `tiling` has the least time or the fewest bytes for its objective",
+    "kcuts": "the space `kcuts` has no --objective but bytes",
     "soap": "the space `soap` has no --objective but time",
 }
 """Messages about an objective that a space lacks."""
@@ -111,11 +128,13 @@ def check_options(options: SearchOptions, exports: bool = False) -> None:
         owner = next(each for each in SPACES.values() if option in each.takes)
         if given[option] and option not in space.takes:
             raise UsageError(f"--{option} takes --space {owner.name}: {reason}")
-    if options.objective not in space.objectives:
+    if options.objective not in (None, *space.objectives):
         raise UsageError(OBJECTIVES[space.name])
     if options.space == "pipelines" and (options.choice.source is not None or options.why_not is not None):
         taken = "--why-not" if options.why_not is not None else options.file
         raise UsageError(f"--space pipelines searches the loops of a .mtf file, and cannot take {taken}")
+    if options.why_not is not None and space.has_cuts:
+        raise UsageError("--why-not: cuts take no rules; --space tiling --objective bytes takes them")
     if options.choice.source is not None and not space.has_meshes:
         raise UsageError(f"--space {space.name}: operators of a function of JAX have no placements")
     if options.choice.source is not None and options.why_not is not None:
@@ -134,6 +153,7 @@ def search(
     selection = select(options.file, options.choice, sources, every_layout=True, skip_illegal=True)
     hardware = _hardware(options, selection, sources)
     space = SPACES[options.space]
+    options = attrs.evolve(options, objective=options.objective or space.objectives[0])
     meshes = searched_meshes(options, space, selection, hardware)
     until = started + options.budget
     task = SearchTask(options, selection, hardware, meshes, sources, started, until, progress)

@@ -79,13 +79,14 @@ class SearchTask:
 class SearchedSpace:
     """A space, and the function that searches it.
 
-    objectives: the quantities that a search of the space can minimize. takes: the options that no other space takes. has_meshes:
-    False if a result has devices without a mesh.
+    objectives: the quantities that a search of the space can minimize, the default first. takes: the options that no other space
+    takes. has_meshes: False if a result has devices without a mesh. has_cuts: True if the mesh has an axis for each prime factor.
     """
 
     name: str
     summary: str
     search: Callable[[SearchTask], SearchAnswer]
-    objectives: frozenset[str]
+    objectives: tuple[str, ...]
     takes: frozenset[str] = frozenset()
     has_meshes: bool = True
+    has_cuts: bool = False

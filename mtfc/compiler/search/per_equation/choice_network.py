@@ -8,17 +8,25 @@ a loop it counts once for each iteration. So a repeated layer is one part of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import floor, log10
 
 import attrs
 import numpy as np
 
+from mtfc.compiler.analysis.equation_names import LayoutTarget, layout_target_names
 from mtfc.compiler.cost.tables.reshard_costs import Numbers
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
-from mtfc.compiler.ir.types import TensorType
+from mtfc.compiler.ir.printer import shown_layout
+from mtfc.compiler.ir.types import Axes, Layout, Rules, TensorType
 from mtfc.compiler.search.per_equation.equation_strategies import Strategy
-from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, AssignmentProblem, Integers, Ragged
+from mtfc.compiler.search.solver.assignment_problem import (
+    FORBIDDEN,
+    AssignmentProblem,
+    ChosenStrategies,
+    Integers,
+    Ragged,
+)
 
 Owner = Equation | Argument | Output | Value
 """The owner of a choice: an equation, the argument or output of a port, or the value of a version or port."""
@@ -93,3 +101,31 @@ def to_problem(network: ChoiceNetwork, unit: float, memory: float | None, name: 
 def _integers(costs: Numbers, unit: float) -> Integers:
     possible = np.isfinite(costs)
     return np.where(possible, np.rint(np.where(possible, costs, 0.0) * unit), FORBIDDEN).astype(np.int64)
+
+
+# Layouts
+
+
+def layout_of(option: Strategy | TensorType) -> dict[str, Axes]:
+    """Return the axes that split each dimension under a strategy or in a placement."""
+    return dict(option.layout if isinstance(option, Strategy) else shown_layout(option))
+
+
+def layout_of_choices(network: ChoiceNetwork, choices: ChosenStrategies, name: str) -> Layout:
+    """Return the layout of some choices; its rules name single equations, arguments or values of loops."""
+    names = layout_target_names(network.function)
+    rules = {
+        names[thing]: Rules(tuple(layout)) for thing, layout in _placed(network, choices) if thing in names
+    }
+    return Layout(name, values=tuple((name, rules[name]) for name in names.values() if name in rules))
+
+
+def _placed(
+    network: ChoiceNetwork, choices: ChosenStrategies
+) -> Iterator[tuple[LayoutTarget, Iterable[tuple[str, Axes]]]]:
+    for node, choice in zip(network.nodes, choices, strict=True):
+        option = node.options[choice]
+        if not isinstance(node.owner, Value):
+            yield node.owner, layout_of(option).items()
+    for eqn, (number, types) in network.free.items():
+        yield eqn, shown_layout(types[choices[number]]).items()

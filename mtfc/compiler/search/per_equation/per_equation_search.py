@@ -6,7 +6,7 @@ that name one equation, argument or loop's value each.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
 from math import inf, isclose
 from time import monotonic
@@ -14,7 +14,7 @@ from time import monotonic
 import attrs
 import numpy as np
 
-from mtfc.compiler.analysis.equation_names import LayoutTarget, layout_target_names
+from mtfc.compiler.analysis.equation_names import layout_target_names
 from mtfc.compiler.cost.effects.memory import memory_of
 from mtfc.compiler.cost.equation_layouts import EquationTimes, least_dot_seconds
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate
@@ -23,16 +23,21 @@ from mtfc.compiler.cost.sizes import Numbers, whole
 from mtfc.compiler.cost.tables.reshard_costs import Conversions, seconds_on
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Function, Value
-from mtfc.compiler.ir.printer import bytes_text, shown_layout
-from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.ir.printer import bytes_text
+from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.partition.layout_rules import without_unit_axes
 from mtfc.compiler.search.found import Found, NothingFits, Objective, Pricing, Progress, silent, value_of
-from mtfc.compiler.search.per_equation.choice_network import ChoiceNetwork, to_problem, unit_of
-from mtfc.compiler.search.per_equation.equation_strategies import Strategy
+from mtfc.compiler.search.per_equation.choice_network import (
+    ChoiceNetwork,
+    layout_of,
+    layout_of_choices,
+    to_problem,
+    unit_of,
+)
 from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder
+from mtfc.compiler.search.per_equation.sent_bytes import counted_network
 from mtfc.compiler.search.solver.assignment_problem import (
     AssignmentProblem,
-    ChosenStrategies,
     Infeasible,
     NotFound,
 )
@@ -113,11 +118,6 @@ def fix(network: ChoiceNetwork, name: str, rules: Rules) -> None:
         raise NothingFits(f"no tiling has the layout that is asked for of `{name}`")
 
 
-def layout_of(option: Strategy | TensorType) -> dict[str, Axes]:
-    """Return the axes that split each dimension under a strategy or in a placement."""
-    return dict(option.layout if isinstance(option, Strategy) else shown_layout(option))
-
-
 def best_layouts(
     network: ChoiceNetwork, memory: float | None, deadline: float, progress: Progress = silent
 ) -> EquationLayouts:
@@ -139,6 +139,8 @@ def solve_with_memory(problem: AssignmentProblem, deadline: float, progress: Pro
     The problem without the limit is much easier, and its bound also holds with the limit. If the solution fits, it is the best
     with memory, too.
     """
+    if problem.limit is None:
+        return solve(problem, deadline, progress)
     started = monotonic()
     relaxed = attrs.evolve(problem, limit=None)
     try:
@@ -154,26 +156,6 @@ def solve_with_memory(problem: AssignmentProblem, deadline: float, progress: Pro
     return attrs.evolve(fitting, lower_bound=bound, seconds=monotonic() - started)
 
 
-def layout_of_choices(network: ChoiceNetwork, choices: ChosenStrategies, name: str) -> Layout:
-    """Return the layout of some choices; its rules name single equations, arguments or values of loops."""
-    names = layout_target_names(network.function)
-    rules = {
-        names[thing]: Rules(tuple(layout)) for thing, layout in _placed(network, choices) if thing in names
-    }
-    return Layout(name, values=tuple((name, rules[name]) for name in names.values() if name in rules))
-
-
-def _placed(
-    network: ChoiceNetwork, choices: ChosenStrategies
-) -> Iterator[tuple[LayoutTarget, Iterable[tuple[str, Axes]]]]:
-    for node, choice in zip(network.nodes, choices, strict=True):
-        option = node.options[choice]
-        if not isinstance(node.owner, Value):
-            yield node.owner, layout_of(option).items()
-    for eqn, (number, types) in network.free.items():
-        yield eqn, shown_layout(types[choices[number]]).items()
-
-
 # All meshes
 
 AXES = 2
@@ -182,6 +164,7 @@ AXES = 2
 
 WEIGHTS: Mapping[Objective, tuple[Weights, ...]] = {
     "time": (Weights(),),
+    "bytes": (Weights(),),
     "overlap": (Weights(), Weights(gradients=0.0), Weights(communication=0.02)),
 }
 """The weights for the solver. No weights describe communication that overlaps, so the search compares the solutions for all of
@@ -218,17 +201,25 @@ def search(
     known: Collection[tuple[Mesh, Layout]] = (),
     progress: Progress = silent,
     fixed: Mapping[str, Rules] = {},
+    best_global: tuple[Mesh, Layout] | None = None,
 ) -> Found:
     """Return the layouts of the equations of `step`, an undistributed function, that take least time within the device's memory.
 
     splittable: dimensions that a layout can name. until: the end, a time of `time.monotonic`; each mesh gets an equal part of the
     time that is left. known: layouts that are returned if they take less time when compiled. fixed: layouts that equations must
-    have, by name. Raises `NothingFits`. `KeyboardInterrupt` ends the search with the best so far; without any, it is raised.
+    have, by name. best_global: a layout that is known, too, and whose mesh is searched whatever its number of axes. Raises
+    `NothingFits`. `KeyboardInterrupt` ends the search with the best so far; without any, it is raised.
 
     The compiled program may need more memory than the solver says. Then the solver is given less. The program may also take less
     time than the bound, as small collectives travel together. Then the solver is asked for a machine where that gains nothing.
+
+    With the objective `bytes`, devices repeat no work, and each use of a value counts by itself (see `sent_bytes.py`). Known
+    layouts may repeat work, so there are none.
     """
-    tried = of_few_axes(meshes)
+    tried = of_few_axes(meshes) if objective != "bytes" else _finest(meshes)
+    if best_global is not None:
+        known = (*known, best_global)
+        tried = [*tried, *(mesh for mesh in [best_global[0]] if mesh not in tried)]
     ask = partial(_ask, step, splittable, tried, until, objective, progress, fixed)
     pricing = cache(pricing)
     answers = [ask(hardware)]
@@ -241,8 +232,10 @@ def search(
             break
         smaller = _with_memory(smaller, smaller.device.memory - excess)
         answers.append(attrs.evolve(ask(smaller), bound=answers[0].bound))
-    unsplit = None if fixed else (tried[0], Layout("none"))
+    unsplit = None if fixed or objective == "bytes" else (tried[0], Layout("none"))
     best = _best(answers, objective, hardware, pricing, known, unsplit)
+    if objective == "bytes":
+        return best
     may_be_small = any(_may_be_small(step, mesh, hardware.device) for mesh in tried)
     if (best.refuted or may_be_small) and not best.is_interrupted:
         answers.append(ask(_optimistic(hardware)))
@@ -255,6 +248,13 @@ def search(
 def of_few_axes(meshes: Sequence[Mesh]) -> list[Mesh]:
     """Return the meshes with at most `AXES` axes, or else the first mesh."""
     return [mesh for mesh in meshes if len(mesh.axes) <= AXES] or [meshes[0]]
+
+
+def _finest(meshes: Sequence[Mesh]) -> list[Mesh]:
+    """Return the first mesh with the most axes. The order of its axes does not change the bytes, and its tilings contain those of
+    meshes in which neighbouring axes are one.
+    """
+    return [max(meshes, key=lambda mesh: len(mesh.axes))]
 
 
 def _excess(answer: _Answer, objective: Objective, hardware: Hardware, pricing: Pricing) -> float:
@@ -299,12 +299,19 @@ def _ask(
 ) -> _Answer:
     turns = [(Topology.of(mesh, hardware), weights) for mesh in meshes for weights in WEIGHTS[objective]]
     found: list[tuple[EquationLayouts, Mesh]] = []
-    bounds = {mesh: least_dot_seconds(step, mesh, hardware.device) for mesh in meshes}
+    bounds = {
+        mesh: 0.0 if objective == "bytes" else least_dot_seconds(step, mesh, hardware.device)
+        for mesh in meshes
+    }
     is_interrupted = False
     for number, (topology, weights) in enumerate(turns):
         mesh, deadline = topology.mesh, monotonic() + (until - monotonic()) / (len(turns) - number)
         try:
-            network = timed_network(step, topology, hardware.device, splittable, weights, until)
+            network = (
+                counted_network(step, mesh, splittable, until=until)
+                if objective == "bytes"
+                else timed_network(step, topology, hardware.device, splittable, weights, until)
+            )
             for name, rules in fixed.items():
                 fix(network, name, without_unit_axes(rules, mesh))
             best = _on(network, mesh, hardware, deadline, progress)
@@ -359,7 +366,7 @@ def _best(
         evaluated += 1
         if price.tiled <= hardware.device.memory and value < least:
             agrees = objective == "time" and isclose(value, best.cost, rel_tol=SMALL, abs_tol=ROUNDING)
-            cost, least = best.cost if agrees else value, value
+            cost, least = best.cost if agrees or objective == "bytes" else value, value
             found = Found(mesh, attrs.evolve(best.layout, name="found"), cost, min(bound, cost), 1)
     others = [*known] if found or unsplit is None or bound == inf else [*known, unsplit]
     for mesh, layout in others:
@@ -375,7 +382,7 @@ def _best(
         raise NothingFits(
             f"no tiling was found whose memory suffices: {room}; a larger --budget may find one"
         )
-    refuted = found.layout if least < (1 - SMALL) * bound - ROUNDING else None
+    refuted = found.layout if objective != "bytes" and least < (1 - SMALL) * bound - ROUNDING else None
     return attrs.evolve(found, evaluated=evaluated, is_interrupted=is_interrupted, refuted=refuted)
 
 

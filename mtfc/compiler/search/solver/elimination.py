@@ -1,8 +1,8 @@
 """Exact solutions of networks that are nearly trees: nodes are eliminated one by one, by dynamic programming.
 
-A node is replaced by a table with its least cost for each choice of its neighbours. This is bucket elimination (Dechter, 1999), and
-for a chain of layers the dynamic program over levels of SoyBean (arXiv:1805.04170, section 4.2.2). The largest table decides how
-long it takes. The next node is the one whose neighbours have the fewest joint choices.
+A node is replaced by a table with its least cost for each choice of its neighbours. This is bucket elimination (Dechter, 1999).
+For a chain of layers it is SoyBean's dynamic program (arXiv:1805.04170, section 4.2.2). The largest table decides how long it
+takes. The next node is the one whose neighbours have the fewest joint choices.
 
 Elimination knows no memory, so it takes networks without rows of memory only.
 """
@@ -88,9 +88,7 @@ def eliminate(network: ReducibleNetwork, order: Iterable[int]) -> Integers | Non
     return choices
 
 
-def _eliminated(
-    node: int, around: dict[int, list[JointCosts]]
-) -> tuple[tuple[int, ...], Integers, Integers]:
+def _eliminated(node: int, around: dict[int, list[JointCosts]]) -> tuple[tuple[int, ...], Integers, Integers]:
     """Replace the tables of a node by its least costs. Return its neighbours, its best strategies and these least costs."""
     tables = around.pop(node)
     others = tuple(sorted({each for table in tables for each in table.nodes} - {node}))

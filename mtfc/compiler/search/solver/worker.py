@@ -60,14 +60,17 @@ def solved(network: ReducibleNetwork, seconds: float) -> ExactOutcome:
         import numpy as np
 
         return ExactOutcome(network.restore(np.zeros(len(network.costs), np.int64)), True)
-    order = elimination_order(network)
-    if order is not None:
-        outcome = ExactOutcome(eliminate(network, order), True)
-    else:
-        outcome = solve_exactly(network, until)
+    outcome = _solved(network, until)
     if outcome.choices is None:
         return outcome
     return ExactOutcome(network.restore(outcome.choices), outcome.is_optimal)
+
+
+def _solved(network: ReducibleNetwork, until: float) -> ExactOutcome:
+    order = elimination_order(network)
+    if order is not None:
+        return ExactOutcome(eliminate(network, order), True)
+    return solve_exactly(network, until)
 
 
 def main() -> None:
