@@ -142,9 +142,11 @@ def forms(c: Case) -> list[Value]:
         c.build("transpose", c.z, dims=(A, B)),
     ]
     numbered = [c.number(n) for n in numbers(c.dtype)]
+    chosen = [c.build("where", c.condition, *pair) for pair in (numbered[:2], numbered[-2:])]
+    chosen += [c.build("cast", c.condition, dtype=c.dtype), c.build("range", dim=A)]
     filled = [c.full(n) for n in numbers(c.dtype)]
     scaled = [c.build("mul", c.x, number) for number in numbered]
-    return [value for value in (*moved, *numbered, *filled, *scaled) if value is not None]
+    return [value for value in (*moved, *numbered, *chosen, *filled, *scaled) if value is not None]
 
 
 def conditions(c: Case) -> list[Value | None]:
@@ -159,7 +161,8 @@ def elementwise_case(c: Case, op: str) -> None:
     operands: list[Sequence[Value | None]] = [forms(c)] * count
     if op in ("where", "mask"):
         operands[0] = conditions(c)
-        operands[1:] = [forms(c)[:20:2]] * (count - 1)
+        truths = [c.number(truth) for truth in (True, False)]
+        operands[1:] = [[*forms(c)[:20:2], *truths]] * (count - 1)
     for given in product(*operands):
         c.output(c.build(op, *given))
     if count == 1:

@@ -223,7 +223,7 @@ has. kernel: reads all operands.
 
 Trait = Literal[
     "dot", "attention", "attention_gradient", "window", "fold",
-    "add", "subtract", "multiply", "divide", "square", "sum", "is_argmax",
+    "add", "subtract", "multiply", "divide", "negate", "square", "sum", "is_argmax",
     "cast", "stop_gradient", "exponential", "hyperbolic", "choice", "conjunction",
     "order", "above", "strict", "equality",
     "extremum", "largest", "maximum", "mask", "mask_gradient",
@@ -238,7 +238,7 @@ Computation:
     attention: takes a softmax between two dots. Loops keep its results for their gradients, ops with `attention_gradient`.
     window: gives the sliding windows of a dimension. fold: adds up the elements of windows, the transpose of `window`.
     add, subtract, multiply, divide: the sum, difference, product or quotient of two operands, element by element.
-    square: x times x.
+    negate: minus x. square: x times x.
     sum: adds up the elements along dimensions.
     exponential, hyperbolic: exp and tanh, element by element. choice: of its second and third operand by the first.
     conjunction: true where both operands are. order: compares two numbers by order; above: true if the first is larger; strict:

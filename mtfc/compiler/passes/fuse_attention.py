@@ -25,18 +25,21 @@ import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import readers_of
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Equation, Function, Program, Value
-from mtfc.compiler.ir.loops import map_regions, pairs
+from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
+from mtfc.compiler.ir.loops import map_regions
 from mtfc.compiler.ir.opdef import Trait
-from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.contraction import reduced_dims
-from mtfc.compiler.ir.ops.creation import DIMENSION, VALUE
 from mtfc.compiler.ir.ops.reductions import over
-from mtfc.compiler.ir.rewrite import names_of
+from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.compiler.ir.verifier import Level
-from mtfc.compiler.passes.dce import live_only
+from mtfc.compiler.passes.attention_gradients import AttentionParts, Condition, GradientMatch, Gradients
+from mtfc.compiler.passes.body_scope import BodyScope, index_of, limits, repeats
+from mtfc.compiler.passes.cse import share
+from mtfc.compiler.passes.dce import live_only, used_values
 from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.passes.simplify import simplified
 
 CHANGES: tuple[Trait, ...] = ("choice", "add", "multiply", "divide")
 """Traits of the ops that may stand between the dot and the softmax, beside the soft cap."""
@@ -51,7 +54,14 @@ class FuseAttention(Pass):
     least: int = 1024
 
     def run(self, program: Program) -> Program:
-        return program.map_functions(lambda function: fused(BodyScope.of(function), self.least))
+        named = set(program.layout.value_rules) if program.layout else set[str]()
+
+        def changed(function: Function) -> Function:
+            plain = prepared(function, self.least, named)
+            found = fused(BodyScope.of(plain), self.least)
+            return function if found is plain else found
+
+        return program.map_functions(changed)
 
 
 class Unfused(Exception):
@@ -66,76 +76,103 @@ class Reason:
     text: str
 
 
-@attrs.frozen
-class BodyScope:
-    """The equations of a function. inherited: invariant argument of a loop -> the operand, a value of the function around it."""
+def prepared(function: Function, least: int, named: set[str]) -> Function:
+    """Return a function without copies, repetitions and detours around masks, if it may have attention."""
+    if not any(map(partial(_is_long_sum, least=least), walk(function.body))):
+        return function
+    return live_only(share(simplified(live_only(function), named), named))
 
-    function: Function
-    makers: Mapping[Value, Equation]
-    inherited: Mapping[Value, Value]
-    outer: BodyScope | None
 
-    @classmethod
-    def of(
-        cls, function: Function, loop: Equation | None = None, outer: BodyScope | None = None
-    ) -> BodyScope:
-        makers = {value: eqn for eqn in function.body for value in eqn.results}
-        given = pairs(loop) if loop else ()
-        return cls(function, makers, {a.value: v for v, a in given if a.role == "invariant"}, outer)
-
-    def definition(self, value: Value, *traits: Trait) -> Equation | None:
-        """Return the equation of this function that defines a value, if its op has one of the traits."""
-        eqn = self.makers.get(value)
-        return eqn if eqn is not None and has_trait(eqn, *traits) else None
-
-    def definition_in_scopes(self, value: Value) -> tuple[Equation | None, BodyScope]:
-        """Return the equation that defines a value, which may stand outside of the loop, and its scope."""
-        if value in self.inherited and self.outer is not None:
-            return self.outer.definition_in_scopes(self.inherited[value])
-        return self.makers.get(value), self
-
-    def source(self, value: Value) -> Value:
-        """Return the value that a value repeats, in another order of dimensions, or as a constant for differentiation."""
-        while eqn := self.definition(value, "broadcast", "transpose", "stop_gradient"):
-            value = eqn.operands[0]
-        return value
-
-    def number(self, value: Value) -> float | bool | None:
-        """Return the number that all elements of a value are, if it is written in the program."""
-        eqn, scope = self.definition_in_scopes(value)
-        if eqn is None or has_trait(eqn, "broadcast", "transpose", "stop_gradient"):
-            return None if eqn is None else scope.number(eqn.operands[0])
-        return VALUE.of(eqn.attrs) if has_trait(eqn, "filled") else None
+def _is_long_sum(eqn: Equation, least: int) -> bool:
+    return has_trait(eqn, "sum") and prod(dim.size for dim in over(eqn)) >= least
 
 
 def fused(scope: BodyScope, least: int) -> Function:
-    """Return the function of a scope with attention as single ops, of at least `least` keys."""
-    function = scope.function
-    body = [
-        map_regions(eqn, partial(_fused_region, loop=eqn, outer=scope, least=least)) for eqn in function.body
-    ]
-    found = {each.last: each for each in found_in(scope, least) if isinstance(each, Attention)}
-    if not found:
-        return attrs.evolve(function, body=tuple(body))
-    names = names_of(function)
-    replaced = [new for eqn in body for new in (found[eqn].equations(names) if eqn in found else [eqn])]
-    return live_only(attrs.evolve(function, body=tuple(replaced)))
+    """Return the function of a scope with attention as single ops, of at least `least` keys; the same object if there is none."""
+    found, _ = sorted_out(scope, least)
+    changed = _replaced(scope.function, found) if found else scope.function
+    body = tuple(
+        map_regions(eqn, partial(_fused_region, loop=eqn, outer=scope, least=least)) for eqn in changed.body
+    )
+    is_same = all(a is b for a, b in zip(body, changed.body, strict=True))
+    return changed if is_same else attrs.evolve(changed, body=body)
 
 
 def _fused_region(region: Function, loop: Equation, outer: BodyScope, least: int) -> Function:
     return fused(BodyScope.of(region, loop, outer), least)
 
 
+def sorted_out(scope: BodyScope, least: int) -> tuple[list[Attention], list[Reason]]:
+    """Return the attention that a function has, and the softmaxes between two dots that stay as they are.
+
+    One whose logits or weights are needed otherwise stays.
+    """
+    every = [*found_in(scope, least)]
+    found = [each for each in every if isinstance(each, Attention)]
+    refused = [each for each in every if isinstance(each, Reason)]
+    while found:
+        live = used_values(_replaced(scope.function, found))
+        needed = {id(each): each.what_else_is_used(live) for each in found}
+        if not any(needed.values()):
+            break
+        for each in found:
+            if text := needed[id(each)]:
+                refused.append(Reason(each.exponential, f"the {text} are used otherwise, too"))
+        found = [each for each in found if not needed[id(each)]]
+    return found, refused
+
+
+def _replaced(function: Function, found: Sequence[Attention]) -> Function:
+    """Return a function with attention, and its gradients, as ops."""
+    names, same = names_of(function), Substitution()
+    before: dict[Equation, list[Equation]] = {}
+    after: dict[Equation, list[Equation]] = {}
+    gone = set[Equation]()
+    for each in found:
+        attention = each.equations(names)
+        if each.last is not None:
+            gone.add(each.last)
+        after[each.last or each.exponential] = attention
+        if each.gradients is not None:
+            first = next(eqn for eqn in function.body if eqn in {sink.eqn for sink in each.gradients.sinks})
+            before[first] = each.gradient_equations(names, attention, same)
+            gone |= {sink.eqn for sink in each.gradients.sinks}
+    body = [
+        same.equation(new)
+        for eqn in function.body
+        for new in (*before.get(eqn, ()), *([] if eqn in gone else [eqn]), *after.get(eqn, ()))
+    ]
+    return live_only(same.function(function, in_order(body)))
+
+
+def in_order(body: Sequence[Equation]) -> list[Equation]:
+    """Return equations such that each stands behind those that define its operands, else in the given order."""
+    makers = {value: eqn for eqn in body for value in eqn.results}
+    placed, work, found = set[int](), [*reversed(body)], list[Equation]()
+    while work:
+        eqn = work.pop()
+        if id(eqn) in placed:
+            continue
+        missing = [makers[x] for x in eqn.operands if x in makers and id(makers[x]) not in placed]
+        if missing:
+            work += [eqn, *missing]
+        else:
+            placed.add(id(eqn))
+            found.append(eqn)
+    return found
+
+
 def reasons(program: Program, least: int = 1024) -> list[Reason]:
     """Return the softmaxes between two dots, over `least` elements or more, that stay as they are."""
 
     def inside(scope: BodyScope) -> Iterator[Reason]:
-        yield from (each for each in found_in(scope, least) if isinstance(each, Reason))
+        yield from sorted_out(scope, least)[1]
         for eqn in scope.function.body:
             for region in eqn.regions:
                 yield from inside(BodyScope.of(region, eqn, scope))
 
-    return [each for function in program.functions for each in inside(BodyScope.of(function))]
+    functions = (prepared(function, least, set()) for function in program.functions)
+    return [each for function in functions for each in inside(BodyScope.of(function))]
 
 
 def found_in(scope: BodyScope, least: int) -> Iterator[Attention | Reason]:
@@ -160,13 +197,15 @@ class Masks:
     """The masks of logits.
 
     band: row, column, and the least and the largest difference of their indices. ids: pairs of values whose equal elements count,
-    and whether they are one sequence. others: masks of any other kind. fill: the number of logits that do not count.
+    and whether they are one sequence. others: masks of any other kind, and whether logits count where they hold.
+    fill: the number of logits that do not count. conditions: the masks as they are written.
     """
 
     band: tuple[Dim, Dim, int | None, int | None] | None = None
     ids: list[tuple[Value, Value, bool]] = attrs.field(factory=list)
-    others: list[Value] = attrs.field(factory=list)
+    others: list[tuple[Value, bool]] = attrs.field(factory=list)
     fill: float = 0.0
+    conditions: list[Condition] = attrs.field(factory=list)
 
     def add_band(self, row: Dim, column: Dim, low: int | None, high: int | None) -> bool:
         """Add a band; return False if there is one of other dimensions."""
@@ -182,52 +221,117 @@ class Masks:
         return True
 
 
+Use = tuple[str, Equation | None]
+"""A value that an equation reads, by a word for it, and the equation; None for an output."""
+
+
 @attrs.frozen(eq=False)
 class Attention:
     """A softmax between two dots that becomes one op.
 
-    last: the equation whose result it is. factors: ops, and the values, that scale the logits.
+    last: the equation whose result it is; None if only the gradients are used. factors: ops, and the values, that scale the
+    logits. dot: that of queries and keys. total: the sum of the exponentials. squashed: the tanh of the soft cap.
+    uses: equations that must go, because they read logits or weights.
     """
 
-    last: Equation
+    exponential: Equation
+    total: Value
+    last: Equation | None
+    dot: Equation
     q: Value
     k: Value
-    v: Value
-    depth: tuple[Dim, ...]
+    v: Value | None
     memory: tuple[Dim, ...]
     factors: Sequence[tuple[str, Value]]
     cap: float | None
+    squashed: Value | None
     biases: Sequence[Value]
     masks: Masks
+    uses: Sequence[Use]
+    gradients: Gradients | None = None
+
+    @property
+    def operands(self) -> dict[int, Value]:
+        """Return queries, keys, values and biases by their numbers among the operands of the op."""
+        values = {0: self.q, 1: self.k} | ({} if self.v is None else {2: self.v})
+        return values | dict(enumerate(self.biases, 3))
+
+    def what_else_is_used(self, live: set[Value]) -> str:
+        """Return the name of the values that equations of a changed function still read, or an empty text."""
+        others = (what for what, eqn in self.uses if eqn is None or not live.isdisjoint(eqn.results))
+        return next(others, "weights" if self.exponential.result in live else "")
 
     def equations(self, names: Names) -> list[Equation]:
         """Return the equation of the op, and those that scale the queries."""
-        build, q, masks = Builder(names, self.last.span, self.last.stage), self.q, self.masks
+        place = self.last or self.exponential
+        build, masks = Builder(names, place.span, place.stage), self.masks
+        dtype = wider(
+            [x.type.dtype for x in (self.q, self.k, *([self._v] if self.last is None else [place.result]))]
+        )
+        q, k, v = (build.cast(x, dtype) for x in (self.q, self.k, self._v))
         for op, factor in self.factors:
-            q = build(op, q, factor)
-        roles = ["bias"] * len(self.biases) + ["mask"] * len(masks.others)
+            q = build(op, q, build.cast(factor, dtype))
+        others = [x if counts else build("not", x) for x, counts in masks.others]
+        roles = ["bias"] * len(self.biases) + ["mask"] * len(others)
         roles += ["same_ids" if same else "ids" for _, _, same in masks.ids]
         rows, columns, low, high = _band(masks)
         limits = {name: x for name, x in (("low", low), ("high", high), ("cap", self.cap)) if x is not None}
-        build.several(
+        result, *_ = build.several(
             "attention",
-            *(q, self.k, self.v, *self.biases, *masks.others),
+            *(q, k, v, *self.biases, *others),
             *(value for left, right, _ in masks.ids for value in (left, right)),
-            names=(self.last.result.name, "largest", "total"),
-            depth=self.depth,
+            names=("attention" if self.last is None else place.result.name, "largest", "total"),
+            depth=reduced_dims(self.dot),
             memory=self.memory,
-            dims=self.last.result.type.dims,
+            dims=self._result_dims(),
             roles=" ".join(roles),
             rows=rows,
             columns=columns,
             fill=masks.fill,
             **limits,
         )
-        *before, attention = build.body
-        return [
-            *before,
-            attrs.evolve(attention, results=(self.last.result, *attention.results[1:]), path=self.last.path),
-        ]
+        if self.last is None:
+            return build.body
+        if dtype != place.result.type.dtype:
+            build.cast(result, place.result.type.dtype)
+        *before, end = build.body
+        return [*before, attrs.evolve(end, results=(place.result, *end.results[1:]), path=place.path)]
+
+    @property
+    def _v(self) -> Value:
+        found = self.v if self.gradients is None or self.v is not None else self.gradients.v
+        assert found is not None, "there is a result or a gradient"
+        return found
+
+    def _result_dims(self) -> tuple[Dim, ...]:
+        if self.last is not None:
+            return self.last.result.type.dims
+        rest = dict.fromkeys(dim for x in (self.dot.result, self._v) for dim in x.type.dims)
+        return tuple(dim for dim in rest if dim not in self.memory)
+
+    def gradient_equations(
+        self, names: Names, attention: Sequence[Equation], same: Substitution
+    ) -> list[Equation]:
+        """Return the equations of the gradients; `same` maps the results of the old ones to the new ones."""
+        assert self.gradients is not None
+        (eqn,) = (each for each in attention if has_trait(each, "attention"))
+        build = Builder(names, self.gradients.sinks[0].eqn.span, "backward")
+        given, type = self.gradients.cotangent, eqn.results[0].type
+        one = build.like(1.0, eqn.results[0]) if given is None else build.cast(given, type.dtype)
+        cotangent = build.broadcast(one, type)
+        found = OPS[eqn.op].gradient(build, eqn, (cotangent,))
+        for sink in self.gradients.sinks:
+            gradient = found[sink.operand]
+            assert gradient is not None
+            build.span, build.stage = sink.eqn.span, sink.eqn.stage
+            same[sink.eqn.result] = sink.value(build, gradient)
+        return build.body
+
+
+def wider(dtypes: Sequence[str]) -> str:
+    """Return a dtype that has all numbers of dtypes of floats."""
+    first, *others = dict.fromkeys(dtypes)
+    return first if not others else "f64" if "f64" in dtypes else "f32"
 
 
 def _band(masks: Masks) -> tuple[tuple[Dim, ...], tuple[Dim, ...], int | None, int | None]:
@@ -241,12 +345,13 @@ def _band(masks: Masks) -> tuple[tuple[Dim, ...], tuple[Dim, ...], int | None, i
 class Match:
     """The search for attention around the exponentials of a softmax.
 
-    readers: value -> the equations that read it, and None for each output.
+    readers: value -> the equations that read it, and None for each output. uses: equations that must go with the softmax.
     """
 
     scope: BodyScope
     readers: Mapping[Value, Sequence[Equation | None]]
     exponential: Equation
+    uses: list[Use] = attrs.field(factory=list)
 
     def attention(self, least: int) -> Attention | None:
         """Return the attention; None for anything but a softmax between two dots, over `least` elements or more.
@@ -255,28 +360,37 @@ class Match:
         """
         shifted = self.scope.definition(self.exponential.operands[0], "subtract")
         largest = shifted and self.scope.definition(self.scope.source(shifted.operands[1]), "largest")
-        if not shifted or not largest or largest.operands[0] != shifted.operands[0]:
+        if not shifted or not largest:
             return None
-        logits, memory = shifted.operands[0], over(largest)
-        is_softmax = any(x and has_trait(x, "sum") for x in self._readers(self.exponential.result))
-        if prod(dim.size for dim in memory) < least or not is_softmax:
+        logits, memory = self.scope.source(shifted.operands[0]), over(largest)
+        total = self._total(memory)
+        if prod(dim.size for dim in memory) < least or not total:
             return None
-        if not (self._comes_from_dot(logits) and self._reaches_dot(self.exponential.result, memory)):
+        if self.scope.source(largest.operands[0]) != logits or not self._comes_from_dot(logits):
             return None
-        last, v = self._mean(memory)
+        if not self._reaches_dot(self.exponential.result, memory):
+            return None
+        last, v, why = self._mean(memory, total)
         self._only(logits, "logits", shifted, largest)
-        return self._with_queries(logits, memory, last, v)
+        found = self._with_queries(logits, memory, total, last, v)
+        gradients = self._gradients(found)
+        if why is not None and gradients is None:
+            raise why
+        return attrs.evolve(found, gradients=gradients)
 
-    def _readers(self, value: Value) -> Sequence[Equation | None]:
-        return self.readers.get(value, ())
+    def _readers(self, value: Value) -> list[Equation | None]:
+        """Return the equations that read a value, or what only repeats it; None for each output."""
+        found: list[Equation | None] = []
+        for eqn in self.readers.get(value, ()):
+            found += self._readers(eqn.result) if eqn is not None and repeats(eqn) else [eqn]
+        return found
 
     def _only(self, value: Value, what: str, *wanted: Equation) -> None:
-        """Raise `Unfused` if anything but these equations reads a value."""
-        if any(eqn not in wanted for eqn in self._readers(value)):
-            raise Unfused(f"the {what} are used otherwise, too")
+        """Note that anything but these equations must no longer read a value."""
+        self.uses.extend((what, eqn) for eqn in self._readers(value) if eqn not in wanted)
 
     def _comes_from_dot(self, value: Value) -> bool:
-        eqn = self.scope.definition(value, "dot", *CHANGES, "hyperbolic")
+        eqn = self.scope.definition(self.scope.uncast(value), "dot", *CHANGES, "hyperbolic")
         if eqn is None or has_trait(eqn, "dot"):
             return eqn is not None and len(eqn.operands) == 2 and bool(reduced_dims(eqn))
         return any(map(self._comes_from_dot, self._as_large(eqn)))
@@ -287,68 +401,77 @@ class Match:
         return [x for x in eqn.operands if {*x.type.dims} == dims and x.type.dtype in FLOATS]
 
     def _reaches_dot(self, value: Value, memory: tuple[Dim, ...]) -> bool:
-        """Return True if a dot sums over `memory` what is computed element by element from a value."""
-        for eqn in filter(None, self._readers(value)):
-            if has_trait(eqn, "dot"):
-                if {*memory} <= {*reduced_dims(eqn)}:
+        """Return True if a dot sums what is computed element by element from a value."""
+        work, seen = [value], set[Value]()
+        while work:
+            for eqn in filter(None, self._readers(work.pop())):
+                if has_trait(eqn, "dot"):
                     return True
-            elif has_trait(eqn, *CHANGES, "cast", "mask") and self._reaches_dot(eqn.result, memory):
-                return True
+                is_elementwise = has_trait(eqn, *CHANGES, "mask") and {*memory} <= {*eqn.result.type.dims}
+                if is_elementwise and eqn.result not in seen:
+                    seen.add(eqn.result)
+                    work.append(eqn.result)
         return False
 
     # From the exponentials to the result
 
-    def _mean(self, memory: tuple[Dim, ...]) -> tuple[Equation, Value]:
-        """Return the equation of the weighted mean, and the values that it is the mean of."""
-        weights, total, rest = self.exponential.result, None, []
-        for eqn in self._readers(weights):
-            if eqn and has_trait(eqn, "sum") and {*over(eqn)} == {*memory} and total is None:
-                total = eqn.result
-            else:
-                rest.append(eqn)
-        if total is None or len(rest) != 1 or rest[0] is None:
-            raise Unfused("the weights are used otherwise, too")
-        divided = self._divided(rest[0], weights, total)
-        dot = self._reader(rest[0].result) if divided else rest[0]
-        last = dot if divided else self._reader(dot.result)
-        if not has_trait(dot, "dot") or len(dot.operands) != 2 or {*reduced_dims(dot)} != {*memory}:
-            raise Unfused("the weights are changed before they are multiplied with values")
-        if not divided and not self._divided(last, dot.result, total):
-            raise Unfused("the sum of the exponentials is used otherwise")
-        self._only(total, "sums of the exponentials", *self._divisions(total))
-        source = rest[0].result if divided else weights
-        (v,) = [x for x in dot.operands if x != source] or [source]
-        if not {*memory} <= {*v.type.dims}:
-            raise Unfused("the values lack a dimension of the softmax")
-        return last, v
+    def _total(self, memory: tuple[Dim, ...]) -> Value | None:
+        """Return the sum of the exponentials."""
+        sums = (x for x in self._readers(self.exponential.result) if x and has_trait(x, "sum"))
+        return next((x.result for x in sums if {*over(x)} == {*memory}), None)
 
-    def _reader(self, value: Value) -> Equation:
-        """Return the only equation that reads a value."""
-        found = self._readers(value)
-        if len(found) != 1 or found[0] is None:
-            raise Unfused("the weights are used otherwise, too")
-        return found[0]
+    def _mean(
+        self, memory: tuple[Dim, ...], total: Value
+    ) -> tuple[Equation | None, Value | None, Unfused | None]:
+        """Return the equation of the weighted mean and the values that it is the mean of; or else why there is none."""
+        weights = self.exponential.result
+        why, makers = Unfused("the weights are used otherwise, too"), self.scope.makers
+        for eqn in filter(None, self._readers(weights)):
+            divided = self._divided(eqn, weights, total)
+            for after in filter(None, self._readers(eqn.result)) if eqn.result != total else ():
+                dot, last = (after, after) if divided else (eqn, after)
+                if not has_trait(dot, "dot") or len(dot.operands) != 2 or {*reduced_dims(dot)} != {*memory}:
+                    why = Unfused("the weights are changed before they are multiplied with values")
+                elif not divided and not self._divided(last, dot.result, total):
+                    why = Unfused("the sum of the exponentials is used otherwise")
+                else:
+                    source = eqn.result if divided else weights
+                    self._only(weights, "weights", makers[total], eqn)
+                    self._only(eqn.result, "weights", after)
+                    self._only(total, "sums of the exponentials", eqn if divided else last)
+                    (v,) = [x for x in dot.operands if self.scope.source(x) != source] or [source]
+                    if not {*memory} <= {*v.type.dims}:
+                        raise Unfused("the values lack a dimension of the softmax")
+                    return last, v, None
+        return None, None, why
 
     def _divided(self, eqn: Equation, value: Value, total: Value) -> bool:
         """Return True for the equation that divides a value by the sum of the exponentials."""
-        is_quotient = has_trait(eqn, "divide") and eqn.operands[0] == value
+        is_quotient = has_trait(eqn, "divide") and self.scope.source(eqn.operands[0]) == value
         return is_quotient and self.scope.source(eqn.operands[1]) == total
 
-    def _divisions(self, total: Value) -> list[Equation]:
-        """Return the readers of a sum that divide by it or repeat it; the match has found one division."""
-        return [x for x in self._readers(total) if x and has_trait(x, "divide", "broadcast", "transpose")]
+    def _gradients(self, found: Attention) -> Gradients | None:
+        """Return the gradients of the attention that the function has."""
+        scope, slope = self.scope, found.squashed
+        forward = AttentionParts(
+            self.exponential.result, found.total, found.dot, found.memory, found.operands, found.factors, slope,
+            found.masks.conditions,
+        )  # fmt: skip
+        return GradientMatch(forward, scope.makers.get, self._readers, scope.source, scope.number).gradients()
 
     # From the exponentials to the dot
 
-    def _with_queries(self, logits: Value, memory: tuple[Dim, ...], last: Equation, v: Value) -> Attention:
+    def _with_queries(
+        self, logits: Value, memory: tuple[Dim, ...], total: Value, last: Equation | None, v: Value | None
+    ) -> Attention:
         """Return the attention, by the equations from the logits back to the dot of queries and keys."""
         masks = Masks()
         value = self._masks(logits, masks, memory)
         biases: list[Value] = []
         while (eqn := self.scope.definition(value, "add")) is not None:
             value, bias = self._inner(eqn)
-            biases += [] if self.scope.number(bias) == 0 else [bias]
-        value, cap = self._cap(value)
+            biases += [] if self.scope.number(bias) == 0 else [self.scope.uncast(bias)]
+        value, cap, squashed = self._cap(value)
         factors: list[tuple[str, Value]] = []
         while (eqn := self.scope.definition(value, "multiply", "divide")) is not None:
             value, factor = self._inner(eqn)
@@ -364,30 +487,34 @@ class Match:
         depth, logits_dims = reduced_dims(dot), {*dot.result.type.dims}
         if any({*x.type.dims} - logits_dims != {*depth} for x in (q, k)):
             raise Unfused("its queries and keys are not contracted over the same dimensions")
-        if {*k.type.dims} - {*depth} != {*v.type.dims} & logits_dims:
+        if v is not None and {*k.type.dims} - {*depth} != {*v.type.dims} & logits_dims:
             raise Unfused("its keys and values have different dimensions")
         if any(not {*factor.type.dims} <= {*q.type.dims} for _, factor in factors):
             raise Unfused("its logits are scaled by a factor that the queries cannot have")
-        return Attention(last, q, k, v, depth, memory, factors[::-1], cap, biases[::-1], masks)
+        q, k, v = self.scope.uncast(q), self.scope.uncast(k), None if v is None else self.scope.uncast(v)
+        return Attention(
+            self.exponential, total, last, dot, q, k, v, memory, factors[::-1], cap, squashed, biases[::-1], masks,
+            self.uses,
+        )  # fmt: skip
 
     def _inner(self, eqn: Equation) -> tuple[Value, Value]:
-        """Return the operand that comes from the dot, whose only reader this is, and the other operand."""
+        """Return the operand that comes from the dot, without casts, and the other operand. Only this equation may read it."""
         found = [x for x in self._as_large(eqn) if self._comes_from_dot(x)]
         if len(found) != 1 or (has_trait(eqn, "divide") and eqn.operands[0] != found[0]):
             raise Unfused("its logits come from two dots")
-        self._only(found[0], "logits", eqn)
         (other,) = [x for x in eqn.operands if x != found[0]] or found
-        return found[0], other
+        inner = self.scope.uncast(found[0])
+        self._only(inner, "logits", eqn)
+        return inner, other
 
-    def _cap(self, value: Value) -> tuple[Value, float | None]:
-        """Return the operand of a soft cap, `cap * tanh(x / cap)`, and the cap."""
+    def _cap(self, value: Value) -> tuple[Value, float | None, Value | None]:
+        """Return the operand of a soft cap, `cap * tanh(x / cap)`, the cap, and the tanh."""
         scaled = self.scope.definition(value, "multiply")
-        squashed = scaled and next(
-            filter(None, (self.scope.definition(x, "hyperbolic") for x in scaled.operands)), None
-        )
+        operands = map(self.scope.uncast, scaled.operands if scaled else ())
+        squashed = next(filter(None, (self.scope.definition(x, "hyperbolic") for x in operands)), None)
         if scaled is None or squashed is None:
-            return value, None
-        inner, cap = squashed.operands[0], self.scope.number(self._inner(scaled)[1])
+            return value, None, None
+        inner, cap = self.scope.uncast(squashed.operands[0]), self.scope.number(self._inner(scaled)[1])
         divided = self.scope.definition(inner, "divide", "multiply")
         self._only(inner, "logits", squashed)
         if divided is None or cap is None:
@@ -396,38 +523,42 @@ class Match:
         factor = self.scope.number(number)
         if factor is None or cap != (factor if has_trait(divided, "divide") else factor and 1 / factor):
             raise Unfused("its soft cap is not of the form `cap * tanh(x / cap)`")
-        return source, float(cap)
+        return source, float(cap), squashed.result
 
     def _masks(self, value: Value, masks: Masks, memory: tuple[Dim, ...]) -> Value:
         """Add the masks in front of a value, and return the logits that they mask."""
         fills = set[float]()
+        value = self.scope.uncast(value)
         while (eqn := self.scope.definition(value, "choice")) is not None:
-            condition, inner, other = eqn.operands
-            fill = self.scope.number(other)
+            condition, *pair = eqn.operands
+            numbers = [*map(self.scope.number, pair)]
+            holds = numbers[1] is not None
+            inner, fill = (pair[0], numbers[1]) if holds else (pair[1], numbers[0])
             if fill is None or not self._comes_from_dot(inner):
                 raise Unfused("its mask chooses between logits and values that are no constant")
-            self._only(inner, "logits", eqn)
-            if self.scope.number(condition) is not True:
+            value = self.scope.uncast(inner)
+            self._only(value, "logits", eqn)
+            if self.scope.number(condition) is not holds:
                 fills.add(float(fill))
-                self._mask(condition, masks, memory)
-            value = inner
+                masks.conditions.append(Condition(self.scope.source(condition), holds))
+                self._mask(condition, holds, masks, memory)
         if len(fills) > 1:
             raise Unfused("its masks have different numbers")
         masks.fill = next(iter(fills), 0.0)
         return value
 
-    def _mask(self, condition: Value, masks: Masks, memory: tuple[Dim, ...]) -> None:
-        """Add a mask: the parts of a conjunction one by one."""
+    def _mask(self, condition: Value, holds: bool, masks: Masks, memory: tuple[Dim, ...]) -> None:
+        """Add a mask: the parts of a conjunction one by one. holds: False if logits count where the condition does not hold."""
         value = self.scope.source(condition)
         eqn, scope = self.scope.definition_in_scopes(value)
-        if scope is self.scope and eqn is not None and has_trait(eqn, "conjunction"):
+        if holds and scope is self.scope and eqn is not None and has_trait(eqn, "conjunction"):
             for part in eqn.operands:
-                self._mask(part, masks, memory)
-        elif self.scope.number(value) is not True and not self._is_band(value, masks, memory):
-            pair = self._ids(value, memory)
-            (masks.ids.append(pair) if pair else masks.others.append(value))
+                self._mask(part, holds, masks, memory)
+        elif self.scope.number(value) is not holds and not self._is_band(value, holds, masks, memory):
+            pair = self._ids(value, memory) if holds else None
+            (masks.ids.append(pair) if pair else masks.others.append((value, holds)))
 
-    def _is_band(self, value: Value, masks: Masks, memory: tuple[Dim, ...]) -> bool:
+    def _is_band(self, value: Value, holds: bool, masks: Masks, memory: tuple[Dim, ...]) -> bool:
         """Add a mask that compares an index of `memory` with one of the queries; return False if it does anything else."""
         eqn, scope = self.scope.definition_in_scopes(value)
         while eqn is not None and has_trait(eqn, "broadcast", "transpose"):
@@ -443,7 +574,10 @@ class Match:
         row, column = sorted(weights, key=lambda dim: dim in memory)
         if row in memory or column not in memory:
             return False
-        return masks.add_band(row, column, *limits(eqn, weights[row], constant))
+        low, high = limits(eqn, weights[row], constant)
+        if not holds:
+            low, high = (None, low - 1) if low is not None else (high + 1 if high is not None else None, None)
+        return masks.add_band(row, column, low, high)
 
     def _ids(self, value: Value, memory: tuple[Dim, ...]) -> tuple[Value, Value, bool] | None:
         """Return two values whose equal elements count, and whether they are one sequence; None for another mask."""
@@ -460,57 +594,3 @@ class Match:
     def _one_sequence(self, left: Value, right: Value) -> bool:
         renamed = self.scope.definition(right, "rename")
         return renamed is not None and renamed.operands[0] == left
-
-
-@attrs.frozen
-class Index:
-    """A whole number that depends on indices: the sum of dimensions' indices times `weights`, and a constant."""
-
-    weights: Mapping[Dim, int]
-    constant: int
-
-    def scaled(self, factor: int) -> Index:
-        return Index({dim: weight * factor for dim, weight in self.weights.items()}, self.constant * factor)
-
-    def plus(self, other: Index) -> Index:
-        dims = dict.fromkeys((*self.weights, *other.weights))
-        weights = {dim: self.weights.get(dim, 0) + other.weights.get(dim, 0) for dim in dims}
-        return Index({dim: x for dim, x in weights.items() if x}, self.constant + other.constant)
-
-    def minus(self, other: Index) -> tuple[Mapping[Dim, int], int]:
-        found = self.plus(other.scaled(-1))
-        return found.weights, found.constant
-
-
-def index_of(scope: BodyScope, value: Value) -> Index | None:
-    """Return an integer as sums and multiples of indices, or None."""
-    number = scope.number(value)
-    if number is not None:
-        return Index({}, int(number)) if value.type.dtype == "i32" else None
-    eqn, scope = scope.definition_in_scopes(value)
-    if eqn is None or value.type.dtype != "i32":
-        return None
-    if has_trait(eqn, "indices"):
-        return Index({DIMENSION.of(eqn.attrs): 1}, 0)
-    if has_trait(eqn, "broadcast", "transpose"):
-        return index_of(scope, eqn.operands[0])
-    if not has_trait(eqn, "add", "subtract", "multiply"):
-        return None
-    left, right = (index_of(scope, x) for x in eqn.operands)
-    if left is None or right is None:
-        return None
-    if has_trait(eqn, "multiply"):
-        constants = [x for x in (left, right) if not x.weights]
-        other = right if constants and constants[0] is left else left
-        return other.scaled(constants[0].constant) if constants else None
-    return left.plus(right if has_trait(eqn, "add") else right.scaled(-1))
-
-
-def limits(eqn: Equation, weight: int, constant: int) -> tuple[int | None, int | None]:
-    """Return the least and the largest row - column where weight * (row - column) + constant compares with 0 as an op says."""
-    is_above = has_trait(eqn, "above")
-    if has_trait(eqn, "strict"):
-        constant += -1 if is_above else 1
-    if not is_above:
-        weight, constant = -weight, -constant
-    return (-constant, None) if weight > 0 else (None, constant)

@@ -12,8 +12,9 @@ After this pass no row of the table applies.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
-from math import copysign
+from math import copysign, inf
 from typing import Any, ClassVar
 
 import attrs
@@ -323,6 +324,57 @@ def _masked_by_number(c: RewriteContext, eqn: Equation) -> Value | None:
     return _broadcast_to(c, eqn, x) if holds else _number(c, eqn, 0)
 
 
+def _renamed_indices(c: RewriteContext, eqn: Equation) -> Value | None:
+    """rename(range(a)) == range(b)."""
+    return c.build("range", dim=eqn.result.type.dims[0]) if c.has_trait(eqn.operands[0], "indices") else None
+
+
+def _chosen_truth(c: RewriteContext, eqn: Equation) -> Value | None:
+    """where(x, true, false) == x, and where(x, false, true) == not x."""
+    condition, *pair = eqn.operands
+    found = [*map(c.number, pair)]
+    if found == [True, False] and eqn.result.type.dtype == "bool":
+        return _broadcast_to(c, eqn, condition)
+    if found == [False, True] and eqn.result.type.dtype == "bool":
+        return _broadcast_to(c, eqn, c.build("not", condition))
+    return None
+
+
+def _numbers_by_truth(c: RewriteContext, value: Value) -> tuple[Value, float, float] | None:
+    """Return the condition of a choice between two numbers, and the numbers. A truth cast to a number is 1 or 0."""
+    eqn = c.defined.get(value)
+    if eqn is None or not has_trait(eqn, "choice", "cast"):
+        return None
+    condition, *pair = eqn.operands
+    one, other = map(c.number, pair) if pair else (1, 0)
+    is_truth = condition.type.dtype == "bool"
+    return (condition, one, other) if is_truth and one is not None and other is not None else None
+
+
+def _compared_choice(compare: Callable[[float, float], bool]) -> RewriteRule:
+    """compare(where(x, a, b), n) == where(x, compare(a, n), compare(b, n)) for numbers a, b and n."""
+
+    def rule(c: RewriteContext, eqn: Equation) -> Value | None:
+        chosen, number = _numbers_by_truth(c, eqn.operands[0]), c.number(eqn.operands[1])
+        if chosen is None or number is None:
+            return None
+        condition, *pair = chosen
+        truths = (c.build.constant(compare(each, number), "bool") for each in pair)
+        return _broadcast_to(c, eqn, c.build("where", condition, *truths))
+
+    return rule
+
+
+def _truth_of_choice(c: RewriteContext, eqn: Equation) -> Value | None:
+    """cast(where(x, a, b)) == where(x, a != 0, b != 0) for numbers a and b, cast to a truth."""
+    chosen = _numbers_by_truth(c, eqn.operands[0]) if eqn.result.type.dtype == "bool" else None
+    if chosen is None:
+        return None
+    condition, *pair = chosen
+    truths = (c.build.constant(number != 0, "bool") for number in pair)
+    return _broadcast_to(c, eqn, c.build("where", condition, *truths))
+
+
 def _certain(c: RewriteContext, eqn: Equation) -> Value | None:
     """bernoulli(1) == true, and bernoulli(0) == false: draws are from 0 on and below 1."""
     p = eqn.attrs["p"]
@@ -347,18 +399,24 @@ RULES: dict[str, tuple[RewriteRule, ...]] = {
     "not": (_double_negation, _by_logic),
     "and": (_by_logic,),
     "or": (_by_logic,),
-    "eq": (_by_logic,),
-    "ne": (_by_logic,),
-    "where": (_by_logic,),
+    "maximum": (_right_identity(-inf), _left_identity(-inf)),
+    "minimum": (_right_identity(inf), _left_identity(inf)),
+    "eq": (_by_logic, _compared_choice(operator.eq)),
+    "ne": (_by_logic, _compared_choice(operator.ne)),
+    "lt": (_compared_choice(operator.lt),),
+    "le": (_compared_choice(operator.le),),
+    "gt": (_compared_choice(operator.gt),),
+    "ge": (_compared_choice(operator.ge),),
+    "where": (_by_logic, _chosen_truth),
     "mask": (_masked_by_number,),
     "bernoulli": (_certain,),
     "transpose": (_same_type, _twice, _moved_full),
     "reshape": (_same_type, _twice, _moved_full),
     "broadcast": (_same_type, _twice, _moved_full),
-    "rename": (_moved_full,),
+    "rename": (_moved_full, _renamed_indices),
     "slice": (_moved_full, _sliced_twice),
     "shift": (_shifted_by_nothing, _shifted_away),
-    "cast": (_same_type,),
+    "cast": (_same_type, _truth_of_choice),
     "einsum": (_einsum_of_transpose, _einsum_of_broadcast, _einsum_of_full, _einsum_as_product),
     "sum": (_sum_of_nothing, _sum_of_full),
     **dict.fromkeys(("max", "min", "any", "all"), (_sum_of_nothing, _moved_full)),

@@ -361,6 +361,7 @@ class _Flattener:
         self.constants: list[Any] = []
         self._constant_vars: dict[int, Var] = {}
         self._count = 0
+        self._stage: Stage = "forward"
 
     def var(self, aval: Any, span: Span | None = None) -> Var:
         """Make a variable for an abstract value. Random keys become their data."""
@@ -418,6 +419,11 @@ class _Flattener:
         return tuple(self._operand(v, env) for v in jaxpr.outvars)
 
     def _equation(self, eqn: Any, env: Env, steps: list[AppliedPrimitive], outer: Span | None) -> None:
+        around, self._stage = self._stage, _stage(eqn, self._stage)
+        self._steps_of(eqn, env, steps, outer)
+        self._stage = around
+
+    def _steps_of(self, eqn: Any, env: Env, steps: list[AppliedPrimitive], outer: Span | None) -> None:
         operands = tuple(self._operand(v, env) for v in eqn.invars)
         name, span = eqn.primitive.name, _span(eqn.source_info.traceback) or outer
         inner = eqn.params.get(INLINED[name]) if name in INLINED else None
@@ -447,7 +453,7 @@ class _Flattener:
         name, bind, params, given = _without_empty(eqn, operands)
         results = tuple(self.var(v.aval, span) for v in made)
         bodies = (self._body(eqn.params["jaxpr"]),) if name == "scan" else ()
-        steps.append(AppliedPrimitive(name, bind, params, given, results, span, _stage(eqn), bodies))
+        steps.append(AppliedPrimitive(name, bind, params, given, results, span, self._stage, bodies))
         env.update(zip(made, results, strict=True))
 
     def _choice(
@@ -462,7 +468,7 @@ class _Flattener:
         import jax
 
         def step(name: str, bind: Any, given: tuple[Operand, ...], result: Var) -> Var:
-            steps.append(AppliedPrimitive(name, bind, {}, given, (result,), span, _stage(eqn)))
+            steps.append(AppliedPrimitive(name, bind, {}, given, (result,), span, self._stage))
             return result
 
         found: list[Operand | Empty] = []
@@ -497,7 +503,7 @@ class _Flattener:
                 copies[x] = Var(self._count, x.shape, x.dtype, x.key)
         made = tuple(copies.values())
         steps.append(
-            AppliedPrimitive("optimization_barrier", None, {}, tuple(copies), made, span, _stage(eqn))
+            AppliedPrimitive("optimization_barrier", None, {}, tuple(copies), made, span, self._stage)
         )
         return tuple(copies[x] if isinstance(x, Var) else x for x in operands)
 
@@ -568,8 +574,12 @@ def _builtin(array: Any, dtype: str) -> bool | int | float:
     return bool(array) if dtype == "bool" else int(array) if dtype in ("i32", "u32") else float(array)
 
 
-def _stage(eqn: Any) -> Stage:
-    return "backward" if "transpose(" in str(eqn.source_info.name_stack) else "forward"
+def _stage(eqn: Any, around: Stage) -> Stage:
+    """Return the stage of an equation; around: that of the equation whose jaxpr has it. What `checkpoint` repeats is forward."""
+    own = str(eqn.source_info.name_stack)
+    if "transpose(" in own:
+        return "backward"
+    return "forward" if "rematted_computation" in own else around
 
 
 def _span(traceback: Any) -> Span | None:

@@ -43,6 +43,7 @@ from mtfc.compiler.ir.opdef import (
     Split,
     not_linear,
 )
+from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.ops.elementwise import align, check_dtypes, dims_text, numpy_dtype
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
@@ -298,7 +299,7 @@ def _evaluate_dbias(shard: Shard, *arrays: Any) -> Any:
     _, cotangent, _ = each.sensitivities()
     one = shard.np.ones((), cotangent.dtype)
     found = each.dot((cotangent, logits_dims(eqn)), (one, ()), eqn.result.type.dims)
-    return found.astype(arrays[0].dtype)
+    return found.astype(numpy_dtype(shard.np, eqn.result.type.dtype))
 
 
 # Gradients
@@ -410,7 +411,7 @@ def call_of(code: Code) -> AttentionCall:
         starts = {letters[dim]: code.offset(dim.name, 0) for dim in (*rows, *columns)}
         first = ", ".join(f'"{letter}": {start}' for letter, start in starts.items() if start)
         options |= {"first": f"{{{first}}}"} if first else {}
-    options["fill"] = repr(FILL.of(attributes))
+    options["fill"] = literal(FILL.of(attributes))
     options |= {
         name: repr(attributes[name]) for name in (CAP.name, OPERAND.name, PART.name) if name in attributes
     }

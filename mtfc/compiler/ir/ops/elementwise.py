@@ -372,7 +372,7 @@ def _erf_slope(b: OpBuilder, x: Value, y: Value) -> Value:
 
 UNARY = (
     elementwise("neg", lambda np, x: -x, "-{0}", lambda b, e, g: (b("neg", g[0]),), "Minus x.",
-                accepted=NUMBERS, linear=linear_in_first),
+                accepted=NUMBERS, linear=linear_in_first, traits=("negate",)),
     elementwise("relu", lambda np, x: np.maximum(x, 0), "np.maximum({0}, 0)", _relu_gradient, "max(x, 0).",
                 jax="jax.nn.relu({0})", accepted=NUMBERS, number=lambda x: max(x, 0)),
     elementwise("exp", lambda np, x: np.exp(x), "np.exp({0})", slope_gradient(lambda b, x, y: y),

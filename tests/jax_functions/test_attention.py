@@ -1,0 +1,196 @@
+"""Attention in imported functions is one op, and so is its gradient, however a library writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mtfc
+from mtfc.backends.interpreter import interpret
+from mtfc.compiler.ir.core import Program, walk
+from mtfc.compiler.passes.fuse_attention import FuseAttention
+from mtfc.compiler.passes.mixed_precision import everything_in
+from mtfc.compiler.passes.pipelines import run
+from tests.harness import generic_data
+from tests.jax_functions.models import Model, array
+
+BATCH, LENGTH, HEADS, SIZE, EMBED = 2, 16, 3, 4, 8
+
+
+def weights(*layers: int) -> dict[str, Any]:
+    projections = {name: array(*layers, EMBED, HEADS, SIZE) for name in "qkv"}
+    return {**projections, "o": array(*layers, HEADS, SIZE, EMBED)}
+
+
+def projected(p: Any, x: Any) -> list[Any]:
+    return [jnp.einsum("ble,ehd->bhld", x, p[name]) for name in "qkv"]
+
+
+def causal(p: Any, x: Any) -> Any:
+    """A causal attention as most people write it."""
+    q, k, v = projected(p, x)
+    scores = jnp.einsum("bhld,bhmd->bhlm", q, k) / jnp.sqrt(SIZE)
+    scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -1e30)
+    return jnp.einsum("bhlm,bhmd,hde->ble", jax.nn.softmax(scores), v, p["o"])
+
+
+def by_hand(p: Any, x: Any) -> Any:
+    """A softmax by hand: its maximum has a gradient, and the mask has its number first."""
+    q, k, v = projected(p, x)
+    i = jnp.arange(x.shape[1])
+    scores = jnp.where(i[:, None] < i, -jnp.inf, q @ k.swapaxes(-1, -2) * SIZE**-0.5)
+    e = jnp.exp(scores - scores.max(-1, keepdims=True))
+    return jnp.einsum("bhld,hde->ble", (e @ v) / e.sum(-1, keepdims=True), p["o"])
+
+
+def capped(p: Any, x: Any) -> Any:
+    """A soft cap and a bias for each pair of a head and a key, in bf16, with a softmax in f32."""
+    q, k, v = (each.astype(jnp.bfloat16) for each in projected(p, x))
+    scores = (q * SIZE**-0.5) @ k.swapaxes(-1, -2)
+    scores = 5 * jnp.tanh(scores / 5) + p["bias"][:, None].astype(jnp.bfloat16)
+    found = jax.nn.softmax(scores.astype(jnp.float32)).astype(v.dtype) @ v
+    return jnp.einsum("bhld,hde->ble", found.astype(jnp.float32), p["o"])
+
+
+def grouped(p: Any, x: Any) -> Any:
+    """`jax.nn.dot_product_attention` with one head of keys and values for all heads of queries."""
+    q, k, v = (each.swapaxes(1, 2) for each in projected(p, x))
+    found = jax.nn.dot_product_attention(q, k[:, :, :1], v[:, :, :1], is_causal=True)
+    return jnp.einsum("blhd,hde->ble", found, p["o"])
+
+
+def scanned(p: Any, x: Any) -> Any:
+    def layer(x: Any, p: Any) -> Any:
+        return x + causal(p, x), None
+
+    return jax.lax.scan(jax.checkpoint(layer), x, p)[0]
+
+
+def two_layers(p: Any, x: Any) -> Any:
+    for each in p:
+        x = x + jax.checkpoint(causal)(each, x)
+    return x
+
+
+def of_nnx() -> Model:
+    from flax import nnx
+
+    layer = nnx.eval_shape(lambda: nnx.MultiHeadAttention(HEADS, EMBED, 12, decode=False, rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(layer)
+    return lambda p, x: nnx.merge(graph, p)(x, mask=nnx.make_causal_mask(x[..., 0])), (state, X)
+
+
+def of_linen() -> Model:
+    from flax import linen
+
+    layer = linen.MultiHeadDotProductAttention(HEADS, qkv_features=12)
+    params = jax.eval_shape(layer.init, jax.random.key(0), X)
+    return lambda p, x: layer.apply(p, x, mask=linen.make_causal_mask(x[..., 0])), (params, X)
+
+
+def of_equinox() -> Model:
+    import equinox as eqx
+
+    layer = eqx.nn.MultiheadAttention(2, EMBED, key=jax.random.key(0))
+    params, rest = eqx.partition(layer, eqx.is_array)
+
+    def function(p: Any, x: Any) -> Any:
+        mask = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
+        return jax.vmap(lambda y: eqx.combine(p, rest)(y, y, y, mask=mask))(x)
+
+    return function, (params, X)
+
+
+def of_haiku() -> Model:
+    import haiku as hk
+
+    def net(x: Any) -> Any:
+        mask = jnp.tril(jnp.ones((1, 1, x.shape[1], x.shape[1])))
+        return hk.MultiHeadAttention(HEADS, SIZE, w_init=hk.initializers.RandomNormal())(x, x, x, mask)
+
+    pure = hk.without_apply_rng(hk.transform(net))
+    return pure.apply, (jax.eval_shape(pure.init, jax.random.key(0), X), X)
+
+
+X = array(BATCH, LENGTH, EMBED)
+
+MODELS: dict[str, Callable[[], Model]] = {
+    "causal": lambda: (causal, (weights(), X)),
+    "by hand": lambda: (by_hand, (weights(), X)),
+    "capped": lambda: (capped, ({**weights(), "bias": array(HEADS, LENGTH)}, X)),
+    "grouped": lambda: (grouped, (weights(), X)),
+    "scanned": lambda: (scanned, (weights(2), X)),
+    "two layers": lambda: (two_layers, ([weights(), weights()], X)),
+    "nnx": of_nnx,
+    "linen": of_linen,
+    "equinox": of_equinox,
+    "haiku": of_haiku,
+}
+LAYERS = {"two layers": 2}
+ATTENTIONS = {"two layers": 2, "scanned": 2}
+"""The number of ops in a gradient: a scan with `checkpoint` computes attention again."""
+
+
+@cache
+def imported(name: str, with_gradients: bool) -> Program:
+    function, args = MODELS[name]()
+
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.sum(function(p, x) ** 2)
+
+    return mtfc.from_jax(jax.value_and_grad(loss) if with_gradients else loss, *args).imported.program
+
+
+def counts(program: Program) -> dict[str, int]:
+    ops = [eqn.op for function in program.functions for eqn in walk(function.body)]
+    return {op: ops.count(op) for op in ("attention", "attention_dq", "attention_dkv", "exp")}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_attention_of_libraries_is_one_op(name: str) -> None:
+    fused = run(imported(name, with_gradients=False), (FuseAttention(least=1),))
+    assert counts(fused) == {
+        "attention": LAYERS.get(name, 1),
+        "attention_dq": 0,
+        "attention_dkv": 0,
+        "exp": 0,
+    }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_of_jax_become_the_ops_for_gradients(name: str) -> None:
+    plain = everything_in(imported(name, with_gradients=True), "f64")
+    fused = run(plain, (FuseAttention(least=1),))
+    layers = LAYERS.get(name, 1)
+    wanted = {"attention_dq": layers, "attention_dkv": layers, "exp": 0}
+    assert counts(fused) == {"attention": ATTENTIONS.get(name, 1), **wanted}
+    (function,), (new,) = plain.functions, fused.functions
+    given = {key: x * 0.3 for key, x in generic_data(function, 0).items()}
+    expected, found = interpret(function, plain, given), interpret(new, fused, given)
+    for key, wanted_array in expected.items():
+        np.testing.assert_allclose(found[key], wanted_array, rtol=1e-7, atol=1e-7, err_msg=key)
+
+
+def test_a_plan_stores_no_weights_of_attention() -> None:
+    """A step of 1,024 keys takes a fraction of the memory, and computes the same under layouts that split sequences."""
+
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.sum(causal(p, x) ** 2)
+
+    step, args = jax.value_and_grad(loss), (weights(), array(2, 1024, EMBED))
+    program = mtfc.from_jax(step, *args)
+    random = np.random.default_rng(0)
+    given = jax.tree.map(lambda x: jnp.asarray(random.normal(size=x.shape) * 0.3, x.dtype), args)
+    expected = jax.jit(step)(*given)
+    alone = jax.jit(step).lower(*args).compile().memory_analysis().temp_size_in_bytes
+    for layout in ({"batch": "data"}, {"x_1": "data"}):
+        compiled = jax.jit(program.plan(layout, {"data": 2}).step).lower(*args).compile()
+        assert compiled.memory_analysis().temp_size_in_bytes < alone / 3
+        for a, b in zip(jax.tree.leaves(compiled(*given)), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * float(jnp.abs(b).max()))
