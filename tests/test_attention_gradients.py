@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 
@@ -11,7 +12,7 @@ from mtfc.compiler.passes.autodiff.differentiate import Differentiate
 from mtfc.compiler.passes.dce import Dce
 from mtfc.compiler.passes.fuse_attention import FuseAttention, reasons
 from mtfc.compiler.passes.mixed_precision import everything_in
-from mtfc.compiler.passes.pipelines import run
+from mtfc.compiler.passes.pipelines import parse_pipeline, pipeline_of, run
 from tests.harness import generic_data, load
 from tests.test_attention import FORMS, HEAD, SOFTMAX, Q, S, program_of
 
@@ -61,6 +62,18 @@ def test_gradients_that_need_logits_stay_separate_ops(statements: str) -> None:
     separate = separate_gradients(program)
     assert not any(op.startswith("attention") for op in ops_of(run(separate, (FuseAttention(least=1),))))
     assert [reason.text for reason in reasons(separate, least=1)] == ["the weights are used otherwise, too"]
+
+
+def test_second_derivatives_need_separate_ops() -> None:
+    """The ops for gradients have no gradients, so a program that is differentiated keeps its gradients as they are."""
+    (gradients,) = separate_gradients(program_of("causal")).functions
+    outputs = tuple(attrs.evolve(output, name=f"{output.name}_given") for output in gradients.outputs)
+    forward = attrs.evolve(gradients, name="forward", outputs=outputs)
+    program = attrs.evolve(program_of("causal"), functions=(forward,))
+    passes = parse_pipeline("fuse-attention{least=1},differentiation")
+    assert ops_of(run(program, passes)) >= GRADIENTS
+    differentiated = run(program, pipeline_of(passes, "gradients"))
+    assert "exp" in ops_of(differentiated) and not GRADIENTS & ops_of(differentiated)
 
 
 def test_two_attentions_in_a_row() -> None:

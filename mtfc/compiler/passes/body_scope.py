@@ -114,7 +114,7 @@ def index_of(scope: BodyScope, value: Value) -> Index | None:
     return left.plus(right if has_trait(eqn, "add") else right.scaled(-1))
 
 
-def limits(eqn: Equation, weight: int, constant: int) -> tuple[int | None, int | None]:
+def differences(eqn: Equation, weight: int, constant: int) -> tuple[int | None, int | None]:
     """Return the least and the largest row - column where weight * (row - column) + constant compares with 0 as an op says."""
     is_above = has_trait(eqn, "above")
     if has_trait(eqn, "strict"):

@@ -35,7 +35,7 @@ from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.attention_gradients import AttentionParts, Condition, GradientMatch, Gradients
-from mtfc.compiler.passes.body_scope import BodyScope, index_of, limits, repeats
+from mtfc.compiler.passes.body_scope import BodyScope, differences, index_of, repeats
 from mtfc.compiler.passes.cse import share
 from mtfc.compiler.passes.dce import live_only, used_values
 from mtfc.compiler.passes.pass_base import Pass
@@ -47,21 +47,38 @@ CHANGES: tuple[Trait, ...] = ("choice", "add", "multiply", "divide")
 
 @attrs.frozen
 class FuseAttention(Pass):
-    """least: the smallest number of elements of a softmax."""
+    """least: the smallest number of elements of a softmax. gradients: True to make ops of gradients that the program has, too.
+
+    These ops have no gradients of their own, so gradients stay separate ops where the program is differentiated.
+    """
 
     name: ClassVar[str] = "fuse-attention"
     takes: ClassVar[tuple[Level, ...]] = ("global",)
     least: int = 1024
+    gradients: bool = True
 
     def run(self, program: Program) -> Program:
-        named = set(program.layout.value_rules) if program.layout else set[str]()
+        options = FusionOptions(self.least, self.gradients and not is_trained(program))
 
         def changed(function: Function) -> Function:
-            plain = prepared(function, self.least, named)
-            found = fused(BodyScope.of(plain), self.least)
+            plain = prepared(function, program, self.least)
+            found = fused(BodyScope.of(plain), options)
             return function if found is plain else found
 
         return program.map_functions(changed)
+
+
+@attrs.frozen
+class FusionOptions:
+    """The options of the pass for one program."""
+
+    least: int
+    gradients: bool
+
+
+def is_trained(program: Program) -> bool:
+    """Return True if the compiler differentiates the program."""
+    return program.training is not None and bool(program.training.updates)
 
 
 class Unfused(Exception):
@@ -76,10 +93,15 @@ class Reason:
     text: str
 
 
-def prepared(function: Function, least: int, named: set[str]) -> Function:
-    """Return a function without copies, repetitions and detours around masks, if it may have attention."""
-    if not any(map(partial(_is_long_sum, least=least), walk(function.body))):
+def prepared(function: Function, program: Program, least: int) -> Function:
+    """Return a function without copies, repetitions and detours around masks, if it may have attention.
+
+    In a program that trains, casts that change nothing say which values stay wide, so these stay.
+    """
+    is_plain = program.training is None
+    if not is_plain or not any(map(partial(_is_long_sum, least=least), walk(function.body))):
         return function
+    named = set(program.layout.value_rules) if program.layout else set[str]()
     return live_only(share(simplified(live_only(function), named), named))
 
 
@@ -87,27 +109,28 @@ def _is_long_sum(eqn: Equation, least: int) -> bool:
     return has_trait(eqn, "sum") and prod(dim.size for dim in over(eqn)) >= least
 
 
-def fused(scope: BodyScope, least: int) -> Function:
-    """Return the function of a scope with attention as single ops, of at least `least` keys; the same object if there is none."""
-    found, _ = sorted_out(scope, least)
+def fused(scope: BodyScope, options: FusionOptions) -> Function:
+    """Return the function of a scope with attention as single ops, of enough keys; the same object if there is none."""
+    found, _ = sorted_out(scope, options)
     changed = _replaced(scope.function, found) if found else scope.function
     body = tuple(
-        map_regions(eqn, partial(_fused_region, loop=eqn, outer=scope, least=least)) for eqn in changed.body
+        map_regions(eqn, partial(_fused_region, loop=eqn, outer=scope, options=options))
+        for eqn in changed.body
     )
     is_same = all(a is b for a, b in zip(body, changed.body, strict=True))
     return changed if is_same else attrs.evolve(changed, body=body)
 
 
-def _fused_region(region: Function, loop: Equation, outer: BodyScope, least: int) -> Function:
-    return fused(BodyScope.of(region, loop, outer), least)
+def _fused_region(region: Function, loop: Equation, outer: BodyScope, options: FusionOptions) -> Function:
+    return fused(BodyScope.of(region, loop, outer), options)
 
 
-def sorted_out(scope: BodyScope, least: int) -> tuple[list[Attention], list[Reason]]:
+def sorted_out(scope: BodyScope, options: FusionOptions) -> tuple[list[Attention], list[Reason]]:
     """Return the attention that a function has, and the softmaxes between two dots that stay as they are.
 
     One whose logits or weights are needed otherwise stays.
     """
-    every = [*found_in(scope, least)]
+    every = [*found_in(scope, options)]
     found = [each for each in every if isinstance(each, Attention)]
     refused = [each for each in every if isinstance(each, Reason)]
     while found:
@@ -165,17 +188,19 @@ def in_order(body: Sequence[Equation]) -> list[Equation]:
 def reasons(program: Program, least: int = 1024) -> list[Reason]:
     """Return the softmaxes between two dots, over `least` elements or more, that stay as they are."""
 
+    options = FusionOptions(least, not is_trained(program))
+
     def inside(scope: BodyScope) -> Iterator[Reason]:
-        yield from sorted_out(scope, least)[1]
+        yield from sorted_out(scope, options)[1]
         for eqn in scope.function.body:
             for region in eqn.regions:
                 yield from inside(BodyScope.of(region, eqn, scope))
 
-    functions = (prepared(function, least, set()) for function in program.functions)
+    functions = (prepared(function, program, least) for function in program.functions)
     return [each for function in functions for each in inside(BodyScope.of(function))]
 
 
-def found_in(scope: BodyScope, least: int) -> Iterator[Attention | Reason]:
+def found_in(scope: BodyScope, options: FusionOptions) -> Iterator[Attention | Reason]:
     """Yield the softmaxes between two dots of a function's own equations."""
     readers: dict[Value, list[Equation | None]] = {
         v: [*found] for v, found in readers_of(scope.function).items()
@@ -185,7 +210,7 @@ def found_in(scope: BodyScope, least: int) -> Iterator[Attention | Reason]:
     for eqn in scope.function.body:
         if has_trait(eqn, "exponential"):
             try:
-                found = Match(scope, readers, eqn).attention(least)
+                found = Match(scope, readers, eqn, options).attention()
             except Unfused as why:
                 yield Reason(eqn, str(why))
             else:
@@ -351,10 +376,11 @@ class Match:
     scope: BodyScope
     readers: Mapping[Value, Sequence[Equation | None]]
     exponential: Equation
+    options: FusionOptions
     uses: list[Use] = attrs.field(factory=list)
 
-    def attention(self, least: int) -> Attention | None:
-        """Return the attention; None for anything but a softmax between two dots, over `least` elements or more.
+    def attention(self) -> Attention | None:
+        """Return the attention; None for anything but a softmax between two dots, over enough elements.
 
         Raises `Unfused`.
         """
@@ -364,7 +390,7 @@ class Match:
             return None
         logits, memory = self.scope.source(shifted.operands[0]), over(largest)
         total = self._total(memory)
-        if prod(dim.size for dim in memory) < least or not total:
+        if prod(dim.size for dim in memory) < self.options.least or not total:
             return None
         if self.scope.source(largest.operands[0]) != logits or not self._comes_from_dot(logits):
             return None
@@ -373,7 +399,7 @@ class Match:
         last, v, why = self._mean(memory, total)
         self._only(logits, "logits", shifted, largest)
         found = self._with_queries(logits, memory, total, last, v)
-        gradients = self._gradients(found)
+        gradients = self._gradients(found) if self.options.gradients else None
         if why is not None and gradients is None:
             raise why
         return attrs.evolve(found, gradients=gradients)
@@ -574,7 +600,7 @@ class Match:
         row, column = sorted(weights, key=lambda dim: dim in memory)
         if row in memory or column not in memory:
             return False
-        low, high = limits(eqn, weights[row], constant)
+        low, high = differences(eqn, weights[row], constant)
         if not holds:
             low, high = (None, low - 1) if low is not None else (high + 1 if high is not None else None, None)
         return masks.add_band(row, column, low, high)

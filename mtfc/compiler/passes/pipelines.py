@@ -64,12 +64,17 @@ def simplification() -> tuple[Pass, ...]:
     return (MixedPrecision(), BindTraining(training=True), Simplify(), Cse(), Dce())
 
 
+def _differentiates(of: str) -> bool:
+    """Return True if the functions that `of` names are gradients of programs that do not train, too."""
+    return "gradients" in of.split("+")
+
+
 def differentiation(of: str = "step") -> tuple[Pass, ...]:
     """Return the passes from the model to its gradients: `step`, `gradients`, `step+gradients`, or `module`."""
     added = map(Differentiate, of.split("+"))
     return (
         PipelineLoops(),
-        FuseAttention(),
+        FuseAttention(gradients=not _differentiates(of)),
         MixedPrecision(),
         *added,
         BindTraining(),
@@ -148,7 +153,13 @@ def _out_of_order(wanted: Pass, level: Level) -> str:
 
 def pipeline_of(passes: Sequence[Pass], of: str) -> tuple[Pass, ...]:
     """Return a pipeline that adds the functions that `of` names, in place of those that its `differentiate` adds."""
-    found = tuple(each for each in passes if not isinstance(each, Differentiate))
+    found = tuple(
+        attrs.evolve(each, gradients=False)
+        if isinstance(each, FuseAttention) and _differentiates(of)
+        else each
+        for each in passes
+        if not isinstance(each, Differentiate)
+    )
     place = next((i for i, each in enumerate(passes) if isinstance(each, Differentiate)), None)
     return found if place is None else (*found[:place], *map(Differentiate, of.split("+")), *found[place:])
 
