@@ -168,10 +168,10 @@ def tables(program: Program, layout: Callable[[TensorType], str]) -> str:
     for function in program.functions:
         entries = ((output.name, layout(output.value.type)) for output in function.handed_out)
         lines.append(f'    "{NAMES[function.name]}": {dict_text(entries, indent=4)},\n')
-    return "".join([*lines, "}\n\n", _types(program)])
+    return "".join([*lines, "}\n\n", type_tables(program)])
 
 
-def _types(program: Program) -> str:
+def type_tables(program: Program) -> str:
     """Return the tables that arguments are checked against."""
     kinds = {kind: arguments(program, role) for kind, role in KINDS.items()}
     if batches := stacked_inputs(program):

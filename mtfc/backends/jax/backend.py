@@ -135,8 +135,8 @@ def generate(program: Program) -> str:
     sections += value_and_grad(program, "jnp")
     text = "\n".join(sections)
     shared = {*definitions(ATTENTION[:1]).values()}
-    sections += [_in_jax(x) if x in shared else x for x in prelude(text, (*PRELUDE, *ATTENTION))]
-    drawn = [_in_jax(source) for source in prelude(text, RANDOM)]
+    sections += [in_jax(x) if x in shared else x for x in prelude(text, (*PRELUDE, *ATTENTION))]
+    drawn = [in_jax(source) for source in prelude(text, RANDOM)]
     sections += [DRAWING, *drawn] if drawn else []
     if is_wide(program):
         sections.insert(0, 'jax.config.update("jax_enable_x64", True)\n')
@@ -144,7 +144,7 @@ def generate(program: Program) -> str:
     return f"{HEADER.format(title=title(program), jax=JAX)}\n{imports(IMPORTS, body)}\n{body}"
 
 
-def _in_jax(source: str) -> str:
+def in_jax(source: str) -> str:
     """Return a function of both backends with `jax.numpy` in the place of NumPy."""
     return re.sub(r"\bnp\.", "jnp.", source)
 
@@ -164,7 +164,7 @@ def _axes_text(axes: Axes) -> str:
     return "None" if not axes else quoted[0] if len(axes) == 1 else f"({', '.join(quoted)})"
 
 
-def _dtype(dtype: str) -> str:
+def dtype_text(dtype: str) -> str:
     return "jnp.bool_" if dtype == "bool" else f"jnp.{DTYPES[dtype]}"
 
 
@@ -184,9 +184,9 @@ def make_mesh(devices=None):
 
 def _initial(program: Program) -> list[str]:
     """Return the functions that make the parameters and state of the first step, on each device only its own part."""
-    entries = [(p.name, initial_value(p, "jnp.full", _dtype(p.type.dtype))) for p in program.parameters]
+    entries = [(p.name, initial_value(p, "jnp.full", dtype_text(p.type.dtype))) for p in program.parameters]
     made = [_maker("init(seed=0)", "PARAMETERS", "Return the initial parameters.", entries)]
-    states = initial_states(program, "jnp", _dtype)
+    states = initial_states(program, "jnp", dtype_text)
     if states:
         made.append(
             _maker("init_state()", "STATE", "Return the optimizer's state before the first step.", states)
@@ -246,7 +246,7 @@ def dialect(mesh: Mesh, function: Function, texts: Mapping[Value, Text]) -> Dial
         column=lambda eqn: texts.get(eqn.results[0]) or _dot(eqn, mesh) or OPS[eqn.op].jax,
         lead=lambda type: (),
         index=tracker.index,
-        dtype=_dtype,
+        dtype=dtype_text,
         literal=lambda value, dtype: literal(value),
         after=tracker.after,
         loop=jax_loop,

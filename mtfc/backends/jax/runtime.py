@@ -18,9 +18,11 @@ from mtfc.compiler.ir.core import Program
 def load(source: str) -> ModuleType:
     """Return the module that `source` defines, with its functions bound to its mesh over the present devices.
 
-    Raises `Unavailable` if JAX is missing or has too few devices.
+    A module of a placement, which has no mesh, gets its devices. Raises `Unavailable` if JAX is missing or has too few devices.
     """
     module, mesh = _execute(source)
+    if mesh is None:
+        return module
     for name in ("init", "init_state", "shard", *NAMES.values(), "value_and_grad"):
         if hasattr(module, name):
             setattr(module, name, _under(mesh, getattr(module, name), PREPARED.get(name)))
@@ -59,12 +61,15 @@ def lowered(program: Program, function: str | None = None, on: Sequence[Any] | N
 
 
 def _execute(source: str, on: Sequence[Any] | None = None) -> tuple[ModuleType, Any]:
-    """Return the module with its functions bound to a mesh, and the mesh.
+    """Return the module with its functions bound to a mesh, and the mesh; None for the module of a placement.
 
     A bound function runs under `jax.grad` and `jax.jit`, where `jax.set_mesh` is not allowed.
     """
     import_jax()
     module = executed(source)
+    if not hasattr(module, "MESH"):
+        module.bind(devices(module.DEVICES))
+        return module, None
     count = prod(module.MESH.values())
     mesh = module.make_mesh(devices(count) if on is None else on[:count])
     bound = source

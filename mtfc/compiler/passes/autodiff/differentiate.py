@@ -149,7 +149,7 @@ def gradients_function(program: Program) -> Function:
     return rename_values(function, _named_gradients(builder.body, gradients))
 
 
-def _clipped(
+def clipped(
     builder: Builder, gradients: Mapping[Value, Value], norm: Value, limit: float
 ) -> dict[Value, Value]:
     """Scale gradients so that their joint norm, given as `norm`, becomes at most `limit`."""
@@ -269,8 +269,8 @@ def _clipping(forward: Function, training: Training, limit: float, states: Colle
     values = [argument.value for argument in arguments]
     builder = Builder(Names(value.name for value in values), training.span, "update")
     trained = [value for value in values if value.name not in states]
-    clipped = _clipped(builder, {v: v for v in trained}, gradient_norm(builder, trained), limit)
-    outputs = tuple(Output(value.name, clipped.get(value, value), value.name) for value in values)
+    scaled = clipped(builder, {v: v for v in trained}, gradient_norm(builder, trained), limit)
+    outputs = tuple(Output(value.name, scaled.get(value, value), value.name) for value in values)
     return Function("clip_gradients", arguments, tuple(builder.body), outputs)
 
 
@@ -339,7 +339,7 @@ def with_step(program: Program, training: Training, with_gradients: bool = False
     own = _built_in(builder, training, gradients, scale)
     good = is_finite(builder, own[GRAD_NORM]) if scale else None
     if training.clip is not None:
-        gradients = _clipped(builder, gradients, own[GRAD_NORM], training.clip)
+        gradients = clipped(builder, gradients, own[GRAD_NORM], training.clip)
     states, changed = _updated(builder, program, training, gradients, good)
     others = list[Output]()
     if training.average is not None:

@@ -1,0 +1,187 @@
+"""The functions of a placed module: parts of operators and updates, each written once.
+
+Parts of one operator differ in the position of their first elements alone, and layers differ in names. Positions are arguments
+of a function, and functions with equal texts, up to names and comments, are one. So XLA compiles as many functions as there are
+different ones, however many parts and layers there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+
+import attrs
+
+from mtfc.backends.common.emitter import MARK, Emitter, all_values, fold, short_names
+from mtfc.backends.jax.backend import RESERVED, dialect
+from mtfc.backends.jax.constant_chains import guarded
+from mtfc.backends.jax.convolution_fusion import fused
+from mtfc.compiler.analysis.buffer_kinds import storage
+from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, source_file
+from mtfc.compiler.ir.opdef import Code
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.passes.dce import live_only
+from mtfc.placements.operators.operator_parts import PartFunction
+
+ALONE = Mesh("alone", ())
+"""A part runs on one device, so no type of its function is split."""
+
+PREFIX = "part_"
+"""The start of the names of functions that run on one device; no variable has it."""
+
+Origin = tuple[Equation, Mapping[str, int]]
+"""The equation of the whole operator that an equation of a part comes from, and the first position along each split dimension."""
+
+
+@attrs.frozen(eq=False)
+class WrittenFunction:
+    """A function of the module: its name, the positions that follow its operands, and an estimate of its work."""
+
+    name: str
+    positions: tuple[int, ...]
+    work: int
+
+
+class PartEmitter(Emitter):
+    """Writes a function whose operands are positional, with the positions of its part as further arguments."""
+
+    def __init__(self, function: Function, origins: Mapping[Value, Origin]) -> None:
+        text, texts = fused(function, ALONE)
+        super().__init__(dialect(ALONE, text, {**guarded(text), **texts}))
+        self.written, self.origins = text, origins
+        self.positions: dict[tuple[str, int], str] = {}
+        self._file = source_file([function])
+        self._short = short_names(value.name for value in all_values(function))
+
+    def lines(self) -> tuple[str, list[str]]:
+        """Return the signature and the statements, with marks in the place of names."""
+        given = [self.identifier(argument.value) for argument in self.written.arguments]
+        body = list(self.body(self.written))
+        found = ", ".join(self.identifier(output.value) for output in self.written.outputs)
+        return ", ".join([*given, *self.positions.values()]), [*body, f"return {found}"]
+
+    def _code(self, eqn: Equation, inlined: dict[Value, str]) -> Code:
+        code, origin = super()._code(eqn, inlined), self.origins.get(eqn.results[0])
+        if origin is None:
+            return code
+        source, first = origin
+        whole = source if "stream" in eqn.attrs else eqn  # numbers are drawn by the index in the whole tensor
+        return attrs.evolve(code, eqn=whole, offset=lambda dim, rank: self._position(first, dim))
+
+    def _position(self, first: Mapping[str, int], dim: str) -> str:
+        """Return the argument with a part's first position along a dimension; an empty text if the dimension is whole."""
+        if dim not in first:
+            return ""
+        key = (dim, first[dim])
+        if key not in self.positions:
+            self.positions[key] = self._mark(f"first_{dim}")
+        return self.positions[key]
+
+
+class ModuleFunctions:
+    """The functions that a placed module needs so far."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._names = Names(RESERVED)
+        self._known: dict[str, str] = {}
+
+    def add(
+        self, function: Function, wanted: str, doc: str, origins: Mapping[Value, Origin] | None = None
+    ) -> WrittenFunction:
+        """Return the function with these equations, written if there is none with the same text."""
+        emitter = PartEmitter(function, origins or {})
+        signature, lines = emitter.lines()
+        key = "\n".join([signature, *(line for line in lines if not line.lstrip().startswith("#"))])
+        if key not in self._known:
+            self._known[key] = self._names.fresh(_identifier(wanted))
+            self.texts.append(self._text(emitter, self._known[key], doc, signature, lines))
+        return WrittenFunction(self._known[key], tuple(n for _, n in emitter.positions), _work(function.body))
+
+    def _text(self, emitter: PartEmitter, name: str, doc: str, signature: str, lines: Sequence[str]) -> str:
+        named = emitter.named("\n".join([signature, *lines]))
+        body = [line for each in lines for line in fold(named(each))]
+        head = [f"@jax.jit\ndef {name}({named(signature)}):", f'    """{doc}"""']
+        return "\n".join([*head, *(f"    {line}" if line else "" for line in body)]) + "\n"
+
+
+def _identifier(wanted: str) -> str:
+    found = "".join(each if each.isalnum() and each.isascii() else "_" for each in wanted.replace(MARK, "_"))
+    return f"{PREFIX}{found}"
+
+
+def _work(body: Iterable[Equation]) -> int:
+    """Return a rough number of operations, which orders tasks."""
+    found = 1
+    for eqn in body:
+        reduced = prod(dim.size for dim in OPS[eqn.op].layout_rule(eqn).reduced) if not eqn.regions else 1
+        found += prod(dim.size for dim in eqn.results[0].type.dims) * reduced
+    return found
+
+
+@attrs.frozen(eq=False)
+class PassFunctions:
+    """Both passes of a part as functions. `stored` are values of the forward pass that the backward pass reads.
+
+    read: values of the part that the forward pass takes, and that the backward pass takes besides stored values.
+    """
+
+    forward: Function
+    backward: Function | None
+    stored: tuple[Value, ...]
+    read: tuple[Value, ...]
+
+
+def passes_of(local: PartFunction, given: Sequence[Value], made: Sequence[Value], name: str) -> PassFunctions:
+    """Cut a part into its passes. given, made: the part's operands and results, as values of the part's function.
+
+    The backward pass computes views and constants anew, and reads everything else from memory.
+    """
+    makers = {value: eqn for eqn in local.forward for value in eqn.results}
+    results = tuple(local.gradients.values())
+    after = live_only(_function(name, (), local.backward, results)).body
+    again, needed = _read_again(local, after, makers)
+    stored = tuple(value for value in needed if value in makers and value not in made)
+    used = {value for eqn in local.forward for value in eqn.operands} | {*made}
+    forward = _function(name, [v for v in given if v in used], local.forward, (*made, *stored))
+    backward = None
+    read = tuple(value for value in needed if value not in stored)
+    if local.gradients:
+        arguments = (*read, *stored, *local.cotangents.values())
+        backward = _function(name, arguments, (*again, *after), results)
+    return PassFunctions(forward, backward, stored, read)
+
+
+def _read_again(
+    local: PartFunction, after: Sequence[Equation], makers: Mapping[Value, Equation]
+) -> tuple[list[Equation], list[Value]]:
+    """Return the equations that the backward pass repeats, in order, and the other values that it reads."""
+    own = {value for eqn in after for value in eqn.results} | {*local.cotangents.values()}
+    todo = [v for eqn in after for v in eqn.operands if v not in own]
+    todo += [value for value in local.gradients.values() if value not in own]
+    again: set[Equation] = set()
+    needed: dict[Value, None] = {}
+    while todo:
+        value = todo.pop()
+        eqn = makers.get(value)
+        if eqn is None or storage(eqn) not in ("view", "made"):
+            needed[value] = None
+        elif eqn not in again:
+            again.add(eqn)
+            todo += eqn.operands
+    ordered = [value for value in _in_order(local, makers) if value in needed]
+    return [eqn for eqn in local.forward if eqn in again], ordered
+
+
+def _in_order(local: PartFunction, makers: Mapping[Value, Equation]) -> Iterator[Value]:
+    yield from (value for value in local.values.values() if value not in makers)
+    yield from makers
+
+
+def _function(
+    name: str, arguments: Iterable[Value], body: tuple[Equation, ...], results: Sequence[Value]
+) -> Function:
+    outputs = tuple(Output(value.name, value) for value in results)
+    return Function(name, tuple(Argument(value, "input") for value in arguments), body, outputs)

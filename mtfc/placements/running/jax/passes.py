@@ -1,0 +1,329 @@
+"""The forward and the backward pass of a strategy as tasks: parts of operators on their devices, with transfers between them.
+
+Data and sums are those of the search's task graph, and of `running/numpy_runner.py`: a value goes from the part that computes
+it to the parts that need it, and the cotangent returns the same way. A device that needs the same elements twice receives them
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import attrs
+
+from mtfc.backends.common.module import DTYPES
+from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.types import ITEM_BYTES
+from mtfc.placements.operators.cotangent_flow import CotangentFlow
+from mtfc.placements.operators.operator_graph import Operator, OperatorStep
+from mtfc.placements.operators.operator_parts import Box, OperatorParts, PartFunction
+from mtfc.placements.operators.strategy import Configuration, Strategy
+from mtfc.placements.operators.unroll_loops import Slices
+from mtfc.placements.running.jax.parts import ModuleFunctions, PassFunctions, WrittenFunction, passes_of
+from mtfc.placements.running.jax.tasks import Ends, HeldPiece, TaskList, common, volume
+
+
+def whole_of(value: Value) -> Ends:
+    return tuple((0, dim.size) for dim in value.type.dims)
+
+
+def ends_of(value: Value, box: Box) -> Ends:
+    return tuple(box.get(dim.name, (0, dim.size)) for dim in value.type.dims)
+
+
+def hull(one: Ends, other: Ends) -> Ends:
+    """Return the smallest region that has both."""
+    return tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+@attrs.frozen(eq=False)
+class PlacedPart:
+    """One part of a step: its passes as functions of the module, and the values that the functions take and return."""
+
+    local: PartFunction
+    passes: PassFunctions
+    forward: WrittenFunction
+    backward: WrittenFunction | None
+
+
+class PlacedGraph:
+    """An operator graph under a strategy. Its parts are written once, whatever the number of micro-batches."""
+
+    def __init__(self, flow: CotangentFlow, strategy: Strategy, functions: ModuleFunctions) -> None:
+        self.flow, self.graph, self.functions = flow, flow.graph, functions
+        operators = zip(self.graph.operators, strategy, strict=True)
+        self.placed: dict[Operator, tuple[OperatorParts, Configuration]] = {
+            operator: (OperatorParts(operator, each.degrees), each) for operator, each in operators
+        }
+        self._parts: dict[tuple[OperatorStep, int], PlacedPart] = {}
+
+    def of(self, step: OperatorStep) -> tuple[OperatorParts, Sequence[int]]:
+        """Return the parts of a step's operator, and their devices."""
+        parts, configuration = self.placed[self.graph.operator_of[step]]
+        return parts, configuration.devices
+
+    def needed(self, value: Value, step: OperatorStep, part: int) -> Ends:
+        """Return the region of a value that a part of a step needs."""
+        parts, _ = self.of(step)
+        return ends_of(value, parts.box(parts.needs[step].values.get(value, {}), part))
+
+    def owned(self, value: Value, step: OperatorStep, part: int) -> Ends:
+        """Return the region of a result that a part provides."""
+        parts, _ = self.of(step)
+        return ends_of(value, parts.box(parts.needs[step].owned(value), part))
+
+    def origin(self, value: Value) -> tuple[str, Slices]:
+        """Return the name of the argument that an argument of the unrolled program is a slice of, and the slice."""
+        return self.graph.slices.get(value.name, (value.name, ()))
+
+    def stored(self, role: str) -> dict[Value, dict[int, Ends]]:
+        """Return for each argument of a role the region that each device needs; arguments without use are on device 0."""
+        found = {a.value: dict[int, Ends]() for a in self.graph.function.arguments if a.role == role}
+        for step in self.graph.steps:
+            _, devices = self.of(step)
+            for value in (each for each in step.arguments if each in found):
+                for part, device in enumerate(devices):
+                    needs = self.needed(value, step, part)
+                    known = found[value].get(device)
+                    found[value][device] = needs if known is None else hull(known, needs)
+        returned = {output.value for output in self.graph.function.outputs}
+        for value, regions in found.items():
+            if not regions or value in returned:
+                regions[min(regions, default=0)] = whole_of(value)
+        return found
+
+    def part(self, step: OperatorStep, number: int) -> PlacedPart:
+        key = (step, number)
+        if key not in self._parts:
+            parts, _ = self.of(step)
+            local = self.flow.local(step, parts, parts.place(number))
+            self._parts[key] = self._written(step, local)
+        return self._parts[key]
+
+    def _written(self, step: OperatorStep, local: PartFunction) -> PlacedPart:
+        given = [local.values[value] for value in (*step.inputs, *step.arguments)]
+        made = [local.values[value] for value in step.outputs]
+        name = self.graph.operator_of[step].name
+        passes = passes_of(local, given, made, name)
+        origins = {eqn.results[0]: origin for eqn, origin in local.sources.items()}
+        add = self.functions.add
+        forward = add(passes.forward, name, f"Compute a part of {name}.", origins)
+        backward = None
+        if passes.backward is not None and self.flow.gradients[step]:
+            backward = add(passes.backward, f"{name}_backward", f"Return gradients of {name}.", origins)
+        return PlacedPart(local, passes, forward, backward)
+
+
+Contributions = dict[Any, list[HeldPiece]]
+"""Key of an array -> pieces whose sum it is; elements without a piece are 0."""
+
+
+@attrs.define(eq=False)
+class PlacedRun:
+    """One forward and backward pass, under construction.
+
+    held: pieces of each value on devices; those of a step's result are its parts in order. seed: device -> variable with the
+    loss's cotangent there; None for a forward pass alone.
+    """
+
+    placed: PlacedGraph
+    tasks: TaskList
+    held: dict[Value, list[HeldPiece]]
+    seed: Callable[[int], str] | None = None
+    cotangents: Contributions = attrs.field(factory=dict)
+    gradients: Contributions = attrs.field(factory=dict)
+    _local: dict[tuple[OperatorStep, int], dict[Value, str]] = attrs.field(factory=dict)
+    _sources: dict[tuple[Value, OperatorStep, int], list[tuple[int, Ends]]] = attrs.field(factory=dict)
+
+    def run(self) -> None:
+        """Add the tasks of the forward pass, and of the backward pass if there is a seed."""
+        graph, flow = self.placed.graph, self.placed.flow
+        for step in graph.steps:
+            self._forward(step)
+        if self.seed is None or graph.loss is None:
+            return
+        micro, _ = self.tasks.group
+        self.tasks.group = (micro, 0)
+        for step in reversed(graph.steps):
+            if flow.gradients[step]:
+                self._backward(step)
+
+    def gathered(
+        self, value: Value, wanted: Ends, device: int, turn: int
+    ) -> tuple[str, list[tuple[int, Ends]]]:
+        """Return a variable with a region of a value on a device, and the held pieces that its elements come from."""
+        held, found = self.held[value], list[HeldPiece]()
+        sources = sources_of(held, wanted, device, turn)
+        for number, region in sources:
+            piece = held[number]
+            name = self.tasks.cut(piece.name, piece.ends, region)
+            name = self.tasks.on(name, device, volume(region) * ITEM_BYTES[value.type.dtype])
+            found.append(HeldPiece(device, region, name))
+        return self.tasks.joined(device, wanted, found, short(value), adds=False), sources
+
+    def _forward(self, step: OperatorStep) -> None:
+        _, devices = self.placed.of(step)
+        made: dict[Value, list[HeldPiece]] = {value: [] for value in step.outputs}
+        for part, device in enumerate(devices):
+            own = self.placed.part(step, part)
+            known: dict[Value, str] = {}
+            for value in (*step.inputs, *step.arguments):
+                wanted = self.placed.needed(value, step, part)
+                name, sources = self.gathered(value, wanted, device, part)
+                known[own.local.values[value]] = name
+                self._sources[value, step, part] = sources
+            operands = [known[argument.value] for argument in own.passes.forward.arguments]
+            results = [output.value for output in own.passes.forward.outputs]
+            names = self.tasks.call(device, own.forward, operands, [short(each) for each in results])
+            known.update(zip(results, names, strict=True))
+            self._local[step, part] = known
+            for value in step.outputs:
+                ends = self.placed.owned(value, step, part)
+                made[value].append(HeldPiece(device, ends, known[own.local.values[value]]))
+        for value, pieces in made.items():
+            self.held[value] = self._completed(value, step, pieces) if value in step.pending else pieces
+
+    def _completed(self, value: Value, step: OperatorStep, terms: Sequence[HeldPiece]) -> list[HeldPiece]:
+        """Add up the terms of parts with the same piece. The first device of a piece adds them up, and sends the sum to all."""
+        parts, _ = self.placed.of(step)
+        found = list(terms)
+        for group in parts.groups(value):
+            members = [terms[part] for part in group.tolist()]
+            sums = self.summed(value, members)
+            for part in group.tolist():
+                found[part] = attrs.evolve(terms[part], name=sums[terms[part].device])
+        return found
+
+    def summed(self, value: Value, terms: Sequence[HeldPiece], turn: int = 0) -> dict[int, str]:
+        """Return the sum of terms with the same region on each device that has one: devices add up, then one of them."""
+        size = volume(terms[0].ends) * ITEM_BYTES[value.type.dtype]
+        here: dict[int, list[str]] = {}
+        for each in terms:
+            here.setdefault(each.device, []).append(each.name)
+        base = f"{short(value)}_sum"
+        own = {device: self.tasks.total(device, names, base) for device, names in sorted(here.items())}
+        root = list(own)[turn % len(own)]
+        sent = [self.tasks.on(name, root, size) for name in own.values()]
+        result = self.tasks.total(root, sent, base)
+        return {device: self.tasks.on(result, device, size) for device in own}
+
+    def _backward(self, step: OperatorStep) -> None:
+        _, devices = self.placed.of(step)
+        assert self.seed is not None
+        for value in step.outputs:
+            self._seeded(value, step, self.seed)
+        for part, device in enumerate(devices):
+            own = self.placed.part(step, part)
+            if own.backward is None or own.passes.backward is None:
+                continue
+            known = self._local[step, part]
+            given = {d: self._cotangent(value, step, part) for value, d in own.local.cotangents.items()}
+            if not any(given.values()):
+                continue  # nothing that the part computes reaches the loss by this way
+            zeros = {d: name or _zeros(d, device) for d, name in given.items()}
+            operands = [zeros.get(a.value) or known[a.value] for a in own.passes.backward.arguments]
+            values = list(own.local.gradients)
+            names = self.tasks.call(device, own.backward, operands, [f"d_{short(v)}" for v in values])
+            for value, name in zip(values, names, strict=True):
+                self._contribute(
+                    value, step, part, HeldPiece(device, self.placed.needed(value, step, part), name)
+                )
+
+    def _seeded(self, value: Value, step: OperatorStep, seed: Callable[[int], str]) -> None:
+        """Add the loss's own cotangent, and give all terms of a sum the sum's cotangent."""
+        parts, devices = self.placed.of(step)
+        if value is self.placed.graph.loss:
+            for group in parts.groups(value):
+                first = int(group[0])
+                piece = HeldPiece(devices[first], self.placed.owned(value, step, first), seed(devices[first]))
+                self.cotangents.setdefault((value, first), []).append(piece)
+        if value not in step.pending:
+            return
+        for group in parts.groups(value):
+            names = {part: self._cotangent(value, step, part) for part in group.tolist()}
+            terms = [
+                HeldPiece(devices[part], self.placed.owned(value, step, part), name)
+                for part, name in names.items()
+                if name is not None
+            ]
+            if not terms:
+                continue
+            sums = self.summed(value, terms)
+            size = volume(terms[0].ends) * ITEM_BYTES[value.type.dtype]
+            some = next(iter(sums.values()))
+            for part in group.tolist():
+                name = sums.get(devices[part]) or self.tasks.on(some, devices[part], size)
+                self.cotangents[value, part] = [HeldPiece(devices[part], terms[0].ends, name)]
+
+    def _cotangent(self, value: Value, step: OperatorStep, part: int) -> str | None:
+        """Return the cotangent of a part's result; None if nothing contributes to it."""
+        pieces = self.cotangents.get((value, part))
+        if not pieces:
+            return None
+        ends = self.placed.owned(value, step, part)
+        name = self.tasks.joined(pieces[0].device, ends, pieces, f"d_{short(value)}", adds=True)
+        self.cotangents[value, part] = [HeldPiece(pieces[0].device, ends, name)]
+        return name
+
+    def _contribute(self, value: Value, step: OperatorStep, part: int, gradient: HeldPiece) -> None:
+        """Send the gradient of an operand to where the operand comes from, or keep that of a parameter."""
+        graph, flow = self.placed.graph, self.placed.flow
+        if value not in graph.makers:
+            if value in flow.gradients[step]:
+                self.gradients.setdefault((value, gradient.device), []).append(gradient)
+            return
+        if not flow.returns(value, step):
+            return
+        for source, region in self._sources[value, step, part]:
+            device = self.held[value][source].device
+            name = self.tasks.cut(gradient.name, gradient.ends, region)
+            name = self.tasks.on(name, device, volume(region) * ITEM_BYTES[value.type.dtype])
+            self.cotangents.setdefault((value, source), []).append(HeldPiece(device, region, name))
+
+
+def short(value: Value) -> str:
+    """Return the last part of a value's name, as a variable is called."""
+    name = value.name.rpartition(".")[2]
+    found = "".join(each if each.isalnum() and each.isascii() else "_" for each in name).strip("_")
+    return found if found[:1].isalpha() else f"x{found}"
+
+
+def _zeros(value: Value, device: int) -> str:
+    shape = tuple(dim.size for dim in value.type.dims)
+    return f'filled({shape}, 0, "{DTYPES[value.type.dtype]}", {device})'
+
+
+def sources_of(held: Sequence[HeldPiece], wanted: Ends, device: int, turn: int) -> list[tuple[int, Ends]]:
+    """Return numbers of held pieces and their regions that together are the wanted region.
+
+    A piece on the device itself comes first; other devices with the same piece take turns.
+    """
+    here = [i for i, each in enumerate(held) if each.device == device and common(each.ends, wanted) == wanted]
+    if here:
+        return [(here[0], wanted)]
+    alike: dict[Ends, list[int]] = {}
+    for i, each in enumerate(held):
+        alike.setdefault(each.ends, []).append(i)
+    chosen = {
+        ends: next((i for i in group if held[i].device == device), group[turn % len(group)])
+        for ends, group in alike.items()
+    }
+    found = [(i, region) for ends, i in chosen.items() if (region := common(ends, wanted)) is not None]
+    if sum(volume(region) for _, region in found) == volume(wanted):
+        return found
+    one = next((i for i, region in found if region == wanted), None)
+    return [(one, wanted)] if one is not None else list(cells(chosen, wanted))
+
+
+def cells(chosen: Mapping[Ends, int], wanted: Ends) -> Iterator[tuple[int, Ends]]:
+    """Cut the wanted region along the ends of pieces that overlap; yield a piece for each cell that has one."""
+    grid: list[Ends] = [()]
+    for axis, (low, high) in enumerate(wanted):
+        marks = sorted({m for ends in chosen for m in ends[axis] if low < m < high} | {low, high})
+        grid = [(*cell, step) for cell in grid for step in pairwise(marks)]
+    for cell in grid:
+        number = next((i for ends, i in chosen.items() if common(ends, cell) == cell), None)
+        if number is not None:
+            yield number, cell

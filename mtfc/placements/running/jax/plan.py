@@ -1,0 +1,265 @@
+"""The plan of a placed module: operator graphs under the placement, and where the pieces of all arrays are between calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+import attrs
+
+from mtfc.backends.common.module import DTYPES, arguments, dict_text
+from mtfc.backends.common.prelude import definitions
+from mtfc.backends.jax.backend import RESERVED
+from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.ir.core import Program, Value
+from mtfc.compiler.ir.training import updated
+from mtfc.compiler.ir.training_flag import bound
+from mtfc.compiler.ir.types import TensorType
+from mtfc.compiler.passes.autodiff.differentiate import numbered
+from mtfc.compiler.passes.bind_training import BindTraining
+from mtfc.compiler.passes.cse import Cse
+from mtfc.compiler.passes.dce import Dce
+from mtfc.compiler.passes.mixed_precision import MixedPrecision
+from mtfc.compiler.passes.pipelines import differentiation, run
+from mtfc.compiler.passes.simplify import Simplify
+from mtfc.placements.operators.cotangent_flow import cotangent_flow
+from mtfc.placements.operators.operator_graph import operator_graph
+from mtfc.placements.operators.unroll_loops import Slices, unroll
+from mtfc.placements.running.jax.parts import ModuleFunctions
+from mtfc.placements.running.jax.passes import PlacedGraph, PlacedRun, hull, short, whole_of
+from mtfc.placements.running.jax.pieces import StoredPiece, cover, pieces_of
+from mtfc.placements.running.jax.tasks import Ends, HeldPiece, TaskList, dispatch_order, with_deletions
+from mtfc.placements.running.jax.updates import is_local
+from mtfc.placements.running.placed_program import PlacedProgram, strategy_for
+
+PLACED = ("common/checks.py", "../placements/running/jax/prelude.py")
+"""The files of functions that placed modules are made of, from the folder of the backends."""
+
+LOCALS = ("params", "state", "inputs", "step", "outputs", "new_params", "new_state")
+
+Seed = Callable[[int], str]
+"""Device -> variable with the cotangent of the loss there."""
+
+Pieces = Mapping[str, Sequence[StoredPiece]]
+
+
+class ModulePlan:
+    """The graphs of a placed program and the pieces of its arrays.
+
+    step: the operators of a training step; None without training. forward: those outside of training. lowered: the
+    undistributed program, which says what functions there are. pieces: those of each parameter and input, by the user's name.
+    """
+
+    def __init__(self, placed: PlacedProgram) -> None:
+        self.placed, self.program = placed, placed.program
+        self.training = self.program.training
+        self.devices = placed.placement.devices
+        self.functions = ModuleFunctions()
+        self._configurations = placed.configurations()
+        self.lowered = run(self.program, differentiation("step"))
+        self.trains = self.lowered.has_function("step")
+        differentiates = self.training is not None or placed.of == "gradients"
+        self.step = self._graph(_in_training(self.program)) if differentiates else None
+        outside = run(self.program, (MixedPrecision(), BindTraining(), Simplify(), Cse(), Dce()))
+        self.forward = self._graph(outside)
+        self.pieces = {**self._parameters(), **self._inputs()}
+
+    def _graph(self, program: Program) -> PlacedGraph:
+        """Return the operators of a program under the placement."""
+        unrolled = unroll(numbered(program.function("forward")))
+        graph = operator_graph(unrolled, self.training.minimize if self.training else None)
+        names = (value.name for value in graph.parameters)
+        frozen = frozenset(n for n in names if unrolled.slices.get(n, (n, ()))[0] not in self.trained)
+        flow = cotangent_flow(attrs.evolve(graph, frozen=frozen))
+        return PlacedGraph(flow, strategy_for(flow.graph, self._configurations), self.functions)
+
+    @property
+    def graphs(self) -> list[PlacedGraph]:
+        return [each for each in (self.step, self.forward) if each is not None]
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """The parameters that training updates."""
+        return frozenset(updated(self.training)) if self.training else frozenset()
+
+    def new_tasks(self) -> TaskList:
+        """Return an empty list for the tasks of one function of the module."""
+        return TaskList(Names((*LOCALS, *RESERVED, *definitions(PLACED))))
+
+    # Pieces
+
+    def _parameters(self) -> dict[str, list[StoredPiece]]:
+        """Return the pieces of parameters: they are where a training step needs them."""
+        found: dict[str, list[StoredPiece]] = {}
+        seen: set[str] = set()
+        for placed in self.graphs:
+            for value, held in placed.stored("parameter").items():
+                if value.name not in seen:
+                    seen.add(value.name)
+                    name, at = placed.origin(value)
+                    found.setdefault(name, []).extend(pieces_of(value, self._whole(name, value, held), at))
+        return found
+
+    def _whole(self, name: str, value: Value, held: dict[int, Ends]) -> dict[int, Ends]:
+        """Return the regions of a parameter to store: together they are the whole one."""
+        whole = whole_of(value)
+        if self.training is not None and name in self.trained and not is_local(self.training, name):
+            return dict.fromkeys(held, whole)
+        return held if cover([*held.values()], whole) else {**held, min(held): whole}
+
+    def _inputs(self) -> dict[str, list[StoredPiece]]:
+        """Return the pieces of inputs: each has what training and evaluation need on its device."""
+        known: dict[str, tuple[Value, dict[int, Ends], tuple[str, Slices]]] = {}
+        for placed in self.graphs:
+            for value, held in placed.stored("input").items():
+                _, regions, _ = known.setdefault(value.name, (value, {}, placed.origin(value)))
+                for device, ends in held.items():
+                    regions[device] = hull(regions[device], ends) if device in regions else ends
+        found: dict[str, list[StoredPiece]] = {}
+        for value, held, (name, at) in known.values():
+            found.setdefault(name, []).extend(pieces_of(value, held, at))
+        return found
+
+    @property
+    def accumulate(self) -> int:
+        """The number of micro-batches in a step."""
+        return self.training.accumulate if self.training is not None and self.trains else 1
+
+    @cached_property
+    def batches(self) -> Pieces:
+        """The pieces of stacked inputs: those of each micro-batch in turn."""
+        if self.accumulate == 1:
+            return {}
+        return {
+            name: [
+                attrs.evolve(piece, index=(micro, *piece.index))
+                for micro in range(self.accumulate)
+                for piece in self.pieces[name]
+            ]
+            for name in arguments(self.lowered, "input")
+        }
+
+    @cached_property
+    def states(self) -> Pieces:
+        """The pieces of the optimizer's states: where their parameters are; scalars of all are on device 0."""
+        if not self.trains:
+            return {}
+        found = dict[str, list[StoredPiece]]()
+        for name, type in arguments(self.lowered, "state").items():
+            owner = self.owner(name)
+            if owner is None:
+                found[name] = [StoredPiece(Value(name, type), 0, (), ())]
+            else:
+                found[name] = [self._state(piece, type, owner) for piece in self.pieces[owner]]
+        return found
+
+    def owner(self, state: str) -> str | None:
+        """Return the parameter that a state belongs to; None for scalars of the whole optimizer."""
+        return max((name for name in self.pieces if state.startswith(f"{name}.")), key=len, default=None)
+
+    def _state(self, piece: StoredPiece, type: TensorType, owner: str) -> StoredPiece:
+        """Return the piece of a state that belongs to a piece of its parameter."""
+        if arguments(self.lowered, "parameter")[owner].dims == type.dims:
+            return piece
+        front = [each for each in piece.index if isinstance(each, int)]
+        rest = tuple((0, dim.size) for dim in type.dims[len(front) :])
+        return attrs.evolve(piece, ends=rest, index=(*front, *rest))
+
+    def differentiated(self) -> list[str]:
+        """Return the parameters that have a gradient."""
+        if self.step is None or self.step.graph.loss is None:
+            return []
+        flow = self.step.flow
+        active = (v for step in flow.graph.steps for v in flow.gradients[step] if v not in flow.graph.makers)
+        whole = {self.step.origin(value)[0] for value in active}
+        return [name for name in arguments(self.lowered, "parameter") if name in whole]
+
+    def reported(self) -> list[str]:
+        """Return the names of the step's outputs."""
+        return [output.name for output in self.lowered.function("step").handed_out]
+
+    # Passes
+
+    def start(self, placed: PlacedGraph, tasks: TaskList, micro: int = 0) -> tuple[PlacedRun, list[str]]:
+        """Return a pass whose arguments are unpacked, and the statements that unpack them."""
+        lines, held = list[str](), dict[Value, list[HeldPiece]]()
+        values = {a.value.name: a for a in placed.graph.function.arguments}
+        is_stacked = bool(self.batches) and placed is self.step
+        for name, pieces in self.pieces.items():
+            for number, piece in enumerate(pieces):
+                argument = values.get(piece.value.name)
+                if argument is None:
+                    continue
+                source = "params" if argument.role == "parameter" else "inputs"
+                before = len(pieces) * micro if source == "inputs" and is_stacked else 0
+                variable = tasks.given(short(piece.value), piece.device)
+                lines.append(f'{variable} = {source}["{name}"][{before + number}]')
+                held.setdefault(argument.value, []).append(HeldPiece(piece.device, piece.ends, variable))
+        for argument in placed.graph.function.arguments:
+            if argument.role == "step":
+                (zero,) = tasks.add(0, "at(0, 0)", [], ["number"])  # a training step has a number of its own
+                held[argument.value] = [HeldPiece(0, (), zero)]
+        return PlacedRun(placed, tasks, held), lines
+
+    def definition(
+        self,
+        name: str,
+        signature: str,
+        doc: str,
+        first: Sequence[str],
+        tasks: TaskList,
+        outputs: Mapping[str, str],
+        further: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
+    ) -> str:
+        """Return the definition of a function of the module. further: dicts of arrays in pieces that it returns, too."""
+        returned = [f"outputs = {dict_text(outputs.items(), indent=4)}"]
+        stay = {*outputs.values()}
+        for group, arrays in (further or {}).items():
+            entries = [(key, f"({', '.join(pieces)},)") for key, pieces in arrays.items()]
+            returned.append(f"{group} = {dict_text(entries, indent=4)}")
+            stay.update(each for pieces in arrays.values() for each in pieces)
+        ordered = list(dispatch_order(tasks.tasks, self.devices))
+        assert len(ordered) == len(tasks.tasks), "tasks wait for each other"
+        returned.append(f"return {', '.join(['outputs', *(further or {})])}")
+        return function_text(name, signature, doc, [*first, *with_deletions(ordered, stay), *returned])
+
+
+def _in_training(program: Program) -> Program:
+    """Return the program of a training step before differentiation, with the updates of the model's states."""
+    narrow = run(program, (MixedPrecision(),))
+    flagged = narrow.map_functions(lambda function: bound(function, training=True))
+    return run(flagged, (Simplify(), Cse(), Dce()))
+
+
+def function_text(name: str, signature: str, doc: str, statements: Sequence[str]) -> str:
+    """Return the text of a function."""
+    lines = [f'"""{doc}"""', *(line for each in statements for line in each.split("\n"))]
+    return f"def {name}({signature}):\n" + "".join(f"    {line}\n" if line else "\n" for line in lines)
+
+
+def outputs_of(placed: PlacedGraph) -> dict[str, Value]:
+    """Return the outputs of a pass; new values of the model's state are none."""
+    return {o.name: o.value for o in placed.graph.function.outputs if o.updates is None}
+
+
+def whole_on(run_: PlacedRun, value: Value) -> str:
+    """Return a variable with a whole value, on a device that has some of it."""
+    return run_.gathered(value, whole_of(value), run_.held[value][0].device, 0)[0]
+
+
+def seed_of(placed: PlacedGraph, tasks: TaskList, share: float, scale: str | None = None) -> Seed | None:
+    """Return the function from a device to a variable with the cotangent of the loss there; None without a loss.
+
+    scale: a variable with a loss scale that changes, or None.
+    """
+    if placed.graph.loss is None:
+        return None
+    dtype = DTYPES[placed.graph.loss.type.dtype]
+
+    def seed(device: int) -> str:
+        if scale is None:
+            return tasks.add(device, f'filled((), {share!r}, "{dtype}", {device})', [], ["d_loss"])[0]
+        there = tasks.on(scale, device, 4)
+        return tasks.add(device, f'times({there}, {share!r}, "{dtype}")', [there], ["d_loss"])[0]
+
+    return seed

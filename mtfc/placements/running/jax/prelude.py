@@ -1,0 +1,154 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""Functions of placed modules: arrays in pieces on devices, and data that moves between devices.
+
+Their text is copied into the modules, as that of `prelude.py` is. Every function only hands work to a device: none waits.
+"""
+
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mtfc.backends.common.checks import TYPES, check_whole
+
+if TYPE_CHECKING:
+    import jax
+    import jax.numpy as jnp
+
+BOUND: list[object] = []
+"""The devices of the placement; empty for those that JAX has."""
+
+
+def place(number):
+    """Return a device by its number in the placement."""
+    return (BOUND or jax.devices())[number]
+
+
+def send(x, device):
+    """Return an array on another device."""
+    return jax.device_put(x, place(device))
+
+
+@cache
+def at(position, device):
+    """Return a position as an array on a device."""
+    return jax.device_put(np.int32(position), place(device))
+
+
+@cache
+def filled(shape, value, dtype, device):
+    """Return an array of equal numbers on a device."""
+    return jax.device_put(np.full(shape, value, dtype), place(device))
+
+
+@partial(jax.jit, static_argnums=1)
+def cut(x, ends):
+    """Return the part of an array between a first and a last position along each dimension."""
+    return x[tuple(slice(*each) for each in ends)]
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def joined(shape, places, *pieces):
+    """Return the array that has each piece at its place."""
+    whole = jnp.zeros(shape, pieces[0].dtype)
+    for ends, piece in zip(places, pieces, strict=True):
+        whole = whole.at[tuple(slice(*each) for each in ends)].set(piece)
+    return whole
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def scattered(shape, places, *pieces):
+    """Return the sum of pieces, each at its place; elements without a piece are 0."""
+    whole = jnp.zeros(shape, pieces[0].dtype)
+    for ends, piece in zip(places, pieces, strict=True):
+        whole = whole.at[tuple(slice(*each) for each in ends)].add(piece)
+    return whole
+
+
+@jax.jit
+def total(first, *others):
+    """Return the sum of arrays, added in this order."""
+    for x in others:
+        first = first + x
+    return first
+
+
+@jax.jit
+def mean(first, *others):
+    """Return the mean of outputs of several micro-batches, added up in 32 bits at least."""
+    dtype = first.dtype
+    wide = jnp.float32 if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize < 4 else dtype
+    summed = first.astype(wide)
+    for x in others:
+        summed = summed + x.astype(wide)
+    summed = summed * jnp.asarray(1 / (len(others) + 1), wide)
+    return summed.astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else summed
+
+
+@jax.jit
+def root(x):
+    """Return the square root."""
+    return jnp.sqrt(x)
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def times(scale, share, dtype):
+    """Return the share of a loss scale."""
+    return (scale * jnp.float32(share)).astype(dtype)
+
+
+@jax.jit
+def averaged_piece(count, average, x):
+    """Return an average of a parameter; the parameter itself before the first step."""
+    return jnp.where(count > 0, average.astype(x.dtype), x)
+
+
+@jax.jit
+def kept(norm, new, old):
+    """Return new numbers if the norm of the gradients is finite, else the old ones."""
+    return jnp.where(jnp.isfinite(norm), new, old)
+
+
+def numbered(step):
+    """Return the number of a step on the first device."""
+    return jax.device_put(np.int32(step) if isinstance(step, int) else step, place(0))
+
+
+@partial(jax.jit, static_argnums=1)
+def counted(step, number, micro):
+    """Return the number of a micro-batch over all steps."""
+    return step * number + micro
+
+
+def shard(arrays, pieces):
+    """Put the pieces of global arrays on their devices. Raises `ValueError`."""
+    check_whole(arrays, pieces)
+    return {name: pieces_of(name, x, pieces[name]) for name, x in arrays.items()}
+
+
+def pieces_of(name, x, pieces):
+    """Return an array in pieces."""
+    dtype = next(types[name][0] for types in TYPES.values() if name in types)
+    whole = np.asarray(x).astype(dtype, copy=False)
+    return tuple(send(whole[region(index)], device) for device, index in pieces)
+
+
+def region(index):
+    """Return the index of a piece in its array: a range of each dimension, or a position."""
+    return tuple(each if isinstance(each, int) else slice(*each) for each in index)
+
+
+def unshard(arrays, pieces):
+    """Return the arrays that `pieces` names as whole NumPy arrays."""
+    return {name: whole_of(name, arrays[name], pieces[name]) for name in pieces}
+
+
+def whole_of(name, held, pieces):
+    """Return an array from its pieces; an output is one array."""
+    if not isinstance(held, tuple):
+        return np.asarray(held)
+    sizes = next(types[name][1] for types in TYPES.values() if name in types)
+    found = np.empty(tuple(sizes.values()), held[0].dtype)
+    for piece, (_, index) in zip(held, pieces, strict=True):
+        found[region(index)] = np.asarray(piece)
+    return found

@@ -1,0 +1,349 @@
+"""The training step of a placed module: passes of all micro-batches, sums of gradients, and updates of pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from mtfc.backends.common.module import DTYPES, arguments
+from mtfc.compiler.ir.core import Function, Training, Value
+from mtfc.compiler.ir.training import GRAD_NORM, LEARNING_RATE, LOSS_SCALE
+from mtfc.compiler.ir.types import ITEM_BYTES
+from mtfc.placements.running.jax.passes import PlacedRun, cells, short, sources_of, whole_of
+from mtfc.placements.running.jax.pieces import StoredPiece, region_type
+from mtfc.placements.running.jax.plan import ModulePlan, outputs_of, seed_of, whole_on
+from mtfc.placements.running.jax.tasks import Ends, HeldPiece, TaskList, common, volume
+from mtfc.placements.running.jax.updates import (
+    STEP,
+    needs_norm,
+    rate_function,
+    scale_function,
+    squares_function,
+    update_function,
+)
+
+Reduced = Mapping[tuple[str, int], str]
+"""Value and device -> variable with the gradient of the device's piece, summed over all devices that hold it."""
+
+
+class StepWriter:
+    """Writes the training step.
+
+    shared: variables with scalars that all updates read, on device 0. state: state and number of a piece -> variable.
+    """
+
+    def __init__(self, plan: ModulePlan, tasks: TaskList | None = None) -> None:
+        assert plan.step is not None
+        self.plan, self.placed = plan, plan.step
+        self.tasks = tasks or plan.new_tasks()
+        self.first: list[str] = []
+        self.held: dict[str, list[StoredPiece]] = {}
+        for piece in (piece for each in plan.pieces.values() for piece in each):
+            self.held.setdefault(piece.value.name, []).append(piece)
+        self.shared: dict[str, str] = {}
+        self.state: dict[tuple[str, int], str] = {}
+
+    # Gradients
+
+    def reduced(self, runs: Sequence[PlacedRun]) -> Reduced:
+        """Add up the gradients of all passes on each device, and then those of the devices that hold the same elements."""
+        own: dict[str, dict[int, list[str]]] = {}
+        for run_ in runs:
+            for (value, device), pieces in run_.gradients.items():
+                wanted = next(each.ends for each in self.held[value.name] if each.device == device)
+                name = self.tasks.joined(device, wanted, pieces, f"d_{short(value)}", adds=True)
+                own.setdefault(value.name, {}).setdefault(device, []).append(name)
+        found: dict[tuple[str, int], str] = {}
+        for number, (value_name, terms) in enumerate(own.items()):
+            base = f"d_{short(self.held[value_name][0].value)}"
+            totals = {device: self._added(device, names, base) for device, names in terms.items()}
+            for device, variable in self._summed(self.held[value_name], totals, number).items():
+                found[value_name, device] = variable
+        return found
+
+    def _added(self, device: int, names: Sequence[str], base: str) -> str:
+        """Return the sum of the gradients of micro-batches, added in their order, so that each can be freed early."""
+        found = names[0]
+        for name in names[1:]:
+            found = self.tasks.total(device, [found, name], base)
+        return found
+
+    def _summed(self, held: Sequence[StoredPiece], own: Mapping[int, str], turn: int) -> dict[int, str]:
+        """Return the sum of a parameter's gradients on each device that holds a piece."""
+        size = ITEM_BYTES[held[0].value.type.dtype]
+        parts: dict[int, list[HeldPiece]] = {piece.device: [] for piece in held}
+        for region in _regions({piece.ends: i for i, piece in enumerate(held)}):
+            holders = [piece for piece in held if common(piece.ends, region) == region]
+            terms = [self.tasks.cut(own[p.device], p.ends, region) for p in holders if p.device in own]
+            if not terms:
+                continue
+            root = holders[turn % len(holders)].device
+            sent = [self.tasks.on(name, root, size * volume(region)) for name in terms]
+            total = self.tasks.total(root, sent, "d_sum")
+            for piece in holders:
+                name = self.tasks.on(total, piece.device, size * volume(region))
+                parts[piece.device].append(HeldPiece(piece.device, region, name))
+        base = f"d_{short(held[0].value)}"
+        return {
+            device: self.tasks.joined(device, piece.ends, parts[device], base, adds=True)
+            for device, piece in ((piece.device, piece) for piece in held)
+            if parts[device]
+        }
+
+    def assembled(self, name: str, reduced: Reduced) -> str:
+        """Return a variable with the whole gradient of a parameter, on one device."""
+        pieces = self.plan.pieces[name]
+        type = arguments(self.plan.lowered, "parameter")[name]
+        device, found = pieces[0].device, dict[Ends, HeldPiece]()
+        for piece in pieces:
+            variable = reduced.get((piece.value.name, piece.device))
+            if variable is None or piece.region in found:
+                continue
+            variable = self.tasks.on(variable, device, ITEM_BYTES[type.dtype] * volume(piece.region))
+            shape = tuple(last - first for first, last in piece.region)
+            found[piece.region] = HeldPiece(device, piece.region, self._shaped(variable, shape, piece))
+        whole = tuple((0, dim.size) for dim in type.dims)
+        return self.tasks.joined(
+            device, whole, [*found.values()], f"d_{short(Value(name, type))}", adds=False
+        )
+
+    def _shaped(self, variable: str, shape: tuple[int, ...], piece: StoredPiece) -> str:
+        """Return a variable as an array with or without the axes that a loop slices."""
+        if len(piece.region) == len(piece.ends):
+            return variable
+        device = self.tasks.device[variable]
+        return self.tasks.add(device, f"{variable}.reshape({shape})", [variable], [short(piece.value)])[0]
+
+    # The step
+
+    def text(self) -> str:
+        """Return the definition of `train_step`."""
+        training = self.plan.training
+        assert training is not None
+        self._state_variables()
+        runs = self._passes(training)
+        self.tasks.group = (self.plan.accumulate, 1)
+        reduced = self.reduced(runs)
+        if needs_norm(training) or GRAD_NORM in training.report:
+            self.shared[GRAD_NORM] = self._norm(training, reduced)
+        new_params, new_state = self._updates(training, reduced, runs[-1])
+        outputs = self._reports(training, runs)
+        further: dict[str, Mapping[str, Sequence[str]]] = {"new_params": new_params, "new_state": new_state}
+        doc = f"Compute {', '.join(outputs)}, and the new params and state."
+        signature = "params, state, inputs, step"
+        return self.plan.definition("train_step", signature, doc, self.first, self.tasks, outputs, further)
+
+    def _state_variables(self) -> None:
+        for name, pieces in self.plan.states.items():
+            for i, piece in enumerate(pieces):
+                variable = self.tasks.given(short(Value(name, piece.value.type)), piece.device)
+                self.first.append(f'{variable} = state["{name}"][{i}]')
+                self.state[name, i] = variable
+                if self.plan.owner(name) is None:
+                    self.shared[name] = variable
+        number = self.tasks.given("number", 0)
+        self.first.append(f"{number} = numbered(step)")
+        self.shared[STEP] = number
+
+    def _passes(self, training: Training) -> list[PlacedRun]:
+        """Add the passes of all micro-batches."""
+        runs: list[PlacedRun] = []
+        scale = training.loss_scale
+        fixed = scale.start if scale and not scale.is_dynamic else 1.0
+        for micro in range(self.plan.accumulate):
+            self.tasks.group = (micro, 1)
+            run_, lines = self.plan.start(self.placed, self.tasks, micro)
+            self.first += [line for line in lines if micro == 0 or "inputs[" in line]
+            if runs:
+                self._continue(runs[-1], run_)
+            for argument in self.placed.graph.function.arguments:
+                if argument.role == "step":
+                    run_.held[argument.value] = self._numbers(micro)
+            share = fixed / self.plan.accumulate
+            run_.seed = seed_of(self.placed, self.tasks, share, self.shared.get(LOSS_SCALE))
+            run_.run()
+            runs.append(run_)
+        return runs
+
+    def _continue(self, before: PlacedRun, run_: PlacedRun) -> None:
+        """Take parameters from the pass before, and the states that it has updated."""
+        for argument in self.placed.graph.function.arguments:
+            if argument.role == "parameter":
+                run_.held[argument.value] = before.held[argument.value]
+        run_.held.update(self._updated_states(before))
+
+    def _updated_states(self, run_: PlacedRun) -> dict[Value, list[HeldPiece]]:
+        """Return the new values of the model's states after a pass, where the states are stored."""
+        found: dict[Value, list[HeldPiece]] = {}
+        function = self.placed.graph.function
+        given = {a.value.name: a.value for a in function.arguments}
+        for output in (each for each in function.outputs if each.updates is not None):
+            for piece in self.plan.pieces[str(output.updates)]:
+                name = run_.gathered(output.value, piece.region, piece.device, 0)[0]
+                held = HeldPiece(piece.device, piece.ends, self._shaped(name, piece.shape, piece))
+                found.setdefault(given[piece.value.name], []).append(held)
+        return found
+
+    def _numbers(self, micro: int) -> list[HeldPiece]:
+        """Return the number of a micro-batch over all steps."""
+        number, count = self.shared[STEP], self.plan.accumulate
+        if count > 1:
+            text = f"counted({number}, {count}, at({micro}, 0))"
+            number = self.tasks.add(0, text, [number], ["number"])[0]
+        return [HeldPiece(0, (), number)]
+
+    def _norm(self, training: Training, reduced: Reduced) -> str:
+        """Return the joint norm of all gradients, on device 0: each element counts once."""
+        terms = []
+        for value, held in self.held.items():
+            pieces = [each for each in held if (value, each.device) in reduced]
+            known = [HeldPiece(each.device, each.ends, reduced[value, each.device]) for each in pieces]
+            if not known:
+                continue
+            for number, region in sources_of(known, whole_of(held[0].value), -1, 0):
+                piece = known[number]
+                name = self.tasks.cut(piece.name, piece.ends, region)
+                function = squares_function(training, region_type(held[0].value.type, region))
+                scales = [LOSS_SCALE] * (len(function.arguments) > 1)
+                operands = [name, *self._scalars(scales, piece.device)]
+                (term,) = self._called(function, "squares", piece.device, operands, ["square"])
+                terms.append(self.tasks.on(term, 0, 4))
+        if not terms:
+            return self.tasks.add(0, 'filled((), 0, "float32", 0)', [], ["grad_norm"])[0]
+        total = self.tasks.total(0, terms, "squares")
+        return self.tasks.add(0, f"root({total})", [total], ["grad_norm"])[0]
+
+    def _called(
+        self, function: Function, name: str, device: int, operands: Sequence[str], wanted: Sequence[str]
+    ) -> list[str]:
+        """Add a call of a function of the update."""
+        doc = f"Compute {', '.join(output.name for output in function.outputs)}."
+        written = self.plan.functions.add(function, name, doc)
+        return self.tasks.call(device, written, operands, wanted)
+
+    def _scalars(self, names: Iterable[str], device: int) -> list[str]:
+        return [self.tasks.on(self.shared[name], device, 4) for name in names]
+
+    # Updates
+
+    def _updates(
+        self, training: Training, reduced: Reduced, last: PlacedRun
+    ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+        """Add the updates of all pieces; return the variables of the new parameters and states."""
+        held = {(v.name, p.device): p.name for v, each in last.held.items() for p in each}
+        for value, pieces in self._updated_states(last).items():
+            for new in pieces:
+                key = (value.name, new.device)
+                held[key] = self._kept(new, held[key], training)
+        states = self.plan.states
+        new_state = {name: [self.state[name, i] for i in range(len(each))] for name, each in states.items()}
+        changed = {*self.plan.differentiated()}
+        new_params: dict[str, list[str]] = {}
+        for name in arguments(self.plan.lowered, "parameter"):
+            own = new_params.setdefault(name, [])
+            for i, piece in enumerate(self.plan.pieces[name]):
+                variable = self._variable(piece, name, i, held)
+                if name in changed:
+                    gradient = reduced.get((piece.value.name, piece.device)) or _zeros(piece)
+                    variable = self._update(training, name, i, variable, gradient, new_state)
+                own.append(variable)
+        if training.loss_scale is not None and training.loss_scale.is_dynamic:
+            self._next_scale(training, new_state)
+        return new_params, new_state
+
+    def _kept(self, new: HeldPiece, old: str, training: Training) -> str:
+        """Return the new value of a state; the old one if the loss scale was too large."""
+        if training.loss_scale is None or not training.loss_scale.is_dynamic:
+            return new.name
+        (norm,) = self._scalars([GRAD_NORM], new.device)
+        text = f"kept({norm}, {new.name}, {old})"
+        return self.tasks.add(new.device, text, [norm, new.name, old], [new.name])[0]
+
+    def _variable(
+        self, piece: StoredPiece, name: str, number: int, held: Mapping[tuple[str, int], str]
+    ) -> str:
+        """Return the variable of a parameter's piece; one that the step does not read is unpacked."""
+        key = (piece.value.name, piece.device)
+        if key in held:
+            return held[key]
+        variable = self.tasks.given(short(piece.value), piece.device)
+        self.first.append(f'{variable} = params["{name}"][{number}]')
+        return variable
+
+    def _update(
+        self,
+        training: Training,
+        name: str,
+        number: int,
+        variable: str,
+        gradient: str,
+        new_state: dict[str, list[str]],
+    ) -> str:
+        """Add the update of one piece; return the variable of its new value."""
+        piece = self.plan.pieces[name][number]
+        function = update_function(training, name, piece.type)
+        operands, states = [variable, gradient], list[str]()
+        for argument in function.arguments[2:]:
+            key = argument.value.name
+            if argument.role == "state" and key in new_state and key not in self.shared:
+                states.append(key)
+                operands.append(self.state[key, number])
+            else:
+                operands += self._scalars([STEP if argument.role == "step" else key], piece.device)
+        wanted = [short(Value(output.name, piece.type)) for output in function.outputs]
+        results = self._called(function, f"update_{short(piece.value)}", piece.device, operands, wanted)
+        new = variable
+        for output, result in zip(function.outputs, results, strict=True):
+            if output.updates == name:
+                new = result
+            elif output.updates in states:
+                new_state[str(output.updates)][number] = result
+            elif output.updates in new_state:
+                new_state[str(output.updates)][0] = self.tasks.on(result, 0, 4)
+        return new
+
+    def _next_scale(self, training: Training, new_state: dict[str, list[str]]) -> None:
+        function = scale_function(training)
+        operands = self._scalars([argument.value.name for argument in function.arguments], 0)
+        wanted = [output.name for output in function.outputs]
+        results = self._called(function, "next_scale", 0, operands, wanted)
+        for output, result in zip(function.outputs, results, strict=True):
+            new_state[str(output.updates)][0] = result
+
+    # Reports
+
+    def _reports(self, training: Training, runs: Sequence[PlacedRun]) -> dict[str, str]:
+        """Return the variables of the step's outputs: means over the micro-batches, and figures of the step itself."""
+        values, found = outputs_of(self.placed), dict[str, str]()
+        for name in self.plan.reported():
+            if name in values:
+                each = [whole_on(run_, values[name]) for run_ in runs]
+                found[name] = self._mean(each, values[name]) if len(each) > 1 else each[0]
+            elif name == LEARNING_RATE:
+                function = rate_function(training)
+                operands = self._scalars([STEP] * len(function.arguments), 0)
+                (found[name],) = self._called(function, "learning_rate", 0, operands, [name])
+            elif name in self.shared:
+                found[name] = self.shared[name]
+            else:
+                assert training.loss_scale is not None
+                text = f'filled((), {training.loss_scale.start}, "float32", 0)'
+                (found[name],) = self.tasks.add(0, text, [], [name])
+        return found
+
+    def _mean(self, names: Sequence[str], value: Value) -> str:
+        device, size = self.tasks.device[names[0]], ITEM_BYTES[value.type.dtype]
+        there = [self.tasks.on(each, device, size * volume(whole_of(value))) for each in names]
+        return self.tasks.add(device, f"mean({', '.join(there)})", there, [short(value)])[0]
+
+
+def _regions(alike: Mapping[Ends, int]) -> Iterator[Ends]:
+    """Yield regions that do not overlap, and of which each given region consists."""
+    if all(common(a, b) is None for a in alike for b in alike if a != b):
+        yield from alike
+        return
+    marks = dict.fromkeys(alike, 0)
+    yield from dict.fromkeys(cell for ends in alike for _, cell in cells(marks, ends))
+
+
+def _zeros(piece: StoredPiece) -> str:
+    return f'filled({piece.shape}, 0, "{DTYPES[piece.value.type.dtype]}", {piece.device})'

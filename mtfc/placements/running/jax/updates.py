@@ -1,0 +1,153 @@
+"""The update of a piece of a parameter as a function.
+
+An optimizer that works element by element updates each piece by itself. One that looks at a whole parameter, such as LAMB or
+Adafactor, gets it: each device that uses such a parameter holds it whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.analysis.buffer_kinds import storage
+from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.core import Argument, Function, Output, Training, Value
+from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.training import GRAD_NORM, LEARNING_RATE, LOSS_SCALE, of_role, update_of
+from mtfc.compiler.ir.types import Dim, TensorType, scalar
+from mtfc.compiler.passes.autodiff.differentiate import clipped, numbered
+from mtfc.compiler.passes.autodiff.loss_scaling import (
+    GOOD_STEPS,
+    ScaleState,
+    is_finite,
+    kept_unless,
+    next_scale,
+    scale_state,
+    unscaled,
+)
+from mtfc.compiler.passes.autodiff.parameter_averages import averages_of
+from mtfc.compiler.passes.autodiff.update_equations import Updater, inlined, wide
+
+STEP = "step"
+SHARED = (GRAD_NORM, LOSS_SCALE, GOOD_STEPS, "averaged_steps", STEP)
+"""Scalars that the updates of all pieces read."""
+
+
+def is_local(training: Training, parameter: str) -> bool:
+    """Return True if the update of a parameter works element by element."""
+    body = update_of(training, parameter).body
+    return all(storage(eqn) in ("fused", "made") and not has_trait(eqn, "random", "indices") for eqn in body)
+
+
+def needs_norm(training: Training) -> bool:
+    """Return True if updates read the joint norm of all gradients."""
+    return training.clip is not None or (training.loss_scale is not None and training.loss_scale.is_dynamic)
+
+
+def update_function(training: Training, parameter: str, type: TensorType) -> Function:
+    """Return the update of a piece of a parameter.
+
+    Its arguments are the piece, its gradient, the states of the optimizer, and those of `SHARED` that it reads. Outputs update
+    arguments.
+    """
+    b = Builder(Names((parameter,)), training.span, "update")
+    piece = Value(parameter, type)
+    gradient = Value(b.names.fresh(f"d_{parameter}"), type)
+    scale = scale_state(b, training.loss_scale)
+    norm = Value(b.names.fresh(GRAD_NORM), scalar("f32"))
+    found = {piece: gradient}
+    if training.loss_scale is not None:
+        found = unscaled(b, found, training.loss_scale, scale)
+    if training.clip is not None:
+        found = clipped(b, found, norm, training.clip)
+    good = is_finite(b, norm) if scale is not None else None
+    function = update_of(training, parameter)
+    update = _shortened(function, of_role(function, "parameter")[0].type.dims, type.dims)
+    states, outputs = Updater(b).apply(update, piece, found[piece])
+    outputs = kept_unless(b, good, outputs, (piece, *(state.value for state in states)))
+    if training.average is not None:
+        averages = averages_of(b, training.average, outputs, found)
+        states += averages.arguments
+        outputs += kept_unless(b, good, averages.outputs, [state.value for state in averages.arguments])
+    shared = [Argument(norm, "input"), *(scale.arguments if scale else ())]
+    changed = Function("update", (), tuple(b.body), tuple(outputs))
+    given = (Argument(piece, "parameter"), Argument(gradient, "input"), *states, *shared)
+    return _read(numbered(attrs.evolve(changed, arguments=given)), keep=2 + len(states))
+
+
+def _read(function: Function, keep: int) -> Function:
+    """Drop the arguments after the first ones that no equation reads."""
+    used = {value for eqn in function.body for value in eqn.operands}
+    first, rest = function.arguments[:keep], function.arguments[keep:]
+    return attrs.evolve(function, arguments=(*first, *(each for each in rest if each.value in used)))
+
+
+def _shortened(function: Function, whole: Sequence[Dim], dims: Sequence[Dim]) -> Function:
+    """Return a function of a parameter for a piece, whose dimensions are shorter. A slice lacks some of the whole dimensions."""
+    sizes: dict[str, Dim | None] = {dim.name: None for dim in whole} | {dim.name: dim for dim in dims}
+    new: dict[Value, Value] = {}
+
+    def renewed(value: Value) -> Value:
+        if value not in new:
+            new[value] = Value(value.name, attrs.evolve(value.type, dims=_with(value.type.dims, sizes)))
+        return new[value]
+
+    body = tuple(
+        attrs.evolve(
+            eqn,
+            operands=tuple(map(renewed, eqn.operands)),
+            results=tuple(map(renewed, eqn.results)),
+            attrs={key: _with(value, sizes) for key, value in eqn.attrs.items()},
+        )
+        for eqn in function.body
+    )
+    arguments = tuple(attrs.evolve(each, value=renewed(each.value)) for each in function.arguments)
+    outputs = tuple(attrs.evolve(each, value=renewed(each.value)) for each in function.outputs)
+    return attrs.evolve(function, arguments=arguments, body=body, outputs=outputs)
+
+
+def _with(value: Any, sizes: Mapping[str, Dim | None]) -> Any:
+    """Return dimensions with other sizes, without those that have none; anything else as it is."""
+    if isinstance(value, Dim):
+        return sizes.get(value.name, value)
+    if not isinstance(value, tuple):
+        return value
+    return tuple(each for each in (_with(each, sizes) for each in value) if each is not None)
+
+
+def squares_function(training: Training, type: TensorType) -> Function:
+    """Return the sum of squares of a piece of a gradient, f32[]: a term of the squared norm of all gradients.
+
+    Its arguments are the gradient, and the scale of the loss if it changes.
+    """
+    b = Builder(Names(), training.span, "update")
+    gradient = Value(b.names.fresh("gradient"), type)
+    scale = scale_state(b, training.loss_scale)
+    found = {gradient: gradient}
+    if training.loss_scale is not None:
+        found = unscaled(b, found, training.loss_scale, scale)
+    squared = b("square", wide(b, found[gradient]))
+    summed = b.cast(b("sum", squared, over=type.dims) if type.dims else squared, "f32")
+    given = (Argument(gradient, "input"), *(scale.arguments[:1] if scale else ()))
+    return Function("squares", given, tuple(b.body), (Output("squares", summed),))
+
+
+def scale_function(training: Training) -> Function:
+    """Return the update of a loss scale that changes: from the norm of the gradients, the scale, and its good steps."""
+    b = Builder(Names(), training.span, "update")
+    norm = Value(b.names.fresh(GRAD_NORM), scalar("f32"))
+    scale = scale_state(b, training.loss_scale)
+    assert isinstance(scale, ScaleState)
+    outputs = next_scale(b, is_finite(b, norm), scale)
+    given = (Argument(norm, "input"), *scale.arguments)
+    return Function("next_scale", given, tuple(b.body), tuple(outputs))
+
+
+def rate_function(training: Training) -> Function:
+    """Return the learning rate of a step."""
+    assert training.learning_rate is not None
+    b = Builder(Names(), training.span, "update")
+    rate = inlined(b, training.learning_rate)
+    return numbered(Function(LEARNING_RATE, (), tuple(b.body), (Output(LEARNING_RATE, rate),)))
