@@ -42,7 +42,7 @@ input, the array holds k batches. For fewer rows at the end the model is compile
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     parser.add_argument(
-        "--backend", choices=BACKENDS, default="numpy", help="the backend that executes (default: numpy)"
+        "--backend", choices=BACKENDS, help="the backend that executes (default: numpy; jax for a placement)"
     )
     parser.add_argument("--train", action="store_true", help="train by the file's `train` block")
     parser.add_argument(

@@ -37,6 +37,7 @@ class CompileOptions:
 class RunOptions:
     """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of files of arrays.
 
+    backend: None runs layouts on NumPy, and placements on JAX.
     generation: the prompts that a model continues, in place of `data`.
     debug_nans: find the equation that makes the first number that is not finite.
     averages: take the averages of parameters from `params`.
@@ -44,7 +45,7 @@ class RunOptions:
 
     file: str
     choice: Choice = attrs.field(factory=Choice)
-    backend: str = "numpy"
+    backend: str | None = None
     train: bool = False
     steps: int | None = None
     data: str | None = None

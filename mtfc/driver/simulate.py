@@ -56,7 +56,7 @@ def simulate(
         (placement,) = selection.placements
         if place is not None:
             raise UsageError(f"`{placement.name}` is a placement, which says where everything is: no --place")
-        return _simulate_placement(placement, selection.program, hardware, target)
+        return simulate_placement(placement, selection.program, hardware, target)
     (case,) = selection.cases
     check_room(hardware, case.mesh, target)
     return simulate_layout(case.lower(selection.program), hardware, _order(place, case.mesh))
@@ -85,7 +85,7 @@ def _order(text: str | None, mesh: Mesh) -> tuple[str, ...]:
     return axes
 
 
-def _simulate_placement(
+def simulate_placement(
     placement: DeclaredPlacement, program: Program, hardware: Hardware, target: str
 ) -> SimulatedPlacement:
     """Simulate a step under a placement, even if memory does not suffice.

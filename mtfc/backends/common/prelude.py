@@ -51,7 +51,10 @@ def definitions(files: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def _source(lines: list[bytes], node: ast.stmt) -> str:
-    """Return the text of a statement with its decorators; `ast.get_source_segment` splits the whole file into lines for each one."""
+    """Return the text of a statement with its decorators.
+
+    `ast.get_source_segment` splits the whole file into lines for each statement.
+    """
     assert node.end_lineno is not None
     start = min(node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ())), node.lineno)
     *inner, last = lines[start - 1 : node.end_lineno]

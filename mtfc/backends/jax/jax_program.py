@@ -92,6 +92,27 @@ class JaxProgram:
         """Return a number of finished steps on the devices."""
         return jax.device_put(np.int32(step), self._replicated)
 
+    def stored(self, state: TrainState) -> TrainState:
+        """Return the state as checkpoints have it: with whole arrays."""
+        return state
+
+    def restored(self, state: TrainState) -> TrainState:
+        """Return a state as `stored` gives it in the form that `train_step` takes."""
+        return state
+
+    def whole_params(self, params: Arrays) -> Arrays:
+        """Return parameters as whole arrays."""
+        return params
+
+    def on_host(self, arrays: Arrays, kind: str) -> dict[str, Any]:
+        """Return whole arrays on the host; processes exchange the parts that only some of them hold."""
+        from jax.experimental.multihost_utils import process_allgather
+
+        several = jax.process_count() > 1
+        return {
+            name: np.asarray(process_allgather(x, tiled=True) if several else x) for name, x in arrays.items()
+        }
+
     def train_step(self, state: TrainState, batch: Arrays) -> tuple[TrainState, dict[str, Any]]:
         """Return the state after one more step, and the loss and reported values by name. The given state is donated."""
         _check_state(state, self.module.INPUTS)
@@ -183,7 +204,7 @@ class JaxProgram:
         self.module.raise_if([problem or self.module.overflow(f'"{name}"', x, wanted[0])])
 
     @property
-    def _replicated(self) -> NamedSharding:
+    def _replicated(self) -> Any:
         return NamedSharding(self.mesh, PartitionSpec())
 
     @cached_property

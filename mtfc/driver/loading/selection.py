@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
@@ -18,6 +19,7 @@ from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice, ProgramSource
 from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.memory_limit import run_limited
+from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.sources import Sources
 from mtfc.frontend import layout_options
 from mtfc.frontend.elaborate import Module, elaborate
@@ -75,6 +77,15 @@ class LayoutOnMesh:
         passes = default_pipeline(of) if self.passes is None else pipeline_of(self.passes, of)
         return run_limited(self.placed(program), self.limited(passes), observers)
 
+    def source(self, program: Program, backend: str, of: str = "step") -> str:
+        """Return the text of the module that a backend generates. Raises `CompileError` (E321)."""
+        return BACKENDS[backend].generate(self.lower(program, of))
+
+    def forward_source(self, program: Program, backend: str) -> str:
+        """Return the text of the forward pass alone as a module."""
+        lowered = self.as_near().lower(program)
+        return BACKENDS[backend].generate(attrs.evolve(lowered, functions=(lowered.function("forward"),)))
+
     def limited(self, passes: Sequence[Pass]) -> tuple[Pass, ...]:
         """Return the passes with the memory limit, if there is one."""
         return tuple(passes) if self.limit is None else within_memory(passes, self.limit)
@@ -84,6 +95,10 @@ class LayoutOnMesh:
         return (
             self if self.limit is None else attrs.evolve(self, limit=attrs.evolve(self.limit, must_fit=False))
         )
+
+
+Case = LayoutOnMesh | PlacementCase
+"""What a program runs under."""
 
 
 @attrs.frozen
@@ -98,6 +113,11 @@ class Selection:
     hardware: Mapping[str, Hardware]
     placements: tuple[DeclaredPlacement, ...]
     scope: Scope
+
+    @property
+    def case(self) -> Case:
+        """The first layout, or the chosen placement."""
+        return self.cases[0] if self.cases else PlacementCase(self.placements[0], self.program)
 
 
 def select(
@@ -197,6 +217,11 @@ def choose(
     if placement is not None:
         if choice.mesh is not None:
             raise UsageError(f"`{placement.name}` is a placement, which has devices of its own: no --mesh")
+        for option, value in (("--passes", choice.passes), ("--memory", choice.memory)):
+            if value is not None:
+                raise UsageError(
+                    f"`{placement.name}` is a placement, which is not lowered by passes: no {option}"
+                )
         return Selection(program, (), module.hardware, (placement,), module.scope)
     return _chosen(program, module, choice, diagnostics, every_layout, skip_illegal)
 

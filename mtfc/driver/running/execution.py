@@ -22,7 +22,12 @@ def source(program: Program, backend: str) -> str:
 
 def load(program: Program, backend: str) -> Any:
     """Return the module that a backend generates, ready to run. Raises `Unavailable`."""
-    return BACKENDS[backend].load(source(program, backend))
+    return loaded(source(program, backend), backend)
+
+
+def loaded(text: str, backend: str) -> Any:
+    """Return the module of a text that a backend has generated, ready to run. Raises `Unavailable`."""
+    return BACKENDS[backend].load(text)
 
 
 @attrs.define

@@ -17,7 +17,7 @@ from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
 from mtfc.driver.data.inputs import inputs_of, joined_axis
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.selection import LayoutOnMesh, Selection, choose
+from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, choose
 from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.frontend.semantics.names.modules import declarations_of
 from mtfc.frontend.syntax import ast
@@ -67,12 +67,14 @@ class Resizing:
         text, neighbour = self.sources.texts[self._file], self.sources.neighbour
         return choose(text, self._file, choice, neighbour=neighbour, skip_illegal=True).program
 
-    def case(self, program: Program) -> LayoutOnMesh:
+    def case(self, program: Program) -> Case:
         """Return the first case of the selection, without the rules that cannot split this program's dimensions evenly.
 
-        A layout never changes a result.
+        A layout never changes a result. A placement leaves out such splits by itself.
         """
-        case = self.selection.cases[0]
+        case = self.selection.case
+        if not isinstance(case, LayoutOnMesh):
+            return case
         return LayoutOnMesh(case.mesh, dividing(case.layout, case.mesh, _sizes(program)))
 
 

@@ -17,10 +17,10 @@ from mtfc.driver.data.array_files import Arrays, save_arrays
 from mtfc.driver.data.files import check_apart, check_writable
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters, read_batches
 from mtfc.driver.errors import OK, UsageError, say
-from mtfc.driver.loading.selection import LayoutOnMesh, select
+from mtfc.driver.loading.selection import Case, LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import RunOptions
-from mtfc.driver.running.execution import Session, load
+from mtfc.driver.running.execution import Session, loaded
 from mtfc.driver.running.nan_search import StepInputs, find_not_finite
 from mtfc.driver.running.remainder import Resizing
 from mtfc.driver.running.rewind import Copy
@@ -38,7 +38,7 @@ class FinishedRun:
 
     status: int
     backend: str
-    case: LayoutOnMesh
+    case: Case
     steps: Sequence[StepRecord]
     results: BatchResults
     texts: Sequence[str] = ()
@@ -70,8 +70,10 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
     """
     _check_prompts(options)
     _check_files(options)
-    selection = select(options.file, options.choice, sources)
-    program, case = selection.program, selection.cases[0]
+    selection = select(options.file, options.choice, sources, or_placement=True)
+    program, case = selection.program, selection.case
+    backend = options.backend or ("numpy" if selection.cases else "jax")
+    options = attrs.evolve(options, backend=backend)
     if options.train and program.training is None:
         raise UsageError(
             f"model {program.name} cannot be trained: the file has no `train {program.name}` block"
@@ -87,20 +89,18 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
     given = given_parameters(options.params, options.params_partial, options.seed, program, options.averages)
     if options.train:
         allocator.keep_memory()
-    session = Session.start(load(_lowered(case, program, options), options.backend), options.seed, given)
+    session = Session.start(loaded(_source(case, program, options), backend), options.seed, given)
     session.smaller = _smaller(data, options, resizing)
     if options.train:
         search = _search(data, resizing) if options.debug_nans else None
         training = TrainingRun.start(session, program, data, options.save, show, search)
         status = training.run(options.steps or data.steps)
-        return FinishedRun(
-            status, options.backend, case, training.steps, training.results, cause=training.cause
-        )
+        return FinishedRun(status, backend, case, training.steps, training.results, cause=training.cause)
     steps, results = _evaluate(session, program, data.batches, options.steps or data.batches.count)
     texts = options.generation.texts(results.joined(), program) if options.generation else ()
     if options.save is not None:
         save_arrays(options.save, results.joined())
-    return FinishedRun(OK, options.backend, case, steps, results, texts)
+    return FinishedRun(OK, backend, case, steps, results, texts)
 
 
 def _check_prompts(options: RunOptions) -> None:
@@ -121,11 +121,14 @@ def _check_files(options: RunOptions) -> None:
     check_writable(options.save)
 
 
-def _lowered(case: LayoutOnMesh, program: Program, options: RunOptions) -> Program:
-    """Lower the program, for an evaluation with the counts that outputs are means over."""
-    evaluates = not options.train or options.eval is not None
-    lowered = case.as_near().lower(with_weights(program)[0]) if evaluates else case.lower(program)
-    return lowered if options.train else attrs.evolve(lowered, functions=(lowered.function("forward"),))
+def _source(case: Case, program: Program, options: RunOptions) -> str:
+    """Return the text of the module, for an evaluation with the counts that outputs are means over."""
+    backend = str(options.backend)
+    if not options.train:
+        return case.forward_source(with_weights(program)[0], backend)
+    if options.eval is not None:
+        return case.as_near().source(with_weights(program)[0], backend)
+    return case.source(program, backend)
 
 
 def _data(options: RunOptions, program: Program, resizing: Resizing) -> TrainingData:
@@ -170,10 +173,10 @@ def _smaller(data: TrainingData, options: RunOptions, resizing: Resizing) -> dic
             continue
         program = resizing.program(dim)
         case = resizing.case(program)
-        given_up = case.layout != resizing.selection.cases[0].layout
+        given_up = case.layout != resizing.selection.case.layout
         rest = f"{path}: the model is compiled a second time, for a last batch of {dim.size} row{'s'[: dim.size - 1]}"
         say(f"{rest}, and the layout's rules that do not divide it are left out" if given_up else rest)
-        modules[dim] = load(_lowered(case, program, options), options.backend)
+        modules[dim] = loaded(_source(case, program, options), str(options.backend))
     return modules
 
 
@@ -185,7 +188,9 @@ def _search(data: TrainingData, resizing: Resizing) -> Callable[[Copy], Diagnost
         program = resizing.selection.program if dim is None else resizing.program(dim)
         batch = data.batches.step(start.step, data.accumulate)
         inputs = StepInputs(start.parameters, start.state, batch, start.step)
-        return find_not_finite(program, inputs, resizing.case(program).lower(program))
+        case = resizing.case(program)
+        lowered = case.lower(program) if isinstance(case, LayoutOnMesh) else None
+        return find_not_finite(program, inputs, lowered)
 
     return search
 

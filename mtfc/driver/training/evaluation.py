@@ -19,15 +19,16 @@ from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.inputs import given_parameters
 from mtfc.driver.errors import UsageError, say
-from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
+from mtfc.driver.loading.placement_case import PlacementCase
+from mtfc.driver.loading.selection import Case, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import EvalOptions
-from mtfc.driver.running import execution
 from mtfc.driver.running.remainder import Resizing
 from mtfc.driver.running.steps import weighted_mean
 from mtfc.driver.training.batch_iterators import DataSource
 from mtfc.driver.training.data_inputs import data_inputs
 from mtfc.driver.training.data_sources import FileSource, check_documents, open_source
+from mtfc.driver.training.hosts import Hosts
 from mtfc.driver.training.loop import iter_batches
 from mtfc.driver.training.peers import Peers, watched_peers
 from mtfc.driver.training.same_run import check_same, facts_of, program_fingerprint
@@ -42,6 +43,25 @@ Means = dict[str, float]
 """The means of the outputs by name."""
 
 
+def jax_program(case: Case, text: str) -> JaxProgram:
+    """Return the program of a module's text on JAX's devices. Raises `Unavailable`."""
+    if isinstance(case, PlacementCase):
+        from mtfc.placements.running.jax.placed_jax_program import PlacedJaxProgram
+
+        return PlacedJaxProgram.of(text)
+    from mtfc.backends.jax.jax_program import JaxProgram
+
+    return JaxProgram.of(text)
+
+
+def check_hosts(case: Case, hosts: Hosts) -> None:
+    """Raise `UsageError` for a placement in several processes."""
+    if isinstance(case, PlacementCase) and hosts.are_several:
+        raise UsageError(
+            f"`{case.name}` is a placement, which runs in one process: no --coordinator or --distributed"
+        )
+
+
 @attrs.frozen(eq=False)
 class Forward:
     """The forward pass on devices. rows: of a batch. counts: output -> the output with its count, of those with a count."""
@@ -51,32 +71,31 @@ class Forward:
     counts: Mapping[str, str]
 
     @classmethod
-    def of(cls, program: Program, case: LayoutOnMesh, rows: int) -> Forward:
-        from mtfc.backends.jax.jax_program import JaxProgram
-
+    def of(cls, program: Program, case: Case, rows: int) -> Forward:
         counted, counts = with_weights(program)
-        lowered = case.as_near().lower(counted)
-        forward = attrs.evolve(lowered, functions=(lowered.function("forward"),))
-        return cls(JaxProgram.of(execution.source(forward, "jax")), rows, counts)
+        return cls(jax_program(case, case.forward_source(counted, "jax")), rows, counts)
 
     def batch(self, params: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-        """Return the mean and the weight of each output with at most one dimension."""
+        """Return the mean and the weight of each output with at most one dimension. params: as `placed` returns them."""
         jax = import_jax()
         jnp = jax.numpy
-        outputs = self.on_devices.forward(self._placed(params), batch)
+        outputs = self.on_devices.forward(params, batch)
         found = {name: jnp.mean(x.astype(jnp.float32)) for name, x in outputs.items() if x.ndim < 2}
         numbers = {name: float(x) for name, x in jax.device_get(found).items()}
         weights = {name: numbers[count] for name, count in self.counts.items()}
         names = [name for name in numbers if name not in self.counts.values()]
         return {name: (numbers[name], weights.get(name, float(self.rows))) for name in names}
 
-    def _placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters as this program places them: the layout of fewer rows may lack rules."""
+    def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return whole parameters as this program places them: the layout of fewer rows may lack rules."""
         put, structs = import_jax().device_put, self.on_devices.abstract("params")
-        return {
-            name: x if x.sharding == structs[name].sharding else put(x, structs[name].sharding)
+        moved = {
+            name: x
+            if getattr(x, "sharding", None) == structs[name].sharding
+            else put(x, structs[name].sharding)
             for name, x in params.items()
         }
+        return self.on_devices.place(moved, "params")
 
 
 @attrs.frozen(eq=False)
@@ -108,7 +127,7 @@ class DataEvaluation:
         whole_documents: bool = False,
     ) -> DataEvaluation:
         """Open the data and compile the forward pass. Raises `CompileError`, `UsageError` and `Unavailable`."""
-        program, case = selection.program, selection.cases[0]
+        program, case = selection.program, selection.case
         source = open_source(
             spec, program, tokenizer=tokenizer, takes_rest=True, whole_documents=whole_documents
         )
@@ -124,10 +143,13 @@ class DataEvaluation:
         return cls(source, forward, rest, most, resizing)
 
     def means(self, params: Mapping[str, Any], stop: Stop) -> Means:
-        """Return the means over the data, or over its first batches. Raises `Stopped`."""
+        """Return the means over the data, or over its first batches. params: whole arrays. Raises `Stopped`."""
         if stop.peers.count > 1 and not self.compiled.is_set():
             self._compile(stop)
-        parts = [forward.batch(params, batch) for forward, batch in self._batches(stop)]
+        placed, parts = dict[Forward, dict[str, Any]](), []
+        for forward, batch in self._batches(stop):
+            placed[forward] = placed.get(forward) or forward.placed(params)
+            parts.append(forward.batch(placed[forward], batch))
         if not parts:
             raise UsageError(f"these data do not fill one batch ({self.source.description()}): give more")
         return {name: weighted_mean([part[name] for part in parts]) for name in parts[0]}
@@ -210,9 +232,10 @@ def evaluate(options: EvalOptions, sources: Sources) -> EvaluationSummary | None
     Raises `CompileError`, `UsageError`, `Unavailable` and `FailedRequest`.
     """
     options.hosts.check()
-    selection = select(options.file, options.choice, sources)
+    selection = select(options.file, options.choice, sources, or_placement=True)
+    check_hosts(selection.case, options.hosts)
     if options.hosts.are_several:
-        options.hosts.join(selection.cases[0].mesh.devices)
+        options.hosts.join(selection.case.mesh.devices)
     with watched_peers() as peers:
         found = _evaluated(options, selection, sources, peers)
     return found if peers.index == 0 else None
@@ -222,7 +245,7 @@ def _evaluated(
     options: EvalOptions, selection: Selection, sources: Sources, peers: Peers
 ) -> EvaluationSummary:
     """Evaluate, together with the other processes."""
-    case, leads = selection.cases[0], peers.index == 0
+    case, leads = selection.case, peers.index == 0
     given = given_parameters(
         options.params, options.params_partial, options.seed, selection.program, options.averages
     )
@@ -237,7 +260,8 @@ def _evaluated(
     on_devices = evaluation.forward.on_devices
     is_complete = given.keys() == on_devices.module.PARAMETERS.keys()
     drawn = {} if is_complete else on_devices.module.init(options.seed)
-    means = evaluation.means({**drawn, **on_devices.place(given, "params")}, Stop(peers=peers))
+    params = on_devices.whole_params({**drawn, **on_devices.place(given, "params")})
+    means = evaluation.means(params, Stop(peers=peers))
     if not means:
         raise UsageError(f"model {selection.program.name} has no output with at most one dimension")
     return EvaluationSummary(means, case.name, dict(case.mesh.axes))

@@ -222,7 +222,7 @@ class TrainLoop:
 
     def _check_state(self, step: int) -> None:
         """Raise `NotFinite` if the step has made numbers that are not finite, where the state before it is kept."""
-        if self.keep_before and not are_finite(self.state):
+        if self.keep_before and not are_finite(self.program.stored(self.state)):
             raise NotFinite(f"the parameters after step {step} are not finite")
 
     def _pauses(self, step: int) -> bool:
@@ -257,7 +257,8 @@ class TrainLoop:
         """
         self.unevaluated = self.steps[-1] if ran and self.schedule.evaluates(step) else None
         if self.saver.is_due(step) and not stopped:
-            self.saver.save(step, self.state, self.position, self.last, self.unevaluated is not None)
+            state = self.program.stored(self.state)
+            self.saver.save(step, state, self.position, self.last, self.unevaluated is not None)
         if self.unevaluated is not None:
             try:
                 if stopped:
@@ -275,7 +276,7 @@ class TrainLoop:
         step = attrs.evolve(step, evaluation=means)
         self.unevaluated = None
         if self.evaluations and self.evaluations.add(step.number, means) and self.evaluations.keeps:
-            self.saver.save_best(step.number, self.state, self.position, step)
+            self.saver.save_best(step.number, self.program.stored(self.state), self.position, step)
         self._show(step)
         return step
 

@@ -18,7 +18,7 @@ import attrs
 
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.errors import UsageError
-from mtfc.driver.loading.selection import LayoutOnMesh
+from mtfc.driver.loading.selection import Case
 from mtfc.driver.options import EvalOptions, TrainOptions
 from mtfc.driver.training.batch_iterators import DataSource
 
@@ -56,7 +56,7 @@ Facts = Mapping[str, str]
 def facts_of(
     options: TrainOptions | EvalOptions,
     fingerprint: str,
-    case: LayoutOnMesh,
+    case: Case,
     sources: Mapping[str, DataSource | None],
 ) -> Facts:
     """Return the facts of this process by the names that a message gives them. sources: the data by option."""

@@ -20,17 +20,16 @@ from mtfc.driver.data.checkpoint_files import CHECKPOINTS, About
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters
 from mtfc.driver.data.remote import RemoteFolder, is_remote
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, say
-from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
+from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import TrainOptions
-from mtfc.driver.running import execution
 from mtfc.driver.running.nan_search import StepInputs, find_not_finite
 from mtfc.driver.running.remainder import Resizing
 from mtfc.driver.training.batch_iterators import BatchIterator, DataSource
 from mtfc.driver.training.best import EVALUATIONS_FILE, Evaluations, metric_of
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds
 from mtfc.driver.training.data_sources import check_documents, open_source
-from mtfc.driver.training.evaluation import DataEvaluation
+from mtfc.driver.training.evaluation import DataEvaluation, check_hosts, jax_program
 from mtfc.driver.training.loop import DataOfOthers, Schedule, TrainLoop
 from mtfc.driver.training.metrics import (
     METRICS,
@@ -94,8 +93,9 @@ def train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finishe
 
 
 def _train(options: TrainOptions, sources: Sources, to: TextIO | None) -> FinishedTraining:
-    selection = select(options.file, options.choice, sources)
-    program, case = selection.program, selection.cases[0]
+    selection = select(options.file, options.choice, sources, or_placement=True)
+    program, case = selection.program, selection.case
+    check_hosts(case, options.hosts)
     if program.training is None:
         raise UsageError(
             f"model {program.name} cannot be trained: the file has no `train {program.name}` block"
@@ -134,24 +134,16 @@ def _predicted(options: TrainOptions, selection: Selection, sources: Sources) ->
     if options.target is None:
         return None
     from mtfc.driver.loading.target import check_room, target_of
-    from mtfc.driver.simulate import simulate_layout
+    from mtfc.driver.simulate import simulate_layout, simulate_placement
 
-    case = selection.cases[0]
+    case = selection.case
     hardware = target_of(options.target, selection.hardware, sources)
+    if not isinstance(case, LayoutOnMesh):
+        placed = simulate_placement(case.placement, selection.program, hardware, options.target).step
+        return Prediction(placed.seconds, placed.ideal)
     check_room(hardware, case.mesh, options.target)
     step = simulate_layout(case.lower(selection.program), hardware).step
     return Prediction(step.seconds, step.ideal)
-
-
-def on_host(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whole arrays on the host; processes exchange the parts that only some of them hold."""
-    import numpy as np
-    from jax.experimental.multihost_utils import process_allgather
-
-    several = import_jax().process_count() > 1
-    return {
-        name: np.asarray(process_allgather(x, tiled=True) if several else x) for name, x in arrays.items()
-    }
 
 
 @attrs.frozen
@@ -160,7 +152,7 @@ class Trainer:
 
     options: TrainOptions
     program: Program
-    case: LayoutOnMesh
+    case: Case
     predicted: Prediction | None
     to: TextIO | None
     on_devices: JaxProgram
@@ -182,9 +174,7 @@ class Trainer:
         mirror: Mirror | None,
     ) -> Trainer:
         """Open the data, compare it and the rest with the other processes, and load the program."""
-        from mtfc.backends.jax.jax_program import JaxProgram
-
-        program, case = selection.program, selection.cases[0]
+        program, case = selection.program, selection.case
         assert program.training is not None
         leads = peers.index == 0
         accumulate = program.training.accumulate
@@ -205,7 +195,7 @@ class Trainer:
             data = {"--data": source, "--eval": evaluation.source if evaluation else None}
             check_same(peers.gather(facts_of(options, program_fingerprint(program), case, data)))
         total = _total(options, source)
-        on_devices = JaxProgram.of(execution.source(case.lower(program), "jax"))
+        on_devices = jax_program(case, case.source(program, "jax"))
         return cls(
             options, program, case, predicted, to, on_devices, source, evaluation, total, peers, mirror
         )
@@ -250,7 +240,8 @@ class Trainer:
     def _save(self, loop: TrainLoop, saving: Saving) -> None:
         """Save the finished steps after an error of the data, of which all processes know."""
         if loop.steps:
-            saving.at_end(loop.state, loop.position, loop.last, loop.unevaluated is not None)
+            state = self.on_devices.stored(loop.state)
+            saving.at_end(state, loop.position, loop.last, loop.unevaluated is not None)
             self._say(f"after step {int(loop.state.step)}: {saving.where()}")
 
     def _loop(
@@ -295,7 +286,8 @@ class Trainer:
             finally:
                 stop.answered.set()
             if int(loop.state.step) > first:
-                saving.at_end(loop.state, loop.position, loop.last, loop.unevaluated is not None)
+                state = self.on_devices.stored(loop.state)
+                saving.at_end(state, loop.position, loop.last, loop.unevaluated is not None)
         except NotFinite as error:
             self._say(f"{error}: {saving.where()}")
             if loop.read is not None:
@@ -321,9 +313,11 @@ class Trainer:
         """Return the place in the source that made the first number which is not finite, in the last step."""
         assert loop.before is not None
         state, batch = loop.before
-        parameters, optimizer, inputs = map(on_host, (state.params, state.optimizer, batch))
+        kinds = {"params": state.params, "state": state.optimizer, self.on_devices.step_inputs: batch}
+        parameters, optimizer, inputs = (self.on_devices.on_host(x, kind) for kind, x in kinds.items())
         step = StepInputs(parameters, optimizer, inputs, int(state.step))
-        cause = find_not_finite(self.program, step, self.case.lower(self.program))
+        lowered = self.case.lower(self.program) if isinstance(self.case, LayoutOnMesh) else None
+        cause = find_not_finite(self.program, step, lowered)
         if cause is None:
             self._say(f"step {step.number + 1} gives finite numbers when it is repeated on the interpreter")
         return cause
@@ -378,7 +372,8 @@ class Trainer:
                     f"--params {self.options.params} is not read: the checkpoint in --dir comes first;"
                     " --fresh starts over from --params"
                 )
-            state, about = checkpoints.restore(step, self.on_devices.abstract_state)
+            stored, about = checkpoints.restore(step, self.on_devices.abstract_state)
+            state = self.on_devices.restored(stored)
             self._say(f"going on from step {step}, {checkpoints.name(step)}")
             if about.fingerprint != program_fingerprint(self.program):
                 self._say("the model or its `train` block has changed since this checkpoint")
@@ -449,7 +444,7 @@ class Trainer:
     def _means(self, params: Mapping[str, Any], stop: Stop) -> dict[str, float]:
         """Return the means of the outputs with at most one dimension over the evaluation data, or its first batches."""
         assert self.evaluation is not None
-        return self.evaluation.means(params, stop)
+        return self.evaluation.means(self.on_devices.whole_params(params), stop)
 
     def _evaluations(self, first: int) -> Evaluations | None:
         """Return the evaluations before this run, if the best of them counts. Raises `UsageError`."""

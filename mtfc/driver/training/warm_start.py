@@ -41,9 +41,10 @@ def warm_start(
     try:
         about = About.read(place)
         state = on_devices.init(seed)
+        whole = on_devices.stored(state)
         found = {
-            "params": Taken.of(place, about, PARAMETERS, state.params),
-            "state": Taken.of(place, about, OPTIMIZER, state.optimizer),
+            "params": Taken.of(place, about, PARAMETERS, whole.params),
+            "state": Taken.of(place, about, OPTIMIZER, whole.optimizer),
         }
     except (OSError, ValueError) as error:
         raise FailedRequest(f"{place} cannot be read: {error}") from None

@@ -25,9 +25,9 @@ from mtfc.compiler.passes.mixed_precision import MixedPrecision
 from mtfc.compiler.passes.pipelines import run as run_passes
 from mtfc.driver.data.array_files import Array, Arrays
 from mtfc.driver.data.inputs import Batches, draw_batch, read_batches
-from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMesh
+from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, Case, LayoutOnMesh
 from mtfc.driver.options import VerifyOptions
-from mtfc.driver.running.execution import Session, load
+from mtfc.driver.running.execution import Session, load, loaded
 from mtfc.driver.verification.agreement import Expected, Limits
 from mtfc.driver.verification.roundings import InfinityMarks, OtherRounding, OverflowMarks
 from mtfc.driver.verification.special_numbers import SpecialDraw, has_convolution, special_draws
@@ -225,9 +225,9 @@ class CaseModules:
     gradients: Any
 
     @classmethod
-    def of(cls, case: LayoutOnMesh, reference: Reference, backend: str) -> CaseModules:
-        program = reference.program
-        return cls(load(case.lower(program), backend), load(case.lower(program, of="gradients"), backend))
+    def of(cls, case: Case, reference: Reference, backend: str) -> CaseModules:
+        texts = (case.source(reference.program, backend, of) for of in ("step", "gradients"))
+        return cls(*(loaded(text, backend) for text in texts))
 
     def results(self, reference: Reference) -> Results:
         """Yield all results for the reference's arguments."""

@@ -2,8 +2,8 @@
 
 The reference is the interpreter, on the program before anything is split. Each case starts from the same inputs and parameters.
 The comparison covers outputs, gradients of all floating-point inputs and parameters, and drawn parameters. If the file trains,
-the comparison covers parameters, optimizer state and reports after each of three training steps, too. Placements are cases on
-NumPy, compared in outputs and gradients of parameters. Every model of the file is compared.
+the comparison covers parameters, optimizer state and reports after each of three training steps, too. Placements are cases,
+too: on JAX as layouts, on NumPy in outputs and gradients of parameters. Every model of the file is compared.
 
 First, the exact check compares the NumPy module of each layout with the undistributed program over a finite field.
 
@@ -27,7 +27,8 @@ from mtfc.compiler.ir.types import FLOATS, Layout, Mesh
 from mtfc.compiler.passes.mixed_precision import everything_in
 from mtfc.driver.data.inputs import given_parameters
 from mtfc.driver.errors import UsageError
-from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select, select_models
+from mtfc.driver.loading.placement_case import PlacementCase
+from mtfc.driver.loading.selection import Case, Selection, select, select_models
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import without_warnings
@@ -98,14 +99,16 @@ def verify(
     show: receives each result as soon as it is known.
     """
     selections = [_fitting(each) for each in _selections(options, sources)]
-    backends = [_backends(options, selection) for selection in selections]
-    if any("jax" in each for each in backends):
-        _start_jax([case for selection in selections for case in selection.cases])
+    backends = (options.backend,) if options.backend else tuple(BACKENDS)
+    if "jax" in backends:
+        cases: list[Sequence[Case]] = [each.cases for each in selections]
+        cases += [_placements(each) for each in selections]
+        _start_jax([case for each in cases for case in each])
     results, gradients = list[CaseResult](), dict[str, Mapping[str, Comparison]]()
     exact = list[ExactCase]()
     with without_warnings():
-        for selection, asked in zip(selections, backends, strict=True):
-            model = VerifiedModel.of(selection, asked, options)
+        for selection in selections:
+            model = VerifiedModel.of(selection, backends, options)
             if options.exact:
                 for found in exact_cases(selection.program, selection.cases, options.seed):
                     exact.append(found)
@@ -113,7 +116,7 @@ def verify(
             for result in model.results():
                 results.append(result)
                 show(result)
-            if "jax" in asked:
+            if "jax" in backends:
                 gradients[selection.program.name] = model.jax_gradients()
     return Verified(results, gradients, exact)
 
@@ -184,15 +187,18 @@ class VerifiedModel:
             sums = tuple(wrong_sums(case.lower(self.reference.program)))
             for backend in self.backends:
                 yield attrs.evolve(self._result(case, backend), sums=sums)
-        if "numpy" in self.backends:
-            yield from map(self._placed, self.selection.placements)
+        for placed in _placements(self.selection):
+            if "numpy" in self.backends:
+                yield self._on_numpy(placed.placement)
+            if "jax" in self.backends:
+                yield attrs.evolve(self._result(placed, "jax"), placement=placed.placement)
 
     def jax_gradients(self) -> Mapping[str, Comparison]:
         """Compare the reference's gradients with those of JAX, in f64."""
         with in_wide_numbers("jax"):
             return jax_gradients(self.wide or self.reference)
 
-    def _result(self, case: LayoutOnMesh, backend: str) -> CaseResult:
+    def _result(self, case: Case, backend: str) -> CaseResult:
         if backend == "jax" and case.mesh.devices > MOST_VIRTUAL_DEVICES:
             most = f"more than the {MOST_VIRTUAL_DEVICES} devices that JAX is asked for"
             skipped = f"{case.mesh.devices} processors are {most}"
@@ -215,7 +221,7 @@ class VerifiedModel:
             not_finite=self._not_finite,
         )
 
-    def _placed(self, placement: DeclaredPlacement) -> CaseResult:
+    def _on_numpy(self, placement: DeclaredPlacement) -> CaseResult:
         return CaseResult(
             Mesh("devices", (("all", placement.devices),)),
             Layout(placement.name),
@@ -247,16 +253,11 @@ def _is_wide(program: Program) -> bool:
     return precision is None and {v.type.dtype for v in values} & FLOATS == {"f64"}
 
 
-def _backends(options: VerifyOptions, selection: Selection) -> Sequence[str]:
-    """Return the backends to compare. Raises `UsageError` for a placement on JAX."""
-    if selection.cases:
-        return (options.backend,) if options.backend else tuple(BACKENDS)
-    if options.backend == "jax":
-        raise UsageError("placements run on NumPy: no --backend jax")
-    return ("numpy",)
+def _placements(selection: Selection) -> tuple[PlacementCase, ...]:
+    return tuple(PlacementCase(each, selection.program) for each in selection.placements)
 
 
-def _start_jax(cases: Sequence[LayoutOnMesh]) -> None:
+def _start_jax(cases: Sequence[Case]) -> None:
     """Make JAX's devices for the largest mesh, and raise the precision of dots. Raises `Unavailable`.
 
     JAX makes its devices once. By default it lets GPUs and TPUs round the operands of dots to 10 or 7 binary digits.

@@ -1,0 +1,69 @@
+# mypy: allow-untyped-calls
+"""A program under a placement on JAX devices: its training state in pieces, and functions that take batches.
+
+The module imports JAX at the top, so it is imported only where JAX runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from mtfc.backends.common.shares import Share
+from mtfc.backends.jax.jax_program import Arrays, JaxProgram, TrainState
+
+
+@attrs.frozen(eq=False, slots=False)
+class PlacedJaxProgram(JaxProgram):
+    """A generated module of a placement. Arrays are tuples of pieces, each on one device; checkpoints have whole arrays."""
+
+    @property
+    def overlaps(self) -> bool:
+        """True: devices exchange data without collectives, so no two functions under way can block each other."""
+        return True
+
+    @property
+    def share(self) -> Share:
+        """All rows: a placement runs in one process."""
+        return Share()
+
+    def place(self, batch: Arrays, kind: str = "inputs") -> dict[str, Any]:
+        """Return the batch in pieces on their devices. Raises `ValueError` for arrays that do not fit."""
+        if all(isinstance(x, tuple) for x in batch.values()):
+            return dict(batch)
+        return dict(self.module.shard(dict(batch), self.module.LAYOUTS[kind]))
+
+    def compile_forward(self) -> None:
+        """Compile nothing: this is for several processes."""
+
+    def stored(self, state: TrainState) -> TrainState:
+        """Return the state with whole arrays on the first device, as checkpoints have it under every layout."""
+        optimizer = jax.device_put(self.on_host(state.optimizer, "state"), self._replicated)
+        return TrainState(state.step, dict(self.whole_params(state.params)), optimizer)
+
+    def restored(self, state: TrainState) -> TrainState:
+        """Return a state with whole arrays in pieces."""
+        return TrainState(
+            state.step, self.place(state.params, "params"), self.place(state.optimizer, "state")
+        )
+
+    def whole_params(self, params: Arrays) -> Arrays:
+        """Return parameters as whole arrays on the first device."""
+        whole: Arrays = jax.device_put(self.on_host(params, "params"), self._replicated)
+        return whole
+
+    def on_host(self, arrays: Arrays, kind: str) -> dict[str, Any]:
+        """Return whole arrays on the host."""
+        return dict(self.module.unshard(dict(arrays), self.module.LAYOUTS[kind]))
+
+    @property
+    def _replicated(self) -> Any:
+        return SingleDeviceSharding(self.module.place(0))
+
+    def _struct(self, kind: str, name: str) -> jax.ShapeDtypeStruct:
+        dtype, sizes = self.module.TYPES[kind][name]
+        shape = tuple(sizes.values())
+        return jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype), sharding=self._replicated)
