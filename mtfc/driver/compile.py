@@ -29,6 +29,7 @@ from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.ir_files import is_ir, read_ir
 from mtfc.driver.loading.memory_limit import run_limited
+from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import CompileOptions
@@ -77,6 +78,8 @@ def emit(options: CompileOptions, sources: Sources, show: Callable[[PassRecord],
     show: receives a record of each pass that `print_ir_after` names.
     """
     program, level, limit = _read(options, sources)
+    if isinstance(program, PlacementCase):
+        return _emitted_placement(options, program)
     if options.train and program.training is None:
         raise UsageError(f"model {program.name} has no training step: there is no `train` block for it")
     passes = _passes(options, program, level, limit)
@@ -93,12 +96,34 @@ def emit(options: CompileOptions, sources: Sources, show: Callable[[PassRecord],
     return Emitted(options.emit, program, EMITTERS[options.emit].emit(program))
 
 
-def _read(options: CompileOptions, sources: Sources) -> tuple[Program, Level, Recompute | None]:
-    """Return the program of a .mtf file, or of a file of IR text, ready for passes, its level, and the memory limit."""
+def _read(
+    options: CompileOptions, sources: Sources
+) -> tuple[Program | PlacementCase, Level, Recompute | None]:
+    """Return the program of a .mtf file, or of a file of IR text, ready for passes, its level, and the memory limit.
+
+    Instead of a program it may be the chosen placement.
+    """
     if is_ir(options.file):
         return *read_ir(options.file, options.choice, sources), options.choice.limit({})
-    selection = select(options.file, options.choice, sources)
-    return selection.cases[0].placed(selection.program), "global", selection.cases[0].limit
+    selection = select(options.file, options.choice, sources, or_placement=True)
+    case = selection.case
+    if isinstance(case, PlacementCase):
+        return case, "global", None
+    return case.placed(selection.program), "global", case.limit
+
+
+def _emitted_placement(options: CompileOptions, case: PlacementCase) -> Emitted:
+    """Return the JAX module of a placement. Raises `UsageError` for any other text."""
+    placed = attrs.evolve(case.declared, mesh=case.mesh, layout=case.layout)
+    if options.train and placed.training is None:
+        raise UsageError(f"model {placed.name} has no training step: there is no `train` block for it")
+    if options.emit != "jax":
+        raise UsageError(f"`{case.name}` is a placement, whose operators are a JAX module: --emit jax")
+    if options.stop_after is not None or options.print_ir_after is not None:
+        raise UsageError(
+            f"`{case.name}` is a placement, which is not lowered by passes: no --stop-after and --print-ir-after"
+        )
+    return Emitted(options.emit, placed, case.source(case.declared))
 
 
 def syntax_tree(file: str, sources: Sources, as_json: bool) -> str:

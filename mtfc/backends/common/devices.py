@@ -57,10 +57,11 @@ def reserve(count: int) -> None:
             jax.config.update("jax_num_cpu_devices", count)
 
 
-def devices(count: int) -> list[Any]:
+def devices(count: int, needing: str = "the mesh has", smaller: str = "mesh") -> list[Any]:
     """Return `count` devices of one kind: JAX's default ones if there are enough, else virtual CPU devices.
 
-    Raises `Unavailable` if JAX is missing, has already started with fewer devices, or cannot make enough.
+    needing, smaller: the start of a message that says why, and what may be smaller. Raises `Unavailable` if JAX is missing, has
+    already started with fewer devices, or cannot make enough.
     """
     jax = import_jax()
     if (
@@ -72,8 +73,8 @@ def devices(count: int) -> list[Any]:
         return found[:count]
     if count > MOST_VIRTUAL:
         raise Unavailable(
-            f"the mesh has {count} processors, and JAX makes at most {MOST_VIRTUAL} virtual devices: use a smaller mesh,"
-            " or --backend numpy"
+            f"{needing} {count} processors, and JAX makes at most {MOST_VIRTUAL} virtual devices: use a smaller {smaller}"
+            + (", or --backend numpy" if smaller == "mesh" else "")
         )
     virtual = _of_kind(jax, "cpu")
     if len(virtual) >= count:
@@ -81,7 +82,7 @@ def devices(count: int) -> list[Any]:
     counted = {device.platform: len(kind) for kind in (found, virtual) for device in kind[:1]}
     started = " and ".join(f"{number} {name} device{'s' * (number > 1)}" for name, number in counted.items())
     raise Unavailable(
-        f"the mesh has {count} processors, and JAX has started with {started}: use a smaller mesh, or put"
+        f"{needing} {count} processors, and JAX has started with {started}: use a smaller {smaller}, or put"
         f' `jax.config.update("jax_num_cpu_devices", {count})` before the first use of JAX, or'
         f" XLA_FLAGS={FLAG}={count} into the environment"
     )

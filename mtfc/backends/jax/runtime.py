@@ -68,7 +68,7 @@ def _execute(source: str, on: Sequence[Any] | None = None) -> tuple[ModuleType, 
     import_jax()
     module = executed(source)
     if not hasattr(module, "MESH"):
-        module.bind(devices(module.DEVICES))
+        module.bind(devices(module.DEVICES, "the placement has", "placement"))
         return module, None
     count = prod(module.MESH.values())
     mesh = module.make_mesh(devices(count) if on is None else on[:count])

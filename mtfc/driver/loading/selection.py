@@ -98,7 +98,7 @@ class LayoutOnMesh:
 
 
 Case = LayoutOnMesh | PlacementCase
-"""What a program runs under."""
+"""A program runs under either."""
 
 
 @attrs.frozen

@@ -35,7 +35,7 @@ from mtfc.reports.verification_report import Compared, Comparison, Part, worst
 
 if TYPE_CHECKING:
     from mtfc.backends.interpreter import Evaluation
-    from mtfc.placements.declarations import DeclaredPlacement
+    from mtfc.driver.loading.placement_case import PlacementCase
 
 STEPS = 3
 """Number of training steps compared: the second step reads the state of the first, the third shows the state of the second."""
@@ -163,9 +163,9 @@ class Reference:
             compared = runs.judged(modules.passes(self, inputs, parameters))
             yield draw.what, _without_numbers(compared) if draw.is_huge else compared
 
-    def placed(self, placement: DeclaredPlacement) -> Compared:
+    def placed(self, case: PlacementCase) -> Compared:
         """Compare the program's operators under a placement, on NumPy. Raises `CompileError`."""
-        outputs, gradients = _run_placed(placement, self.program, {**self.batches[0], **self.parameters})
+        outputs, gradients = _run_placed(case, self.program, {**self.batches[0], **self.parameters})
         found: list[tuple[Part, str, Array]] = [("outputs", *each) for each in outputs.items()]
         return self.runs.judged([*found, *(("gradients", *each) for each in gradients.items())])
 
@@ -301,20 +301,20 @@ def in_wide_numbers(backend: str) -> Any:
     return setting_kept("jax_enable_x64") if backend == "jax" else nullcontext()
 
 
-def _run_placed(placement: DeclaredPlacement, program: Program, arrays: Arrays) -> tuple[Arrays, Arrays]:
+def _run_placed(case: PlacementCase, program: Program, arrays: Arrays) -> tuple[Arrays, Arrays]:
     """Run a program's operators on the devices of a placement, on NumPy. Raises `CompileError` (E317, E319).
 
     Return outputs, and gradients of parameters, by name; without training there are no gradients.
     """
-    from mtfc.compiler.diagnostics import Diagnostics
     from mtfc.compiler.passes.pipelines import simplification
-    from mtfc.placements.declarations import strategy_of
     from mtfc.placements.operators.cotangent_flow import cotangent_flow
     from mtfc.placements.operators.operator_graph import operators_of
     from mtfc.placements.running.numpy_runner import execute
+    from mtfc.placements.running.placed_program import PlacedProgram, strategy_for
 
+    known = PlacedProgram(program, case.placement, case.declared).configurations()
     graph = operators_of(run_passes(program, simplification()))
-    found = execute(cotangent_flow(graph), strategy_of(placement, graph, Diagnostics()), arrays)
+    found = execute(cotangent_flow(graph), strategy_for(graph, known), arrays)
     return dict(found.outputs), dict(found.gradients)
 
 

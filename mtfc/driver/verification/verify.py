@@ -23,7 +23,7 @@ import attrs
 
 from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.ir.core import Program, walk
-from mtfc.compiler.ir.types import FLOATS, Layout, Mesh
+from mtfc.compiler.ir.types import FLOATS
 from mtfc.compiler.passes.mixed_precision import everything_in
 from mtfc.driver.data.inputs import given_parameters
 from mtfc.driver.errors import UsageError
@@ -35,7 +35,6 @@ from mtfc.driver.running.execution import without_warnings
 from mtfc.driver.verification.exact_cases import elements, exact_cases
 from mtfc.driver.verification.reference import CaseModules, Reference, in_wide_numbers, jax_gradients
 from mtfc.driver.verification.sum_dtypes import wrong_sums
-from mtfc.placements.declarations import DeclaredPlacement
 from mtfc.reports.exact_report import ExactCase, exact_json
 from mtfc.reports.verification_report import (
     NOUNS,
@@ -189,7 +188,7 @@ class VerifiedModel:
                 yield attrs.evolve(self._result(case, backend), sums=sums)
         for placed in _placements(self.selection):
             if "numpy" in self.backends:
-                yield self._on_numpy(placed.placement)
+                yield self._on_numpy(placed)
             if "jax" in self.backends:
                 yield attrs.evolve(self._result(placed, "jax"), placement=placed.placement)
 
@@ -221,16 +220,16 @@ class VerifiedModel:
             not_finite=self._not_finite,
         )
 
-    def _on_numpy(self, placement: DeclaredPlacement) -> CaseResult:
+    def _on_numpy(self, case: PlacementCase) -> CaseResult:
         return CaseResult(
-            Mesh("devices", (("all", placement.devices),)),
-            Layout(placement.name),
+            case.mesh,
+            case.layout,
             "numpy",
             self.name,
-            self.reference.placed(placement),
-            self.wide.placed(placement) if self.wide else {},
+            self.reference.placed(case),
+            self.wide.placed(case) if self.wide else {},
             not_finite=self._not_finite,
-            placement=placement,
+            placement=case.placement,
         )
 
     @cached_property

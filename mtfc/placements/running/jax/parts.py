@@ -18,7 +18,7 @@ from mtfc.backends.jax.constant_chains import guarded
 from mtfc.backends.jax.convolution_fusion import fused
 from mtfc.compiler.analysis.buffer_kinds import storage
 from mtfc.compiler.ir.builder import Names
-from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, source_file
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
 from mtfc.compiler.ir.opdef import Code
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import Mesh
@@ -47,12 +47,12 @@ class WrittenFunction:
 class PartEmitter(Emitter):
     """Writes a function whose operands are positional, with the positions of its part as further arguments."""
 
-    def __init__(self, function: Function, origins: Mapping[Value, Origin]) -> None:
+    def __init__(self, function: Function, origins: Mapping[Value, Origin], file: str | None) -> None:
         text, texts = fused(function, ALONE)
         super().__init__(dialect(ALONE, text, {**guarded(text), **texts}))
         self.written, self.origins = text, origins
         self.positions: dict[tuple[str, int], str] = {}
-        self._file = source_file([function])
+        self._file = file
         self._short = short_names(value.name for value in all_values(function))
 
     def lines(self) -> tuple[str, list[str]]:
@@ -81,9 +81,10 @@ class PartEmitter(Emitter):
 
 
 class ModuleFunctions:
-    """The functions that a placed module needs so far."""
+    """The functions that a placed module needs so far. file: the user's file, whose name comments leave out."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: str | None) -> None:
+        self.file = file
         self.texts: list[str] = []
         self._names = Names(RESERVED)
         self._known: dict[str, str] = {}
@@ -92,7 +93,7 @@ class ModuleFunctions:
         self, function: Function, wanted: str, doc: str, origins: Mapping[Value, Origin] | None = None
     ) -> WrittenFunction:
         """Return the function with these equations, written if there is none with the same text."""
-        emitter = PartEmitter(function, origins or {})
+        emitter = PartEmitter(function, origins or {}, self.file)
         signature, lines = emitter.lines()
         key = "\n".join([signature, *(line for line in lines if not line.lstrip().startswith("#"))])
         if key not in self._known:

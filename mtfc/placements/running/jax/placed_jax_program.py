@@ -1,7 +1,7 @@
 # mypy: allow-untyped-calls
 """A program under a placement on JAX devices: its training state in pieces, and functions that take batches.
 
-The module imports JAX at the top, so it is imported only where JAX runs.
+The module imports `jax_program`, and with it JAX, so it is imported only where JAX runs.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-import jax
-from jax.sharding import SingleDeviceSharding
 
+from mtfc.backends.common.devices import import_jax
 from mtfc.backends.common.shares import Share
 from mtfc.backends.jax.jax_program import Arrays, JaxProgram, TrainState
 
@@ -41,7 +40,7 @@ class PlacedJaxProgram(JaxProgram):
 
     def stored(self, state: TrainState) -> TrainState:
         """Return the state with whole arrays on the first device, as checkpoints have it under every layout."""
-        optimizer = jax.device_put(self.on_host(state.optimizer, "state"), self._replicated)
+        optimizer = import_jax().device_put(self.on_host(state.optimizer, "state"), self._replicated)
         return TrainState(state.step, dict(self.whole_params(state.params)), optimizer)
 
     def restored(self, state: TrainState) -> TrainState:
@@ -52,7 +51,7 @@ class PlacedJaxProgram(JaxProgram):
 
     def whole_params(self, params: Arrays) -> Arrays:
         """Return parameters as whole arrays on the first device."""
-        whole: Arrays = jax.device_put(self.on_host(params, "params"), self._replicated)
+        whole: Arrays = import_jax().device_put(self.on_host(params, "params"), self._replicated)
         return whole
 
     def on_host(self, arrays: Arrays, kind: str) -> dict[str, Any]:
@@ -61,9 +60,10 @@ class PlacedJaxProgram(JaxProgram):
 
     @property
     def _replicated(self) -> Any:
-        return SingleDeviceSharding(self.module.place(0))
+        return import_jax().sharding.SingleDeviceSharding(self.module.place(0))
 
-    def _struct(self, kind: str, name: str) -> jax.ShapeDtypeStruct:
+    def _struct(self, kind: str, name: str) -> Any:
+        jax = import_jax()
         dtype, sizes = self.module.TYPES[kind][name]
         shape = tuple(sizes.values())
         return jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype), sharding=self._replicated)

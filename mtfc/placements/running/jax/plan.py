@@ -10,8 +10,9 @@ import attrs
 from mtfc.backends.common.module import DTYPES, arguments, dict_text
 from mtfc.backends.common.prelude import definitions
 from mtfc.backends.jax.backend import RESERVED
+from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.builder import Names
-from mtfc.compiler.ir.core import Program, Value
+from mtfc.compiler.ir.core import Program, Value, source_file
 from mtfc.compiler.ir.training import updated
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import TensorType
@@ -29,7 +30,7 @@ from mtfc.placements.running.jax.parts import ModuleFunctions
 from mtfc.placements.running.jax.passes import PlacedGraph, PlacedRun, hull, short, whole_of
 from mtfc.placements.running.jax.pieces import StoredPiece, cover, pieces_of
 from mtfc.placements.running.jax.tasks import Ends, HeldPiece, TaskList, dispatch_order, with_deletions
-from mtfc.placements.running.jax.updates import is_local
+from mtfc.placements.running.jax.updates import is_local, updates_slice
 from mtfc.placements.running.placed_program import PlacedProgram, strategy_for
 
 PLACED = ("common/checks.py", "../placements/running/jax/prelude.py")
@@ -54,7 +55,7 @@ class ModulePlan:
         self.placed, self.program = placed, placed.program
         self.training = self.program.training
         self.devices = placed.placement.devices
-        self.functions = ModuleFunctions()
+        self.functions = ModuleFunctions(source_file(self.program.functions))
         self._configurations = placed.configurations()
         self.lowered = run(self.program, differentiation("step"))
         self.trains = self.lowered.has_function("step")
@@ -62,6 +63,7 @@ class ModulePlan:
         self.step = self._graph(_in_training(self.program)) if differentiates else None
         outside = run(self.program, (MixedPrecision(), BindTraining(), Simplify(), Cse(), Dce()))
         self.forward = self._graph(outside)
+        self._refuse_sliced()
         self.pieces = {**self._parameters(), **self._inputs()}
 
     def _graph(self, program: Program) -> PlacedGraph:
@@ -87,6 +89,16 @@ class ModulePlan:
         return TaskList(Names((*LOCALS, *RESERVED, *definitions(PLACED))))
 
     # Pieces
+
+    def _refuse_sliced(self) -> None:
+        """Raise `CompileError` (E319) for a parameter that a loop slices, and whose optimizer looks at all slices together."""
+        values = (value for placed in self.graphs for value in placed.graph.parameters)
+        for name, value in ((self.graphs[0].origin(value)[0], value) for value in values):
+            if self.training and name in self.trained and not updates_slice(self.training, name, value):
+                whole = "a loop slices it, and its optimizer looks at the whole parameter"
+                help = "declare the parameter in the loop, or use an optimizer that works element by element"
+                message = f"`{name}` cannot be split: {whole}"
+                raise CompileError([Diagnostic("E319", message, self.placed.placement.span, help=help)])
 
     def _parameters(self) -> dict[str, list[StoredPiece]]:
         """Return the pieces of parameters: they are where a training step needs them."""
@@ -260,6 +272,6 @@ def seed_of(placed: PlacedGraph, tasks: TaskList, share: float, scale: str | Non
         if scale is None:
             return tasks.add(device, f'filled((), {share!r}, "{dtype}", {device})', [], ["d_loss"])[0]
         there = tasks.on(scale, device, 4)
-        return tasks.add(device, f'times({there}, {share!r}, "{dtype}")', [there], ["d_loss"])[0]
+        return tasks.add(device, f'scaled_share({there}, {share!r}, "{dtype}")', [there], ["d_loss"])[0]
 
     return seed

@@ -48,7 +48,7 @@ def cut(x, ends):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def joined(shape, places, *pieces):
+def assembled(shape, places, *pieces):
     """Return the array that has each piece at its place."""
     whole = jnp.zeros(shape, pieces[0].dtype)
     for ends, piece in zip(places, pieces, strict=True):
@@ -92,7 +92,7 @@ def root(x):
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def times(scale, share, dtype):
+def scaled_share(scale, share, dtype):
     """Return the share of a loss scale."""
     return (scale * jnp.float32(share)).astype(dtype)
 

@@ -110,7 +110,7 @@ class TaskList:
         shape = tuple(last - first for first, last in wanted)
         places = tuple(relative(each.ends, wanted) for each in pieces)
         reads = [each.name for each in pieces]
-        function = "scattered" if adds else "joined"
+        function = "scattered" if adds else "assembled"
         key = (function, shape, places, *reads)
         text = f"{function}({shape}, {places}, {', '.join(reads)})"
         return self._once(key, lambda: self.add(device, text, reads, [base], volume(wanted))[0])

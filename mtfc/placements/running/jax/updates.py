@@ -41,6 +41,12 @@ def is_local(training: Training, parameter: str) -> bool:
     return all(storage(eqn) in ("fused", "made") and not has_trait(eqn, "random", "indices") for eqn in body)
 
 
+def updates_slice(training: Training, parameter: str, slice: Value) -> bool:
+    """Return True if a slice of a parameter can be updated without the other slices."""
+    (unit,) = of_role(update_of(training, parameter), "parameter")
+    return len(slice.type.dims) >= len(unit.type.dims) or is_local(training, parameter)
+
+
 def needs_norm(training: Training) -> bool:
     """Return True if updates read the joint norm of all gradients."""
     return training.clip is not None or (training.loss_scale is not None and training.loss_scale.is_dynamic)
