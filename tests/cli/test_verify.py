@@ -231,10 +231,10 @@ def test_a_wrong_update_is_found(
 ) -> None:
     """Outputs and gradients are right; the second step computes a wrong state."""
     (folder / "train.mtf").write_text(TRAINING)
-    load = execution.load
+    load = execution.loaded
 
-    def faulty(program: object, backend: str) -> object:
-        module = load(program, backend)  # type: ignore[arg-type]
+    def faulty(text: str, backend: str) -> object:
+        module = load(text, backend)
         if not hasattr(module, "train_step"):
             return module
         train_step = module.train_step
@@ -243,7 +243,7 @@ def test_a_wrong_update_is_found(
         )
         return module
 
-    monkeypatch.setattr(reference, "load", faulty)
+    monkeypatch.setattr(reference, "loaded", faulty)
     outcome = mtfc("verify", "train.mtf", "--layout", "both", "--backend", backend, "--format", "json")
     assert outcome.status == 1
     (case,) = outcome.json["cases"]
@@ -304,10 +304,10 @@ def test_rounding_that_decides_a_sign_is_told_apart(mtfc: Mtfc, folder: Path) ->
 def test_noise_excuses_no_wrong_update(mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A parameter whose difference is larger than the effect of noise is wrong, even next to parameters that noise explains."""
     (folder / "noise.mtf").write_text(NOISE.replace("adam(", "lion("))
-    load = execution.load
+    load = execution.loaded
 
-    def faulty(program: object, backend: str) -> object:
-        module = load(program, backend)  # type: ignore[arg-type]
+    def faulty(text: str, backend: str) -> object:
+        module = load(text, backend)
         if not hasattr(module, "train_step"):
             return module
         train_step = module.train_step
@@ -319,7 +319,7 @@ def test_noise_excuses_no_wrong_update(mtfc: Mtfc, folder: Path, monkeypatch: py
         module.train_step = wrong
         return module
 
-    monkeypatch.setattr(reference, "load", faulty)
+    monkeypatch.setattr(reference, "loaded", faulty)
     outcome = mtfc("verify", "noise.mtf", "--backend", "numpy", "--format", "json")
     assert outcome.status == 1
     assert all("training of w" in case["wrong"] for case in outcome.json["cases"])
