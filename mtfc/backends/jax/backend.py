@@ -222,7 +222,7 @@ class ReplicationTracker:
 
     def blank(self, stack: TensorType, each: TensorType) -> str:
         """Return zeros for the stack of a loop."""
-        zeros = f"jnp.zeros({stack.local_shape(self.mesh)}, {_dtype(stack.local_dtype)})"
+        zeros = f"jnp.zeros({stack.local_shape(self.mesh)}, {dtype_text(stack.local_dtype)})"
         axes = stack.varying(self.mesh)
         return f'lax.pcast({zeros}, {_axes_text(axes)}, to="varying")' if axes else zeros
 
