@@ -24,6 +24,7 @@ from mtfc.compiler.passes.partition.insert_reshards import InsertReshards
 from mtfc.compiler.passes.partition.lower_collectives import LowerCollectives
 from mtfc.compiler.passes.partition.place_reductions import PlaceReductions
 from mtfc.compiler.passes.partition.propagate_layouts import PropagateLayouts
+from mtfc.compiler.passes.partition.split_regions import SplitRegions
 from mtfc.compiler.passes.partition.spread_attention import SpreadAttention
 from mtfc.compiler.passes.pass_base import Pass, PipelineError
 from mtfc.compiler.passes.pipeline_loops import PipelineLoops
@@ -50,6 +51,7 @@ PASSES: dict[str, type[Pass]] = {
         AssignLayouts,
         SpreadAttention,
         PropagateLayouts,
+        SplitRegions,
         PlaceReductions,
         InsertReshards,
         LowerCollectives,
@@ -91,7 +93,7 @@ def preparation() -> tuple[Pass, ...]:
 
 def layout_assignment() -> tuple[Pass, ...]:
     """Return the passes that give every equation a layout. Later passes read only these layouts."""
-    return (*preparation(), AssignLayouts(), SpreadAttention(), PropagateLayouts())
+    return (*preparation(), AssignLayouts(), SpreadAttention(), PropagateLayouts(), SplitRegions())
 
 
 def spmd_lowering() -> tuple[Pass, ...]:
