@@ -6,14 +6,19 @@ about 1 (section 8.2, Figure 7); NMT on 64 K80s has 1.7 to 2.4 with 2 to 5.5 tim
 long that the clock rarely ends them; the descent uses the rest. Delta over full simulation is measured for single kept changes
 and for whole searches from random strategies, as in the paper.
 
+Three further figures are only measured if they are selected: `SOAP=spaces` compares restricted spaces (Figure 10),
+`SOAP="curves nmt"` prints the best step against the time of the search, by delta and by full simulation (Figure 12), and
+`SOAP=parts` has Inception-v3 with batch normalization of each part (section 8.5).
+
 `SOAP` in the environment selects rows, as in `SOAP="nmt 64 k80"`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -22,6 +27,7 @@ from statistics import median
 from typing import TypeVar
 
 import attrs
+import numpy as np
 
 from benchmarks.figures import Figure
 from mtfc.backends.common.allocator import keep_memory
@@ -31,7 +37,7 @@ from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
 from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.placements.exhaustive import best_strategy
-from mtfc.placements.mcmc import McmcSearch, SearchBudget
+from mtfc.placements.mcmc import ChainSettings, McmcSearch, SearchBudget
 from mtfc.placements.operators.strategy import Configuration, random_strategy
 from mtfc.placements.placement_search import (
     PlacementResult,
@@ -45,6 +51,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 ENOUGH = 30.0
 LAST = 0.0005
 CHANGES, RUNS = 15, 5
+CURVE = 12
 STARTS, PROPOSALS = {4: 10, 16: 5, 64: 2}, 1000
 OPTIMUM, PROOF = 120.0, 30.0
 
@@ -82,10 +89,26 @@ TABLE = {
 }
 CLUSTERS = ("p100", "k80")
 
+COMPARED = (
+    ("inception_v3", 4, "k80"),
+    ("nmt", 4, "k80"),
+    ("inception_v3", 16, "p100"),
+    ("rnntc", 16, "p100"),
+    ("rnnlm", 16, "p100"),
+    ("nmt", 16, "p100"),
+)
+"""The pairs of network and machine of Figure 10: those of REINFORCE on 4 GPUs, those of OptCNN on 16."""
+
+SPACES = {"placement only (O)": "O", "OptCNN's space (S, A, P)": "SAP", "all (S, O, A, P)": "SOAP"}
+
 
 def figures() -> Iterator[Figure]:
     wanted = set(os.environ.get("SOAP", "").split())
     keep_memory()
+    for name, measure in {"spaces": _spaces, "curves": _curves, "parts": _parts}.items():
+        if name in wanted:
+            yield from measure(wanted - {name})
+            return
     for network, rows in TABLE.items():
         program = prepared(network)
         for row in rows:
@@ -161,18 +184,6 @@ def _walk(space: PlacementSpace) -> list[tuple[EvaluatedStrategy, float]]:
     return found
 
 
-class ByFull(StrategyEvaluator):
-    """Simulates each strategy in full."""
-
-    def delta(
-        self, old: EvaluatedStrategy, changes: Mapping[int, Configuration], limit: float = inf
-    ) -> EvaluatedStrategy:
-        strategy = list(old.strategy)
-        for operator, configuration in changes.items():
-            strategy[operator] = configuration
-        return self.full(tuple(strategy), limit)
-
-
 class OneByOne(McmcSearch):
     """Proposes single operators, as FlexFlow does."""
 
@@ -187,21 +198,21 @@ def searches_by_delta_over_full(space: PlacementSpace, starts: int) -> float:
 
     Each kind has the least of some runs in turn.
     """
-    _searches(space, StrategyEvaluator, starts)
-    kinds = (StrategyEvaluator, ByFull)
-    runs = [[_searches(space, kind, starts) for kind in kinds] for _ in range(2)]
+    _searches(space, False, starts)
+    kinds = (False, True)
+    runs = [[_searches(space, full, starts) for full in kinds] for _ in range(2)]
     assert all(found == runs[0][0][0] for run in runs for found, _ in run)
     delta, full = (min(run[i][1] for run in runs) for i in range(len(kinds)))
     return delta / full
 
 
-def _searches(space: PlacementSpace, kind: type[StrategyEvaluator], starts: int) -> tuple[list[float], float]:
-    """Return the step times that the searches find, and their seconds."""
-    evaluator = kind(space.evaluator.tasks)
+def _searches(space: PlacementSpace, full: bool, starts: int) -> tuple[list[float], float]:
+    """Return the step times that the searches find, and their seconds. full: simulate everything for each proposal."""
+    evaluator = StrategyEvaluator(space.evaluator.tasks)
     found, total = list[float](), 0.0
     for seed in range(starts):
         start = evaluator.full(random_strategy(space.choices, Random(seed)))
-        search = OneByOne(evaluator, space.choices, seed)
+        search = OneByOne(evaluator, space.choices, ChainSettings(seed=seed, full=full))
         best, seconds = _timed(partial(search.chain, start, PROPOSALS, inf))
         found.append(best.seconds)
         total += seconds
@@ -212,6 +223,64 @@ def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
     """Return the result, and the seconds."""
     begin = time.perf_counter()
     return work(), time.perf_counter() - begin
+
+
+def _spaces(wanted: set[str]) -> Iterator[Figure]:
+    """Compare the best placements of restricted spaces (Figure 10)."""
+    for network, gpus, cluster in COMPARED:
+        if wanted <= {network, str(gpus), cluster}:
+            machine = find_hardware(f"{cluster}_cluster", {})
+            space, best = placement_space(prepared(network), machine, gpus), dict[str, float]()
+            for name, allowed in SPACES.items():
+                best[name] = placement_search(space.within(allowed), SearchBudget(ENOUGH)).best.seconds
+            where, least = f"{network}, {gpus} {cluster}", best[list(SPACES)[-1]]
+            yield Figure(f"{where}: a step, {list(SPACES)[-1]}", 1e3 * least, "ms")
+            for name in list(SPACES)[:-1]:
+                yield Figure(f"{where}: {name} over that", best[name] / least, "x")
+
+
+def _curves(wanted: set[str]) -> Iterator[Figure]:
+    """Print the best step against the time of the search, for NMT on 16 P100s or the selected networks (Figure 12)."""
+    for network in sorted(wanted & set(TABLE)) or ["nmt"]:
+        space = placement_space(prepared(network), find_hardware("p100_cluster", {}), 16)
+        for kind in ("delta", "full"):
+            settings = ChainSettings(full=kind == "full")
+            found = placement_search(
+                space, SearchBudget(ENOUGH), settings, starts=["data_parallel", "random"]
+            )
+            shown = [each for each in found.history if each.cost < inf]
+            for each in shown[:: max(len(shown) // CURVE, 1)]:
+                yield Figure(
+                    f"{network}, 16 p100, {kind}: a step after {each.seconds:.2f} s", 1e3 * each.cost, "ms"
+                )
+            yield Figure(
+                f"{network}, 16 p100, {kind}: simulated placements a second", found.evaluated / ENOUGH, ""
+            )
+
+
+def _parts(_: set[str]) -> Iterator[Figure]:
+    """Compare Inception-v3 on 4 P100s with batch normalization over the batch and over each of four parts (section 8.5)."""
+    text = (EXAMPLES / "inception_v3.mtf").read_text("utf-8")
+    for what, own in (("the batch", text), ("each part", in_parts(text))):
+        program = run(choose(own, "inception_v3.mtf", Choice(None, None, None, {})).program, simplification())
+        space = placement_space(program, find_hardware("p100_cluster", {}), 4)
+        found = placement_search(space, SearchBudget(ENOUGH))
+        data = found.baselines["data_parallel"]
+        where = f"inception_v3, 4 p100, batch normalization over {what}"
+        yield Figure(f"{where}: a step of data parallelism", 1e3 * data.seconds, "ms")
+        graph = data.base.graph
+        busiest = float(np.bincount(graph.device, graph.seconds)[: space.devices].max())
+        yield Figure(f"{where}: computation of its busiest device", 1e3 * busiest, "ms")
+        yield Figure(f"{where}: data parallelism over found", data.seconds / found.best.seconds, "x")
+
+
+def in_parts(text: str) -> str:
+    """Return Inception-v3 with a batch of four parts, each normalized by itself."""
+    text = text.replace("dim batch   = 64", "dim parts   = 4\ndim batch   = 64 // parts")
+    text = re.sub(r"\[(batch|late|samples), ", r"[parts, \1, ", text).replace(
+        "i32[batch]", "i32[parts, batch]"
+    )
+    return text.replace("nn.batch_norm(", "nn.part_batch_norm[parts = parts](")
 
 
 def _optimum(network: str, dims: dict[str, int], cluster: str) -> Iterator[Figure]:

@@ -36,12 +36,17 @@ def count(text: str) -> int:
 
 def seconds(text: str) -> float:
     """Return a number of seconds, as an option's type."""
+    return positive(text, "a number of seconds")
+
+
+def positive(text: str, what: str = "a number") -> float:
+    """Return a number above 0, as an option's type."""
     try:
         found = float(text)
     except ValueError:
         found = math.nan
     if not 0 < found < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, not `{text}`")
+        raise argparse.ArgumentTypeError(f"expected {what} above 0, not `{text}`")
     return found
 
 

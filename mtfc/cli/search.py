@@ -6,13 +6,23 @@ import argparse
 import json
 from time import monotonic
 
-from mtfc.cli.options import add_format, add_model, add_program, chosen, count, read_files, seconds
+from mtfc.cli.options import (
+    add_format,
+    add_model,
+    add_program,
+    chosen,
+    count,
+    positive,
+    read_files,
+    seconds,
+    seed,
+)
 from mtfc.cli.progress import clear, reporter
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import file_of
-from mtfc.driver.options import SearchOptions
+from mtfc.driver.options import ChainOptions, SearchOptions
 from mtfc.driver.searching.search import DEFAULT_TARGET, SPACES, search
 from mtfc.driver.searching.space import SearchAnswer
 
@@ -86,8 +96,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT.json",
         help="write the question to `mtfc solve` about the mesh of the result; with --space tiling",
     )
+    _add_chains(parser)
     add_model(parser)
     add_format(parser)
+
+
+def _add_chains(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the search for placements."""
+    where = parser.add_argument_group("with --space soap")
+    where.add_argument(
+        "--dimensions",
+        type=_names,
+        metavar="S,O,A,P",
+        help="kinds of parallelism: samples, operators on different devices, attributes, parameters (default: all)",
+    )
+    where.add_argument(
+        "--one-dimension", action="store_true", help="split each operator in at most one dimension"
+    )
+    where.add_argument(
+        "--starts",
+        type=_names,
+        metavar="A,B",
+        help="placements to start from: data_parallel, expert, random, or names of the file's (default: all)",
+    )
+    where.add_argument(
+        "--proposals", type=count, metavar="N", help="proposals of each chain (default: until the time ends)"
+    )
+    where.add_argument(
+        "--beta",
+        type=positive,
+        metavar="B",
+        help="accept a placement that takes 1/B longer with probability 1/e (default: 300)",
+    )
+    where.add_argument("--seed", type=seed, metavar="N", help="seed of the random choices (default: 0)")
+    where.add_argument(
+        "--simulation",
+        choices=("delta", "full"),
+        help="simulate what a proposal changes, or everything, with the same result (default: delta)",
+    )
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
 
 
 def _add_processors(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +157,7 @@ def _add_processors(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--axes", type=count, metavar="N", help="most axes of a mesh (default: 3)")
     where.add_argument(
         "--axes-names",
-        type=lambda text: [name.strip() for name in text.split(",")],
+        type=_names,
         metavar="A,B",
         help="names of the axes, the outermost first; a mesh has at most as many axes (default: x,y,z)",
     )
@@ -149,6 +199,15 @@ def _options(options: argparse.Namespace) -> SearchOptions:
         options.budget,
         options.exhaustive,
         options.why_not,
+        ChainOptions(
+            options.beta,
+            options.seed,
+            options.starts,
+            options.proposals,
+            options.dimensions,
+            options.one_dimension,
+            options.simulation,
+        ),
     )
 
 

@@ -204,6 +204,30 @@ class ExchangeOptions:
 
 
 @attrs.frozen
+class ChainOptions:
+    """The options of a search for placements; None for its default.
+
+    starts: names of strategies to start from. proposals: of each chain. dimensions: kinds of parallelism, as in `S,O,A,P`.
+    one_dimension: True to split each operator in at most one dimension. simulation: `delta` or `full`.
+    """
+
+    beta: float | None = None
+    seed: int | None = None
+    starts: Sequence[str] | None = None
+    proposals: int | None = None
+    dimensions: Sequence[str] | None = None
+    one_dimension: bool = False
+    simulation: str | None = None
+
+    @property
+    def given(self) -> list[str]:
+        """The names of the options that were given."""
+        return [
+            name.replace("_", "-") for name, each in attrs.asdict(self).items() if each not in (None, False)
+        ]
+
+
+@attrs.frozen
 class SearchOptions:
     """The options of a search. None leaves a choice to the file or to the machine.
 
@@ -224,3 +248,4 @@ class SearchOptions:
     budget: float = 60.0
     exhaustive: bool = False
     why_not: str | None = None
+    chains: ChainOptions = attrs.field(factory=ChainOptions)

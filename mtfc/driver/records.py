@@ -251,6 +251,8 @@ class Search(TypedDict):
     memory_per_device: int
     baselines: dict[str, float | None]
     bytes_after_cuts: NotRequired[list[int]]
+    restricted_to: NotRequired[str | None]
+    history: NotRequired[list[dict[str, float]]]
     overlapping_seconds: NotRequired[float]
     nothing_split: NotRequired[str | None]
     overlapping_baselines: NotRequired[dict[str, float]]

@@ -31,7 +31,7 @@ from mtfc.placements.operators.strategy import (
 )
 from mtfc.placements.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
 
-SHARPNESS = 300.0
+BETA = 300.0
 """beta times the cost at the start: a proposal that takes 1/300 longer is accepted with probability 1/e."""
 CHAINS = 0.6
 """The share of the time for all chains; the rest is for the descent."""
@@ -49,16 +49,38 @@ class SearchBudget:
 
 
 @attrs.frozen
+class ChainSettings:
+    """Settings of the chains: beta times the cost at the start, the seed, and True for full instead of delta simulation.
+
+    Both simulations find the same strategies.
+    """
+
+    beta: float = BETA
+    seed: int = 0
+    full: bool = False
+
+
+@attrs.frozen
+class Improvement:
+    """A new best strategy: its cost, the seconds since the search began, and the number of strategies evaluated till then."""
+
+    cost: float
+    seconds: float
+    evaluated: int
+
+
+@attrs.frozen
 class McmcResult:
     """The best strategy, the number of strategies evaluated, and whether no change of one operator improves it.
 
-    is_interrupted: True if `KeyboardInterrupt` ended the search.
+    is_interrupted: True if `KeyboardInterrupt` ended the search. history: the best strategies in the order of their discovery.
     """
 
     best: EvaluatedStrategy
     evaluated: int
     locally_optimal: bool
     is_interrupted: bool = False
+    history: tuple[Improvement, ...] = ()
 
 
 class McmcSearch:
@@ -71,12 +93,15 @@ class McmcSearch:
         self,
         evaluator: StrategyEvaluator,
         choices: Sequence[OperatorConfigurations],
-        seed: int = 0,
+        settings: ChainSettings = ChainSettings(),
         progress: Progress = silent,
         restricted: Collection[int] = (),
     ) -> None:
-        self.evaluator, self.choices, self.random = evaluator, choices, Random(seed)
-        self.progress = progress
+        self.evaluator, self.choices, self.settings = evaluator, choices, settings
+        self.random, self.progress = Random(settings.seed), progress
+        self.begin = time.perf_counter()
+        self.history: list[Improvement] = []
+        self.first = evaluator.count
         self.best: EvaluatedStrategy | None = None
         self.restricted = restricted
         self.layers = _layers(evaluator, choices, restricted)
@@ -93,14 +118,18 @@ class McmcSearch:
         Raises `NothingFits` if no strategy fits into memory. `KeyboardInterrupt` ends the search with the best so far,
         and is raised if there is none.
         """
-        first = self.evaluator.count
+        self.first = self.evaluator.count
         try:
             best, is_local = self._run(starts, budget)
         except KeyboardInterrupt:
             if self.best is None or self.best.seconds == inf:
                 raise
-            return McmcResult(self.best, self.evaluator.count - first, False, is_interrupted=True)
-        return McmcResult(best, self.evaluator.count - first, is_local)
+            return self._result(self.best, False, is_interrupted=True)
+        return self._result(best, is_local)
+
+    def _result(self, best: EvaluatedStrategy, is_local: bool, is_interrupted: bool = False) -> McmcResult:
+        evaluated = self.evaluator.count - self.first
+        return McmcResult(best, evaluated, is_local, is_interrupted, tuple(self.history))
 
     def _run(
         self, starts: Sequence[EvaluatedStrategy], budget: SearchBudget
@@ -127,7 +156,21 @@ class McmcSearch:
     def _keep(self, found: EvaluatedStrategy) -> EvaluatedStrategy:
         if self.best is None or found.seconds < self.best.seconds:
             self.best = found
+            self.history.append(
+                Improvement(
+                    found.seconds, time.perf_counter() - self.begin, self.evaluator.count - self.first
+                )
+            )
         return found
+
+    def _changed(
+        self, old: EvaluatedStrategy, changes: Mapping[int, Configuration], limit: float
+    ) -> EvaluatedStrategy:
+        """Evaluate a strategy that differs from `old` in some operators."""
+        if not self.settings.full or not changes:
+            return self.evaluator.delta(old, changes, limit)
+        strategy = tuple(changes.get(i, each) for i, each in enumerate(old.strategy))
+        return self.evaluator.full(strategy, limit)
 
     def chain(self, start: EvaluatedStrategy, proposals: int | None, deadline: float) -> EvaluatedStrategy:
         """Run a chain from a strategy; return the best strategy that the chain visits."""
@@ -142,7 +185,7 @@ class McmcSearch:
             if is_over or time.perf_counter() > deadline:
                 break
             self.progress(f"{self.evaluator.count} strategies", best.seconds, None)
-            proposed = self.evaluator.delta(current, self.propose(), self._limit(current, start))
+            proposed = self._changed(current, self.propose(), self._limit(current, start))
             if proposed.seconds == inf and current.seconds < inf:
                 continue
             if proposed.seconds < inf or proposed.memory.max() < current.memory.max():
@@ -156,7 +199,7 @@ class McmcSearch:
         if current.seconds == inf:
             return inf
         scale = start.seconds if start.seconds < inf else current.seconds
-        return current.seconds - log(1.0 - self.random.random()) * scale / SHARPNESS
+        return current.seconds - log(1.0 - self.random.random()) * scale / self.settings.beta
 
     def propose(self) -> dict[int, Configuration]:
         """Propose a configuration for an operator, for the operators of a layer, or for a stretch."""
@@ -199,7 +242,7 @@ class McmcSearch:
                     continue
                 self.progress(f"{self.evaluator.count} strategies, descending", current.seconds, None)
                 changes = dict.fromkeys(changed[at], configuration)
-                found = self.evaluator.delta(current, changes, current.seconds)
+                found = self._changed(current, changes, current.seconds)
                 if found.seconds < current.seconds:
                     current, since = self._keep(found), 0
             since += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import inf, prod
 from random import Random
@@ -15,10 +15,11 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.training import updated
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.placements.exhaustive import best_strategy
-from mtfc.placements.mcmc import McmcResult, McmcSearch, SearchBudget
+from mtfc.placements.mcmc import ChainSettings, Improvement, McmcResult, McmcSearch, SearchBudget
 from mtfc.placements.operators.cotangent_flow import cotangent_flow
 from mtfc.placements.operators.operator_graph import OperatorGraph, operators_of
 from mtfc.placements.operators.strategy import (
+    KINDS,
     Configuration,
     OperatorConfigurations,
     Strategy,
@@ -36,7 +37,8 @@ from mtfc.placements.strategy_tasks import StrategyTasks
 class PlacementSpace:
     """The configurations of each operator of a graph, and the evaluator of strategies.
 
-    restricted: operators whose configurations are restricted.
+    restricted: operators whose configurations are restricted. everything: the configurations before a restriction of the whole
+    space to some kinds of parallelism; kinds: its text.
     """
 
     graph: OperatorGraph
@@ -45,6 +47,29 @@ class PlacementSpace:
     choices: list[OperatorConfigurations]
     evaluator: StrategyEvaluator
     restricted: frozenset[int] = frozenset()
+    everything: list[OperatorConfigurations] | None = None
+    kinds: str | None = None
+
+    def within(self, allowed: Collection[str], one: bool = False) -> PlacementSpace:
+        """Restrict all operators to some kinds of parallelism, of `KINDS`, and to one split dimension each if `one` is set."""
+        known: dict[int, OperatorConfigurations] = {}
+        for each in self.choices:
+            if id(each) not in known:
+                known[id(each)] = each.within(allowed, one, self.graph)
+        choices = [known[id(each)] for each in self.choices]
+        kinds = ", ".join(each for each in KINDS if each in allowed) + ", one dimension" * one
+        return attrs.evolve(self, choices=choices, everything=self.choices, kinds=kinds)
+
+    def nearest(self, strategy: Strategy) -> Strategy:
+        """Return the strategy with data parallelism for operators whose configurations the restricted space lacks."""
+        if self.everything is None:
+            return strategy
+        others = data_parallel_strategy(self.graph, self.choices, self.devices)
+        legal = {id(each): frozenset(each) for each in self.choices}
+        return tuple(
+            own if own in legal[id(each)] else other
+            for own, other, each in zip(strategy, others, self.choices, strict=True)
+        )
 
     def restricted_to(self, asked: Mapping[int, Configuration]) -> PlacementSpace:
         """Restrict operators, by number, to some degrees, and to some devices if the configuration has any."""
@@ -59,17 +84,20 @@ class PlacementSpace:
         return prod(each.count for each in self.choices)
 
     def data_parallel(self) -> EvaluatedStrategy:
-        return self.evaluator.full(data_parallel_strategy(self.graph, self.choices, self.devices))
+        return self.evaluator.full(
+            data_parallel_strategy(self.graph, self.everything or self.choices, self.devices)
+        )
 
     def expert(self) -> EvaluatedStrategy:
-        return self.evaluator.full(expert_strategy(self.graph, self.choices, self.hardware, self.devices))
+        choices = self.everything or self.choices
+        return self.evaluator.full(expert_strategy(self.graph, choices, self.hardware, self.devices))
 
 
 @attrs.frozen(eq=False)
 class PlacementResult:
     """The best strategy, and the strategies to compare it with by name; see `McmcResult`.
 
-    proven: the lower bound of an exhaustive search, or 0.
+    proven: the lower bound of an exhaustive search, or 0. history: the best strategies before the exhaustive search.
     """
 
     space: PlacementSpace
@@ -79,6 +107,7 @@ class PlacementResult:
     locally_optimal: bool
     is_interrupted: bool = False
     proven: float = 0.0
+    history: tuple[Improvement, ...] = ()
 
     @cached_property
     def lower_bound(self) -> float:
@@ -115,34 +144,43 @@ def placement_space(program: Program, hardware: Hardware, devices: int, parts: i
 def placement_search(
     within: PlacementSpace,
     budget: SearchBudget,
-    seed: int = 0,
+    settings: ChainSettings = ChainSettings(),  # noqa: B008
     progress: Progress = silent,
     given: Mapping[str, Strategy] = {},
+    starts: Collection[str] | None = None,
 ) -> PlacementResult:
     """Search from data parallelism, the expert's strategy and `given` strategies, the best first, then from a random one.
 
-    The random start is used only if the time is more than four times that of evaluating the others. Raises `NothingFits` if
-    no strategy fits into memory. `KeyboardInterrupt` ends the search with the best so far, and is raised if there is none.
+    The random start is used only if the time is more than four times that of evaluating the others. starts: names of the
+    strategies to start from, `random` among them, instead. Raises `NothingFits` if no strategy fits into memory.
+    `KeyboardInterrupt` ends the search with the best so far, and is raised if there is none.
     """
     known: dict[str, EvaluatedStrategy] = {}
     try:
-        found = _chains(within, budget, seed, progress, given, known)
+        found = _chains(within, budget, settings, progress, given, starts, known)
     except KeyboardInterrupt:
         best = min(known.values(), key=lambda each: each.seconds, default=None)
         if best is None or best.seconds == inf:
             raise
         found = McmcResult(best, len(known), locally_optimal=False, is_interrupted=True)
     return PlacementResult(
-        within, found.best, known, found.evaluated, found.locally_optimal, found.is_interrupted
+        within,
+        found.best,
+        known,
+        found.evaluated,
+        found.locally_optimal,
+        found.is_interrupted,
+        history=found.history,
     )
 
 
 def _chains(
     within: PlacementSpace,
     budget: SearchBudget,
-    seed: int,
+    settings: ChainSettings,
     progress: Progress,
     given: Mapping[str, Strategy],
+    names: Collection[str] | None,
     known: dict[str, EvaluatedStrategy],
 ) -> McmcResult:
     """Run the search. Put each start that is not random into `known` as soon as it is evaluated."""
@@ -151,20 +189,33 @@ def _chains(
     known["expert"] = within.expert()
     for name, strategy in given.items():
         known[name] = within.evaluator.full(strategy)
-    starts = sorted(known.values(), key=lambda each: each.seconds)
+    chosen = [each for name, each in known.items() if names is None or name in names]
+    starts = sorted(_inside(within, chosen), key=lambda each: each.seconds)
     if not within.choices:  # a model that returns its inputs unchanged
-        return McmcResult(starts[0], len(known), locally_optimal=True)
-    if budget.seconds > 4 * (time.perf_counter() - begin):
-        starts.append(within.evaluator.full(random_strategy(within.choices, Random(seed))))
-    search = McmcSearch(within.evaluator, within.choices, seed, progress)
+        return McmcResult(known["data_parallel"], len(known), locally_optimal=True)
+    has_time = budget.seconds > 4 * (time.perf_counter() - begin)
+    if has_time if names is None else "random" in names:
+        starts.append(within.evaluator.full(random_strategy(within.choices, Random(settings.seed))))
+    search = McmcSearch(within.evaluator, within.choices, settings, progress)
+    search.begin = begin
     left = attrs.evolve(budget, seconds=budget.seconds - (time.perf_counter() - begin))
     return search.run(starts, left)
+
+
+def _inside(within: PlacementSpace, strategies: Iterable[EvaluatedStrategy]) -> list[EvaluatedStrategy]:
+    """Return the strategies, changed where the space is restricted; the same ones once."""
+    found = {within.nearest(each.strategy): each for each in strategies}
+    return [
+        each if strategy == each.strategy else within.evaluator.full(strategy)
+        for strategy, each in found.items()
+    ]
 
 
 def forced_search(
     within: PlacementSpace,
     known: Sequence[EvaluatedStrategy],
     budget: SearchBudget,
+    settings: ChainSettings = ChainSettings(),  # noqa: B008
     progress: Progress = silent,
 ) -> PlacementResult:
     """Search a space with restricted operators, from known strategies in which these operators are changed. Raises like
@@ -177,7 +228,7 @@ def forced_search(
             legal = list(within.choices[operator])
             strategy[operator] = strategy[operator] if strategy[operator] in legal else legal[0]
         starts[tuple(strategy)] = None
-    search = McmcSearch(within.evaluator, within.choices, progress=progress, restricted=within.restricted)
+    search = McmcSearch(within.evaluator, within.choices, settings, progress, within.restricted)
     found = search.run([within.evaluator.full(each) for each in starts], budget)
     return PlacementResult(
         within, found.best, {}, found.evaluated, found.locally_optimal, found.is_interrupted
@@ -200,4 +251,5 @@ def proven(
         found.is_optimal or (result.locally_optimal and found.best is result.best),
         found.is_interrupted,
         proven=found.lower_bound,
+        history=result.history,
     )

@@ -360,19 +360,29 @@ def _placement_record(placed: PlacementSearchResult) -> dict[str, Any]:
         "optimal": placed.found.is_optimal,
         "locally_optimal": placed.found.locally_optimal,
         "strategies": placed.space.strategies if placed.space.strategies < LARGEST else None,
+        "restricted_to": placed.space.kinds,
         "evaluated": placed.found.evaluated,
         "search_seconds": round(placed.seconds, 3),
         "mesh": {},
         "layout": placed.text(),
         "bytes_sent": best.sent,
         "memory_per_device": int(best.memory.max()),
+        "history": [
+            {
+                "search_seconds": each.seconds,
+                "evaluated": each.evaluated,
+                "objective_seconds": finite(each.cost),
+            }
+            for each in placed.found.history
+        ],
         "baselines": {name: finite(each.seconds) for name, each in placed.found.baselines.items()},
     }
 
 
 def _placement_report(placed: PlacementSearchResult) -> str:
     best, space = placed.found.best, placed.space
-    heading = f"{placed.model}, on {devices_text(space.hardware.name, space.devices)}"
+    kinds = f", restricted to {space.kinds}" if space.kinds else ""
+    heading = f"{placed.model}, on {devices_text(space.hardware.name, space.devices)}{kinds}"
     rows = [["placement", "a step", "sends", "memory", "of the best"]]
     for name, each in {placed.name: best, **placed.found.baselines}.items():
         size = f"{bytes_text(each.sent)}", bytes_text(int(each.memory.max()))

@@ -372,6 +372,41 @@ def test_an_earlier_result_keeps_its_name_in_the_comparison(mtfc: Mtfc, folder: 
     assert re.search(r"(layout|placement) found_2 on", (folder / "twice.mtf").read_text())
 
 
+def test_the_options_of_the_chains(mtfc: Mtfc) -> None:
+    chains = ("--seed", "7", "--beta", "100", "--proposals", "30", "--budget", "60", "--dimensions", "S,P")
+    asked = ("search", "model.mtf", *PLACED, "--devices", "4", *chains, "--format", "json")
+    found = mtfc(*asked, "--one-dimension", "--starts", "expert, random").json
+    assert found["restricted_to"] == "S, P, one dimension"
+    assert [each["objective_seconds"] for each in found["history"]][-1] == found["objective_seconds"]
+    assert not re.search(r": \{ \w+: \d, ", found["layout"])
+    delta, full = (mtfc(*asked, "--simulation", each).json for each in ("delta", "full"))
+    assert delta["layout"] == full["layout"] and delta["evaluated"] == full["evaluated"]
+    assert delta["objective_seconds"] <= found["objective_seconds"]
+    assert "restricted to S, P\n" in mtfc(*asked[:-2]).out
+    alone = mtfc(*asked[:-2], "--dimensions", "O", "--format", "json").json["layout"]
+    assert "on [0]" in alone and not re.search(r"\w+: \d", alone)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (("--dimensions", "S,X"), "--dimensions S,X: choose some of S: samples; O:"),
+        (("--dimensions", ""), "--dimensions : choose some of S"),
+        (("--starts", "expert,mine"), "--starts expert,mine: choose some of data_parallel, expert, random"),
+        (("--beta", "0"), "expected a number above 0"),
+        (("--seed", "-1"), "expected a number from 0"),
+        (("--proposals", "0"), "expected a number from 1 on"),
+        (("--space", "rules", "--seed", "1"), "--seed takes --space soap"),
+        (("--space", "tiling", "--one-dimension"), "--one-dimension takes --space soap"),
+        (("--space", "kcuts", "--dimensions", "S"), "--dimensions takes --space soap"),
+    ],
+)
+def test_wrong_options_of_the_chains(mtfc: Mtfc, asked: tuple[str, ...], message: str) -> None:
+    run = mtfc("search", "model.mtf", *PLACED, *asked)
+    assert run.status == 2
+    assert message in run.err
+
+
 def test_only_tilings_are_exported(mtfc: Mtfc) -> None:
     run = mtfc("search", "model.mtf", "--devices", "4", "--export", "instance.json")
     assert run.status == 2

@@ -1,4 +1,4 @@
-"""`losses.soft_cross_entropy` and `nn.group_norm` against formulas in NumPy, under layouts that split each dimension."""
+"""Losses and normalizations of the library against formulas in NumPy, under layouts that split each dimension."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ layout examples = { batch: a, height: b }
 layout features = { channels: a, groups: a, batch: b }
 model m(x: [batch, height, channels], y: [batch, channels], given: [batch, channels]) {
   normal = nn.group_norm[groups = groups](x)
+  by_part = nn.part_batch_norm[parts = batch](x)
   loss = losses.soft_cross_entropy(y, given)
-  return normal, loss
+  return normal, by_part, loss
 }
 """
 
@@ -31,6 +32,10 @@ def test_they_are_the_formulas() -> None:
     normal = ((parts - mean) / np.sqrt(variance + 1e-5)).reshape(4, 6, 8)
     wanted = normal * arrays["group_norm.scale"] + arrays["group_norm.bias"]
     np.testing.assert_allclose(found["normal"], wanted, rtol=1e-4, atol=1e-5)
+    mean, variance = arrays["x"].mean(1, keepdims=True), arrays["x"].var(1, keepdims=True)
+    normal = (arrays["x"] - mean) / np.sqrt(variance + 1e-5)
+    wanted = normal * arrays["part_batch_norm.scale"] + arrays["part_batch_norm.bias"]
+    np.testing.assert_allclose(found["by_part"], wanted, rtol=1e-4, atol=1e-5)
     y = arrays["y"] - np.log(np.exp(arrays["y"]).sum(-1, keepdims=True))
     np.testing.assert_allclose(found["loss"], -(arrays["given"] * y).sum(-1).mean(), rtol=1e-5)
 

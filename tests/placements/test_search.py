@@ -21,7 +21,7 @@ from mtfc.compiler.cost.tables.device_links import device_links
 from mtfc.compiler.cost.task_graph import Task, TaskGraph
 from mtfc.compiler.search.found import NothingFits
 from mtfc.frontend.hardware_targets import find_hardware
-from mtfc.placements.mcmc import SearchBudget
+from mtfc.placements.mcmc import ChainSettings, SearchBudget
 from mtfc.placements.operators.operator_graph import OperatorStep
 from mtfc.placements.operators.operator_parts import OperatorParts
 from mtfc.placements.operators.strategy import Configuration, Strategy, random_strategy
@@ -325,9 +325,84 @@ def test_operators_that_share_parameters_need_not_have_the_same_degrees() -> Non
 
 
 def test_a_seed_determines_the_result() -> None:
-    results = [placement_search(space_of("recurrent"), SearchBudget(60.0, 60, 200), seed=7) for _ in range(2)]
-    assert results[0].best.strategy == results[1].best.strategy
-    assert results[0].evaluated == results[1].evaluated
+    """Full simulation finds the same strategies as delta simulation, one after the other."""
+    first, *others = (
+        placement_search(space_of("recurrent"), SearchBudget(60.0, 60, 200), ChainSettings(seed=7, full=full))
+        for full in (False, False, True)
+    )
+    for other in others:
+        assert other.best.strategy == first.best.strategy
+        assert other.evaluated == first.evaluated
+        assert [each.cost for each in other.history] == [each.cost for each in first.history]
+        assert [each.evaluated for each in other.history] == [each.evaluated for each in first.history]
+    costs, times = [each.cost for each in first.history], [each.seconds for each in first.history]
+    assert len(costs) > 1 and costs == sorted(set(costs), reverse=True) and costs[-1] == first.best.seconds
+    assert times == sorted(times)
+
+
+def test_a_small_beta_accepts_more() -> None:
+    """The chains leave good strategies, and so find less."""
+    space, budget = space_of("attention"), SearchBudget(60.0, 120, 0)
+    found = {
+        beta: [
+            placement_search(space, budget, ChainSettings(beta, seed), starts=["random"]).best.seconds
+            for seed in range(3)
+        ]
+        for beta in (1e-6, 300.0)
+    }
+    assert sum(found[300.0]) < sum(found[1e-6])
+
+
+def test_chains_start_where_they_are_asked_to() -> None:
+    space, budget = space_of("dense"), SearchBudget(60.0, 0, 0)
+    expert = placement_search(space, budget, starts=["expert"])
+    assert expert.best.strategy == space.expert().strategy and set(expert.baselines) == {
+        "data_parallel",
+        "expert",
+    }
+    random = placement_search(space, budget, ChainSettings(seed=3), starts=["random"])
+    assert random.best.strategy == random_strategy(space.choices, Random(3))
+    given = {"mine": random.best.strategy}
+    assert placement_search(space, budget, given=given, starts=["mine"]).best.strategy == given["mine"]
+
+
+KINDS_OF_OPERATORS = {"dense": {"S", "P"}, "attention": {"S", "A", "P"}, "convolutions": {"S", "A", "P"}}
+
+
+@pytest.mark.parametrize("allowed", ["S", "P", "O", "SP", "SAP", "SO", "SOAP"])
+@pytest.mark.parametrize("name", KINDS_OF_OPERATORS)
+def test_restricted_spaces(name: str, allowed: str) -> None:
+    """A restricted space has the configurations of the whole space that split the allowed dimensions only."""
+    space = space_of(name)
+    kinds = {own.kind_of(dim.name, space.graph) for own in space.choices for dim in own.operator.dims
+             if any(dim.name == split for split, _ in own.alone)}  # fmt: skip
+    assert kinds == KINDS_OF_OPERATORS[name]
+    for one in (False, True):
+        within = space.within(allowed, one)
+        assert within.data_parallel().strategy == space.data_parallel().strategy
+        for whole, part in zip(space.choices, within.choices, strict=True):
+            legal = [
+                each
+                for each in whole
+                if all(whole.kind_of(dim, space.graph) in allowed for dim, _ in each.degrees)
+                and (not one or len(each.degrees) < 2)
+                and ("O" in allowed or 0 in each.devices)
+            ]
+            assert set(part) <= set(legal) and part.count == len(list(part))
+            assert "O" not in allowed or list(part) == legal
+            assert "O" in allowed or min(part, key=lambda each: len(each.devices)).devices == (0,)
+        found = placement_search(within, SearchBudget(60.0, 30, 60))
+        assert all(each in set(own) for each, own in zip(found.best.strategy, within.choices, strict=True))
+        assert found.lower_bound <= found.best.seconds
+
+
+def test_the_best_of_a_restricted_space_is_the_best_of_its_strategies() -> None:
+    space = space_of("dense", 2).within("SP")
+    found = placement_search(space, SearchBudget(60.0, 200))
+    every = list(product(*space.choices))
+    assert len(every) == space.strategies < space_of("dense", 2).strategies
+    assert found.best.seconds == min(space.evaluator.full(each).seconds for each in every)
+    assert proven(space, found, 60.0).is_optimal
 
 
 def test_loops_that_are_not_compiled_find_the_same() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -15,12 +15,14 @@ from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.sources import known_as
+from mtfc.driver.options import ChainOptions
 from mtfc.driver.searching.compilation_time import timing_compilation
 from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
 from mtfc.driver.searching.written import resized
 from mtfc.placements.declarations import DeclaredPlacement, asked_configurations, entry_text, strategy_of
-from mtfc.placements.mcmc import SearchBudget
+from mtfc.placements.mcmc import BETA, ChainSettings, SearchBudget
 from mtfc.placements.operators.operator_graph import operators_of
+from mtfc.placements.operators.strategy import KINDS
 from mtfc.placements.placement_search import (
     PlacementResult,
     PlacementSpace,
@@ -78,7 +80,7 @@ class PlacementAnswer:
         graph = best.space.graph
         rules = asked_configurations(options.why_not, best.space.devices, graph, self.task.selection.scope)
         within, known = best.space.restricted_to(rules), (best.found.best, *best.found.baselines.values())
-        find = partial(forced_search, within, known, progress=silent)
+        find = partial(forced_search, within, known, settings=_settings(options.chains), progress=silent)
         found = _searched(find, within, monotonic() + options.budget, options.exhaustive)
         written = "; ".join(entry_text(graph.operators[i], each) for i, each in sorted(rules.items()))
         return PlacementDifference(written, best, found)
@@ -99,8 +101,13 @@ def search_placements(task: SearchTask) -> SearchAnswer:
     space, compiled = timing_compilation(lambda: placement_space(program, task.hardware, devices), "--budget")
     declared = [each for each in selection.placements if _fits(each, devices)]
     given = {each.name: strategy_of(each, space.graph, Diagnostics()) for each in declared}
-    find = partial(placement_search, space, progress=task.progress, given=given)
-    found = _searched(find, space, task.until + compiled, options.exhaustive, task.progress)
+    space = _within(space, options.chains)
+    starts, settings = _starts(options.chains, given), _settings(options.chains)
+    find = partial(
+        placement_search, space, settings=settings, progress=task.progress, given=given, starts=starts
+    )
+    until, proposals = task.until + compiled, options.chains.proposals
+    found = _searched(find, space, until, options.exhaustive, task.progress, proposals)
     name = free_name("found", {each.name for each in selection.placements})
     result = PlacementSearchResult(selection.program.name, name, space, found, monotonic() - started)
     return PlacementAnswer(task, result)
@@ -112,15 +119,42 @@ def _searched(
     until: float,
     exhaustive: bool,
     progress: Progress = silent,
+    proposals: int | None = None,
 ) -> PlacementResult:
     """Return the best strategy of a space, with a proof if the search is exhaustive or strategies are few."""
     few = int(space.strategies) if space.strategies <= FEW else None
     exhaustive |= few is not None
     seconds = (until - monotonic()) * (BEFORE_PROOF if exhaustive else 1.0)
-    result = find(SearchBudget(seconds, proposals=few, descent=few))
+    result = find(SearchBudget(seconds, proposals=few if proposals is None else proposals, descent=few))
     if exhaustive and not result.is_interrupted and not result.is_optimal:
         result = proven(space, result, until - monotonic(), progress)
     return result
+
+
+def _settings(options: ChainOptions) -> ChainSettings:
+    beta = BETA if options.beta is None else options.beta
+    return ChainSettings(beta, options.seed or 0, options.simulation == "full")
+
+
+def _within(space: PlacementSpace, options: ChainOptions) -> PlacementSpace:
+    """Restrict the space to the kinds of parallelism that are asked for. Raises `UsageError` for an unknown kind."""
+    if options.dimensions is None and not options.one_dimension:
+        return space
+    allowed = tuple(KINDS) if options.dimensions is None else options.dimensions
+    unknown = [each for each in allowed if each not in KINDS]
+    if unknown or not allowed:
+        kinds = "; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
+        raise UsageError(f"--dimensions {','.join(allowed)}: choose some of {kinds}")
+    return space.within(allowed, options.one_dimension)
+
+
+def _starts(options: ChainOptions, given: Collection[str]) -> Collection[str] | None:
+    """Return the names of the strategies to start from. Raises `UsageError` for an unknown one."""
+    names = ("data_parallel", "expert", "random", *given)
+    unknown = [each for each in options.starts or () if each not in names]
+    if unknown or options.starts == []:
+        raise UsageError(f"--starts {','.join(options.starts or ())}: choose some of {', '.join(names)}")
+    return options.starts
 
 
 def _fits(placement: DeclaredPlacement, devices: int) -> bool:

@@ -89,7 +89,7 @@ SPACES: Mapping[str, SearchedSpace] = {
             "a placement of each operator",
             _search_placements,
             ("time",),
-            frozenset({"exhaustive"}),
+            frozenset({"exhaustive", "chains"}),
             has_meshes=False,
         ),
     )
@@ -128,6 +128,8 @@ def check_options(options: SearchOptions, exports: bool = False) -> None:
         owner = next(each for each in SPACES.values() if option in each.takes)
         if given[option] and option not in space.takes:
             raise UsageError(f"--{option} takes --space {owner.name}: {reason}")
+    if options.chains.given and "chains" not in space.takes:
+        raise UsageError(f"--{options.chains.given[0]} takes --space soap: the other spaces have no chains")
     if options.objective not in (None, *space.objectives):
         raise UsageError(OBJECTIVES[space.name])
     if options.space == "pipelines" and (options.choice.source is not None or options.why_not is not None):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate, permutations
@@ -45,6 +45,14 @@ def ordered_degrees(operator: Operator, degrees: Mapping[str, int]) -> tuple[tup
     return tuple((d.name, degrees[d.name]) for d in operator.dims if degrees.get(d.name, 1) > 1)
 
 
+KINDS = {
+    "S": "samples",
+    "O": "operators, which run on different devices",
+    "A": "attributes, other dimensions that split no parameter",
+    "P": "parameters, dimensions that split some",
+}
+"""The kinds of parallelism (FlexFlow, section 4)."""
+
 Degrees = tuple[tuple[str, int], ...]
 AxisOrders = tuple[tuple[int, ...], ...]
 DeviceLists = tuple[tuple[int, ...], ...]
@@ -62,6 +70,34 @@ class OperatorConfigurations:
     degrees: tuple[Degrees, ...]
     lists: Mapping[int, DeviceLists]
     only: Configuration | None = None
+
+    def within(self, allowed: Collection[str], one: bool, graph: OperatorGraph) -> OperatorConfigurations:
+        """Restrict the degrees to dimensions of some kinds, of `KINDS`, and to one dimension at a time if `one` is set.
+
+        Without the kind "O" all operators run on the first devices.
+        """
+        kinds = {dim: self.kind_of(dim, graph) for each in self.degrees for dim, _ in each}
+        degrees = tuple(
+            each
+            for each in self.degrees
+            if all(kinds[dim] in allowed for dim, _ in each) and not (one and len(each) > 1)
+        )
+        lists = {
+            n: tuple(each for each in lists if "O" in allowed or each[0] == 0)
+            for n, lists in self.lists.items()
+        }
+        return attrs.evolve(self, degrees=degrees, lists=lists)
+
+    def kind_of(self, dim: str, graph: OperatorGraph) -> str:
+        """Return the kind of a dimension in which the operator can be split: samples, parameters or attributes (section 4)."""
+        if dim in graph.samples:
+            return "S"
+        needs = next(needs for (name, _), needs in self.alone.items() if name == dim)
+        parameters = set(graph.parameters)
+        regions = (
+            region for step in needs.values() for value, region in step.values.items() if value in parameters
+        )
+        return "P" if any(regions) else "A"
 
     def restricted_to(self, asked: Configuration) -> OperatorConfigurations:
         """Return the configurations with the degrees of `asked`, and with its devices if it has any."""
