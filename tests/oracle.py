@@ -261,6 +261,17 @@ def _looked_up(eqn: Equation, x: Array, ids: Array) -> Array:
     return jnp.sum(jnp.where(hits, spread, jnp.zeros((), x.dtype)), axis=gone)
 
 
+def _grouped_dot(eqn: Equation, x: Array, y: Array, groups: Array) -> Array:
+    """Multiply by the one-hot form of the groups' numbers."""
+    group = eqn.attrs["group"]
+    dims = list(dict.fromkeys([*(d for value in eqn.operands for d in value.type.dims), group]))
+    letters = dict(zip(dims, "abcdefghij", strict=False))
+    terms = [[letters[d] for d in value.type.dims] for value in (*eqn.operands, eqn.result)]
+    terms[2].append(letters[group])
+    form = "->".join((",".join(map("".join, terms[:3])), "".join(terms[3])))
+    return jnp.einsum(form, x, y, jax.nn.one_hot(groups, group.size, dtype=x.dtype))
+
+
 def _cumsum(eqn: Equation, x: Array) -> Array:
     """Multiply by a triangle of ones."""
     n, axis = eqn.attrs["dim"].size, _axis(eqn, eqn.attrs["dim"].name)
@@ -310,6 +321,7 @@ STRUCTURE: dict[str, Callable[..., Array]] = {
     "one_hot": _one_hot,
     "gather": _looked_up,
     "scatter_add": _looked_up,
+    "grouped_dot": _grouped_dot,
     "cumsum": _cumsum,
     **dict.fromkeys(("uniform", "normal", "bernoulli"), _drawn),
     "step_number": lambda eqn: jnp.asarray(0),

@@ -109,6 +109,7 @@ FLOPS = {
     flops_per_operand: "1 per element of the operand",
     OPS["call"].flops: "1 per element of the results",
     OPS["einsum"].flops: "per point of the iteration space, operands − 1, and 1 more if it sums",
+    OPS["grouped_dot"].flops: "2 per point of the iteration space, in which each row has one group",
     **dict.fromkeys(
         (op.flops for op in OPS.values() if {"attention", "attention_gradient"} & op.traits),
         "per logit, 4, and 2 for each multiplication of its dots",

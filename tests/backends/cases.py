@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import attrs
@@ -93,6 +93,29 @@ def drawn(op: str, dtype: str, b: Any) -> list[Value]:
     return [b(op, dims=dims, stream="noise", dtype=dtype) for dims in ((A, B), ())]
 
 
+def groups_of_rows(b: Any, rows: Sequence[str], *ends: int) -> Value:
+    """Return for each row how many numbers are at most its own number."""
+    index = b.constant(0, "i32")
+    for name in rows:
+        number = b("range", dim=DIMS[name])
+        scaled = b("mul", index, b.constant(DIMS[name].size, "i32"))
+        dims = (*scaled.type.dims, DIMS[name])
+        index = b("add", b("broadcast", scaled, dims=dims), number)
+    counted = [b.cast(b("ge", index, b.constant(end, "i32")), "i32") for end in ends]
+    return reduce(partial(b, "add"), counted)
+
+
+def grouped(x: str, y: str, rows: str, group: str, result: str, *ends: int, tolerance: float = 1e-5) -> Case:
+    """Return a dot of groups of rows; the last group may have rows that belong to none."""
+    dims = tuple(DIMS[name] for name in result.split())
+
+    def build(b: Any, x: Value, y: Value) -> Value:
+        numbers = groups_of_rows(b, rows.split(), *ends)
+        return b("grouped_dot", x, y, numbers, dims=dims, group=DIMS[group])
+
+    return Case([x, y], build, tolerance)
+
+
 NO_PADDING = {"stride": 1, "before": 0, "after": 0, "dilation": 1}
 POSITIVE = ("log", "sqrt", "rsqrt")
 UNARY = tuple(op.name for op in elementwise.UNARY if op.name not in (*POSITIVE, "not"))
@@ -153,6 +176,13 @@ CASES = {
     "einsum bf16": einsum("a b", "b c", "a c", dtype="bf16", tolerance=0.05),
     "einsum f16": einsum("a b", "b c", "a c", dtype="f16", tolerance=0.01),
     "einsum f64": einsum("a b", "b c", "a c", dtype="f64"),
+    "grouped_dot": grouped("f32 b a", "f32 m a c", "b", "m", "b c", 2, 5, 6, 11),
+    "grouped_dot transposed": grouped("f32 a b", "f32 c m a", "b", "m", "c b", 2, 2, 6),
+    "grouped_dot of two row dimensions": grouped("f32 c b a five", "f32 d b m", "c a", "m", "d a five c", 4, 9, 9, 17),
+    "grouped_dot of empty groups": grouped("f32 b a", "f32 m a c", "b", "m", "b c", 0, 0, 12, 12),
+    "grouped_dot by group": grouped("f32 b a", "f32 c b", "b", "m", "c m a", 2, 5, 6, 11),
+    "grouped_dot by group of two row dimensions": grouped("f32 c b a", "f32 five a c", "c a", "m", "m b five", 4, 9, 9),
+    "grouped_dot bf16": grouped("bf16 b a", "bf16 m a c", "b", "m", "b c", 2, 5, 6, tolerance=0.05),
     "broadcast": one("broadcast", "f32 b", dims=(A, B, C)),
     "broadcast inside": one("broadcast", "f32 c a", dims=(A, B, C)),
     "broadcast number": Case([], lambda b: b("broadcast", b.constant(2.5, "f32"), dims=(A, B))),

@@ -21,6 +21,7 @@ from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.types import FLOATS, Dim, Layout, Mesh, TensorType
 from mtfc.compiler.passes.pipelines import lower
 from tests import oracle
+from tests.backends.cases import groups_of_rows
 from tests.backends.models import layout
 from tests.backends.small import DIMS
 
@@ -59,6 +60,12 @@ def condition(b: Any) -> Value:
 def indices(b: Any) -> Value:
     """Return indices, some of which are out of range of every dimension."""
     return b("sub", b("range", dim=LONG), b.constant(2, "i32"))  # type: ignore[no-any-return]
+
+
+def grouped(b: Any, x: Value, y: Value) -> Value:
+    """Return the dots of rows along `b` with the parts of their groups."""
+    parts = b("reshape", y, dims=(A, M, C))
+    return b("grouped_dot", x, parts, groups_of_rows(b, ["b"], 2, 5, 6, 11), dims=(B, C), group=M)  # type: ignore[no-any-return]
 
 
 def scattered(b: Any, x: Value, y: Value) -> Value:
@@ -105,6 +112,7 @@ TEMPLATES: dict[str, tuple[frozenset[str], Build]] = {
         NUMBERS,
         lambda b, x, y: b.einsum(x, b("rename", y, mapping=((A, DIMS["d"]),)), dims=(A, DIMS["d"])),
     ),
+    "grouped_dot": (FLOATS, grouped),
     "broadcast": (ALL, lambda b, x, y: b("broadcast", x, dims=(B, C, A))),
     "transpose": (ALL, lambda b, x, y: b("transpose", x, dims=(B, A))),
     "rename": (ALL, lambda b, x, y: b("rename", x, mapping=((A, DIMS["d"]),))),

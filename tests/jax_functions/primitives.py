@@ -37,6 +37,15 @@ def loop_backwards(x: Any) -> Any:
     return lax.scan(lambda c, u: (c * 0.5 + u, c), jnp.zeros(x.shape[1:]), x, reverse=True)
 
 
+def ragged(x: Any, w: Any, sizes: Any) -> Any:
+    """Experts by `ragged_dot`, with both gradients. Some rows have no expert."""
+
+    def loss(x: Any, w: Any) -> Any:
+        return jnp.sum(lax.ragged_dot(x.reshape(8, 4), w, sizes) ** 2)
+
+    return lax.ragged_dot(x.reshape(8, 4), w, sizes), jax.grad(loss, (0, 1))(x, w)
+
+
 def counted(x: Any) -> Any:
     return lax.fori_loop(0, 5, lambda i, c: c * 0.5 + i, x)
 
@@ -230,6 +239,8 @@ INDICES: Mapping[str, Case] = {
     ),
     "gather_own": (jax.vmap(lambda t, i: t[i[0], i[1]]), ((4, 8, 6), ((4, 3, 2), "int32"))),
     "gather_self": (lambda i: i[i, i[:, :1]] + i, (((8, 8), "int32"),)),
+    "ragged_dot": (ragged, ((2, 4, 4), (4, 4, 6), ((4,), "int32"))),
+    "ragged_dot_of_one": (lax.ragged_dot, ((8, 4), (1, 4, 2), ((1,), "int32"))),
     "set_rows": (lambda t, i, u: t.at[jnp.argsort(i)[:4]].set(u), ((8, 6), ((8,), "int32"), (4, 6))),
     "set_own": (
         jax.vmap(lambda t, i, u: t.at[jnp.argsort(i)[:2]].set(u)),

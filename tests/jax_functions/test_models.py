@@ -55,7 +55,6 @@ def test_opaque_primitives(name: str) -> None:
     """Primitives that every processor evaluates as a whole are few, and named with their lines."""
     coverage = program_of(name).coverage()
     expected: dict[str, set[str]] = {
-        "ragged_experts": {"ragged_dot_general"},
         "nnx_transformer": {"random_fold_in"},
     }
     assert coverage.opaque.keys() == expected.get(name, set())

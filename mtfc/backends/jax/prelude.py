@@ -4,6 +4,7 @@
 A module gets the text of the functions that it uses. Arrays are one device's shards.
 """
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -244,6 +245,46 @@ def gather(table, ids, axis, shared=()):
     table = jnp.moveaxis(table, [*(i for i, _ in shared), axis], range(len(shared) + 1))
     ids = jnp.moveaxis(ids, places, first).astype(jnp.uint32)  # JAX counts negative indices from the end
     return jnp.moveaxis(read(table, ids), first, places)
+
+
+def grouped_dot(form, group, x, y, groups, number=None):
+    """Multiply each row with the part of its group, or sum the products of each group's rows.
+
+    form: x, y, the rows and the result in letters, such as `mk,gkn,m->mn`. groups: the number of each row's group here. They do
+    not decrease, and rows with other numbers count for nothing. number: of groups in the result; None if y has the groups.
+    """
+    terms, result = form.split("->")
+    terms = dict(zip("xyr", terms.split(","), strict=True))
+    rows, count = terms["r"], y.shape[terms["y"].index(group)] if number is None else number
+    kept = [[c for c in terms[name] if c in result and c not in rows + group] for name in "xy"]
+    summed = [c for c in terms["x"] if c in terms["y"] and c not in rows]
+    sizes = dict(zip(terms["x"] + terms["y"] + group, (*x.shape, *y.shape, count), strict=True))
+    before = jnp.sum(groups < 0, dtype=jnp.int32)[None]
+    own = jnp.sum(groups.reshape(-1, 1) == jnp.arange(count), 0, dtype=jnp.int32)
+    lengths = jnp.concatenate([before, own])
+
+    def arranged(array, term, *parts):
+        shape = [math.prod(sizes[c] for c in part) for part in parts]
+        return array.transpose([term.index(c) for part in parts for c in part]).reshape(shape)
+
+    wanted = jnp.promote_types(x.dtype, jnp.float32)
+    if number is None:
+        left = arranged(x, terms["x"], [*rows, *kept[0]], summed)
+        right = arranged(y, terms["y"], [group], summed, kept[1])
+        right = jnp.concatenate([jnp.zeros_like(right[:1]), right])
+        copies = math.prod(sizes[c] for c in kept[0])
+        found = lax.ragged_dot(left, right, lengths * copies, preferred_element_type=wanted)
+        holds = jnp.repeat(((groups >= 0) & (groups < count)).reshape(-1, 1), copies, 0)
+        found, letters = jnp.where(holds, found, 0), [*rows, *kept[0], *kept[1]]
+    else:
+        left = arranged(x, terms["x"], [*rows, *summed], kept[0])
+        right = arranged(y, terms["y"], [*rows, *summed], kept[1])
+        numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+        lengths = lengths * math.prod(sizes[c] for c in summed)
+        found = lax.ragged_dot_general(left, right, lengths, numbers, preferred_element_type=wanted)[1:]
+        letters = [group, *kept[0], *kept[1]]
+    found = found.reshape([sizes[c] for c in letters]).astype(x.dtype)
+    return found.transpose([letters.index(c) for c in result])
 
 
 def scatter_add(shape, updates, ids, axis, shared=()):

@@ -389,6 +389,32 @@ def einsum(subscripts, *operands):
     return np.expand_dims(x, lead).astype(operands[0].dtype, copy=False)
 
 
+def grouped_dot(form, group, x, y, groups, number=None):
+    """Multiply each row with the part of its group, or sum the products of each group's rows.
+
+    form: x, y, the rows and the result in letters, such as `mk,gkn,m->mn`. groups: the number of each row's group here; rows with
+    other numbers count for nothing. number: of groups in the result; None if y has the groups.
+    """
+    terms, result = form.split("->")
+    of_x, of_y, rows = terms.split(",")
+    mesh, inner = range(len(MESH)), f"{of_x},{of_y}->{result}".replace(group, "")
+    place = len(MESH) + (of_y if number is None else result).index(group)
+    parts, found = [], np.zeros((), x.dtype)
+
+    def held(holds, term):
+        return spread(holds, [*mesh, *rows], [*mesh, *term])
+
+    for i in range(y.shape[place] if number is None else number):
+        holds = groups == i
+        if number is None:
+            product = einsum(inner, wide(x), wide(y[(slice(None),) * place + (i,)]))
+            found = np.where(held(holds, result), product, found)
+        else:
+            given = (np.where(held(holds, term), wide(each), 0) for each, term in ((x, of_x), (y, of_y)))
+            parts.append(einsum(inner, *given))
+    return (found if number is None else np.stack(parts, place)).astype(x.dtype)
+
+
 def varying(x, term):
     """Return `x` without the mesh axes along which it is the same, and its subscripts.
 

@@ -1,6 +1,10 @@
 """`einsum`: multiply all operands over the union of their dims, and sum over the dims that the result lacks.
 
 The Mesh-TensorFlow paper defines it so in section 6. An einsum of two operands is a dot.
+
+`grouped_dot` is a dot of which each row belongs to one group, or to none, as tokens belong to experts (`jax.lax.ragged_dot`).
+Its operands are x, y, and the number of each row's group. It is the einsum of x, y and the one-hot form of these numbers, but it
+computes one product for each row, and not one for each row and group.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from operator import mul
 from string import ascii_letters
 from typing import Any
 
-from mtfc.compiler.ir.attributes import DIMS, Attribute
+from mtfc.compiler.ir.attributes import DIM, DIMS, Attribute
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
     Attrs,
@@ -24,9 +28,9 @@ from mtfc.compiler.ir.opdef import (
     Sizes,
     linear_in_each,
 )
-from mtfc.compiler.ir.ops.elementwise import NUMBERS, check_dtypes, dims_text
+from mtfc.compiler.ir.ops.elementwise import NUMBERS, align, check_dtypes, dims_text, numpy_dtype
 from mtfc.compiler.ir.sharding_rules import place_by_layout
-from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 
 RESULT_DIMS = Attribute("dims", DIMS)
 
@@ -126,4 +130,128 @@ EINSUM = OpDef(
     doc="Product of the operands over the union of their dimensions, summed over those that the result lacks.",
 )
 
-OPS = (EINSUM,)
+# grouped_dot
+
+GROUP = Attribute("group", DIM)
+
+
+def _all_dims(types: Sequence[TensorType], attributes: Attrs) -> tuple[Dim, ...]:
+    """Return the dimensions of the operands and the groups, each once."""
+    return tuple(dict.fromkeys([*(dim for type in types for dim in type.dims), GROUP.of(attributes)]))
+
+
+def _grouped_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
+    """Rows are in x and either in the result, and groups in y, or in y, and groups in the result."""
+    x, y, groups = types
+    dtype = check_dtypes((x, y), FLOATS)
+    check_dtypes((groups,), frozenset({"i32"}))
+    dims, group, rows = RESULT_DIMS.of(attributes), GROUP.of(attributes), {*groups.dims}
+    known = _all_dims(types, attributes)
+    by_row = group in y.dims and group not in dims and rows <= {*dims} - {*y.dims}
+    by_group = group in dims and group not in y.dims and rows <= {*y.dims} - {*dims}
+    own = {*x.dims} & {*y.dims} & {*dims}
+    if not (by_row or by_group) or own or group in (*x.dims, *rows) or not rows <= {*x.dims}:
+        found = ", ".join(dims_text(type.dims) for type in types)
+        raise OpError(
+            f"a grouped dot over `{group.name}` of {found} cannot have dimensions {dims_text(dims)}"
+        )
+    if not {*dims} <= {*known}:
+        raise OpError(f"no operand of the grouped dot has all of {dims_text(dims)}")
+    return (TensorType(dtype, dims),)
+
+
+def _grouped_rule(eqn: Equation) -> LayoutRule:
+    """Every dimension may be split: a processor has some of the groups, and 0 for rows of others."""
+    dims = _all_dims([value.type for value in eqn.operands], eqn.attrs)
+    return LayoutRule(reduced=tuple(dim for dim in dims if dim not in eqn.result.type.dims))
+
+
+def _grouped_terms(eqn: Equation) -> str:
+    """Return x, y, the rows, the result and the group in letters, such as `mk,gkn,m->mn`, and the letter of the group."""
+    dims = _all_dims([value.type for value in eqn.operands], eqn.attrs)
+    letters = dict(zip(dims, ascii_letters, strict=False))
+    terms = ["".join(letters[dim] for dim in value.type.dims) for value in (*eqn.operands, eqn.result)]
+    return f'"{",".join(terms[:-1])}->{terms[-1]}", "{letters[GROUP.of(eqn.attrs)]}"'
+
+
+def _grouped_evaluate(shard: Shard, x: Any, y: Any, groups: Any) -> Any:
+    """Compute the product of each group's rows. Rows of no group are 0, whatever their numbers are."""
+    np, eqn, group = shard.np, shard.eqn, GROUP.of(shard.eqn.attrs)
+    rows, types = eqn.operands[2].type.names, [eqn.operands[0].type, eqn.operands[1].type, eqn.result.type]
+    letters = dict(zip(_all_dims([v.type for v in eqn.operands], eqn.attrs), ascii_letters, strict=False))
+    dims = [[dim for dim in type.dims if dim != group] for type in types]
+    terms = ["".join(map(letters.__getitem__, each)) for each in dims]
+    form = f"{terms[0]},{terms[1]}->{terms[2]}"
+    x, y = (value.astype(np.float32) if value.dtype.itemsize == 2 else value for value in (x, y))
+
+    def held(number: int, each: Sequence[Dim]) -> Any:
+        return align(groups == number + shard.offset(group.name), rows, [dim.name for dim in each])
+
+    def of_rows(number: int) -> Any:
+        """Return the sum of the products of a group's rows."""
+        given = (np.where(held(number, d), v, 0).astype(v.dtype) for v, d in zip((x, y), dims, strict=False))
+        return np.einsum(form, *given, optimize=True)
+
+    if group in types[2].dims:
+        place = types[2].dims.index(group)
+        found = np.stack([of_rows(i) for i in range(shard.shape[place])], place)
+    else:
+        place, found = types[1].dims.index(group), np.zeros(shard.shape, x.dtype)
+        for i in range(y.shape[place]):
+            product = np.einsum(form, x, y[(slice(None),) * place + (i,)], optimize=True)
+            found = np.where(held(i, dims[2]), product, found)
+    return found.astype(numpy_dtype(np, eqn.result.type.dtype))
+
+
+def _grouped_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | None, ...]:
+    """The gradients are grouped dots over the same groups."""
+    x, y, groups = e.operands
+    group = GROUP.of(e.attrs)
+    if group in y.type.dims:
+        dx = b("grouped_dot", g[0], y, groups, dims=x.type.dims, group=group)
+        return dx, b("grouped_dot", x, g[0], groups, dims=y.type.dims, group=group), None
+    dx = b("grouped_dot", y, g[0], groups, dims=x.type.dims, group=group)
+    return dx, b("grouped_dot", x, g[0], groups, dims=y.type.dims, group=group), None
+
+
+def _grouped_flops(eqn: Equation, sizes: Sizes) -> Any:
+    """A multiplication and an addition for each row: where groups are split, a processor has its share of the rows."""
+    layout, group = eqn.layout or {}, GROUP.of(eqn.attrs)
+    dims = _all_dims([value.type for value in eqn.operands], eqn.attrs)
+    points = reduce(mul, (sizes.dim(dim, layout.get(dim.name, ())) for dim in dims), 1)
+    return points * 2 / sizes.dim(group, ())
+
+
+def _grouped_text(code: Code) -> str:
+    group = GROUP.of(code.eqn.attrs)
+    offset = code.offset(group.name, len(code.eqn.operands[2].type.dims))
+    groups = f"{code.args[2]} - {offset}" if offset else code.args[2]
+    dims = code.eqn.result.type.dims if group in code.eqn.result.type.dims else code.eqn.operands[1].type.dims
+    of_result = group in code.eqn.result.type.dims
+    number = f", number={code.sizes[dims.index(group)]}" if of_result else ""
+    return f"grouped_dot({_grouped_terms(code.eqn)}, {code.args[0]}, {code.args[1]}, {groups}{number})"
+
+
+GROUPED_DOT = OpDef(
+    name="grouped_dot",
+    arity=(3,),
+    attributes=(RESULT_DIMS, GROUP),
+    infer=_grouped_infer,
+    place=place_by_layout,
+    layout_rule=_grouped_rule,
+    distribute=None,
+    linear=lambda eqn: ((0,), (1,)),
+    gradient=_grouped_gradient,
+    flops=_grouped_flops,
+    storage="kernel",
+    traits=frozenset(),
+    evaluate=_grouped_evaluate,
+    numpy=_grouped_text,
+    jax=_grouped_text,
+    jax_differentiated=None,
+    logic=None,
+    number=None,
+    doc="Dot of rows with the part of their group, or the dots of each group's rows; the numbers of groups do not decrease.",
+)
+
+OPS = (EINSUM, GROUPED_DOT)

@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mtfc.frontend.jaxpr.linking import PrimitiveRule
-from mtfc.frontend.jaxpr.rules import dots, elementwise, indexing, loops, random, reductions, shapes, windows
+from mtfc.frontend.jaxpr.rules import (
+    dots,
+    elementwise,
+    indexing,
+    loops,
+    ragged_dots,
+    random,
+    reductions,
+    shapes,
+    windows,
+)
 
 RULES: Mapping[str, PrimitiveRule] = {
     **elementwise.RULES,
     **reductions.RULES,
     **shapes.RULES,
     **dots.RULES,
+    **ragged_dots.RULES,
     **indexing.RULES,
     **windows.RULES,
     **loops.RULES,
