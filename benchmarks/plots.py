@@ -1,8 +1,9 @@
 """Draw the figures of the documentation: `make figures`, or `python -m benchmarks.plots NAME ...` for some of them.
 
 `timeline`: two layouts of AlexNet on eight K80s. `losses`: training the language model of `examples/pylib_lm` under each layout,
-which takes about five minutes. `search`: the bound and the best cost of two searches over time. Each is an SVG file in
-`docs/images/`, drawn from numbers that the program prints or computes.
+which takes about five minutes. `search`: the bound and the best cost of two searches over time. `quality`: held-out bits of a
+byte by the size of a model, as `python -m benchmarks quality` trains them. `collectives`: what each collective does to the parts
+of an array. Each is an SVG file in `docs/images/`, drawn from numbers that the program prints or computes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import patches, pyplot
 
+from benchmarks import quality
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching.search import search
@@ -137,7 +139,58 @@ def told(options: SearchOptions) -> list[tuple[float, float, float]]:
     return found
 
 
-PLOTS: dict[str, Callable[[], Any]] = {"timeline": timeline, "losses": losses, "search": searches}
+def qualities() -> Any:
+    """Draw held-out bits of a byte by the parameters of a model, under each layout."""
+    figure, axis = pyplot.subplots(figsize=(5, 3.4))
+    for i, layout in enumerate(quality.LAYOUTS):
+        sizes = [quality.parameters(heads) for heads in quality.HEADS]
+        bits = [quality.evaluated(heads, layout)[HELD_OUT] for heads in quality.HEADS]
+        axis.plot(sizes, bits, marker="os^"[i], linewidth=5 - 2 * i, alpha=0.6, label=layout)
+    axis.set_xscale("log")
+    axis.set_xlabel("parameters")
+    axis.set_ylabel("held-out bits per byte")
+    axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+DEVICES = 4
+PARTS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2")
+
+
+def collectives() -> Any:
+    """Draw what devices hold before and after each collective: a row for each, with the parts of an array from top to bottom.
+
+    A hatched part is a term of a sum that is still pending.
+    """
+    whole, own = [set(range(DEVICES))] * DEVICES, [{i} for i in range(DEVICES)]
+    rows = (
+        ("all_reduce", whole, True, whole),
+        ("reduce_scatter", whole, True, own),
+        ("all_gather", own, False, whole),
+        ("permute", own, False, [own[i - 1] for i in range(DEVICES)]),
+    )
+    figure, axes = pyplot.subplots(2, 2, figsize=(8, 4))
+    for axis, (name, before, is_pending, after) in zip(axes.flat, rows, strict=True):
+        for start, held, hatched in ((0, before, is_pending), (DEVICES + 1.5, after, False)):
+            for device, parts in enumerate(held):
+                for part in range(DEVICES):
+                    box = patches.Rectangle((start + device, -part), 0.8, 0.9, ec="0.7", fc="white")
+                    if part in parts:
+                        box.set(facecolor=PARTS[part], hatch="////" if hatched else None, edgecolor="white")
+                    axis.add_patch(box)
+        axis.annotate("", (DEVICES + 1.3, -1), (DEVICES, -1), arrowprops={"arrowstyle": "->"})
+        axis.set(xlim=(-0.2, 2 * DEVICES + 1.6), ylim=(0.2 - DEVICES, 1.1), aspect="equal", title=name)
+        axis.set_axis_off()
+    return figure
+
+
+PLOTS: dict[str, Callable[[], Any]] = {
+    "timeline": timeline,
+    "losses": losses,
+    "search": searches,
+    "quality": qualities,
+    "collectives": collectives,
+}
 
 
 def main(names: list[str]) -> None:

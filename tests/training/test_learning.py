@@ -86,3 +86,27 @@ def test_reversed_words_are_held_out_by_their_sum() -> None:
         for source, target in zip(each["sources"].tolist(), each["targets"].tolist(), strict=True):
             words = [word for word in source if word]
             assert target == [*words[::-1], 1, *[0] * (len(target) - len(words) - 1)]
+
+
+@EVERY
+def test_the_translator_learns_numerals(tmp_path: Path) -> None:
+    """The larger of two models translates better, by BLEU, and nearly without a mistake."""
+    shown = python(EXAMPLES / "numerals.py", tmp_path, "1", "8")
+    small, large = map(float, re.findall(r"^\d heads: BLEU ([\d.]+)$", shown, re.MULTILINE))
+    assert small < large
+    assert large > 90
+
+
+def test_numerals_are_translated_by_rule_and_held_out_by_remainder() -> None:
+    numerals = imported(EXAMPLES / "numerals.py")
+    words = {342: ("three hundred and forty two", "drei hundert zwei und vierzig")}
+    words |= {20_017: ("twenty thousand seventeen", "zwanzig tausend siebzehn"), 1: ("one", "ein")}
+    for number, (source, target) in words.items():
+        assert (numerals.english(number), numerals.german(number)) == (source.split(), target.split())
+        assert numerals.text(numerals.batch(np.array([number]))["targets"][0]) == target
+    longest = numerals.batch(np.array([999_999, 777_777]))
+    assert all((each[:, -1] <= numerals.END).all() for each in longest.values())
+    held_out = [*numerals.batches()]
+    assert len(held_out) == numerals.HELD_OUT
+    sentences = {tuple(row) for each in held_out for row in each["sources"].tolist()}
+    assert sentences.isdisjoint(map(tuple, next(numerals.batches(3))["sources"].tolist()))

@@ -92,3 +92,11 @@ def test_every_layout_takes_the_same_steps(data: Path, learned: list[dict[str, A
 def test_the_test_covers_every_layout_of_the_file() -> None:
     declared = re.findall(r"^layout (\w+)", EXAMPLE.read_text("utf-8"), re.MULTILINE)
     assert ("alone", *LAYOUTS) == tuple(declared)
+
+
+def test_larger_models_have_more_heads_and_hidden_units() -> None:
+    """The four sizes of `python -m benchmarks quality`, and their layouts, check; parameters as its figure shows them."""
+    from benchmarks import quality
+
+    assert [quality.parameters(heads) for heads in quality.HEADS] == [107_136, 172_672, 303_744, 565_888]
+    assert "no errors" in mtfc("check", str(EXAMPLE.with_name("sizes.mtf")), "--dim", "heads=32")
