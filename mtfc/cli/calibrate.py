@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--devices", type=count, metavar="N", help="number of JAX devices (default: all)")
     parser.add_argument(
+        "--shapes", action="store_true", help="also measure dots with few rows, and with few summed elements"
+    )
+    parser.add_argument(
         "--quick", action="store_true", help="few sizes and short runs: seconds instead of two minutes"
     )
 
@@ -35,5 +38,5 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     check_devices(options.backend, options.devices)
     check_writable(options.output)
     say("measuring; other work on this machine would disturb it")
-    write_text(options.output, measure(options.backend, options.devices, options.quick))
+    write_text(options.output, measure(options.backend, options.devices, options.quick, options.shapes))
     return OK

@@ -78,6 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="in training, show the line that makes the first number that is not finite",
     )
+    parser.add_argument(
+        "--without-collectives",
+        action="store_true",
+        help="send nothing, to measure how long steps take without communication: ALL NUMBERS ARE WRONG; with --backend jax",
+    )
     _add_prompts(parser)
     add_selection(parser, "the first")
     add_memory(parser)
@@ -148,6 +153,7 @@ def _options(options: argparse.Namespace) -> RunOptions:
         _generation(options),
         options.debug_nans,
         options.averages,
+        options.without_collectives,
     )
 
 

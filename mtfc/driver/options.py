@@ -41,6 +41,7 @@ class RunOptions:
     generation: the prompts that a model continues, in place of `data`.
     debug_nans: find the equation that makes the first number that is not finite.
     averages: take the averages of parameters from `params`.
+    without_collectives: send nothing, to measure the time of communication; all numbers are wrong then.
     """
 
     file: str
@@ -57,6 +58,7 @@ class RunOptions:
     generation: Generation | None = None
     debug_nans: bool = False
     averages: bool = False
+    without_collectives: bool = False
 
 
 @attrs.frozen

@@ -11,8 +11,9 @@ from tests.cli.conftest import Mtfc
 
 
 def test_calibration_writes_a_target(mtfc: Mtfc, folder: Path) -> None:
-    outcome = mtfc("calibrate", "--quick", "--backend", "numpy", "-o", "here.mtf")
+    outcome = mtfc("calibrate", "--quick", "--shapes", "--backend", "numpy", "-o", "here.mtf")
     assert (outcome.status, outcome.out) == (0, "")
+    assert "dots: {" in Path("here.mtf").read_text("utf-8")
     assert mtfc("fmt", "--check", "here.mtf").status == 0
     found = mtfc(
         "simulate",

@@ -6,11 +6,12 @@ import re
 
 import pytest
 
-from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate, Scratchpad
+from mtfc.compiler.cost.hardware import Device, DotShares, Hardware, Link, Rate, Scratchpad
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.ir.types import Mesh
 from mtfc.driver.loading.target import check_room
 from mtfc.frontend.elaborate import Module, elaborate
+from mtfc.frontend.hardware.hardware_text import hardware_text
 from mtfc.frontend.hardware_targets import HARDWARE, find_hardware, hardware_in_file, library_machines
 from mtfc.frontend.syntax.format import format_source
 from mtfc.frontend.syntax.parser import parse
@@ -52,6 +53,34 @@ def test_a_declaration() -> None:
     wire = Link("wire", "ring", (4,), Rate.constant(5e9), 1e-6)
     net = Link("net", "switch", (), Rate(((1e3, 1e8), (1e6, 1e9))), 0.0, shared=4)
     assert module(BOX).hardware == {"box": Hardware("box", device, (wire, net))}
+
+
+SHAPED = "dots: { short: { 64: 0.25, 512: 1 }, summed: 0.5 }"
+
+
+def test_shares_of_dots() -> None:
+    text = BOX.replace("matrix: 128", SHAPED)
+    box = module(text).hardware["box"]
+    assert box.device.dots == DotShares(short=Rate(((64.0, 0.25), (512.0, 1.0))), summed=Rate.constant(0.5))
+    assert box.device.dots.of(64, 1000, 7) == 0.125
+    assert hardware_in_file(hardware_text(box, ""), "t.mtf").device.dots == box.device.dots
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("dots: 0.5", "E315"),
+        ("dots: {}", "E315"),
+        ("dots: { short: 1.5 }", "shares above 0 and up to 1, and one of these is 1.5"),
+        ("dots: { short: { 64: 0.25, 512: 2 } }", "one of these is 2"),
+        ("dots: { short: 0 }", "E315"),
+        ("dots: { tall: 1 }", "E012"),
+    ],
+)
+def test_shares_that_cannot_be(wrong: str, says: str) -> None:
+    with pytest.raises(CompileError) as error:
+        module(BOX.replace("matrix: 128", wrong))
+    assert any(says in f"{each.code} {each.message}" for each in error.value.diagnostics)
 
 
 def test_an_op_that_does_not_exist() -> None:

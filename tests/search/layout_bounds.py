@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import attrs
 import numpy as np
 
-from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate, Scratchpad
+from mtfc.compiler.cost.hardware import Device, DotShares, Hardware, Link, Rate, Scratchpad
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
@@ -54,6 +54,21 @@ SLOW_CORES = Hardware(
     (Link("net", "memory", (1024,), Rate.constant(1e12), 0.0),),
 )
 """A machine on which only computation matters."""
+
+UNEVEN = attrs.evolve(
+    SLOW_LINKS,
+    name="uneven",
+    device=attrs.evolve(
+        SLOW_CORES.device,
+        ops={},
+        dots=DotShares(
+            short=Rate(((2.0, 0.2), (8.0, 1.0))),
+            long=Rate.constant(0.9),
+            summed=Rate(((4.0, 1.0), (8.0, 0.1))),
+        ),
+    ),
+)
+"""A machine on which a dot is slow if it has few rows or columns, or if it sums many elements."""
 
 SLOW_TPU = attrs.evolve(
     SLOW_CORES,

@@ -15,7 +15,7 @@ from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.driver.searching.meshes import meshes
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.harness import AMPLE, load
-from tests.search.layout_bounds import SLOW_CORES, SLOW_LINKS, SLOW_TPU, layouts
+from tests.search.layout_bounds import SLOW_CORES, SLOW_LINKS, SLOW_TPU, UNEVEN, layouts
 
 PERCEPTRON = """
 dim batch = 16
@@ -121,6 +121,7 @@ CASES = (
     (ATTENTION, 4, SLOW_LINKS),
     (ATTENTION, 4, K80),
     (EMBEDDING, 4, SLOW_LINKS),
+    (PERCEPTRON, 4, UNEVEN),
 )
 
 

@@ -29,9 +29,18 @@ import numpy as np
 
 from mtfc.backends.calibrate import op_kernels
 from mtfc.backends.calibrate.collective_kernels import COLLECTIVES
-from mtfc.backends.calibrate.rates import NOTABLY, Point, beyond, link_of, rising
+from mtfc.backends.calibrate.rates import (
+    NOTABLY,
+    Point,
+    beyond,
+    dot_shares,
+    link_of,
+    narrow_sides,
+    rising,
+    side_of,
+)
 from mtfc.backends.common.devices import devices, import_jax
-from mtfc.compiler.cost.hardware import Device, Hardware, Kind, Link, Rate
+from mtfc.compiler.cost.hardware import Device, DotShares, Hardware, Kind, Link, Rate
 from mtfc.compiler.ir.ops.collectives import SENDINGS
 
 Loop = Callable[[int], Callable[[], object]]
@@ -55,13 +64,17 @@ MOST_REPETITIONS = 1 << 20
 
 @attrs.frozen
 class Effort:
-    """The sides of square matrices, the bytes of arrays, the elements of single ops, and the seconds of one run."""
+    """The sides of square matrices, the bytes of arrays, the elements of single ops, and the seconds of one run.
+
+    shapes: True to measure also dots of matrices that are not square.
+    """
 
     sides: tuple[int, ...] = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
     sizes: tuple[int, ...] = (1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24, 1 << 27)
     messages: tuple[int, ...] = (1 << 6, 1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22, 1 << 25)
     elements: int = 1 << 20
     seconds: float = 0.1
+    shapes: bool = False
 
     def larger(self) -> Effort:
         """Return the effort that keeps a GPU busy."""
@@ -118,7 +131,9 @@ def with_numpy(name: str, effort: Effort) -> Hardware:
     bandwidth = rising(effort.each(effort.sizes, lambda size: _numpy_sum(size, effort)))
     small = np.ones(8, np.float32)
     overhead = seconds_each(_repeated(lambda: np.multiply(small, small, out=small)), effort)
-    return Hardware(name, Device(flops, memory_of_machine(1), bandwidth, overhead, overlap=0.0), ())
+    dots = _numpy_shares(flops["f32"], effort) if effort.shapes else None
+    device = Device(flops, memory_of_machine(1), bandwidth, overhead, overlap=0.0, dots=dots)
+    return Hardware(name, device, ())
 
 
 def measured_by_numpy(devices: int | None, effort: Effort) -> tuple[Hardware, str]:
@@ -150,6 +165,24 @@ def _numpy_product(side: int, dtype: str, effort: Effort) -> Point:
     return 2.0 * side**3, seconds_each(_repeated(lambda: np.matmul(matrix, matrix, out=result)), effort)
 
 
+def _numpy_shares(rate: Rate, effort: Effort) -> DotShares:
+    """Measure dots with few rows, and dots with few summed elements."""
+    side = side_of(rate)
+
+    def seconds(rows: int, summed: int) -> float:
+        first, second = np.ones((rows, summed), np.float32), np.ones((summed, side), np.float32)
+        result = np.empty((rows, side), np.float32)
+        return seconds_each(_repeated(lambda: np.matmul(first, second, out=result)), effort)
+
+    few = narrow_sides(side)
+    return dot_shares(
+        side,
+        rate,
+        {each: seconds(each, side) for each in few},
+        {each: seconds(side, each) for each in few},
+    )
+
+
 def _numpy_sum(size: int, effort: Effort) -> Point:
     """Measure a kernel that reads one array and writes another, of `size` bytes together."""
     one = np.ones(size // 8, np.float32)
@@ -172,7 +205,8 @@ def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
     bandwidth = rising(beyond(overhead, effort.each(effort.sizes, lambda size: box.sum(size, effort))))
     ops = box.ops(bandwidth, effort)
     overlap = 0.0 if is_cpu else 1.0
-    device = Device(flops, box.memory(), bandwidth, overhead, ops, overlap, loop=loop)
+    dots = box.shares(flops["f32"], overhead, effort) if effort.shapes else None
+    device = Device(flops, box.memory(), bandwidth, overhead, ops, overlap, loop=loop, dots=dots)
     links: tuple[Link, ...] = ()
     if len(found) > 1:
         times = {each: box.collectives(each, effort) for each in COLLECTIVES}
@@ -255,6 +289,32 @@ class _Devices:
         start = jnp.asarray(mirrored * signs, JAX[dtype])
         chained = 1 if self.is_cpu else CHAINED
         return 2.0 * side**3, self._seconds(lambda one, result: result @ one, start, effort, chained=chained)
+
+    def shares(self, rate: Rate, overhead: float, effort: Effort) -> DotShares:
+        """Measure dots with few rows, and dots with few summed elements, in f32.
+
+        A dot with few summed elements is followed by one with few columns, so that results keep their shape.
+        """
+        import jax.numpy as jnp
+
+        side, chained = side_of(rate), 1 if self.is_cpu else CHAINED
+        random = np.random.default_rng(0).standard_normal((side, side))
+        whole = jnp.asarray(np.linalg.qr(random)[0], "float32")
+
+        def rows(few: int) -> float:
+            found = self._seconds(lambda _, result: result @ whole, whole[:few], effort, chained=chained)
+            return max(found - overhead, found / 10)
+
+        def both(few: int) -> float:
+            wide, tall = whole[:few], whole[:few].T
+            return self._seconds(
+                lambda _, result: (result @ wide) @ tall, whole[:, :few], effort, chained=chained
+            )
+
+        few = narrow_sides(side)
+        short = {each: rows(each) for each in few}
+        summed = {each: max(both(each) - 2 * overhead - short[each], 0.0) for each in few}
+        return dot_shares(side, rate, short, summed)
 
     def sum(self, size: int, effort: Effort) -> Point:
         """Measure (bytes, seconds) of a kernel that reads and writes arrays of `size` bytes together."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from mtfc.compiler.cost.hardware import Device, Hardware, Kind, Link, Rate
+from mtfc.compiler.cost.hardware import Device, DotShares, Hardware, Kind, Link, Rate
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.ops.collectives import SENDINGS
 from mtfc.compiler.ir.types import Mesh
@@ -16,6 +16,15 @@ Point = tuple[float, float]
 
 NOTABLY = 1.25
 """Times count as equal if their ratio is below this."""
+
+
+LARGEST_SIDE = 2048
+"""The largest side of matrices whose dots are measured in several shapes."""
+
+NARROWED = (64, 16, 4)
+"""The parts of that side which the narrow sides of these dots have."""
+
+LEAST_SHARE = 1e-3
 
 
 def rising(points: Iterable[Point]) -> Rate:
@@ -31,6 +40,35 @@ def beyond(overhead: float, points: Sequence[Point]) -> list[Point]:
     """Return the times less the overhead of a kernel. Points that are not notably longer are left out, but for the last."""
     longer = [(size, seconds - overhead) for size, seconds in points if seconds > NOTABLY * overhead]
     return longer or [points[-1]]
+
+
+def side_of(rate: Rate) -> int:
+    """Return the side of the largest dot of square matrices that was measured, up to a limit."""
+    side: float = (rate.points[-1][0] / 2) ** (1 / 3)
+    return min(round(side), LARGEST_SIDE)
+
+
+def narrow_sides(side: int) -> tuple[int, ...]:
+    """Return the narrow sides for which dots are measured beside long sides of this size."""
+    return tuple(dict.fromkeys(max(side // part, 1) for part in NARROWED))
+
+
+def dot_shares(side: int, rate: Rate, short: Mapping[int, float], summed: Mapping[int, float]) -> DotShares:
+    """Return the shares of a rate that dots reach, from the seconds of dots with few rows or few summed elements.
+
+    Both have sides of `side` otherwise. Shares are those of dots with as many FLOPs. A share that is not notably below 1 is 1.
+    """
+
+    def shares(seconds: Mapping[int, float]) -> Rate:
+        found = [(float(few), _share(2.0 * few * side**2, each, rate)) for few, each in seconds.items()]
+        return Rate((*found, (float(side), 1.0))) if found[-1][0] < side else Rate(tuple(found))
+
+    return DotShares(short=shares(short), summed=shares(summed))
+
+
+def _share(flops: float, seconds: float, rate: Rate) -> float:
+    share = flops / rate.at(flops) / seconds if seconds > 0 else 1.0
+    return max(share, LEAST_SHARE) if share * NOTABLY < 1 else 1.0
 
 
 def link_of(name: str, kind: Kind, members: int, times: Mapping[str, Sequence[Point]]) -> Link:

@@ -55,6 +55,24 @@ class Rate:
 
 
 @attrs.frozen
+class DotShares:
+    """The shares of the FLOP/s that a dot reaches, by the shape of its two matrices; None for all of them.
+
+    short, long: by the smaller and by the larger one of the rows of the first matrix and the columns of the second. summed: by
+    the elements that are summed for each element of the result. A dot reaches the product of the three shares.
+    """
+
+    short: Rate | None = None
+    long: Rate | None = None
+    summed: Rate | None = None
+
+    def of(self, rows: int, columns: int, summed: int) -> float:
+        """Return the share of a dot."""
+        sides = ((self.short, min(rows, columns)), (self.long, max(rows, columns)), (self.summed, summed))
+        return prod(share.at(size) for share, size in sides if share is not None)
+
+
+@attrs.frozen
 class Scratchpad:
     """The memory on the chip of a TPU (VMEM, on v4 also CMEM).
 
@@ -78,7 +96,7 @@ class Device:
     kernel reads and writes. overhead: seconds to start a kernel. ops: elements/s of ops and `KERNELS` that take longer than
     moving their bytes. Elements are counted in the largest array read or written; of a table only the elements that indices point
     at count. overlap: how much of the shorter of computing and moving the longer one hides: 1 if a kernel loads while it
-    computes. loop: seconds of an iteration besides its kernels.
+    computes. loop: seconds of an iteration besides its kernels. dots: the shares of `flops` that dots reach by their shapes.
 
     TPUs only: mxu_size is the number of rows and of columns of a matrix unit. scratchpad is the memory on the chip.
     """
@@ -91,6 +109,7 @@ class Device:
     overlap: float = 1.0
     mxu_size: int | None = None
     loop: float = 0.0
+    dots: DotShares | None = None
     scratchpad: Scratchpad | None = None
 
     @property
@@ -107,7 +126,8 @@ class Device:
     def has_linear_times(self) -> bool:
         """True if the time of a kernel is proportional to its FLOPs and to its bytes."""
         rates = (*self.flops.values(), self.bandwidth)
-        return self.mxu_size is None and not self.ops and all(len(rate.points) == 1 for rate in rates)
+        is_plain = self.mxu_size is None and not self.ops and self.dots is None
+        return is_plain and all(len(rate.points) == 1 for rate in rates)
 
     def rated(self, dtype: str) -> str:
         """Return the dtype whose rate counts for a dtype: the dtype itself, else f32, else the slowest dtype."""
@@ -176,7 +196,11 @@ class Hardware:
     def has_peak_figures(self) -> bool:
         """True if the machine has peak figures only: kernels start in no time and run at one rate at every size."""
         rates = (*self.device.flops.values(), self.device.bandwidth)
-        return not self.device.overhead and all(len(rate.points) == 1 for rate in rates)
+        return (
+            not self.device.overhead
+            and self.device.dots is None
+            and all(len(rate.points) == 1 for rate in rates)
+        )
 
     @property
     def caveat(self) -> tuple[str, ...]:

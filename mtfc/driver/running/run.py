@@ -34,6 +34,7 @@ class FinishedRun:
     """The results of a run, and the exit status of the command.
 
     texts: the texts that the model wrote, if there were prompts. cause: the equation that made numbers which are not finite.
+    is_wrong: True if collectives were left out.
     """
 
     status: int
@@ -43,15 +44,19 @@ class FinishedRun:
     results: BatchResults
     texts: Sequence[str] = ()
     cause: Diagnostic | None = None
+    is_wrong: bool = False
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
         written = {"texts": list(self.texts)} if self.texts else {}
         case, summaries = self.case, self._summaries()
-        return {**run_json(self.backend, case.name, case.mesh, self.steps, summaries), **written}
+        wrong = {"without_collectives": True} if self.is_wrong else {}
+        return {**run_json(self.backend, case.name, case.mesh, self.steps, summaries), **written, **wrong}
 
     def report(self) -> str:
         """Return the texts, or a line for each output."""
+        if self.is_wrong:
+            return f"{WRONG}\n{summaries_text(self._summaries())}"
         return BETWEEN.join(self.texts) if self.texts else summaries_text(self._summaries())
 
     def _summaries(self) -> dict[str, dict[str, Any]]:
@@ -84,23 +89,26 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
         raise UsageError(
             "--debug-nans goes with --train: it looks for the cause of a loss that is not finite"
         )
+    _check_collectives(options, has_mesh=bool(selection.cases))
     resizing = Resizing(options.file, options.choice, sources, selection)
     data = _data(options, program, resizing)
     given = given_parameters(options.params, options.params_partial, options.seed, program, options.averages)
     if options.train:
         allocator.keep_memory()
-    session = Session.start(loaded(_source(case, program, options), backend), options.seed, given)
+    session = Session.start(_module(case, program, options), options.seed, given)
     session.smaller = _smaller(data, options, resizing)
     if options.train:
         search = _search(data, resizing) if options.debug_nans else None
         training = TrainingRun.start(session, program, data, options.save, show, search)
         status = training.run(options.steps or data.steps)
-        return FinishedRun(status, backend, case, training.steps, training.results, cause=training.cause)
+        found, wrong = training.results, options.without_collectives
+        return FinishedRun(status, backend, case, training.steps, found, cause=training.cause, is_wrong=wrong)
     steps, results = _evaluate(session, program, data.batches, options.steps or data.batches.count)
     texts = options.generation.texts(results.joined(), program) if options.generation else ()
     if options.save is not None:
         save_arrays(options.save, results.joined())
-    return FinishedRun(OK, backend, case, steps, results, texts)
+    wrong = options.without_collectives
+    return FinishedRun(OK, backend, case, steps, results, texts, is_wrong=wrong)
 
 
 def _check_prompts(options: RunOptions) -> None:
@@ -112,6 +120,23 @@ def _check_prompts(options: RunOptions) -> None:
         raise UsageError(f"--prompt and {others}: a prompt is the input of one batch, without training")
 
 
+def _check_collectives(options: RunOptions, has_mesh: bool) -> None:
+    """Say that numbers without collectives are wrong. Raises `UsageError` where they would be kept, or cannot be had."""
+    if not options.without_collectives:
+        return
+    if options.backend != "jax" or not has_mesh:
+        raise UsageError(
+            "--without-collectives takes --backend jax and a layout: it measures what devices send"
+        )
+    kept = "--save" if options.save is not None else "--eval" if options.eval is not None else None
+    if options.generation is not None or kept is not None:
+        raise UsageError(f"--without-collectives and {kept or '--prompt'}: the numbers are wrong")
+    say(WRONG)
+
+
+WRONG = "the collectives are left out: ALL NUMBERS ARE WRONG, only times are of use"
+
+
 def _check_files(options: RunOptions) -> None:
     """Raise `UsageError` if the result cannot be written, or would replace an input; training may replace its `--params`."""
     inputs = {"FILE": options.file, "--data": options.data, "--eval": options.eval}
@@ -119,6 +144,16 @@ def _check_files(options: RunOptions) -> None:
         inputs["--params"] = options.params
     check_apart({"--save": options.save}, inputs)
     check_writable(options.save)
+
+
+def _module(case: Case, program: Program, options: RunOptions) -> Any:
+    """Return the module, ready to run."""
+    text, backend = _source(case, program, options), str(options.backend)
+    if options.without_collectives:
+        from mtfc.backends.jax.local_collectives import local
+
+        text = local(text)
+    return loaded(text, backend)
 
 
 def _source(case: Case, program: Program, options: RunOptions) -> str:
@@ -176,7 +211,7 @@ def _smaller(data: TrainingData, options: RunOptions, resizing: Resizing) -> dic
         given_up = case.layout != resizing.selection.case.layout
         rest = f"{path}: the model is compiled a second time, for a last batch of {dim.size} row{'s'[: dim.size - 1]}"
         say(f"{rest}, and the layout's rules that do not divide it are left out" if given_up else rest)
-        modules[dim] = loaded(_source(case, program, options), str(options.backend))
+        modules[dim] = _module(case, program, options)
     return modules
 
 

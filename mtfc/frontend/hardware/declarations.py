@@ -14,6 +14,7 @@ from mtfc.compiler.cost.hardware import (
     KINDS,
     NEIGHBOURING,
     Device,
+    DotShares,
     Hardware,
     Kind,
     Link,
@@ -266,6 +267,23 @@ def _scratchpad(figure: ast.HardwareFigure, scope: Scope) -> Scratchpad | None:
     return None if found is None else Scratchpad(**_fields(found))
 
 
+def _dots(figure: ast.HardwareFigure, scope: Scope) -> DotShares | None:
+    if not isinstance(figure.value, ast.HardwareFigures) or not figure.value.entries:
+        _wrong(figure, "shares of the FLOP/s by side, such as `{ short: { 64: 0.3, 512: 1 } }`", scope)
+        return None
+    found = _entries(figure.value.entries, DOTS, (), "the entry `dots`", figure, scope)
+    return None if found is None else DotShares(**found)
+
+
+def _shares(figure: ast.HardwareFigure, scope: Scope) -> Rate | None:
+    """Read a share, or a table of shares by size."""
+    rate = _rate(figure, scope)
+    if rate is not None and rate.peak > 1:
+        _wrong(figure, f"shares above 0 and up to 1, and one of these is {rate.peak:g}", scope)
+        return None
+    return rate
+
+
 def _fields(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Return entries by the names that fields of records have."""
     return {FIELDS.get(key, key): value for key, value in entries.items()}
@@ -282,9 +300,11 @@ DEVICE: Mapping[str, Read] = {
     "loop": _not_negative,
     "ops": _ops,
     "overlap": _share,
+    "dots": _dots,
     "matrix": _whole,
     "scratchpad": _scratchpad,
 }
+DOTS: Mapping[str, Read] = {"short": _shares, "long": _shares, "summed": _shares}
 SCRATCHPAD: Mapping[str, Read] = {
     "bytes": _positive,
     "wait": _not_negative,

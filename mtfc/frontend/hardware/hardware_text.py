@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from mtfc.compiler.cost.hardware import Hardware, Link, Rate, Scratchpad
+from mtfc.compiler.cost.hardware import DotShares, Hardware, Link, Rate, Scratchpad
 from mtfc.frontend.hardware.declarations import FIELDS
 from mtfc.frontend.syntax.format import format_source
 
@@ -23,6 +23,7 @@ def hardware_text(hardware: Hardware, comment: str) -> str:
         f"bandwidth: {_rate(device.bandwidth)}\noverhead: {_number(device.overhead)}",
         *([f"loop: {_number(device.loop)}"] if device.loop else []),
         *([f"overlap: {_number(device.overlap)}"] if device.overlap < 1 else []),
+        *([_dots(device.dots)] if device.dots else []),
         *([f"matrix: {device.mxu_size}"] if device.mxu_size else []),
         *([_scratchpad(device.scratchpad)] if device.scratchpad else []),
         f"ops: {{\n{ops}}}\n}}" if ops else "}",
@@ -30,6 +31,11 @@ def hardware_text(hardware: Hardware, comment: str) -> str:
         "}",
     ]
     return format_source("\n".join(lines) + "\n")
+
+
+def _dots(dots: DotShares) -> str:
+    entries = attrs.asdict(dots, recurse=False, filter=lambda _, share: share is not None)
+    return "dots: {\n" + "".join(f"{side}: {_rate(share)}\n" for side, share in entries.items()) + "}"
 
 
 def _scratchpad(scratchpad: Scratchpad) -> str:

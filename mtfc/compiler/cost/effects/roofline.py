@@ -12,7 +12,7 @@ its time.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from math import inf
+from math import inf, prod
 
 import attrs
 
@@ -50,7 +50,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.types import Mesh, TensorType
 
 REARRANGED = {"transposed": transposed_elements, "reordered": copied_elements}
 """Functions that count the elements rearranged for a dot, by the names of their rates."""
@@ -121,7 +121,8 @@ def kernel_seconds(eqn: Equation, placed: Equation, flops: float, size: int, fus
     flops: its FLOPs with padding. size: the bytes that it moves. placed: the equation with the types of its placement.
     """
     device, dtype = fusion.device, (eqn.operands or eqn.results)[0].type.dtype
-    computing, moving = flops / device.rate(dtype).at(flops), fusion.memory_seconds(eqn, size)
+    reached = device.rate(dtype).at(flops) * dot_share(placed, device, fusion.mesh)
+    computing, moving = flops / reached, fusion.memory_seconds(eqn, size)
     seconds = max(computing, moving) + (1 - device.overlap) * min(computing, moving)
     kernel = fusion.kernel(eqn)
     if rate := device.ops.get(kernel):
@@ -130,6 +131,22 @@ def kernel_seconds(eqn: Equation, placed: Equation, flops: float, size: int, fus
         if rate := device.ops.get(part):
             seconds += elements(placed, fusion.mesh) / rate
     return seconds + fusion.latency(eqn)
+
+
+def dot_share(placed: Equation, device: Device, mesh: Mesh) -> float:
+    """Return the share of the device's rate that a placed equation reaches: less than 1 for dots of some shapes."""
+    if device.dots is None or not has_trait(placed, "dot") or len(placed.operands) != 2:
+        return 1.0
+    first, second = (_local_sizes(value.type, mesh) for value in placed.operands)
+    result = placed.result.type.names
+    sizes = {**first, **second}
+    rows = prod(size for name, size in first.items() if name in result and name not in second)
+    columns = prod(size for name, size in second.items() if name in result and name not in first)
+    return device.dots.of(rows, columns, prod(size for name, size in sizes.items() if name not in result))
+
+
+def _local_sizes(type: TensorType, mesh: Mesh) -> dict[str, int]:
+    return dict(zip(type.names, type.local_shape(mesh), strict=True))
 
 
 # Lower bounds
