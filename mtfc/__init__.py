@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mtfc.driver.records import Costs, Difference, Explanation, Search, Verification
     from mtfc.driver.report import ReportPage
     from mtfc.driver.values import LayoutOption, MemoryOption, MeshOption, PassesOption
+    from mtfc.graphs import Graph
 
 __version__ = "0.1.0"
 
@@ -54,6 +55,7 @@ __all__ = [
     "diff",
     "explain",
     "from_jax",
+    "graph",
     "report",
     "search",
     "verify",
@@ -91,6 +93,13 @@ def from_jax(
     from mtfc.driver.jax_functions.imported_program import imported_program
 
     return imported_program(function, args, kwargs, names, parameters, merge)
+
+
+def graph(name: str) -> Graph:
+    """Return an empty graph, a model to build in Python: `with mtfc.graph("net") as g:`."""
+    from mtfc.graphs import Graph
+
+    return Graph(name)
 
 
 @public

@@ -146,4 +146,13 @@ def _run(options: argparse.Namespace) -> int:
 
     sources = Sources()
     run = _subcommand(options.command).run
-    return diagnosed(lambda: run(options, sources), sources, getattr(options, "format", "text"))
+
+    def with_graph() -> int:
+        file = getattr(options, "file", None)
+        if isinstance(file, str) and ":" in file and getattr(options, "args", None) is None:
+            from mtfc.driver.loading.graph_file import graph_file
+
+            options.graph, options.file = graph_file(file)
+        return run(options, sources)
+
+    return diagnosed(with_graph, sources, getattr(options, "format", "text"))

@@ -93,7 +93,9 @@ def _source(options: argparse.Namespace) -> ProgramSource | None:
     from mtfc.driver.jax_functions.function_source import FunctionSource, is_function
 
     if options.args is None and is_function(options.file):
-        raise UsageError(f"{options.file}: a function of JAX takes --args MODULE:EXAMPLE_ARGS")
+        raise UsageError(
+            f"{options.file}: a function of JAX takes --args MODULE:EXAMPLE_ARGS, and a graph is a value that `mtfc.graph` makes"
+        )
     if options.args is None and _has_function_options(options):
         raise UsageError("--names, --parameters and --no-merge go with --args, for a function of JAX")
     if options.args is None:

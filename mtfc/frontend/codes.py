@@ -100,6 +100,7 @@ CODES = {
     "E803": "names that fit no array of a JAX function",
     "E804": "an array of a JAX function that no program has",
     "E805": "a side effect in a JAX function",
+    "E806": "a wrong use of a graph in Python",
     "W601": "work that processors duplicate",
     "W602": "two layout rules that need one mesh axis in an equation",
     "W603": "a value that is never used",
@@ -107,5 +108,6 @@ CODES = {
     "W605": "a number of an optimizer that is 0 in the dtype of the parameters",
     "W606": "updates that vanish in the dtype of the parameters",
     "W607": "copies of statements that could be a loop",
+    "W608": "a dimension of an einsum that is kept, and looks contracted",
     "W801": "a primitive of JAX that every processor computes whole",
 }
