@@ -255,6 +255,14 @@ BUILTINS: dict[str, Builtin] = {
         more=kinds.tensor_or_mapping,
         build=builtin_equations.concat,
     ),
+    "stack": Builtin(
+        usage="stack([a, b], d)", arguments=(kinds.variables, kinds.dim), build=builtin_equations.stack
+    ),
+    "unstack": Builtin(
+        usage="a, b = unstack(x, d)",
+        arguments=(kinds.tensor, kinds.dim),
+        build=builtin_equations.unstack,
+    ),
     "shift": Builtin(
         usage="shift(x, length, by = 1, wrap = false)",
         arguments=(kinds.tensor, kinds.dim),

@@ -17,6 +17,7 @@ from mtfc.frontend.semantics.bodies.expressions import (
     Site,
     common_dtype,
 )
+from mtfc.frontend.semantics.calls.kept_dimensions import warn_of_kept_dimension
 from mtfc.frontend.semantics.names.constants import fold_call, truth
 from mtfc.frontend.semantics.names.scope import count
 
@@ -52,6 +53,7 @@ def cast(expressions: Expressions, site: Site, x: Operand, dtype: str) -> Result
 
 
 def einsum(expressions: Expressions, site: Site, *operands: Operand, dims: Dims) -> Result:
+    warn_of_kept_dimension(expressions, site, operands, dims)
     return expressions.emit(site, "einsum", *operands, dims=dims)
 
 
@@ -214,6 +216,65 @@ def _joined(
         for operand, source in zip(operands, sources, strict=True)
     ]
     return expressions.emit(site, "concat", *ordered, sources=sources, target=target)
+
+
+def _one(expressions: Expressions, site: Site) -> Dim:
+    """Return the dimension of size 1 along which values are joined to a stack, and cut from one."""
+    return expressions.builder.local_dim("stack.one", 1, site.span)
+
+
+def stack(expressions: Expressions, site: Site, operands: list[Operand], dim: Dim) -> Result:
+    """Join tensors of equal dimensions along a new first dimension, which has an element for each of them."""
+    if len(operands) != dim.size:
+        message = f"a stack of {count(len(operands), 'tensor')} along `{dim.name}`, which has size {dim.size}"
+        expressions.scope.error("E205", message, site.span)
+        return None
+    dims, dtype, one, parts = (
+        operands[0].dims,
+        common_dtype(operands),
+        _one(expressions, site),
+        list[Operand](),
+    )
+    for each in operands:
+        if set(each.dims) != set(dims) or dim in dims:
+            labels = [Label(x.span, f"{x.shown} is {x.type or 'a number'}") for x in (operands[0], each)]
+            message = (
+                f"`{dim.name}` is no new dimension"
+                if dim in dims
+                else "a stack is of tensors of equal dimensions"
+            )
+            expressions.scope.error("E205", message, site.span, labels[: 1 if each is operands[0] else 2])
+            return None
+        value = expressions.tensor(each, dtype)
+        if value is None:
+            return None
+        ordered = _in_order(expressions, Operand(value, each.span, each.shown), dims)
+        part = expressions.emit(Site(each.span), "reshape", ordered, dims=(one, *dims))
+        parts += [] if part is None else [Operand(part, each.span, each.shown)]
+    return expressions.emit(site, "concat", *parts, sources=(one,) * len(parts), target=dim)
+
+
+def unstack(expressions: Expressions, site: Site, x: Operand, dim: Dim) -> Results:
+    """Cut a tensor into its elements along a dimension."""
+    names = 1 + len(site.more)
+    nothing: Results = (None,) * names
+    if dim not in x.dims:
+        label = Label(x.span, f"{x.shown} is {x.type or 'a number'}")
+        expressions.scope.error("E205", f"there is no dimension `{dim.name}`", site.span, [label])
+        return nothing
+    if names != dim.size:
+        message = f"{count(names, 'name')} for the {dim.size} values along `{dim.name}`"
+        expressions.scope.error("E218", message, site.span)
+        return nothing
+    one, kept = _one(expressions, site), tuple(each for each in x.dims if each != dim)
+    found = list[Result]()
+    for start, variable in zip(range(dim.size), site.variables, strict=False):
+        part = expressions.emit(Site(site.span), "slice", x, source=dim, target=one, start=start, stride=1)
+        if part is None:
+            return nothing
+        whole = Operand(part, site.span, x.shown)
+        found.append(expressions.emit(Site(site.span, variable), "reshape", whole, dims=kept))
+    return tuple(found)
 
 
 def _in_order(expressions: Expressions, x: Operand, dims: Dims) -> Operand:

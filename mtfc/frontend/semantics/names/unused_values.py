@@ -22,6 +22,9 @@ CODE = "W603"
 SILENT = "_"
 """The prefix of names that are unused on purpose."""
 
+TAKE_VARIABLES = ("gradients", "stack")
+"""Built-in functions with a list of variables in brackets; other lists are of dimensions."""
+
 MOST_LABELS = 3
 
 
@@ -165,7 +168,10 @@ def value_names(node: ast.Node) -> Iterator[ast.Name]:
         skipped = (node.name,)
     elif isinstance(node, ast.Assign):
         skipped = node.targets
+    takes_variables = isinstance(node, ast.Call) and node.function.text in TAKE_VARIABLES
     for child in children(node):
+        if takes_variables and isinstance(child, ast.DimList):
+            yield from (each for each in child.dims if isinstance(each, ast.Name))
         if not isinstance(child, ast.DimList | ast.Type) and not any(child is each for each in skipped):
             yield from value_names(child)
 
