@@ -173,12 +173,22 @@ Arc = tuple[Node, Node, float]
 """Two nodes, and the bytes that a cut between them costs."""
 
 
+def _cut(arcs: Iterable[Arc]) -> tuple[float, set[Node]]:
+    """Return the cost of a minimum cut, and the nodes on the source's side."""
+    arcs, network = list(arcs), FlowNetwork()
+    for arc in arcs:
+        network.arc(*arc)
+    side = network.source_side()
+    return sum(size for tail, head, size in arcs if tail in side and head not in side), side
+
+
 class RegionNetwork:
     """The arcs of one function. Node (place, k) is on the source's side if the label of the place is below k. Node (value, k) is
     there if no use needs a label of k or more.
 
     free: places that may be on parts. makers: the place that makes each value with the dimension, or its label if that is known.
-    elsewhere: values that the axis splits along another dimension.
+    elsewhere: values that the axis splits along another dimension. beside: an equation through which a sum may stay pending, and
+    the operands with the dimension that must be whole then.
     """
 
     def __init__(
@@ -198,16 +208,33 @@ class RegionNetwork:
         self.free: dict[Place, None] = {}
         self.makers: dict[Value, Place | int] = {}
         self.elsewhere: set[Value] = set()
+        self.beside: dict[Equation, list[Value]] = {}
 
     def cheapest(self, may_split: bool) -> tuple[float, set[Place]]:
-        """Return the cost of a minimum cut, and the free places on parts."""
-        unsplit = [] if may_split else [((each, WHOLE), (each, PARTS), INFINITE) for each in self.free]
-        arcs, network = [*self.arcs, *unsplit], FlowNetwork()
-        for arc in arcs:
-            network.arc(*arc)
-        side = network.source_side()
-        cost = sum(size for tail, head, size in arcs if tail in side and head not in side)
+        """Return the cost of a minimum cut, and the free places on parts.
+
+        A factor beside a pending one must be whole, but a cut can only ask for a part if the equation may be on parts. Where a
+        cut leaves such a factor on parts, the next cut completes the sum before the equation.
+        """
+        more: list[Arc] = []
+        if not may_split:
+            more += (((each, WHOLE), (each, PARTS), INFINITE) for each in self.free)
+            more += (((value, WHOLE), SINK, INFINITE) for values in self.beside.values() for value in values)
+        while True:
+            cost, side = _cut([*self.arcs, *more])
+            wrong = [
+                eqn
+                for eqn, values in self.beside.items()
+                if (eqn, PARTS) in side and not all(self._is_whole(value, side) for value in values)
+            ]
+            if not (may_split and wrong):
+                break
+            more += (((eqn, PARTS), SINK, INFINITE) for eqn in wrong)
         return cost, {each for each in self.free if (each, WHOLE) in side and (each, PARTS) not in side}
+
+    def _is_whole(self, value: Value, side: Set[Node]) -> bool:
+        maker = self.makers[value]
+        return maker == WHOLE if isinstance(maker, int) else (maker, WHOLE) not in side
 
     def function(self, function: Function) -> None:
         """Add the whole function."""
@@ -321,6 +348,9 @@ class RegionNetwork:
                 self._use(value, {label: needs[label] for label in labels}, eqn)
                 if PARTS in labels and (value in self.elsewhere or self._is_elsewhere(needed_type(split, i))):
                     self._exchanged(eqn, needed_type(eqn, i), times)
+        others = [v for i, v in enumerate(eqn.operands) if i not in group and self._has_dim(v)]
+        if group and others:
+            self.beside[eqn] = others
         for i in group:
             maker = self.makers[eqn.operands[i]]
             if not isinstance(maker, int):
