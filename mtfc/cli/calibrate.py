@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 from mtfc.backends.registry import BACKENDS
-from mtfc.cli.options import count
+from mtfc.cli.options import add_selection, chosen, count
 from mtfc.driver.calibrate import check_devices, measure
 from mtfc.driver.data.files import STANDARD, check_writable, write_text
-from mtfc.driver.errors import OK, say
+from mtfc.driver.errors import OK, UsageError, say
 from mtfc.driver.loading.sources import Sources
 
 EXAMPLES = """\
@@ -17,6 +17,7 @@ examples:
   mtfc simulate model.mtf --target here.mtf             predict the time of a step on them
   mtfc calibrate --devices 8 -o virtual.mtf             measure eight devices, virtual ones if there are fewer
   mtfc calibrate --backend numpy -o numpy.mtf           measure the NumPy backend on one device
+  mtfc calibrate --operators model.mtf --layout found   measure the operators of a placement, for simulate --measured
 """
 
 
@@ -33,10 +34,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quick", action="store_true", help="few sizes and short runs: seconds instead of two minutes"
     )
 
+    parser.add_argument(
+        "--operators",
+        metavar="FILE",
+        help="measure the parts of a model's operators instead, each size once: of a placement, or of all on N devices",
+    )
+    add_selection(parser, "none", or_placement=True)
+
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
+    if options.operators is not None:
+        return _operators(options, sources)
     check_devices(options.backend, options.devices)
     check_writable(options.output)
     say("measuring; other work on this machine would disturb it")
     write_text(options.output, measure(options.backend, options.devices, options.quick, options.shapes))
+    return OK
+
+
+def _operators(options: argparse.Namespace, sources: Sources) -> int:
+    from mtfc.driver.operator_times import calibrate_operators
+
+    if options.backend != "jax" or options.quick or options.output != STANDARD:
+        raise UsageError("--operators measures on JAX, and keeps the times: no --backend, --quick and -o")
+    say("measuring; other work on this machine would disturb it")
+    print(calibrate_operators(options.operators, chosen(options), sources, options.devices))
     return OK

@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run these passes instead: NAME or NAME{option=value}, with commas between; `list` prints them",
     )
     passes.add_argument("--stop-after", metavar="PASS", help="end with this pass")
-    add_selection(parser, "the first")
+    add_selection(parser, "the first", or_placement=True)
     add_memory(parser)
     add_format(parser)
 

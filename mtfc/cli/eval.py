@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="seed of parameters that --params lacks (default: 0)",
     )
-    add_selection(parser, "the first")
+    add_selection(parser, "the first", or_placement=True)
     add_hosts(parser)
     add_format(parser)
 

@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="send nothing, to measure how long steps take without communication: ALL NUMBERS ARE WRONG; with --backend jax",
     )
     _add_prompts(parser)
-    add_selection(parser, "the first")
+    add_selection(parser, "the first", or_placement=True)
     add_memory(parser)
     add_passes(parser)
     add_format(parser)

@@ -40,6 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="AXES",
         help="the mesh axes from the innermost link outwards, for example cols,rows (default: the last axis first)",
     )
+    parser.add_argument(
+        "--measured",
+        action="store_true",
+        help="of a placement: take the times of parts and transfers that calibrate --operators has measured here",
+    )
     add_selection(parser, "the first", or_placement=True)
     add_memory(parser)
     add_format(parser)
@@ -55,7 +60,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         return OK
     if options.file is None:
         raise UsageError("simulate takes a FILE; only --target list goes without one")
-    found = simulate(options.file, chosen(options), options.target, sources, options.place)
+    found = simulate(options.file, chosen(options), options.target, sources, options.place, options.measured)
     to = report_to(options.trace)
     if options.trace is not None:
         write_text(options.trace, json.dumps(found.trace()) + "\n")

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_parameters(parser)
     _add_results(parser)
-    add_selection(parser, "the first")
+    add_selection(parser, "the first", or_placement=True)
     add_memory(parser)
     add_format(parser)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from mtfc.driver.errors import UsageError
+from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import select
 from mtfc.driver.loading.sources import Sources
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mtfc.compiler.ir.types import Mesh
     from mtfc.placements.declarations import DeclaredPlacement
     from mtfc.placements.placed_step_report import SimulatedPlacement
+    from mtfc.placements.running.jax.part_times import MeasuredTimes
     from mtfc.reports.step_report import SimulatedLayout
 
 
@@ -44,11 +45,16 @@ class SimulatedStep(Protocol):
 
 
 def simulate(
-    file: str, choice: Choice, target: str, sources: Sources, place: str | None = None
+    file: str,
+    choice: Choice,
+    target: str,
+    sources: Sources,
+    place: str | None = None,
+    measured: bool = False,
 ) -> SimulatedStep:
     """Simulate a step under the chosen layout or placement. Raises `CompileError` and `UsageError`.
 
-    place: the mesh axes from the innermost link outwards, with commas between them.
+    place: the mesh axes from the innermost link outwards, with commas between them. measured: see `simulate_placement`.
     """
     selection = select(file, choice, sources, or_placement=True)
     hardware = target_of(target, selection.hardware, sources)
@@ -56,7 +62,9 @@ def simulate(
         (placement,) = selection.placements
         if place is not None:
             raise UsageError(f"`{placement.name}` is a placement, which says where everything is: no --place")
-        return simulate_placement(placement, selection.program, hardware, target)
+        return simulate_placement(placement, selection.program, hardware, target, measured)
+    if measured:
+        raise UsageError("--measured is for the operators of a placement: --layout names one")
     (case,) = selection.cases
     check_room(hardware, case.mesh, target)
     return simulate_layout(case.lower(selection.program), hardware, _order(place, case.mesh))
@@ -86,9 +94,9 @@ def _order(text: str | None, mesh: Mesh) -> tuple[str, ...]:
 
 
 def simulate_placement(
-    placement: DeclaredPlacement, program: Program, hardware: Hardware, target: str
+    placement: DeclaredPlacement, program: Program, hardware: Hardware, target: str, measured: bool = False
 ) -> SimulatedPlacement:
-    """Simulate a step under a placement, even if memory does not suffice.
+    """Simulate a step under a placement, even if memory does not suffice. measured: take the times that `calibrate` has measured.
 
     Raises `CompileError` if operators differ from those of the placement (E317, E319) or devices are missing (E316).
     """
@@ -96,6 +104,7 @@ def simulate_placement(
 
     from mtfc.compiler.diagnostics import Diagnostics
     from mtfc.compiler.passes.pipelines import run, simplification
+    from mtfc.driver.operator_times import read_times
     from mtfc.driver.searching.compilation_time import timing_compilation
     from mtfc.placements.declarations import strategy_of
     from mtfc.placements.placed_step import placed_step
@@ -106,10 +115,23 @@ def simulate_placement(
     roomy = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=inf))
     simplified = run(program, simplification())
     most = max((len(each.devices) for each in placement.operators), default=1)
-    space, _ = timing_compilation(lambda: placement_space(simplified, roomy, placement.devices, most))
+    times = read_times(placement.devices) if measured else None
+    space, _ = timing_compilation(lambda: placement_space(simplified, roomy, placement.devices, most, times))
     found = space.evaluator.full(strategy_of(placement, space.graph, Diagnostics()))
+    if times is not None:
+        _check_measured(times)
     step = placed_step(space.evaluator.tasks, found)
     return SimulatedPlacement(program.name, placement.name, hardware, space, found, step)
+
+
+def _check_measured(times: MeasuredTimes) -> None:
+    """Say how many parts have no measured time. Raises `UsageError` if none has."""
+    if not times.found:
+        raise UsageError("no part of this model has a measured time: mtfc calibrate --operators FILE")
+    if times.missing:
+        say(
+            f"{times.missing} of {times.missing + times.found} parts are not measured, and take the time of the roofline"
+        )
 
 
 def _check_devices(placement: DeclaredPlacement, hardware: Hardware, target: str) -> None:

@@ -1,4 +1,4 @@
-"""The sizes and times of a step's parts, by the roofline of the device (`cost/effects/roofline.py`); FlexFlow measures them.
+"""The sizes and times of a step's parts, by the roofline of the device (`cost/effects/roofline.py`), or as measured.
 
 A *form* is a step at some degrees. Steps that differ only in names share forms (FlexFlow, section 5.1). All parts of a step
 count as the part in the middle, which has neighbours on all sides. For each value that a step makes or uses, a form has a
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice, pairwise
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import attrs
 import numpy as np
@@ -75,13 +75,31 @@ def optimizer_states(training: Training | None) -> int:
     return max(kept, default=0) + average
 
 
+class PartTimes(Protocol):
+    """Measured times. transfer: the latency of a transfer between two devices, and bytes per second; None if not measured."""
+
+    transfer: tuple[float, float] | None
+
+    def seconds(
+        self, flow: CotangentFlow, step: OperatorStep, parts: OperatorParts
+    ) -> tuple[float, float] | None:
+        """Return the seconds of both passes of the middle part; None if they are not known."""
+
+
 class StepForms:
-    """The forms of the steps of a graph on a device. Each form is added when it is first asked for."""
+    """The forms of the steps of a graph on a device. Each form is added when it is first asked for.
+
+    times: measured times of parts, which come before those of the roofline.
+    """
 
     def __init__(
-        self, flow: CotangentFlow, device: Device, choices: Sequence[OperatorConfigurations]
+        self,
+        flow: CotangentFlow,
+        device: Device,
+        choices: Sequence[OperatorConfigurations],
+        times: PartTimes | None = None,
     ) -> None:
-        self.flow, self.device = flow, device
+        self.flow, self.device, self.times = flow, device, times
         self._forms, self._seconds = _Rows(3, np.int64), _Rows(2, np.float64)
         self._tables, self._pool = _Rows(4, np.int64), _Rows(1, np.int64)
         self._numbers: dict[tuple[int, Degrees], int] = {}
@@ -121,6 +139,8 @@ class StepForms:
         else:
             parts = OperatorParts(operator, degrees)
             forward, backward, kept = part_cost(self.flow, self.device, step, parts)
+        measured = self.times and self.times.seconds(self.flow, step, OperatorParts(operator, degrees))
+        forward, backward = measured or (forward, backward)
         tables, numbers = piece_tables(formulas.shape, sizes, self._pool.count)
         self._pool.extend(numbers.reshape(-1, 1))
         self._seconds.extend([[forward, backward]])

@@ -28,6 +28,7 @@ from mtfc.placements.operators.strategy import (
     expert_strategy,
     random_strategy,
 )
+from mtfc.placements.part_costs import PartTimes
 from mtfc.placements.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
 from mtfc.placements.strategy_bounds import lower_bound
 from mtfc.placements.strategy_tasks import StrategyTasks
@@ -128,16 +129,18 @@ def _without_frozen(graph: OperatorGraph, program: Program) -> OperatorGraph:
     return attrs.evolve(graph, frozen=frozenset(name for name, full in own if full not in trained))
 
 
-def placement_space(program: Program, hardware: Hardware, devices: int, parts: int = 1) -> PlacementSpace:
+def placement_space(
+    program: Program, hardware: Hardware, devices: int, parts: int = 1, times: PartTimes | None = None
+) -> PlacementSpace:
     """Return the space of a program on some devices: of its training step, or else of its forward pass.
 
     parts: the number of parts that an operator may have, if larger than the number of devices. Such a space is for
-    evaluation, not for search.
+    evaluation, not for search. times: measured times of parts and transfers.
     """
     graph = _without_frozen(operators_of(program), program)
     found = cotangent_flow(graph)
     choices = configurations(found, hardware, max(devices, parts))
-    tasks = StrategyTasks(found, hardware, devices, program.training, choices)
+    tasks = StrategyTasks(found, hardware, devices, program.training, choices, times)
     return PlacementSpace(graph, hardware, devices, choices, StrategyEvaluator(tasks))
 
 

@@ -30,7 +30,7 @@ from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.placements.operators.cotangent_flow import CotangentFlow
 from mtfc.placements.operators.operator_graph import OperatorGraph, OperatorStep
 from mtfc.placements.operators.strategy import Configuration, OperatorConfigurations
-from mtfc.placements.part_costs import StepForms, optimizer_states
+from mtfc.placements.part_costs import PartTimes, StepForms, optimizer_states
 from mtfc.placements.task_graph_builder import (
     Array,
     FlatGraph,
@@ -157,9 +157,13 @@ class StrategyTasks:
         devices: int,
         training: Training | None,
         choices: Sequence[OperatorConfigurations],
+        times: PartTimes | None = None,
     ) -> None:
         self.flow, self.graph = flow, flow.graph
-        self.forms, self.links = StepForms(flow, hardware.device, choices), device_links(hardware, devices)
+        self.forms = StepForms(flow, hardware.device, choices, times)
+        self.links = device_links(hardware, devices)
+        if times is not None and times.transfer is not None:
+            self.links = self.links.measured(*times.transfer)
         self.states, self.capacity = optimizer_states(training), hardware.device.memory
         self.bandwidth = hardware.device.bandwidth.peak
         self.number = {step: i for i, operator in enumerate(self.graph.operators) for step in operator.steps}

@@ -59,6 +59,15 @@ class DeviceLinks:
         """The number of a pseudo-device for tasks that take no time, after all ports."""
         return self.count + len(self.ports)
 
+    def measured(self, latency: float, bandwidth: float) -> DeviceLinks:
+        """Return the links with a measured latency and bandwidth between all devices."""
+        others = self.bandwidth < np.inf
+        return attrs.evolve(
+            self,
+            latency=np.where(others, latency, self.latency),
+            bandwidth=np.where(others, bandwidth, self.bandwidth),
+        )
+
     def seconds(self, source: Any, target: Any, size: Any) -> Any:
         """Return the seconds of transfers of `size` bytes."""
         return self.latency[source, target] + size / self.bandwidth[source, target]

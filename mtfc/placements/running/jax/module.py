@@ -8,6 +8,8 @@ task's operands are there. The module has the public names of other modules (`co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mtfc.backends.common.module import (
     arguments,
     dict_text,
@@ -72,15 +74,19 @@ def generate(placed: PlacedProgram) -> str:
         functions.append(StepWriter(plan).text())
         functions += [_averaged(plan)] if plan.training and plan.training.average is not None else []
     sections = [_tables(plan), BINDING, *_initial(plan), *plan.functions.texts, *functions]
-    text = "\n\n".join(sections)
-    sections += prelude(text, (*PRELUDE, *PLACED), ALWAYS)
-    drawn = [in_jax(source) for source in prelude(text, RANDOM)]
-    sections += [DRAWING, *drawn] if drawn else []
     if is_wide(plan.lowered):
         sections.insert(0, 'jax.config.update("jax_enable_x64", True)\n')
-    body = "\n\n".join(sections)
     title = f"{plan.program.name} under placement {placed.placement.name} on {plan.devices} devices."
-    return f"{HEADER.format(title=title, devices=plan.devices, jax=JAX)}\n{imports(IMPORTS, body)}\n{body}"
+    return f"{HEADER.format(title=title, devices=plan.devices, jax=JAX)}\n{whole_module(sections, ALWAYS)}"
+
+
+def whole_module(sections: Sequence[str], public: Sequence[str] = ()) -> str:
+    """Return sections after the imports that they need, and before the functions of the prelude; `public` ones always."""
+    text = "\n\n".join(sections)
+    drawn = [in_jax(source) for source in prelude(text, RANDOM)]
+    needed = [*prelude(text, (*PRELUDE, *PLACED), public), *([DRAWING, *drawn] if drawn else [])]
+    body = "\n\n".join([*sections, *needed])
+    return f"{imports(IMPORTS, body)}\n{body}"
 
 
 def _tables(plan: ModulePlan) -> str:

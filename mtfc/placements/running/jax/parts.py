@@ -37,11 +37,15 @@ Origin = tuple[Equation, Mapping[str, int]]
 
 @attrs.frozen(eq=False)
 class WrittenFunction:
-    """A function of the module: its name, the positions that follow its operands, and an estimate of its work."""
+    """A function of the module: its name, the positions that follow its operands, and an estimate of its work.
+
+    equations: the text without names and comments, the same for functions that compute the same.
+    """
 
     name: str
     positions: tuple[int, ...]
     work: int
+    equations: str
 
 
 class PartEmitter(Emitter):
@@ -99,7 +103,8 @@ class ModuleFunctions:
         if key not in self._known:
             self._known[key] = self._names.fresh(_identifier(wanted))
             self.texts.append(self._text(emitter, self._known[key], doc, signature, lines))
-        return WrittenFunction(self._known[key], tuple(n for _, n in emitter.positions), _work(function.body))
+        positions = tuple(n for _, n in emitter.positions)
+        return WrittenFunction(self._known[key], positions, _work(function.body), key)
 
     def _text(self, emitter: PartEmitter, name: str, doc: str, signature: str, lines: Sequence[str]) -> str:
         named = emitter.named("\n".join([signature, *lines]))
