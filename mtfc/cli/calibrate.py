@@ -9,6 +9,7 @@ from mtfc.cli.options import add_selection, chosen, count
 from mtfc.driver.calibrate import check_devices, measure
 from mtfc.driver.data.files import STANDARD, check_writable, write_text
 from mtfc.driver.errors import OK, UsageError, say
+from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
 
 EXAMPLES = """\
@@ -33,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="few sizes and short runs: seconds instead of two minutes"
     )
-
     parser.add_argument(
         "--operators",
         metavar="FILE",
@@ -45,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, sources: Sources) -> int:
     if options.operators is not None:
         return _operators(options, sources)
+    if chosen(options) != Choice():
+        raise UsageError("the options of models and layouts go with --operators, which measures a model")
     check_devices(options.backend, options.devices)
     check_writable(options.output)
     say("measuring; other work on this machine would disturb it")
@@ -55,8 +57,10 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 def _operators(options: argparse.Namespace, sources: Sources) -> int:
     from mtfc.driver.operator_times import calibrate_operators
 
-    if options.backend != "jax" or options.quick or options.output != STANDARD:
-        raise UsageError("--operators measures on JAX, and keeps the times: no --backend, --quick and -o")
+    if options.backend != "jax" or options.quick or options.shapes or options.output != STANDARD:
+        raise UsageError(
+            "--operators measures on JAX, and keeps the times: no --backend, --quick, --shapes and -o"
+        )
     say("measuring; other work on this machine would disturb it")
     print(calibrate_operators(options.operators, chosen(options), sources, options.devices))
     return OK

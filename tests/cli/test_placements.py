@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -141,3 +143,52 @@ def test_an_unknown_operator_is_an_error_with_its_place(mtfc: Mtfc, file: Path) 
     outcome = mtfc("run", "small.mtf", "--layout", "other")
     assert outcome.status == 1
     assert "error[E317]: the model has no operator `g`" in outcome.err
+
+
+def calibrated(mtfc: Mtfc, *arguments: str) -> str:
+    outcome = mtfc("calibrate", "--operators", "small.mtf", *arguments)
+    assert outcome.status == 0, outcome.err
+    return outcome.out
+
+
+def test_operators_are_measured_once_and_simulated_with_their_times(
+    mtfc: Mtfc, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file / "cache"))
+    simulated = ("simulate", "small.mtf", "--layout", "split", "--target", "h100")
+    assert "no part of this model has a measured time" in mtfc(*simulated, "--measured").err
+    first = calibrated(mtfc, "--layout", "split")
+    assert re.match(r"5 of 5 parts in .*\.json are new", first)
+    assert calibrated(mtfc, "--layout", "split").startswith("0 of 5 parts")
+    (path,) = (file / "cache" / "mtfc" / "operators").iterdir()
+    known = json.loads(path.read_text())
+    assert known["about"]["jax"] == jax.__version__
+    path.write_text(json.dumps({**known, "seconds": dict.fromkeys(known["seconds"], 1.0)}))
+    step = record(mtfc, *simulated, "--measured")["step_seconds"]
+    assert 6 <= step < 6.1  # `h` and the two steps of `loss`, forward and backward, one after the other
+    assert record(mtfc, *simulated)["step_seconds"] < 0.1
+    path.write_text("{")
+    assert "is damaged, and measured anew" in mtfc(*simulated, "--measured").err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("calibrate", "--layout", "split"), "the options of models and layouts go with --operators"),
+        (("calibrate", "--operators", "small.mtf", "--quick"), "no --backend, --quick, --shapes and -o"),
+        (
+            ("calibrate", "--operators", "small.mtf", "--layout", "split", "--devices", "3"),
+            "which has devices of its own: no --devices",
+        ),
+        (
+            ("simulate", "small.mtf", "--layout", "data", "--target", "h100", "--measured"),
+            "--measured is for the operators of a placement",
+        ),
+    ],
+)
+def test_measured_times_belong_to_placements(
+    mtfc: Mtfc, file: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    outcome = mtfc(*arguments)
+    assert outcome.status == 2
+    assert message in outcome.err

@@ -49,13 +49,17 @@ class PartPass:
 
     def seconds(self) -> float:
         """Measure a call on a device whose queue is never empty: the least of several runs."""
+        return least_seconds(self.call())
+
+    def call(self) -> Callable[[], Any]:
+        """Return the pass as a function without arguments, on the first device."""
         jax = import_jax()
         (device,) = devices(1)
         function = getattr(executed(whole_module([self.text])), self.function.name)
         random = np.random.default_rng(0)
         arrays = [_numbers(random, *each) for each in self.operands]
         given = [jax.device_put(x, device) for x in (*arrays, *map(np.int32, self.function.positions))]
-        return least_seconds(lambda: function(*given))
+        return lambda: function(*given)
 
 
 def _numbers(random: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Any:
@@ -66,21 +70,20 @@ def _numbers(random: np.random.Generator, dtype: str, shape: tuple[int, ...]) ->
     return np.zeros(shape, DTYPES[dtype])
 
 
-def least_seconds(call: Callable[[], Any]) -> float:
+def least_seconds(call: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
     """Return the seconds of one of many queued calls: the least of several runs, after one that compiles."""
     wait = import_jax().block_until_ready
-    wait(call())
-    once = _seconds(call, 1, wait)
-    count = max(1, min(MOST_CALLS, int(SECONDS / max(once, 1e-7))))
-    return min(_seconds(call, count, wait) / count for _ in range(RUNS))
 
+    def run(count: int) -> float:
+        start = clock()
+        for _ in range(count - 1):
+            call()
+        wait(call())
+        return clock() - start
 
-def _seconds(call: Callable[[], Any], count: int, wait: Callable[[Any], object]) -> float:
-    start = time.perf_counter()
-    for _ in range(count - 1):
-        call()
     wait(call())
-    return time.perf_counter() - start
+    count = max(1, min(MOST_CALLS, int(SECONDS / max(run(1), 1e-7))))
+    return min(run(count) / count for _ in range(RUNS))
 
 
 def passes(flow: CotangentFlow, step: OperatorStep, parts: OperatorParts) -> Iterator[PartPass]:
