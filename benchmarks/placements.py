@@ -79,6 +79,9 @@ RUNS = 9
 APART = 1.2
 """Measured times whose ratio is larger must be predicted in the same order."""
 
+EFFORT = attrs.evolve(calibration.QUICK, sizes=(1 << 15, 1 << 24))
+"""Updates of parameters take the time of the largest arrays."""
+
 PAPER = 0.3
 """FlexFlow's simulated times differ from real ones by less than this."""
 
@@ -141,7 +144,7 @@ def compared(network: str, devices: int, count: int) -> Iterator[ComparedStep]:
     """Compare steps under random strategies."""
     path = EXAMPLES / f"{network}.mtf"
     program = choose(path.read_text("utf-8"), str(path), Choice(dims=SIZES[network])).program
-    machine = calibration.with_jax("here", devices, calibration.QUICK)
+    machine = calibration.with_jax("here", devices, EFFORT)
     used: dict[str, float] = {}
 
     def measure(each: PartPass) -> float:
@@ -196,8 +199,10 @@ def _work(
     measure: Callable[[PartPass], float],
     used: Mapping[str, float],
 ) -> float:
-    """Return the processor seconds of all parts of all operators. measure: adds those of a part to `used`."""
-    flow, total = space.evaluator.tasks.flow, 0.0
+    """Return the processor seconds of all parts and updates. measure: adds those of a part to `used`."""
+    tasks, graph = space.evaluator.tasks, space.evaluator.full(strategy).base.graph
+    flow, blocks = tasks.flow, [i for i, name in enumerate(tasks.names) if name.kind == "updated"]
+    total = float(sum(graph.seconds[graph.offsets[i] : graph.offsets[i + 1]].sum() for i in blocks))
     for operator, chosen in zip(space.graph.operators, strategy, strict=True):
         parts = OperatorParts(operator, chosen.degrees)
         for each in (each for step in operator.steps for each in passes(flow, step, parts)):

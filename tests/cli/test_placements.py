@@ -81,6 +81,17 @@ def test_a_run_goes_on_from_a_checkpoint_of_a_placement_under_a_layout(mtfc: Mtf
     np.testing.assert_allclose(found[-1]["eval/loss"], wanted[-1]["eval/loss"], rtol=1e-4)
 
 
+def test_a_loss_that_is_not_finite_is_traced_to_its_line(mtfc: Mtfc, file: Path) -> None:
+    """With `accumulate` the batch is stacked."""
+    text = TEXT.replace("square(y - x)", "log(y - 100.0)").replace(
+        "minimize loss;", "minimize loss; accumulate = 2;"
+    )
+    (file / "nan.mtf").write_text(text)
+    outcome = mtfc("train", "nan.mtf", "--steps", "1", "--layout", "split", "--debug-nans")
+    assert outcome.status == 1
+    assert "error[E701]: 16 of 16 numbers that `log` makes are NaN" in outcome.err
+
+
 def test_eval_takes_a_placement(mtfc: Mtfc, file: Path) -> None:
     record(mtfc, "run", "small.mtf", "--train", "--steps", "1", "--mesh", "one", "--save", "p.npz")
     asked = ("eval", "small.mtf", "--data", "data.npz", "--params", "p.npz", "--layout")

@@ -140,15 +140,16 @@ def region(index):
 
 def unshard(arrays, pieces):
     """Return the arrays that `pieces` names as whole NumPy arrays."""
-    return {name: whole_of(name, arrays[name], pieces[name]) for name in pieces}
+    return {name: whole_of(arrays[name], pieces[name]) for name in pieces}
 
 
-def whole_of(name, held, pieces):
+def whole_of(held, pieces):
     """Return an array from its pieces; an output is one array."""
     if not isinstance(held, tuple):
         return np.asarray(held)
-    sizes = next(types[name][1] for types in TYPES.values() if name in types)
-    found = np.empty(tuple(sizes.values()), held[0].dtype)
+    axes = zip(*(index for _, index in pieces), strict=True)
+    shape = [max(each + 1 if isinstance(each, int) else each[1] for each in axis) for axis in axes]
+    found = np.zeros(shape, held[0].dtype)
     for piece, (_, index) in zip(held, pieces, strict=True):
         found[region(index)] = np.asarray(piece)
     return found
