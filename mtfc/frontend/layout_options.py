@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 GIVEN = "given"
 """The name of a layout or mesh that an option spells out."""
 
-PLACEMENTS = (
-    "`mtfc simulate` shows a step under it, `mtfc verify` runs it, `mtfc search --space soap` compares it"
-)
+PLACEMENTS = "`mtfc run` and `mtfc train` take it, `mtfc simulate` shows a step under it, `mtfc search --space soap` compares it"
 
 ONE = "one"
 """The word of `--mesh` for one device, with nothing split; a declared mesh of that name comes first."""

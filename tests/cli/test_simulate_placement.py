@@ -201,7 +201,7 @@ def test_impossible_placements_are_refused(
     assert text in run.err
 
 
-@pytest.mark.parametrize("command", ["cost", "explain", "compile", "run", "diff"])
+@pytest.mark.parametrize("command", ["cost", "explain", "diff"])
 def test_other_commands_say_that_it_is_no_layout(mtfc: Mtfc, folder: Path, command: str) -> None:
     (folder / "p.mtf").write_text(PROGRAMS["dense"] + "placement p on 2 = {}")
     second = ("--layout", "p") if command == "diff" else ()
@@ -213,8 +213,8 @@ def test_other_commands_say_that_it_is_no_layout(mtfc: Mtfc, folder: Path, comma
 def test_verify_of_one_placement(mtfc: Mtfc, folder: Path) -> None:
     more = "\nplacement p on 2 = { h: { batch: 2 } on [0, 1] }\nplacement q on 2 = {}"
     (folder / "p.mtf").write_text(PROGRAMS["dense"] + more)
-    found = mtfc("verify", "p.mtf", "--layout", "p", "--format", "json").json
+    asked = ("verify", "p.mtf", "--layout", "p", "--backend", "numpy", "--format", "json")
+    found = mtfc(*asked).json
     assert [(case["layout"], case["backend"], case["ok"]) for case in found["cases"]] == [
         ("p", "numpy", True)
     ]
-    assert mtfc("verify", "p.mtf", "--layout", "p", "--backend", "jax").status == 2
