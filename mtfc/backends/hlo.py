@@ -20,10 +20,11 @@ KINDS = {sending.hlo: kind for kind, sending in SENDINGS.items()}
 """HLO opcode -> the kind of collective in reports."""
 
 ITEM_BYTES = {
-    **dict.fromkeys(("pred", "s8", "u8"), 1),
+    **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2"), 1),
     **dict.fromkeys(("bf16", "f16", "s16", "u16"), 2),
     **dict.fromkeys(("f32", "s32", "u32"), 4),
-    **dict.fromkeys(("f64", "s64", "u64"), 8),
+    **dict.fromkeys(("f64", "s64", "u64", "c64"), 8),
+    "c128": 16,
 }
 
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) (?:.* )?\{$")

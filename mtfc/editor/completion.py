@@ -26,7 +26,7 @@ from mtfc.compiler.cost.hardware import KINDS
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.training import BUILT_IN
 from mtfc.compiler.ir.training_flag import TRAINING
-from mtfc.compiler.ir.types import ITEM_BYTES
+from mtfc.compiler.ir.types import WRITTEN_BYTES
 from mtfc.editor import signatures
 from mtfc.editor.cursor import DECLARATIONS, NAMES, Cursor, OpenBracket, name_of
 from mtfc.editor.declarations import OPTIMIZERS, Declarations, Project
@@ -111,7 +111,7 @@ class Completion:
         if bracket is None or bracket.text != "[" or not bracket.before:
             return False
         last = bracket.before[-1].text
-        return bracket.function is None or last in ITEM_BYTES or last in (ANY, ":", "->")
+        return bracket.function is None or last in WRITTEN_BYTES or last in (ANY, ":", "->")
 
     def in_generics(self) -> bool:
         return self.bracket is not None and self.bracket.text == "[" and self.bracket.function is not None
@@ -147,7 +147,7 @@ class Completion:
 
     def dtypes(self) -> Items:
         yield from (
-            _item(name, CompletionItemKind.Keyword, f"{size} bytes") for name, size in ITEM_BYTES.items()
+            _item(name, CompletionItemKind.Keyword, f"{size} bytes") for name, size in WRITTEN_BYTES.items()
         )
 
     def type_start(self) -> Items:
@@ -229,7 +229,7 @@ class Completion:
         elif inner == "scratchpad":
             table = SCRATCHPAD
         elif inner in ("flops", "collectives"):
-            table = ITEM_BYTES if inner == "flops" else ()
+            table = WRITTEN_BYTES if inner == "flops" else ()
         elif "link" in words:
             table = LINK
         yield from (_item(word, CompletionItemKind.Property, "figure of hardware") for word in table)

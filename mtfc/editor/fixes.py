@@ -14,7 +14,7 @@ from itertools import islice
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Span
-from mtfc.compiler.ir.types import ITEM_BYTES
+from mtfc.compiler.ir.types import WRITTEN_BYTES
 from mtfc.editor.buffers import TextBuffer
 from mtfc.editor.declarations import parsed
 from mtfc.editor.token_kinds import FUNCTIONS, keywords
@@ -149,7 +149,7 @@ class _Candidates:
         """Return True if a code may stand for a text: it has no names but those of the text and of the language."""
         if re.fullmatch(r"[\w.]+|\W+", code):
             return True
-        known = {*WORD.findall(self.buffer.span_text(place)), *FUNCTIONS, *ITEM_BYTES, *keywords()}
+        known = {*WORD.findall(self.buffer.span_text(place)), *FUNCTIONS, *WRITTEN_BYTES, *keywords()}
         return len(self.places) > 0 and set(WORD.findall(code)) <= known | self._names()
 
     def _names(self) -> set[str]:
@@ -233,7 +233,7 @@ class _Candidates:
         if "cast(x, dtype)" not in codes:
             return
         dtypes = dict.fromkeys(
-            (*(w for w in WORD.findall(self.diagnostic.message) if w in ITEM_BYTES), "f32")
+            (*(w for w in WORD.findall(self.diagnostic.message) if w in WRITTEN_BYTES), "f32")
         )
         for name, own in dict.fromkeys(
             found for label in self.diagnostic.labels for found in DEFINED.findall(label.message)

@@ -10,7 +10,7 @@ from lsprotocol.types import CodeLens, Command, InlayHint, InlayHintKind, Range
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.ir.types import ITEM_BYTES, Mesh, TensorType
+from mtfc.compiler.ir.types import WRITTEN_BYTES, Mesh, TensorType
 from mtfc.editor import signatures
 from mtfc.editor.buffers import END_OF_LINE, TextBuffer
 from mtfc.editor.declarations import Declarations, DeclaredSymbol, Project
@@ -55,7 +55,7 @@ def built_in(word: str) -> str | None:
         return _fenced(signatures.of_builtin(word).label) + "A built-in function."
     if word in DISTRIBUTIONS:
         return _fenced(signatures.of_initializer(word).label) + "Initial values of a parameter."
-    return f"dtype `{word}`, {ITEM_BYTES[word]} bytes" if word in ITEM_BYTES else None
+    return f"dtype `{word}`, {WRITTEN_BYTES[word]} bytes" if word in WRITTEN_BYTES else None
 
 
 def dimension(symbol: DeclaredSymbol, figures: CaseFigures | None) -> str:

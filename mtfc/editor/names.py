@@ -15,7 +15,7 @@ from typing import Literal
 import attrs
 
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.types import ITEM_BYTES
+from mtfc.compiler.ir.types import WRITTEN_BYTES
 from mtfc.editor.declarations import Declarations, DeclaredSymbol, Project, SymbolKind
 from mtfc.frontend.semantics.calls import argument_kinds as kinds
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
@@ -491,7 +491,7 @@ class _Resolver:
         self, value: ast.Node, kind: object, names: BodyNames, decl: Body | None
     ) -> Iterator[Occurrence]:
         is_pair = kind is kinds.tensor_or_mapping and isinstance(value, ast.Arrow)
-        is_dtype = isinstance(value, ast.Name) and kind is kinds.dtype and value.text in ITEM_BYTES
+        is_dtype = isinstance(value, ast.Name) and kind is kinds.dtype and value.text in WRITTEN_BYTES
         if kind is kinds.variables:
             for name in ast.walk(value):
                 yield from self._of(name, names.values) if isinstance(name, ast.Name) else ()

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Literal
 
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
-from mtfc.compiler.ir.types import ITEM_BYTES
+from mtfc.compiler.ir.types import WRITTEN_BYTES
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
 from mtfc.frontend.semantics.names.scope import ANY
 from mtfc.frontend.syntax import tables
@@ -32,7 +32,7 @@ LEADING = ("import", "dim", "mesh", "layout", "placement", "hardware", "link", "
 JOINING = ("on", "for", "with", "along", "checkpoint", "sharing", "while")
 """Keywords between the parts of a line that one of `LEADING` begins."""
 
-DTYPES = (*ITEM_BYTES, ANY)
+DTYPES = (*WRITTEN_BYTES, ANY)
 
 FUNCTIONS = tuple(dict.fromkeys((*BUILTINS, *DISTRIBUTIONS)))
 """Built-in functions and initializers."""

@@ -46,6 +46,19 @@ def ragged(x: Any, w: Any, sizes: Any) -> Any:
     return lax.ragged_dot(x.reshape(8, 4), w, sizes), jax.grad(loss, (0, 1))(x, w)
 
 
+def bytes_of(x: Any) -> Any:
+    """Move bytes, compute with them, which wraps around, and cast them."""
+    moved = jnp.concatenate([x.T.reshape(3, 8), x.reshape(3, 8)], 1)
+    return moved, x * 200 + 100, jnp.where(x > 1, x, x - 3), x.astype(jnp.float32) / 255, x[1:, ::2], x.sum(0)
+
+
+def quantized(w: Any, x: Any) -> Any:
+    """Dots of bytes in 32 bits, and of dequantized weights."""
+    rounded = jnp.clip(jnp.round(x * 50), -128, 127).astype(jnp.int8)
+    whole = lax.dot_general(rounded, w, (((1,), (0,)), ((), ())), preferred_element_type=jnp.int32)
+    return whole, rounded, x @ (w.astype(jnp.float32) * 0.1)
+
+
 def counted(x: Any) -> Any:
     return lax.fori_loop(0, 5, lambda i, c: c * 0.5 + i, x)
 
@@ -239,6 +252,13 @@ INDICES: Mapping[str, Case] = {
     ),
     "gather_own": (jax.vmap(lambda t, i: t[i[0], i[1]]), ((4, 8, 6), ((4, 3, 2), "int32"))),
     "gather_self": (lambda i: i[i, i[:, :1]] + i, (((8, 8), "int32"),)),
+    "bytes": (bytes_of, (((4, 6), "uint8"),)),
+    "quantized": (quantized, (((8, 6), "int8"), (4, 8))),
+    "complex": (lambda x: (jnp.abs(jnp.fft.fft(x, axis=1)), (x + 2j * x).real), ((4, 8),)),
+    "scan_of_bytes": (
+        lambda w, x: lax.scan(lambda c, u: (jnp.tanh(c @ u.astype(c.dtype)), u), x, w),
+        (((3, 4, 4), "int8"), (2, 4)),
+    ),
     "ragged_dot": (ragged, ((2, 4, 4), (4, 4, 6), ((4,), "int32"))),
     "ragged_dot_of_one": (lax.ragged_dot, ((8, 4), (1, 4, 2), ((1,), "int32"))),
     "set_rows": (lambda t, i, u: t.at[jnp.argsort(i)[:4]].set(u), ((8, 6), ((8,), "int32"), (4, 6))),

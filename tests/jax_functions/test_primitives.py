@@ -24,8 +24,8 @@ def drawn(spec: Any, random: Any) -> Any:
     if spec == "key":
         return jax.random.key(7)
     shape, dtype = spec if isinstance(spec[0], tuple) else (spec, "float32")
-    if dtype == "int32":
-        return jax.numpy.asarray(random.integers(0, 3, shape, np.int32))
+    if "int" in dtype:
+        return jax.numpy.asarray(random.integers(0, 3, shape).astype(dtype))
     numbers = random.standard_normal(shape)
     return jax.numpy.asarray(np.where(random.random(shape) < 0.2, np.round(numbers), numbers), "float32")
 
@@ -68,7 +68,7 @@ def test_primitive(name: str) -> None:
 ON_JAX = (
     "log1p", "bits", "is_finite", "atan2", "sort", "running", "cond", "cholesky", "dropout", "inside_a_loop",
     "lookup_default", "along_gradient", "depthwise_gradients", "max_pool_gradient", "update", "pad",
-    "max_pool_with_a_rest", "empty", "gather_planes", "gather_own", "set_own", "ragged_dot",
+    "max_pool_with_a_rest", "empty", "gather_planes", "gather_own", "set_own", "ragged_dot", "bytes", "quantized",
 )  # fmt: skip
 """The cases that run on JAX, too: calls, random keys, and ops that no example of the language has."""
 

@@ -24,6 +24,15 @@ DTYPES = {
     "i32": "int32",
     "u32": "uint32",
     "bool": "bool",
+    **{
+        f"{kind}{bits}": f"{name}{bits}"
+        for kind, name in (("i", "int"), ("u", "uint"))
+        for bits in (8, 16, 64)
+    },
+    "c64": "complex64",
+    "c128": "complex128",
+    "f8e4m3fn": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
 }
 """The name of each dtype in both backends."""
 

@@ -26,7 +26,8 @@ from mtfc.backends.exact.namespace import ExactNumpy
 from mtfc.backends.exact.prime_field import PRIMES, PrimeField
 from mtfc.backends.exact.residues import INFINITY, POISON, ExactArray
 from mtfc.backends.numpy import backend
-from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
+from mtfc.compiler.ir.attributes import INTEGER_RANGE
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import carried, dim_of, has_condition, pairs, region_of
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS, has_trait
@@ -53,7 +54,8 @@ DRAWS = (0, 1)
 INTEGERS = ((0, 4), (-3, 4))
 """Bounds of drawn integers, in turn: the first are indices, the second have sums of either sign."""
 
-UNSIGNED = {"u32": (0, 4), "bool": (0, 2)}
+
+HAVE_RESIDUES = {*FLOATS, *INTEGER_RANGE, "bool"} - {"i64", "u64"}
 
 
 @attrs.frozen
@@ -131,6 +133,8 @@ class ExactReference:
 
         Raises `NotExact` if the module needs a function without a meaning in the field.
         """
+        if strange := next(filter(None, map(_without_residues, lowered.functions)), None):
+            raise residues.NotExact(strange)
         text = backend.generate(lowered) if text is None else text
         wrong: list[ExactDifference] = []
         elements, poison, unsure = 0, 0, dict[str, int]()
@@ -226,9 +230,20 @@ class ExactReference:
         if name in self.given:
             given = np.asarray(self.given[name])
             return ExactArray(field, np.broadcast_to(given, shape).astype(dtype), dtype)
-        low, high = INTEGERS[draw % len(INTEGERS)] if type.dtype == "i32" else UNSIGNED[type.dtype]
+        signed, small = INTEGERS[draw % len(INTEGERS)], (0, 2 if type.dtype == "bool" else 4)
+        low, high = signed if type.dtype.startswith("i") else small
         numbers = _generator(self.seed, function, name, draw).integers(low, high, shape)
         return ExactArray(field, numbers.astype(dtype), dtype)
+
+
+def _without_residues(function: Function) -> str | None:
+    """Return a dtype of the function that residues and integers of 32 bits do not stand for, or None."""
+    values = [
+        *(a.value for a in function.arguments),
+        *(v for eqn in walk(function.body) for v in eqn.results),
+    ]
+    own = (v.type.dtype for v in values)
+    return next((dtype for dtype in own if dtype not in HAVE_RESIDUES), None)
 
 
 def _computed(body: Sequence[Equation]) -> int:

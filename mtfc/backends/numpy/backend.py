@@ -12,6 +12,7 @@ from types import ModuleType
 from mtfc.backends.common.emitter import Dialect, Emitter, layout_text
 from mtfc.backends.common.forms import FORMS, NAMES
 from mtfc.backends.common.loop_codegen import numpy_loop
+from mtfc.backends.common.module import DTYPES as DTYPE_NAMES
 from mtfc.backends.common.module import (
     dict_text,
     executed,
@@ -31,14 +32,10 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 
+OF_ML_DTYPES = ("bf16", "f8e4m3fn", "f8e5m2")
 DTYPES = {
-    "f32": "np.float32",
-    "bf16": "bfloat16",
-    "f16": "np.float16",
-    "f64": "np.float64",
-    "i32": "np.int32",
-    "u32": "np.uint32",
-    "bool": "np.bool_",
+    dtype: name if dtype in OF_ML_DTYPES else "np.bool_" if dtype == "bool" else f"np.{name}"
+    for dtype, name in DTYPE_NAMES.items()
 }
 
 HEADER = '''\
@@ -61,7 +58,7 @@ IMPORTS = (
     ("zlib.", "import zlib"),
     ("", ""),
     ("np.", "import numpy as np"),
-    ("bfloat16", "from ml_dtypes import bfloat16"),
+    *((name, f"from ml_dtypes import {name}") for name in map(DTYPE_NAMES.__getitem__, OF_ML_DTYPES)),
     ("mapped_call(", "from mtfc.compiler.ir.ops.calls import mapped_call"),
 )
 """(start of a word of the code that needs it, import), in the order in which the imports stand."""

@@ -24,7 +24,10 @@ T = TypeVar("T")
 
 Number = int | float | bool
 
-INTEGER_RANGE: Mapping[str, range] = {"i32": range(-(2**31), 2**31), "u32": range(2**32)}
+INTEGER_RANGE: Mapping[str, range] = {
+    **{f"i{bits}": range(-(2 ** (bits - 1)), 2 ** (bits - 1)) for bits in (8, 16, 32, 64)},
+    **{f"u{bits}": range(2**bits) for bits in (8, 16, 32, 64)},
+}
 
 OVERFLOW: Mapping[str, int] = {
     "f16": 2**16 - 2**4,

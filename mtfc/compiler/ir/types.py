@@ -16,7 +16,24 @@ import attrs
 Axes = tuple[str, ...]
 """Mesh axes that together split one dimension, the most major axis first."""
 
-ITEM_BYTES: dict[str, int] = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "u32": 4, "bool": 1}
+WRITTEN_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "u32": 4, "bool": 1}
+"""Dtype of the language -> the bytes of an element."""
+
+CARRIED_BYTES = {
+    "i8": 1,
+    "u8": 1,
+    "f8e4m3fn": 1,
+    "f8e5m2": 1,
+    "i16": 2,
+    "u16": 2,
+    "i64": 8,
+    "u64": 8,
+    "c64": 8,
+    "c128": 16,
+}
+"""Dtype that functions of JAX may have, too -> the bytes of an element. Ops only move such elements, or cast them to others."""
+
+ITEM_BYTES: dict[str, int] = {**WRITTEN_BYTES, **CARRIED_BYTES}
 FLOATS = frozenset({"f32", "bf16", "f16", "f64"})
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mtfc.backends.common.module import DTYPES
+from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.frontend.jaxpr.flat import value_of
 from mtfc.reports.exact_report import ExactCase, exact_text
 
@@ -14,7 +16,16 @@ if TYPE_CHECKING:
     from mtfc.driver.jax_functions.plan import Plan
     from mtfc.frontend.jaxpr.importing import Leaf
 
-LIMIT = {"f64": 1e-9, "f32": 1e-4, "bf16": 5e-2, "f16": 1e-2}
+LIMIT = {
+    "f64": 1e-9,
+    "f32": 1e-4,
+    "bf16": 5e-2,
+    "f16": 1e-2,
+    "c64": 1e-4,
+    "c128": 1e-9,
+    "f8e4m3fn": 0.2,
+    "f8e5m2": 0.4,
+}
 """dtype -> the largest difference of an output beyond rounding, as a share of the largest number of its dtype in all outputs."""
 
 
@@ -116,7 +127,8 @@ def rounding_spread(
                 return x
             info: Any = jax.numpy.finfo
             eps = float(info(x.dtype).eps)
-            return (x * (1 + 4 * eps * random.standard_normal(x.shape))).astype(x.dtype)
+            wide = x if x.dtype.itemsize > 4 else x.astype("float32")
+            return (wide * (1 + 4 * eps * random.standard_normal(x.shape))).astype(x.dtype)
 
         changed_args, changed_kwargs = jax.tree.map(moved, (tuple(args), dict(kwargs)))
         found = _numbers(function(*changed_args, **changed_kwargs))
@@ -127,13 +139,15 @@ def rounding_spread(
 
 
 def _numbers(results: Any) -> list[Any]:
-    """Return all results as f64 arrays; keys as their data."""
+    """Return all results as f64 arrays; keys as their data, and complex numbers as pairs."""
     import jax
     import numpy as np
 
     def wide(x: Any) -> Any:
         is_key = jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
-        return np.asarray(jax.random.key_data(x) if is_key else x).astype(np.float64)
+        array = np.asarray(jax.random.key_data(x) if is_key else x)
+        parts = np.stack([array.real, array.imag]) if np.iscomplexobj(array) else array
+        return parts.astype(np.float64)
 
     return [wide(x) for x in jax.tree.leaves(results)]
 
@@ -161,20 +175,16 @@ def _drawn(leaf: Leaf, random: Any) -> Any:
         return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=leaf.key)
     if leaf.dtype == "bool":
         return random.integers(0, 2, leaf.shape).astype(bool)
-    if leaf.dtype in ("i32", "u32") and not leaf.shape:
-        return jax.numpy.asarray(
-            3, "int32" if leaf.dtype == "i32" else "uint32"
-        )  # a number of steps, or a place
-    if leaf.dtype in ("i32", "u32"):
-        return random.integers(0, 2, leaf.shape).astype("int32" if leaf.dtype == "i32" else "uint32")
+    if leaf.dtype in INTEGER_RANGE and not leaf.shape:
+        return jax.numpy.asarray(3, DTYPES[leaf.dtype])  # a number of steps, or a place
+    if leaf.dtype in INTEGER_RANGE:
+        return random.integers(0, 2, leaf.shape).astype(DTYPES[leaf.dtype])
     numbers = random.standard_normal(leaf.shape) * 0.3
     is_state = leaf.role == "state" or (leaf.role == "parameter" and leaf.path[1].idx != 0)
     ties = np.round(numbers * 4) / 4
     mixed = np.where(random.random(leaf.shape) < 0.1, ties, numbers)
     mixed = 0.05 + abs(numbers) if is_state else mixed
-    return jax.numpy.asarray(
-        mixed, {"bf16": "bfloat16", "f16": "float16", "f64": "float64"}.get(leaf.dtype, "float32")
-    )
+    return jax.numpy.asarray(mixed, DTYPES[leaf.dtype])
 
 
 def _compared(

@@ -17,6 +17,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.compiler.ir.core import Stage
+from mtfc.compiler.ir.types import CARRIED_BYTES, FLOATS
 from mtfc.frontend.jaxpr.axis_annotations import Annotation, axis_annotations
 from mtfc.frontend.jaxpr.changed_objects import returning_changed
 from mtfc.frontend.jaxpr.factors import Axis
@@ -29,8 +30,20 @@ DTYPES = {
     "int32": "i32",
     "uint32": "u32",
     "bool": "bool",
+    **{
+        f"{name}{bits}": f"{kind}{bits}"
+        for kind, name in (("i", "int"), ("u", "uint"))
+        for bits in (8, 16, 64)
+    },
+    "complex64": "c64",
+    "complex128": "c128",
+    "float8_e4m3fn": "f8e4m3fn",
+    "float8_e5m2": "f8e5m2",
 }
 """JAX's name of a dtype -> the IR's."""
+
+NUMBERS = frozenset(DTYPES.values()) - {"c64", "c128", "f8e4m3fn", "f8e5m2"}
+"""The dtypes of scalars that are written in programs."""
 
 INLINED = {
     "jit": "jaxpr",
@@ -116,6 +129,11 @@ class AppliedPrimitive:
     def has_keys(self) -> bool:
         """True if an operand or a result has random keys, whose data has an axis more."""
         return any(isinstance(x, Var) and x.key is not None for x in (*self.operands, *self.results))
+
+    @property
+    def has_carried(self) -> bool:
+        """True if an operand or a result has a dtype whose elements ops only move."""
+        return any(x.dtype in CARRIED_BYTES for x in (*self.operands, *self.results))
 
     def axes(self, i: int) -> tuple[Axis, ...]:
         """Return the axes of an operand at this use."""
@@ -521,7 +539,7 @@ class _Flattener:
         if not hasattr(value, "shape") or (value.shape == () and value.dtype.name in DTYPES):
             array = np.asarray(value)
             dtype = DTYPES.get(str(getattr(value, "dtype", array.dtype)))
-            if dtype is not None:
+            if dtype in NUMBERS:
                 return Number(_builtin(array, dtype), dtype)
         key = id(value)
         if key not in self._constant_vars:
@@ -571,7 +589,7 @@ def at_line_of(eqn: Any) -> AbstractContextManager[Any]:
 
 def _builtin(array: Any, dtype: str) -> bool | int | float:
     """Return a scalar as a number of Python's own."""
-    return bool(array) if dtype == "bool" else int(array) if dtype in ("i32", "u32") else float(array)
+    return bool(array) if dtype == "bool" else float(array) if dtype in FLOATS else int(array)
 
 
 def _stage(eqn: Any, around: Stage) -> Stage:

@@ -26,13 +26,14 @@ class PrimitiveRule:
     """A primitive's rule. link: gives the results their axes. emit: makes the results' values from the operands.
 
     accepts: says if the rule knows a step; a step that no rule knows becomes a call of the primitive itself. takes_keys: True if
-    the rule knows random keys.
+    the rule knows random keys. moves: True if the rule moves elements of any dtype, or casts them.
     """
 
     link: Callable[[Linker, AppliedPrimitive], None]
     emit: Callable[[Any, AppliedPrimitive], Sequence[Value]]
     accepts: Callable[[AppliedPrimitive], bool] = lambda step: True
     takes_keys: bool = False
+    moves: bool = False
 
 
 def size(operand: Operand) -> int:
@@ -50,6 +51,8 @@ class Linker:
     def rule(self, step: AppliedPrimitive) -> PrimitiveRule:
         rule = self.rules.get(step.primitive)
         if rule is None or step.is_opaque or (step.has_keys and not rule.takes_keys):
+            return self.other
+        if step.has_carried and not rule.moves:
             return self.other
         return rule if rule.accepts(step) else self.other
 

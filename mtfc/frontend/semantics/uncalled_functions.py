@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.training_flag import TRAINING
-from mtfc.compiler.ir.types import ITEM_BYTES
+from mtfc.compiler.ir.types import WRITTEN_BYTES
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
 from mtfc.frontend.semantics.calls.function_calls import find_function
 from mtfc.frontend.semantics.names.scope import ANY, STEP, Scope
@@ -57,7 +57,7 @@ def _check(node: ast.Node, scope: Scope, values: Collection[str]) -> None:
             if not isinstance(dim, ast.Ellipsis):
                 scope.dim(dim)
     for name in _operands(node):
-        if name.text not in values and name.text not in scope.dims and name.text not in (*ITEM_BYTES, ANY):
+        if name.text not in values and name.text not in scope.dims and name.text not in (*WRITTEN_BYTES, ANY):
             scope.unknown("E101", f"unknown value `{name.text}`", name, values)
 
 

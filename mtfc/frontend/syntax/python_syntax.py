@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
-from mtfc.compiler.ir.types import ITEM_BYTES
+from mtfc.compiler.ir.types import WRITTEN_BYTES
 from mtfc.frontend.syntax import other_libraries
 from mtfc.frontend.syntax.other_libraries import FUNCTIONS
 
@@ -233,7 +233,7 @@ def _sizes(statement: Sequence[Token], at: int) -> Found:
     if _is_called(texts, opener) and statement[opener - 1].kind in ("NAME", "PATH"):
         help = f"write `{function}[d_out = classes](...)`, with `dim classes = {size}` in the file"
         return statement[at], message, help
-    if function in ITEM_BYTES or function in (":", "->", "=", ",", "("):
+    if function in WRITTEN_BYTES or function in (":", "->", "=", ",", "("):
         return statement[at], message, f"dimensions have names: declare `dim d = {size}`, and write `d`"
     return None
 

@@ -306,15 +306,23 @@ _NUMPY_NAMES = {
     "i32": "int32",
     "u32": "uint32",
     "bool": "bool_",
+    **{
+        f"{kind}{bits}": f"{name}{bits}"
+        for kind, name in (("i", "int"), ("u", "uint"))
+        for bits in (8, 16, 64)
+    },
+    "c64": "complex64",
+    "c128": "complex128",
 }
+_OF_ML_DTYPES = {"bf16": "bfloat16", "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}
 
 
 def numpy_dtype(np: Any, dtype: str) -> Any:
     """Return the NumPy dtype of an IR dtype."""
-    if dtype == "bf16":
+    if dtype in _OF_ML_DTYPES:
         import ml_dtypes
 
-        return ml_dtypes.bfloat16
+        return getattr(ml_dtypes, _OF_ML_DTYPES[dtype])
     return getattr(np, _NUMPY_NAMES[dtype])
 
 

@@ -50,6 +50,11 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     return (found,)
 
 
+def _is_plain(step: AppliedPrimitive) -> bool:
+    """Accept operands that casts to the dtype of the result leave as they are."""
+    return step.results[0].dtype in NUMBERS and not any(x.dtype.startswith("c") for x in step.operands)
+
+
 RULES: dict[str, PrimitiveRule] = {
-    "dot_general": PrimitiveRule(link, emit, lambda step: step.results[0].dtype in NUMBERS),
+    "dot_general": PrimitiveRule(link, emit, _is_plain, moves=True),
 }

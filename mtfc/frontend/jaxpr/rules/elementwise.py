@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
+import attrs
+
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.frontend.jaxpr.emitting import JaxprEmitter
@@ -140,8 +142,8 @@ SAME = ("stop_gradient", "copy", "copy_p", "name", "sharding_constraint", "mesh_
 
 
 def _is_cast(step: AppliedPrimitive) -> bool:
-    """Accept casts between dtypes that the language has; other than JAX, it says nothing of numbers out of range."""
-    return step.params["new_dtype"].name in DTYPES
+    """Accept casts to dtypes that the language has; other than JAX, it says nothing of numbers out of range."""
+    return DTYPES.get(step.params["new_dtype"].name) in EVERY and not step.operands[0].dtype.startswith("c")
 
 
 def _is_plain_choice(step: AppliedPrimitive) -> bool:
@@ -160,7 +162,7 @@ RULES: dict[str, PrimitiveRule] = {
     **{name: op(ours, NUMBERS) for name, ours in BINARY.items()},
     **{name: op(name, EVERY) for name in ("eq", "ne")},
     **{name: op(name, BOOL) for name in ("and", "or")},
-    **{name: rule(_first, EVERY) for name in SAME},
+    **{name: attrs.evolve(rule(_first, frozenset(DTYPES.values())), moves=True) for name in SAME},
     "mul": rule(_multiplied, NUMBERS),
     "div": op("div"),
     "pow": PrimitiveRule(
@@ -175,10 +177,10 @@ RULES: dict[str, PrimitiveRule] = {
         link, lambda emitter, step: (_choice(emitter, step, operands(emitter, step)),), _is_plain_choice
     ),
     "convert_element_type": PrimitiveRule(
-        link, lambda emitter, step: (_cast(emitter, step, operands(emitter, step)),), _is_cast
+        link, lambda emitter, step: (_cast(emitter, step, operands(emitter, step)),), _is_cast, moves=True
     ),
     "clamp": rule(_clamp, NUMBERS),
     "optimization_barrier": PrimitiveRule(
-        _link_several, lambda emitter, step: tuple(operands(emitter, step)), takes_keys=True
+        _link_several, lambda emitter, step: tuple(operands(emitter, step)), takes_keys=True, moves=True
     ),
 }

@@ -119,4 +119,4 @@ def _outputs(inner: JaxprEmitter, step: AppliedPrimitive, carried: Sequence[Argu
     return found
 
 
-RULES: dict[str, PrimitiveRule] = {"scan": PrimitiveRule(link, emit, takes_keys=True)}
+RULES: dict[str, PrimitiveRule] = {"scan": PrimitiveRule(link, emit, takes_keys=True, moves=True)}

@@ -11,6 +11,7 @@ from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import Axis, axis, cut, leaves
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand, Var
 from mtfc.frontend.jaxpr.linking import Axes, Linker, PrimitiveRule
+from mtfc.frontend.jaxpr.rules.elementwise import EVERY
 
 
 def repeated(operand: Operand) -> frozenset[int]:
@@ -380,19 +381,21 @@ def _emit_iota(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]
 
 
 RULES: dict[str, PrimitiveRule] = {
-    "broadcast_in_dim": PrimitiveRule(_link_broadcast, _same),
-    "transpose": PrimitiveRule(_link_transpose, _same),
-    "squeeze": PrimitiveRule(_link_squeeze, _same),
-    "reshape": PrimitiveRule(_link_reshape, _emit_reshape),
-    "slice": PrimitiveRule(_link_slice, _emit_slice),
-    "split": PrimitiveRule(_link_split, _emit_split),
-    "concatenate": PrimitiveRule(_link_concatenate, _emit_concatenate),
-    "stack": PrimitiveRule(_link_stack, _emit_stack),
-    "unstack": PrimitiveRule(_link_unstack, _emit_unstack),
+    "broadcast_in_dim": PrimitiveRule(_link_broadcast, _same, moves=True),
+    "transpose": PrimitiveRule(_link_transpose, _same, moves=True),
+    "squeeze": PrimitiveRule(_link_squeeze, _same, moves=True),
+    "reshape": PrimitiveRule(_link_reshape, _emit_reshape, moves=True),
+    "slice": PrimitiveRule(_link_slice, _emit_slice, moves=True),
+    "split": PrimitiveRule(_link_split, _emit_split, moves=True),
+    "concatenate": PrimitiveRule(_link_concatenate, _emit_concatenate, moves=True),
+    "stack": PrimitiveRule(_link_stack, _emit_stack, moves=True),
+    "unstack": PrimitiveRule(_link_unstack, _emit_unstack, moves=True),
     "tile": PrimitiveRule(
-        _link_tile, _same, lambda step: len(step.params["reps"]) == len(step.operands[0].shape)
+        _link_tile, _same, lambda step: len(step.params["reps"]) == len(step.operands[0].shape), moves=True
     ),
     "pad": PrimitiveRule(_link_pad, _emit_pad, _is_plain_pad),
-    "iota": PrimitiveRule(_link_iota, _emit_iota),
+    "iota": PrimitiveRule(
+        _link_iota, _emit_iota, lambda step: step.results[0].dtype in {*EVERY, "i64", "u64"}, moves=True
+    ),
 }
 """`expand_dims` is a `broadcast_in_dim` or a `reshape` in jaxprs."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mtfc.compiler.ir.core import Value
-from mtfc.compiler.ir.types import ITEM_BYTES, Dim
+from mtfc.compiler.ir.types import WRITTEN_BYTES, Dim
 from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand
 from mtfc.frontend.semantics.names.constants import Number
 from mtfc.frontend.syntax import ast, other_libraries
@@ -120,7 +120,7 @@ def dtype(expressions: Expressions, node: ast.Node) -> str | None:
     if isinstance(node, ast.Name):
         return expressions.scope.dtype(node)
     last = node.parts[-1] if isinstance(node, ast.Path) else ""
-    help = f"write `{last}`" if last in ITEM_BYTES else other_libraries.DTYPES.get(last)
+    help = f"write `{last}`" if last in WRITTEN_BYTES else other_libraries.DTYPES.get(last)
     _expected("a dtype", expressions, node, help)
     return None
 

@@ -14,7 +14,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span, nearest
 from mtfc.compiler.ir.training_flag import TRAINING
-from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
+from mtfc.compiler.ir.types import WRITTEN_BYTES, Dim, TensorType
 from mtfc.frontend.semantics.names.unused_values import Unused, find_unused
 from mtfc.frontend.syntax import ast, other_libraries
 
@@ -250,13 +250,13 @@ class Scope:
     def dtype(self, name: ast.Name) -> str | None:
         if name.text == ANY and self.any is not None:
             return self.any
-        if name.text in ITEM_BYTES:
+        if name.text in WRITTEN_BYTES:
             return name.text
         message = f"unknown dtype `{name.text}`"
         if name.text in other_libraries.DTYPES:
             self.error("E211", message, name.span, help=other_libraries.DTYPES[name.text])
         else:
-            self.unknown("E211", message, name, ITEM_BYTES)
+            self.unknown("E211", message, name, WRITTEN_BYTES)
         return None
 
     def type(self, type: ast.Type) -> TensorType | None:

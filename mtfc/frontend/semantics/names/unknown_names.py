@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from mtfc.compiler.ir.core import Value
-from mtfc.compiler.ir.types import ITEM_BYTES, Dim
+from mtfc.compiler.ir.types import WRITTEN_BYTES, Dim
 from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast, other_libraries
@@ -64,7 +64,7 @@ def _habit(scope: Scope, name: str, builtins: Mapping[str, HasUsage]) -> str | N
     """Return help for a function of another library."""
     if name in builtins:
         return f"write `{builtins[name].usage}`"
-    if name in ITEM_BYTES:
+    if name in WRITTEN_BYTES:
         return f"write `cast(x, {name})`"
     return _in_library(scope, name) or other_libraries.FUNCTIONS.get(name) or other_libraries.LAYERS.get(name)
 

@@ -6,7 +6,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label
 from mtfc.compiler.ir.core import LossScale
-from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES
+from mtfc.compiler.ir.types import FLOATS, WRITTEN_BYTES
 from mtfc.frontend.semantics.names.constants import number
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
@@ -81,11 +81,11 @@ def _reduced(dtype: str, precision: TrainPrecision, rule: ast.PrecisionRule, sco
         help = f"write `reduce: {params}`" if params != compute else None
         scope.error("E410", message, rule.value.span, help=help)
         return None
-    return dtype if ITEM_BYTES[dtype] > ITEM_BYTES[compute] else None
+    return dtype if WRITTEN_BYTES[dtype] > WRITTEN_BYTES[compute] else None
 
 
 def _loss_scale(node: ast.Expr, precision: TrainPrecision, scope: Scope) -> LossScale | None:
-    if ITEM_BYTES[precision.params] < ITEM_BYTES["f32"]:
+    if WRITTEN_BYTES[precision.params] < WRITTEN_BYTES["f32"]:
         message = f"the unscaled gradients would underflow in {precision.params} again"
         scope.error("E410", message, node.span, help="store parameters as `params: f32`")
         return None
