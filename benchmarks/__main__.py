@@ -35,6 +35,7 @@ from benchmarks import (
     simulation,
     soap,
     solver,
+    soybean,
     startup,
     tiling,
     training,
@@ -69,6 +70,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "rules": rules.figures,
     "solver": solver.figures,
     "tiling": tiling.figures,
+    "soybean": soybean.figures,
     "soap": soap.figures,
 }
 

@@ -3,7 +3,8 @@
 `timeline`: two layouts of AlexNet on eight K80s. `losses`: training the language model of `examples/pylib_lm` under each layout,
 which takes about five minutes. `search`: the bound and the best cost of two searches over time. `quality`: held-out bits of a
 byte by the size of a model, as `python -m benchmarks quality` trains them. `collectives`: what each collective does to the parts
-of an array. Each is an SVG file in `docs/images/`, drawn from numbers that the program prints or computes.
+of an array. `soybean` and `speedups`: Figures 8 to 10 of SoyBean. Each is an SVG file in `docs/images/`, drawn from numbers that
+the program prints or computes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ matplotlib.use("svg")
 from matplotlib import patches, pyplot
 
 from benchmarks import quality
+from benchmarks import soybean as experiments
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching.search import search
@@ -50,6 +52,45 @@ def timeline() -> Any:
     handles = [patches.Rectangle((0, 0), 1, 1, color=color) for color in (*STAGES.values(), SENT)]
     figure.legend(handles, (*STAGES, "communication"), ncols=4, loc="upper right", frameon=False, fontsize=9)
     return figure
+
+
+def soybean() -> Any:
+    """Draw SoyBean's Figures 8 and 9: computation, and waiting for communication, under each strategy."""
+    figure, axes = pyplot.subplots(1, len(experiments.CASES), figsize=(11, 3))
+    for axis, name in zip(axes, experiments.CASES, strict=True):
+        for group, gpus in enumerate(experiments.GPUS):
+            for i, (strategy, step) in enumerate(experiments.steps(name, gpus).items()):
+                if strategy == experiments.SERVER:
+                    continue
+                at, compute = group * 4 + i, 1e3 * step.total.compute
+                axis.bar(at, compute, color=COLOURS[i])
+                axis.bar(at, 1e3 * step.total.exposed, bottom=compute, color=COLOURS[i], alpha=0.35)
+        axis.set_xticks([4 * group + 2 for group in range(len(experiments.GPUS))], experiments.GPUS)
+        axis.set_title(f"Figure {name}", loc="left", fontsize=10)
+    axes[0].set_ylabel("ms a step, on so many GPUs")
+    names = (experiments.DATA, experiments.MODEL, experiments.TILING, "waiting for communication")
+    faces = [*((colour, 1.0) for colour in COLOURS[1:4]), ("grey", 0.35)]
+    handles = [patches.Rectangle((0, 0), 1, 1, color=colour, alpha=alpha) for colour, alpha in faces]
+    figure.legend(handles, names, ncols=4, loc="lower center", frameon=False, fontsize=9)
+    figure.subplots_adjust(bottom=0.22, wspace=0.4)
+    return figure
+
+
+def speedups() -> Any:
+    """Draw SoyBean's Figure 10: throughput on 8 GPUs over the best of one, by batch, with a parameter server beside it."""
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), sharey=True)
+    for axis, network in zip(axes, ("alexnet", "vgg16"), strict=True):
+        for i, (strategy, found) in enumerate(experiments.speed_ups(network).items()):
+            axis.plot(list(found), list(found.values()), marker="o", label=strategy, color=COLOURS[i])
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(experiments.BATCHES, experiments.BATCHES)
+        axis.set_xlabel(f"batch of {network}")
+    axes[0].set_ylabel("speed-up over one GPU")
+    axes[1].legend(frameon=False, fontsize=9)
+    return figure
+
+
+COLOURS = ("#bab0ac", "#4c78a8", "#f58518", "#54a24b")
 
 
 def traced(file: str, layout: str, target: str) -> list[dict[str, Any]]:
@@ -190,6 +231,8 @@ PLOTS: dict[str, Callable[[], Any]] = {
     "search": searches,
     "quality": qualities,
     "collectives": collectives,
+    "soybean": soybean,
+    "speedups": speedups,
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.options import add_format, add_memory, add_program, add_selection, chosen, read_files
+from mtfc.cli.options import add_format, add_memory, add_program, add_selection, chosen, count, read_files
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import OK, UsageError
 from mtfc.driver.loading.sources import Sources
@@ -45,6 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="of a placement: take the times of parts and transfers that calibrate --operators has measured here",
     )
+    parser.add_argument(
+        "--parameter-servers",
+        type=count,
+        default=0,
+        metavar="N",
+        help="let N parameter servers add up gradients, in place of all-reduces; for comparison",
+    )
     add_selection(parser, "the first", or_placement=True)
     add_memory(parser)
     add_format(parser)
@@ -60,7 +67,15 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         return OK
     if options.file is None:
         raise UsageError("simulate takes a FILE; only --target list goes without one")
-    found = simulate(options.file, chosen(options), options.target, sources, options.place, options.measured)
+    found = simulate(
+        options.file,
+        chosen(options),
+        options.target,
+        sources,
+        options.place,
+        options.measured,
+        options.parameter_servers,
+    )
     to = report_to(options.trace)
     if options.trace is not None:
         write_text(options.trace, json.dumps(found.trace()) + "\n")

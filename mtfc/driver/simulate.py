@@ -51,15 +51,19 @@ def simulate(
     sources: Sources,
     place: str | None = None,
     measured: bool = False,
+    servers: int = 0,
 ) -> SimulatedStep:
     """Simulate a step under the chosen layout or placement. Raises `CompileError` and `UsageError`.
 
-    place: the mesh axes from the innermost link outwards, with commas between them. measured: see `simulate_placement`.
+    place: the mesh axes from the innermost link outwards, with commas between them. measured: see `simulate_placement`. servers:
+    the number of parameter servers in place of the all-reduces of gradients.
     """
     selection = select(file, choice, sources, or_placement=True)
     hardware = target_of(target, selection.hardware, sources)
     if not selection.cases:
         (placement,) = selection.placements
+        if servers:
+            raise UsageError(f"`{placement.name}` is a placement: --parameter-servers takes a layout")
         if place is not None:
             raise UsageError(f"`{placement.name}` is a placement, which says where everything is: no --place")
         return simulate_placement(placement, selection.program, hardware, target, measured)
@@ -67,12 +71,18 @@ def simulate(
         raise UsageError("--measured is for the operators of a placement: --layout names one")
     (case,) = selection.cases
     check_room(hardware, case.mesh, target)
-    return simulate_layout(case.lower(selection.program), hardware, _order(place, case.mesh))
+    return simulate_layout(case.lower(selection.program), hardware, _order(place, case.mesh), servers)
 
 
-def simulate_layout(program: Program, hardware: Hardware, order: tuple[str, ...] = ()) -> SimulatedLayout:
-    """Simulate a step of the program of one processor. order: the mesh axes from the innermost link outwards."""
+def simulate_layout(
+    program: Program, hardware: Hardware, order: tuple[str, ...] = (), servers: int = 0
+) -> SimulatedLayout:
+    """Simulate a step of the program of one processor. order: the mesh axes from the innermost link outwards.
+
+    servers: see `simulate`. Raises `UsageError` if there are servers and they have nothing to do.
+    """
     from mtfc.compiler.cost.effects.memory import memory_on
+    from mtfc.compiler.cost.parameter_servers import IN
     from mtfc.compiler.cost.step_time import step_time
     from mtfc.compiler.cost.volumes import layout_cost
     from mtfc.reports.step_report import SimulatedLayout
@@ -80,7 +90,12 @@ def simulate_layout(program: Program, hardware: Hardware, order: tuple[str, ...]
     cost, mesh = layout_cost(program), program.placed_on
     function = program.function("step" if cost.trains else "forward")
     cost = attrs.evolve(cost, memory=memory_on(function, mesh, hardware.device))
-    return SimulatedLayout(cost, step_time(function, mesh, hardware, order), hardware)
+    step = step_time(function, mesh, hardware, order, servers)
+    if servers and IN not in step.busy:
+        raise UsageError(
+            "--parameter-servers: this layout does not sum gradients over devices before the update"
+        )
+    return SimulatedLayout(cost, step, hardware, servers)
 
 
 def _order(text: str | None, mesh: Mesh) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ class SimulatedLayout:
     cost: PlacedCost
     step: StepTime
     hardware: Hardware
+    servers: int = 0
 
     @property
     def files(self) -> set[str]:
@@ -35,11 +36,14 @@ class SimulatedLayout:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
-        return step_json(self.cost, self.step, self.hardware)
+        servers = {"parameter_servers": self.servers} if self.servers else {}
+        return {**step_json(self.cost, self.step, self.hardware), **servers}
 
     def report(self, texts: Mapping[str, str]) -> str:
         """Return the report; `texts` holds each file's text by name."""
-        return step_report(self.cost, self.step, self.hardware, texts)
+        servers = f", with {self.servers} parameter server{'s' * (self.servers > 1)}" if self.servers else ""
+        named = attrs.evolve(self.hardware, name=f"{self.hardware.name}{servers}")
+        return step_report(self.cost, self.step, named, texts)
 
     def trace(self) -> dict[str, Any]:
         """Return the timeline: a thread for computation, and one for each lane of a link."""

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from mtfc.compiler.cost.parameter_servers import IN, OUT
+from mtfc.compiler.cost.step_time import step_time
+from mtfc.compiler.ir.types import Layout, Mesh, Rules
+from mtfc.compiler.passes.pipelines import lower
 from tests.cli.conftest import Mtfc
+from tests.search.equation_networks import EXAMPLES, example, machine
 
 BOX = """\
 hardware box = {
@@ -155,3 +160,33 @@ def test_all_else_takes_a_file(mtfc: Mtfc) -> None:
     outcome = mtfc("simulate", "--target", "h100")
     assert (outcome.status, outcome.out) == (2, "")
     assert outcome.err == "mtfc: simulate takes a FILE; only --target list goes without one\n"
+
+
+def test_parameter_servers(mtfc: Mtfc) -> None:
+    """All devices push 4 GiB of gradients and pull 4 GiB of parameters through the port of the server, of 10 GB/s."""
+    asked = ("simulate", str(EXAMPLES / "soybean_mlp_8k.mtf"), "--layout", "data", "--target", "p2_8xlarge")
+    plain = mtfc(*asked, "--format", "json").json
+    one, eight = (mtfc(*asked, "--parameter-servers", n, "--format", "json").json for n in ("1", "8"))
+    weights = 4 * 8192**2 * 4
+    assert one["parameter_servers"] == 1 and "parameter_servers" not in plain
+    assert one["exposed_communication_seconds"] == pytest.approx(2 * 8 * weights / 10e9, rel=1e-3)
+    assert eight["exposed_communication_seconds"] == pytest.approx(
+        2 * weights / 5e9, rel=1e-3
+    )  # two devices share a switch
+    assert plain["compute_seconds"] == one["compute_seconds"] == eight["compute_seconds"]
+    assert "on p2_8xlarge, with 8 parameter servers" in mtfc(*asked, "--parameter-servers", "8").out
+    wrong = mtfc(*asked[:3], "model", *asked[4:], "--parameter-servers", "1")
+    assert wrong.status == 2 and "does not sum gradients over devices" in wrong.err
+
+
+def test_a_parameter_is_pulled_when_it_has_been_pushed() -> None:
+    """Other gradients are pushed meanwhile: the port receives and sends at the same time."""
+    program, line = example("two_layer"), Mesh("line", (("all", 8),))
+    layout = Layout("data", Rules((("batch", line.names),)))
+    hardware = machine("p2_8xlarge")
+    function = lower(program, line, layout).function("step")
+    step = step_time(function, line, hardware, servers=1)
+    pushes, pulls = ([e for e in step.events if e.device == lane] for lane in (IN, OUT))
+    assert len(pushes) == len(pulls) > 0
+    for push, pull in zip(pushes, pulls, strict=True):
+        assert pull.start >= push.end

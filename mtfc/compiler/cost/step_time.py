@@ -27,6 +27,7 @@ import attrs
 from mtfc.compiler.cost.effects.roofline import KernelWork, work
 from mtfc.compiler.cost.event_simulator import makespan, simulate
 from mtfc.compiler.cost.hardware import Device, Hardware
+from mtfc.compiler.cost.parameter_servers import ParameterServers
 from mtfc.compiler.cost.serial_time import lanes_of
 from mtfc.compiler.cost.task_graph import Id, Task, TaskGraph, Timeline
 from mtfc.compiler.cost.topology import Topology
@@ -104,9 +105,16 @@ class StepTime:
         return self.ideal / self.seconds if self.seconds else 0.0
 
 
-def step_time(function: Function, mesh: Mesh, hardware: Hardware, order: Sequence[str] = ()) -> StepTime:
-    """Return the time of a placed function with explicit collectives. order: the mesh axes, the innermost first."""
-    return _Simulator(Topology.of(mesh, hardware, order), hardware.device).run(function)
+def step_time(
+    function: Function, mesh: Mesh, hardware: Hardware, order: Sequence[str] = (), servers: int = 0
+) -> StepTime:
+    """Return the time of a placed function with explicit collectives. order: the mesh axes, the innermost first.
+
+    servers: the number of parameter servers that add up gradients in place of all-reduces.
+    """
+    topology = Topology.of(mesh, hardware, order)
+    replacing = ParameterServers.of(function, topology, servers) if servers else None
+    return _Simulator(topology, hardware.device, replacing).run(function)
 
 
 @attrs.frozen
@@ -120,6 +128,8 @@ class _Item:
     inside: StepTime | None = None
     occupies: bool = False
     """True if the processor does nothing else meanwhile, although `seconds` does not have the processor as a device."""
+    in_turn: bool = False
+    """True if each device begins when the one before it has ended."""
 
     @property
     def dtypes(self) -> frozenset[str]:
@@ -136,6 +146,7 @@ class _Item:
 class _Simulator:
     topology: Topology
     device: Device
+    servers: ParameterServers | None = None
 
     def run(self, function: Function) -> StepTime:
         makers = {value: eqn for eqn in function.body for value in eqn.results}
@@ -168,15 +179,16 @@ class _Simulator:
     def _collective(self, eqn: Equation, makers: Mapping[Value, Equation]) -> _Item:
         """Return the item of a collective. The bytes of each operand of a combined collective count for the operand's line."""
         sizes = [value.type.local_bytes(self.topology.mesh) for value in eqn.operands]
-        seconds = lanes_of(eqn, self.topology)
-        whole = max(seconds.values(), default=0.0)
+        in_turn = self.servers is not None and eqn in self.servers.sums
+        seconds = self.servers.seconds(eqn) if self.servers and in_turn else lanes_of(eqn, self.topology)
+        whole = sum(seconds.values()) if in_turn else max(seconds.values(), default=0.0)
         occupies = any(crossing.is_memory for crossing in self.topology.crossings(axes_of(eqn)))
         lines: dict[Span | None, Seconds] = {}
         for value, size in zip(eqn.operands, sizes, strict=True):
             owner = charged_equation(makers[value], value) if len(sizes) > 1 and value in makers else eqn
             share = size / sum(sizes) if sum(sizes) else 0.0
             lines[owner.span] = lines.get(owner.span, Seconds()) + Seconds(communication=whole * share)
-        return _Item(eqn, seconds, lines if whole else {}, occupies=occupies)
+        return _Item(eqn, seconds, lines if whole else {}, occupies=occupies, in_turn=in_turn)
 
 
 def _tasks(items: Sequence[_Item]) -> Iterator[Task]:
@@ -197,6 +209,7 @@ def _tasks(items: Sequence[_Item]) -> Iterator[Task]:
             before += ids
         for id, (device, seconds) in zip(ids, item.seconds.items(), strict=True):
             yield Task(id, device, seconds, dependencies)
+            dependencies = (id,) if item.in_turn else dependencies
         after.update(dict.fromkeys(item.eqn.results, ids or dependencies))
 
 
