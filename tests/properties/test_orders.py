@@ -54,13 +54,22 @@ SOME = 24
 """Number of places in the pipeline of a random program at which another pass runs."""
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Place:
     """A program in the pipeline, its level, and the pass that made it."""
 
     after: str
     level: Level
     program: Program
+    _results: dict[str, tuple[Arrays, Arrays]] = attrs.field(factory=dict, init=False)
+
+    def results(self, function: str) -> tuple[Arrays, Arrays]:
+        """Return arguments and results of a function; all passes at this place are compared with them."""
+        if function not in self._results:
+            called = self.program.function(function)
+            arrays = exact_data(called, seed=1)
+            self._results[function] = arrays, interpret(called, self.program, arrays)
+        return self._results[function]
 
 
 def places(program: Program, layout: DeclaredLayout, of: str) -> Iterator[Place]:
@@ -87,13 +96,9 @@ def check_place(place: Place, name: str, of: str, function: str) -> None:
     again = run(place.program, (wanted, wanted), level=place.level)
     for each in ("forward", function):
         if place.program.has_function(each):
-            arrays = exact_data(place.program.function(each), seed=1)
-            actual, expected = (_results(program, each, arrays) for program in (again, place.program))
+            arrays, expected = place.results(each)
+            actual = interpret(again.function(each), again, arrays)
             tolerance(again).check(actual, expected, f"{each}: {name} after {place.after}")
-
-
-def _results(program: Program, function: str, arrays: Arrays) -> Arrays:
-    return interpret(program.function(function), program, arrays)
 
 
 @pytest.mark.parametrize("of", ["gradients", "step"])
