@@ -23,7 +23,7 @@ def test_each_example_comes_once_an_epoch(count: int) -> None:
 @pytest.mark.parametrize("count", [4, 8, 30])
 def test_each_place_has_each_example_equally_often(count: int) -> None:
     """The chi-square statistic of (example, place), and of the distance of neighbours, stays within five deviations."""
-    orders = epochs(count, 2000)
+    orders = epochs(count, 600)
     distances = np.diff(orders, axis=1) % count
     for numbers, kinds in (*((column, count) for column in orders.T), (distances[:, 0] - 1, count - 1)):
         expected = len(numbers) / kinds
