@@ -41,11 +41,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-FIRST = ("test_numpy_runner.py", "training")
+FIRST = ("test_numpy_runner.py", "training", "test_examples.py", "test_docs.py")
 """Files and folders whose tests come first.
 
 Numba compiles the loops of searches in half a minute: one process does so, and the others later find them compiled. If the
-trainings came last, one process would run the longest tests while the others have none left.
+longest tests came last, one process would run them while the others have none left.
 """
 
 
