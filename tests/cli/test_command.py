@@ -15,6 +15,7 @@ from mtfc.cli import command
 from mtfc.cli.command import SUBCOMMANDS
 from mtfc.driver.loading import selection
 from tests.cli.conftest import Mtfc
+from tests.documents import COMPILED
 
 ROOT = Path(__file__).parents[2]
 
@@ -246,7 +247,8 @@ def search_interrupted_in(which: str, *options: str) -> subprocess.CompletedProc
 
 def test_an_interrupt_before_a_search_for_placements_has_begun_leaves_data_parallelism(folder: Path) -> None:
     done = search_interrupted_in("expert")
-    assert (done.returncode, done.stderr) == (0, "")
+    errors = [line for line in done.stderr.splitlines() if not COMPILED.match(line)]
+    assert (done.returncode, errors) == (0, [])
     assert "Interrupted before that was a local optimum." in done.stdout and " 1 was simulated" in done.stdout
     assert "data_parallel" in done.stdout and "expert" not in done.stdout
     found = json.loads(search_interrupted_in("expert", "--format", "json").stdout)
@@ -255,8 +257,9 @@ def test_an_interrupt_before_a_search_for_placements_has_begun_leaves_data_paral
 
 def test_an_interrupt_before_anything_is_found_says_so(folder: Path) -> None:
     done = search_interrupted_in("data_parallel")
+    errors = [line for line in done.stderr.splitlines() if not COMPILED.match(line)]
     assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr == "mtfc: model.mtf: interrupted before anything was found\n"
+    assert errors == ["mtfc: model.mtf: interrupted before anything was found"]
 
 
 def test_standard_input(folder: Path) -> None:
