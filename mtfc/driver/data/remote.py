@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 
@@ -94,6 +93,8 @@ def _copy(system: Any, path: str, place: Path) -> None:
 
 def _identity(url: str, found: dict[str, dict[str, Any]]) -> str:
     """Return a hash of the names, sizes and versions of files."""
+    from hashlib import sha256  # loads OpenSSL, which commands without remote files need not do
+
     lines = [
         f"{name} {info.get('size')} {[str(info.get(each)) for each in VERSIONS]}"
         for name, info in sorted(found.items())
