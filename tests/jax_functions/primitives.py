@@ -46,6 +46,17 @@ def ragged(x: Any, w: Any, sizes: Any) -> Any:
     return lax.ragged_dot(x.reshape(8, 4), w, sizes), jax.grad(loss, (0, 1))(x, w)
 
 
+def until_small(x: Any) -> Any:
+    """Iterate until nothing moves, 20 times at most."""
+
+    def body(carry: Any) -> Any:
+        i, y, _ = carry
+        z = 0.5 * jnp.tanh(y)
+        return i + 1, z, jnp.max(jnp.abs(z - y))
+
+    return lax.while_loop(lambda c: (c[0] < 20) & (c[2] > 1e-2), body, (0, x, jnp.inf))
+
+
 def bytes_of(x: Any) -> Any:
     """Move bytes, compute with them, which wraps around, and cast them."""
     moved = jnp.concatenate([x.T.reshape(3, 8), x.reshape(3, 8)], 1)
@@ -216,6 +227,16 @@ SHAPES: Mapping[str, Case] = {
             ],
             lax.scan(lambda c, u: (lax.cond(u[0] > 0, lambda: c + u, lambda: c), c), x[0], x),
             jax.grad(lambda z: lax.cond(z.sum() > 0, lambda: jnp.sin(z), lambda: z).sum())(x),
+        ),
+        "counted_while": lambda x: lax.while_loop(
+            lambda c: c[0] <= 6, lambda c: (c[0] + 2, c[1] * 0.5 + c[0]), (-1, x)
+        ),
+        "bounded_while": until_small,
+        "while_that_never_runs": lambda x: lax.while_loop(
+            lambda c: c[0] < 0, lambda c: (c[0] + 1, c[1] * 2), (0, x)
+        ),
+        "while_in_a_scan": lambda x: lax.scan(
+            lambda c, u: (until_small(u)[1] + c, c), jnp.zeros(x.shape[1:]), x
         ),
         "while": lambda x: lax.while_loop(lambda c: c.sum() < 1e3, lambda c: c * 2 + 1, jnp.abs(x)),
         "loop": lambda x: loop(x, x[:6] * 0.1),

@@ -69,6 +69,7 @@ ON_JAX = (
     "log1p", "bits", "is_finite", "atan2", "sort", "running", "cond", "cholesky", "dropout", "inside_a_loop",
     "lookup_default", "along_gradient", "depthwise_gradients", "max_pool_gradient", "update", "pad",
     "max_pool_with_a_rest", "empty", "gather_planes", "gather_own", "set_own", "ragged_dot", "bytes", "quantized",
+    "counted_while", "bounded_while",
 )  # fmt: skip
 """The cases that run on JAX, too: calls, random keys, and ops that no example of the language has."""
 

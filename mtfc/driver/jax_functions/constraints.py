@@ -113,7 +113,10 @@ def _applied(
     if chooses(eqn):
         _skip_choice(eqn, steps)
         return _bound(eqn, operands)
-    step = next(steps)
+    step = _skip_loop(steps) if name == "while" else next(steps)
+    if step.bodies and name == "while":
+        last = step.results[-len(eqn.outvars) :]
+        return [constrain.planned(x, v) for x, v in zip(_bound(eqn, operands), last, strict=True)]
     if step.bodies:
         return _scanned(eqn, operands, step.bodies[0], constrain)
     if name in OWN:
@@ -145,8 +148,15 @@ def _skip(closed: Any, steps: Iterator[AppliedPrimitive]) -> None:
             _skip(inner, steps)
         elif makes_step(eqn) and chooses(eqn):
             _skip_choice(eqn, steps)
+        elif name == "while" and makes_step(eqn):
+            _skip_loop(steps)
         elif makes_step(eqn):
             next(steps)
+
+
+def _skip_loop(steps: Iterator[AppliedPrimitive]) -> AppliedPrimitive:
+    """Return the step of a `while`. If it has a counter, the steps of its first condition stand before."""
+    return next(step for step in steps if step.bodies or step.primitive.startswith("while"))
 
 
 def _skip_choice(eqn: Any, steps: Iterator[AppliedPrimitive]) -> None:

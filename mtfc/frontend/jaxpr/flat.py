@@ -21,6 +21,7 @@ from mtfc.compiler.ir.types import CARRIED_BYTES, FLOATS
 from mtfc.frontend.jaxpr.axis_annotations import Annotation, axis_annotations
 from mtfc.frontend.jaxpr.changed_objects import returning_changed
 from mtfc.frontend.jaxpr.factors import Axis
+from mtfc.frontend.jaxpr.while_loops import counter_of
 
 DTYPES = {
     "float32": "f32",
@@ -467,6 +468,8 @@ class _Flattener:
         if chooses(eqn):
             self._choice(eqn, operands, env, steps, span)
             return
+        if name == "while" and self._counted_loop(eqn, operands, env, steps, span):
+            return
         made = [v for v in eqn.outvars if has_elements(v)]
         name, bind, params, given = _without_empty(eqn, operands)
         results = tuple(self.var(v.aval, span) for v in made)
@@ -505,6 +508,48 @@ class _Flattener:
                 if not isinstance(x, Empty) and not isinstance(y, Empty):
                     found[j] = step("select_n", jax.lax.select_n_p, (is_later, x, y), self.var(v.aval, span))
         env.update(zip(eqn.outvars, found, strict=True))
+
+    def _counted_loop(
+        self,
+        eqn: Any,
+        operands: tuple[Operand | Empty, ...],
+        env: Env,
+        steps: list[AppliedPrimitive],
+        span: Span | None,
+    ) -> bool:
+        """Make a `scan` of a `while` that has a counter; return False for any other.
+
+        If it may end early, the first carry is the condition.
+        """
+        first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        consts, starts = operands[: first + second], operands[first + second :]
+        given = [x for x in operands if not isinstance(x, Empty)]
+        whole = [x.value if isinstance(x, Number) and type(x.value) is int else None for x in starts]
+        counter = counter_of(eqn, whole)
+        if counter is None or len(given) < len(operands):
+            return False
+        condition, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+        avals = [v.aval for v in (*condition.jaxpr.invars[:first], *body.jaxpr.invars)]
+        arguments = tuple(self.var(aval, span) for aval in avals)
+        inner: list[AppliedPrimitive] = []
+        inside: Env = dict(zip(body.jaxpr.invars, arguments[first:], strict=True))
+        found = self._inline(body, inside, inner, span)
+        results = tuple(self.var(v.aval, span) for v in eqn.outvars)
+        env.update(zip(eqn.outvars, results, strict=True))
+        if not counter.is_exact:
+            known: Env = dict(zip(condition.jaxpr.invars, (*arguments[:first], *found), strict=True))
+            found = (*self._inline(condition, known, inner, span), *found)
+            before: Env = dict(zip(condition.jaxpr.invars, (*operands[:first], *starts), strict=True))
+            starts = (*self._inline(condition, before, steps, span), *starts)
+            truths = [self.var(condition.out_avals[0], span) for _ in range(2)]
+            arguments = (*arguments[: first + second], truths[0], *arguments[first + second :])
+            results = (truths[1], *results)
+        params = {"num_consts": len(consts), "num_carry": len(starts), "reverse": False}
+        params |= {"length": counter.most, "while": not counter.is_exact}
+        bodies = (Body(arguments, inner, tuple(x for x in found if not isinstance(x, Empty))),)
+        every = tuple(x for x in (*consts, *starts) if not isinstance(x, Empty))
+        steps.append(AppliedPrimitive("scan", None, params, every, results, span, self._stage, bodies))
+        return True
 
     def _barrier(
         self,

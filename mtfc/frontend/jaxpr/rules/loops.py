@@ -1,4 +1,4 @@
-"""`scan`: a loop."""
+"""`scan`, and `while` with a counter: a loop."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     outputs = _outputs(inner, step, arguments[:carries])
     region = Function(dim.name, tuple(arguments), tuple(builder.body), tuple(outputs))
     attributes: dict[str, Attr] = {"dim": dim, "reverse": bool(step.params["reverse"]), "checkpoint": False}
+    attributes |= {"while": True} if step.params.get("while") else {}
     like = Equation(LOOP, (), (), attributes, span=step.span, stage=step.stage)
     made = make_loop(emitter.build.names, region, operands, like)
     emitter.build.append(made)
