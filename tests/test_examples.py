@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from mtfc.compiler.passes.partition.combine_collectives import CombineCollective
 from mtfc.compiler.passes.pipelines import run
 from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMesh, choose
+from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMesh, Selection, choose
 from mtfc.driver.running.execution import Session, load
 from mtfc.driver.verification.exact_cases import exact_cases
 from mtfc.frontend.check import check
@@ -186,6 +187,13 @@ def program(example: Example, dims: dict[str, int]) -> Program:
     return choose(file.read_text("utf-8"), str(file), Choice(None, None, None, dims)).program
 
 
+@cache
+def selection(example: Example) -> Selection:
+    """Return the small program with all its layouts."""
+    file, choice = path(example), Choice(None, None, example.mesh, example.dims)
+    return choose(file.read_text("utf-8"), str(file), choice, every_layout=True)
+
+
 def test_every_file_is_here() -> None:
     assert sorted(path(example) for example in EXAMPLES) == sorted(FOLDER.glob("*.mtf"))
 
@@ -209,10 +217,9 @@ CASES = [(example, layout) for example in EXAMPLES for layout in layouts(example
 
 def test_every_layout_is_exact(example: Example) -> None:
     """All layouts, and the gradients of the undistributed program, over a finite field."""
-    file, choice = path(example), Choice(None, None, example.mesh, example.dims)
-    selection = choose(file.read_text("utf-8"), str(file), choice, every_layout=True)
+    chosen = selection(example)
     with np.errstate(all="ignore"):
-        found = list(exact_cases(selection.program, selection.cases, seed=0))
+        found = list(exact_cases(chosen.program, chosen.cases, seed=0))
     assert len(found) == 1 + len(layouts(example.file))
     assert all(each.ok and not each.skipped for each in found)
     assert sum(each.not_judged for each in found) <= 0.01 * sum(each.elements for each in found)
@@ -226,6 +233,9 @@ FLOATS = [
 ]
 """The cases in floats: the first layout, and of some examples the last, which splits the most. `make examples` runs all."""
 
+DRAWN = {"two_layer", "llama"} | ({"transformer_lm", "moe_lm"} if "EVERY_LAYOUT" in os.environ else set())
+"""The examples whose parameters are drawn on each backend."""
+
 
 @pytest.mark.parametrize(
     ("example", "layout"), FLOATS, ids=[f"{each.file}-{layout}" for each, layout in FLOATS]
@@ -233,11 +243,10 @@ FLOATS = [
 def test_the_layout_gives_the_same_on_both_backends(example: Example, layout: str, tmp_path: Path) -> None:
     """The test runs in f64, because rounding grows through the deep networks and is coarse in bf16.
 
-    Parameters are read from a file: XLA takes long to compile many draws. The first layout of some examples draws them on each
-    backend.
+    Parameters are read from a file: XLA takes long to compile many draws. The first layouts of `DRAWN` draw them on each backend.
     """
     options: dict[str, Any] = {"layout": layout, "mesh": example.mesh, "dims": example.dims, "exact": False}
-    if layout != layouts(example.file)[0] or example.in_floats < 2:
+    if layout != layouts(example.file)[0] or example.file not in DRAWN:
         np.savez(tmp_path / "params.npz", **drawn(example))
         options["params"] = tmp_path / "params.npz"
     found = mtfc.verify(path(example), dtype="f64", **options)
@@ -246,9 +255,7 @@ def test_the_layout_gives_the_same_on_both_backends(example: Example, layout: st
 
 def drawn(example: Example) -> Arrays:
     """Return initial values of the parameters."""
-    file, choice = path(example), Choice(None, None, example.mesh, example.dims)
-    small = choose(file.read_text("utf-8"), str(file), choice).program
-    alone = LayoutOnMesh(ONE_DEVICE, UNDISTRIBUTED).lower(small)
+    alone = LayoutOnMesh(ONE_DEVICE, UNDISTRIBUTED).lower(selection(example).program)
     return Session.start(load(alone, "numpy"), 0, {}).parameters()
 
 
@@ -263,15 +270,13 @@ def sent(program: Program) -> list[tuple[str, str]]:
     return sorted((eqn.op, value.name) for eqn in collectives(program) for value in eqn.operands)
 
 
-@pytest.mark.parametrize(
-    ("example", "layout"), CASES, ids=[f"{each.file}-{layout}" for each, layout in CASES]
-)
-def test_combined_collectives_can_be_combined_again(example: Example, layout: str) -> None:
+def test_combined_collectives_can_be_combined_again(example: Example) -> None:
     """Merged collectives are not taken apart, and those that were alone stay, or join others."""
-    file, choice = path(example), Choice(None, layout, example.mesh, example.dims)
-    selection = choose(file.read_text("utf-8"), str(file), choice)
-    lowered = selection.cases[0].lower(selection.program)
-    for max_bytes in (0, 16, 4 << 20):
-        again = run(lowered, (CombineCollectives(max_bytes),), level="lowered")
-        assert len(collectives(again)) <= len(collectives(lowered))
-        assert sent(again) == sent(lowered)
+    chosen = selection(example)
+    assert len(chosen.cases) == len(layouts(example.file))
+    for case in chosen.cases:
+        lowered = case.lower(chosen.program)
+        for max_bytes in (0, 16, 4 << 20):
+            again = run(lowered, (CombineCollectives(max_bytes),), level="lowered")
+            assert len(collectives(again)) <= len(collectives(lowered)), case
+            assert sent(again) == sent(lowered), case
