@@ -22,6 +22,7 @@ import attrs
 
 import mtfc
 from benchmarks.figures import Figure
+from benchmarks.keras_models import keras_models
 from mtfc.compiler.ir.types import EVERY, Layout, Mesh, Rules
 from mtfc.compiler.passes.partition.combine_collectives import CombineCollectives
 from mtfc.compiler.passes.pipelines import default_pipeline
@@ -67,7 +68,8 @@ def figures() -> Iterator[Figure]:
     from tests.jax_functions.models import MODELS
 
     taken = 0
-    for name, model in MODELS.items():
+    models = {**MODELS, **(keras_models() if find_spec("keras") else {})}
+    for name, model in models.items():
         function, args = model()
         program = mtfc.from_jax(function, *args)
         batch = BATCH.get(name, 0)
@@ -80,7 +82,7 @@ def figures() -> Iterator[Figure]:
             taken += 1
             yield from _beside(name, best, "google-parallax", other)
     if find_spec("parallax"):
-        yield Figure("models that google-parallax takes", taken, f"of {len(MODELS)}")
+        yield Figure("models that google-parallax takes", taken, f"of {len(models)}")
 
 
 def _beside(name: str, plan: Plan, other: str, by_hand: Compiled) -> Iterator[Figure]:
