@@ -31,6 +31,7 @@ from mtfc.backends.calibrate import calibration
 from mtfc.backends.common.allocator import keep_memory
 from mtfc.backends.common.devices import import_jax
 from mtfc.backends.jax.runtime import load
+from mtfc.compiler.cost.hardware import Rate
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim
@@ -79,8 +80,8 @@ RUNS = 9
 APART = 1.2
 """Measured times whose ratio is larger must be predicted in the same order."""
 
-EFFORT = attrs.evolve(calibration.QUICK, sizes=(1 << 15, 1 << 24))
-"""Updates of parameters take the time of the largest arrays."""
+UPDATED = 1 << 24
+"""Bytes of the parameter whose update is measured."""
 
 PAPER = 0.3
 """FlexFlow's simulated times differ from real ones by less than this."""
@@ -144,7 +145,10 @@ def compared(network: str, devices: int, count: int) -> Iterator[ComparedStep]:
     """Compare steps under random strategies."""
     path = EXAMPLES / f"{network}.mtf"
     program = choose(path.read_text("utf-8"), str(path), Choice(dims=SIZES[network])).program
-    machine = calibration.with_jax("here", devices, EFFORT)
+    rates = {clock: _update_rate(clock) for clock in (perf_counter, process_time)}
+    machine = calibration.with_jax("here", devices, calibration.QUICK)
+    bandwidth = Rate.constant(rates[perf_counter])
+    machine = attrs.evolve(machine, device=attrs.evolve(machine.device, bandwidth=bandwidth))
     used: dict[str, float] = {}
 
     def measure(each: PartPass) -> float:
@@ -160,7 +164,9 @@ def compared(network: str, devices: int, count: int) -> Iterator[ComparedStep]:
         strategy = random_strategy(space.choices, random)
         text = generate(PlacedProgram(program, declared(space, strategy), program))
         predicted = _predicted(space, strategy, _host_seconds(text, calls[perf_counter]))
-        work = _work(space, strategy, measure, used) + _host_seconds(text, calls[process_time])
+        slower = rates[perf_counter] / rates[process_time]
+        work = slower * _updates(space, strategy) + _work(space, strategy, measure, used)
+        work += _host_seconds(text, calls[process_time])
         step, processor = _measured(program, text)
         yield ComparedStep((predicted, step), (work, processor))
 
@@ -193,16 +199,29 @@ def _host_seconds(text: str, calls: Pair) -> float:
     return (len(called) - sends) * calls[0] + sends * calls[1]
 
 
+def _update_rate(clock: Callable[[], float]) -> float:
+    """Measure the update of a parameter: bytes that are read and written in a second."""
+    jax = import_jax()
+    function = jax.jit(lambda x, d_x: x - 0.1 * d_x)
+    x = jax.device_put(np.ones(UPDATED // 4, np.float32), jax.devices()[0])
+    return 3 * UPDATED / least_seconds(lambda: function(x, x), clock)
+
+
+def _updates(space: PlacementSpace, strategy: Strategy) -> float:
+    """Return the simulated seconds of all updates."""
+    tasks, graph = space.evaluator.tasks, space.evaluator.full(strategy).base.graph
+    blocks = [i for i, name in enumerate(tasks.names) if name.kind == "updated"]
+    return float(sum(graph.seconds[graph.offsets[i] : graph.offsets[i + 1]].sum() for i in blocks))
+
+
 def _work(
     space: PlacementSpace,
     strategy: Strategy,
     measure: Callable[[PartPass], float],
     used: Mapping[str, float],
 ) -> float:
-    """Return the processor seconds of all parts and updates. measure: adds those of a part to `used`."""
-    tasks, graph = space.evaluator.tasks, space.evaluator.full(strategy).base.graph
-    flow, blocks = tasks.flow, [i for i, name in enumerate(tasks.names) if name.kind == "updated"]
-    total = float(sum(graph.seconds[graph.offsets[i] : graph.offsets[i + 1]].sum() for i in blocks))
+    """Return the processor seconds of all parts. measure: adds those of a part to `used`."""
+    flow, total = space.evaluator.tasks.flow, 0.0
     for operator, chosen in zip(space.graph.operators, strategy, strict=True):
         parts = OperatorParts(operator, chosen.degrees)
         for each in (each for step in operator.steps for each in passes(flow, step, parts)):
