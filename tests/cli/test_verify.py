@@ -359,7 +359,7 @@ def test_a_model_that_drops_in_training_is_compared_in_both_faces(
     (folder / "faces.mtf").write_text(TWO_FACES, "utf-8")
     outcome = mtfc("verify", "faces.mtf", "--format", "json")
     assert outcome.status == 0
-    assert [case["layout"] for case in outcome.json["cases"]] == ["data", "data", "halves"]
+    assert [case["layout"] for case in outcome.json["cases"]] == ["data", "data", "halves", "halves"]
     assert list(outcome.json["cases"][0]["outputs"]) == ["loss", "loss in evaluation"]
     generate = numpy_backend.generate
 
