@@ -6,20 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import attrs
+import numpy as np
 import pytest
 
+from mtfc.backends.interpreter import interpret
 from mtfc.compiler.ir.core import Equation, Program, Value, walk
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.loops import dim_of, region_of
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.collectives import KIND_OF, axes_of, collective_of
 from mtfc.compiler.ir.pending_rule import OperandGroup, own_axes, passing_groups
+from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.passes.cse import Cse
 from mtfc.compiler.passes.dce import Dce
 from mtfc.compiler.passes.partition.insert_reshards import InsertReshards
 from mtfc.compiler.passes.partition.lower_collectives import LowerCollectives
 from mtfc.compiler.passes.partition.place_reductions import with_types
-from mtfc.compiler.passes.pipelines import run
+from mtfc.compiler.passes.pipelines import parse_pipeline, run
 from tests.generators.factors import Products, products
-from tests.harness import communication, load, stages
+from tests.harness import chosen_layout, communication, exact_data, load, stages
 from tests.properties.campaign import holds_for
 
 Passing = Mapping[Value, OperandGroup]
@@ -131,6 +135,56 @@ def test_many_choices_take_few_cuts() -> None:
         + "\nt = sum(y24)\nreturn t\n}\n"
     )
     assert sum(elements for _, _, elements in sent) == 25
+
+
+STACK = """
+dim batch = 16; dim io = 4; dim hidden = 8; dim layers = 3
+mesh grid = [data: 4, model: 2]
+layout data on grid = { batch: data }
+layout both on grid = { batch: data, hidden: model }
+layout parts on grid = { batch: data, optimizer: { io: data } }
+model stack(x: [batch, io]) {
+  repeat layers {
+    param w: [io, hidden] = normal(stddev = 0.5)
+    param b: [hidden] = normal(stddev = 0.5)
+    x = x * sum(square(einsum(x, w -> [batch, hidden]) + b), over = hidden)
+  }
+  loss = sum(x)
+  return loss
+}
+train stack { minimize loss; optimizer = adam(learning_rate = 0.1) }
+"""
+
+
+def _stack(layout: str, in_loops: int) -> Program:
+    module = load(STACK)
+    chosen = chosen_layout(module, layout)
+    program = attrs.evolve(module.programs[0], mesh=chosen.mesh, layout=chosen.layout)
+    return run(program, parse_pipeline(f"default{{place-reductions.in_loops={in_loops}}}"))
+
+
+def _sent(body: Sequence[Equation], mesh: Mesh, times: int = 1) -> Iterator[tuple[int, int]]:
+    """Yield the runs of each collective that completes sums, and the bytes of one run."""
+    for eqn in body:
+        if eqn.regions:
+            yield from _sent(region_of(eqn).body, mesh, times * dim_of(eqn).size)
+        elif has_trait(eqn, "all_reduce", "reduce_scatter"):
+            yield times, sum(value.type.local_bytes(mesh) for value in eqn.operands)
+
+
+@pytest.mark.parametrize("layout", ["data", "both", "parts"])
+def test_large_gradients_of_a_loop_are_completed_in_its_body(layout: str) -> None:
+    """A weight's gradient has 128 bytes, or 64 on a processor of `both`, and a bias's 32 or 16."""
+    after, large, every = (_stack(layout, least) for least in (0, 64, 1))
+    sent = [list(_sent(each.function("step").body, each.placed_on)) for each in (after, large, every)]
+    assert len({sum(times * size for times, size in each) for each in sent}) == 1
+    inside = [sum(times * size for times, size in each if times > 1) for each in sent]
+    assert inside == {"data": [0, 384, 480], "both": [96, 288, 336], "parts": [384, 384, 480]}[layout]
+    arrays = exact_data(after.function("step"), seed=2)
+    expected = interpret(after.function("step"), after, arrays)
+    for each in (large, every):
+        actual = interpret(each.function("step"), each, arrays)
+        assert all(np.array_equal(actual[name], right) for name, right in expected.items())
 
 
 def _collectives(program: Program) -> list[tuple[str, int]]:

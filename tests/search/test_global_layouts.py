@@ -387,7 +387,7 @@ def test_the_papers_layout_of_the_language_model_is_proven_best() -> None:
     found = search(step, forward, shapes, TORUS, pricer, monotonic() + AMPLE, known=known)
     assert found.is_optimal
     assert (found.mesh, found.layout.rules) == (papers.mesh, papers.layout.rules)
-    assert found.evaluated < 10
+    assert found.evaluated < 20
 
 
 @pytest.mark.parametrize("objective", ["time", "memory"])

@@ -16,7 +16,8 @@ later equation makes smaller is completed there. For each mesh axis, a minimum c
 - Of equally cheap cuts the one that completes the fewest sums wins, and of those the earliest.
 
 In a loop each value counts once for every iteration. A sum that a loop carries may stay pending in all iterations. A value that a
-loop yields may be completed once, as a stack.
+loop yields may be completed once, as a stack, or in every iteration. If both send as much, a sum of at least `in_loops` bytes is
+completed in every iteration, where it can be sent while the loop computes. Smaller sums are completed as a stack.
 
 Input:   %a: f32[io] = sum %x layout {batch: rows}; %b: f32[io] = sum %z layout {batch: rows}; %c: f32[io] = add %a, %b layout {}
 Output:  %a: f32[io] +{rows} = sum %x layout {batch: rows}; %b: f32[io] +{rows} = sum %z ...; %c: f32[io] +{rows} = add %a, %b
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
-from math import prod
+from math import inf, prod
 from typing import ClassVar
 
 import attrs
@@ -50,7 +51,7 @@ from mtfc.compiler.ir.pending_rule import (
 )
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.sharding_rules import is_cast_of_terms, operand_type, operand_types, result_types
-from mtfc.compiler.ir.types import Mesh, TensorType
+from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
 
@@ -69,21 +70,24 @@ MOST_CUTS = 256
 
 @attrs.frozen
 class PlaceReductions(Pass):
+    """in_loops: the least bytes of a sum on a processor that is completed in every iteration of a loop; 0 for none."""
+
     name: ClassVar[str] = "place-reductions"
     takes: ClassVar[tuple[Level, ...]] = ("assigned", "placed")
     level: ClassVar[Level | None] = "placed"
+    in_loops: int = 1 << 20
 
     def run(self, program: Program) -> Program:
-        mesh = program.placed_on
-        return program.map_functions(lambda function: with_sums_placed(function, mesh))
+        mesh, least = program.placed_on, self.in_loops or inf
+        return program.map_functions(lambda function: with_sums_placed(function, mesh, least))
 
 
-def with_sums_placed(function: Function, mesh: Mesh) -> Function:
+def with_sums_placed(function: Function, mesh: Mesh, in_loops: float = inf) -> Function:
     """Return the function with the type of each value: its split, and the sums that stay pending in it."""
     at_once = with_types(without_reshards(function), mesh, {})
     passed: dict[Value, dict[str, OperandGroup]] = defaultdict(dict)
     for axis in mesh.names:
-        for value, group in pending_values(cut_problem(at_once, axis), mesh).items():
+        for value, group in pending_values(cut_problem(at_once, axis, in_loops), mesh).items():
             passed[value][axis] = group
     return with_types(at_once, mesh, passed) if passed else at_once
 
@@ -206,10 +210,13 @@ class CutProblem:
     narrow: values whose sum is to be completed after they are cast to a wider dtype.
     linked: a loop's carry and the result that it leaves as: both are pending or neither is.
     starts: a value and the carry that starts as it.
+    in_loops: the least bytes of a sum to complete in every iteration of a loop.
+    stacked: the dimensions along which loops stack values that can be pending.
     """
 
     axis: str
     candidates: Set[Value]
+    in_loops: float = inf
     sources: dict[Value, None] = attrs.field(factory=dict)
     through: dict[Value, None] = attrs.field(factory=dict)
     linear: list[LinearEquation] = attrs.field(factory=list)
@@ -220,6 +227,7 @@ class CutProblem:
     narrow: set[Value] = attrs.field(factory=set)
     linked: list[tuple[Value, Value]] = attrs.field(factory=list)
     starts: list[tuple[Value, Value]] = attrs.field(factory=list)
+    stacked: set[Dim] = attrs.field(factory=set)
 
     def can_be_pending(self, value: Value) -> bool:
         return value in self.candidates
@@ -294,13 +302,14 @@ class CutProblem:
             self.linked.append((carry, result))
         elif output.updates is None and not is_split(output, self.axis):
             self.uses.setdefault(output.value, []).append(result)
+            self.stacked.add(result.type.dims[0])
         else:
             self.output(output)
             return
         self.through[result] = None
 
     def parts(self) -> Iterable[CutProblem]:
-        """Return the problems of values that do not depend on each other. They share `whole`, `times` and `narrow`."""
+        """Return the problems of values that do not depend on each other. They share what describes single values."""
         roots = self._roots()
         found: dict[Value, CutProblem] = {}
 
@@ -308,7 +317,13 @@ class CutProblem:
             root = _root(roots, value)
             if root not in found:
                 found[root] = CutProblem(
-                    self.axis, self.candidates, whole=self.whole, times=self.times, narrow=self.narrow
+                    self.axis,
+                    self.candidates,
+                    self.in_loops,
+                    whole=self.whole,
+                    times=self.times,
+                    narrow=self.narrow,
+                    stacked=self.stacked,
                 )
             return found[root]
 
@@ -341,9 +356,9 @@ def _root(roots: dict[Value, Value], value: Value) -> Value:
     return value
 
 
-def cut_problem(function: Function, axis: str) -> CutProblem:
+def cut_problem(function: Function, axis: str, in_loops: float = inf) -> CutProblem:
     """Return the problem of one function and axis."""
-    problem = CutProblem(axis, may_be_pending(function, axis))
+    problem = CutProblem(axis, may_be_pending(function, axis), in_loops)
     problem.body(function.body, 1)
     for output in function.outputs:
         problem.output(output)
@@ -432,10 +447,16 @@ def _value_arcs(problem: CutProblem, mesh: Mesh) -> Iterator[Arc]:
         yield SOURCE, (value, "made"), INFINITE
     for value in dict.fromkeys((*problem.sources, *problem.through)):
         size, times = _bytes(problem, value, mesh), problem.times.get(value, 1)
-        yield (value, "made"), (value, "kept"), times * (size + ONE_MORE_SUM)
+        yield (value, "made"), (value, "kept"), times * (size + _sums(problem, value, size) * ONE_MORE_SUM)
         yield (value, "made"), (value, "whole"), times * size
     for value in problem.needed:
         yield from _completing(value, SINK, value in problem.whole)
+
+
+def _sums(problem: CutProblem, value: Value, size: float) -> int:
+    """Return for how many sums a value counts: a stack of large parts for one more than its parts."""
+    parts = prod(dim.size for dim in value.type.dims if dim in problem.stacked)
+    return parts + 1 if parts > 1 and size / parts >= problem.in_loops else 1
 
 
 def _loop_arcs(problem: CutProblem) -> Iterator[Arc]:
