@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from mtfc.backends.common.devices import TPU_FLAGS
+
 
 def output(code: str, **environment: str) -> str:
     """Return the output of the code, which starts with `devices` and `reserve` imported, and JAX not started."""
@@ -47,6 +49,14 @@ def test_a_flag_that_offers_more_devices_counts() -> None:
 
 def test_reserved_devices_are_there_for_a_larger_mesh() -> None:
     assert output("reserve(8); print(len(devices(2)), len(devices(8)))") == "2 8"
+
+
+@pytest.mark.parametrize("given", ["", "--xla_enable_async_all_gather=false --other=1"])
+def test_flags_of_the_tpu_compiler_stand_beside_those_of_the_user(given: str) -> None:
+    code = "import os; import_jax(); import_jax(); print(os.environ[TPU_VARIABLE])"
+    found, own = output(code, LIBTPU_INIT_ARGS=given).split(), given.split()
+    assert found[: len(own)] == own
+    assert len(found) == len({flag.split("=")[0] for flag in found}) == len({*own, *TPU_FLAGS}) - bool(own)
 
 
 def test_jax_has_started_with_too_few() -> None:

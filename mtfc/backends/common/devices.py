@@ -18,13 +18,31 @@ MOST_VIRTUAL = 2048
 FLAG = "--xla_force_host_platform_device_count"
 """The XLA flag that sets the number of virtual CPU devices."""
 
+TPU_FLAGS = (
+    "--xla_enable_async_all_gather=true",
+    "--xla_enable_async_all_reduce=true",
+    "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
+    "--xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true",
+)
+"""Flags of the TPU compiler: all-gathers, all-reduces and reduce-scatters are sent while dots compute."""
+
+TPU_VARIABLE = "LIBTPU_INIT_ARGS"
+"""The variable of the environment from which libtpu takes flags."""
+
 
 class Unavailable(Exception):
     """Something is missing in the environment. The message names it, and says how to get it. Exit status 3."""
 
 
 def import_jax() -> Any:
-    """Return the `jax` package. Raises `Unavailable` if it is not installed."""
+    """Return the `jax` package. Raises `Unavailable` if it is not installed.
+
+    Adds `TPU_FLAGS` that the user's own flags do not name, as generated modules do. They have no effect once JAX has its devices.
+    """
+    for flag in TPU_FLAGS:
+        given = os.environ.get(TPU_VARIABLE, "")
+        if flag.split("=")[0] not in given:
+            os.environ[TPU_VARIABLE] = f"{given} {flag}"
     try:
         import jax
     except ImportError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from mtfc.backends.common.devices import TPU_FLAGS, TPU_VARIABLE
 from mtfc.backends.common.emitter import WIDTH, Dialect, Emitter
 from mtfc.backends.common.forms import FORMS, NAMES
 from mtfc.backends.common.loop_codegen import jax_loop
@@ -61,6 +62,7 @@ SPLASH = "jax.experimental.pallas.ops.tpu.splash_attention"
 
 IMPORTS = (
     ("math.", "import math"),
+    ("os.", "import os"),
     ("zlib.", "import zlib"),
     ("wraps(", "from functools import partial, wraps"),
     ("signature(", "from inspect import signature"),
@@ -77,6 +79,19 @@ IMPORTS = (
     ("mapped_call(", "from mtfc.compiler.ir.ops.calls import mapped_call"),
 )
 """(start of a word of the code that needs it, import), in the order in which the imports stand."""
+
+_FLAG_LINES = "".join(f'    "{flag}",\n' for flag in TPU_FLAGS)
+
+OVERLAP = f'''\
+# Flags of the TPU compiler: collectives are sent while dots compute.
+# A flag that {TPU_VARIABLE} names stays as it is.
+TPU_FLAGS = (
+{_FLAG_LINES})
+for flag in TPU_FLAGS:
+    given = os.environ.get("{TPU_VARIABLE}", "")
+    if flag.split("=")[0] not in given:
+        os.environ["{TPU_VARIABLE}"] = f"{{given}} {{flag}}"
+'''
 
 PLACING = '''\
 def shard(arrays, specs):
@@ -130,7 +145,8 @@ RESERVED = frozenset(
 def generate(program: Program) -> str:
     """Return the module's text. The program is lowered: it has a mesh, and its collectives are explicit."""
     mesh = program.placed_on
-    sections = [tables(program, spec), _make_mesh(mesh), PLACING, *_initial(program)]
+    sections = [OVERLAP] if mesh.devices > 1 else []
+    sections += [tables(program, spec), _make_mesh(mesh), PLACING, *_initial(program)]
     sections += [_function(program, function) for function in program.functions]
     sections += value_and_grad(program, "jnp")
     text = "\n".join(sections)
