@@ -58,6 +58,8 @@ def simulate(
     place: the mesh axes from the innermost link outwards, with commas between them. measured: see `simulate_placement`. servers:
     the number of parameter servers in place of the all-reduces of gradients.
     """
+    from mtfc.compiler.passes.pipelines import parse_pipeline
+
     selection = select(file, choice, sources, or_placement=True)
     hardware = target_of(target, selection.hardware, sources)
     if not selection.cases:
@@ -71,6 +73,8 @@ def simulate(
         raise UsageError("--measured is for the operators of a placement: --layout names one")
     (case,) = selection.cases
     check_room(hardware, case.mesh, target)
+    if servers:  # servers take the gradients of all layers at once, after the backward pass
+        case = attrs.evolve(case, passes=parse_pipeline("default{place-reductions.in_loops=0}"))
     return simulate_layout(case.lower(selection.program), hardware, _order(place, case.mesh), servers)
 
 

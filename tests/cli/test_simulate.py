@@ -173,7 +173,10 @@ def test_parameter_servers(mtfc: Mtfc) -> None:
     assert eight["exposed_communication_seconds"] == pytest.approx(
         2 * weights / 5e9, rel=1e-3
     )  # two devices share a switch
-    assert plain["compute_seconds"] == one["compute_seconds"] == eight["compute_seconds"]
+    assert one["compute_seconds"] == eight["compute_seconds"]
+    assert (
+        plain["compute_seconds"] < one["compute_seconds"]
+    )  # servers take stacks of gradients, which are read again
     assert "on p2_8xlarge, with 8 parameter servers" in mtfc(*asked, "--parameter-servers", "8").out
     wrong = mtfc(*asked[:3], "model", *asked[4:], "--parameter-servers", "1")
     assert wrong.status == 2 and "does not sum gradients over devices" in wrong.err
