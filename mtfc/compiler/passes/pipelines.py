@@ -17,6 +17,7 @@ from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.cse import Cse
 from mtfc.compiler.passes.dce import Dce
 from mtfc.compiler.passes.fuse_attention import FuseAttention
+from mtfc.compiler.passes.join_dots import JoinDots
 from mtfc.compiler.passes.mixed_precision import MixedPrecision
 from mtfc.compiler.passes.partition.assign_layouts import AssignLayouts
 from mtfc.compiler.passes.partition.combine_collectives import CombineCollectives
@@ -48,6 +49,7 @@ PASSES: dict[str, type[Pass]] = {
         Dce,
         PartitionSpatial,
         BinarizeEinsum,
+        JoinDots,
         AssignLayouts,
         SpreadAttention,
         PropagateLayouts,
@@ -88,7 +90,7 @@ def differentiation(of: str = "step") -> tuple[Pass, ...]:
 
 def preparation() -> tuple[Pass, ...]:
     """Return the last passes on a global program: its equations then get layouts."""
-    return (PartitionSpatial(), BinarizeEinsum(), Simplify(), Cse(), Dce())
+    return (PartitionSpatial(), BinarizeEinsum(), JoinDots(), Simplify(), Cse(), Dce())
 
 
 def layout_assignment() -> tuple[Pass, ...]:
