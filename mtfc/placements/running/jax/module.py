@@ -42,11 +42,9 @@ NumPy.
 """
 '''
 
-IMPORTS = (
-    *MESH_IMPORTS[:2],
-    ("", "from functools import cache, partial"),
-    *MESH_IMPORTS[4:9],
-    ("mapped_call(", MESH_IMPORTS[-1][1]),
+IMPORTS = tuple(
+    ("", "from functools import cache, partial") if line.startswith("from functools") else (start, line)
+    for start, line in MESH_IMPORTS
 )
 
 
