@@ -25,6 +25,17 @@ class Totals(TypedDict):
     collectives: dict[str, Sent]
 
 
+class PipelineFigures(TypedDict):
+    """A loop that runs as a pipeline. kept_bytes: bytes that a device keeps for the backward pass."""
+
+    line: int | None
+    loop: str
+    stages: int
+    micro_batches: int
+    ticks: int
+    kept_bytes: int
+
+
 class LayoutCost(TypedDict):
     """The cost of a model under one layout. A model that is not trained has the figures of `forward` as `step`, too.
 
@@ -37,6 +48,7 @@ class LayoutCost(TypedDict):
     forward: Totals
     step: Totals
     memory_per_device: dict[str, int]
+    pipelines: list[PipelineFigures]
     formulas: NotRequired[dict[str, Any]]
 
 
@@ -249,6 +261,7 @@ class Search(TypedDict):
     communication_seconds: NotRequired[float]
     bytes_sent: NotRequired[int]
     memory_per_device: int
+    recomputed: NotRequired[bool]
     baselines: dict[str, float | None]
     bytes_after_cuts: NotRequired[list[int]]
     restricted_to: NotRequired[str | None]

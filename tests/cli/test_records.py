@@ -67,6 +67,8 @@ def test_a_record_is_what_the_command_prints(
     printed, found = mtfc(*command, "--format", "json").json, call()
     if "search_seconds" in found:
         printed["search_seconds"] = found["search_seconds"]
+        for one, other in zip(printed.get("history", ()), found.get("history", ()), strict=True):
+            one["search_seconds"] = other["search_seconds"]
     assert found == printed
     assert_typed(found, type)
 

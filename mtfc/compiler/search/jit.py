@@ -80,8 +80,13 @@ def _tolerant(load: Callable[[], Any]) -> Callable[[], Any]:
     return loaded
 
 
+ROOT, WITH_LOOPS = Path(__file__).parents[2], ("compiler/search", "placements")
+"""The package, and its folders with compiled loops."""
+
+
 @cache
 def _stamp() -> tuple[tuple[str, int, int], ...]:
     """Return name, time of change and size of every file that may hold compiled loops."""
-    files = {file: file.stat() for file in sorted(Path(__file__).parent.rglob("*.py"))}
+    folders = (ROOT / folder for folder in WITH_LOOPS)
+    files = {file: file.stat() for folder in folders for file in sorted(folder.rglob("*.py"))}
     return tuple((file.name, state.st_mtime_ns, state.st_size) for file, state in files.items())
