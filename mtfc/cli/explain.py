@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.options import add_format, add_memory, add_program, add_selection, chosen
+from mtfc.cli.options import add_format, add_memory, add_passes, add_program, add_selection, chosen
 from mtfc.driver.errors import OK
 from mtfc.driver.loading.sources import Sources
 
@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_program(parser, ", the code of a diagnostic")
     add_selection(parser, "the first")
     add_memory(parser)
+    add_passes(parser)
     add_format(parser)
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.options import add_format, add_memory, add_program, add_selection, chosen, count, read_files
+from mtfc.cli.options import (
+    add_format,
+    add_memory,
+    add_passes,
+    add_program,
+    add_selection,
+    chosen,
+    count,
+    read_files,
+)
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import OK, UsageError
 from mtfc.driver.loading.sources import Sources
@@ -54,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_selection(parser, "the first", or_placement=True)
     add_memory(parser)
+    add_passes(parser)
     add_format(parser)
 
 

@@ -12,6 +12,7 @@ from mtfc.cli.options import (
     add_format,
     add_memory,
     add_parameters,
+    add_passes,
     add_selection,
     add_source,
     add_whole_documents,
@@ -80,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_results(parser)
     add_selection(parser, "the first", or_placement=True)
     add_memory(parser)
+    add_passes(parser)
     add_format(parser)
 
 

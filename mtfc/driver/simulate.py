@@ -73,6 +73,8 @@ def simulate(
         raise UsageError("--measured is for the operators of a placement: --layout names one")
     (case,) = selection.cases
     check_room(hardware, case.mesh, target)
+    if servers and choice.passes is not None:
+        raise UsageError("--parameter-servers takes the default passes: leave out --passes")
     if servers:  # servers take the gradients of all layers at once, after the backward pass
         case = attrs.evolve(case, passes=parse_pipeline("default{place-reductions.in_loops=0}"))
     return simulate_layout(case.lower(selection.program), hardware, _order(place, case.mesh), servers)

@@ -89,7 +89,16 @@ def test_every_command_lowers_by_the_passes(mtfc: Mtfc, installed: list[EntryPoi
         mtfc(*options, *more).json["outputs"]["loss"] for more in ((), ("--passes", "doubled,default"))
     )
     assert plain != wrong
-    assert mtfc("cost", "own.mtf", "--passes", "doubled,default").status == 0
+    asked, plainly = ("own.mtf", "--passes", "doubled,default"), ("own.mtf",)
+    assert mtfc("cost", *asked).out != mtfc("cost", *plainly).out
+    assert (
+        mtfc("explain", *asked).status
+        == mtfc("diff", *asked, "--layout", "split", "--layout", "n:all").status
+        == 0
+    )
+    target = ("--target", "h100", "--format", "json")
+    steps = [mtfc("simulate", *each, *target).json["compute_seconds"] for each in (asked, plainly)]
+    assert steps[0] != steps[1]
 
 
 @pytest.mark.parametrize(
