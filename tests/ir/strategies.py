@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir import attributes as kinds
-from mtfc.compiler.ir.attributes import Kind, value_error
+from mtfc.compiler.ir.attributes import INTEGER_RANGE, Kind, value_error
 from mtfc.compiler.ir.core import (
     Argument,
     Attr,
@@ -28,7 +28,7 @@ from mtfc.compiler.ir.core import (
 )
 from mtfc.compiler.ir.loops import LOOP, LOOP_ATTRIBUTES
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.types import EVERY, ITEM_BYTES, Dim, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.ir.types import EVERY, FLOATS, ITEM_BYTES, Dim, Layout, Mesh, Rules, TensorType
 
 # Names that are also words of the text, or values of it.
 ODD_NAMES = (
@@ -100,6 +100,9 @@ KINDS: Mapping[Kind[Any], st.SearchStrategy[Any]] = {
 """Kind of attribute -> values of it."""
 
 
+WITH_CONSTANTS = FLOATS | INTEGER_RANGE.keys() | {"bool"}
+
+
 def elements(dtype: str) -> st.SearchStrategy[Any]:
     """Draw constants of a dtype."""
     if dtype == "bool":
@@ -113,6 +116,7 @@ def attributes_of(draw: Any, op: str) -> dict[str, Attr]:
     stated = LOOP_ATTRIBUTES if op == LOOP else OPS[op].attributes
     found = {a.name: draw(KINDS[a.kind]) for a in stated if not a.optional or draw(st.booleans())}
     if {"value", "dtype"} <= found.keys():
+        found["dtype"] = draw(st.sampled_from(sorted(WITH_CONSTANTS)))
         found["value"] = draw(elements(found["dtype"]))
     return found
 

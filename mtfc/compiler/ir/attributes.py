@@ -177,6 +177,8 @@ def value_error(value: Number, dtype: str) -> str | None:
         return f"{shown(value)} has more than 32 bits: write it as a float" if wide else None
     if dtype == "bool":
         return None
+    if dtype not in INTEGER_RANGE:
+        return f"{dtype} has no constants"
     fits = type(value) is int and value in INTEGER_RANGE[dtype]
     return None if fits else f"{shown(value)} is not a value of {dtype}"
 
