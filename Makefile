@@ -1,5 +1,5 @@
 # Everything runs in .venv, which `make` itself fills: a Python from 3.11 on and make are all it needs.
-# `make PYTHON=python3.12 setup` picks the Python.
+# `make PYTHON=python3.12 setup` picks the Python. `make LOCKED=1 setup` installs the versions in constraints.txt.
 
 PYTHON ?= python3
 VENV := .venv
@@ -20,7 +20,7 @@ test test-fast fuzz mutants examples: export OPENBLAS_NUM_THREADS = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-elsewhere lint format tables docs site package vscode figures bench fuzz mutants mutate-source kill-test examples browser-test notebook clean
+.PHONY: help setup lock demo test test-fast test-elsewhere lint format tables docs site package vscode figures bench fuzz mutants mutate-source kill-test examples browser-test notebook clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,8 +32,11 @@ $(VENV)/ready: pyproject.toml
 		|| { echo "mtfc needs Python 3.11 or later: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev,jax,train]'
+	$(BIN)/python -m pip install --quiet $(if $(LOCKED),--constraint constraints.txt) --editable '.[dev,jax,train]'
 	@touch $@
+
+lock: setup  ## write the versions in .venv to constraints.txt
+	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
 
 demo: setup  ## train the handwritten digits on both backends, then compare the layouts
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python examples/digits.py

@@ -18,6 +18,8 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import mtfc
 from mtfc.backends.jax import backend as jax_backend
@@ -533,3 +535,15 @@ def test_axes_of_a_search_have_names(model: Path) -> None:
     assert {*found["mesh"]} <= {"data", "model"}
     with pytest.raises(ValueError, match="`axes_names` data,data: `data` occurs twice"):
         mtfc.search(model, target="p100_cluster", devices=4, axes_names=("data", "data"))
+
+
+def test_constraints_have_a_version_of_every_requirement() -> None:
+    """`make LOCKED=1 setup` installs versions that `pyproject.toml` allows; `make lock` writes them."""
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    versions = {
+        canonicalize_name(name): version for name, _, version in (each.partition("==") for each in lines)
+    }
+    extras = PYPROJECT["optional-dependencies"]
+    for text in (*PYPROJECT["dependencies"], *extras["dev"], *extras["jax"], *extras["train"]):
+        wanted = Requirement(text)
+        assert wanted.specifier.contains(versions[canonicalize_name(wanted.name)]), text
