@@ -21,8 +21,12 @@ from mtfc.cli.options import (
     seconds,
     seed,
 )
+from mtfc.driver.data.files import check_writable, write_text
+from mtfc.driver.data.remote import is_remote
+from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import Metric, TrainOptions
+from mtfc.driver.report import run_page
 from mtfc.driver.training.train import train as train_model
 
 EXAMPLES = """\
@@ -93,6 +97,11 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         dest="folder",
         help="the folder for checkpoints and metrics.jsonl, which may be remote",
+    )
+    kept.add_argument(
+        "--report",
+        metavar="OUT.html",
+        help="at the end, write the page of `mtfc report DIR`; with a local --dir",
     )
     kept.add_argument("--save-every", metavar="N", type=count, help="steps between checkpoints")
     kept.add_argument(
@@ -192,7 +201,31 @@ def _ranges(text: str) -> tuple[range, ...]:
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
     given = _options(options)
+    if options.report is not None:
+        _check_report(options)
     return run_joined(given.hosts, lambda: _run(given, options, sources), sources, options.format)
+
+
+def _check_report(options: argparse.Namespace) -> None:
+    """Raise `UsageError` unless the run has a local folder with its figures, and the page can be written."""
+    if options.folder is None or is_remote(options.folder):
+        raise UsageError("--report shows the figures of a local --dir: add --dir FOLDER")
+    if options.log is not None:
+        raise UsageError("--report shows the figures that --dir holds: leave out --log")
+    if not options.report.endswith(".html"):
+        raise UsageError(f"--report writes a page: expected a name such as run.html, not `{options.report}`")
+    check_writable(options.report)
+
+
+def _write_report(options: argparse.Namespace) -> None:
+    """Write the page of the run. A run that ended before its first step has none, and keeps its status."""
+    try:
+        page = run_page(options.folder)
+    except UsageError as error:
+        say(str(error))
+        return
+    write_text(options.report, page.html)
+    say(f"{options.report}: {page.title}")
 
 
 def _run(given: TrainOptions, options: argparse.Namespace, sources: Sources) -> int:
@@ -201,6 +234,8 @@ def _run(given: TrainOptions, options: argparse.Namespace, sources: Sources) -> 
         print(
             done.summary.table() if options.format == "text" else json.dumps(done.summary.record(), indent=2)
         )
+    if done.leads and options.report is not None:
+        _write_report(options)
     if done.leads and done.cause:
         show_diagnostics([done.cause], sources, options.format)
     if done.leaves_thread:

@@ -164,6 +164,24 @@ def test_losses_are_the_same_under_every_layout(mtfc: Mtfc, folder: Path) -> Non
     np.testing.assert_allclose(curves[1:], [curves[0]] * 2, rtol=1e-5)
 
 
+def test_the_report_of_a_run_is_written_at_its_end(mtfc: Mtfc, folder: Path) -> None:
+    trained = ("train", "model.mtf", "--data", "data.npz", "--steps", "2", "--dir", "run")
+    run = mtfc(*trained, "--report", "run.html")
+    assert run.status == 0 and "run.html: run run" in run.err
+    mtfc("report", "run", "-o", "again.html")
+    assert (folder / "run.html").read_text("utf-8") == (folder / "again.html").read_text("utf-8")
+    for options, message in (
+        (("--dir", "s3://bucket/run", "--report", "run.html"), "a local --dir"),
+        (("--report", "run.html"), "a local --dir"),
+        (("--dir", "run", "--report", "-"), "a name such as run.html, not `-`"),
+        (("--dir", "run", "--report", "run/metrics.jsonl"), "a name such as run.html"),
+        (("--dir", "run", "--report", "none/run.html"), "no such directory"),
+        (("--dir", "run", "--log", "log.jsonl", "--report", "run.html"), "leave out --log"),
+    ):
+        refused = mtfc("train", "model.mtf", "--data", "data.npz", *options)
+        assert refused.status == 2 and message in refused.err
+
+
 def test_tensorboard_gets_every_figure(mtfc: Mtfc, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from tensorboardX.event_file_writer import EventFileWriter  # the package is there
     from tensorboardX.proto.event_pb2 import Event
