@@ -31,12 +31,18 @@ LIMIT = {
 
 @attrs.frozen
 class OutputDifference:
-    """An output of `apply` or of `step` and its largest difference to the plain function, as a share of the largest output."""
+    """An output of `apply` or of `step` and its largest difference to the plain function, as a share of the largest output.
+
+    unstable: how many of its numbers move by more than the limit if the arguments are rounded otherwise, so that they prove
+    nothing.
+    """
 
     road: str
     output: str
     error: float
     limit: float
+    numbers: int
+    unstable: int
 
     @property
     def ok(self) -> bool:
@@ -52,7 +58,8 @@ class PlanVerification:
 
     @property
     def ok(self) -> bool:
-        return all(each.ok for each in self.outputs) and (self.exact is None or self.exact.ok)
+        agrees = all(each.ok for each in self.outputs) and (self.exact is None or self.exact.ok)
+        return agrees and not _proves_nothing(self.outputs)
 
     def __str__(self) -> str:
         lines = []
@@ -60,10 +67,27 @@ class PlanVerification:
             own = [each for each in self.outputs if each.road == road]
             worst = max(own, key=lambda each: (not each.ok, each.error))
             state = "agrees with" if all(each.ok for each in own) else "DIFFERS from"
+            state = "CANNOT BE COMPARED with" if _proves_nothing(own) else state
             lines.append(f"{road} {state} the plain function: at most {worst.error:.1e} ({worst.output})")
+        lines += _unstable_note(self.outputs)
         if self.exact is not None:
             lines.append(exact_text(self.exact))
         return "\n".join(lines)
+
+
+def _proves_nothing(outputs: Sequence[OutputDifference]) -> bool:
+    """Return True if rounding moves all numbers by more than what counts as a difference."""
+    return any(each.numbers for each in outputs) and all(each.unstable == each.numbers for each in outputs)
+
+
+def _unstable_note(outputs: Sequence[OutputDifference]) -> list[str]:
+    """Return a line about the numbers that prove nothing, if there are any."""
+    unstable, numbers = sum(each.unstable for each in outputs), sum(each.numbers for each in outputs)
+    if not unstable:
+        return []
+    most = max(outputs, key=lambda each: each.unstable)
+    moved = "another rounding of the arguments moves them as far as an error would"
+    return [f"{unstable / numbers:.1%} of the numbers prove nothing: {moved} (most in {most.output})"]
 
 
 def exactly_verified(plan: Plan, seed: int) -> ExactCase:
@@ -202,6 +226,8 @@ def _compared(
         same_kind = np.array_equal(np.isfinite(left), np.isfinite(right))
         finite = np.isfinite(left) & np.isfinite(right)
         beyond = np.abs(left[finite] - right[finite]) - 10 * moves[finite]
-        error = float(beyond.max(initial=0.0)) / (largest[leaf.dtype] or 1.0) if same_kind else float("inf")
-        result.append(OutputDifference(road, leaf.name, error, LIMIT.get(leaf.dtype, 0.0)))
+        most, limit = largest[leaf.dtype] or 1.0, LIMIT.get(leaf.dtype, 0.0)
+        error = float(beyond.max(initial=0.0)) / most if same_kind else float("inf")
+        unstable = int((10 * moves > limit * most).sum())
+        result.append(OutputDifference(road, leaf.name, error, limit, right.size, unstable))
     return result
