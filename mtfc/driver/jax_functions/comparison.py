@@ -81,13 +81,13 @@ def _proves_nothing(outputs: Sequence[OutputDifference]) -> bool:
 
 
 def _unstable_note(outputs: Sequence[OutputDifference]) -> list[str]:
-    """Return a line about the numbers that prove nothing, if there are any."""
+    """Return a line about the numbers that prove nothing, if these are one in a hundred or more."""
     unstable, numbers = sum(each.unstable for each in outputs), sum(each.numbers for each in outputs)
-    if not unstable:
+    if 100 * unstable < max(numbers, 1):
         return []
     most = max(outputs, key=lambda each: each.unstable)
     moved = "another rounding of the arguments moves them as far as an error would"
-    return [f"{unstable / numbers:.1%} of the numbers prove nothing: {moved} (most in {most.output})"]
+    return [f"{unstable / numbers:.0%} of the numbers prove nothing: {moved} (most in {most.output})"]
 
 
 def exactly_verified(plan: Plan, seed: int) -> ExactCase:
