@@ -19,7 +19,6 @@ import attrs
 
 from benchmarks.figures import Figure
 from benchmarks.steps import Case
-from mtfc.backends.common import module
 from mtfc.backends.common.devices import Unavailable, devices, import_jax
 from mtfc.backends.common.emitter import Emitter
 from mtfc.backends.hlo import collectives
@@ -28,6 +27,7 @@ from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.backends.jax import tpu_compiler
 from mtfc.backends.jax.convolution_fusion import fused
 from mtfc.compiler.ir.core import Program, Value
+from mtfc.compiler.ir.types import ARRAY_DTYPES
 
 SMALL_LLAMA = (("layers", 4), ("length", 1024), ("batch", 16))
 
@@ -122,7 +122,7 @@ def partitioned(program: Program, on: Sequence[Any], step: Callable[..., Any]) -
     for argument in program.function("step").arguments:
         type = argument.value.type
         sharding = jax.NamedSharding(mesh, jax.P(*type.splits))
-        dtype = module.DTYPES[type.dtype]
+        dtype = ARRAY_DTYPES[type.dtype]
         array = jax.ShapeDtypeStruct([dim.size for dim in type.dims], dtype, sharding=sharding)
         placed[argument.role][argument.value.name] = array
     parameters, state = placed["parameter"], placed["state"]

@@ -13,7 +13,8 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -212,17 +213,21 @@ def collectives() -> Any:
     )
     figure, axes = pyplot.subplots(2, 2, figsize=(8, 4))
     for axis, (name, before, is_pending, after) in zip(axes.flat, rows, strict=True):
-        for start, held, hatched in ((0, before, is_pending), (DEVICES + 1.5, after, False)):
-            for device, parts in enumerate(held):
-                for part in range(DEVICES):
-                    box = patches.Rectangle((start + device, -part), 0.8, 0.9, ec="0.7", fc="white")
-                    if part in parts:
-                        box.set(facecolor=PARTS[part], hatch="////" if hatched else None, edgecolor="white")
-                    axis.add_patch(box)
+        _draw_held(axis, 0, before, "////" if is_pending else None)
+        _draw_held(axis, DEVICES + 1.5, after, None)
         axis.annotate("", (DEVICES + 1.3, -1), (DEVICES, -1), arrowprops={"arrowstyle": "->"})
         axis.set(xlim=(-0.2, 2 * DEVICES + 1.6), ylim=(0.2 - DEVICES, 1.1), aspect="equal", title=name)
         axis.set_axis_off()
     return figure
+
+
+def _draw_held(axis: Any, start: float, held: Sequence[set[int]], hatch: str | None) -> None:
+    """Draw the parts that each device holds: a column for each device, the first one at `start`."""
+    for device, part in product(range(DEVICES), repeat=2):
+        box = patches.Rectangle((start + device, -part), 0.8, 0.9, ec="0.7", fc="white")
+        if part in held[device]:
+            box.set(facecolor=PARTS[part], hatch=hatch, edgecolor="white")
+        axis.add_patch(box)
 
 
 PLOTS: dict[str, Callable[[], Any]] = {

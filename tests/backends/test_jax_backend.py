@@ -14,7 +14,6 @@ import jax
 import numpy as np
 import pytest
 
-from mtfc.backends.common.module import DTYPES
 from mtfc.backends.common.random_numbers import random_key, random_normal
 from mtfc.backends.hlo import collectives
 from mtfc.backends.jax.backend import generate
@@ -23,7 +22,7 @@ from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program, Value
-from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.ir.types import ARRAY_DTYPES, Layout, Mesh
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.syntax.parser import parse
@@ -65,7 +64,7 @@ def check(program: Program, mesh: Mesh, layout: Layout, tolerance: float = 1e-5)
     compiled, module = lowered(local, "forward").compile(), load(generate(local))
     outputs = compiled({}, module.shard(inputs, module.INPUTS))
     for output in local.function("forward").outputs:
-        assert outputs[output.name].dtype == np.dtype(DTYPES[output.value.type.dtype])
+        assert outputs[output.name].dtype == np.dtype(ARRAY_DTYPES[output.value.type.dtype])
     for name, expected in meaning(program, inputs).items():
         close(module.unshard(outputs, module.OUTPUTS["forward"])[name], expected, tolerance)
     assert elements(collectives(compiled.as_text())) == sent(local, "forward")

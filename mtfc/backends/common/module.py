@@ -14,27 +14,7 @@ from mtfc.compiler.ir.core import Function, Parameter, Program, walk
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.printer import layout_summary
-from mtfc.compiler.ir.types import TensorType
-
-DTYPES = {
-    "f32": "float32",
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "f64": "float64",
-    "i32": "int32",
-    "u32": "uint32",
-    "bool": "bool",
-    **{
-        f"{kind}{bits}": f"{name}{bits}"
-        for kind, name in (("i", "int"), ("u", "uint"))
-        for bits in (8, 16, 64)
-    },
-    "c64": "complex64",
-    "c128": "complex128",
-    "f8e4m3fn": "float8_e4m3fn",
-    "f8e5m2": "float8_e5m2",
-}
-"""The name of each dtype in both backends."""
+from mtfc.compiler.ir.types import ARRAY_DTYPES, TensorType
 
 KINDS = {"params": "parameter", "state": "state", "inputs": "input"}
 """The dicts that functions take -> the role of the values in the dict."""
@@ -196,7 +176,7 @@ def type_tables(program: Program) -> str:
 def _type_text(type: TensorType) -> str:
     """Return the text of a type: `("float32", {"batch": 64, "io": 128})`."""
     sizes = ", ".join(f'"{dim.name}": {dim.size}' for dim in type.dims)
-    return f'("{DTYPES[type.dtype]}", {{{sizes}}})'
+    return f'("{ARRAY_DTYPES[type.dtype]}", {{{sizes}}})'
 
 
 def kinds_of(program: Program, function: Function) -> list[str]:

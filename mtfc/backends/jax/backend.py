@@ -15,7 +15,6 @@ from mtfc.backends.common.emitter import WIDTH, Dialect, Emitter
 from mtfc.backends.common.forms import FORMS, NAMES
 from mtfc.backends.common.loop_codegen import jax_loop
 from mtfc.backends.common.module import (
-    DTYPES,
     TABLES,
     dict_text,
     imports,
@@ -39,7 +38,7 @@ from mtfc.compiler.ir.opdef import Code, Text
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.contraction import subscripts
 from mtfc.compiler.ir.ops.creation import literal
-from mtfc.compiler.ir.types import Axes, Mesh, TensorType
+from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, Mesh, TensorType
 
 JAX = "0.10"
 """The oldest version of JAX that runs the modules; pyproject.toml requires it, too."""
@@ -181,7 +180,7 @@ def _axes_text(axes: Axes) -> str:
 
 
 def dtype_text(dtype: str) -> str:
-    return "jnp.bool_" if dtype == "bool" else f"jnp.{DTYPES[dtype]}"
+    return "jnp.bool_" if dtype == "bool" else f"jnp.{ARRAY_DTYPES[dtype]}"
 
 
 def _make_mesh(mesh: Mesh) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 
 from mtfc.backends.common.devices import devices, import_jax
 from mtfc.backends.common.forms import FORMS, NAMES
-from mtfc.backends.common.module import DTYPES, executed, kinds_of
+from mtfc.backends.common.module import executed, kinds_of
 from mtfc.backends.jax.backend import generate
 from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import ARRAY_DTYPES
 
 
 def load(source: str) -> ModuleType:
@@ -165,4 +166,4 @@ def _structs(module: ModuleType, program: Program, role: str, function: str, kin
 def _struct(dtype: str, shape: tuple[int, ...], spec: Any) -> Any:
     """Return a global array's shape, dtype and placement on the mesh that is set."""
     jax = import_jax()
-    return jax.ShapeDtypeStruct(shape, getattr(jax.numpy, DTYPES[dtype]), sharding=spec)
+    return jax.ShapeDtypeStruct(shape, getattr(jax.numpy, ARRAY_DTYPES[dtype]), sharding=spec)

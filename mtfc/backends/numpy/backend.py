@@ -12,7 +12,6 @@ from types import ModuleType
 from mtfc.backends.common.emitter import Dialect, Emitter, layout_text
 from mtfc.backends.common.forms import FORMS, NAMES
 from mtfc.backends.common.loop_codegen import numpy_loop
-from mtfc.backends.common.module import DTYPES as DTYPE_NAMES
 from mtfc.backends.common.module import (
     dict_text,
     executed,
@@ -30,12 +29,11 @@ from mtfc.backends.common.prelude import definitions, prelude
 from mtfc.compiler.ir.core import Function, Program, Value
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.creation import literal
-from mtfc.compiler.ir.types import Axes, Mesh, TensorType
+from mtfc.compiler.ir.types import ARRAY_DTYPES, OF_ML_DTYPES, Axes, Mesh, TensorType
 
-OF_ML_DTYPES = ("bf16", "f8e4m3fn", "f8e5m2")
 DTYPES = {
     dtype: name if dtype in OF_ML_DTYPES else "np.bool_" if dtype == "bool" else f"np.{name}"
-    for dtype, name in DTYPE_NAMES.items()
+    for dtype, name in ARRAY_DTYPES.items()
 }
 
 HEADER = '''\
@@ -58,7 +56,7 @@ IMPORTS = (
     ("zlib.", "import zlib"),
     ("", ""),
     ("np.", "import numpy as np"),
-    *((name, f"from ml_dtypes import {name}") for name in map(DTYPE_NAMES.__getitem__, OF_ML_DTYPES)),
+    *((name, f"from ml_dtypes import {name}") for name in map(ARRAY_DTYPES.__getitem__, OF_ML_DTYPES)),
     ("mapped_call(", "from mtfc.compiler.ir.ops.calls import mapped_call"),
 )
 """(start of a word of the code that needs it, import), in the order in which the imports stand."""

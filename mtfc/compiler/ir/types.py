@@ -34,6 +34,29 @@ CARRIED_BYTES = {
 """Dtype that functions of JAX may have, too -> the bytes of an element. Ops only move such elements, or cast them to others."""
 
 ITEM_BYTES: dict[str, int] = {**WRITTEN_BYTES, **CARRIED_BYTES}
+
+ARRAY_DTYPES = {
+    "f32": "float32",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f64": "float64",
+    "i32": "int32",
+    "u32": "uint32",
+    "bool": "bool",
+    **{
+        f"{kind}{bits}": f"{name}{bits}"
+        for kind, name in (("i", "int"), ("u", "uint"))
+        for bits in (8, 16, 64)
+    },
+    "c64": "complex64",
+    "c128": "complex128",
+    "f8e4m3fn": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+}
+"""Dtype -> its name in NumPy or ml_dtypes, and in JAX."""
+
+OF_ML_DTYPES = ("bf16", "f8e4m3fn", "f8e5m2")
+"""The dtypes that NumPy has from ml_dtypes."""
 FLOATS = frozenset({"f32", "bf16", "f16", "f64"})
 
 

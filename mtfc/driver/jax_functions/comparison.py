@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mtfc.backends.common.module import DTYPES
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
+from mtfc.compiler.ir.types import ARRAY_DTYPES
 from mtfc.frontend.jaxpr.flat import value_of
 from mtfc.reports.exact_report import ExactCase, exact_text
 
@@ -200,15 +200,15 @@ def _drawn(leaf: Leaf, random: Any) -> Any:
     if leaf.dtype == "bool":
         return random.integers(0, 2, leaf.shape).astype(bool)
     if leaf.dtype in INTEGER_RANGE and not leaf.shape:
-        return jax.numpy.asarray(3, DTYPES[leaf.dtype])  # a number of steps, or a place
+        return jax.numpy.asarray(3, ARRAY_DTYPES[leaf.dtype])  # a number of steps, or a place
     if leaf.dtype in INTEGER_RANGE:
-        return random.integers(0, 2, leaf.shape).astype(DTYPES[leaf.dtype])
+        return random.integers(0, 2, leaf.shape).astype(ARRAY_DTYPES[leaf.dtype])
     numbers = random.standard_normal(leaf.shape) * 0.3
     is_state = leaf.role == "state" or (leaf.role == "parameter" and leaf.path[1].idx != 0)
     ties = np.round(numbers * 4) / 4
     mixed = np.where(random.random(leaf.shape) < 0.1, ties, numbers)
     mixed = 0.05 + abs(numbers) if is_state else mixed
-    return jax.numpy.asarray(mixed, DTYPES[leaf.dtype])
+    return jax.numpy.asarray(mixed, ARRAY_DTYPES[leaf.dtype])
 
 
 def _compared(

@@ -12,8 +12,9 @@ from typing import Any
 
 import attrs
 
-from mtfc.backends.common.module import DTYPES, KINDS
+from mtfc.backends.common.module import KINDS
 from mtfc.compiler.ir.core import Function
+from mtfc.compiler.ir.types import ARRAY_DTYPES
 from mtfc.frontend.jaxpr.importing import Imported
 
 TABLES = {role: table for table, role in KINDS.items()}
@@ -68,7 +69,7 @@ class PackedProgram:
         return {
             leaf.name: struct(
                 tuple(dim.size for dim in leaf.flat_dims),
-                jax.numpy.dtype(DTYPES[leaf.dtype]),
+                jax.numpy.dtype(ARRAY_DTYPES[leaf.dtype]),
                 sharding=self._sharding(leaf.name),
             )
             for leaf in self.imported.inputs

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mtfc.backends.common.module import DTYPES
 from mtfc.compiler.ir.core import Function, Program, walk
-from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.data.files import parsed_json, read_bytes, write_text
 from mtfc.driver.errors import UsageError, public
@@ -175,7 +174,7 @@ class Plan:
         def struct(leaf: Leaf, sharding: Any) -> Any:
             make: Any = jax.ShapeDtypeStruct
             if leaf.key is None:
-                return make(leaf.shape, jax.numpy.dtype(DTYPES[leaf.dtype]), sharding=sharding)
+                return make(leaf.shape, jax.numpy.dtype(ARRAY_DTYPES[leaf.dtype]), sharding=sharding)
             return make(leaf.user_shape, jax.random.key(0, impl=leaf.key).dtype, sharding=sharding)
 
         shardings = jax.tree.leaves(self._in_trees)

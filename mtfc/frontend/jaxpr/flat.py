@@ -17,30 +17,13 @@ import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.compiler.ir.core import Stage
-from mtfc.compiler.ir.types import CARRIED_BYTES, FLOATS
+from mtfc.compiler.ir.types import ARRAY_DTYPES, CARRIED_BYTES, FLOATS
 from mtfc.frontend.jaxpr.axis_annotations import Annotation, axis_annotations
 from mtfc.frontend.jaxpr.changed_objects import returning_changed
 from mtfc.frontend.jaxpr.factors import Axis
 from mtfc.frontend.jaxpr.while_loops import counter_of
 
-DTYPES = {
-    "float32": "f32",
-    "bfloat16": "bf16",
-    "float16": "f16",
-    "float64": "f64",
-    "int32": "i32",
-    "uint32": "u32",
-    "bool": "bool",
-    **{
-        f"{name}{bits}": f"{kind}{bits}"
-        for kind, name in (("i", "int"), ("u", "uint"))
-        for bits in (8, 16, 64)
-    },
-    "complex64": "c64",
-    "complex128": "c128",
-    "float8_e4m3fn": "f8e4m3fn",
-    "float8_e5m2": "f8e5m2",
-}
+DTYPES = {name: dtype for dtype, name in ARRAY_DTYPES.items()}
 """JAX's name of a dtype -> the IR's."""
 
 NUMBERS = frozenset(DTYPES.values()) - {"c64", "c128", "f8e4m3fn", "f8e5m2"}

@@ -32,7 +32,7 @@ from mtfc.compiler.ir.opdef import (
     rule_by_name,
 )
 from mtfc.compiler.ir.sharding_rules import place_by_layout
-from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType
+from mtfc.compiler.ir.types import ARRAY_DTYPES, FLOATS, ITEM_BYTES, OF_ML_DTYPES, Dim, TensorType
 
 INTEGERS = frozenset({"i32", "u32"})
 NUMBERS = FLOATS | INTEGERS
@@ -299,31 +299,13 @@ def _cast(shard: Shard, x: Any) -> Any:
     return np.clip(np.where(np.isnan(x), 0, x.astype(np.float64)), limits.min, limits.max).astype(dtype)
 
 
-_NUMPY_NAMES = {
-    "f32": "float32",
-    "f16": "float16",
-    "f64": "float64",
-    "i32": "int32",
-    "u32": "uint32",
-    "bool": "bool_",
-    **{
-        f"{kind}{bits}": f"{name}{bits}"
-        for kind, name in (("i", "int"), ("u", "uint"))
-        for bits in (8, 16, 64)
-    },
-    "c64": "complex64",
-    "c128": "complex128",
-}
-_OF_ML_DTYPES = {"bf16": "bfloat16", "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}
-
-
 def numpy_dtype(np: Any, dtype: str) -> Any:
     """Return the NumPy dtype of an IR dtype."""
-    if dtype in _OF_ML_DTYPES:
+    if dtype in OF_ML_DTYPES:
         import ml_dtypes
 
-        return getattr(ml_dtypes, _OF_ML_DTYPES[dtype])
-    return getattr(np, _NUMPY_NAMES[dtype])
+        return getattr(ml_dtypes, ARRAY_DTYPES[dtype])
+    return np.dtype(ARRAY_DTYPES[dtype]).type
 
 
 def _erf(np: Any, x: Any) -> Any:

@@ -16,8 +16,9 @@ import attrs
 import numpy as np
 
 from mtfc.backends.common.devices import devices, import_jax
-from mtfc.backends.common.module import DTYPES, executed
+from mtfc.backends.common.module import executed
 from mtfc.compiler.ir.core import Value
+from mtfc.compiler.ir.types import ARRAY_DTYPES
 from mtfc.placements.operators.cotangent_flow import CotangentFlow
 from mtfc.placements.operators.operator_graph import OperatorStep
 from mtfc.placements.operators.operator_parts import OperatorParts
@@ -66,8 +67,8 @@ def _numbers(random: np.random.Generator, dtype: str, shape: tuple[int, ...]) ->
     """Return varied floats; integers are 0, which every index may be."""
     if dtype in ("f32", "bf16", "f16", "f64"):
         numbers = random.standard_normal(shape, np.float32)
-        return numbers.astype(import_jax().numpy.dtype(DTYPES[dtype]))
-    return np.zeros(shape, DTYPES[dtype])
+        return numbers.astype(import_jax().numpy.dtype(ARRAY_DTYPES[dtype]))
+    return np.zeros(shape, ARRAY_DTYPES[dtype])
 
 
 def least_seconds(call: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:

@@ -13,9 +13,8 @@ from typing import Any
 
 import attrs
 
-from mtfc.backends.common.module import DTYPES
 from mtfc.compiler.ir.core import Value
-from mtfc.compiler.ir.types import ITEM_BYTES
+from mtfc.compiler.ir.types import ARRAY_DTYPES, ITEM_BYTES
 from mtfc.placements.operators.cotangent_flow import CotangentFlow
 from mtfc.placements.operators.operator_graph import Operator, OperatorStep
 from mtfc.placements.operators.operator_parts import Box, OperatorParts, PartFunction
@@ -292,7 +291,7 @@ def short(value: Value) -> str:
 
 def _zeros(value: Value, device: int) -> str:
     shape = tuple(dim.size for dim in value.type.dims)
-    return f'filled({shape}, 0, "{DTYPES[value.type.dtype]}", {device})'
+    return f'filled({shape}, 0, "{ARRAY_DTYPES[value.type.dtype]}", {device})'
 
 
 def sources_of(held: Sequence[HeldPiece], wanted: Ends, device: int, turn: int) -> list[tuple[int, Ends]]:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import attrs
 
-from mtfc.backends.common.module import DTYPES, arguments, dict_text
+from mtfc.backends.common.module import arguments, dict_text
 from mtfc.backends.common.prelude import definitions
 from mtfc.backends.jax.backend import RESERVED
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
@@ -15,7 +15,7 @@ from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Program, Value, source_file
 from mtfc.compiler.ir.training import updated
 from mtfc.compiler.ir.training_flag import bound
-from mtfc.compiler.ir.types import TensorType
+from mtfc.compiler.ir.types import ARRAY_DTYPES, TensorType
 from mtfc.compiler.passes.autodiff.differentiate import numbered
 from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.cse import Cse
@@ -266,7 +266,7 @@ def seed_of(placed: PlacedGraph, tasks: TaskList, share: float, scale: str | Non
     """
     if placed.graph.loss is None:
         return None
-    dtype = DTYPES[placed.graph.loss.type.dtype]
+    dtype = ARRAY_DTYPES[placed.graph.loss.type.dtype]
 
     def seed(device: int) -> str:
         if scale is None:

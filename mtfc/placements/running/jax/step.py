@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mtfc.backends.common.module import DTYPES, arguments
+from mtfc.backends.common.module import arguments
 from mtfc.compiler.ir.core import Function, Training, Value
 from mtfc.compiler.ir.training import GRAD_NORM, LEARNING_RATE, LOSS_SCALE
-from mtfc.compiler.ir.types import ITEM_BYTES
+from mtfc.compiler.ir.types import ARRAY_DTYPES, ITEM_BYTES
 from mtfc.placements.running.jax.passes import PlacedRun, cells, short, sources_of, whole_of
 from mtfc.placements.running.jax.pieces import StoredPiece, region_type
 from mtfc.placements.running.jax.plan import ModulePlan, outputs_of, seed_of, whole_on
@@ -346,4 +346,4 @@ def _regions(alike: Mapping[Ends, int]) -> Iterator[Ends]:
 
 
 def _zeros(piece: StoredPiece) -> str:
-    return f'filled({piece.shape}, 0, "{DTYPES[piece.value.type.dtype]}", {piece.device})'
+    return f'filled({piece.shape}, 0, "{ARRAY_DTYPES[piece.value.type.dtype]}", {piece.device})'
