@@ -20,6 +20,7 @@ MODULES = sorted(path for path in (ROOT / "mtfc").rglob("*.py") if path.parent.n
 
 ORDER = [
     "mtfc.compiler.diagnostics",
+    "mtfc.compiler.activity",
     "mtfc.compiler.ir",
     "mtfc.compiler.analysis",
     "mtfc.compiler.cost",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -48,6 +49,10 @@ SUBCOMMANDS = {
     "lsp": "serve editors: diagnostics, costs by line, completion, renaming",
 }
 """Subcommands with their summaries. Each is a module of this package, which is imported only for its own subcommand."""
+
+
+WITH_OWN_LINES = ("train", "lsp")
+"""Subcommands that write to a terminal on their own: a bar of steps, and messages of a protocol."""
 
 
 class Subcommand(Protocol):
@@ -137,7 +142,10 @@ def main(arguments: Sequence[str]) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     choose_color(options.color)
-    return guarded(lambda: _run(options))
+    from mtfc.cli.progress import progress_line
+
+    with nullcontext() if options.command in WITH_OWN_LINES else progress_line(options.command):
+        return guarded(lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from time import monotonic
 
 from mtfc.cli.options import add_program, add_selection, chosen, read_files, seconds
-from mtfc.cli.progress import clear, reporter
+from mtfc.cli.progress import figures_line
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
 from mtfc.driver.loading.sources import Sources
@@ -70,9 +69,6 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 def _page(options: argparse.Namespace, sources: Sources, folder: str | None) -> ReportPage:
     if folder is not None:
         return run_page(folder)
-    progress = reporter(".4g", monotonic() + (options.search or 0.0))
-    try:
-        asked = options.file, chosen(options), sources, options.target, options.search
+    asked = options.file, chosen(options), sources, options.target, options.search
+    with figures_line(".4g", options.search or 0.0) as progress:
         return layouts_page(*asked, progress)
-    finally:
-        clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from time import monotonic
 
 from mtfc.cli.options import (
     add_format,
@@ -17,7 +16,7 @@ from mtfc.cli.options import (
     seconds,
     seed,
 )
-from mtfc.cli.progress import clear, reporter
+from mtfc.cli.progress import figures_line
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
 from mtfc.driver.loading.sources import Sources
@@ -169,12 +168,9 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     inputs = {**read_files(options), "--target": file_of(options.target)}
     check_apart({"-o": options.output, "--export": options.export}, inputs)
     check_writable(options.output, options.export)
-    progress = reporter(".4g", monotonic() + options.budget)
     try:
-        try:
+        with figures_line(".4g", options.budget) as progress:
             found = search(_options(options), sources, progress, exports=options.export is not None)
-        finally:
-            clear()
     except NothingFits as error:
         say(f"{options.file}: {error}")
         return ERRORS

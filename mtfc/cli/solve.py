@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from time import monotonic
 
 from mtfc.cli.options import seconds
-from mtfc.cli.progress import clear, reporter
+from mtfc.cli.progress import figures_line
 from mtfc.driver.data.files import STANDARD, check_apart, check_writable, write_text
 from mtfc.driver.errors import OK
 from mtfc.driver.loading.sources import Sources
@@ -43,10 +42,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
     check_apart({"-o": options.output}, {"FILE": options.file})
     check_writable(options.output)
-    progress = reporter(",", monotonic() + options.time_limit)
-    try:
+    with figures_line(",", options.time_limit) as progress:
         record = solve_file(options.file, options.time_limit, progress)
-    finally:
-        clear()
     write_text(options.output, f"{json.dumps(record)}\n")
     return OK

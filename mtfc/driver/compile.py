@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from mtfc.backends.registry import BACKENDS, TextKind, text_kinds
+from mtfc.compiler.activity import doing
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
@@ -93,7 +94,8 @@ def emit(options: CompileOptions, sources: Sources, show: Callable[[PassRecord],
         raise UsageError(f"--passes: these cannot run in this order: {error}") from error
     if options.emit in IR_KINDS:
         return Emitted(options.emit, program, print_program(program, options.locations))
-    return Emitted(options.emit, program, EMITTERS[options.emit].emit(program))
+    with doing(f"making {options.emit}"):
+        return Emitted(options.emit, program, EMITTERS[options.emit].emit(program))
 
 
 def _read(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mtfc.compiler.activity import each_of
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import LayoutOnMesh, select
@@ -70,7 +71,7 @@ def _programs(
 ) -> tuple[list[Program], list[Recomputation | None]]:
     """Return the program of one processor under each layout, and what a memory limit changes in it."""
     selection = select(file, choice, sources, every_layout=True)
-    programs = [case.lower(selection.program) for case in selection.cases]
+    programs = [case.lower(selection.program) for case in each_of(selection.cases, "layout")]
     pairs = zip(selection.cases, programs, strict=True)
     return programs, [recomputation(selection.program, case, program) for case, program in pairs]
 

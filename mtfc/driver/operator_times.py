@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtfc.backends.common.devices import devices, import_jax, reserve
+from mtfc.compiler.activity import each_of
 from mtfc.driver.data.files import write_text
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.choice import Choice
@@ -110,7 +111,7 @@ def calibrate_operators(file: str, choice: Choice, sources: Sources, count: int 
 
     times.measure = measured
     times.transfer = times.transfer or transfer_times(number)
-    for step, parts, flow in _parts_of(selection.program, placement, number):
+    for step, parts, flow in each_of([*_parts_of(selection.program, placement, number)], "part"):
         times.seconds(flow, step, parts)
     path = write_times(times)
     return f"{len(times.known) - before} of {len(times.known)} parts in {path} are new"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mtfc.compiler.activity import each_of
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.driver.data.files import parsed_json, write_text
@@ -79,7 +80,7 @@ def layouts_page(
             file, choice, sources, hardware, selection, search_seconds, target, progress
         )
     cases = (*selection.cases, *([found] if found else []))
-    layouts = [reported_layout(selection.program, case, hardware) for case in cases]
+    layouts = [reported_layout(selection.program, case, hardware) for case in each_of(cases, "layout")]
     return _page(layouts, hardware, sources, _size_expressions(file, choice, sources), search)
 
 

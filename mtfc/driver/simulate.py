@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from mtfc.compiler.activity import doing
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import select
@@ -96,7 +97,8 @@ def simulate_layout(
     cost, mesh = layout_cost(program), program.placed_on
     function = program.function("step" if cost.trains else "forward")
     cost = attrs.evolve(cost, memory=memory_on(function, mesh, hardware.device))
-    step = step_time(function, mesh, hardware, order, servers)
+    with doing("simulating the step"):
+        step = step_time(function, mesh, hardware, order, servers)
     if servers and IN not in step.busy:
         raise UsageError(
             "--parameter-servers: this layout does not sum gradients over devices before the update"
@@ -137,8 +139,11 @@ def simulate_placement(
     simplified = run(program, simplification())
     most = max((len(each.devices) for each in placement.operators), default=1)
     times = read_times(placement.devices) if measured else None
-    space, _ = timing_compilation(lambda: placement_space(simplified, roomy, placement.devices, most, times))
-    found = space.evaluator.full(strategy_of(placement, space.graph, Diagnostics()))
+    with doing(f"simulating placement {placement.name}"):
+        space, _ = timing_compilation(
+            lambda: placement_space(simplified, roomy, placement.devices, most, times)
+        )
+        found = space.evaluator.full(strategy_of(placement, space.graph, Diagnostics()))
     if times is not None:
         _check_measured(times)
     step = placed_step(space.evaluator.tasks, found)

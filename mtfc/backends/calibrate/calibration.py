@@ -40,6 +40,7 @@ from mtfc.backends.calibrate.rates import (
     side_of,
 )
 from mtfc.backends.common.devices import devices, import_jax
+from mtfc.compiler.activity import doing
 from mtfc.compiler.cost.hardware import Device, DotShares, Hardware, Kind, Link, Rate
 from mtfc.compiler.ir.ops.collectives import SENDINGS
 
@@ -82,11 +83,12 @@ class Effort:
             self, sizes=(*self.sizes, self.sizes[-1] * LARGER // 4), elements=self.elements * LARGER
         )
 
-    def each(self, sizes: Iterable[int], measure: Callable[[int], Point]) -> list[Point]:
+    def each(self, what: str, sizes: Iterable[int], measure: Callable[[int], Point]) -> list[Point]:
         """Return the measurements by size, up to the first that takes longer than a run should."""
         found = []
         for size in sizes:
-            found.append(measure(size))
+            with doing(f"measuring {what} of size {size}"):
+                found.append(measure(size))
             if found[-1][1] > self.seconds:
                 break
         return found
@@ -128,7 +130,7 @@ def memory_of_machine(shares: int) -> float:
 def with_numpy(name: str, effort: Effort) -> Hardware:
     """Measure this machine with the NumPy backend: one device."""
     flops = {dtype: _numpy_products(dtype, effort) for dtype in NUMPY}
-    bandwidth = rising(effort.each(effort.sizes, lambda size: _numpy_sum(size, effort)))
+    bandwidth = rising(effort.each("sums", effort.sizes, lambda size: _numpy_sum(size, effort)))
     small = np.ones(8, np.float32)
     overhead = seconds_each(_repeated(lambda: np.multiply(small, small, out=small)), effort)
     dots = _numpy_shares(flops["f32"], effort) if effort.shapes else None
@@ -156,7 +158,9 @@ def _repeated(once: Callable[[], object]) -> Loop:
 
 
 def _numpy_products(dtype: str, effort: Effort) -> Rate:
-    return rising(effort.each(effort.sides, lambda side: _numpy_product(side, dtype, effort)))
+    return rising(
+        effort.each(f"dots in {dtype}", effort.sides, lambda side: _numpy_product(side, dtype, effort))
+    )
 
 
 def _numpy_product(side: int, dtype: str, effort: Effort) -> Point:
@@ -202,7 +206,9 @@ def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
     box, overhead, loop = _Devices.of(found, effort)
     dtypes = ("f32", "bf16") if is_cpu else ("f32", "bf16", "f16")
     flops = {dtype: rising(beyond(overhead, box.products(dtype, effort))) for dtype in dtypes}
-    bandwidth = rising(beyond(overhead, effort.each(effort.sizes, lambda size: box.sum(size, effort))))
+    bandwidth = rising(
+        beyond(overhead, effort.each("sums", effort.sizes, lambda size: box.sum(size, effort)))
+    )
     ops = box.ops(bandwidth, effort)
     overlap = 0.0 if is_cpu else 1.0
     dots = box.shares(flops["f32"], overhead, effort) if effort.shapes else None
@@ -276,7 +282,7 @@ class _Devices:
         return float(stats.get("bytes_limit") or memory_of_machine(len(self.devices)))
 
     def products(self, dtype: str, effort: Effort) -> list[Point]:
-        return effort.each(effort.sides, lambda side: self.product(side, dtype, effort))
+        return effort.each(f"dots in {dtype}", effort.sides, lambda side: self.product(side, dtype, effort))
 
     def product(self, side: int, dtype: str, effort: Effort) -> Point:
         """Measure (FLOPs, seconds) of a dot with an orthogonal matrix, which keeps the size of the numbers."""
@@ -335,7 +341,8 @@ class _Devices:
 
         def seconds(op: Callable[[Any], Any] | None, name: str) -> float:
             array = start.reshape(op_kernels.SHAPES.get(name, (-1,)))
-            return self._seconds(_of_result(op), array, effort) if op else 0.0
+            with doing(f"measuring {name}"):
+                return self._seconds(_of_result(op), array, effort) if op else 0.0
 
         own = {
             name: (seconds(op, name) - seconds(op_kernels.BESIDES.get(name), name))
@@ -347,7 +354,7 @@ class _Devices:
 
     def collectives(self, kind: str, effort: Effort) -> list[Point]:
         """Measure (bytes, seconds) of a kind of collective."""
-        return effort.each(effort.messages, lambda size: self.collective(kind, size, effort))
+        return effort.each(kind, effort.messages, lambda size: self.collective(kind, size, effort))
 
     def collective(self, kind: str, size: int, effort: Effort) -> Point:
         """Measure a collective of an array of at least `size` bytes, all zeros, whose sums need no scaling."""

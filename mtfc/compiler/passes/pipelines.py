@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
+from mtfc.compiler.activity import doing
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.ir.verifier import LEVELS, Level, Verifier
@@ -137,7 +138,8 @@ def run(
         if level not in each.takes:
             raise PipelineError(_out_of_order(each, level))
         start = time.perf_counter()
-        program = each.run(program)
+        with doing(each.name):
+            program = each.run(program)
         seconds = time.perf_counter() - start
         level = each.level or level
         verifier.check(program, level)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mtfc.compiler.activity import doing
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.types import ARRAY_DTYPES
 from mtfc.frontend.jaxpr.flat import value_of
@@ -102,7 +103,7 @@ def exactly_verified(plan: Plan, seed: int) -> ExactCase:
         for leaf in plan.imported.inputs
         if leaf.constant is not None and leaf.key is None
     }
-    with without_warnings():
+    with doing("exact check"), without_warnings():
         return exact_lowered(plan.imported.program, plan.program, given, seed)
 
 
@@ -116,11 +117,14 @@ def verified(
         args, kwargs = drawn_arguments(plan, seed)
     args, kwargs = jax.tree.map(value_of, (tuple(args), dict(kwargs)))
     leaves, plain = list(plan.imported.outputs), jax.jit(plan.function)
-    expected = _numbers(plain(*args, **kwargs))
-    spread = rounding_spread(plain, args, kwargs, expected)
+    with doing("the function on one device"):
+        expected = _numbers(plain(*args, **kwargs))
+        spread = rounding_spread(plain, args, kwargs, expected)
     with jax.sharding.set_mesh(plan.mesh):
-        applied = _numbers(jax.jit(plan.apply())(*args, **kwargs))
-        own = _numbers(jax.jit(plan.step)(*args, **kwargs))
+        with doing("plan.apply"):
+            applied = _numbers(jax.jit(plan.apply())(*args, **kwargs))
+        with doing("plan.step"):
+            own = _numbers(jax.jit(plan.step)(*args, **kwargs))
     roads = {"plan.apply": applied, "plan.step": own}
     found = [_compared(road, leaves, each, expected, spread) for road, each in roads.items()]
     differences = tuple(difference for each in found for difference in each)

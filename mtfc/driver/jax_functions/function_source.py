@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mtfc.compiler.activity import doing
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.types import Layout, Mesh
@@ -69,7 +70,8 @@ class FunctionSource:
             names = self._names()
             self._check_parameters(len(args))
             try:
-                return imported_program(function, args, kwargs, names, self.parameters, self.merge)
+                with doing(f"importing {self.function}"):
+                    return imported_program(function, args, kwargs, names, self.parameters, self.merge)
             except (CompileError, UsageError):
                 raise
             except Exception as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mtfc.backends.registry import BACKENDS
+from mtfc.compiler.activity import doing
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
@@ -75,7 +76,8 @@ class LayoutOnMesh:
         Raises `CompileError` (E321) if no choice of kept values fits into the memory.
         """
         passes = default_pipeline(of) if self.passes is None else pipeline_of(self.passes, of)
-        return run_limited(self.placed(program), self.limited(passes), observers)
+        with doing(f"compiling layout {self.name}"):
+            return run_limited(self.placed(program), self.limited(passes), observers)
 
     def source(self, program: Program, backend: str, of: str = "step") -> str:
         """Return the text of the module that a backend generates. Raises `CompileError` (E321)."""
@@ -138,7 +140,8 @@ def select(
         return _from_source(choice.source, choice, sources, every_layout, skip_illegal)
     name = sources.read(file)
     text, neighbour = sources.texts[name], sources.neighbour
-    return choose(text, name, choice, every_layout, neighbour, skip_illegal, or_placement)
+    with doing(f"checking {name}"):
+        return choose(text, name, choice, every_layout, neighbour, skip_illegal, or_placement)
 
 
 def _from_source(

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from mtfc.backends.registry import BACKENDS
+from mtfc.compiler.activity import doing
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.training import average_of
 from mtfc.compiler.ir.types import Dim
@@ -17,7 +18,8 @@ from mtfc.driver.data.array_files import Array, Arrays
 
 def source(program: Program, backend: str) -> str:
     """Return the text of the module that a backend generates."""
-    return BACKENDS[backend].generate(program)
+    with doing("generating code"):
+        return BACKENDS[backend].generate(program)
 
 
 def load(program: Program, backend: str) -> Any:
@@ -27,7 +29,8 @@ def load(program: Program, backend: str) -> Any:
 
 def loaded(text: str, backend: str) -> Any:
     """Return the module of a text that a backend has generated, ready to run. Raises `Unavailable`."""
-    return BACKENDS[backend].load(text)
+    with doing("loading the module"):
+        return BACKENDS[backend].load(text)
 
 
 @attrs.define

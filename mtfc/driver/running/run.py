@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from mtfc.backends.common import allocator
+from mtfc.compiler.activity import doing
 from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
@@ -95,7 +96,9 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
     given = given_parameters(options.params, options.params_partial, options.seed, program, options.averages)
     if options.train:
         allocator.keep_memory()
-    session = Session.start(_module(case, program, options), options.seed, given)
+    module = _module(case, program, options)
+    with doing("drawing parameters"):
+        session = Session.start(module, options.seed, given)
     session.smaller = _smaller(data, options, resizing)
     if options.train:
         search = _search(data, resizing) if options.debug_nans else None

@@ -8,6 +8,7 @@ from math import fsum
 
 import attrs
 
+from mtfc.compiler.activity import each_of
 from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import Array, Arrays
@@ -92,7 +93,7 @@ def evaluate(
     """
     counts = with_weights(program)[1]
     parts, weights = list[Arrays](), list[dict[str, float]]()
-    for i in range(number):
+    for i in each_of(range(number), "evaluating batch"):
         start = time.perf_counter()
         outputs = session.evaluate("forward", batches[i], batches.smaller(i))
         weights.append({name: float(outputs[count]) for name, count in counts.items()})

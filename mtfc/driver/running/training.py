@@ -13,6 +13,7 @@ from math import isfinite
 
 import attrs
 
+from mtfc.compiler.activity import each_of
 from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import Array, Arrays, save_arrays
@@ -91,7 +92,7 @@ class TrainingRun:
     def run(self, number: int) -> int:
         """Train `number` steps, show some of them, and save; return the exit status."""
         try:
-            for i in range(number):
+            for i in each_of(range(number), "step"):
                 self._step(i)
                 if i + 1 == number or not self.is_finite or (i + 1) % max(1, number // REPORTS) == 0:
                     self._show()

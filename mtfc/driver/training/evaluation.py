@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mtfc.backends.common.devices import import_jax
+from mtfc.compiler.activity import doing
 from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.inputs import given_parameters
@@ -175,7 +176,8 @@ class DataEvaluation:
         with closing(self.source.batches(self.forward.on_devices.share, None)) as batches:
             for batch in islice(iter_batches(batches, stop), self.most):
                 number += 1
-                yield self._forward_of(batch, number), batch
+                with doing(f"batch {number}"):
+                    yield self._forward_of(batch, number), batch
         if self.rest is not None and (self.most is None or number < self.most):
             yield self.rest
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from mtfc.backends.exact.check import ExactReference, ExactResult
 from mtfc.backends.exact.residues import NotExact
+from mtfc.compiler.activity import doing, each_of
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.fuse_attention import FuseAttention
 from mtfc.compiler.passes.pass_base import Pass
@@ -35,8 +36,10 @@ def exact_cases(program: Program, cases: Sequence[LayoutOnMesh], seed: int) -> I
     given: Mapping[str, Any] = draw_batch(program.function("forward"), seed, 1)[0]
     reference = ExactReference(program, given, seed, attention=_attention(cases))
     try:
-        yield ExactCase("gradients", program.name, wrong_gradients=reference.wrong_gradients())
-        for case in cases:
+        with doing("exact check of the gradients"):
+            wrong = reference.wrong_gradients()
+        yield ExactCase("gradients", program.name, wrong_gradients=wrong)
+        for case in each_of(cases, "exact check of layout"):
             found = reference.compare(case.lower(program, of=BOTH))
             yield _case(case.layout.name, program.name, found)
     except NotExact as error:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mtfc.backends.common.devices import setting_kept
+from mtfc.compiler.activity import doing
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.training_flag import asks_for_training
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate
@@ -72,11 +73,12 @@ class ReferenceRuns:
         return self.at_stage(0)
 
     def at_stage(self, number: int) -> ExpectedArrays:
-        if not self._runs:
-            self._runs.append(self.run(None))
-        while len(self._expected) <= number:
-            self._runs += map(self.run, self.stages[len(self._expected)])
-            self._expected.append(self._of_runs())
+        with doing("the undistributed program"):
+            if not self._runs:
+                self._runs.append(self.run(None))
+            while len(self._expected) <= number:
+                self._runs += map(self.run, self.stages[len(self._expected)])
+                self._expected.append(self._of_runs())
         return self._expected[number]
 
     def _of_runs(self) -> ExpectedArrays:

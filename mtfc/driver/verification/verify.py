@@ -22,6 +22,7 @@ from typing import Any
 import attrs
 
 from mtfc.backends.registry import BACKENDS
+from mtfc.compiler.activity import doing, each_of
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.compiler.passes.mixed_precision import everything_in
@@ -182,11 +183,13 @@ class VerifiedModel:
 
     def results(self) -> Iterator[CaseResult]:
         """Yield the result of each layout on each backend, and of each placement."""
-        for case in self.selection.cases:
+        for case in each_of(self.selection.cases, "layout"):
             sums = tuple(wrong_sums(case.lower(self.reference.program)))
             for backend in self.backends:
-                yield attrs.evolve(self._result(case, backend), sums=sums)
-        for placed in _placements(self.selection):
+                with doing(f"{case.name} on {backend}"):
+                    result = self._result(case, backend)
+                yield attrs.evolve(result, sums=sums)
+        for placed in each_of(_placements(self.selection), "placement"):
             if "numpy" in self.backends:
                 yield self._on_numpy(placed)
             if "jax" in self.backends:
@@ -194,7 +197,7 @@ class VerifiedModel:
 
     def jax_gradients(self) -> Mapping[str, Comparison]:
         """Compare the reference's gradients with those of JAX, in f64."""
-        with in_wide_numbers("jax"):
+        with doing("the gradients of JAX"), in_wide_numbers("jax"):
             return jax_gradients(self.wide or self.reference)
 
     def _result(self, case: Case, backend: str) -> CaseResult:

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from mtfc.compiler.activity import doing
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Initializer, Output, Parameter, Program, Role, Value
@@ -137,17 +138,20 @@ def imported(
 
     Raises `CompileError`.
     """
-    flat = traced(function, args, kwargs)
+    with doing("tracing"):
+        flat = traced(function, args, kwargs)
     linker = Linker(RULES, OTHER)
     linker.arguments(flat.body.arguments)
-    if merge:
-        merge_copies(flat)
-    linker.body(flat.body)
-    _fit_returned(linker, flat)
+    with doing("linking the dimensions of arrays"):
+        if merge:
+            merge_copies(flat)
+        linker.body(flat.body)
+        _fit_returned(linker, flat)
     parameters = _model_arguments(flat, len(args)) if parameters is None else parameters
     roles = [_role(path, parameters) for path in flat.inputs]
     propose(flat, roles, names, function)
-    return _Import(flat, linker, roles, definition(function)).run(_title(function))
+    with doing("making equations"):
+        return _Import(flat, linker, roles, definition(function)).run(_title(function))
 
 
 def _model_arguments(flat: Flat, number: int) -> tuple[int, ...]:
