@@ -1,10 +1,10 @@
-"""`mtfc report`: write a page about a model's layouts, or about a training run."""
+"""`mtfc report`: write a page about a model's layouts or placements, or about a training run."""
 
 from __future__ import annotations
 
 import argparse
 
-from mtfc.cli.options import add_program, add_selection, chosen, read_files, seconds
+from mtfc.cli.options import add_memory, add_passes, add_program, add_selection, chosen, read_files, seconds
 from mtfc.cli.progress import figures_line
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
@@ -18,8 +18,9 @@ examples:
   mtfc report model.mtf --target tpu_v2 -o report.html      predict times on another machine
   mtfc report model.mtf --layout hybrid --dim batch=4096 -o report.html
   mtfc report model.mtf --search 30 -o report.html          also search for the best layout for 30 seconds, and show it
+  mtfc report found.mtf --layout found -o placed.html       show a placement on its devices
   mtfc report train:step --args train:example --mesh data:8 --layout batch:data -o report.html     show a function of JAX
-  mtfc report runs/lm -o run.html                           show the training run in this folder
+  mtfc report runs/lm -o run.html                           show the training run in this folder, which may be at gs://
 
 A page needs no network: open it in a browser, mail it, or keep it beside the results.
 """
@@ -41,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="also search for the best layout for so long, on as many devices as the first layout has",
     )
-    add_selection(parser, "all")
+    add_selection(parser, "all", or_placement=True)
+    add_memory(parser)
+    add_passes(parser)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

@@ -22,7 +22,6 @@ from mtfc.cli.options import (
     seed,
 )
 from mtfc.driver.data.files import check_writable, write_text
-from mtfc.driver.data.remote import is_remote
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import Metric, TrainOptions
@@ -207,9 +206,9 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 
 def _check_report(options: argparse.Namespace) -> None:
-    """Raise `UsageError` unless the run has a local folder with its figures, and the page can be written."""
-    if options.folder is None or is_remote(options.folder):
-        raise UsageError("--report shows the figures of a local --dir: add --dir FOLDER")
+    """Raise `UsageError` unless the run has a folder with its figures, and the page can be written."""
+    if options.folder is None:
+        raise UsageError("--report shows the figures of --dir: add --dir FOLDER")
     if options.log is not None:
         raise UsageError("--report shows the figures that --dir holds: leave out --log")
     if not options.report.endswith(".html"):

@@ -1,4 +1,4 @@
-"""Pages about a model's layouts and about a training run, for `mtfc report`."""
+"""Pages about a model's layouts or placements, and about a training run, for `mtfc report`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from mtfc.compiler.activity import each_of
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.driver.data.files import parsed_json, write_text
+from mtfc.driver.data.remote import RemoteFolder, is_remote
 from mtfc.driver.errors import UsageError, reason_of
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
+from mtfc.driver.loading.selection import UNDISTRIBUTED, LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, target_of
 from mtfc.driver.options import SearchOptions
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.ir.core import Program
     from mtfc.frontend.syntax import ast
+    from mtfc.placements.declarations import DeclaredPlacement
     from mtfc.reports.page.layout_data import ReportedLayout
+    from mtfc.reports.page.placement_data import ReportedPlacement
 
 HEIGHT = 900
 """Pixels of a page in a notebook."""
@@ -67,12 +70,18 @@ def layouts_page(
     search_seconds: float | None = None,
     progress: Progress = silent,
 ) -> ReportPage:
-    """Return the page of a model under every chosen layout. Raises `CompileError`, `UsageError` and `NothingFits`.
+    """Return the page of a model under every chosen layout, or of placements: see `_placements`.
+
+    Raises `CompileError`, `UsageError` and `NothingFits`.
 
     target: the machine of predicted times; None for the first that the file declares, else the default one. search_seconds: also
     search so long for the best layout, on as many devices as the first layout has, and show it beside the others.
     """
-    selection = select(file, choice, sources, every_layout=True)
+    selection = select(file, choice, sources, every_layout=True, or_placement=True)
+    if placements := _placements(selection):
+        if search_seconds is not None:
+            raise UsageError(f"--search finds layouts: `mtfc search {file} --space soap` finds placements")
+        return _placements_page(placements, selection, target, sources)
     hardware = _hardware(target, selection, sources)
     found, search = None, None
     if search_seconds is not None:
@@ -110,6 +119,60 @@ def _page(
         f"{layouts[0].program.name}: layouts side by side" if len(layouts) > 1 else layouts[0].program.name
     )
     return ReportPage(title, {**data, "version": installed_version()})
+
+
+def _placements(selection: Selection) -> tuple[DeclaredPlacement, ...]:
+    """Return the placement that was chosen, or all of a file that declares no layout."""
+    has_layouts = any(case.layout is not UNDISTRIBUTED for case in selection.cases)
+    return () if has_layouts else selection.placements
+
+
+def _placements_page(
+    placements: Sequence[DeclaredPlacement], selection: Selection, target: str | None, sources: Sources
+) -> ReportPage:
+    from mtfc.driver.searching.search import DEFAULT_TARGET
+    from mtfc.driver.version import installed_version
+    from mtfc.reports.page.placement_data import placements_json
+
+    devices = max(each.devices for each in placements)
+    fitting = (each for each in selection.hardware.values() if (each.devices or devices) >= devices)
+    if target is not None:
+        hardware = target_of(target, selection.hardware, sources)
+    else:
+        hardware = next(fitting, None) or target_of(DEFAULT_TARGET, {}, sources)
+    program = selection.program
+    found = [
+        _reported_placement(each, program, hardware, target) for each in each_of(placements, "placement")
+    ]
+    data = placements_json(found, hardware, sources.texts)
+    names = "placements side by side" if len(placements) > 1 else f"placement {placements[0].name}"
+    return ReportPage(f"{program.name}: {names}", {**data, "version": installed_version()})
+
+
+def _reported_placement(
+    placement: DeclaredPlacement, program: Program, hardware: Hardware, target: str | None
+) -> ReportedPlacement:
+    """Simulate the step of a placement. Raises `CompileError`."""
+    from mtfc.compiler.ir.core import source_file
+    from mtfc.driver.simulate import simulate_placement
+    from mtfc.placements.placed_step import events, span_of, tracks
+    from mtfc.reports.drawing import DrawnOperator
+    from mtfc.reports.page.placement_data import ReportedPlacement
+
+    simulated = simulate_placement(placement, program, hardware, target or hardware.name)
+    operators, tasks = simulated.space.graph.operators, simulated.space.evaluator.tasks
+    drawn = [
+        DrawnOperator(operator.name, each.degrees, each.devices)
+        for operator, each in zip(operators, simulated.found.strategy, strict=True)
+    ]
+    return ReportedPlacement(
+        simulated.record(),
+        drawn,
+        [span_of(each) for each in operators],
+        tracks(tasks),
+        list(events(tasks, simulated.found)),
+        source_file([simulated.function]),
+    )
 
 
 def reported_layout(program: Program, case: LayoutOnMesh, hardware: Hardware) -> ReportedLayout:
@@ -244,35 +307,64 @@ def _expression(node: ast.Expr) -> Any:
 
 
 def is_run(file: str) -> bool:
-    """True if a path is a folder, which only a training run is."""
-    return Path(file).is_dir()
+    """True if a path is a folder, which only a training run is; remote paths are those of folders."""
+    return is_remote(file) or Path(file).is_dir()
 
 
 def run_page(folder: str) -> ReportPage:
-    """Return the page of a training run, which may still go on. Raises `UsageError` if the folder has no figures of steps."""
-    from mtfc.driver.data.checkpoint_files import CHECKPOINTS, steps_in
+    """Return the page of a training run, which may still go on.
+
+    Raises `UsageError` if the folder has no figures of steps, and `Unavailable` if a remote one cannot be read.
+    """
     from mtfc.driver.version import installed_version
     from mtfc.reports.page.run_data import run_json
 
-    lines = _figures(Path(folder))
-    name = Path(folder).resolve().name
-    data = run_json(name, lines, steps_in(Path(folder) / CHECKPOINTS))
+    read = _remote_run if is_remote(folder) else _local_run
+    name, path, text, checkpoints = read(folder)
+    data = run_json(name, _figures(path, text), checkpoints)
     return ReportPage(f"run {name}", {**data, "version": installed_version()})
 
 
-def _figures(folder: Path) -> list[dict[str, Any]]:
-    """Return the figures of each step, by rising steps; the last line may be a part of one."""
+def _local_run(folder: str) -> tuple[str, str, str, Sequence[int]]:
+    """Return the name of a run, the path and the text of its figures, and the steps of its checkpoints."""
+    from mtfc.driver.data.checkpoint_files import CHECKPOINTS, steps_in
     from mtfc.driver.training.metrics import METRICS
 
-    path = folder / METRICS
+    path = Path(folder) / METRICS
     try:
-        lines = path.read_text("utf-8").splitlines()
+        text = path.read_text("utf-8")
     except FileNotFoundError:
-        raise UsageError(
-            f"{folder} has no {METRICS}: name the --dir of a training run, or a .mtf file"
-        ) from None
+        raise UsageError(f"{folder} has no {METRICS}: {NAME_A_RUN}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {reason_of(error)}") from None
+    return Path(folder).resolve().name, str(path), text, steps_in(Path(folder) / CHECKPOINTS)
+
+
+def _remote_run(url: str) -> tuple[str, str, str, Sequence[int]]:
+    """Return the same of a run in a remote folder, whose figures may stand in several files."""
+    from mtfc.driver.data.checkpoint_files import CHECKPOINTS, remote_steps
+    from mtfc.driver.training.mirror import figures_in
+
+    remote = RemoteFolder.open(url)
+    names = remote.names()
+    parts = [remote.read(each) or b"" for each in figures_in(names)]
+    if not parts:
+        raise UsageError(f"{url} has no figures of steps: {NAME_A_RUN}")
+    try:
+        text = b"".join(parts).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"cannot read the figures in {url}: {error}") from None
+    inside = f"{CHECKPOINTS}/"
+    steps = remote_steps([each.removeprefix(inside) for each in names if each.startswith(inside)])
+    return remote.url.rpartition("/")[2], f"the figures in {remote.url}", text, steps
+
+
+NAME_A_RUN = "name the --dir of a training run, or a .mtf file"
+
+
+def _figures(path: str, text: str) -> list[dict[str, Any]]:
+    """Return the figures of each step, by rising steps; the last line may be a part of one."""
+    lines = text.splitlines()
     found: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, 1):
         record = _record_of(line)

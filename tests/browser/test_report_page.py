@@ -20,6 +20,9 @@ import pytest
 
 import mtfc
 from mtfc.compiler.ir.printer import bytes_text
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.simulate import simulate
 from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import count_text, flops_text
 
@@ -57,6 +60,13 @@ class Opened:
     def texts(self, selector: str) -> list[str]:
         found: list[str] = self.view.locator(selector).all_inner_texts()
         return found
+
+    def wait(self, condition: str) -> None:
+        """Wait for a condition; the page's policy forbids Playwright's own way, which makes functions of texts."""
+        until = time.monotonic() + 30
+        while not self.view.evaluate(condition):
+            assert time.monotonic() < until, condition
+            time.sleep(0.02)
 
 
 Open = Callable[..., Opened]
@@ -316,7 +326,7 @@ def test_the_timeline_zooms(lm: Opened) -> None:
 
 def test_the_chart_of_memory_has_the_moments(lm: Opened, costs: Any) -> None:
     lm.view.keyboard.press("3")
-    lm.view.wait_for_function("curves.at(-1).plot !== null")
+    lm.wait("curves.at(-1).plot !== null")
     peak = lm.view.evaluate(
         """() => { const { series } = curves.findLast((each) => each.place.closest("#memory") && each.place.isConnected);
           const values = (name) => series.find((each) => each.name === name).values;
@@ -352,6 +362,72 @@ def test_a_hostile_source(pages: Open, tmp_path: Path) -> None:
     assert "The search found" in page.texts("#search")[0]
 
 
+PLACED = """
+dim batch = 8
+dim io = 16
+dim units = 8
+model two(x: [batch, io]) {
+  param w: [io, units] = zeros()
+  param v: [units, io] = zeros()
+  h = einsum(x, w -> [batch, units])
+  y = einsum(h, v -> [batch, io])
+  loss = mean(square(y))
+  return loss
+}
+train two { minimize loss
+  optimizer = sgd(learning_rate = 0.1) }
+placement apart on 4 = { h: { batch: 2, units: 2 } on [0, 1, 2, 3]; loss: {} on [3] }
+placement alone on 1 = {}
+"""
+
+
+def test_placements(pages: Open, tmp_path: Path) -> None:
+    """The page has the figures of `mtfc simulate`, and shows which parts are on which device."""
+    path = tmp_path / "two.mtf"
+    path.write_text(PLACED)
+    page = pages(mtfc.report(path, target="p100_cluster"))
+    for name in ("apart", "alone"):
+        step = simulate(str(path), Choice(layout=name), "p100_cluster", Sources()).record()
+        row = f'#placements tr[data-placement="{name}"]'
+        figures = {
+            "devices": str(step["devices"]),
+            "step": seconds_text(step["step_seconds"]),
+            "exposed": seconds_text(step["exposed_communication_seconds"]),
+            "sent": bytes_text(step["bytes_sent"]),
+            "memory": bytes_text(step["memory_per_device"]["total"]),
+        }
+        assert {each: page.texts(f'{row} [data-figure="{each}"]') for each in figures} == {
+            each: [text] for each, text in figures.items()
+        }
+        page.view.focus(row)
+        page.view.keyboard.press("Enter")
+        shown = page.texts('#devices tr [data-figure="compute"]')
+        assert shown == [seconds_text(each["compute_seconds"]) for each in step["by_device"]]
+        for line in step["lines"]:
+            cells = page.texts(f'#source tr[data-line="{line["line"]}"] [data-figure="bytes_sent"]')
+            assert not line["line"] or cells == [bytes_text(line["bytes_sent"]) if line["bytes_sent"] else ""]
+    page.view.keyboard.press("1")
+    page.view.click('#operators tr[data-operator="h"]')
+    parts = page.view.evaluate(
+        '[...document.querySelectorAll("aside .device")].map((each) => each.dataset.device)'
+    )
+    assert parts == ["0", "1", "2", "3"]
+    page.view.click('#devices tr[data-device="1"]')
+    assert "faint" in page.view.get_attribute('#operators tr[data-operator="loss"]', "class")
+    assert page.view.get_attribute('aside .device[data-device="1"]', "class") == "device chosen"
+    page.view.focus("#timeline svg")
+    before = page.texts("#timeline [data-view]")
+    page.view.keyboard.press("+")
+    assert page.texts("#timeline [data-view]") != before
+    page.view.click("#timeline rect.event >> nth=0")
+    assert page.view.locator("#source tr.chosen").count() == 1
+    light = page.view.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.view.keyboard.press("t")
+    assert page.view.evaluate("getComputedStyle(document.body).backgroundColor") != light
+    assert len(page.view.pdf()) > 20_000
+    assert page.view.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_a_run(pages: Open, tmp_path: Path) -> None:
     lines = [
         {"step": i, "loss": 2 / i, "learning_rate": 1e-3 * i, "grad_norm": 1.0, "seconds": 0.1, "tokens_per_second": 1e4,
@@ -361,7 +437,7 @@ def test_a_run(pages: Open, tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "50").mkdir(parents=True)
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
     page = pages(mtfc.report(tmp_path))
-    page.view.wait_for_function("curves.every((each) => each.plot)")
+    page.wait("curves.every((each) => each.plot)")
     assert page.view.evaluate("curves.map((each) => each.series.map(({ name }) => name))") == [
         ["loss", "evaluation"], ["learning_rate"], ["grad_norm"], ["measured", "predicted"],
         ["tokens_per_second"], ["mfu"], ["extra"],

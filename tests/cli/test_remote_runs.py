@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mtfc import api
 from mtfc.driver.data.checkpoint_files import About, newest_checkpoint
 from mtfc.driver.data.remote import RemoteFolder
 from mtfc.driver.errors import ENVIRONMENT, ERRORS, OK, USAGE
-from mtfc.driver.training import run_lock
+from mtfc.driver.training import mirror, run_lock
 from mtfc.driver.training.run_lock import RunLock
 from tests.cli.conftest import Mtfc
 from tests.cli.model import Outcome
@@ -83,6 +84,32 @@ def test_a_remote_run_goes_on_with_the_bits_of_a_local_one(store: Path, mtfc: Mt
     )
     with np.load(store.parents[1] / "b" / "w.npz") as written:
         assert sorted(written) == ["v", "w"]
+
+
+def test_the_report_of_a_remote_run_is_that_of_a_local_one(
+    store: Path, mtfc: Mtfc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figures may be in several objects, as those of a long run are."""
+    monkeypatch.setattr(mirror, "PART", 1)
+    assert train(mtfc, "--steps", "4", "--dir", "run").status == OK
+    done = train(mtfc, "--steps", "4", "--dir", URL, "--report", "at_end.html")
+    assert done.status == OK and "at_end.html: run run" in done.err
+    assert len(list((store / "metrics").iterdir())) > 1
+    assert mtfc("report", URL, "-o", "remote.html").status == OK
+    assert Path("remote.html").read_text() == Path("at_end.html").read_text()
+    remote, local = api.report(URL).data, api.report("run").data
+    timed = {"seconds", "examples_per_second"}
+    for each in (remote, local):
+        assert timed <= each["curves"].keys()
+        for name in timed:
+            del each["curves"][name], each["last"][name]
+    assert {**remote, "median_seconds": 0} == {**local, "median_seconds": 0}
+    none = mtfc("report", f"{URL}/nothing", "-o", "out.html")
+    assert none.status == USAGE and f"{URL}/nothing has no figures of steps: name the --dir" in none.err
+    ObjectStore.left = 0
+    gone = mtfc("report", URL, "-o", "out.html")
+    assert gone.status == ENVIRONMENT and f"cannot read {URL}: the network is gone" in gone.err
+    assert not Path("out.html").exists()
 
 
 def test_a_second_start_is_refused_and_told_about_the_first(

@@ -236,6 +236,75 @@ def test_a_function_of_jax() -> None:
     assert record["own"] == __file__ and "h = jax.numpy.tanh(x @ w)" in record["sources"][__file__]
 
 
+# Placements
+
+PLACED = """
+dim batch = 8
+dim io = 16
+dim units = 4
+model two(x: [batch, io]) {
+  param w: [io, units] = zeros()
+  param v: [units, io] = zeros()
+  h = einsum(x, w -> [batch, units])
+  y = einsum(h, v -> [batch, io])
+  return y
+}
+hardware small = { device: { flops: { f32: 1e9 }, memory: 40000, bandwidth: 1e9, overhead: 1e-6 } }
+hardware box = {
+  device: { flops: { f32: 1e9 }, memory: 40000, bandwidth: 1e9, overhead: 1e-6 }
+  link wire: { kind: switch, size: 2, bandwidth: 1e6, latency: 1e-3 }
+}
+placement apart on 2 = { h: {} on [0], y: { batch: 2 } on [1, 0] }
+placement alone on 1 = {}
+"""
+
+
+def test_placements(mtfc: Mtfc, folder: Path) -> None:
+    """A file without layouts shows its placements, with the figures of `mtfc simulate`, on its own machine."""
+    (folder / "two.mtf").write_text(PLACED)
+    outcome = mtfc("report", "two.mtf", "-o", "out.html")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out.startswith("out.html: two: placements side by side, ")
+    record = PageParts((folder / "out.html").read_text("utf-8")).record
+    asked = "two.mtf", "--target", "box", "--format", "json"
+    assert record["steps"] == [mtfc("simulate", *asked, "--layout", name).json for name in ("apart", "alone")]
+    apart, alone = record["placements"]
+    assert [each[:3] for each in apart["operators"]] == [["h", [], [0]], ["y", [["batch", 2]], [1, 0]]]
+    assert {each for _, _, devices, _ in alone["operators"] for each in devices} == {0}
+    step = record["steps"][0]
+    assert max(start + seconds for _, _, start, seconds, *_ in apart["events"]) == pytest.approx(
+        step["step_seconds"]
+    )
+    assert [apart["lanes"][lane] for lane, *_ in apart["events"] if "wire" in apart["lanes"][lane]]
+    assert mtfc("report", "two.mtf", "--layout", "alone", "-o", "one.html").out.startswith(
+        "one.html: two: placement alone, "
+    )
+    for options, status, message in (
+        (("--search", "1"), 2, "`mtfc search two.mtf --space soap` finds placements"),
+        (
+            ("--layout", "apart", "--mesh", "one"),
+            2,
+            "`apart` is a placement, which has devices of its own: no --mesh",
+        ),
+        (("--layout", "apart", "--memory", "1GiB"), 2, "no --memory"),
+        (("--target", "small"), 1, "error[E316]"),
+    ):
+        refused = mtfc("report", "two.mtf", "-o", "none.html", *options)
+        assert refused.status == status and message in refused.err
+    assert not (folder / "none.html").exists()
+
+
+def test_a_memory_limit_and_other_passes(mtfc: Mtfc, folder: Path) -> None:
+    """The page takes the options of `mtfc cost`, and has its figures."""
+    for options in (("--memory", "1GiB"), ("--passes", "default{combine-collectives.max_bytes=0}")):
+        assert mtfc("report", "model.mtf", "-o", "out.html", *options).status == 0
+        record = PageParts((folder / "out.html").read_text("utf-8")).record
+        costs = mtfc("cost", "model.mtf", "--format", "json", *options).json
+        for each in costs["layouts"]:
+            each.pop("recomputation", None)
+        assert record["cost"] == costs
+
+
 # Runs
 
 

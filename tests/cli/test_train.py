@@ -171,8 +171,7 @@ def test_the_report_of_a_run_is_written_at_its_end(mtfc: Mtfc, folder: Path) -> 
     mtfc("report", "run", "-o", "again.html")
     assert (folder / "run.html").read_text("utf-8") == (folder / "again.html").read_text("utf-8")
     for options, message in (
-        (("--dir", "s3://bucket/run", "--report", "run.html"), "a local --dir"),
-        (("--report", "run.html"), "a local --dir"),
+        (("--report", "run.html"), "the figures of --dir"),
         (("--dir", "run", "--report", "-"), "a name such as run.html, not `-`"),
         (("--dir", "run", "--report", "run/metrics.jsonl"), "a name such as run.html"),
         (("--dir", "run", "--report", "none/run.html"), "no such directory"),

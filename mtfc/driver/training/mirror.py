@@ -16,7 +16,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -147,7 +147,7 @@ class Mirror:
         if self.evaluations is not None:
             (self.path / EVALUATIONS_FILE).write_bytes(self.evaluations)
         if self.lock is not None:
-            self._fetch_figures([each for each in names if each == METRICS or each.startswith(PARTS)])
+            self._fetch_figures(figures_in(names))
 
     def _fetch_figures(self, names: list[str]) -> None:
         """Join the parts of the figures; a folder that was copied from a machine has them in one file."""
@@ -225,6 +225,11 @@ class Mirror:
         lines = lines[: lines.rfind(b"\n") + 1]
         self.remote.write(last.name, lines)
         self.sent = last.start + len(lines)
+
+
+def figures_in(names: Iterable[str]) -> list[str]:
+    """Return the names of the files with figures of steps, in order, among those of a run's remote folder."""
+    return [each for each in names if each == METRICS or each.startswith(PARTS)]
 
 
 def _inside(folder: str, names: list[str]) -> list[str]:

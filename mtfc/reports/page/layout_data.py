@@ -48,7 +48,7 @@ KERNEL = ("name", "stage", "file", "line", "flops", "bytes", "seconds", "dtype")
 ARRAY = ("name", "role", "file", "line", "own_lines", "dtype", "dims", "splits", "pending", "bytes", "times")
 
 
-class _Texts:
+class Texts:
     """Texts that many entries share, each with a number."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ def report_json(
     size_expressions: see `what_if.sizes_json`. search: the record of a search with its progress, if there was one.
     """
     costs = [each.cost for each in layouts]
-    own, texts = costs[0].file, _Texts()
+    own, texts = costs[0].file, Texts()
     described = [_layout(each, cost, hardware, texts) for each, cost in zip(layouts, costs, strict=True)]
     used = {line_of(span)[0] for cost in costs for span in _spans(cost)} | {own or ""}
     return {
@@ -139,7 +139,7 @@ def finite_or_none(number: float) -> float | None:
     return number if isfinite(number) else None
 
 
-def _layout(each: ReportedLayout, cost: PlacedCost, hardware: Hardware, texts: _Texts) -> dict[str, Any]:
+def _layout(each: ReportedLayout, cost: PlacedCost, hardware: Hardware, texts: Texts) -> dict[str, Any]:
     mesh, own = cost.mesh, cost.file
     topology = Topology.of(mesh, hardware) if each.step else None
     return {
@@ -208,7 +208,7 @@ def _by_line(
 # Arrays
 
 
-def _arrays(function: Function, mesh: Mesh, own: str | None, texts: _Texts) -> Iterator[list[Any]]:
+def _arrays(function: Function, mesh: Mesh, own: str | None, texts: Texts) -> Iterator[list[Any]]:
     """Yield the arrays that a user can name: arguments, and named values of the forward pass.
 
     times: the iterations of the loops around the equation that makes the array.
@@ -248,7 +248,7 @@ def _with_trips(function: Function, times: int = 1) -> Iterator[tuple[Equation, 
 # The step over time
 
 
-def _memory(function: Function, mesh: Mesh, own: str | None, texts: _Texts) -> dict[str, Any]:
+def _memory(function: Function, mesh: Mesh, own: str | None, texts: Texts) -> dict[str, Any]:
     """Return the bytes of arguments, which live as long as the step, and a moment for each equation."""
     scale = Numbers(mesh)
     names = {"parameters": "parameters", "optimizer": "optimizer", "activations_peak": "inputs"}
@@ -260,7 +260,7 @@ def _memory(function: Function, mesh: Mesh, own: str | None, texts: _Texts) -> d
         [
             texts(_name(each.eqn)),
             each.eqn.stage,
-            *_place(each.eqn.span, own, texts),
+            *place_of(each.eqn.span, own, texts),
             *map(whole, each.live.values()),
         ]
         for each in memory_moments(function, mesh, scale)
@@ -272,13 +272,13 @@ def _name(eqn: Equation) -> str:
     return eqn.path or eqn.op
 
 
-def _place(span: Span | None, own: str | None, texts: _Texts) -> list[int]:
+def place_of(span: Span | None, own: str | None, texts: Texts) -> list[int]:
     """Return the file and the line of the user where there is one."""
     file, line = line_of(span.inside(own) if span else None)
     return [texts(file), line]
 
 
-def _timeline(simulated: SimulatedLayout, texts: _Texts) -> dict[str, Any]:
+def _timeline(simulated: SimulatedLayout, texts: Texts) -> dict[str, Any]:
     """Return the rows of the timeline and its bars, in seconds."""
     step, own = simulated.step, simulated.cost.file
     lanes = list(dict.fromkeys((COMPUTE, *step.busy, *(event.device for event in step.events))))
@@ -288,9 +288,9 @@ def _timeline(simulated: SimulatedLayout, texts: _Texts) -> dict[str, Any]:
             numbers[each.device],
             texts(each.name),
             float(f"{each.start:.11g}"),
-            _short(each.end - each.start),
+            short(each.end - each.start),
             each.stage,
-            *_place(each.span, own, texts),
+            *place_of(each.span, own, texts),
             each.detail.get("op", "loop"),
         ]
         for each in step.events
@@ -299,7 +299,7 @@ def _timeline(simulated: SimulatedLayout, texts: _Texts) -> dict[str, Any]:
     return {"lanes": lanes, "seconds": step.seconds, "events": events}
 
 
-def _short(seconds: float) -> float:
+def short(seconds: float) -> float:
     """Return a time with seven digits, which a screen cannot tell from all of them."""
     return float(f"{seconds:.7g}")
 
@@ -338,7 +338,7 @@ def _lanes(topology: Topology) -> dict[str, list[list[Any]]]:
     }
 
 
-def _kernels(function: Function, mesh: Mesh, hardware: Hardware, texts: _Texts) -> list[list[Any]]:
+def _kernels(function: Function, mesh: Mesh, hardware: Hardware, texts: Texts) -> list[list[Any]]:
     """Return FLOPs, bytes and seconds of the kernels of each equation in a step; equal places are one kernel."""
     found: dict[tuple[Any, ...], list[float]] = {}
     for eqn, kernel, times in _works(function, mesh, hardware, 1):
@@ -349,7 +349,7 @@ def _kernels(function: Function, mesh: Mesh, hardware: Hardware, texts: _Texts) 
             sums = found.setdefault(key, [0, 0, 0.0])
             for i, each in enumerate((kernel.flops, kernel.bytes, kernel.seconds)):
                 sums[i] += each * times
-    return [[*key[:4], flops, size, _short(seconds), key[4]] for key, (flops, size, seconds) in found.items()]
+    return [[*key[:4], flops, size, short(seconds), key[4]] for key, (flops, size, seconds) in found.items()]
 
 
 def _works(

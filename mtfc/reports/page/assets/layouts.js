@@ -9,20 +9,6 @@ const MEMORY_NAMES = { activations_peak: "activations at their peak", optimizer:
 const KINDS = Object.keys(costs[0].step.collectives);
 const state = { layout: 0, file: data.own ?? Object.keys(data.sources)[0], line: null, array: null, part: null, sizes: new Map(), axes: new Map() };
 const current = () => layouts[state.layout];
-const listeners = [];
-
-function change(values, ...what) {
-  Object.assign(state, values);
-  for (const [kinds, draw] of listeners) if (kinds.some((kind) => what.includes(kind))) draw();
-}
-
-// A part of the page that is drawn anew when one of some kinds of state changes.
-function live(kinds, draw, attributes = {}) {
-  const place = el("div", attributes);
-  listeners.push([kinds, () => draw(place)]);
-  return place;
-}
-
 const choose = (layout) => change({ layout }, "layout");
 const goTo = (file, line) => {
   if (!line) return;
@@ -34,20 +20,6 @@ const placeText = (file, line) => (line ? (file === data.own || !file ? `line ${
 const placeLink = (file, line) => (line ? el("button", { class: "place code", onclick: () => goTo(file, line) }, placeText(file, line)) : placeText(file, line));
 
 // Layouts
-
-function switcher() {
-  const place = live(["layout"], (each) => each.replaceChildren(...layouts.map((layout, i) => el("button", {
-    role: "radio", "aria-checked": String(i === state.layout), onclick: () => choose(i), title: `${layout.rules} (${i < 9 ? i + 1 : ""})`,
-  }, layout.name))), { class: "group", role: "radiogroup", "aria-label": "Layout" });
-  place.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    choose((state.layout + step + layouts.length) % layouts.length);
-    place.children[state.layout].focus();
-  });
-  return place;
-}
 
 const meshText = (axes) => axes.map(([name, size]) => `${name}: ${size}`).join(", ");
 
@@ -338,14 +310,12 @@ function searched(place) {
 
 // The page
 
-for (let i = 0; i < Math.min(9, layouts.length); i++) keys[i + 1] = () => choose(i);
-if (layouts.length > 1) KEYS.unshift([`1 – ${Math.min(9, layouts.length)}`, "choose a layout"]);
 KEYS.push(["+ − ← → 0", "zoom and move the focused timeline"]);
 
 const sourcePlace = live(["layout", "file"], source);
 listeners.push([["line", "array"], () => markSource(sourcePlace)]);
 const kind = layouts[0].trains ? "one training step" : "one forward pass";
-frame(cost.model, `${kind} on ${target.name}, per device`, layouts.length > 1 ? switcher() : el("span", { class: "code" }, layouts[0].name), [
+frame(cost.model, `${kind} on ${target.name}, per device`, layouts.length > 1 ? switcher("layout", layouts.map(({ name }) => name), layouts.map(({ rules }) => rules), choose) : el("span", { class: "code" }, layouts[0].name), [
   ["layouts", "Layouts side by side", live(["layout"], overview), target.caveat ? el("p", { class: "note" }, target.caveat) : null],
   ["source", "Source", el("div", { class: "columns" }, sourcePlace, el("aside", {}, live(["layout", "array", "line"], arrayPanel)))],
   ["memory", "Memory over the step", live(["layout"], memory)],

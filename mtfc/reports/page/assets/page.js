@@ -140,6 +140,39 @@ document.addEventListener("keydown", (event) => {
   if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
 });
 
+// The state of a page: each page has its own `state`
+
+const listeners = [];
+
+function change(values, ...what) {
+  Object.assign(state, values);
+  for (const [kinds, draw] of listeners) if (kinds.some((kind) => what.includes(kind))) draw();
+}
+
+// A part of the page that is drawn anew when one of some kinds of state changes.
+function live(kinds, draw, attributes = {}) {
+  const place = el("div", attributes);
+  listeners.push([kinds, () => draw(place)]);
+  return place;
+}
+
+// Buttons for one of several things, by clicks, arrows and the keys 1 to 9. kind: of the state, which has the number chosen.
+function switcher(kind, names, titles, choose) {
+  const place = live([kind], (each) => each.replaceChildren(...names.map((name, i) => el("button", {
+    role: "radio", "aria-checked": String(i === state[kind]), onclick: () => choose(i), title: `${titles[i]} (${i < 9 ? i + 1 : ""})`,
+  }, name))), { class: "group", role: "radiogroup", "aria-label": kind });
+  place.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    choose((state[kind] + step + names.length) % names.length);
+    place.children[state[kind]].focus();
+  });
+  for (let i = 0; i < Math.min(9, names.length); i++) keys[i + 1] = () => choose(i);
+  if (names.length > 1) KEYS.unshift([`1 – ${Math.min(9, names.length)}`, `choose a ${kind}`]);
+  return place;
+}
+
 const legend = (entries) => el("div", { class: "legend" }, entries.map(([name, number]) => el("span", {}, el("i", { class: `s${number}` }), name)));
 
 // rows: arrays of cells; numbers: the columns that are aligned to the right.

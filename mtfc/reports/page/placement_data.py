@@ -1,0 +1,83 @@
+"""The data of a report about placements: one JSON record, of the same figures as `mtfc simulate` prints.
+
+`steps` are the records of `mtfc simulate --format json`. The other entries split these figures up: by operator, and by task over
+the step. Names and files of events are numbers of entries of `texts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.step_time import Event
+from mtfc.compiler.diagnostics import Span
+from mtfc.reports.drawing import DrawnOperator
+from mtfc.reports.page.layout_data import Texts, place_of, short, target_json
+
+FORMAT = 1
+"""The version of the record."""
+
+MOST_EVENTS = 20_000
+"""Tasks on a page: of more tasks the longest are shown."""
+
+
+@attrs.frozen
+class ReportedPlacement:
+    """A placement of a report. step: the record of `mtfc simulate`. places: the source place of each operator.
+
+    lanes: the names of devices and ports. events: the tasks of the step. file: the user's file.
+    """
+
+    step: Mapping[str, Any]
+    operators: Sequence[DrawnOperator]
+    places: Sequence[Span | None]
+    lanes: Sequence[str]
+    events: Sequence[Event]
+    file: str | None
+
+
+def placements_json(
+    placements: Sequence[ReportedPlacement], hardware: Hardware, sources: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the record of a report. sources: each file's text by name."""
+    own, texts = placements[0].file, Texts()
+    return {
+        "format": FORMAT,
+        "kind": "placements",
+        "target": target_json(hardware),
+        "own": own,
+        "sources": {file: text for file, text in sources.items() if file == own},
+        "steps": [each.step for each in placements],
+        "placements": [_placement(each, texts) for each in placements],
+        "texts": list(texts.numbers),
+    }
+
+
+def _placement(each: ReportedPlacement, texts: Texts) -> dict[str, Any]:
+    longest = sorted(each.events, key=lambda event: event.start - event.end)[:MOST_EVENTS]
+    used = {event.device for event in longest}
+    lanes = [name for name in each.lanes if name in used]
+    numbers = {name: i for i, name in enumerate(lanes)}
+    return {
+        "operators": [
+            [operator.name, operator.degrees, operator.devices, place_of(span, each.file, texts)[1]]
+            for operator, span in zip(each.operators, each.places, strict=True)
+        ],
+        "lanes": lanes,
+        "events": [
+            [
+                numbers[event.device],
+                texts(event.name),
+                float(f"{event.start:.11g}"),
+                short(event.end - event.start),
+                event.stage,
+                *place_of(event.span, each.file, texts),
+                event.detail["task"],
+            ]
+            for event in sorted(longest, key=lambda event: event.start)
+        ],
+        "events_left_out": len(each.events) - len(longest),
+    }
