@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtfc import api
+import mtfc as api
 from mtfc.driver.data.checkpoint_files import About, newest_checkpoint
 from mtfc.driver.data.remote import RemoteFolder
 from mtfc.driver.errors import ENVIRONMENT, ERRORS, OK, USAGE
