@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -14,9 +15,11 @@ import orbax.checkpoint as ocp
 import pytest
 
 import mtfc as api
+from mtfc.backends.common.devices import Unavailable
 from mtfc.driver.data.array_files import stored_arrays
-from mtfc.driver.training.metrics import TensorBoard
+from mtfc.driver.training.metrics import JsonLines, TensorBoard
 from mtfc.driver.training.run_lock import RunLock
+from mtfc.reports.training_report import TrainingStep
 from tests.cli.conftest import Mtfc
 
 EXAMPLES = 24
@@ -309,6 +312,61 @@ def test_a_log_may_end_in_the_part_of_a_line(mtfc: Mtfc, folder: Path, rest: str
     found = mtfc("train", "model.mtf", "--data", "data.npz", "--steps", "1", "--log", "log.jsonl")
     assert found.status == status, found.err
     assert (folder / ("log.jsonl" if status else "log.jsonl.1")).read_text() == text
+
+
+def test_figures_of_a_run_under_way_stay(folder: Path) -> None:
+    """The file may be empty still, and the second run may come by another name."""
+    log = folder / "log.jsonl"
+    (folder / "link.jsonl").symlink_to(log)
+    first = JsonLines.open(log, 0)
+    for text in ("", '{"step": 1, "loss": 0.5}\n'):
+        log.write_text(text)
+        for name in ("log.jsonl", "link.jsonl"):
+            with pytest.raises(Unavailable, match="belongs to a run that is under way"):
+                JsonLines.open(folder / name, 0, lambda _: False)
+    first.close()
+    assert log.read_text() == text
+    JsonLines.open(log, 1).close()
+    assert sorted(each.name for each in folder.glob("*.jsonl*")) == ["link.jsonl", "log.jsonl"]
+
+
+def test_a_pipe_needs_a_reader(mtfc: Mtfc, folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    options = ("train", "model.mtf", "--data", "data.npz", "--steps", "2", "--log", "pipe")
+    found = mtfc(*options)
+    assert found.status == 2 and "cannot write pipe: nobody reads the pipe" in found.err
+    reader = os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert mtfc(*options).status == 0
+    assert os.read(reader, 10000).count(b"\n") == 2
+    os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("option", "place", "message"),
+    [
+        ("--log", "/dev/full", "no space left"),
+        ("--profile", "model.mtf", "cannot write a profile to model.mtf"),
+    ],
+)
+def test_figures_that_cannot_be_written_lose_no_step(
+    mtfc: Mtfc, folder: Path, option: str, place: str, message: str
+) -> None:
+    found = mtfc("train", "model.mtf", "--data", "data.npz", "--steps", "10", "--dir", "run", option, place)
+    assert (found.status, message in found.err) == (3, True), found.err
+    assert "run/checkpoints/" in found.err and "internal" not in found.err
+    assert (
+        len(list((folder / "run" / "checkpoints").iterdir())) == 2
+    )  # after the first step, and after the failure
+
+
+def test_a_full_disk_ends_the_curves(folder: Path) -> None:
+    board = TensorBoard.open(folder / "tb", 0, None)
+    board.writer._py_recordio_writer._writer = Path("/dev/full").open("wb")  # noqa: SIM115
+    with pytest.raises(Unavailable, match=r"cannot write to .*tb: no space left"):
+        board.step(TrainingStep(1, 0.5, 1.0, "examples", 4.0, {}, {}, None))
+    board.close()
+    assert [TensorBoard.open(folder / "same", 0, None).close() for _ in range(2)]
+    assert len(list((folder / "same").glob("events*"))) == 2  # in the same second
 
 
 def test_a_second_run_in_a_folder_is_refused(mtfc: Mtfc, folder: Path) -> None:

@@ -342,7 +342,7 @@ def test_a_lost_process_ends_the_others_with_its_name(
 
 
 def test_processes_agree_before_the_first_step(files: Path) -> None:
-    """A seed that differs, and a shard that one process lacks."""
+    """A seed that differs, and a shard that one process lacks. One evaluates: that needs no device before the comparison."""
     arrays = dict(np.load(files / "data.npz"))
     for folder, count in (("all", 3), ("some", 2)):
         (files / folder / "shards").mkdir(parents=True)
@@ -351,11 +351,24 @@ def test_processes_agree_before_the_first_step(files: Path) -> None:
                 files / folder / "shards" / f"{i}.npz", **{name: x[16 * i :] for name, x in arrays.items()}
             )
     options = ("--steps", "3", "--dir", "run", "--data", "all/shards")
-    last = ("--seed", "1", "--data", "some/shards", "--layout", "crossed")
+    last = (
+        "--seed",
+        "1",
+        "--data",
+        "some/shards",
+        "--layout",
+        "crossed",
+        "--eval",
+        "data.npz",
+        "--memory",
+        "1GiB",
+    )
     for status, _, err in Group(files, 2, *options, last=last).ended():
         assert status == USAGE
         assert "--seed: 0 on process 0; 1 on process 1" in err
         assert "--layout: both (rules " in err and "crossed (rules " in err
+        assert "--eval: nothing on process 0; data.npz on process 1" in err
+        assert "--memory: nothing on process 0; 1GiB on process 1" in err and "the compiled program: " in err
         assert "--data shards/2.npz: " in err and "; nothing on process 1" in err
         assert "shards/1.npz" not in err and "--steps" not in err and "jax" not in err
     assert not (files / "run").exists()

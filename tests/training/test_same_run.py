@@ -35,7 +35,7 @@ def facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fact
 
     def of(layout: str | None = None, fingerprint: str = "f", **options: object) -> Facts:
         case: LayoutOnMesh = select("model.mtf", Choice(layout=layout), Sources()).cases[0]
-        return facts_of(TrainOptions("model.mtf", **options), fingerprint, case, {})  # type: ignore[arg-type]
+        return facts_of(TrainOptions("model.mtf", **options), fingerprint, "", case, {})  # type: ignore[arg-type]
 
     return of
 

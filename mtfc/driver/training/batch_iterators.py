@@ -5,7 +5,7 @@ Grain reads ahead in threads and counts the steps that were handed out, so a pos
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from threading import Thread
 from typing import Any, Protocol
 
@@ -36,6 +36,9 @@ class BatchIterator(Protocol):
     def state(self) -> Position:
         """Return the position after the last step that `next` returned; steps read ahead do not count."""
 
+    def checksum(self) -> int:
+        """Return a number that processes compare: of the first item of a function, which all of them call; else 0."""
+
     def close(self) -> None:
         """Stop reading ahead."""
 
@@ -64,11 +67,12 @@ class DataSource(Protocol):
 class PositionedIterator:
     """A grain iterator whose state also tells the order of the examples.
 
-    A checkpoint's position has a meaning only in the same order.
+    A checkpoint's position has a meaning only in the same order. first: returns the checksum of the first item.
     """
 
     iterator: Any
     order: Mapping[str, Any]
+    first: Callable[[], int] = int
 
     @classmethod
     def at(
@@ -97,6 +101,9 @@ class PositionedIterator:
 
     def state(self) -> Position:
         return {"order": dict(self.order), "iterator": self.iterator.get_state()}
+
+    def checksum(self) -> int:
+        return self.first()
 
     def close(self) -> None:
         closing = Thread(target=self.iterator.close, daemon=True)

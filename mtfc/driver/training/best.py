@@ -13,10 +13,11 @@ from typing import Any
 
 import attrs
 
+from mtfc.backends.common.devices import Unavailable
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.files import parsed_json
-from mtfc.driver.errors import UsageError
+from mtfc.driver.errors import UsageError, reason_of
 from mtfc.driver.options import Metric
 from mtfc.reports.array_summary import finite
 from mtfc.reports.table import listed
@@ -60,12 +61,20 @@ class Evaluations:
     def add(self, step: int, means: Mapping[str, float]) -> bool:
         """Add an evaluation, and return True if it is the best one so far."""
         self.found[step] = means
-        if self.path is not None:
-            part = self.path.with_name(f".{self.path.name}.part")
-            finite_means = {each: {k: finite(v) for k, v in of.items()} for each, of in self.found.items()}
+        return self.best == step
+
+    def write(self) -> None:
+        """Write the file, in the process that does. Raises `Unavailable` if the disk is full."""
+        if self.path is None:
+            return
+        part = self.path.with_name(f".{self.path.name}.part")
+        finite_means = {each: {k: finite(v) for k, v in of.items()} for each, of in self.found.items()}
+        try:
             part.write_text(json.dumps(finite_means), "utf-8")
             part.replace(self.path)
-        return self.best == step
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise Unavailable(f"cannot write {self.path}: {reason_of(error)}") from None
 
     @property
     def best(self) -> int | None:

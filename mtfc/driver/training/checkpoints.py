@@ -39,6 +39,7 @@ from mtfc.driver.data.checkpoint_files import (
 )
 from mtfc.driver.errors import FailedRequest, UsageError
 from mtfc.driver.training.mirror import Mirror
+from mtfc.driver.training.peers import is_of_a_collective
 from mtfc.driver.training.run_lock import RunLock
 from mtfc.reports.array_summary import finite
 from mtfc.reports.training_report import TrainingStep
@@ -248,18 +249,12 @@ class Checkpoints:
         except (NotFinite, Unavailable, KeyboardInterrupt):
             raise
         except Exception as error:  # orbax and tensorstore raise many kinds
-            if _is_of_a_collective(error):
-                raise
+            if import_jax().process_count() > 1 and is_of_a_collective(error):
+                raise  # `peers.py` names the process that has ended
             last = f"the last one is {self.name(self.steps[-1])}" if self.steps else "there is none yet"
             raise Unavailable(
                 f"cannot write a checkpoint to {self._name}: {fault_of(error)}; {last}"
             ) from None
-
-
-def _is_of_a_collective(error: Exception) -> bool:
-    """Return True for XLA's error where several processes compute: `peers.py` then names the one that has ended."""
-    jax = import_jax()
-    return isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1
 
 
 @attrs.define

@@ -117,21 +117,11 @@ class DataEvaluation:
     compiled: Event = attrs.field(factory=Event)
 
     @classmethod
-    def open(
-        cls,
-        spec: str,
-        tokenizer: str | None,
-        most: int | None,
-        selection: Selection,
-        resizing: Resizing,
-        leads: bool,
-        whole_documents: bool = False,
+    def of(
+        cls, source: DataSource, most: int | None, selection: Selection, resizing: Resizing, leads: bool
     ) -> DataEvaluation:
-        """Open the data and compile the forward pass. Raises `CompileError`, `UsageError` and `Unavailable`."""
+        """Return the evaluation on some data. Raises `CompileError`, `UsageError` and `Unavailable`."""
         program, case = selection.program, selection.case
-        source = open_source(
-            spec, program, tokenizer=tokenizer, takes_rest=True, whole_documents=whole_documents
-        )
         rows = 1
         if isinstance(source, FileSource):
             rows = source.examples.dim.size
@@ -200,6 +190,13 @@ class DataEvaluation:
         return self.smaller[rows]
 
 
+def evaluation_source(
+    spec: str, program: Program, tokenizer: str | None, whole_documents: bool
+) -> DataSource:
+    """Open data to evaluate on, without using devices. Raises `CompileError`, `UsageError` and `Unavailable`."""
+    return open_source(spec, program, tokenizer=tokenizer, takes_rest=True, whole_documents=whole_documents)
+
+
 def _rest(
     source: FileSource, resizing: Resizing, most: int | None, leads: bool
 ) -> tuple[Forward, Mapping[str, Any]] | None:
@@ -252,13 +249,15 @@ def _evaluated(
         options.params, options.params_partial, options.seed, selection.program, options.averages
     )
     resizing = Resizing(options.file, options.choice, sources, selection)
-    evaluation = DataEvaluation.open(
-        options.data, options.tokenizer, options.batches, selection, resizing, leads, options.whole_documents
-    )
-    check_documents("--data", evaluation.source, options.whole_documents)
-    if peers.count > 1:
-        fingerprint, data = program_fingerprint(selection.program), {"--data": evaluation.source}
-        check_same(peers.gather(facts_of(options, fingerprint, case, data)))
+    source = evaluation_source(options.data, selection.program, options.tokenizer, options.whole_documents)
+    check_documents("--data", source, options.whole_documents)
+    if peers.count > 1:  # before the devices are used: they wait for all processes
+        fingerprint, text = (
+            program_fingerprint(selection.program),
+            case.forward_source(selection.program, "jax"),
+        )
+        check_same(peers.gather(facts_of(options, fingerprint, text, case, {"--data": source})))
+    evaluation = DataEvaluation.of(source, options.batches, selection, resizing, leads)
     on_devices = evaluation.forward.on_devices
     is_complete = given.keys() == on_devices.module.PARAMETERS.keys()
     drawn = {} if is_complete else on_devices.module.init(options.seed)

@@ -7,6 +7,7 @@ position in the data is taken before the next batch is read ahead, so that a che
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -48,36 +49,53 @@ class Saver(Protocol):
         """Raise the error of a save that has failed: `NotFinite` or `Unavailable`. Called after each step."""
 
 
-class DataOfOthers(Unavailable):
-    """Another process has no batch for the next step."""
+class OthersFailed(Unavailable):
+    """Another process has no batch for the next step, or cannot write its figures."""
 
 
 END = "its data has ended"
 
+BATCHLESS, FAILED = "has no batch: ", "has failed: "
 
-def next_of_all(batches: BatchIterator, stop: Stop) -> Mapping[str, Any]:
+
+def next_of_all(batches: BatchIterator, stop: Stop, failure: Exception | None = None) -> Mapping[str, Any]:
     """Return the next batch once every process has its own: so all end at the same step, whatever the reason.
 
-    Raises `Stopped`, `StopIteration`, the error of this process's data, and `DataOfOthers`.
+    failure: the reason why this process does not go on. Raises `Stopped`, `StopIteration`, `failure`, the error of this process's
+    data, and `OthersFailed`.
     """
-    batch, error = None, None
+    batch, error = None, failure
     try:
-        batch = stop.wait(lambda: next(batches))
+        batch = stop.wait(lambda: next(batches)) if failure is None else None
     except (Stopped, StopIteration, UsageError, CompileError) as ended:
         error = ended
     peers = stop.peers
-    own = "" if isinstance(error, Stopped | None) else END if isinstance(error, StopIteration) else str(error)
-    votes = peers.gather([stop.is_requested or isinstance(error, Stopped), own])
-    if isinstance(error, UsageError | CompileError):
+    is_end = isinstance(error, Stopped | StopIteration | None)
+    own = END if isinstance(error, StopIteration) else ""
+    if not is_end:
+        own = f"{BATCHLESS if failure is None else FAILED}{error}"
+    votes = peers.gather([stop.is_requested or isinstance(error, Stopped), own, batches.checksum()])
+    if error is not None and not is_end:
         raise error
-    failed = next((i for i, (_, word) in enumerate(votes) if word not in ("", END)), None)
+    failed = next((i for i, (_, word, _) in enumerate(votes) if word not in ("", END)), None)
     if failed is not None:
-        raise DataOfOthers(f"{peers.name_of(failed)} has no batch: {votes[failed][1]}")
-    if any(stops for stops, _ in votes):
+        raise OthersFailed(f"{peers.name_of(failed)} {votes[failed][1]}")
+    if any(stops for stops, _, _ in votes):
         raise Stopped
-    if batch is None or any(word for _, word in votes):
+    if batch is None or any(word for _, word, _ in votes):
         raise StopIteration
+    check_items([each for _, _, each in votes])
     return batch
+
+
+def check_items(checksums: Sequence[int]) -> None:
+    """Raise `UsageError` unless the data of all processes have the same checksum."""
+    others = [str(i) for i, each in enumerate(checksums) if each != checksums[0]]
+    if others:
+        raise UsageError(
+            f"the function that gives the data has other items on process{'es' * (len(others) > 1)} {', '.join(others)} than on"
+            " process 0: all calls must give the same items, or name shard_index and shard_count"
+        )
 
 
 def iter_batches(batches: BatchIterator, stop: Stop) -> Iterator[Mapping[str, Any]]:
@@ -128,7 +146,7 @@ class TrainLoop:
     loss: the name of the minimized output. evaluate: state -> means over the evaluation data. evaluations: those so far, if the
     best of them counts. before: the state before the last step, and its batch, kept to find the cause of a loss that is not
     finite. unevaluated: the figures of the last step while its evaluation has not ended. read: the position after the step whose
-    loss was read last.
+    loss was read last. failure: why the figures of a step cannot be written.
     """
 
     program: JaxProgram
@@ -150,6 +168,7 @@ class TrainLoop:
     position: Any = None
     unevaluated: TrainingStep | None = None
     read: Any = None
+    failure: Exception | None = None
 
     @property
     def last(self) -> TrainingStep | None:
@@ -159,8 +178,14 @@ class TrainLoop:
     def run(self, stop: Stop) -> bool:
         """Train until the last step; return False if `stop` ended the run before.
 
-        Raises `NotFinite`, and the errors of data and of checkpoints.
+        Raises `NotFinite`, the errors of data and of checkpoints, and `failure`.
         """
+        is_done = self._run(stop)
+        if self.failure is not None:
+            raise self.failure
+        return is_done
+
+    def _run(self, stop: Stop) -> bool:
         self.ended = perf_counter()
         step, pending = int(self.state.step), None
         try:
@@ -183,11 +208,11 @@ class TrainLoop:
                 batch = self._next(stop) if step < self.schedule.total else {}
             except Stopped:
                 stopped = True
-            except (
-                UsageError,
-                CompileError,
-                DataOfOthers,
-            ) as failed:  # raised after the running step has ended
+            except Exception as failed:  # raised after the running step has ended
+                if failed is not self.failure and not isinstance(
+                    failed, UsageError | CompileError | OthersFailed
+                ):
+                    raise
                 error = failed
             if pending is not None:
                 self._finish(*pending)
@@ -211,7 +236,8 @@ class TrainLoop:
         return self.evaluations is not None and self.evaluations.is_over
 
     def _next(self, stop: Stop) -> Mapping[str, Any]:
-        return self.program.place(next_of_all(self.batches, stop), self.program.step_inputs)
+        batch = next_of_all(self.batches, stop, self.failure)
+        return self.program.place(batch, self.program.step_inputs)
 
     def _keep(self, batch: Mapping[str, Any]) -> None:
         """Copy the state before a step, if asked: the step donates it."""
@@ -277,9 +303,23 @@ class TrainLoop:
         self.unevaluated = None
         if self.evaluations and self.evaluations.add(step.number, means) and self.evaluations.keeps:
             self.saver.save_best(step.number, self.program.stored(self.state), self.position, step)
+        if self.evaluations:
+            with self._noting_failure():
+                self.evaluations.write()
         self._show(step)
         return step
 
     def _show(self, step: TrainingStep) -> None:
+        """Give the figures of a step to all receivers; one that fails ends the run after the step under way."""
         for sink in self.sinks:
-            sink.step(step)
+            with self._noting_failure(sink):
+                sink.step(step)
+
+    @contextmanager
+    def _noting_failure(self, sink: Sink | None = None) -> Iterator[None]:
+        """Note an error of process 0, of which the others learn before the next step. sink: gets no more figures."""
+        try:
+            yield
+        except (UsageError, Unavailable, OSError) as error:
+            self.failure = self.failure or error
+            self.sinks = [each for each in self.sinks if each is not sink]

@@ -5,19 +5,24 @@ Only process 0 writes.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from time import time
 from typing import Any, Protocol, TextIO
+from uuid import uuid4
 
 import attrs
 
 from mtfc.backends.common.devices import Unavailable
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError, reason_of, say
+from mtfc.driver.training.run_lock import try_lock
 from mtfc.driver.training.user_code import explained, imported_function
 from mtfc.reports.training_report import TrainingStep, step_line
 
@@ -55,16 +60,18 @@ class JsonLines:
 
         is_own: tells from its lines by step if the file is of this run. Then figures of later steps are dropped; the file of
         another run is moved aside. Standard error says both. shown: the path as messages name it. Raises `UsageError` if the file
-        cannot be written, or has other lines than those of training.
+        cannot be written, or has other lines than those of training, and `Unavailable` if a run under way writes to it.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.is_file():
-                dropped = _drop_later_lines(path, after, is_own)
+            if path.is_file() or not path.exists():
+                with _owned(path):
+                    dropped = _drop_later_lines(path, after, is_own)
                 if dropped:
                     later = f"{dropped} later step{'s' if dropped > 1 else ''}"
                     say(f"{shown or path}: the figures of {later} are dropped")
-            return cls(path, path.open("a", encoding="utf-8"))
+                return cls(path, _owned(path))
+            return cls(path, _pipe(path) if path.is_fifo() else path.open("a", encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot write {path}: {reason_of(error)}") from None
 
@@ -79,6 +86,29 @@ class JsonLines:
     def close(self) -> None:
         with suppress(OSError):  # the part of a line that did not fit
             self.file.close()
+
+
+def _owned(path: Path) -> TextIO:
+    """Open a file to append to, and lock it until it is closed. Raises `Unavailable` if another run has the lock."""
+    while True:
+        file = path.open("a", encoding="utf-8")
+        if try_lock(file) is False:
+            file.close()
+            raise Unavailable(f"{path} belongs to a run that is under way: name another file with --log")
+        with suppress(FileNotFoundError):
+            if os.fstat(file.fileno()).st_ino == path.stat().st_ino:
+                return file
+        file.close()  # another run has just put another file there
+
+
+def _pipe(path: Path) -> TextIO:
+    """Open a pipe. Raises `OSError` if nobody reads it: `open` would wait for a reader."""
+    try:
+        number = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise OSError(error.errno, "nobody reads the pipe") if error.errno == errno.ENXIO else error from None
+    os.set_blocking(number, True)
+    return os.fdopen(number, "w", encoding="utf-8")
 
 
 FiguresOfStep = Mapping[int, Mapping[str, Any]]
@@ -132,8 +162,12 @@ def figures_in(path: Path, step: int) -> Mapping[str, Any]:
 
 @attrs.define
 class TensorBoard:
-    """An event file for TensorBoard, with one curve for each figure."""
+    """An event file for TensorBoard, with one curve for each figure.
 
+    writer: writes at once. The other one of tensorboardX has a thread, which ends when the disk is full, and blocks its callers.
+    """
+
+    folder: Path
     writer: Any
 
     @classmethod
@@ -142,7 +176,7 @@ class TensorBoard:
 
         run: the folder of the run. Standard error says if the curves there are of another one. Raises `UsageError`.
         """
-        package = import_package("tensorboardX", "tensorboardX")
+        events = import_package("tensorboardX.event_file_writer", "tensorboardX")
         owner = folder / RUN
         try:
             known = owner.read_text("utf-8") if owner.is_file() else ""
@@ -151,16 +185,32 @@ class TensorBoard:
                 say(f"{folder} has curves of another run: TensorBoard shows both as one{hidden}")
             folder.mkdir(parents=True, exist_ok=True)
             owner.write_text(str(run), "utf-8")
+            name = f".{os.getpid()}.{uuid4().hex[:8]}"  # two runs may begin in the same second
+            found = cls(folder, events.EventsWriter(str(folder / "events"), name))
+            if after:
+                start = events.event_pb2.SessionLog.START
+                found._write(step=after + 1, session_log=events.event_pb2.SessionLog(status=start))
+            return found
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot write to {folder}: {reason_of(error)}") from None
-        return cls(package.SummaryWriter(str(folder), purge_step=after + 1 if after else None))
 
     def step(self, step: TrainingStep) -> None:
-        for name, value in step.scalars().items():
-            self.writer.add_scalar(name, value, step.number)
+        """Write the figures. Raises `Unavailable` if the disk is full."""
+        scalar = import_package("tensorboardX.summary", "tensorboardX").scalar
+        try:
+            for name, value in step.scalars().items():
+                self._write(step=step.number, summary=scalar(name, value))
+            self.writer.flush()
+        except OSError as error:
+            raise Unavailable(f"cannot write to {self.folder}: {reason_of(error)}") from None
 
     def close(self) -> None:
-        self.writer.close()
+        with suppress(OSError):  # the part of an event that did not fit
+            self.writer.close()
+
+    def _write(self, **event: Any) -> None:
+        events = import_package("tensorboardX.event_file_writer", "tensorboardX").event_pb2
+        self.writer.write_event(events.Event(wall_time=time(), **event))
 
 
 @attrs.frozen

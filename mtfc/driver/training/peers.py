@@ -24,7 +24,7 @@ from typing import Any
 
 import attrs
 
-from mtfc.backends.common.devices import Unavailable
+from mtfc.backends.common.devices import Unavailable, import_jax
 from mtfc.driver.errors import ENVIRONMENT, say
 
 BEAT = 5.0
@@ -281,13 +281,20 @@ def watched_peers() -> Iterator[Peers]:
 
 @contextmanager
 def _collectives_named(peers: Peers) -> Iterator[None]:
-    """Wait for the name of the process behind XLA's error of a collective without all its processes."""
+    """Wait for the name of the process behind the error of a collective without all its processes."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
+        if not is_of_a_collective(error):
+            raise
         peers.blamed()
         reason = str(error).strip().partition("\n")[0]
         raise Unavailable(f"a collective of several processes has failed: {reason}") from None
+
+
+def is_of_a_collective(error: Exception) -> bool:
+    """Return True for an error of XLA, if several processes compute. JAX makes a `ValueError` of some of Gloo's."""
+    return isinstance(error, import_jax().errors.JaxRuntimeError) or "Gloo" in str(error)
 
 
 def end_on_abort(reason: Callable[[], str]) -> None:

@@ -58,7 +58,7 @@ class RunLock:
         """Take the lock. Raises `Unavailable` if another run has it, and `UsageError` if the folder cannot be written."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file = (folder / LOCK).open("a+", encoding="utf-8")
+            file = (folder / LOCK).open("ab", buffering=0)
         except OSError as error:
             raise UsageError(f"cannot write to {folder}: {reason_of(error)}") from None
         with file:
@@ -81,28 +81,25 @@ class RunLock:
             who = _described(found) if found else "its run.lock is gone"
             raise Unavailable(f"this run no longer owns {self.folder}: {who}; nothing more is written there")
 
-    def _locks(self, file: IO[str]) -> bool:
+    def _locks(self, file: IO[bytes]) -> bool:
         """Take the system's lock; return False if there is none, and the counter of the file has to do."""
         try:
-            import fcntl
-        except ImportError:  # Windows
-            return False
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Unavailable(self._taken()) from None
+            is_own = try_lock(file)
         except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise UsageError(f"cannot lock {self.folder}/{LOCK}: {reason_of(error)}") from None
-            return False
-        return True
+            raise UsageError(f"cannot lock {self.folder}/{LOCK}: {reason_of(error)}") from None
+        if is_own is False:
+            raise Unavailable(self._taken())
+        return bool(is_own)
 
     @contextmanager
     def _held(self, is_leased: bool) -> Iterator[None]:
         """Own the file during the block."""
         if is_leased:
             self._wait_for_owner()
-        self._count(0)
+        try:
+            self._count(0)
+        except OSError as error:
+            raise Unavailable(f"cannot write to {self.folder}: {reason_of(error)}") from None
         if is_leased:
             time.sleep(
                 DEAD / 60
@@ -152,6 +149,26 @@ class RunLock:
         )
 
 
+def try_lock(file: IO[Any]) -> bool | None:
+    """Lock a file until it is closed. Return False if another process has the lock, and None if there are no locks here.
+
+    Raises `OSError` for another reason.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return None
+    return True
+
+
 def _this_process() -> dict[str, Any]:
     started = time.strftime("%Y-%m-%d %H:%M:%S")
     return {"host": platform.node(), "pid": os.getpid(), "started": started, "run": uuid.uuid4().hex}
@@ -164,11 +181,9 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def _rewrite(file: IO[str], content: bytes) -> None:
-    file.seek(0)
-    file.truncate()
-    file.write(content.decode())
-    file.flush()
+def _rewrite(file: IO[bytes], content: bytes) -> None:
+    file.truncate(0)
+    file.write(content)
 
 
 def _owner(content: bytes | None) -> dict[str, Any]:

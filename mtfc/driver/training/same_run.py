@@ -16,6 +16,7 @@ from zlib import crc32
 
 import attrs
 
+from mtfc.backends.common.devices import import_jax
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.selection import Case
@@ -23,6 +24,9 @@ from mtfc.driver.options import EvalOptions, TrainOptions
 from mtfc.driver.training.batch_iterators import DataSource
 
 PACKAGES = ("mtfc", "jax", "jaxlib", "numpy", "grain", "orbax-checkpoint")
+
+CONFIGURED = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl")
+"""JAX's options that change numbers; variables of the environment set them."""
 
 OPTIONS = (
     *("steps", "epochs", "eval_every", "eval_batches", "params_partial", "seed", "folder", "save_every"),
@@ -56,10 +60,14 @@ Facts = Mapping[str, str]
 def facts_of(
     options: TrainOptions | EvalOptions,
     fingerprint: str,
+    module: str,
     case: Case,
     sources: Mapping[str, DataSource | None],
 ) -> Facts:
-    """Return the facts of this process by the names that a message gives them. sources: the data by option."""
+    """Return the facts of this process by the names that a message gives them.
+
+    module: the text of the compiled program, which depends on passes and on a memory limit too. sources: the data by option.
+    """
     given = attrs.asdict(options, recurse=False)
     facts = {
         f"--{NAMES.get(name, name).replace('_', '-')}": _shown(given[name])
@@ -67,16 +75,19 @@ def facts_of(
         if name in given
     }
     facts["--processes"] = _shown(options.hosts.processes)
+    facts["--memory"] = _shown(options.choice.memory)
     facts["the program, by its fingerprint"] = fingerprint
     facts["--mesh"] = ", ".join(f"{name}: {size}" for name, size in case.mesh.axes)
     rules = sha256(repr((case.layout, options.choice.passes)).encode()).hexdigest()[:8]
     facts["--layout"] = f"{case.name} (rules {rules})"
+    facts["the compiled program"] = sha256(module.encode()).hexdigest()[:16]
     for option, spec in ((f"--{name}", given[name]) for name in FILES if name in given):
         facts |= dict(_facts_of_files(option, spec)) if spec else {option: ABSENT}
     for option, source in sources.items():
         if source is not None:
             facts[f"the steps an epoch of {option}"] = _shown(source.steps_per_epoch)
     facts["Python"] = platform.python_version()
+    facts |= {name.upper(): _shown(getattr(import_jax().config, name)) for name in CONFIGURED}
     return facts | {name: _version(name) for name in PACKAGES}
 
 

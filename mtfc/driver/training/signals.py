@@ -36,7 +36,7 @@ class Stop:
     """A request to stop. grace: seconds from SIGTERM to the end that a cluster makes. peers: are told of the request.
 
     last: says which checkpoint is the last. answered: the step under way has ended. left: the thread of a call that was not
-    waited for.
+    waited for. is_timed: the time of grace is running.
     """
 
     grace: float = 30.0
@@ -46,6 +46,7 @@ class Stop:
     answered: Event = attrs.field(factory=Event)
     waiting: set[Event] = attrs.field(factory=set)
     left: Thread | None = None
+    is_timed: bool = False
 
     @property
     def leaves_thread(self) -> bool:
@@ -64,8 +65,9 @@ class Stop:
                 each.set()
             with suppress(OSError, RuntimeError):
                 say("stopping after this step; Ctrl-C again ends at once")
-            if is_short:
-                Thread(target=self._end_in_time, daemon=True).start()
+        if is_short and not self.is_timed:  # SIGTERM may come after Ctrl-C
+            self.is_timed = True
+            Thread(target=self._end_in_time, daemon=True).start()
 
     def wait(self, call: Callable[[], T], patience: float = 0.0) -> T:
         """Return the result of a call that may take long. Raises `Stopped` once the run is asked to stop.
@@ -97,7 +99,7 @@ class Stop:
     def listen(self, signals: socket) -> None:
         """Answer signals, which come as bytes: the first one asks to stop, a second one ends the process at once."""
         while number := signals.recv(1):
-            is_short = number[0] == signal.SIGTERM
+            is_short = number[0] != signal.SIGINT
             if self.is_requested and not is_short:
                 os._exit(INTERRUPTED)
             self.request(is_short)
@@ -120,7 +122,7 @@ def stop_by_signal(stop: Stop) -> Iterator[Stop]:
         return
     reading, writing = socketpair()
     writing.setblocking(False)
-    before = {number: signal.signal(number, _noted) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, _noted) for number in _stopping()}
     waking = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
     Thread(target=stop.listen, args=(reading,), daemon=True).start()
     try:
@@ -143,6 +145,13 @@ def sigterm_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _stopping() -> list[int]:
+    """Return the signals that stop a run: Ctrl-C, SIGTERM, and the end of its terminal unless `nohup` hides that."""
+    hangup = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []  # not on Windows
+    heard = [each for each in hangup if signal.getsignal(each) is not signal.SIG_IGN]
+    return [signal.SIGINT, signal.SIGTERM, *heard]
 
 
 def _noted(_: int, frame: object) -> None:

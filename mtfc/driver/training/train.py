@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 import attrs
 
 from mtfc.backends.common import allocator
-from mtfc.backends.common.devices import import_jax
+from mtfc.backends.common.devices import Unavailable, import_jax
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.checkpoint_files import CHECKPOINTS, About
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters
 from mtfc.driver.data.remote import RemoteFolder, is_remote
-from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, say
+from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, reason_of, say
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import TrainOptions
@@ -29,8 +29,8 @@ from mtfc.driver.training.batch_iterators import BatchIterator, DataSource
 from mtfc.driver.training.best import EVALUATIONS_FILE, Evaluations, metric_of
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds
 from mtfc.driver.training.data_sources import check_documents, open_source
-from mtfc.driver.training.evaluation import DataEvaluation, check_hosts, jax_program
-from mtfc.driver.training.loop import DataOfOthers, Schedule, TrainLoop
+from mtfc.driver.training.evaluation import DataEvaluation, check_hosts, evaluation_source, jax_program
+from mtfc.driver.training.loop import OthersFailed, Schedule, TrainLoop
 from mtfc.driver.training.metrics import (
     METRICS,
     FiguresOfStep,
@@ -179,23 +179,18 @@ class Trainer:
         leads = peers.index == 0
         accumulate = program.training.accumulate
         source = _source(options, program, accumulate, leads)
-        evaluation = None
+        evaluated = None
         if options.eval:
+            evaluated = evaluation_source(options.eval, program, options.tokenizer, options.whole_documents)
+        total, text = _total(options, source), case.source(program, "jax")
+        if peers.count > 1:  # before the devices are used: they wait for all processes
+            data = {"--data": source, "--eval": evaluated}
+            check_same(peers.gather(facts_of(options, program_fingerprint(program), text, case, data)))
+        evaluation = None
+        if evaluated is not None:
             resizing = Resizing(options.file, options.choice, sources, selection)
-            evaluation = DataEvaluation.open(
-                options.eval,
-                options.tokenizer,
-                options.eval_batches,
-                selection,
-                resizing,
-                leads,
-                options.whole_documents,
-            )
-        if peers.count > 1:
-            data = {"--data": source, "--eval": evaluation.source if evaluation else None}
-            check_same(peers.gather(facts_of(options, program_fingerprint(program), case, data)))
-        total = _total(options, source)
-        on_devices = jax_program(case, case.source(program, "jax"))
+            evaluation = DataEvaluation.of(evaluated, options.eval_batches, selection, resizing, leads)
+        on_devices = jax_program(case, text)
         return cls(
             options, program, case, predicted, to, on_devices, source, evaluation, total, peers, mirror
         )
@@ -294,8 +289,9 @@ class Trainer:
                 self._say(f"its batch: {self.source.places(loop.read, options.seed)}")
             self._say(remedy(int(loop.state.step) if not loop.steps else loop.steps[-1].number, self.options))
             return ERRORS
-        except (UsageError, CompileError, DataOfOthers):
-            self._save(loop, saving)
+        except Exception as error:
+            if error is loop.failure or isinstance(error, UsageError | CompileError | OthersFailed):
+                self._save(loop, saving)
             raise
         if not is_done:
             self._say(f"stopped after step {int(loop.state.step)}: {saving.where()}")
@@ -539,6 +535,9 @@ class DrawnBatches:
     def state(self) -> dict[str, Any]:
         return {}
 
+    def checksum(self) -> int:
+        return 0
+
     def close(self) -> None:
         pass
 
@@ -571,7 +570,7 @@ def _move_aside(folder: Path) -> None:
 
 @attrs.define
 class ProfiledSteps:
-    """Starts JAX's profiler after some steps, and stops it after some more."""
+    """Starts JAX's profiler after some steps, and stops it after some more. Raises `Unavailable` if it cannot write."""
 
     folder: str
     before: int
@@ -579,17 +578,29 @@ class ProfiledSteps:
     seen: int = 0
 
     def step(self, _: object) -> None:
-        profiler, self.seen = import_jax().profiler, self.seen + 1
+        self.seen += 1
         if self.seen == self.before:
-            profiler.start_trace(self.folder)
+            with self._named():
+                import_jax().profiler.start_trace(self.folder)
         elif self.seen == self.before + self.during:
-            profiler.stop_trace()
-            say(f"the profile of {self.during} steps is in {self.folder}")
+            self._stop(self.during)
 
     def close(self) -> None:
         """Stop the profiler if the run ends within the steps."""
         if self.before <= self.seen < self.before + self.during:
-            import_jax().profiler.stop_trace()
-            say(f"the profile of {self.seen - self.before} steps is in {self.folder}")
+            self._stop(self.seen - self.before)
         elif self.seen < self.before:
             say(f"--profile begins after step {self.before}, and the run was shorter")
+
+    def _stop(self, steps: int) -> None:
+        with self._named():
+            import_jax().profiler.stop_trace()
+        say(f"the profile of {steps} steps is in {self.folder}")
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError, OSError) as error:  # JAX says RESOURCE_EXHAUSTED for a full disk
+            reason = reason_of(error).partition("\n")[0]
+            raise Unavailable(f"cannot write a profile to {self.folder}: {reason}") from None

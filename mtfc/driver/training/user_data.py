@@ -8,8 +8,9 @@ from __future__ import annotations
 import base64
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from zlib import crc32
 
 import attrs
 
@@ -56,7 +57,8 @@ class UserSource:
         steps = UserSteps(self, share, seed, shard)
         prefetched = import_package("grain", "grain").experimental.ThreadPrefetchDatasetIterator(steps, AHEAD)
         order = {"function": self.name, "seed": seed}
-        return PositionedIterator.at(prefetched, order, start, self.name)
+        iterator = PositionedIterator.at(prefetched, order, start, self.name)
+        return attrs.evolve(iterator, first=lambda: steps.first)
 
     def places(self, position: Position, seed: int | None) -> str:
         last = position["iterator"]["items"]
@@ -114,14 +116,15 @@ class UserSteps:
     """The data of steps from a user's iterable, with the interface of grain's iterators. It starts with the first step.
 
     The state has the number of items and, if the iterable has `get_state` and `set_state`, its own state. Without these, and if
-    the function makes parts of batches, resuming makes the same items again and skips them.
+    the function makes parts of batches, resuming makes the same items again and skips them. first: a checksum of the first item
+    that was handed out, the same in all processes; 0 before, and if the function makes parts.
     """
 
     def __init__(
         self, source: UserSource, share: Share, seed: int | None, shard: tuple[int, int] | None
     ) -> None:
         self._source, self._share, self._seed, self._shard = source, share, seed, shard
-        self._count = 0
+        self._count = self.first = 0
         self._own: Any = None
         self._items: Iterator[Any] | None = None
         self._stateful: Any = None
@@ -208,6 +211,8 @@ class UserSteps:
         for each in self._source.inputs:
             self._check(each, fitting, rows)
         fitting.diagnostics.raise_if_errors()
+        if not self.first and self._shard is None:
+            self.first = _checksum(given[each.name].read() for each in self._source.inputs)
         return {each.name: self._rows(each, given[each.name].read(), name) for each in self._source.inputs}
 
     @property
@@ -236,6 +241,19 @@ class UserSteps:
         whole = self._takes_rest or not input.shape or (self._shard and self._source.has_examples(input))
         rows = array.copy() if whole else array[self._share.rows(input.name, input.rows)]
         return input.converted(rows, lambda _: name)
+
+
+def _checksum(arrays: Iterable[Array]) -> int:
+    """Return a checksum of samples of arrays."""
+    found = 0
+    for array in arrays:
+        flat = array.reshape(-1)
+        found = crc32(flat[:: max(1, flat.size // SAMPLES)].tobytes(), found)
+    return found
+
+
+SAMPLES = 4096
+"""Number of elements of an array that a checksum reads at least, if it has as many."""
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:
