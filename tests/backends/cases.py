@@ -223,6 +223,7 @@ CASES = {
     "flip bool": one("flip", "bool a b", dim=B),
     "mask_gradient": one("mask_gradient", "f32 a b", "bool b"),
     "after": one("after", "f32 a b", "f32 b c"),
+    "after nothing": one("after", "f32 a b"),
     "concat": one("concat", "f32 m a c", "f32 m d c", sources=(A, D), target=B),
     "full": one("full", dtype="f32", dims=(A, B), value=0.1),
     "constant": Case([], lambda b: b.constant(7, "i32")),

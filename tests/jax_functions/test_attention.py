@@ -133,8 +133,8 @@ MODELS: dict[str, Callable[[], Model]] = {
     "haiku": of_haiku,
 }
 LAYERS = {"two layers": 2}
-ATTENTIONS = {"two layers": 2, "scanned": 2}
-"""The number of ops in a gradient: a scan with `checkpoint` computes attention again."""
+ATTENTIONS = {"two layers": 4, "scanned": 2}
+"""The number of ops in a gradient: layers with `checkpoint` compute attention again."""
 
 
 @cache

@@ -267,6 +267,67 @@ def test_conditionals_with_short_branches_are_split() -> None:
     assert program.verify(program.plan({"batch": "x", "hidden": "y"}, {"x": 2, "y": 2})).ok
 
 
+def _barriers(plan: Plan, road: Any) -> int:
+    args, _ = plan.abstract_arguments
+    with jax.sharding.set_mesh(plan.mesh):
+        return jax.jit(road).lower(*args).as_text().count("optimization_barrier")
+
+
+@pytest.mark.parametrize("prevents", [True, False])
+def test_what_unrolled_checkpoints_compute_again_is_kept_apart(prevents: bool) -> None:
+    """The first of two sines of each layer is computed again, unless `prevent_cse` is false."""
+
+    def loss(ws: Any, x: Any) -> Any:
+        layer = jax.checkpoint(lambda w, x: jnp.sin(jnp.sin(x @ w)), prevent_cse=prevents)
+        for w in ws:
+            x = layer(w, x)
+        return jnp.sum(x)
+
+    program = mtfc.from_jax(jax.grad(loss), [array(8, 8)] * 3, array(16, 8))
+    plan = program.plan({"batch": "x", "params": {"*": "x"}}, {"x": 4})
+    (function,) = plan.program.functions
+    stages = [eqn.stage for eqn in function.body if eqn.op == "sin"]
+    assert (stages.count("forward"), stages.count("backward")) == ((4, 3) if prevents else (5, 0))
+    waits = [len(eqn.operands) for eqn in function.body if eqn.op == "after"]
+    assert bool(waits) == prevents
+    assert not prevents or waits.count(2) > len(waits) / 2
+    assert (_barriers(plan, plan.apply()) > 0) == (_barriers(plan, plan.step) > 0) == prevents
+    assert program.verify(plan).ok
+
+
+def test_barriers_of_the_user_keep_arrays_of_any_dtype_apart() -> None:
+    def sums(x: Any, key: Any) -> Any:
+        y, (same, n) = jnp.exp(x), jax.lax.optimization_barrier((x, 3))
+        (again,) = jax.random.uniform(jax.lax.optimization_barrier((key,))[0], (1,))
+        return jnp.sum(y + jnp.exp(same)) * n + again, jax.lax.optimization_barrier(x > 0)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    program = mtfc.from_jax(sums, array(8, 4), key, names={"x": "rows columns"})
+    plan = program.plan({"rows": "x"}, {"x": 4})
+    assert [eqn.op for eqn in plan.program.functions[0].body].count("exp") == 2
+    assert program.verify(plan).ok
+
+
+def test_weights_of_scanned_layers_are_gathered_layer_by_layer() -> None:
+    """A loop runs along the dimension of its stacks, so these stay as they are stored."""
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sum(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w["w"] + w["b"]), None), x, w)[0])
+
+    def step(w: Any, x: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(w, x)
+        return jax.tree.map(jnp.subtract, w, gradients), value
+
+    weights = {"w": array(3, 8, 8), "b": array(3, 8)}
+    program = mtfc.from_jax(step, weights, array(16, 8), names={"**/w": "layers embed embed_out"})
+    assert {dim.size for dim in program.program.dims.values()} == {3, 8, 16}
+    plan = program.plan({"batch": "x", "params": {"*": "x"}}, {"x": 8})
+    outside = [eqn.op for eqn in plan._main.body]
+    inside = [eqn.op for loop in plan._main.body for region in loop.regions for eqn in region.body]
+    assert (outside.count("all_gather"), inside.count("all_gather")) == (0, 2)
+    assert program.verify(plan).ok
+
+
 def test_search_finds_a_plan_and_its_bound() -> None:
     function, args = MODELS["perceptron"]()
     program = mtfc.from_jax(function, *args)

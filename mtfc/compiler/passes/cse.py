@@ -6,7 +6,7 @@ own equation. A loop gets each invariant or sliced operand once, and yields each
 
 Input:   %a = exp %x; %b = exp %x; %c = add %a, %b
 Output:  %a = exp %x; %c = add %a, %a
-After this pass no two equations without regions are equal.
+After this pass no two equations are equal, but for those with regions and `after`, whose results are arrays of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import attrs
 from mtfc.compiler.ir.attributes import meaning
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import pairs
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.passes.pass_base import Pass
 
@@ -81,7 +81,8 @@ def share(function: Function, named: set[str]) -> Function:
     for original in function.body:
         eqn = same.equation(original)
         eqn = _yielded_once(_shared_inside(eqn, named), same) if eqn.regions else eqn
-        place = len(body) if eqn.regions else first.setdefault(_key(eqn, named), len(body))
+        is_own = eqn.regions or has_trait(eqn, "after")
+        place = len(body) if is_own else first.setdefault(_key(eqn, named), len(body))
         if place == len(body):
             body.append(eqn)
             continue

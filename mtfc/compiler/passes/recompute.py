@@ -15,7 +15,8 @@ Copies of equations of a function would all need each other at once: the first e
 forward pass. So the forward pass is cut into stretches where few bytes cross, and what crosses is kept. The operands of copies
 stand behind `after`, or XLA would find that copies equal their originals.
 
-A loop with `checkpoint` stays as it is: it recomputes all that it can.
+A loop with `checkpoint` stays as it is: it recomputes all that it can. What `jax.checkpoint` computes again stands behind `after`
+already, which waits for nothing: there it gets the array to wait for, with or without a memory limit.
 
 Input:   forward %h = exp %x; ... backward %g = mul %d, %h
 Output:  forward %h = exp %x; ... backward %x_2 = after %x, %d; %h_2 = exp %x_2; %g = mul %d, %h_2
@@ -95,6 +96,7 @@ class Recompute(Pass):
     hardware: Hardware | None = attrs.field(default=None, metadata=IN_PYTHON)
 
     def run(self, program: Program) -> Program:
+        program = program.map_functions(lambda function: _waiting(function, program.placed_on))
         if not self.memory:
             return program
         prices = Prices(program.placed_on, self.hardware or TYPICAL)
@@ -580,13 +582,15 @@ class _Holder:
             self.latest.pop(axes, None)
             self.latest[axes] = eqn.results[0]
 
+    def before(self, value: Value) -> Value | None:
+        """Return the last array that a value may stand behind."""
+        varying = set(value.type.varying(self.mesh))
+        return next((each for axes, each in reversed(self.latest.items()) if varying.issuperset(axes)), None)
+
     def held(self, value: Value, eqn: Equation) -> tuple[list[Equation], Value]:
         """Return the operand of a copy of `eqn`. Arguments stay as they are where another operand is held."""
         is_given = value in self.arguments and not self.arguments.issuperset(eqn.operands)
-        varying = set(value.type.varying(self.mesh))
-        before = next(
-            (each for axes, each in reversed(self.latest.items()) if varying.issuperset(axes)), None
-        )
+        before = self.before(value)
         if before is None or is_given or not value.type.dims:
             return [], value
         key = value, before
@@ -596,3 +600,16 @@ class _Holder:
         layout = shown_layout(value.type)
         made = Equation("after", key, (self.found[key],), span=eqn.span, stage="backward", layout=layout)
         return [made], self.found[key]
+
+
+def _waiting(function: Function, mesh: Mesh) -> Function:
+    """Return the function in which each `after` that waits for nothing waits for the last array stored before it."""
+    holder, body = _Holder(mesh, Names(), frozenset()), list[Equation]()
+    for eqn in function.body:
+        if has_trait(eqn, "after") and len(eqn.operands) == 1:
+            before = holder.before(eqn.operands[0])
+            eqn = eqn if before is None else attrs.evolve(eqn, operands=(*eqn.operands, before))
+        regions = tuple(_waiting(region, mesh) for region in eqn.regions)
+        body.append(attrs.evolve(eqn, regions=regions) if regions != eqn.regions else eqn)
+        holder.reached(eqn)
+    return attrs.evolve(function, body=tuple(body)) if body != [*function.body] else function

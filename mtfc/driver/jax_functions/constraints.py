@@ -9,12 +9,14 @@ computes on them as they are stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import attrs
 
 from mtfc.frontend.jaxpr.flat import (
     INLINED,
+    RECOMPUTING,
     AppliedPrimitive,
     Body,
     Flat,
@@ -24,6 +26,7 @@ from mtfc.frontend.jaxpr.flat import (
     choice_steps,
     chooses,
     has_elements,
+    kept_apart,
     makes_step,
     scan_counts,
 )
@@ -32,8 +35,6 @@ FREE = frozenset({"slice"})
 """Primitives whose results get no constraint: two slices of an array that is split would gather it twice."""
 
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"})
-
-RECOMPUTED = frozenset({"remat2", "checkpoint"})
 
 OWN = {"sharding_constraint": "sharding", "reshard": "dst_sharding", "mesh_cast": "dst_sharding"}
 """Primitive of a constraint of the user -> the parameter that has the sharding."""
@@ -93,9 +94,10 @@ def _applied(
 
     name = eqn.primitive.name
     inner = eqn.params.get(INLINED[name]) if name in INLINED else None
-    if inner is not None and name in RECOMPUTED:
-        if eqn.params.get("prevent_cse", True):
-            _skip_barrier(eqn, steps)
+    if inner is not None and name in RECOMPUTING:
+        if any(is_apart := kept_apart(eqn)):
+            next(steps)
+            operands = _kept_apart(operands, is_apart)
 
         def body(*xs: Any) -> list[Any]:
             return _evaluated(inner, xs, steps, constrain)
@@ -133,8 +135,13 @@ def _applied(
     ]
 
 
-def _skip_barrier(eqn: Any, steps: Iterator[AppliedPrimitive]) -> None:
-    next(steps)
+def _kept_apart(operands: Sequence[Any], is_apart: Sequence[bool]) -> list[Any]:
+    """Return the operands of a computation, those that are kept apart behind one barrier, as JAX itself has it."""
+    import jax
+
+    barrier: Any = jax.lax.optimization_barrier
+    behind = iter(barrier([*compress(operands, is_apart)]))
+    return [next(behind) if is_own else x for x, is_own in zip(operands, is_apart, strict=True)]
 
 
 def _skip(closed: Any, steps: Iterator[AppliedPrimitive]) -> None:
@@ -143,7 +150,7 @@ def _skip(closed: Any, steps: Iterator[AppliedPrimitive]) -> None:
         name = eqn.primitive.name
         inner = eqn.params.get(INLINED[name]) if name in INLINED else None
         if inner is not None:
-            if name in RECOMPUTED and eqn.params.get("prevent_cse", True):
+            if any(kept_apart(eqn)):
                 next(steps)
             _skip(inner, steps)
         elif makes_step(eqn) and chooses(eqn):

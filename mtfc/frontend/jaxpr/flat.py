@@ -45,6 +45,18 @@ INLINED = {
 
 RECOMPUTING = ("remat2", "checkpoint")
 
+
+def kept_apart(eqn: Any) -> tuple[bool, ...]:
+    """Return for each operand of an equation if a barrier keeps what is computed again from it apart from the first computation.
+
+    Only the backward pass of `jax.checkpoint` has such operands.
+    """
+    apart = eqn.primitive.name in RECOMPUTING and eqn.params.get("differentiated", True)
+    prevented = eqn.params.get("prevent_cse", True)
+    each = prevented if isinstance(prevented, tuple) else (bool(prevented),) * len(eqn.invars)
+    return tuple(apart and is_prevented for is_prevented in each)
+
+
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 
 
@@ -431,8 +443,8 @@ class _Flattener:
         inner = eqn.params.get(INLINED[name]) if name in INLINED else None
         if inner is not None:
             jaxpr = getattr(inner, "jaxpr", inner)
-            if name in RECOMPUTING and eqn.params.get("prevent_cse", True):
-                operands = self._barrier(operands, eqn, span, steps)
+            if any(is_apart := kept_apart(eqn)):
+                operands = self._barrier(operands, is_apart, span, steps)
             offset = len(operands) - len(jaxpr.invars)
             inside: Env = dict(zip(jaxpr.invars, operands[offset:], strict=True))
             found = self._inline(inner, inside, steps, span)
@@ -537,21 +549,19 @@ class _Flattener:
     def _barrier(
         self,
         operands: tuple[Operand | Empty, ...],
-        eqn: Any,
+        is_apart: Sequence[bool],
         span: Span | None,
         steps: list[AppliedPrimitive],
     ) -> tuple[Operand | Empty, ...]:
-        """Return the operands of a computation that must not be merged with an equal one."""
+        """Return the operands of a computation, and new variables for those that must be arrays of their own."""
         copies: dict[Operand, Var] = {}
-        for x in operands:
-            if isinstance(x, Var):
+        for x, is_own in zip(operands, is_apart, strict=True):
+            if isinstance(x, Var) and is_own:
                 self._count += 1
                 copies[x] = Var(self._count, x.shape, x.dtype, x.key)
         made = tuple(copies.values())
-        steps.append(
-            AppliedPrimitive("optimization_barrier", None, {}, tuple(copies), made, span, self._stage)
-        )
-        return tuple(copies[x] if isinstance(x, Var) else x for x in operands)
+        steps.append(AppliedPrimitive("optimization_barrier", None, {}, (*copies,), made, span, self._stage))
+        return tuple(x if isinstance(x, Empty) else copies.get(x, x) for x in operands)
 
     def _operand(self, v: Any, env: Env) -> Operand | Empty:
         if hasattr(v, "val"):
@@ -621,11 +631,8 @@ def _builtin(array: Any, dtype: str) -> bool | int | float:
 
 
 def _stage(eqn: Any, around: Stage) -> Stage:
-    """Return the stage of an equation; around: that of the equation whose jaxpr has it. What `checkpoint` repeats is forward."""
-    own = str(eqn.source_info.name_stack)
-    if "transpose(" in own:
-        return "backward"
-    return "forward" if "rematted_computation" in own else around
+    """Return the stage of an equation; around: that of the equation whose jaxpr has it."""
+    return "backward" if "transpose(" in str(eqn.source_info.name_stack) else around
 
 
 def _span(traceback: Any) -> Span | None:

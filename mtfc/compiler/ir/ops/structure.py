@@ -218,7 +218,7 @@ def _after_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tensor
 
 
 def _after_place(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
-    """The second operand may have any type, as its elements are not read."""
+    """Operands behind the first may have any type, as their elements are not read."""
     return (eqn.operands[0].type,)
 
 
@@ -246,9 +246,11 @@ OPS = (
     ),
     attrs.evolve(
         structural(
-            "after", (), _after_infer, rule_by_name, lambda b, e, g: (g[0], None), lambda shard, x, y: x,
-            lambda code: code.args[0], lambda code: f"lax.optimization_barrier(({code.args[0]}, {code.args[1]}))[0]",
-            "The same data, which no compiler reads before it knows y.", traits=("after",), arity=(2,), logic=_as_operand,
+            "after", (), _after_infer, rule_by_name, lambda b, e, g: (g[0], *(None for _ in e.operands[1:])),
+            lambda shard, x, *others: x, lambda code: code.args[0],
+            lambda code: f"lax.optimization_barrier(({', '.join(code.args)},))[0]",
+            "The same data as an array of its own, which no compiler reads before it knows the other operands.",
+            traits=("after",), arity=(1, None), logic=_as_operand,
         ),
         place=_after_place,
     ),

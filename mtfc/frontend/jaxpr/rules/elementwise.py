@@ -151,6 +151,11 @@ def _is_plain_choice(step: AppliedPrimitive) -> bool:
     return step.operands[0].dtype == "bool" and len(step.operands) == 3
 
 
+def _barrier(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Return the operands as arrays of their own, so that what is computed from them is computed again."""
+    return [emitter.build("after", value) for value in operands(emitter, step)]
+
+
 def _link_several(linker: Linker, step: AppliedPrimitive) -> None:
     for operand, result in zip(step.operands, step.results, strict=True):
         linker.give(result, operand.axes)
@@ -180,7 +185,5 @@ RULES: dict[str, PrimitiveRule] = {
         link, lambda emitter, step: (_cast(emitter, step, operands(emitter, step)),), _is_cast, moves=True
     ),
     "clamp": rule(_clamp, NUMBERS),
-    "optimization_barrier": PrimitiveRule(
-        _link_several, lambda emitter, step: tuple(operands(emitter, step)), takes_keys=True, moves=True
-    ),
+    "optimization_barrier": PrimitiveRule(_link_several, _barrier, takes_keys=True, moves=True),
 }

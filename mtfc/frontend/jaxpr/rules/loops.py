@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Role, Value
@@ -10,7 +10,7 @@ from mtfc.compiler.ir.loops import LOOP, make_loop
 from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import Axis, axis, leaves
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Var, scan_counts
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Var, scan_counts
 from mtfc.frontend.jaxpr.linking import Axes, Linker, PrimitiveRule
 
 
@@ -53,8 +53,7 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
 
 def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     (body,), (consts, carries) = step.bodies, _numbers(step)
-    length = step.params["length"]
-    dim = emitter.dims.new("loop", length)
+    dim = _dim(emitter, step)
     order: list[tuple[int, Role]] = [(i, "carried") for i in range(consts, consts + carries)]
     order += [(i, "invariant") for i in range(consts)]
     order += [(i, "sliced") for i in range(consts + carries, len(step.operands))]
@@ -82,6 +81,31 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
         own = emitter.dims.of(step.results[i].axes[0])
         results[i] = emitter.as_dims(results[i], (*own, *results[i].type.dims[1:]))
     return results
+
+
+def _dim(emitter: JaxprEmitter, step: AppliedPrimitive) -> Dim:
+    """Return the dimension of a loop: that of its stacks, unless arrays inside have it, too, or several stand for it."""
+    (body,), (consts, carries) = step.bodies, _numbers(step)
+    sliced = [
+        step.axes(i)[0] for i, x in enumerate(step.operands) if i >= consts + carries and isinstance(x, Var)
+    ]
+    along = next(iter((*sliced, *(result.axes[0] for result in step.results[carries:]))), ())
+    inside = {factor for axes in _axes_in(body) for each in axes for factor in leaves(each)}
+    dims = emitter.dims.of(along)
+    if len(dims) == 1 and inside.isdisjoint(leaves(along)):
+        return dims[0]
+    return emitter.dims.new("loop", step.params["length"])
+
+
+def _axes_in(body: Body) -> Iterator[Axes]:
+    """Yield the axes of all arrays of a body, and of the bodies inside, also those at single uses."""
+    yield from (var.axes for var in body.arguments)
+    yield from body.renamed.values()
+    for step in body.steps:
+        yield from (var.axes for var in step.results)
+        yield from step.renamed.values()
+        for inner in step.bodies:
+            yield from _axes_in(inner)
 
 
 def _name(role: Role) -> str:
