@@ -33,6 +33,7 @@ ORDER = [
     "mtfc.frontend",
     "mtfc.backends",
     "mtfc.placements.running",
+    "mtfc.meshes",
     "mtfc.reports",
     "mtfc.placements.placed_step_report",
     "mtfc.driver",
@@ -294,7 +295,7 @@ def test_heavy_packages_are_imported_where_they_are_used() -> None:
 
 def heavy_imports(path: Path) -> set[str]:
     """Return the heavy packages that a module imports at its top without being excepted."""
-    with_numpy = not {"backends", "placements", "search", "tables"}.isdisjoint(path.parts)
+    with_numpy = not {"backends", "meshes", "placements", "search", "tables"}.isdisjoint(path.parts)
     heavy = HEAVY - {"numpy"} if with_numpy else HEAVY
     heavy = heavy - {"jax"} if module_name(path) in WITH_JAX else heavy
     heavy = heavy - {"lsprotocol", "pygls", "pygments"} if "editor" in path.parts else heavy

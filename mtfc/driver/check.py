@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mtfc.compiler.ir.core import Program
     from mtfc.compiler.ir.types import Layout, Mesh
     from mtfc.frontend.layouts.efficiency import Faster
+    from mtfc.frontend.layouts.parts import DividedLayout
     from mtfc.frontend.layouts.program_index import Tensor
     from mtfc.placements.declarations import DeclaredPlacement
 
@@ -35,7 +36,7 @@ def check_source(file: str, choice: Choice, sources: Sources) -> list[Diagnostic
     sources.add_choice(choice)
     text = sources.texts[file]
     given = choice.dims, choice.model, choice.layout, choice.mesh, sources.neighbour
-    return list(check(text, file, *given, _layout_targets, choice.settings, _predictor, _placement_errors))
+    return list(check(text, file, *given, _layout_targets, choice.settings, _predictor, *_CHECKS))
 
 
 def _check_source_program(path: str, choice: Choice, sources: Sources) -> list[Diagnostic]:
@@ -78,6 +79,16 @@ def _placement_errors(program: Program, placements: Iterable[DeclaredPlacement])
         except CompileError:
             continue
     return found
+
+
+def _divided_errors(programs: Sequence[Program], layouts: Sequence[DividedLayout]) -> Iterable[Diagnostic]:
+    """Import the labels of meshes late: only a layout of several meshes needs them."""
+    from mtfc.driver.loading.divided_case import check_divided
+
+    return check_divided(programs, layouts)
+
+
+_CHECKS = (_placement_errors, _divided_errors)
 
 
 def _predictor() -> Faster:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import unified_diff
 from typing import Any
 
@@ -28,10 +28,11 @@ from mtfc.compiler.passes.pipelines import (
 )
 from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.errors import UsageError
+from mtfc.driver.loading.divided_case import DividedCase
 from mtfc.driver.loading.ir_files import is_ir, read_ir
 from mtfc.driver.loading.memory_limit import run_limited
 from mtfc.driver.loading.placement_case import PlacementCase
-from mtfc.driver.loading.selection import select
+from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import CompileOptions
 
@@ -79,8 +80,8 @@ def emit(options: CompileOptions, sources: Sources, show: Callable[[PassRecord],
     show: receives a record of each pass that `print_ir_after` names.
     """
     program, level, limit = _read(options, sources)
-    if isinstance(program, PlacementCase):
-        return _emitted_placement(options, program)
+    if isinstance(program, Emitted):
+        return program
     if options.train and program.training is None:
         raise UsageError(f"model {program.name} has no training step: there is no `train` block for it")
     passes = _passes(options, program, level, limit)
@@ -98,34 +99,49 @@ def emit(options: CompileOptions, sources: Sources, show: Callable[[PassRecord],
         return Emitted(options.emit, program, EMITTERS[options.emit].emit(program))
 
 
-def _read(
-    options: CompileOptions, sources: Sources
-) -> tuple[Program | PlacementCase, Level, Recompute | None]:
+def _read(options: CompileOptions, sources: Sources) -> tuple[Program | Emitted, Level, Recompute | None]:
     """Return the program of a .mtf file, or of a file of IR text, ready for passes, its level, and the memory limit.
 
-    Instead of a program it may be the chosen placement.
+    Instead of a program it may be the text for a placement or a layout of several meshes, which passes do not lower as a whole.
     """
     if is_ir(options.file):
         return *read_ir(options.file, options.choice, sources), options.choice.limit({})
-    selection = select(options.file, options.choice, sources, or_placement=True)
+    selection = select(options.file, options.choice, sources, or_placement=True, or_divided=True)
     case = selection.case
-    if isinstance(case, PlacementCase):
-        return case, "global", None
+    if not isinstance(case, LayoutOnMesh):
+        return _emitted_otherwise(options, case, selection.program), "global", None
     return case.placed(selection.program), "global", case.limit
 
 
-def _emitted_placement(options: CompileOptions, case: PlacementCase) -> Emitted:
-    """Return the JAX module of a placement. Raises `UsageError` for any other text."""
-    placed = attrs.evolve(case.declared, mesh=case.mesh, layout=case.layout)
+def _emitted_otherwise(
+    options: CompileOptions, case: PlacementCase | DividedCase, program: Program
+) -> Emitted:
+    """Return the module of a placement or of a layout of several meshes. Raises `UsageError` for any other text."""
+    placed = attrs.evolve(program, mesh=case.mesh, layout=case.layout)
     if options.train and placed.training is None:
         raise UsageError(f"model {placed.name} has no training step: there is no `train` block for it")
-    if options.emit != "jax":
+    is_placement = isinstance(case, PlacementCase)
+    if is_placement and options.emit != "jax":
         raise UsageError(f"`{case.name}` is a placement, whose operators are a JAX module: --emit jax")
+    if options.emit not in ("spmd", *BACKENDS):
+        raise UsageError(f"`{case.name}` is a layout of several meshes: --emit spmd, {' or '.join(BACKENDS)}")
     if options.stop_after is not None or options.print_ir_after is not None:
+        what = "a placement, which is" if is_placement else "a layout of several meshes, whose segments are"
         raise UsageError(
-            f"`{case.name}` is a placement, which is not lowered by passes: no --stop-after and --print-ir-after"
+            f"`{case.name}` is {what} not lowered by passes as a whole: no --stop-after and --print-ir-after"
         )
-    return Emitted(options.emit, placed, case.source(case.declared))
+    if isinstance(case, DividedCase) and options.emit == "spmd":
+        return Emitted(options.emit, placed, "\n".join(_segments(case, program, options.locations)))
+    return Emitted(options.emit, placed, case.source(program, options.emit))
+
+
+def _segments(case: DividedCase, program: Program, locations: bool) -> Iterator[str]:
+    """Yield the program of each segment, after a line that names its function and its mesh."""
+    divided = case.program(program)
+    for function in divided.functions:
+        for number, segment in enumerate(function.segments):
+            title = f"// {function.name}, segment {number} on mesh {divided.meshes[segment.part].name}"
+            yield f"{title}\n{print_program(segment.program, locations)}"
 
 
 def syntax_tree(file: str, sources: Sources, as_json: bool) -> str:

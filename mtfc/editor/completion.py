@@ -177,7 +177,9 @@ class Completion:
         yield from self.dims()
         yield from (_keyword(word) for word in SECTIONS if len(self.cursor.brackets) == 1)
         yield from (
-            _keyword(word) for word in ("value", "pipeline", "allow") if len(self.cursor.brackets) == 1
+            _keyword(word)
+            for word in ("value", "pipeline", "part", "allow")
+            if len(self.cursor.brackets) == 1
         )
 
     def codes(self) -> Items:

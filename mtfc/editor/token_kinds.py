@@ -26,7 +26,7 @@ CONSTANTS = ("true", "false")
 
 LEADING = ("import", "dim", "mesh", "layout", "placement", "hardware", "link", "model", "fn", "optimizer", "train",
            "param", "state", "update", "watch", "repeat", "scan", "return", "yield", "minimize", "report", "frozen",
-           "value", "pipeline", "allow")  # fmt: skip
+           "value", "pipeline", "part", "allow")  # fmt: skip
 """Keywords that begin a declaration, a statement or an entry."""
 
 JOINING = ("on", "for", "with", "along", "checkpoint", "sharing", "while")

@@ -14,7 +14,8 @@ import attrs
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim, Mesh
-from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, declare_layouts
+from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, declare_layouts, named_once
+from mtfc.frontend.layouts.parts import DividedLayout, declare_divided
 from mtfc.frontend.semantics.bodies.model_state import never_updated
 from mtfc.frontend.semantics.calls.function_calls import check_signature
 from mtfc.frontend.semantics.models import Model, elaborate_model
@@ -36,14 +37,15 @@ if TYPE_CHECKING:
 class Module:
     """The declarations of a file that have no error.
 
-    scope: the names of the file, for text from the command line. unused: the full names of values that no program has, because
-    nothing uses them.
+    scope: the names of the file, for text from the command line. divided: the layouts of several meshes. unused: the full names
+    of values that no program has, because nothing uses them.
     """
 
     dims: Mapping[str, Dim]
     scope: Scope
     meshes: dict[str, Mesh]
     layouts: tuple[DeclaredLayout, ...]
+    divided: tuple[DividedLayout, ...]
     programs: tuple[Program, ...]
     hardware: dict[str, Hardware]
     placements: tuple[DeclaredPlacement, ...]
@@ -77,7 +79,9 @@ def elaborate(
         check_signature(decl, scope)
     check_optimizers(declarations_of(file, ast.OptimizerDecl), scope)
     models = _models(file, scope)
-    layouts = declare_layouts(declarations_of(file, ast.LayoutDecl), meshes, scope)
+    layout_decls = named_once(declarations_of(file, ast.LayoutDecl), scope)
+    layouts = declare_layouts(layout_decls, meshes, scope)
+    divided = declare_divided(layout_decls, meshes, scope)
     std = partial(loader.library, "optimizers")
     trained = train_models(models, declarations_of(file, ast.TrainDecl), scope, std)
     for function in (
@@ -93,6 +97,7 @@ def elaborate(
         scope,
         {name: mesh for name, mesh in meshes.items() if mesh is not None},
         layouts,
+        divided,
         tuple(each.program for each in _chosen(trained, model, scope)),
         {name: each for name, each in hardware.items() if each is not None},
         _placements(file, scope),

@@ -17,6 +17,7 @@ from mtfc.frontend.syntax.option_text import parse_option
 
 if TYPE_CHECKING:
     from mtfc.frontend.elaborate import Module
+    from mtfc.frontend.layouts.parts import DividedLayout
     from mtfc.frontend.semantics.names.scope import Scope
     from mtfc.placements.declarations import DeclaredPlacement
 
@@ -24,6 +25,8 @@ GIVEN = "given"
 """The name of a layout or mesh that an option spells out."""
 
 PLACEMENTS = "`mtfc run` and `mtfc train` take it, `mtfc simulate` shows a step under it, `mtfc search --space soap` compares it"
+
+DIVIDED = "`mtfc check`, `run`, `train`, `eval`, `verify` and `compile` take it, without --mesh"
 
 ONE = "one"
 """The word of `--mesh` for one device, with nothing split; a declared mesh of that name comes first."""
@@ -76,12 +79,22 @@ def parse_layout(text: str, module: Module, mesh: Mesh | None = None) -> Declare
             place = [Label(placement.span, "declared here")]
             scope.error("E311", message, name.span, place, PLACEMENTS)
             raise CompileError(scope.diagnostics)
+        if divided := divided_named(text, module):
+            message = f"`{divided.name}` is a layout of several meshes, and this takes a layout of one"
+            place = [Label(divided.span, "declared here")]
+            scope.error("E311", message, name.span, place, DIVIDED)
+            raise CompileError(scope.diagnostics)
         scope.unknown("E311", f"unknown layout `{name.text}`", name, [known.name for known in module.layouts])
         raise CompileError(scope.diagnostics)
     decl = parse_option(f"layout {GIVEN} = ", text, "{}", "<--layout>", ast.LayoutDecl, scope.diagnostics)
     found = resolve(decl, mesh or _only_mesh(text, module, scope), scope)
     scope.diagnostics.raise_if_errors()
     return found
+
+
+def divided_named(name: str | None, module: Module) -> DividedLayout | None:
+    """Return the layout of several meshes that `--layout` names; None if there is none."""
+    return next((each for each in module.divided if name is not None and each.name == name.strip()), None)
 
 
 def placement_named(name: str | None, module: Module) -> DeclaredPlacement | None:

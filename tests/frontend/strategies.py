@@ -167,6 +167,7 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
     values = st.builds(ast.ValueRules, here, dotted(), rules())
     degrees = st.builds(ast.Degree, here, dotted(), expressions())
     pipelines = st.builds(ast.PipelineRule, here, dotted(), st.booleans(), tuples(degrees))
+    parts = st.builds(ast.PartRules, here, tuples(dotted(), 1, 2), names(), rules(), rule_sets, rule_sets)
     placed = st.builds(
         ast.OperatorPlacement,
         here,
@@ -200,6 +201,7 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
             rule_sets,
             tuples(values, 0, 2),
             tuples(pipelines, 0, 2),
+            tuples(parts, 0, 2),
             tuples(st.builds(ast.Allow, here, names()), 0, 2),
         )
         | st.builds(ast.PlacementDecl, here, names(), expressions(), tuples(placed, 0, 3))

@@ -140,6 +140,7 @@ layout zero on pod = {
   optimizer: { model: rows }
   value layers.ffn.h: { hidden: cols }, allow W601
   pipeline layers checkpoint: { batch: 8 }
+  part (embed, layers.head) on pod: { batch: rows, params: { *: cols } }, part h on pod: {}
 }
 layout one for net, other on pod = { allow W602 }
 layout two on pod for net = {}

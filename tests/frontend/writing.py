@@ -182,16 +182,29 @@ def _(node: ast.MeshAxis) -> str:
 
 @source.register
 def _(node: ast.LayoutDecl) -> str:
-    sections = (("params", node.params), ("optimizer", node.optimizer))
-    entries = [source(rule) for rule in node.rules]
-    entries += [f"{key}: {source(section)}" for key, section in sections if section]
+    entries = rules_of(node)
     entries += [source(value) for value in node.values]
     entries += [source(pipeline) for pipeline in node.pipelines]
+    entries += [source(part) for part in node.parts]
     entries += [source(allow) for allow in node.allows]
     mesh = f" on {source(node.mesh)}" if node.mesh else ""
     models = f" for {', '.join(map(source, node.models))}" if node.models else ""
     both = f"{mesh}{models}" if len(entries) % 2 else f"{models}{mesh}"
     return f"layout {source(node.name)}{both} = {{{', '.join(entries)}}}"
+
+
+def rules_of(node: ast.LayoutDecl | ast.PartRules) -> list[str]:
+    sections = (("params", node.params), ("optimizer", node.optimizer))
+    return [
+        *(source(rule) for rule in node.rules),
+        *(f"{key}: {source(section)}" for key, section in sections if section),
+    ]
+
+
+@source.register
+def _(node: ast.PartRules) -> str:
+    names = source(node.paths[0]) if len(node.paths) == 1 else f"({listed(node.paths)})"
+    return f"part {names} on {source(node.mesh)}: {{{', '.join(rules_of(node))}}}"
 
 
 @source.register

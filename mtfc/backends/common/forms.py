@@ -48,6 +48,12 @@ FORMS: Mapping[str, Form] = {
         outputs=False,
         gives={"parameter": "params"},
     ),
+    "segment": Form(
+        "segment",
+        {"parameter": "params", "state": "state", "input": "inputs"},
+        counts=True,
+        gives={"parameter": "params", "state": "state"},
+    ),
     "clip_gradients": Form("clip_gradients", _GRADIENTS, outputs=False, gives=_GRADIENTS),
 }
 """Name of a function in the program -> its form."""

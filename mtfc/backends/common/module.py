@@ -63,6 +63,10 @@ def arguments(program: Program, role: str) -> dict[str, TensorType]:
     return {value.name: value.type for value in found}
 
 
+STACKED = ("step", "step_gradients")
+"""The functions that take several micro-batches, if a step has some."""
+
+
 def stacked_inputs(program: Program) -> dict[str, TensorType]:
     """Return the stacked inputs of a step that takes several micro-batches; nothing if it takes the inputs of `forward`."""
     if program.training is None or program.training.accumulate == 1 or not program.has_function("step"):
@@ -147,6 +151,11 @@ def _strings(names: Iterable[str]) -> str:
 
 def tables(program: Program, layout: Callable[[TensorType], str]) -> str:
     """Return `MESH`, the tables of layouts, and `TYPES`. `layout` gives the text of one entry."""
+    return "".join([*layout_tables(program, layout), "}\n\n", type_tables(program)])
+
+
+def layout_tables(program: Program, layout: Callable[[TensorType], str]) -> list[str]:
+    """Return `MESH` and the tables of layouts, without the brace at the end."""
     sizes = ", ".join(f'"{name}": {size}' for name, size in program.placed_on.axes)
     lines = [f"MESH = {{{sizes}}}\n\n# How arrays are split over the mesh, dimension by dimension.\n"]
     for name, role in (("PARAMETERS", "parameter"), ("STATE", "state"), ("INPUTS", "input")):
@@ -157,7 +166,7 @@ def tables(program: Program, layout: Callable[[TensorType], str]) -> str:
     for function in program.functions:
         entries = ((output.name, layout(output.value.type)) for output in function.handed_out)
         lines.append(f'    "{NAMES[function.name]}": {dict_text(entries, indent=4)},\n')
-    return "".join([*lines, "}\n\n", type_tables(program)])
+    return lines
 
 
 def type_tables(program: Program) -> str:
@@ -181,7 +190,7 @@ def _type_text(type: TensorType) -> str:
 
 def kinds_of(program: Program, function: Function) -> list[str]:
     """Return the kinds in `TYPES` of a function's arguments, in the order of its signature."""
-    stacked = function.name in ("step", "step_gradients") and stacked_inputs(program)
+    stacked = function.name in STACKED and stacked_inputs(program)
     kinds = {"parameter": "params", "state": "state", "input": "batches" if stacked else "inputs"}
     return [kinds[role] for role in FORMS[function.name].takes]
 

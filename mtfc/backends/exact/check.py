@@ -20,7 +20,7 @@ import attrs
 import numpy as np
 
 from mtfc.backends.common import random_numbers
-from mtfc.backends.common.forms import NAMES
+from mtfc.backends.common.forms import FORMS, NAMES
 from mtfc.backends.exact import residues
 from mtfc.backends.exact.namespace import ExactNumpy
 from mtfc.backends.exact.prime_field import PRIMES, PrimeField
@@ -133,14 +133,23 @@ class ExactReference:
 
         Raises `NotExact` if the module needs a function without a meaning in the field.
         """
-        if strange := next(filter(None, map(_without_residues, lowered.functions)), None):
-            raise residues.NotExact(strange)
         text = backend.generate(lowered) if text is None else text
+        return self.compare_text(lowered.functions, text, len(lowered.placed_on.axes))
+
+    def compare_text(self, functions: Sequence[Function], text: str, rank: int | None = None) -> ExactResult:
+        """Compare the text of a NumPy module with these functions, as far as they take inputs.
+
+        rank: the number of the module's mesh axes, if it has one mesh. Raises `NotExact` if the module needs a function without a
+        meaning in the field.
+        """
+        if strange := next(filter(None, map(_without_residues, functions)), None):
+            raise residues.NotExact(strange)
+        functions = [function for function in functions if "input" in FORMS[function.name].takes]
         wrong: list[ExactDifference] = []
         elements, poison, unsure = 0, 0, dict[str, int]()
         for draw in self.draws:
-            module = loaded(text, field := self.field(draw, rank=len(lowered.placed_on.axes)))
-            for function in lowered.functions:
+            module = loaded(text, field := self.field(draw, rank))
+            for function in functions:
                 arguments, expected = self.expected(function.name, draw)
                 actual = called(module, function, arguments, field)
                 for output, right in expected.items():
@@ -149,7 +158,7 @@ class ExactReference:
                     if differ:
                         wrong.append(ExactDifference(function.name, output, differ))
             unsure = {what: unsure.get(what, 0) + n for what, n in field.counts.items()}
-        computed = len(self.draws) * sum(_computed(self.functions[f.name][0].body) for f in lowered.functions)
+        computed = len(self.draws) * sum(_computed(self.functions[f.name][0].body) for f in functions)
         return ExactResult(_first_of_each(wrong), elements, poison, unsure, computed)
 
     def wrong_gradients(self) -> tuple[str, ...]:
@@ -215,8 +224,8 @@ class ExactReference:
                 change = field.add(change, field.total(y.tangent, None))
         return change, evaluation.is_defined and residues.NO_SLOPE not in field.counts
 
-    def field(self, draw: int, rank: int = 0) -> PrimeField:
-        """Return the field of a draw. rank: the number of axes of a scalar."""
+    def field(self, draw: int, rank: int | None = 0) -> PrimeField:
+        """Return the field of a draw. rank: the number of axes of a scalar; None if scalars may have several numbers."""
         return PrimeField(PRIMES[draw % len(PRIMES)], self.seed + draw, rank if draw % 2 else None)
 
     def _drawn(self, argument: Argument, field: PrimeField, draw: int, function: str) -> ExactArray:

@@ -22,6 +22,7 @@ from mtfc.backends.common.module import (
     initial_value,
     is_wide,
     kinds_of,
+    layout_tables,
     summary,
     tables,
     title,
@@ -159,6 +160,19 @@ def generate(program: Program) -> str:
     return f"{HEADER.format(title=title(program), jax=JAX)}\n{imports(IMPORTS, body)}\n{body}"
 
 
+def segment(program: Program) -> str:
+    """Return the tables and the function of a segment of a program on several meshes. Its caller sets the mesh."""
+    (function,) = program.functions
+    given = [f'OUTPUTS["{NAMES[function.name]}"]']
+    for role, table in (("parameter", "PARAMETERS"), ("state", "STATE")):
+        known = {argument.value.name for argument in function.arguments if argument.role == role}
+        names = [output.updates for output in function.outputs if output.updates in known]
+        given.append(dict_text(((str(name), f'{table}["{name}"]') for name in names), indent=4))
+    head = f"@jax.jit\n@jax.shard_map(in_specs=(PARAMETERS, STATE, INPUTS, P()), out_specs={_tuple(given)})\n"
+    written = _written(program, function)
+    return f"{''.join([*layout_tables(program, spec), '}'])}\n\n\n{head}{written}"
+
+
 def in_jax(source: str) -> str:
     """Return a function of both backends with `jax.numpy` in the place of NumPy."""
     return re.sub(r"\bnp\.", "jnp.", source)
@@ -294,10 +308,13 @@ def _ordered(code: Code, order: tuple[str, ...]) -> str:
 
 def _function(program: Program, function: Function) -> str:
     """Return the definition of a function, which runs as one program on every device of the mesh."""
-    head = _decorators(program, function)
+    return _decorators(program, function) + _written(program, function)
+
+
+def _written(program: Program, function: Function) -> str:
     function, texts = _texts(function, program.placed_on)
     emitter = Emitter(dialect(program.placed_on, function, texts))
-    return head + emitter.function(function, NAMES[function.name], summary(function))
+    return emitter.function(function, NAMES[function.name], summary(function))
 
 
 def _decorators(program: Program, function: Function) -> str:

@@ -19,7 +19,7 @@ from mtfc.compiler.ir.types import ARRAY_DTYPES
 def load(source: str) -> ModuleType:
     """Return the module that `source` defines, with its functions bound to its mesh over the present devices.
 
-    A module of a placement, which has no mesh, gets its devices. Raises `Unavailable` if JAX is missing or has too few devices.
+    A module of a placement or of several meshes gets its devices. Raises `Unavailable` if JAX is missing or has too few devices.
     """
     module, mesh = _execute(source)
     if mesh is None:
@@ -62,12 +62,16 @@ def lowered(program: Program, function: str | None = None, on: Sequence[Any] | N
 
 
 def _execute(source: str, on: Sequence[Any] | None = None) -> tuple[ModuleType, Any]:
-    """Return the module with its functions bound to a mesh, and the mesh; None for the module of a placement.
+    """Return the module with its functions bound to a mesh, and the mesh; None for the module of a placement or several meshes.
 
     A bound function runs under `jax.grad` and `jax.jit`, where `jax.set_mesh` is not allowed.
     """
     import_jax()
     module = executed(source)
+    if hasattr(module, "MESHES"):
+        count = sum(prod(axes.values()) for axes in module.MESHES.values())
+        module.bind(devices(count, "the meshes have", "mesh"))
+        return module, None
     if not hasattr(module, "MESH"):
         module.bind(devices(module.DEVICES, "the placement has", "placement"))
         return module, None

@@ -20,6 +20,7 @@ from mtfc.backends.common.module import (
     initial_value,
     is_wide,
     kinds_of,
+    layout_tables,
     summary,
     tables,
     title,
@@ -81,7 +82,7 @@ def generate(program: Program, checked: bool = False) -> str:
     A checked module computes everything on every processor, replicated or not. It raises `AssertionError` if processors that
     should hold the same data do not.
     """
-    layouts = f"{tables(program, layout_text)}\n{_narrowed(program)}\n{definitions(PRELUDE)['SENT']}"
+    layouts = f"{tables(program, layout_text)}\n{narrowed(program)}\n{definitions(PRELUDE)['SENT']}"
     speech = dialect(program.placed_on, checked)
     functions = [
         Emitter(speech).function(f, NAMES[f.name], summary(f), _checks(program, f)) for f in program.functions
@@ -90,6 +91,14 @@ def generate(program: Program, checked: bool = False) -> str:
     sections += [SIMULATION, *prelude("\n".join(sections), PRELUDE, PUBLIC)]
     body = "\n\n".join(sections)
     return f"{HEADER.format(title=title(program))}\n{imports(IMPORTS, body)}\n{body}"
+
+
+def segment(program: Program) -> str:
+    """Return the tables and the function of a segment of a program on several meshes."""
+    (function,) = program.functions
+    emitter = Emitter(dialect(program.placed_on, checked=False))
+    written = emitter.function(function, NAMES[function.name], summary(function))
+    return f"{''.join([*layout_tables(program, layout_text), '}'])}\n\n\n{written}"
 
 
 def _checks(program: Program, function: Function) -> list[str]:
@@ -144,7 +153,7 @@ def _axes_text(axes: Axes) -> str:
     return str(axes).replace("'", '"')
 
 
-def _narrowed(program: Program) -> str:
+def narrowed(program: Program) -> str:
     """Return the table of dtypes that 64-bit arguments become; f64 stays if the program computes in it."""
     floats = "" if is_wide(program) else '"float64": np.float32, '
     return f'NARROWED = {{{floats}"int64": np.int32, "uint64": np.uint32}}\n'
@@ -152,14 +161,14 @@ def _narrowed(program: Program) -> str:
 
 def _initial(program: Program) -> list[str]:
     entries = [(p.name, initial_value(p, "np.full", DTYPES[p.type.dtype])) for p in program.parameters]
-    made = [_maker("init(seed=0)", "PARAMETERS", "Return the initial parameters.", entries)]
+    made = [maker("init(seed=0)", "PARAMETERS", "Return the initial parameters.", entries)]
     states = initial_states(program, "np", DTYPES.__getitem__)
     if states:
         made.append(
-            _maker("init_state()", "STATE", "Return the optimizer's state before the first step.", states)
+            maker("init_state()", "STATE", "Return the optimizer's state before the first step.", states)
         )
     return made
 
 
-def _maker(signature: str, layouts: str, doc: str, entries: list[tuple[str, str]]) -> str:
+def maker(signature: str, layouts: str, doc: str, entries: list[tuple[str, str]]) -> str:
     return f'def {signature}:\n    """{doc}"""\n    return shard({dict_text(entries, indent=4)}, {layouts})\n'

@@ -18,6 +18,7 @@ from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.data.files import read_neighbour
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice, ProgramSource
+from mtfc.driver.loading.divided_case import DividedCase, check_divided
 from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.memory_limit import run_limited
 from mtfc.driver.loading.placement_case import PlacementCase
@@ -26,8 +27,10 @@ from mtfc.frontend import layout_options
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layout_options import (
     chosen_layouts,
+    divided_named,
     is_one_device,
     layouts_fitting,
+    layouts_for,
     parse_mesh,
     placement_named,
 )
@@ -39,6 +42,7 @@ from mtfc.frontend.syntax.parser import parse
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.frontend.layouts.parts import DividedLayout
     from mtfc.frontend.semantics.names.scope import Scope
     from mtfc.placements.declarations import DeclaredPlacement
 
@@ -79,6 +83,10 @@ class LayoutOnMesh:
         with doing(f"compiling layout {self.name}"):
             return run_limited(self.placed(program), self.limited(passes), observers)
 
+    def lowered(self, program: Program) -> tuple[Program, ...]:
+        """Return the program of one processor, alone."""
+        return (self.lower(program),)
+
     def source(self, program: Program, backend: str, of: str = "step") -> str:
         """Return the text of the module that a backend generates. Raises `CompileError` (E321)."""
         return BACKENDS[backend].generate(self.lower(program, of))
@@ -99,15 +107,16 @@ class LayoutOnMesh:
         )
 
 
-Case = LayoutOnMesh | PlacementCase
-"""A program runs under either."""
+Case = LayoutOnMesh | DividedCase | PlacementCase
+"""A program runs under each."""
 
 
 @attrs.frozen
 class Selection:
     """A global program with at least one layout, and the hardware, placements and names that its file declares.
 
-    If a placement was chosen, `cases` is empty and `placements` has that placement alone.
+    divided: the layouts of several meshes. If a placement was chosen, `cases` and `divided` are empty, and `placements` has that
+    placement alone. If a layout of several meshes was chosen, `divided` alone has it.
     """
 
     program: Program
@@ -115,11 +124,13 @@ class Selection:
     hardware: Mapping[str, Hardware]
     placements: tuple[DeclaredPlacement, ...]
     scope: Scope
+    divided: tuple[DividedCase, ...] = ()
 
     @property
     def case(self) -> Case:
-        """The first layout, or the chosen placement."""
-        return self.cases[0] if self.cases else PlacementCase(self.placements[0], self.program)
+        """The first layout, or the chosen layout of several meshes or placement."""
+        layouts: tuple[Case, ...] = self.cases or self.divided
+        return layouts[0] if layouts else PlacementCase(self.placements[0], self.program)
 
 
 def select(
@@ -129,8 +140,10 @@ def select(
     every_layout: bool = False,
     or_placement: bool = False,
     skip_illegal: bool = False,
+    or_divided: bool = False,
 ) -> Selection:
-    """Read a file and return its chosen model, with the first chosen layout or with all; or with a placement if that is allowed.
+    """Read a file and return its chosen model, with the first chosen layout or with all; or with a placement or a layout of
+    several meshes if that is allowed.
 
     `choice.source` makes the program of a file that is not a .mtf file. skip_illegal: see `choose`. Raises `CompileError` and
     `UsageError`.
@@ -141,7 +154,7 @@ def select(
     name = sources.read(file)
     text, neighbour = sources.texts[name], sources.neighbour
     with doing(f"checking {name}"):
-        return choose(text, name, choice, every_layout, neighbour, skip_illegal, or_placement)
+        return choose(text, name, choice, every_layout, neighbour, skip_illegal, or_placement, or_divided)
 
 
 def _from_source(
@@ -172,7 +185,7 @@ def select_models(file: str, choice: Choice, sources: Sources) -> tuple[Selectio
 
     A model is left out if the chosen layout is for others. Raises `CompileError` and `UsageError`.
     """
-    first = select(file, choice, sources, every_layout=True, or_placement=True)
+    first = select(file, choice, sources, every_layout=True, or_placement=True, or_divided=True)
     text, neighbour = sources.texts[sources.read(file)], sources.neighbour
     module = elaborate(parse(text, file, Diagnostics()), Diagnostics(), choice.dims, None, neighbour)
     named = next((each for each in module.layouts if each.name == (choice.layout or "").strip()), None)
@@ -203,10 +216,12 @@ def choose(
     neighbour: Neighbour = read_neighbour,
     skip_illegal: bool = False,
     or_placement: bool = False,
+    or_divided: bool = False,
 ) -> Selection:
     """Return the chosen model and layouts of a file's text. `neighbour` reads the files that it imports.
 
-    or_placement: `choice.layout` may name a placement. skip_illegal: leave out illegal layouts, and accept a mesh without a
+    or_placement, or_divided: `choice.layout` may name a placement, or a layout of several meshes, which is the default if the
+    model has no other layouts. skip_illegal: leave out illegal layouts, and accept a mesh without a
     layout. Raises `CompileError` and `UsageError`.
     """
     diagnostics = Diagnostics()
@@ -226,7 +241,31 @@ def choose(
                     f"`{placement.name}` is a placement, which is not lowered by passes: no {option}"
                 )
         return Selection(program, (), module.hardware, (placement,), module.scope)
-    return _chosen(program, module, choice, diagnostics, every_layout, skip_illegal)
+    divided = _chosen_divided(module, choice, program.name, every_layout) if or_divided else None
+    if divided is not None:
+        diagnostics.extend(check_divided([program], [divided]))
+        diagnostics.raise_if_errors()
+        case = DividedCase.of(divided)
+        return Selection(program, (), module.hardware, (), module.scope, (case,))
+    return _chosen(program, module, choice, diagnostics, every_layout, skip_illegal, or_divided)
+
+
+def _chosen_divided(module: Module, choice: Choice, model: str, every_layout: bool) -> DividedLayout | None:
+    """Return the layout of several meshes that is chosen by its name, or as the only kind of layout. Raises `UsageError`."""
+    found = divided_named(choice.layout, module)
+    is_default = choice.layout is None and choice.mesh is None and not layouts_for(model, module)
+    if is_default and not every_layout:
+        found = next((each for each in module.divided if each.is_for(model)), None)
+    if found is None:
+        return None
+    for option, value in (("--mesh", choice.mesh), ("--passes", choice.passes), ("--memory", choice.memory)):
+        if value is not None:
+            raise UsageError(f"`{found.name}` is a layout of several meshes: no {option}")
+    if not found.is_for(model):
+        raise UsageError(
+            f"layout `{found.name}` is for model {' and '.join(found.models)}, and not for {model}"
+        )
+    return found
 
 
 def _chosen(
@@ -236,6 +275,7 @@ def _chosen(
     diagnostics: Diagnostics,
     every_layout: bool,
     skip_illegal: bool,
+    or_divided: bool = False,
 ) -> Selection:
     """Return a program with the chosen layouts, and with what a module declares."""
     is_one = is_one_device(choice.mesh, module)
@@ -251,7 +291,24 @@ def _chosen(
     chosen = _cases(declared, module, choice.mesh)
     cases = tuple(attrs.evolve(each, passes=passes, limit=limit) for each in chosen)
     placements = tuple(each for each in module.placements if each.devices == 1 or not is_one)
-    return Selection(program, cases, module.hardware, placements, module.scope)
+    divided = tuple(map(DividedCase.of, _divided_beside(program, module, choice, diagnostics)))
+    return Selection(
+        program, cases, module.hardware, placements, module.scope, divided if every_layout else ()
+    )
+
+
+def _divided_beside(
+    program: Program, module: Module, choice: Choice, diagnostics: Diagnostics
+) -> Sequence[DividedLayout]:
+    """Return the layouts of several meshes of a file of which no layout or mesh is chosen. Raises `CompileError`."""
+    options = choice.layout, choice.mesh, choice.passes, choice.memory
+    if any(option is not None for option in options):
+        return ()
+    found = [each for each in module.divided if each.is_for(program.name)]
+    if found:
+        diagnostics.extend(check_divided([program], found))
+        diagnostics.raise_if_errors()
+    return found
 
 
 def _check_legal(program: Program, declared: Iterable[DeclaredLayout], diagnostics: Diagnostics) -> None:

@@ -18,6 +18,7 @@ from mtfc.driver.data.array_files import Arrays, save_arrays
 from mtfc.driver.data.files import check_apart, check_writable
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters, read_batches
 from mtfc.driver.errors import OK, UsageError, say
+from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import RunOptions
@@ -76,9 +77,9 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
     """
     _check_prompts(options)
     _check_files(options)
-    selection = select(options.file, options.choice, sources, or_placement=True)
+    selection = select(options.file, options.choice, sources, or_placement=True, or_divided=True)
     program, case = selection.program, selection.case
-    backend = options.backend or ("numpy" if selection.cases else "jax")
+    backend = options.backend or ("jax" if isinstance(case, PlacementCase) else "numpy")
     options = attrs.evolve(options, backend=backend)
     if options.train and program.training is None:
         raise UsageError(

@@ -20,8 +20,9 @@ from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.inputs import given_parameters
 from mtfc.driver.errors import UsageError, say
+from mtfc.driver.loading.divided_case import DividedCase
 from mtfc.driver.loading.placement_case import PlacementCase
-from mtfc.driver.loading.selection import Case, Selection, select
+from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import EvalOptions
 from mtfc.driver.running.remainder import Resizing
@@ -50,16 +51,21 @@ def jax_program(case: Case, text: str) -> JaxProgram:
         from mtfc.placements.running.jax.placed_jax_program import PlacedJaxProgram
 
         return PlacedJaxProgram.of(text)
+    if isinstance(case, DividedCase):
+        from mtfc.meshes.divided_jax_program import DividedJaxProgram
+
+        return DividedJaxProgram.of(text)
     from mtfc.backends.jax.jax_program import JaxProgram
 
     return JaxProgram.of(text)
 
 
 def check_hosts(case: Case, hosts: Hosts) -> None:
-    """Raise `UsageError` for a placement in several processes."""
-    if isinstance(case, PlacementCase) and hosts.are_several:
+    """Raise `UsageError` for a placement or a layout of several meshes in several processes."""
+    if hosts.are_several and not isinstance(case, LayoutOnMesh):
+        what = "a placement" if isinstance(case, PlacementCase) else "a layout of several meshes"
         raise UsageError(
-            f"`{case.name}` is a placement, which runs in one process: no --coordinator or --distributed"
+            f"`{case.name}` is {what}, which runs in one process: no --coordinator or --distributed"
         )
 
 
@@ -231,7 +237,7 @@ def evaluate(options: EvalOptions, sources: Sources) -> EvaluationSummary | None
     Raises `CompileError`, `UsageError`, `Unavailable` and `FailedRequest`.
     """
     options.hosts.check()
-    selection = select(options.file, options.choice, sources, or_placement=True)
+    selection = select(options.file, options.choice, sources, or_placement=True, or_divided=True)
     check_hosts(selection.case, options.hosts)
     if options.hosts.are_several:
         options.hosts.join(selection.case.mesh.devices)

@@ -20,6 +20,8 @@ from mtfc.driver.data.checkpoint_files import CHECKPOINTS, About
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters
 from mtfc.driver.data.remote import RemoteFolder, is_remote
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, reason_of, say
+from mtfc.driver.loading.divided_case import DividedCase
+from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import TrainOptions
@@ -93,7 +95,7 @@ def train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finishe
 
 
 def _train(options: TrainOptions, sources: Sources, to: TextIO | None) -> FinishedTraining:
-    selection = select(options.file, options.choice, sources, or_placement=True)
+    selection = select(options.file, options.choice, sources, or_placement=True, or_divided=True)
     program, case = selection.program, selection.case
     check_hosts(case, options.hosts)
     if program.training is None:
@@ -138,7 +140,9 @@ def _predicted(options: TrainOptions, selection: Selection, sources: Sources) ->
 
     case = selection.case
     hardware = target_of(options.target, selection.hardware, sources)
-    if not isinstance(case, LayoutOnMesh):
+    if isinstance(case, DividedCase):
+        raise UsageError(f"`{case.name}` is a layout of several meshes: no --target")
+    if isinstance(case, PlacementCase):
         placed = simulate_placement(case.placement, selection.program, hardware, options.target).step
         return Prediction(placed.seconds, placed.ideal)
     check_room(hardware, case.mesh, options.target)

@@ -12,6 +12,7 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.fuse_attention import FuseAttention
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.driver.data.inputs import draw_batch
+from mtfc.driver.loading.divided_case import DividedCase
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.reports.exact_report import ExactCase
 
@@ -26,7 +27,9 @@ QUICK = 1 << 24
 """The same for a plan of a function of JAX: some seconds."""
 
 
-def exact_cases(program: Program, cases: Sequence[LayoutOnMesh], seed: int) -> Iterator[ExactCase]:
+def exact_cases(
+    program: Program, cases: Sequence[LayoutOnMesh], seed: int, divided: Sequence[DividedCase] = ()
+) -> Iterator[ExactCase]:
     """Yield the exact comparison of the gradients of the undistributed program, and of each layout."""
     size = elements(program)
     if size > LARGEST:
@@ -42,6 +45,10 @@ def exact_cases(program: Program, cases: Sequence[LayoutOnMesh], seed: int) -> I
         for case in each_of(cases, "exact check of layout"):
             found = reference.compare(case.lower(program, of=BOTH))
             yield _case(case.layout.name, program.name, found)
+        for each in divided:
+            functions = each.program(program, of=BOTH).differentiated.functions
+            found = reference.compare_text(functions, each.source(program, "numpy", of=BOTH))
+            yield _case(each.name, program.name, found)
     except NotExact as error:
         yield ExactCase("gradients", program.name, skipped=f"`{error}` has no meaning on residues")
 

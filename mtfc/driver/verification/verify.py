@@ -28,8 +28,9 @@ from mtfc.compiler.ir.types import FLOATS
 from mtfc.compiler.passes.mixed_precision import everything_in
 from mtfc.driver.data.inputs import given_parameters
 from mtfc.driver.errors import UsageError
+from mtfc.driver.loading.divided_case import DividedCase
 from mtfc.driver.loading.placement_case import PlacementCase
-from mtfc.driver.loading.selection import Case, Selection, select, select_models
+from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select, select_models
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import without_warnings
@@ -101,7 +102,7 @@ def verify(
     selections = [_fitting(each) for each in _selections(options, sources)]
     backends = (options.backend,) if options.backend else tuple(BACKENDS)
     if "jax" in backends:
-        cases: list[Sequence[Case]] = [each.cases for each in selections]
+        cases: list[Sequence[Case]] = [(*each.cases, *each.divided) for each in selections]
         cases += [_placements(each) for each in selections]
         _start_jax([case for each in cases for case in each])
     results, gradients = list[CaseResult](), dict[str, Mapping[str, Comparison]]()
@@ -110,7 +111,7 @@ def verify(
         for selection in selections:
             model = VerifiedModel.of(selection, backends, options)
             if options.exact:
-                for found in exact_cases(selection.program, selection.cases, options.seed):
+                for found in exact_cases(selection.program, selection.cases, options.seed, selection.divided):
                     exact.append(found)
                     show(found)
             for result in model.results():
@@ -144,10 +145,10 @@ def _selections(options: VerifyOptions, sources: Sources) -> Sequence[Selection]
     """Return every model of the file with its layouts; one model if an option speaks of one."""
     choice = options.choice
     if choice.model or choice.settings or options.data or options.params:
-        found = [select(options.file, choice, sources, every_layout=True, or_placement=True)]
+        found = [select(options.file, choice, sources, every_layout=True, or_placement=True, or_divided=True)]
     else:
         found = list(select_models(options.file, choice, sources))
-    are_asked = choice.layout is None or not found[0].cases
+    are_asked = choice.layout is None or not (found[0].cases or found[0].divided)
     return found if are_asked else [attrs.evolve(each, placements=()) for each in found]
 
 
@@ -182,9 +183,11 @@ class VerifiedModel:
         return self.selection.program.name
 
     def results(self) -> Iterator[CaseResult]:
-        """Yield the result of each layout on each backend, and of each placement."""
-        for case in each_of(self.selection.cases, "layout"):
-            sums = tuple(wrong_sums(case.lower(self.reference.program)))
+        """Yield the result of each layout on each backend, those of several meshes too, and of each placement."""
+        layouts: tuple[LayoutOnMesh | DividedCase, ...] = (*self.selection.cases, *self.selection.divided)
+        for case in each_of(layouts, "layout"):
+            lowered = case.lowered(self.reference.program)
+            sums = tuple(dict.fromkeys(wrong for each in lowered for wrong in wrong_sums(each)))
             for backend in self.backends:
                 with doing(f"{case.name} on {backend}"):
                     result = self._result(case, backend)

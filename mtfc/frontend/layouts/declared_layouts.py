@@ -198,14 +198,19 @@ def _is_reversed(rule: ast.SplitRule, mesh: Mesh, scope: Scope) -> bool:
 def declare_layouts(
     decls: Iterable[ast.LayoutDecl], meshes: Mapping[str, Mesh | None], scope: Scope
 ) -> tuple[DeclaredLayout, ...]:
-    """Return the declared layouts; report an error for each whose mesh is unknown, and leave it out."""
+    """Return the declared layouts of one mesh; report an error for each whose mesh is unknown, and leave it out."""
+    pairs = [(decl, mesh_of(decl, meshes, scope)) for decl in decls if not decl.parts]
+    return tuple(resolve(decl, mesh, scope) for decl, mesh in pairs if mesh is not None)
+
+
+def named_once(decls: Iterable[ast.LayoutDecl], scope: Scope) -> list[ast.LayoutDecl]:
+    """Return the declarations with names of their own; report the others, and unknown models."""
     places: dict[str, Span] = {}
-    decls = [decl for decl in decls if scope.declare("layout", decl.name, places)]
-    for name in (name for decl in decls for name in decl.models):
+    found = [decl for decl in decls if scope.declare("layout", decl.name, places)]
+    for name in (name for decl in found for name in decl.models):
         if name.text not in scope.models:
             scope.unknown("E106", f"unknown model `{name.text}`", name, scope.models)
-    pairs = [(decl, mesh_of(decl, meshes, scope)) for decl in decls]
-    return tuple(resolve(decl, mesh, scope) for decl, mesh in pairs if mesh is not None)
+    return found
 
 
 def mesh_of(decl: ast.LayoutDecl, meshes: Mapping[str, Mesh | None], scope: Scope) -> Mesh | None:

@@ -367,6 +367,16 @@ class PipelineRule(Node):
     cuts: tuple[Degree, ...]
 
 
+class PartRules(Node):
+    """`part (embed, head) on front: { batch: all, params: { vocab: all } }`"""
+
+    paths: tuple[Name | Path, ...]
+    mesh: Name
+    rules: tuple[SplitRule, ...]
+    params: RuleSet | None
+    optimizer: RuleSet | None
+
+
 class LayoutDecl(Node):
     """`layout hybrid for net on grid = { batch: rows, params: { d_model: rows } }`; `models` is empty for all models."""
 
@@ -378,6 +388,7 @@ class LayoutDecl(Node):
     optimizer: RuleSet | None
     values: tuple[ValueRules, ...]
     pipelines: tuple[PipelineRule, ...]
+    parts: tuple[PartRules, ...]
     allows: tuple[Allow, ...]
 
 

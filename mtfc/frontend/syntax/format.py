@@ -75,7 +75,7 @@ def format_source(text: str, file: str = "<input>") -> str:
 def _flat(parts: Parts) -> str:
     text = ""
     for index, part in enumerate(parts):
-        text += _space(parts[index - 1], part) if index else ""
+        text += _gap(parts, index)
         text += part.text if isinstance(part, Token) else _flat_group(part)
     return text
 
@@ -85,6 +85,19 @@ def _flat_group(group: Bracket) -> str:
     inner = joint.join(_flat(entry.parts) for entry in group.entries)
     pad = " " if group.opener == "{" and inner else ""
     return f"{group.opener}{pad}{inner}{pad}{CLOSING_TEXT[group.opener]}"
+
+
+def _gap(parts: Parts, index: int) -> str:
+    """Return the text before a part. `part (a, b) on mesh` is no call."""
+    if index == 0:
+        return ""
+    left, after = parts[index - 1], parts[index + 1 : index + 2]
+    is_part = isinstance(left, Token) and left.text == "part" and _is_on(after)
+    return " " if is_part else _space(left, parts[index])
+
+
+def _is_on(parts: Parts) -> bool:
+    return any(isinstance(part, Token) and part.text == "on" for part in parts)
 
 
 def _space(left: Token | Bracket, right: Token | Bracket) -> str:
@@ -121,7 +134,7 @@ def _text(parts: Parts, indent: int, tail: int) -> str:
     """
     text = ""
     for index, part in enumerate(parts):
-        text += _space(parts[index - 1], part) if index else ""
+        text += _gap(parts, index)
         if isinstance(part, Token):
             text += part.text
             continue
@@ -144,8 +157,8 @@ def _reach(parts: Parts, tail: int) -> int:
     so do the operands of an optimizer: only the arguments before them may go over several lines.
     """
     width, stays = 0, False
-    for left, right in pairwise(parts):
-        width += len(_space(left, right))
+    for index, (left, right) in enumerate(pairwise(parts), 1):
+        width += len(_gap(parts, index))
         stays = stays or _is_result(left, right)
         if isinstance(right, Bracket) and (not stays or right.opener == "{"):
             return width + 1

@@ -155,16 +155,27 @@ class TreeBuilder:
         mesh: ast.Name | None,
         entries: tuple[ast.Node, ...],
     ) -> ast.LayoutDecl | ast.Broken:
-        keyed = _by_key(entries, ("params", "optimizer"), "a layout")
+        rules, params, optimizer = _rules_of(entries, "a layout")
         if any(isinstance(entry, ast.Broken) for entry in entries):
             return ast.Broken(span, frozenset((name.text,)))
-        stored = {key: ast.RuleSet(entry.span, entry.value) for key, entry in keyed.items()}
-        rules = tuple(entry for entry in entries if isinstance(entry, ast.SplitRule))
         values = tuple(entry for entry in entries if isinstance(entry, ast.ValueRules))
         allows = tuple(entry for entry in entries if isinstance(entry, ast.Allow))
         pipelines = tuple(entry for entry in entries if isinstance(entry, ast.PipelineRule))
-        sections = stored.get("params"), stored.get("optimizer")
-        return ast.LayoutDecl(span, name, models or (), mesh, rules, *sections, values, pipelines, allows)
+        parts = tuple(entry for entry in entries if isinstance(entry, ast.PartRules))
+        more = values, pipelines, parts, allows
+        return ast.LayoutDecl(span, name, models or (), mesh, rules, params, optimizer, *more)
+
+    def part(
+        self,
+        span: Span,
+        paths: tuple[ast.Name | ast.Path, ...],
+        mesh: ast.Name,
+        entries: tuple[ast.Node, ...],
+    ) -> ast.PartRules | ast.Broken:
+        rules, *sections = _rules_of(entries, "a part")
+        if any(isinstance(entry, ast.Broken) for entry in entries):
+            return ast.Broken(span, frozenset())
+        return ast.PartRules(span, paths, mesh, rules, *sections)
 
     def pipeline(
         self, span: Span, loop: ast.DimName, checkpoint: Token | None, cuts: tuple[ast.Degree, ...]
@@ -277,6 +288,16 @@ def _unnamed(entry: KeyedEntry) -> Diagnostic:
 
 
 FROZEN = 'write `frozen "head.*"`, with a pattern for the names of parameters'
+
+
+def _rules_of(
+    entries: Iterable[ast.Node], where: str
+) -> tuple[tuple[ast.SplitRule, ...], ast.RuleSet | None, ast.RuleSet | None]:
+    """Return the rules for values among entries, and the sections `params` and `optimizer`. Raises `CompileError`."""
+    keyed = _by_key(entries, ("params", "optimizer"), where)
+    rules = tuple(entry for entry in entries if isinstance(entry, ast.SplitRule))
+    stored = {key: ast.RuleSet(entry.span, entry.value) for key, entry in keyed.items()}
+    return rules, stored.get("params"), stored.get("optimizer")
 
 
 def _by_key(

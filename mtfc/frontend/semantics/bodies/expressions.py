@@ -131,6 +131,11 @@ class Expressions:
     def block(self) -> BlockBuilder:
         return self.builder.block
 
+    def note_section(self, name: str, span: Span) -> None:
+        """Note the place of a call, a variable or a loop, so that a part of a layout may name it."""
+        place = None if self.builder.is_looped() else self.block.located(span)
+        self.scope.reports.sections.setdefault(name, []).append(place)
+
     def parameter_name(self, name: str) -> str:
         """Return the full name of a parameter of this body; in a call that shares parameters, the name in the other call."""
         name = self.prefix + name

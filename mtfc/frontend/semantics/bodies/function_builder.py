@@ -271,6 +271,10 @@ class FunctionBuilder:
         place = self.block.located(span)
         return [self.block.here(loop.index(place)) for loop in self.block.loops()]
 
+    def is_looped(self) -> bool:
+        """True if the current block is the body of a loop."""
+        return next(self.block.loops(), None) is not None
+
     def scope(self, prefix: str, name: str, owns_parameters: bool) -> str:
         """Return the name of a new scope in the scope `prefix`: `name`, or `name_2` and so on.
 

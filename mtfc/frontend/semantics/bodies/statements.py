@@ -151,6 +151,8 @@ class ElaboratedBody(ABC):
 
     def assign(self, node: ast.Assign) -> None:
         names = [self.expressions.prefix + target.text for target in node.targets]
+        for name in names:
+            self.expressions.note_section(name, node.value.span)
         results = self.expressions.results(node.value, names)
         if len(results) != len(names):
             self._wrong_number(node, len(results), failed=None in results)
@@ -458,6 +460,7 @@ class Loop:
         """Enter the loop's body: bind carries and slices, and make its block the current one."""
         if isinstance(self.node, ast.Repeat):
             self.region = self.builder.scope(self.prefix, self.node.dim.text, owns_parameters=True)
+            self.expressions.note_section(self.prefix + self.region, self.node.span)
             self.expressions.prefix = f"{self.prefix}{self.region}."
         for name, each in self.carried.items():
             self.expressions.values[name] = each.argument

@@ -275,6 +275,7 @@ class _Call:
             help = f"to use its parameters again, write `{self.name}(...) sharing {wanted.text}`"
             message = f"scope `{wanted.text}` has another call in it"
             self._error("E102", message, wanted.span, help if owner else None)
+        caller.note_section(caller.prefix + own, self.node.span)
         prefix, stack = f"{caller.prefix}{own}.", (*caller.stack, self.key)
         pair = ((prefix, f"{caller.prefix}{self.node.shared.text}."),) if self.node.shared else ()
         shared = (*pair, *caller.shared)

@@ -51,7 +51,8 @@ class Reports:
 
     called: the functions that have been elaborated, by the place of their names. owners: True for functions that declare
     parameters, by module and name. sizes: the sizes of calls of functions. dropped, dropped_dims: the full names of unused
-    values, and the dimensions of their functions, which no program has.
+    values, and the dimensions of their functions, which no program has. sections: the places of the calls, variables and
+    loops of models, by their full names; the place is None inside of a loop.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -62,6 +63,7 @@ class Reports:
         self.sizes: dict[tuple[str, str], InlinedSize] = {}
         self.dropped: set[str] = set()
         self.dropped_dims: dict[str, tuple[Dim, Span]] = {}
+        self.sections: dict[str, list[Span | None]] = {}
         self._unused: dict[Span, Unused] = {}
         self._comparisons = MAX_COMPARISONS
 

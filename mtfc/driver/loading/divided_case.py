@@ -1,0 +1,92 @@
+"""A layout of several meshes in the place of a layout: `mtfc run`, `train`, `eval`, `verify` and `compile` take either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from mtfc.compiler.diagnostics import Diagnostic
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.frontend.layouts.legality import check_layout
+
+if TYPE_CHECKING:
+    from mtfc.frontend.layouts.parts import DividedLayout
+    from mtfc.meshes.divided_program import DividedProgram
+    from mtfc.meshes.mesh_labels import MeshPart
+
+
+@attrs.frozen
+class DividedCase:
+    """A layout of several meshes. rules: the rules of each part, in the order of `declared.parts`."""
+
+    declared: DividedLayout
+    rules: tuple[Layout, ...]
+
+    @classmethod
+    def of(cls, declared: DividedLayout) -> DividedCase:
+        return cls(declared, tuple(part.rules.layout for part in declared.parts))
+
+    @property
+    def name(self) -> str:
+        return self.declared.name
+
+    @property
+    def mesh(self) -> Mesh:
+        """All devices as a mesh of one axis, for messages."""
+        return Mesh("devices", (("all", sum(part.mesh.devices for part in self.declared.parts)),))
+
+    @property
+    def layout(self) -> Layout:
+        """A layout with the same name, for messages."""
+        return Layout(self.name)
+
+    @property
+    def parts(self) -> tuple[MeshPart, ...]:
+        return parts_of(self.declared, self.rules)
+
+    def as_near(self) -> DividedCase:
+        return self
+
+    def program(self, program: Program, of: str = "step") -> DividedProgram:
+        """Return a variant of the program in segments on the meshes."""
+        from mtfc.meshes.divided_program import DividedProgram
+
+        return DividedProgram(program, self.parts, self.name, of)
+
+    def lowered(self, program: Program) -> tuple[Program, ...]:
+        """Return the programs of all segments, each for one processor of its mesh."""
+        functions = self.program(program).functions
+        return tuple(each.program for function in functions for each in function.segments)
+
+    def source(self, program: Program, backend: str = "jax", of: str = "step") -> str:
+        """Return the text of a variant of the program as a module."""
+        from mtfc.meshes.module import generate
+
+        return generate(self.program(program, of), backend)
+
+    def forward_source(self, program: Program, backend: str = "jax") -> str:
+        """Return the text of the forward pass alone as a module."""
+        return self.source(program, backend, "forward")
+
+
+def parts_of(declared: DividedLayout, rules: Sequence[Layout] | None = None) -> tuple[MeshPart, ...]:
+    """Return the parts of a program under a layout. rules: those of each part, if they are not the declared ones."""
+    from mtfc.meshes.mesh_labels import MeshPart
+
+    rules = [part.rules.layout for part in declared.parts] if rules is None else rules
+    pairs = zip(declared.parts, rules, strict=True)
+    return tuple(MeshPart(part.mesh, each, part.places, part is declared.rest) for part, each in pairs)
+
+
+def check_divided(programs: Sequence[Program], layouts: Sequence[DividedLayout]) -> Iterator[Diagnostic]:
+    """Yield the errors and warnings of layouts of several meshes: each part must be legal for its equations."""
+    from mtfc.meshes.part_programs import part_programs
+
+    for declared in layouts:
+        for program in (each for each in programs if declared.is_for(each.name)):
+            own = part_programs(program, parts_of(declared))
+            for part, each in zip(declared.parts, own, strict=True):
+                yield from check_layout(each, part.rules)

@@ -1,0 +1,163 @@
+"""Layouts with parts: parts of a model run on meshes of their own, and everything else on the layout's own mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import attrs
+
+from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.ir.types import Mesh
+from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, mesh_of, resolve
+from mtfc.frontend.semantics.names.scope import Scope
+from mtfc.frontend.syntax import ast
+
+
+@attrs.frozen
+class DeclaredPart:
+    """A part of a layout: the rules on its mesh, and the places of the calls, variables and loops that run there.
+
+    names: the names of these calls, variables and loops; the layout's own rules have no names and no places.
+    """
+
+    rules: DeclaredLayout
+    names: tuple[ast.Name | ast.Path, ...]
+    places: tuple[Span, ...]
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.rules.mesh
+
+
+@attrs.frozen
+class DividedLayout:
+    """A layout of several meshes. parts: in the order in which the file declares their meshes, one part for each mesh.
+
+    rest: the layout's own rules, for everything that no other part has.
+    """
+
+    decl: ast.LayoutDecl
+    parts: tuple[DeclaredPart, ...]
+    rest: DeclaredPart
+
+    @property
+    def name(self) -> str:
+        return self.decl.name.text
+
+    @property
+    def span(self) -> Span:
+        return self.decl.name.span
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return self.rest.rules.models
+
+    def is_for(self, model: str) -> bool:
+        return self.rest.rules.is_for(model)
+
+
+def declare_divided(
+    decls: Iterable[ast.LayoutDecl], meshes: Mapping[str, Mesh | None], scope: Scope
+) -> tuple[DividedLayout, ...]:
+    """Return the layouts with parts among the declarations of a file; wrong ones are reported and left out."""
+    found = (_resolved(decl, meshes, scope) for decl in decls if decl.parts)
+    return tuple(each for each in found if each is not None)
+
+
+def _resolved(decl: ast.LayoutDecl, meshes: Mapping[str, Mesh | None], scope: Scope) -> DividedLayout | None:
+    errors = len(scope.diagnostics.errors)
+    mesh = mesh_of(decl, meshes, scope)
+    _check_entries(decl, scope)
+    if mesh is None:
+        return None
+    used = {mesh.name: decl.mesh.span if decl.mesh else decl.name.span}
+    named: dict[str, Span] = {}
+    rest = DeclaredPart(resolve(decl, mesh, scope), (), ())
+    parts = {mesh.name: rest}
+    for each in decl.parts:
+        places = list(_places(each, decl, named, scope))
+        part_mesh = _mesh(each, meshes, used, scope)
+        if part_mesh is not None:
+            rules = resolve(_as_layout(each, decl), part_mesh, scope)
+            parts[part_mesh.name] = DeclaredPart(rules, each.paths, tuple(places))
+    if len(scope.diagnostics.errors) > errors:
+        return None
+    return DividedLayout(decl, tuple(parts[name] for name in meshes if name in parts), rest)
+
+
+def _as_layout(part: ast.PartRules, decl: ast.LayoutDecl) -> ast.LayoutDecl:
+    """Return the rules of a part as a layout of their own."""
+    rules = part.rules, part.params, part.optimizer
+    return ast.LayoutDecl(decl.span, decl.name, decl.models, part.mesh, *rules, (), (), (), decl.allows)
+
+
+def _check_entries(decl: ast.LayoutDecl, scope: Scope) -> None:
+    """Report entries that a layout of several meshes cannot have."""
+    first = decl.parts[0].span
+    for entry in (*decl.values, *decl.pipelines):
+        what = "`value` rules" if isinstance(entry, ast.ValueRules) else "pipelines"
+        labels = [Label(first, "a part on another mesh")]
+        help = "split the dimension in the rules of the part"
+        if isinstance(entry, ast.PipelineRule):
+            help = "micro-batches of `accumulate` go from mesh to mesh"
+        scope.error("E332", f"a layout of several meshes has no {what}", entry.span, labels, help)
+
+
+def _mesh(
+    part: ast.PartRules, meshes: Mapping[str, Mesh | None], used: dict[str, Span], scope: Scope
+) -> Mesh | None:
+    """Return the mesh of a part; None, and an error, if it is unknown or has another part already."""
+    name = part.mesh.text
+    if name not in meshes:
+        scope.unknown("E307", f"unknown mesh `{name}`", part.mesh, meshes)
+        return None
+    if name in used:
+        labels = [Label(used[name], "it is used here")]
+        help = "name all calls of one mesh in one part, such as `part (embed, head) on front: { ... }`"
+        scope.error("E331", f"mesh `{name}` has two sets of rules", part.mesh.span, labels, help)
+        return None
+    used[name] = part.mesh.span
+    return meshes[name]
+
+
+def _places(
+    part: ast.PartRules, decl: ast.LayoutDecl, named: dict[str, Span], scope: Scope
+) -> Iterator[Span]:
+    """Yield the places of the names of a part; report names that are unknown, in a loop, or in two parts."""
+    known = scope.reports.sections
+    for path in part.paths:
+        if path.text in named:
+            labels = [Label(named[path.text], "first part")]
+            scope.error("E331", f"`{path.text}` is in two parts", path.span, labels)
+            continue
+        named[path.text] = path.span
+        found = known.get(path.text)
+        if found is None:
+            help = "a part has names of calls, variables or loops, such as `embed` for `embed(x)`"
+            near = scope.reports.nearest(path.text, known)
+            help = f"did you mean `{near}`?" if near else help
+            scope.error("E330", f"no model has a call or a value `{path.text}`", path.span, help=help)
+        elif None in found:
+            message = f"`{path.text}` is in a loop, which runs on one mesh"
+            scope.error("E330", message, path.span, help=_loop_help(path.text, known))
+        else:
+            yield from (span for span in found if span is not None)
+
+
+def _loop_help(name: str, known: Mapping[str, Sequence[Span | None]]) -> str | None:
+    """Return help that names the call or the loop around a name."""
+    around = _around(name, known)
+    return f"name the loop, or what is around it: `{around}`" if around else None
+
+
+def _around(name: str, known: Mapping[str, Sequence[Span | None]]) -> str | None:
+    while "." in name:
+        name = name.rpartition(".")[0]
+        if name in known and None not in known[name]:
+            return name
+    return None
+
+
+def shown_meshes(meshes: Collection[Mesh]) -> str:
+    """Return meshes as text: `front = [all: 4], back = [rows: 2, cols: 4]`."""
+    return ", ".join(f"{m.name} = [{', '.join(f'{n}: {s}' for n, s in m.axes)}]" for m in meshes)

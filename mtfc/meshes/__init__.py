@@ -1,0 +1,1 @@
+"""Layouts of several meshes: a program is cut into segments, each on one mesh, and values travel between them."""

@@ -1,0 +1,52 @@
+# mypy: allow-untyped-calls
+"""A program under a layout of several meshes on JAX devices: its training state, and functions that take batches.
+
+The module imports `jax_program`, and with it JAX, so it is imported only where JAX runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from mtfc.backends.common.devices import import_jax
+from mtfc.backends.common.shares import Share
+from mtfc.backends.jax.jax_program import Arrays, JaxProgram
+
+
+@attrs.frozen(eq=False, slots=False)
+class DividedJaxProgram(JaxProgram):
+    """A generated module for several meshes. Each array is on the devices of one mesh, so checkpoints take it as it is."""
+
+    @property
+    def overlaps(self) -> bool:
+        """True if functions return before their results are there; on devices of the CPU they wait."""
+        devices = [device for mesh in self.module.BOUND.values() for device in mesh.devices.flat]
+        return devices[0].platform != "cpu" or all(mesh.size == 1 for mesh in self.module.BOUND.values())
+
+    @property
+    def share(self) -> Share:
+        """All rows: several meshes are in one process."""
+        return Share()
+
+    def place(self, batch: Arrays, kind: str = "inputs") -> dict[str, Any]:
+        """Return the batch on the devices of its meshes. Raises `ValueError` for arrays that do not fit."""
+        if all(self._is_placed(kind, name, x) for name, x in batch.items()):
+            return dict(batch)
+        return dict(self.module.shard(dict(batch), self.module.LAYOUTS[kind]))
+
+    def compile_forward(self) -> None:
+        """Compile nothing: this is for several processes."""
+
+    @property
+    def _replicated(self) -> Any:
+        jax = import_jax()
+        mesh = self.module.mesh_of(next(iter(self.module.MESHES)))
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def _struct(self, kind: str, name: str) -> Any:
+        jax = import_jax()
+        dtype, sizes = self.module.TYPES[kind][name]
+        sharding = self.module.sharding(self.module.LAYOUTS[kind][name])
+        return jax.ShapeDtypeStruct(tuple(sizes.values()), jax.numpy.dtype(dtype), sharding=sharding)

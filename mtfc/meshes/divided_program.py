@@ -1,0 +1,157 @@
+"""A program under a layout of several meshes: its functions in lowered segments, and the places of all arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import attrs
+
+from mtfc.backends.common.module import STACKED, stacked_inputs
+from mtfc.compiler.ir.core import Function, Program, Value
+from mtfc.compiler.ir.types import Mesh, TensorType
+from mtfc.compiler.passes.pipelines import differentiation, partitioning, run
+from mtfc.meshes.mesh_labels import MeshPart, rest_of
+from mtfc.meshes.segments import SEGMENT, CutFunction, Segment, cut
+
+
+@attrs.frozen(eq=False)
+class MeshPlace:
+    """The place of an array: the number of a part, and its type there, which says how it is split over the part's mesh."""
+
+    part: int
+    type: TensorType
+
+    def is_as(self, other: MeshPlace) -> bool:
+        return (self.part, self.type.splits) == (other.part, other.type.splits)
+
+
+@attrs.frozen(eq=False)
+class LoweredSegment:
+    """A segment, and its program for one processor of its mesh."""
+
+    segment: Segment
+    program: Program
+
+    @property
+    def part(self) -> int:
+        return self.segment.part
+
+    @property
+    def function(self) -> Function:
+        return self.program.function(SEGMENT)
+
+    @cached_property
+    def arguments(self) -> Mapping[str, MeshPlace]:
+        """The places in which it takes its arguments."""
+        return {a.value.name: MeshPlace(self.part, a.value.type) for a in self.function.arguments}
+
+    @cached_property
+    def outputs(self) -> Mapping[str, MeshPlace]:
+        """The places of its outputs that replace no argument."""
+        return {o.name: MeshPlace(self.part, o.value.type) for o in self.function.handed_out}
+
+    @cached_property
+    def updated(self) -> Mapping[str, MeshPlace]:
+        """The places of its new parameters and states, by their names."""
+        outputs = self.function.outputs
+        return {o.updates: MeshPlace(self.part, o.value.type) for o in outputs if o.updates is not None}
+
+
+@attrs.frozen(eq=False)
+class LoweredFunction:
+    """A function of a program in lowered segments."""
+
+    cut: CutFunction
+    segments: tuple[LoweredSegment, ...]
+
+    @property
+    def name(self) -> str:
+        return self.cut.function.name
+
+    def maker(self, value: Value) -> int | None:
+        """Return the number of the segment that hands out a value; None for an argument."""
+        return next((i for i, each in enumerate(self.segments) if value.name in each.outputs), None)
+
+    def updater(self, output: str) -> int | None:
+        """Return the number of the segment that replaces an argument by an output of the function; None if no segment does."""
+        return next((i for i, each in enumerate(self.segments) if output in each.segment.updates), None)
+
+
+@attrs.frozen(eq=False)
+class DividedProgram:
+    """A global program, before any pass, under the parts of a layout.
+
+    of: the functions to make besides `forward`, as for `differentiation`.
+    """
+
+    program: Program
+    parts: tuple[MeshPart, ...]
+    name: str
+    of: str = "step"
+
+    @property
+    def meshes(self) -> tuple[Mesh, ...]:
+        return tuple(part.mesh for part in self.parts)
+
+    @cached_property
+    def differentiated(self) -> Program:
+        """The global program with its gradients, before it is cut."""
+        passes = differentiation() if self.of == "forward" else differentiation(self.of)
+        whole = run(self.program, passes)
+        if self.of == "forward":
+            return attrs.evolve(whole, functions=(whole.function("forward"),))
+        return whole
+
+    @cached_property
+    def functions(self) -> tuple[LoweredFunction, ...]:
+        whole = self.differentiated
+        return tuple(_lowered(cut(whole, function, self.parts)) for function in whole.functions)
+
+    @cached_property
+    def places(self) -> Mapping[str, MeshPlace]:
+        """The places of parameters, states and inputs between calls. An argument that nothing reads is not split."""
+        stacked = stacked_inputs(self.differentiated)
+        return self._places([f for f in self.functions if not (stacked and f.name in STACKED)], stacked)
+
+    @cached_property
+    def batches(self) -> Mapping[str, MeshPlace]:
+        """The places of the inputs of several micro-batches, if a step takes them."""
+        stacked = stacked_inputs(self.differentiated)
+        found = self._places([f for f in self.functions if f.name in STACKED], {}) if stacked else {}
+        return {name: found[name] for name in stacked}
+
+    def places_for(self, function: str) -> Mapping[str, MeshPlace]:
+        """Return the places of the arguments of a function."""
+        return {**self.places, **(self.batches if function in STACKED else {})}
+
+    def _places(
+        self, functions: Sequence[LoweredFunction], stacked: Mapping[str, TensorType]
+    ) -> dict[str, MeshPlace]:
+        """Return the places in which functions take arguments. stacked: inputs of other functions, with other types."""
+        found: dict[str, MeshPlace] = {}
+        others = [f for f in self.functions if f not in functions]
+        for function in (*reversed(functions), *others):
+            names = stacked if function in others else {}
+            for name, place in _own_places(function):
+                if name not in names:
+                    found.setdefault(name, place)
+        for each in (*(f.cut.function for f in functions), *(f.cut.function for f in others)):
+            for argument in each.arguments:
+                whole = argument.value.type.unsplit()
+                found.setdefault(argument.value.name, MeshPlace(rest_of(self.parts), whole))
+        return found
+
+
+def _own_places(function: LoweredFunction) -> Iterator[tuple[str, MeshPlace]]:
+    """Yield the places of the arguments that segments take on their own meshes."""
+    homes = {value.name: part for value, part in function.cut.homes.items()}
+    for each in function.segments:
+        for name, place in each.arguments.items():
+            if homes.get(name) == each.part:
+                yield name, place
+
+
+def _lowered(found: CutFunction) -> LoweredFunction:
+    segments: Sequence[Segment] = found.segments
+    return LoweredFunction(found, tuple(LoweredSegment(s, run(s.program, partitioning())) for s in segments))

@@ -1,0 +1,154 @@
+"""The mesh of each equation of a program under a layout of several meshes.
+
+A part has the places of calls, variables and loops in the source. Every equation keeps the place of its source line, through
+differentiation too, so the backward pass of a part runs where the part runs. A parameter is stored on the mesh of the part that
+declares it, or else of the first equation that reads it, and is updated there. An input arrives on the mesh of its first reader.
+
+Equations that depend on nothing but constants and the number of the step have no mesh: each mesh that needs them computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.core import Argument, Equation, Function, Value
+from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.types import Layout, Mesh
+
+
+@attrs.frozen
+class MeshPart:
+    """A part of a program: its mesh, its layout, and the places in the source of what runs there.
+
+    is_rest: True for the part that has everything else.
+    """
+
+    mesh: Mesh
+    layout: Layout
+    places: tuple[Span, ...] = ()
+    is_rest: bool = False
+
+
+def rest_of(parts: Sequence[MeshPart]) -> int:
+    """Return the number of the part that has everything that no other part has."""
+    return next(number for number, part in enumerate(parts) if part.is_rest)
+
+
+@attrs.frozen
+class MeshLabels:
+    """The part of each equation and each argument of a function, as a number. Copied equations have none.
+
+    homes: argument -> the part on whose mesh it arrives, and is stored if it is a parameter or a state.
+    """
+
+    of: Mapping[Equation, int]
+    homes: Mapping[Value, int]
+
+
+def mesh_labels(function: Function, parts: Sequence[MeshPart], training: Span | None = None) -> MeshLabels:
+    """Return the labels of a global function. training: the place of the `train` block, whose equations go where operands are."""
+    return _Labelling(function, parts, training).labels()
+
+
+class _Labelling:
+    def __init__(self, function: Function, parts: Sequence[MeshPart], training: Span | None) -> None:
+        self.function, self.parts, self.training = function, parts, training
+        self.rest = rest_of(parts)
+        self.copied: set[Value] = set()
+        self.made: dict[Value, int] = {}
+        self.homes: dict[Value, int] = {}
+        self.updated: dict[Span, int] = {}
+
+    def labels(self) -> MeshLabels:
+        self._note_copied()
+        own = {eqn: self._by_place(eqn.span) for eqn in self._placed()}
+        readers = self._first_readers(own)
+        for argument in self.function.arguments:
+            home = self._home(argument, readers)
+            self.homes[argument.value] = home
+            if argument.role == "parameter" and argument.span is not None:
+                self.updated[argument.span] = home
+        found = dict[Equation, int]()
+        for eqn in self._placed():
+            found[eqn] = self._label(eqn, own[eqn])
+            self.made |= dict.fromkeys(eqn.results, found[eqn])
+        return MeshLabels(found, self.homes)
+
+    def _placed(self) -> Iterator[Equation]:
+        return (eqn for eqn in self.function.body if eqn.results[0] not in self.copied)
+
+    def _note_copied(self) -> None:
+        self.copied = {a.value for a in self.function.arguments if a.role == "step"}
+        for eqn in self.function.body:
+            if self.copied.issuperset(eqn.operands) and not eqn.regions and not has_trait(eqn, "random"):
+                self.copied.update(eqn.results)
+
+    def _by_place(self, span: Span | None) -> int | None:
+        """Return the part of a place; the innermost call decides, and of nested places the smallest."""
+        while span is not None:
+            inside = [
+                (place, number)
+                for number, part in enumerate(self.parts)
+                for place in part.places
+                if _has(place, span)
+            ]
+            if inside:
+                return max(inside, key=lambda each: (_start(each[0]), _reversed_end(each[0])))[1]
+            span = span.call
+        return None
+
+    def _first_readers(self, own: Mapping[Equation, int | None]) -> dict[Value, int]:
+        """Return the part of the first equation that reads an argument, before the update if there is one."""
+        found = dict[Value, int]()
+        for is_update in (False, True):
+            for eqn in own:
+                if (eqn.stage == "update") == is_update:
+                    for value in eqn.operands:
+                        found.setdefault(value, self.rest if own[eqn] is None else own[eqn] or 0)
+        return found
+
+    def _home(self, argument: Argument, readers: Mapping[Value, int]) -> int:
+        if argument.role == "state":
+            owner = argument.value.name
+            named = {value.name: home for value, home in self.homes.items()}
+            while "." in owner and owner not in named:
+                owner = owner.rpartition(".")[0]
+            return named.get(owner, self.rest)
+        declared = self._by_place(argument.span) if argument.role == "parameter" else None
+        return readers.get(argument.value, self.rest) if declared is None else declared
+
+    def _label(self, eqn: Equation, own: int | None) -> int:
+        if eqn.stage == "update":
+            home = self.updated.get(eqn.span) if eqn.span else None
+            return self._of_operands(eqn) if home is None else home
+        if own is None and eqn.span in (None, self.training):
+            return self._of_operands(eqn)
+        return self.rest if own is None else own
+
+    def _of_operands(self, eqn: Equation) -> int:
+        """Return the part that has the largest operand."""
+        known = {**self.homes, **self.made}
+        there = [value for value in eqn.operands if value in known]
+        largest = max(there, key=lambda value: value.type.size, default=None)
+        return self.rest if largest is None else known[largest]
+
+
+def _has(place: Span, span: Span) -> bool:
+    """Return True if a place has another place of the same text in it, for the same call."""
+    is_same = place.file == span.file and place.call == span.call
+    return is_same and _start(place) <= _start(span) and _end(span) <= _end(place)
+
+
+def _start(span: Span) -> tuple[int, int]:
+    return span.line, span.column
+
+
+def _end(span: Span) -> tuple[int, int]:
+    return span.end_line, span.end_column
+
+
+def _reversed_end(span: Span) -> tuple[int, int]:
+    return -span.end_line, -span.end_column

@@ -1,0 +1,75 @@
+"""Write out the loop over micro-batches, so that a mesh can compute one micro-batch while another mesh computes the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.builder import Builder, Names
+from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.loops import dim_of, is_over_micro_batches, pairs, region_of
+from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
+from mtfc.compiler.ir.types import Dim
+
+
+@attrs.frozen(eq=False)
+class WrittenOut:
+    """A function without a loop over micro-batches, and the number of the micro-batch of each equation of one."""
+
+    program: Program
+    function: Function
+    micro_batches: Mapping[Equation, int]
+
+
+def written_out(program: Program, function: Function) -> WrittenOut:
+    """Return a function of a program without its loop over micro-batches, if it has one, and the program with all dimensions."""
+    if not any(map(is_over_micro_batches, function.body)):
+        return WrittenOut(program, function, {})
+    one = Dim(Names(program.dims).fresh("one"), 1)
+    builder, new, numbers = Builder(names_of(function)), Substitution(), dict[Equation, int]()
+    for eqn in function.body:
+        if is_over_micro_batches(eqn):
+            numbers |= _append(builder, new, new.equation(eqn), one)
+        else:
+            builder.append(new.equation(eqn))
+    wider = attrs.evolve(program, dims={**program.dims, one.name: one})
+    return WrittenOut(wider, new.function(function, builder.body), numbers)
+
+
+def _append(builder: Builder, new: Substitution, loop: Equation, one: Dim) -> dict[Equation, int]:
+    """Append the iterations of a loop; return the number of the iteration of each equation."""
+    found = dict[Equation, int]()
+    carries: dict[str, Value] = {a.value.name: v for v, a in pairs(loop) if a.role == "carried"}
+    for number in range(dim_of(loop).size):
+        region = fresh_copy(region_of(loop))
+        inside, start = Substitution(), len(builder.body)
+        for (operand, _), argument in zip(pairs(loop), region.arguments, strict=True):
+            if argument.role == "carried":
+                inside[argument.value] = carries[argument.value.name]
+            elif argument.role == "invariant":
+                inside[argument.value] = operand
+            else:
+                builder.span = _first_reader(argument.value, region)
+                inside[argument.value] = _slice(builder, operand, dim_of(loop), number, one)
+        for eqn in region.body:
+            for value in eqn.results:
+                inside[value] = Value(builder.names.fresh(value.name), value.type)
+            builder.append(inside.equation(eqn))
+        carries = {str(o.updates): inside[o.value] for o in region.outputs}
+        found |= dict.fromkeys(builder.body[start:], number)
+    for result, output in zip(loop.results, region_of(loop).outputs, strict=True):
+        new[result] = carries[str(output.updates)]
+    return found
+
+
+def _slice(builder: Builder, stack: Value, dim: Dim, number: int, one: Dim) -> Value:
+    part = builder("slice", stack, name=stack.name, source=dim, target=one, start=number, stride=1)
+    dims = tuple(each for each in part.type.dims if each != one)
+    return builder("reshape", part, name=stack.name, dims=dims)
+
+
+def _first_reader(value: Value, region: Function) -> Span | None:
+    """Return the place of the first equation that reads an argument."""
+    return next((eqn.span for eqn in region.body if value in eqn.operands), None)

@@ -1,0 +1,229 @@
+"""Cut a global function into segments: programs of one mesh each, which take turns.
+
+A segment has equations of one mesh whose operands are arguments, or results of earlier segments. First come the equations that
+other meshes wait for, then the others, such as gradients of parameters and updates: a mesh computes these while other meshes
+work. A segment is a program with one function, `segment`, that the passes lower for its mesh like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import attrs
+
+from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
+from mtfc.meshes.mesh_labels import MeshLabels, MeshPart, mesh_labels, rest_of
+from mtfc.meshes.micro_batches import written_out
+
+SEGMENT = "segment"
+"""The name of a segment's function."""
+
+
+@attrs.frozen(eq=False)
+class Segment:
+    """A part of a function on one mesh.
+
+    part: its number. program: the global program with the function `segment`. updates: the arguments that its outputs replace, by
+    the name of the output of the whole function.
+    """
+
+    part: int
+    program: Program
+    updates: Mapping[str, str]
+
+    @property
+    def function(self) -> Function:
+        return self.program.function(SEGMENT)
+
+
+@attrs.frozen(eq=False)
+class CutFunction:
+    """A function in segments, in the order in which they start. homes: argument or value -> the number of its part."""
+
+    function: Function
+    segments: tuple[Segment, ...]
+    homes: Mapping[Value, int]
+
+
+def cut(program: Program, function: Function, parts: Sequence[MeshPart]) -> CutFunction:
+    """Return a global function of a program in segments."""
+    return _Cut(program, function, parts).run()
+
+
+class _Cut:
+    def __init__(self, program: Program, function: Function, parts: Sequence[MeshPart]) -> None:
+        out = written_out(program, function)
+        self.program, self.function, self.parts, self.micro = (
+            out.program,
+            out.function,
+            parts,
+            out.micro_batches,
+        )
+        place = program.training.span if program.training else None
+        self.labels: MeshLabels = mesh_labels(self.function, parts, place)
+        self.makers = {value: eqn for eqn in self.function.body for value in eqn.results}
+        self.homes = dict(self.labels.homes)
+        for eqn, part in self.labels.of.items():
+            self.homes |= dict.fromkeys(eqn.results, part)
+
+    def run(self) -> CutFunction:
+        groups = list(_Schedule(self).groups())
+        rest = rest_of(self.parts)
+        alone = [o.value for o in self.function.outputs if o.value not in self.homes]
+        if alone:  # outputs that no argument reaches
+            groups.append((rest, []))
+            self.homes |= dict.fromkeys(alone, rest)
+        last = {value: number for number, (_, body) in enumerate(groups) for value in self._results(body)}
+        last |= dict.fromkeys(alone, len(groups) - 1)
+        read = self._read_later(groups)
+        segments = [self._segment(n, part, body, last, read) for n, (part, body) in enumerate(groups)]
+        return CutFunction(self.function, tuple(segments), self.homes)
+
+    def needs(self, eqn: Equation) -> Iterator[Value]:
+        """Yield the operands of an equation that segments or arguments give."""
+        return (value for value in eqn.operands if value in self.homes)
+
+    def _results(self, body: Iterable[Equation]) -> Iterator[Value]:
+        return (value for eqn in body for value in eqn.results)
+
+    def _read_later(self, groups: Sequence[tuple[int, list[Equation]]]) -> dict[Value, set[int]]:
+        """Return value -> the segments that read it."""
+        found: dict[Value, set[int]] = {}
+        for number, (_, body) in enumerate(groups):
+            for value in (value for eqn in body for value in self.needs(eqn)):
+                found.setdefault(value, set()).add(number)
+        return found
+
+    # Programs
+
+    def _segment(
+        self,
+        number: int,
+        part: int,
+        body: list[Equation],
+        makers: Mapping[Value, int],
+        read: Mapping[Value, set[int]],
+    ) -> Segment:
+        leaving = [output for output in self.function.outputs if makers.get(output.value) == number]
+        made = [value for value in self._results(body) if read.get(value, set()) - {number}]
+        made += [o.value for o in leaving if o.updates is None or not self._is_at_home(o, part)]
+        equations = self._with_copies(body, {output.value for output in leaving})
+        updating = {o.name: o for o in leaving if o.updates is not None and self._is_at_home(o, part)}
+        stored = {output.updates for output in updating.values()}
+        needed = {value for eqn in equations for value in eqn.operands} - set(self._results(equations))
+        arguments = [a for a in self.function.arguments if a.value in needed or a.value.name in stored]
+        own = [self._arriving(argument, part) for argument in arguments]
+        known = {argument.value for argument in arguments}
+        own += [Argument(value, "input") for value in self.makers if value in needed - known]
+        made = list(dict.fromkeys(made))
+        names = Names(value.name for value in made)
+        outputs = [Output(value.name, value) for value in made]
+        replaced = {name: names.fresh(name) for name in updating}
+        outputs += [attrs.evolve(o, name=replaced[name]) for name, o in updating.items()]
+        function = Function(SEGMENT, tuple(own), tuple(equations), tuple(outputs))
+        kept = {a.value.name for a in own if a.role == "parameter"}
+        program = attrs.evolve(
+            self.program,
+            parameters=tuple(each for each in self.program.parameters if each.name in kept),
+            functions=(function,),
+            training=None,
+            mesh=self.parts[part].mesh,
+            layout=self.parts[part].layout,
+        )
+        return Segment(part, program, {name: str(o.updates) for name, o in updating.items()})
+
+    def _is_at_home(self, output: Output, part: int) -> bool:
+        """Return True if an output replaces an argument that is stored on the mesh of a part."""
+        stored = (a.value for a in self.function.arguments if a.value.name == output.updates)
+        return all(self.homes[value] == part for value in stored)
+
+    def _arriving(self, argument: Argument, part: int) -> Argument:
+        """Return an argument in a segment; one that is stored on another mesh arrives as an input."""
+        is_own = argument.role == "step" or self.homes[argument.value] == part
+        return argument if is_own else Argument(argument.value, "input", argument.span)
+
+    def _with_copies(self, body: Sequence[Equation], outputs: Iterable[Value]) -> list[Equation]:
+        """Return equations with those that each mesh computes for itself, in the order of the function."""
+        wanted = {*body}
+        waiting = [value for eqn in body for value in eqn.operands] + list(outputs)
+        while waiting:
+            maker = self.makers.get(waiting.pop())
+            if maker is not None and maker not in self.labels.of and maker not in wanted:
+                wanted.add(maker)
+                waiting += maker.operands
+        return [eqn for eqn in self.function.body if eqn in wanted]
+
+
+Waiting = tuple[bool, int, int]
+"""The equations of a segment wait under a key: false if other meshes wait for them, the micro-batch, and the part."""
+
+
+class _Schedule:
+    """The order of segments, from a rough simulation: an equation takes time in proportion to the elements of its results.
+
+    A mesh takes, of what is ready, first the equations that other meshes wait for, of the earliest micro-batch. So its backward
+    pass comes before the forward pass of a later micro-batch, as in a pipeline of one forward, one backward.
+    """
+
+    def __init__(self, of: _Cut) -> None:
+        self.of = of
+        urgent = self._urgent()
+        self.waiting: dict[Waiting, list[Equation]] = {}
+        last = len(of.function.body)
+        for eqn, part in of.labels.of.items():
+            key = eqn not in urgent, of.micro.get(eqn, last), part
+            self.waiting.setdefault(key, []).append(eqn)
+        self.known = dict.fromkeys((a.value for a in of.function.arguments), 0)
+        self.free = [0] * len(of.parts)
+
+    def groups(self) -> Iterator[tuple[int, list[Equation]]]:
+        """Yield the equations of each segment with the number of their part, in the order in which they start."""
+        while self.waiting:
+            start, key = min((start, key) for key in self.waiting if (start := self._start(key)) is not None)
+            yield key[2], self._take(start, key)
+
+    def _start(self, key: Waiting) -> int | None:
+        """Return the time at which the first equations of a key can start; None while their operands are not known.
+
+        What nobody waits for starts after what others wait for.
+        """
+        is_idle, micro, part = key
+        if is_idle and (False, micro, part) in self.waiting:
+            return None
+        times = (self._ready(eqn, {}) for eqn in self.waiting[key])
+        first = min((time for time in times if time is not None), default=None)
+        return None if first is None else max(first, self.free[part])
+
+    def _ready(self, eqn: Equation, inside: Mapping[Value, int]) -> int | None:
+        """Return the time at which all operands are there; None if some are not known. inside: results of the same segment."""
+        times = [inside.get(value, self.known.get(value)) for value in self.of.needs(eqn)]
+        return None if None in times else max((time for time in times if time is not None), default=0)
+
+    def _take(self, start: int, key: Waiting) -> list[Equation]:
+        inside: dict[Value, int] = {}
+        taken, left = list[Equation](), list[Equation]()
+        for eqn in self.waiting.pop(key):
+            ready = self._ready(eqn, inside)
+            is_ready = ready is not None and ready <= start
+            (taken if is_ready else left).append(eqn)
+            inside |= dict.fromkeys(eqn.results if is_ready else (), start)
+        if left:
+            self.waiting[key] = left
+        end = start + sum(value.type.size for value in inside)
+        self.known |= dict.fromkeys(inside, end)
+        self.free[key[2]] = end
+        return taken
+
+    def _urgent(self) -> set[Equation]:
+        """Return the equations that another mesh waits for, directly or not."""
+        found = set[Equation]()
+        for eqn in reversed(self.of.function.body):
+            part = self.of.labels.of.get(eqn)
+            if part is None:
+                continue
+            for value in self.of.needs(eqn):
+                maker = self.of.makers.get(value)
+                if maker is not None and (self.of.labels.of[maker] != part or eqn in found):
+                    found.add(maker)
+        return found

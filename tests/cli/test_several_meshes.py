@@ -1,0 +1,202 @@
+"""Layouts of several meshes: where equations run, what travels, and what commands make of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mtfc.cli.command import main
+from mtfc.driver.loading.divided_case import DividedCase
+from mtfc.meshes.divided_program import DividedProgram
+from mtfc.meshes.segments import Segment
+from tests.harness import load
+
+DIMS = "dim batch = 8\ndim vocab = 16\ndim model = 4\ndim hidden = 8\n"
+MESHES = "mesh front = [all: 2]\nmesh back = [rows: 2, cols: 2]\n"
+EMBED = """
+fn embed[vocab, model](tokens: i32[...]) -> [..., model] {
+  param table: [vocab, model] = normal(stddev = 0.5)
+  return gather(table, tokens, vocab)
+}
+"""
+TRAIN = "train net { minimize loss; optimizer = adam(learning_rate = 0.1) }\n"
+
+BODY = """
+model net(tokens: i32[batch], y: [batch, model]) {
+  x = embed[vocab = vocab, model = model](tokens)
+  param w: [model, hidden] = normal(stddev = 0.5)
+  h = tanh(einsum(x, w -> [batch, hidden]))
+  z = einsum(h, w -> [batch, model])
+  loss = mean(square(z - y))
+  return loss, z
+}
+"""
+TWO = (
+    "layout two on back = { batch: rows, hidden: cols, part embed on front: { batch: all, params: { vocab: all } } }\n"
+    "layout one on back = { batch: rows, hidden: cols }\n"
+)
+SOURCE = DIMS + MESHES + TWO + EMBED + BODY + TRAIN
+
+TIED = """
+model net(tokens: i32[batch]) {
+  param table: [vocab, model] = normal(stddev = 0.5)
+  x = gather(table, tokens, vocab)
+  h = tanh(x)
+  logits = einsum(h, table -> [batch, vocab])
+  loss = mean(square(logits - one_hot(tokens, vocab)))
+  return loss, h
+}
+"""
+
+
+def divided(source: str, of: str = "step") -> DividedProgram:
+    module = load(source)
+    return DividedCase.of(module.divided[0]).program(module.programs[0], of)
+
+
+def meshes_of(source: str, function: str) -> list[tuple[str, set[str]]]:
+    """Return the mesh of each segment of a function, with the ops that run there."""
+    program = divided(source)
+    found = next(each for each in program.functions if each.name == function)
+    return [(program.meshes[s.part].name, {e.op for e in s.segment.function.body}) for s in found.segments]
+
+
+def test_a_part_runs_on_its_mesh_forward_and_backward() -> None:
+    forward, step = meshes_of(SOURCE, "forward"), meshes_of(SOURCE, "step")
+    assert [mesh for mesh, _ in forward] == ["front", "back"]
+    assert "gather" in forward[0][1] and "einsum" not in forward[0][1]
+    assert {mesh for mesh, ops in step if "scatter_add" in ops} == {"front"}
+    assert {mesh for mesh, ops in step if "einsum" in ops} == {"back"}
+    assert step[-1][0] == "front" or step[-2][0] == "front"
+
+
+def test_parameters_are_stored_where_they_are_declared() -> None:
+    program = divided(SOURCE)
+    homes = {name: program.meshes[place.part].name for name, place in program.places.items()}
+    assert homes["embed.table"] == homes["embed.table.m"] == "front"
+    assert homes["w"] == homes["w.v"] == homes["y"] == "back" and homes["tokens"] == "front"
+
+
+def test_only_values_that_are_read_elsewhere_travel() -> None:
+    program = divided(SOURCE)
+    (forward,) = (each for each in program.functions if each.name == "forward")
+    assert set(forward.segments[0].outputs) == {"x"}
+
+
+CASES = {
+    "tied parameters": (TIED, "part x on front: { batch: all }"),
+    "two names": (TIED, "part (x, logits) on front: { vocab: all }"),
+    "nothing on a mesh": (TIED.replace("return loss, h", "unused = 2.0 * h\n  return loss, h"),
+                          "part unused on front: { batch: all }"),
+    "everything on one": (TIED, "part (x, h, logits, loss) on front: { batch: all }"),
+    "a loop": (
+        """
+model net(x: [batch, model], y: [batch, model]) {
+  h = tanh(x)
+  repeat layers {
+    param w: [model, inner] = normal(stddev = 0.5)
+    h = h + tanh(einsum(einsum(h, w -> [batch, inner]), w -> [batch, model]))
+  }
+  loss = mean(square(h - y))
+  return loss, h
+}
+dim layers = 2
+dim inner = 4
+""",
+        "part layers on front: { inner: all }",
+    ),
+    "outputs that are inputs": (
+        """
+model net(x: [batch, model]) {
+  param w: [model] = normal(stddev = 0.5)
+  h = x * w
+  one = 1.0 + 0.0 * cast(sum(range(batch)), f32)
+  loss = mean(h)
+  return loss, x, one
+}
+""",
+        "part h on front: { batch: all }",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_agrees_with_the_undistributed_program(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, part = CASES[name]
+    text = f"{DIMS}{MESHES}layout two on back = {{ batch: rows, {part} }}\n{model}{TRAIN}"
+    file = tmp_path / "net.mtf"
+    file.write_text(text, "utf-8")
+    assert main(["verify", str(file), "--backend", "numpy", "--layout", "two"]) == 0, capsys.readouterr()
+    assert "two                  numpy  ok" in capsys.readouterr().out
+
+
+def test_micro_batches_take_turns_on_the_meshes() -> None:
+    """The front computes the second micro-batch before the backward pass of the first."""
+    accumulated = SOURCE.replace("minimize loss;", "minimize loss; accumulate = 2;")
+    program = divided(accumulated)
+    (step,) = (each for each in program.functions if each.name == "step")
+    gathers = [i for i, s in enumerate(step.segments) if _has(s.segment, "gather")]
+    scatters = [i for i, s in enumerate(step.segments) if _has(s.segment, "scatter_add")]
+    assert len(gathers) == len(scatters) == 2 and max(gathers) < min(scatters)
+
+
+def _has(segment: Segment, op: str) -> bool:
+    return any(eqn.op == op for eqn in segment.function.body)
+
+
+def test_jax_trains_and_checkpoints_move_between_layouts(tmp_path: Path) -> None:
+    """Training begins under several meshes and goes on under one, with the numbers of a run under one alone."""
+    file = tmp_path / "net.mtf"
+    file.write_text(SOURCE, "utf-8")
+    random = np.random.default_rng(0)
+    data = {"tokens": random.integers(0, 16, 32), "y": random.normal(size=(32, 4)).astype(np.float32)}
+    np.savez(tmp_path / "data.npz", tokens=data["tokens"].astype(np.int32), y=data["y"])
+    losses = {}
+    for run, parts in {"moved": [("two", 2), ("one", 3), ("two", 4)], "alone": [("one", 4)]}.items():
+        for layout, steps in parts:
+            options = ["--data", str(tmp_path / "data.npz"), "--steps", str(steps), "--layout", layout]
+            assert main(["train", str(file), *options, "--dir", str(tmp_path / run)]) == 0
+        lines = (tmp_path / run / "metrics.jsonl").read_text("utf-8").splitlines()
+        losses[run] = [json.loads(line)["loss"] for line in lines if '"loss"' in line]
+    assert len(losses["alone"]) == 4
+    np.testing.assert_allclose(losses["moved"], losses["alone"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--layout", "two", "--mesh", "front"], "is a layout of several meshes: no --mesh"),
+        (["run", "--layout", "two", "--memory", "1GiB"], "is a layout of several meshes: no --memory"),
+        (["compile", "--layout", "two", "--emit", "hlo"], "--emit spmd, numpy or jax"),
+        (["draw", "--layout", "two", "-o", "x.svg"], "this takes a layout of one"),
+    ],
+)
+def test_other_options_are_refused(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "net.mtf"
+    file.write_text(SOURCE, "utf-8")
+    command, *options = arguments
+    assert main([command, str(file), *options]) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_a_part_must_be_legal_for_its_own_equations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "net.mtf"
+    file.write_text(SOURCE.replace("batch: all", "batch: all, model: all"), "utf-8")
+    assert main(["check", str(file)]) == 1
+    assert "E301" in capsys.readouterr().err
+
+
+def test_compile_prints_the_segments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "net.mtf"
+    file.write_text(SOURCE, "utf-8")
+    assert main(["compile", str(file), "--layout", "two"]) == 0
+    assert "// step, segment 0 on mesh front" in capsys.readouterr().out
