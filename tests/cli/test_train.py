@@ -449,6 +449,27 @@ def test_a_dynamic_loss_scale_may_overflow_some_times(mtfc: Mtfc, folder: Path) 
     assert "--skip-steps 4 leaves out the batch of step 4" in ended.err
 
 
+def test_gradients_that_overflow_count_where_the_loss_is_finite(mtfc: Mtfc, folder: Path) -> None:
+    """The gradient of sqrt at 0 is infinite: without a limit, no step of the run would change anything."""
+    (folder / "roots.mtf").write_text(
+        "dim batch = 4\ndim io = 6\n"
+        "model roots(x: f32[batch, io]) {\n"
+        "  param w: f32[io] = normal()\n"
+        "  loss = mean(sqrt(square(einsum(x, w -> [batch]))))\n  return loss\n}\n"
+        "train roots { minimize loss; optimizer = sgd(learning_rate = 0.1)\n"
+        "  precision = { params: f32, compute: f16, loss_scale: dynamic } }\n"
+    )
+    x = np.ones((28, 6), np.float32)
+    np.savez("good.npz", x=x)
+    np.savez("bad.npz", x=np.where(np.arange(28)[:, None] // 4 == 5, x, 0))
+    options = ("train", "roots.mtf", "--bad-steps", "4", "--steps", "9", "--log", "log.jsonl", "--data")
+    assert mtfc(*options, "good.npz").status == 0
+    assert records(folder / "log.jsonl")[0].keys() == {"step", "loss", "seconds", "examples_per_second"}
+    ended = mtfc(*options, "bad.npz")
+    assert ended.status == 1
+    assert "the gradients of step 5 are not finite, after 4 more in a row" in ended.err
+
+
 def test_a_run_that_skips_all_its_steps_is_saved(mtfc: Mtfc, folder: Path) -> None:
     options = ("train", "model.mtf", "--data", "data.npz", "--dir", "run")
     found = mtfc(*options, "--steps", "3", "--skip-steps", "1-3")

@@ -6,6 +6,7 @@ position in the data is taken before the next batch is read ahead, so that a che
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
@@ -16,6 +17,8 @@ import attrs
 
 from mtfc.backends.common.devices import Unavailable
 from mtfc.compiler.diagnostics import CompileError
+from mtfc.compiler.ir.training import LOSS_SCALE
+from mtfc.compiler.passes.autodiff.loss_scaling import GOOD_STEPS
 from mtfc.driver.errors import UsageError
 from mtfc.driver.training.checkpoints import NotFinite, are_finite
 from mtfc.driver.training.metrics import Sink, Throughput
@@ -119,12 +122,25 @@ def figures_of(metrics: Mapping[str, Any]) -> dict[str, Figure]:
     }
 
 
+SCALE_AFTER, GOOD_AFTER = "loss_scale after", "good_steps after"
+"""The names of two figures that no file has: the state of a dynamic loss scale after a step."""
+
+
+def scale_after(state: TrainState) -> dict[str, Any]:
+    """Return copies of the state of a dynamic loss scale, which the next step donates; nothing under a placement."""
+    import jax
+
+    found = {SCALE_AFTER: state.optimizer.get(LOSS_SCALE), GOOD_AFTER: state.optimizer.get(GOOD_STEPS)}
+    is_whole = all(isinstance(each, jax.Array) for each in found.values())
+    return jax.tree.map(jax.numpy.copy, found) if is_whole else {}
+
+
 @attrs.frozen
 class Schedule:
     """The steps after which something happens, by number from 1.
 
     total: the last step. evaluate: every so many steps. skipped: steps that read their batch and change nothing. overflows: the
-    most steps in a row whose loss is not finite; a dynamic loss scale leaves the parameters alone there.
+    most steps in a row whose loss or gradients are not finite; a dynamic loss scale leaves the parameters alone there.
     """
 
     total: int
@@ -145,8 +161,9 @@ class TrainLoop:
 
     loss: the name of the minimized output. evaluate: state -> means over the evaluation data. evaluations: those so far, if the
     best of them counts. before: the state before the last step, and its batch, kept to find the cause of a loss that is not
-    finite. unevaluated: the figures of the last step while its evaluation has not ended. read: the position after the step whose
-    loss was read last. failure: why the figures of a step cannot be written.
+    finite. overflowed: steps in a row whose gradients or loss are not finite. scale: the loss scale after the last step.
+    unevaluated: the figures of the last step while its evaluation has not ended. read: the position after the step whose loss was
+    read last. failure: why the figures of a step cannot be written.
     """
 
     program: JaxProgram
@@ -165,6 +182,7 @@ class TrainLoop:
     steps: list[TrainingStep] = attrs.field(factory=list)
     ended: float = 0.0
     overflowed: int = 0
+    scale: float = math.inf
     position: Any = None
     unevaluated: TrainingStep | None = None
     read: Any = None
@@ -202,6 +220,8 @@ class TrainLoop:
                 self.state = attrs.evolve(self.state, step=self.state.step + 1)
             else:
                 self.state, metrics = self.program.train_step(self.state, batch)
+                if self.schedule.overflows:
+                    metrics = {**metrics, **scale_after(self.state)}
             step, self.position = step + 1, self.batches.state()
             stopped = False
             try:
@@ -259,6 +279,12 @@ class TrainLoop:
     def _finish(self, step: int, metrics: Mapping[str, Any], position: Any) -> None:
         """Read the figures of a step, which waits for it. Raises `NotFinite`."""
         figures = figures_of(metrics)
+        scale, good = figures.pop(SCALE_AFTER, 0.0), figures.pop(GOOD_AFTER, 1.0)
+        assert isinstance(scale, float), "a scale is a scalar"
+        has_overflown, self.scale = (
+            good == 0 and scale <= self.scale,
+            scale,
+        )  # a scale that doubles counts anew, too
         now = perf_counter()
         seconds, self.ended = max(now - self.ended, 1e-9), now
         rate = self.throughput.per_step / seconds
@@ -267,11 +293,16 @@ class TrainLoop:
         record = TrainingStep(step, loss, seconds, self.throughput.unit, rate, figures, {}, self.predicted)
         self.steps.append(record)
         self.read = position
-        self.overflowed = 0 if isfinite(loss) else self.overflowed + 1
+        self.overflowed = self.overflowed + 1 if has_overflown or not isfinite(loss) else 0
         if self.overflowed > self.schedule.overflows:
             self._show(record)
             before = f", after {self.overflowed - 1} more in a row" if self.overflowed > 1 else ""
-            raise NotFinite(f"the loss of step {step} is {loss}{before}")
+            what = (
+                f"the gradients of step {step} are not finite"
+                if isfinite(loss)
+                else f"the loss of step {step} is {loss}"
+            )
+            raise NotFinite(f"{what}{before}")
         if not self.schedule.evaluates(step):
             self._show(record)
 
