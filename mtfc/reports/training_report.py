@@ -111,7 +111,8 @@ class EvaluationSummary:
 class TrainingSummary:
     """The figures of a training run that has ended. steps: those of this run. first: the number of steps before this run.
 
-    evaluation: of a run that had ended before. best: the best checkpoint, if a metric says which one it is.
+    evaluation: of a run that had ended before, or whose last step was skipped. best: the best checkpoint, if a metric says which
+    one it is.
     """
 
     steps: Sequence[TrainingStep]
@@ -129,7 +130,7 @@ class TrainingSummary:
             "layout": self.layout,
             "mesh": dict(self.mesh),
             "first_step": self.first + 1,
-            "last_step": self.first + len(self.steps),
+            "last_step": last.number if last else self.first,
             "loss": finite(last.loss) if last else None,
             "eval": {name: finite(value) for name, value in self._evaluation().items()},
             "step_seconds": self._seconds(),
@@ -159,7 +160,9 @@ class TrainingSummary:
         return "\n".join(aligned(rows, indent=""))
 
     def _evaluation(self) -> Mapping[str, float]:
-        return next((step.evaluation for step in reversed(self.steps) if step.evaluation), self.evaluation)
+        return self.evaluation or next(
+            (each.evaluation for each in reversed(self.steps) if each.evaluation), {}
+        )
 
     def _seconds(self) -> float | None:
         """Return the median time of a step; the first one is left out, as it compiles."""

@@ -470,6 +470,11 @@ def test_a_warm_start_takes_what_fits(files: Path, mtfc: Mtfc) -> None:
     assert (read_of(place, "w")[:, 128:] != 0).all() and read_of(place, "b").shape == (130,)
     again = train(mtfc, "--steps", "6", *options)
     assert again.status == OK and "going on from step 5" in again.err and "warm start" not in again.err
+    (files / "model.mtf").write_text(changed.replace("hidden = 130", "hidden = 132"))
+    before = (files / "run" / "metrics.jsonl").read_text()
+    older = train(mtfc, "--steps", "9", "--dir", "run", "--warm-start", "run/checkpoints/5")
+    assert older.status == USAGE and "begins at step 5, and --dir has run/checkpoints/6" in older.err
+    assert (files / "run" / "metrics.jsonl").read_text() == before
 
 
 def test_a_warm_start_of_the_same_program_is_a_resume(files: Path, mtfc: Mtfc) -> None:

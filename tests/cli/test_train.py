@@ -402,6 +402,23 @@ def test_skipped_steps_read_their_batch_and_change_nothing(mtfc: Mtfc, folder: P
     np.testing.assert_array_equal(whole, other)
 
 
+def test_a_run_whose_last_step_is_skipped_is_evaluated(mtfc: Mtfc, folder: Path) -> None:
+    options = (
+        "train",
+        "model.mtf",
+        "--data",
+        "data.npz",
+        "--eval",
+        "test.npz",
+        "--format",
+        "json",
+        "--steps",
+    )
+    short, skipped = mtfc(*options, "3"), mtfc(*options, "4", "--skip-steps", "4")
+    assert json.loads(skipped.out)["eval"] == json.loads(short.out)["eval"] != {}
+    assert json.loads(skipped.out)["last_step"] == 3
+
+
 def test_the_batch_of_a_bad_step_is_named(mtfc: Mtfc, folder: Path) -> None:
     """The examples that are named are those of the batch: without one of them the run goes on."""
     arrays = dict(np.load("data.npz"))

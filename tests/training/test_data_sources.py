@@ -334,7 +334,7 @@ ERRORS: dict[str, tuple[str, dict[str, bytes], str]] = {
     "an empty token file": (
         "a.bin:uint8",
         {"a.bin": b""},
-        "a.bin has 0 examples, and a step takes batch = 8",
+        "a.bin has no examples",
     ),
     "no archive": ("a.npz", {"a.npz": b"no"}, "a.npz:1:1: E501: cannot read arrays: it is no NPZ file"),
     "a damaged archive": (

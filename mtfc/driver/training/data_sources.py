@@ -337,6 +337,8 @@ class FileSource:
             batches = (
                 f"{self.accumulate} batches of {dim} = {size}" if self.accumulate > 1 else f"{dim} = {size}"
             )
+            if not self.examples.count:
+                raise UsageError(f"{self.examples.name} has no examples")
             raise UsageError(
                 f"{self.examples.name} has {self.examples.count} examples, and a step takes {batches}:"
                 f" give more data, or a smaller batch with --dim {dim}=N"

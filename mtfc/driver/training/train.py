@@ -231,7 +231,7 @@ class Trainer:
                 checkpoints.best = loop.evaluations.best
             status = self._train(loop, stop, saving, first)
             cause = self._cause(loop) if status == ERRORS and loop.before is not None else None
-            ended = self._evaluated_at_once(loop, stop) if status == OK and not loop.steps else {}
+            ended = self._evaluated_at_once(loop, stop) if status == OK and not loop.ends_evaluated else {}
         mesh = dict(self.case.mesh.axes)
         summary = TrainingSummary(loop.steps, first, self.case.name, mesh, saving.last, ended, saving.best)
         return FinishedTraining(status, summary, self.leads, cause, stop.leaves_thread)
@@ -301,7 +301,10 @@ class Trainer:
             self._say(f"stopped after step {int(loop.state.step)}: {saving.where()}")
         elif int(loop.state.step) < self.total:
             assert loop.evaluations is not None
-            since = f"the best {loop.evaluations.metric.name} is that of step {loop.evaluations.best}"
+            name, best = loop.evaluations.metric.name, loop.evaluations.best
+            since = (
+                f"the best {name} is that of step {best}" if best else f"no evaluation has a finite {name}"
+            )
             self._say(f"ended early after step {int(loop.state.step)}: {since}")
         elif int(loop.state.step) == first:
             self._say(
@@ -364,9 +367,9 @@ class Trainer:
             if self.options.warm_start is not None and not checkpoints.fits(
                 step, self.on_devices.abstract_state
             ):
-                return *warm_start(
-                    self.options.warm_start, self.on_devices, self.options.seed, self._say
-                ), None
+                started = warm_start(self.options.warm_start, self.on_devices, self.options.seed, self._say)
+                self._check_is_newer(int(started[0].step), checkpoints)
+                return *started, None
             if self.options.params is not None:
                 self._say(
                     f"--params {self.options.params} is not read: the checkpoint in --dir comes first;"
@@ -390,6 +393,15 @@ class Trainer:
         is_complete = given.keys() == self.on_devices.module.PARAMETERS.keys()
         drawn = {} if is_complete else self.on_devices.module.init(self.options.seed)
         return self.on_devices.state_of({**drawn, **self.on_devices.place(given, "params")}), None, None
+
+    def _check_is_newer(self, step: int, checkpoints: Checkpoints) -> None:
+        """Raise `UsageError` if a warm start begins before the newest checkpoint in the folder, which would stay the newest."""
+        newest = checkpoints.steps[-1]
+        if step < newest:
+            raise UsageError(
+                f"--warm-start {self.options.warm_start} begins at step {step}, and --dir has {checkpoints.name(newest)}: give"
+                " another --dir, or start over with --fresh, which moves its results aside"
+            )
 
     def _unevaluated(self, about: About) -> TrainingStep | None:
         """Return the figures of the last step if its evaluation was cut off: then the figures of its evaluation are not there."""
@@ -419,7 +431,7 @@ class Trainer:
         return self.options.bad_steps if scale is not None and scale.is_dynamic else 0
 
     def _evaluated_at_once(self, loop: TrainLoop, stop: Stop) -> dict[str, float]:
-        """Return the evaluation of a run that has ended before."""
+        """Return the evaluation of a run that has ended before, or whose last step was skipped."""
         try:
             return self._evaluate(stop, loop.state) if self.evaluation is not None else {}
         except Stopped:
