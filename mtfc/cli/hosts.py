@@ -26,8 +26,8 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
         "--join-seconds",
         metavar="S",
         type=count,
-        default=60,
-        help="seconds in which all processes must have started (default: 60)",
+        default=50,
+        help="seconds in which all processes must have started (default: 50)",
     )
 
 

@@ -40,7 +40,7 @@ class Hosts:
     processes: int | None = None
     process_id: int | None = None
     detect: bool = False
-    seconds: int = 60
+    seconds: int = 50
 
     @property
     def are_several(self) -> bool:

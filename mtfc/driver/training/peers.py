@@ -33,7 +33,7 @@ BEAT = 5.0
 SILENCE = 30
 """Seconds without a line after which a process counts as gone."""
 
-JOINING = 60.0
+JOINING = 50.0
 """Seconds in which all processes must connect."""
 
 PATIENCE = 3.0
