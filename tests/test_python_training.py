@@ -239,7 +239,9 @@ def test_parameters_are_replaced_in_a_state(both: mtfc.api.Compiled) -> None:
 
 
 def test_an_array_may_be_in_a_state_twice(both: mtfc.api.Compiled) -> None:
-    """JAX would end the process: a step donates each array once."""
+    """JAX would end the process: a step donates each array once, also if another one shares its buffers."""
+    import jax
+
     state = both.init()
     zeros = {name: np.zeros_like(x) for name, x in state.optimizer.items()}
     assert {"w.m", "w.v"} < zeros.keys()
@@ -248,6 +250,24 @@ def test_an_array_may_be_in_a_state_twice(both: mtfc.api.Compiled) -> None:
     plain, expected = both.train_step(both.init(), batch())
     assert float(metrics["loss"]) == float(expected["loss"])
     np.testing.assert_array_equal(tied.params["w"], plain.params["w"])
+    state = both.init()
+    w = state.params["w"]
+    shards = [each.data for each in w.addressable_shards]
+    same = jax.make_array_from_single_device_arrays(w.shape, w.sharding, shards)
+    tied, _ = both.train_step(attrs.evolve(state, optimizer={**state.optimizer, "w.m": same}), batch())
+    moment = {**both.init().optimizer, "w.m": np.asarray(both.init().params["w"])}
+    plain, _ = both.train_step(attrs.evolve(both.init(), optimizer=moment), batch())
+    np.testing.assert_array_equal(tied.params["w"], plain.params["w"])
+
+
+def test_parameters_of_other_devices_are_moved(both: mtfc.api.Compiled) -> None:
+    import jax
+
+    state, expected = both.init(), both.forward(both.init().params, batch())["loss"]
+    for device in (jax.devices()[0], jax.devices()[-1]):
+        alone = {name: jax.device_put(np.asarray(x), device) for name, x in state.params.items()}
+        np.testing.assert_allclose(both.forward(alone, batch())["loss"], expected, rtol=1e-6)
+        both.train_step(attrs.evolve(both.init(), params=alone), batch())
 
 
 def test_a_module_refuses_donated_arrays(both: mtfc.api.Compiled) -> None:

@@ -105,7 +105,7 @@ def _under(mesh: Any, function: Callable[..., Any], prepare: Prepare | None = No
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if prepare is not None:
-            args, kwargs = prepare((args, kwargs))
+            args, kwargs = _moved(prepare((args, kwargs)), mesh)
         with _set(mesh):
             results = function(*args, **kwargs)
         if waits:
@@ -116,6 +116,19 @@ def _under(mesh: Any, function: Callable[..., Any], prepare: Prepare | None = No
     if hasattr(function, "lower"):
         call.lower = _under(mesh, function.lower)  # type: ignore[attr-defined]
     return call
+
+
+def _moved(arguments: Any, mesh: Any) -> Any:
+    """Return arguments with the arrays of other devices moved to the mesh, whole on each of its devices."""
+    jax = import_jax()
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def moved(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or not x.committed:
+            return x
+        return x if x.sharding.device_set == whole.device_set else jax.device_put(x, whole)
+
+    return jax.tree.map(moved, arguments)
 
 
 def _not_donated(arguments: Any) -> Any:
@@ -131,15 +144,30 @@ def _not_donated(arguments: Any) -> Any:
 
 
 def _each_once(arguments: Any) -> Any:
-    """Return arguments without donated arrays, and with a copy of each array that is there again: a step donates it once."""
+    """Return arguments without donated arrays, and with a copy of each array that is there again: a step donates it once.
+
+    Two arrays are the same if they share a buffer.
+    """
     jax, seen = import_jax(), set[int]()
 
     def once(x: Any) -> Any:
-        is_known = isinstance(x, jax.Array) and id(x) in seen
-        seen.add(id(x))
+        if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+            return x
+        buffer = _buffer_of(x)
+        is_known = buffer in seen
+        seen.add(buffer)
         return jax.numpy.copy(x) if is_known else x
 
     return jax.tree.map(once, _not_donated(arguments))
+
+
+def _buffer_of(x: Any) -> int:
+    """Return the address of an array's first part on this process's devices, or a number of its own where there is no address."""
+    try:
+        address: int = x.addressable_data(0).unsafe_buffer_pointer()
+    except (RuntimeError, ValueError, AttributeError):  # a device without addresses
+        return id(x)
+    return address
 
 
 PREPARED: Mapping[str, Prepare] = {
