@@ -115,7 +115,22 @@ def guarded(action: Callable[[], int]) -> int:
             return _ended(lacking, ENVIRONMENT)
         if os.environ.get("MTFC_DEBUG"):
             raise
+        if own := _of_an_own_pass(error):
+            return _ended(own, USAGE)
         return _ended(f"internal error: {type(error).__name__}: {error}\n{REPORT}", BUG)
+
+
+def _of_an_own_pass(error: Exception) -> str | None:
+    """Return what is wrong with a pass of the user, or None for another error."""
+    from mtfc.compiler.passes.pipelines import OWN_PASS
+
+    name = next((each for each in getattr(error, "__notes__", ()) if each.startswith(OWN_PASS)), None)
+    if name is None:
+        return None
+    from mtfc.driver.training.user_code import frames_of
+
+    lines = "".join(f"\n  {line}" for line in frames_of(error))
+    return f"{type(error).__name__} {name}: {error}{lines}"
 
 
 def _lacking(error: Exception) -> str | None:

@@ -121,6 +121,54 @@ def test_wrong_passes(mtfc: Mtfc, installed: list[EntryPoint], passes: str, mess
     assert f"mtfc: --passes: {message}" in outcome.err
 
 
+@attrs.frozen
+class Failing(ir.Pass):
+    """Do what a pass must not do."""
+
+    name: ClassVar[str] = "failing"
+    how: str = "raises"
+
+    def run(self, program: ir.Program) -> Any:
+        if self.how == "raises":
+            raise KeyError("oops")
+        if self.how == "nothing":
+            return None
+        return program.map_functions(lambda function: attrs.evolve(function, body=function.body[1:]))
+
+
+@attrs.frozen
+class Needing(ir.Pass):
+    """A pass with an option that text cannot give."""
+
+    name: ClassVar[str] = "needing"
+    table: dict[str, int]
+
+
+@pytest.mark.parametrize(
+    ("passes", "message"),
+    [
+        ("failing,default", "KeyError in the pass `failing`: 'oops'"),
+        ("failing{how=nothing},default", "TypeError in the pass `failing`: its `run` returns NoneType"),
+        ("default,failing{how=cuts}", "VerifyError in the pass `failing`: %"),
+        ("needing,default", "pass `needing` has options without a default, which text cannot give: table"),
+        ("default{join-dots.balance=1, join-dots.balance=2}", "an option is there twice"),
+        (f"default{{join-dots.balance={'9' * 5000}}}", "takes a whole number"),
+        ("twice,default", "several packages offer a pass `twice`: a:P, b:P"),
+    ],
+)
+def test_faults_of_a_pass_are_those_of_the_user(
+    mtfc: Mtfc, installed: list[EntryPoint], passes: str, message: str
+) -> None:
+    """A package that cannot be imported hides no pass of another one."""
+    named = {"failing": Failing, "needing": Needing, "broken": ImportError("no such module")}
+    installed += [EntryPoint(name, f"own:{name}", found) for name, found in named.items()]
+    installed += [EntryPoint("twice", place, Failing) for place in ("a:P", "b:P")]
+    for command in ("cost", "verify"):
+        outcome = mtfc(command, "own.mtf", "--passes", passes)
+        assert (outcome.status, message in outcome.err) == (2, True), outcome.err
+        assert "bug in mtfc" not in outcome.err and "broken" not in outcome.err
+
+
 def test_passes_in_python(installed: list[EntryPoint]) -> None:
     passes = [*ir.pipeline("differentiation"), Doubled(), *ir.pipeline("partitioning")]
     assert "= mul %x, %x" in mtfc.compile("own.mtf", passes=passes).ir()

@@ -45,6 +45,11 @@ class Pass:
     @classmethod
     def with_options(cls, options: dict[str, str]) -> Pass:
         """Return the pass with options given as text. Raises `PipelineError`."""
+        needed = [field.name for field in attrs.fields(cls) if field.init and field.default is attrs.NOTHING]
+        if needed:
+            raise PipelineError(
+                f"pass `{cls.name}` has options without a default, which text cannot give: {', '.join(needed)}"
+            )
         return cls().changed(options)
 
     def changed(self, options: dict[str, str]) -> Pass:
@@ -67,6 +72,10 @@ def options_of(cls: type[Pass]) -> list[attrs.Attribute[Any]]:
     return [field for field in attrs.fields(cls) if not field.metadata.get("in_python")]
 
 
+LONGEST_NUMBER = 18
+"""Digits of an option's number."""
+
+
 def _show(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -79,6 +88,6 @@ def _read(owner: str, option: str, text: str, default: object) -> object:
         return text == "true"
     if not isinstance(default, int):
         return text
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > LONGEST_NUMBER:
         raise PipelineError(f"`{owner}{{{option}}}` takes a whole number, not `{text}`")
     return int(text)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import attrs
 
@@ -138,14 +139,31 @@ def run(
         if level not in each.takes:
             raise PipelineError(_out_of_order(each, level))
         start = time.perf_counter()
-        with doing(each.name):
+        with doing(each.name), _named(each):
             program = each.run(program)
-        seconds = time.perf_counter() - start
-        level = each.level or level
-        verifier.check(program, level)
+            seconds = time.perf_counter() - start
+            level = each.level or level
+            if not isinstance(program, Program):
+                raise TypeError(f"its `run` returns {type(program).__name__}, and not a program")
+            verifier.check(program, level)
         for observe in observers:
             observe(each, program, seconds)
     return program
+
+
+@contextmanager
+def _named(own: Pass) -> Iterator[None]:
+    """Note the name of a pass that is not the compiler's own on an error of it, or of the program that it returns."""
+    try:
+        yield
+    except Exception as error:
+        if type(own) not in PASSES.values():
+            error.add_note(f"{OWN_PASS}{own.name}`")
+        raise
+
+
+OWN_PASS = "in the pass `"
+"""The begin of the note on an error."""
 
 
 def _out_of_order(wanted: Pass, level: Level) -> str:
@@ -231,18 +249,24 @@ ENTRY_POINTS = "mtfc.passes"
 """The group of entry points under which other packages offer passes."""
 
 
-def installed_passes() -> dict[str, type[Pass]]:
-    """Return the passes that installed packages offer, by name. It imports these packages. Raises `PipelineError`."""
+def installed_pass(name: str) -> type[Pass]:
+    """Return a pass that an installed package offers. It imports this package alone. Raises `PipelineError`."""
     from importlib.metadata import entry_points
 
-    found = {}
-    for each in entry_points(group=ENTRY_POINTS):
-        try:
-            found[each.name] = each.load()
-        except Exception as error:
-            raise PipelineError(f"pass `{each.name}` of {each.value} cannot be imported: {error}") from None
-        if not isinstance(found[each.name], type) or not issubclass(found[each.name], Pass):
-            raise PipelineError(f"`{each.name}` of {each.value} is no class derived from `mtfc.ir.Pass`")
+    every = list(entry_points(group=ENTRY_POINTS))
+    offers = {each.value: each for each in every if each.name == name}
+    if not offers:
+        known = dict.fromkeys((*PASSES, *sorted(each.name for each in every)))
+        raise PipelineError(f"unknown pass `{name}`; the passes are {', '.join(known)}")
+    if len(offers) > 1:
+        raise PipelineError(f"several packages offer a pass `{name}`: {', '.join(offers)}")
+    ((value, offer),) = offers.items()
+    try:
+        found = offer.load()
+    except Exception as error:
+        raise PipelineError(f"pass `{name}` of {value} cannot be imported: {error}") from None
+    if not isinstance(found, type) or not issubclass(found, Pass):
+        raise PipelineError(f"`{name}` of {value} is no class derived from `mtfc.ir.Pass`")
     return found
 
 
@@ -264,11 +288,11 @@ def _parse_group(name: str, options: dict[str, str]) -> list[Pass]:
 
 def _options(text: str) -> dict[str, str]:
     pairs = [option.partition("=") for option in text.split(",") if option.strip()]
-    return {key.strip(): value.strip() for key, _, value in pairs}
+    options = {key.strip(): value.strip() for key, _, value in pairs}
+    if len(options) < len(pairs):
+        raise PipelineError(f"an option is there twice in `{text.strip()}`")
+    return options
 
 
 def _parse_pass(name: str, options: str) -> Pass:
-    known = PASSES if name in PASSES else {**installed_passes(), **PASSES}
-    if name not in known:
-        raise PipelineError(f"unknown pass `{name}`; the passes are {', '.join(known)}")
-    return known[name].with_options(_options(options))
+    return (PASSES.get(name) or installed_pass(name)).with_options(_options(options))

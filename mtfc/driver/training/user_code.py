@@ -87,11 +87,11 @@ def explained(what: str, *passed: type[Exception]) -> Iterator[None]:
         notes = sum(len(f"{note}".splitlines()) for note in getattr(error, "__notes__", ()))
         shown = "".join(traceback.format_exception_only(error)).splitlines()
         text = "".join(shown[: len(shown) - notes][-1:]).strip()
-        lines = "".join(f"\n  {line}" for line in _frames(error))
+        lines = "".join(f"\n  {line}" for line in frames_of(error))
         raise UsageError(f"{what} raised {text}{lines}") from None
 
 
-def _frames(error: BaseException) -> list[str]:
+def frames_of(error: BaseException) -> list[str]:
     """Return place and text of the innermost lines of a traceback; lines of mtfc, of JAX and of Python's imports are left out."""
     frames = [
         each
