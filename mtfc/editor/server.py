@@ -153,7 +153,7 @@ class Server(LanguageServer):
                 self._texts = dict(texts.by_file)
                 self._publish()
                 for buffer in self.documents.buffers.values():
-                    later = functools.partial(self._want, buffer.uri, buffer.text)
+                    later = functools.partial(self._renew, buffer.uri, buffer.text)
                     asyncio.get_running_loop().call_later(FIGURES_AFTER, later)
 
     def _changed(self, texts: OpenTexts) -> list[str]:
@@ -193,23 +193,31 @@ class Server(LanguageServer):
         wanted = self.chosen.get((file.file, model))
         return wanted if wanted in known else next(iter(known), None)
 
-    def _want(self, uri: str, text: str) -> None:
+    def _renew(self, uri: str, text: str) -> None:
+        """Ask for the figures of a file, unless it has changed meanwhile, and let the editor show them."""
+        view = self._want(uri, text)
+        if view is not None:
+            asyncio.get_running_loop().create_task(self._refresh(view))
+
+    def _want(self, uri: str, text: str) -> View | None:
         """Ask for the figures of a file, unless it has changed meanwhile."""
         buffer = self.documents.buffers.get(uri)
         view = self.view(uri) if buffer and buffer.text == text and not is_library(buffer.file) else None
         if view is not None:
-            cases = self.cases(view)
-            self.figures.want(view.buffer.file, self._near(view), self.target, cases)
-            asyncio.get_running_loop().create_task(self._refresh(view.buffer.file, cases))
+            self.figures.want(view.buffer.file, self._near(view), self.target, self.cases(view))
+        return view
 
     def _near(self, view: View) -> dict[str, str]:
         """Return the open texts that the figures of a file may depend on."""
         folder = PurePath(view.buffer.file).parent
         return {file: text for file, text in view.texts.by_file.items() if PurePath(file).parent == folder}
 
-    async def _refresh(self, file: str, cases: Sequence[Case]) -> None:
-        """Let the editor ask again for hints and for lines above models, once the figures are there."""
-        await self.figures.wait(file, cases, HINTS_WAIT)
+    async def _refresh(self, view: View) -> None:
+        """Let the editor ask again for hints and for lines above models, once the figures are there.
+
+        A request of the editor may not lead here: the editor answers with the next request, for ever.
+        """
+        await self.figures.wait(view.buffer.file, self.cases(view), HINTS_WAIT)
         workspace = self.client_capabilities.workspace
         if workspace and workspace.inlay_hint and workspace.inlay_hint.refresh_support:
             self.workspace_inlay_hint_refresh(None)
@@ -319,7 +327,7 @@ def shutdown(params: None) -> None:
 def changed_configuration(params: lsp.DidChangeConfigurationParams) -> None:
     configure(params.settings)
     for buffer in server.documents.buffers.values():
-        server._want(buffer.uri, buffer.text)
+        server._renew(buffer.uri, buffer.text)
 
 
 def configure(settings: object) -> None:
@@ -615,7 +623,7 @@ async def set_layout_command(uri: str, layout: str, model: str | None) -> bool:
     fitting = [each for each in models if layout in layouts_for(view.file, each)]
     for each in fitting:
         server.chosen[view.file.file, each] = layout
-    server._want(uri, view.buffer.text)
+    server._renew(uri, view.buffer.text)
     return bool(fitting)
 
 
@@ -646,7 +654,7 @@ async def search_command(uri: str, model: str, mesh: str | None) -> dict[str, ob
     best = hover.BestKnown(f"`{answer['layout']}`", float(answer["objective_seconds"]))
     known = server.searched.setdefault((view.buffer.file, view.buffer.text), {})
     known[model, int(answer["devices"])] = best
-    asyncio.get_running_loop().create_task(server._refresh(view.buffer.file, server.cases(view)))
+    asyncio.get_running_loop().create_task(server._refresh(view))
     return answer
 
 

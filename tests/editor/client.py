@@ -24,6 +24,7 @@ class Editor:
     """A session with a server in a process of its own; every method waits for its answer.
 
     texts: the open buffers, with the texts that the editor shows. shown: the last diagnostics of each file, with their versions.
+    refreshes: how often the server has said that lines above models are to be asked for again.
     """
 
     def __init__(
@@ -37,14 +38,19 @@ class Editor:
         self.client = LanguageClient("tests", "1")
         self.client.feature(lsp.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)(lambda params: self._publish(params))
         self.client.feature(lsp.WORKSPACE_INLAY_HINT_REFRESH)(lambda _: None)
-        self.client.feature(lsp.WORKSPACE_CODE_LENS_REFRESH)(lambda _: None)
+        self.client.feature(lsp.WORKSPACE_CODE_LENS_REFRESH)(lambda _: self._refresh())
+        self.refreshes = 0
         self._news = asyncio.Event()
         self.result = self.wait(self._start(settings))
 
     async def _start(self, settings: dict[str, Any]) -> lsp.InitializeResult:
         await self.client.start_io(sys.executable, "-m", "mtfc", "lsp")
         capabilities = lsp.ClientCapabilities(
-            general=lsp.GeneralClientCapabilities(position_encodings=[self.encoding])
+            general=lsp.GeneralClientCapabilities(position_encodings=[self.encoding]),
+            workspace=lsp.WorkspaceClientCapabilities(
+                inlay_hint=lsp.InlayHintWorkspaceClientCapabilities(True),
+                code_lens=lsp.CodeLensWorkspaceClientCapabilities(True),
+            ),
         )
         result = await self.client.initialize_async(
             lsp.InitializeParams(capabilities, initialization_options=settings)
@@ -55,6 +61,9 @@ class Editor:
     def _publish(self, params: lsp.PublishDiagnosticsParams) -> None:
         self.shown[params.uri] = params
         self._news.set()
+
+    def _refresh(self) -> None:
+        self.refreshes += 1
 
     def wait(self, work: Coroutine[Any, Any, R]) -> R:
         return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, SECONDS), self.loop).result()

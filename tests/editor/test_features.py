@@ -75,6 +75,28 @@ def test_a_command_switches_the_layout(editor: Editor, two_layer: str) -> None:
     assert editor.command("mtfc.setLayout", two_layer, "no_such") is False
 
 
+def test_the_server_asks_for_new_requests_after_changes_alone(editor: Editor, two_layer: str) -> None:
+    """An editor answers each refresh with requests: if these led to a refresh, there would be no end."""
+
+    def quiet() -> int:
+        before = -1
+        while before != editor.refreshes:
+            before = editor.refreshes
+            settled(editor, two_layer)
+            editor.ask(lsp.TEXT_DOCUMENT_INLAY_HINT, two_layer, range=WHOLE)
+            time.sleep(0.3)
+            assert editor.refreshes <= before + 2, "requests lead to refreshes"
+        return before
+
+    before = quiet()
+    assert editor.command("mtfc.setLayout", two_layer, "model_parallel") is True
+    until = time.monotonic() + 30
+    while editor.refreshes == before:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    quiet()
+
+
 def test_hover_on_other_names(editor: Editor, two_layer: str) -> None:
     settled(editor, two_layer)
     text = hover(editor, two_layer, "dim hid", "den")
