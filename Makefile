@@ -20,7 +20,7 @@ test test-fast fuzz mutants examples: export OPENBLAS_NUM_THREADS = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test test-fast test-elsewhere lint format tables docs site package vscode figures bench fuzz mutants mutate-source kill-test examples browser-test notebook clean
+.PHONY: help setup lock demo test test-fast test-elsewhere lint format tables docs site package vscode vscode-test figures bench fuzz mutants mutate-source kill-test examples browser-test notebook clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,16 @@ package: setup  ## build sdist and wheel in dist/, check their metadata, and run
 
 vscode: setup  ## build editors/vscode/mtfc.vsix with npm, and test the server with the extension's library
 	cd editors/vscode && npm ci --silent && npm run --silent build && MTFC="$(CURDIR)/$(MTFC)" npm test --silent && npm run --silent package
+
+vscode-test: vscode build/browser/ready build/editor/ready  ## try the packaged extension in the real VS Code, in headless Chromium
+	PYTHONPATH=build/browser $(BIN)/python -m pytest tests/browser/test_vscode.py
+
+# VS Code for browsers, with its server. Its own modules in machine code, for terminals and logs, are left out.
+build/editor/ready:
+	mkdir -p build/editor
+	npm install --silent --ignore-scripts --prefix build/editor code-server@4.100.3
+	cd build/editor/node_modules/code-server/lib/vscode && npm install --silent --omit=dev --ignore-scripts
+	touch $@
 
 figures: setup  ## draw the figures in docs/images anew
 	$(BIN)/python -m benchmarks.plots

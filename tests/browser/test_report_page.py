@@ -1,12 +1,11 @@
 """Pages of `mtfc report` in headless Chromium: they show what `mtfc cost` prints, and clicks, keys and sliders work.
 
-`make browser-test` brings Playwright and the browser; without them these tests are skipped. MTFC_BROWSER names another Chromium.
+`make browser-test` brings Playwright and the browser; without them these tests are skipped.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -26,26 +25,9 @@ from mtfc.driver.simulate import simulate
 from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import count_text, flops_text
 
-playwright = pytest.importorskip("playwright.sync_api")
-
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-FETCHED = ROOT / "build" / "browser" / "package" / "bin"
 LM = EXAMPLES / "transformer_lm.mtf"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    path = os.environ.get("MTFC_BROWSER", str(FETCHED / "chromium"))
-    if not Path(path).is_file():
-        pytest.skip("no browser: `make browser-test` fetches one")
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(FETCHED / "lib")}
-    with playwright.sync_playwright() as started:
-        # the sandbox of Chromium does not start as root, and the pages are our own
-        options = ["--no-sandbox", "--headless=shell", "--disable-gpu"]
-        found = started.chromium.launch(executable_path=path, args=options, env=environment)
-        yield found
-        found.close()
 
 
 @attrs.define

@@ -31,6 +31,7 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
   for (const [name, run] of Object.entries(commands)) {
     context.subscriptions.push(vscode.commands.registerCommand(name, run));
   }
+  context.subscriptions.push(vscode.workspace.registerTextDocumentContentProvider(COSTS, costs));
   await start();
 }
 
@@ -108,9 +109,20 @@ async function showCosts(given?: string): Promise<void> {
   if (!uri) {
     return;
   }
-  const content = await vscode.commands.executeCommand<string>("mtfc.costReport", uri);
-  await vscode.window.showTextDocument(await vscode.workspace.openTextDocument({ content }), vscode.ViewColumn.Beside);
+  const name = vscode.workspace.asRelativePath(vscode.Uri.parse(uri));
+  const place = vscode.Uri.from({ scheme: COSTS, path: `/costs of ${name}.txt`, query: uri });
+  costsChanged.fire(place);
+  const document = await vscode.workspace.openTextDocument(place);
+  await vscode.window.showTextDocument(document, vscode.ViewColumn.Beside);
 }
+
+/** Costs are documents of a scheme of their own, which no one edits or saves; `query` is the address of the file. */
+const COSTS = "mtfc-costs";
+const costsChanged = new vscode.EventEmitter<vscode.Uri>();
+const costs: vscode.TextDocumentContentProvider = {
+  onDidChange: costsChanged.event,
+  provideTextDocumentContent: (place) => vscode.commands.executeCommand<string>("mtfc.costReport", place.query),
+};
 
 async function search(given?: string, model?: string, mesh?: string): Promise<void> {
   const uri = address(given);
