@@ -42,7 +42,7 @@ from mtfc.compiler.ir.opdef import OpError
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.parser import ReadError, read_program
 from mtfc.compiler.ir.printer import print_program
-from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.ir.types import EVERY, Axes, Dim, Forms, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.ir.verifier import LEVELS, Level, verify
 from mtfc.compiler.passes import pipelines
 from mtfc.compiler.passes.pass_base import Pass, PipelineError
@@ -228,12 +228,15 @@ def mesh(sizes: MeshLike, name: str = "mesh") -> Mesh:
 
 
 def layout(rules: LayoutLike, name: str = "layout") -> Layout:
-    """Return a layout from its rules: dimension -> mesh axes. `params` and `optimizer` have rules of their own."""
+    """Return a layout from its rules: dimension -> mesh axes. `params` and `optimizer` have rules of their own.
+
+    `forms` are entries such as `{"regions": "time"}`. Raises `ValueError` for a wrong one.
+    """
     if isinstance(rules, Layout):
         return rules
     params, optimizer = (_rules(rules.get(section, {})) for section in SECTIONS)
-    compute = _rules({dim: axes for dim, axes in rules.items() if dim not in SECTIONS})
-    return Layout(name, compute, params, optimizer)
+    compute = _rules({dim: axes for dim, axes in rules.items() if dim not in (*SECTIONS, "forms")})
+    return Layout(name, compute, params, optimizer, forms=Forms.of(rules.get("forms", {})))
 
 
 def _rules(rules: Mapping[str, str | Sequence[str]]) -> Rules:

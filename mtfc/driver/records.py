@@ -233,12 +233,25 @@ class Step(TypedDict):
     lines: list[StepLine]
 
 
+class WithoutForms(TypedDict):
+    """The best layout without forms that a search found, and its bound."""
+
+    layout: str
+    mesh: dict[str, int]
+    objective_seconds: float | None
+    objective_bytes: int | None
+    lower_bound_seconds: float | None
+    lower_bound_bytes: int | None
+    optimal: bool
+
+
 class Search(TypedDict):
     """`mtfc.search`: the best layout on a machine, or with `space="soap"` the best placement, whose mesh is empty.
 
     layout: rules, or the placement's declaration. optimal: True if nothing in the space is better. lower_bound_seconds: no
     layout of the space takes less. baselines: the seconds of the layouts to compare with. Optional keys belong to layouts
-    alone, or to placements alone.
+    alone, or to placements alone. forms: the entries of the layout's section `forms`. without_forms: for a layout with forms,
+    the best layout without them and its bound; nothing is proven about forms.
     """
 
     space: str
@@ -257,6 +270,8 @@ class Search(TypedDict):
     search_seconds: float
     mesh: dict[str, int]
     layout: str
+    forms: NotRequired[dict[str, str | int]]
+    without_forms: NotRequired[WithoutForms | None]
     compute_seconds: NotRequired[float]
     communication_seconds: NotRequired[float]
     bytes_sent: NotRequired[int]

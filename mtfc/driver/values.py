@@ -24,7 +24,7 @@ PathOption = str | PathLike[str]
 Axes = str | Sequence[str]
 """A mesh axis, or several axes with the most major one first."""
 
-LayoutOption = str | Mapping[str, Axes | Mapping[str, Axes]]
+LayoutOption = str | Mapping[str, Axes | Mapping[str, Axes | int]]
 """The name of a layout, rules as text, or as `{"batch": "rows", "params": {"hidden": ("rows", "cols")}}`."""
 
 MeshOption = str | Mapping[str, int]
@@ -47,6 +47,7 @@ SETTINGS = (
     "entries of a train block are a mapping, such as {'accumulate': 4} or {'optimizer.learning_rate': 1e-3}"
 )
 SECTION = "only params, optimizer and value have rules of their own, such as {'params': {'hidden': 'rows'}}"
+FORM = "entries of forms are words, or a whole number, such as {'forms': {'regions': 'time'}}"
 
 
 def layout_option(layout: LayoutOption | None) -> str | None:
@@ -188,7 +189,7 @@ def one_of(option: str, value: str, known: Iterable[str]) -> None:
         raise UsageError(f"{option}={value!r} is none of: {', '.join(words)}")
 
 
-def _rules(rules: Mapping[str, Axes | Mapping[str, Axes]], has_sections: bool) -> str:
+def _rules(rules: Mapping[str, Axes | Mapping[str, Axes | int]], has_sections: bool) -> str:
     return f"{{ {', '.join(_entry(key, value, has_sections) for key, value in rules.items())} }}"
 
 
@@ -197,6 +198,8 @@ def _entry(key: object, value: object, has_sections: bool) -> str:
         raise UsageError(f"layout has the key {key!r}, which is no name: {RULE}")
     if key.strip() == "allow" and has_sections and (codes := _codes(value)):
         return ", ".join(f"allow {code}" for code in codes)
+    if key.strip() == "forms" and has_sections and isinstance(value, Mapping):
+        return f"forms: {{ {', '.join(_form(each, value[each]) for each in value)} }}"
     if isinstance(value, Mapping):
         if not has_sections:
             raise UsageError(f"layout has rules within rules for {key!r}: {SECTION}")
@@ -206,6 +209,13 @@ def _entry(key: object, value: object, has_sections: bool) -> str:
     if not isinstance(value, Iterable):
         raise UsageError(f"layout splits {key!r} over {value!r}: {RULE}")
     return f"{key.strip()}: ({', '.join(_name(axis, 'layout') for axis in value)})"
+
+
+def _form(key: object, value: object) -> str:
+    is_value = (isinstance(value, str) and NAME.fullmatch(value)) or type(value) is int
+    if not isinstance(key, str) or not NAME.fullmatch(key) or not is_value:
+        raise UsageError(f"layout has the form {key!r}: {value!r}: {FORM}")
+    return f"{key}: {value}"
 
 
 def _codes(value: object) -> list[str]:

@@ -26,7 +26,7 @@ from mtfc.compiler.cost.hardware import KINDS
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.training import BUILT_IN
 from mtfc.compiler.ir.training_flag import TRAINING
-from mtfc.compiler.ir.types import WRITTEN_BYTES
+from mtfc.compiler.ir.types import FORMS, WRITTEN_BYTES
 from mtfc.editor import signatures
 from mtfc.editor.cursor import DECLARATIONS, NAMES, Cursor, OpenBracket, name_of
 from mtfc.editor.declarations import OPTIMIZERS, Declarations, Project
@@ -45,7 +45,7 @@ from mtfc.frontend.syntax.tree_builder import SETTINGS
 Items = Iterator[CompletionItem]
 
 STATEMENTS = ("param", "state", "repeat", "scan", "return", "yield", "watch", "update", "dim")
-SECTIONS = ("params", "optimizer")
+SECTIONS = ("params", "optimizer", "forms")
 
 SNIPPETS = {
     "dim": "dim ${1:name} = ${2:64}",
@@ -172,6 +172,18 @@ class Completion:
     def _mesh_of_layout(self) -> str:
         words = [token.text for token in self.cursor.top]
         return words[words.index("on") + 1] if "on" in words[:-1] else next(iter(self.file.meshes), "")
+
+    def forms(self) -> Items:
+        yield from map(_keyword, FORMS)
+
+    def words_of_form(self) -> Items:
+        key = next((token.text for token in self.entry()), "")
+        yield from map(_keyword, FORMS.get(key, ()))
+
+    def in_forms(self) -> bool:
+        """Return True in the section `forms` of a layout."""
+        before = self.bracket.before[-2:] if self.bracket and self.bracket.text == "{" else []
+        return [token.text for token in before] == ["forms", ":"]
 
     def layout_entries(self) -> Items:
         yield from self.dims()
@@ -422,6 +434,8 @@ PLACES: tuple[tuple[Fits, Names], ...] = (
     (lambda at: at.cursor.keyword == "import", Completion.modules),
     (lambda at: "." in at.cursor.word, Completion.of_module),
     (lambda at: at.is_in("layout") and at.after("allow"), Completion.codes),
+    (lambda at: at.is_in("layout") and at.in_forms() and at.after(":"), Completion.words_of_form),
+    (lambda at: at.is_in("layout") and at.in_forms(), Completion.forms),
     (lambda at: at.is_in("layout") and _in_layout_value(at), Completion.axes),
     (lambda at: at.is_in("layout"), Completion.layout_entries),
     (lambda at: at.cursor.keyword == "layout" and at.after("on"), Completion.meshes),

@@ -69,6 +69,7 @@ CODES = {
     "E321": "a memory limit that is too small",
     "E322": "a pipeline without stages or micro-batches",
     "E323": "a pipeline whose loop needs all micro-batches at once",
+    "E324": "a wrong entry in the section `forms` of a layout",
     "E330": "a part of a layout that does not exist, or lies in a loop",
     "E331": "two parts with one mesh or one name",
     "E332": "a rule that a layout of several meshes cannot have",

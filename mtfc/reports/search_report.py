@@ -107,6 +107,8 @@ def _layout_record(result: LayoutSearchResult) -> dict[str, Any]:
         "search_seconds": round(result.seconds, 3),
         "mesh": found.mesh.sizes,
         "layout": rules_text(found.layout),
+        "forms": found.layout.forms.entries,
+        "without_forms": _without_forms(result),
         "compute_seconds": price.compute,
         "communication_seconds": price.communication,
         "bytes_sent": price.sent,
@@ -118,6 +120,22 @@ def _layout_record(result: LayoutSearchResult) -> dict[str, Any]:
         "nothing_split": why_whole(result),
         "overlapping_baselines": {name: each.overlapping for name, each in result.compared.items()},
         **cuts,
+    }
+
+
+def _without_forms(result: LayoutSearchResult) -> dict[str, Any] | None:
+    """Return the best layout without forms, and what is proven about layouts without forms, if the result has forms."""
+    plain, in_seconds = result.found.without_forms, result.objective not in IN_BYTES
+    if plain is None:
+        return None
+    return {
+        "layout": rules_text(plain.layout),
+        "mesh": plain.mesh.sizes,
+        "objective_seconds": plain.objective if in_seconds else None,
+        "objective_bytes": None if in_seconds else round(plain.objective),
+        "lower_bound_seconds": plain.lower_bound if in_seconds else None,
+        "lower_bound_bytes": None if in_seconds else int(plain.lower_bound),
+        "optimal": plain.is_optimal,
     }
 
 
@@ -142,6 +160,9 @@ def _layout_report(result: LayoutSearchResult) -> str:
     heads = ["layout", "mesh", "a step", "computes", "communicates", *sends, "memory", "of the best"]
     rows = [[*heads, "overlapping"]]
     rows.append(_row(name, found.mesh, result.price, result))
+    if (plain := found.without_forms) is not None:
+        price = result.pricer.with_overlap(plain.mesh, plain.layout)
+        rows.append(_row("without forms", plain.mesh, price, result))
     for name, each in result.compared.items():
         rows.append(_row(name, result.others[name][0], each, result))
     room = bytes_text(int(hardware.device.memory))
@@ -245,6 +266,8 @@ def _proof(result: LayoutSearchResult) -> str:
         return f"The best of the pipelines that were compiled; nothing is proven about others. {tried}"
     if result.cuts:
         return _cuts_text(result)
+    if found.layout.forms.entries:
+        return f"{_proof_without_forms(result)} Nothing is proven about layouts with forms. {tried}"
     if found.is_optimal:
         return f"Proven to be the best of all in the space `{result.space}`: {tried}"
     if found.refuted:
@@ -258,6 +281,21 @@ def _proof(result: LayoutSearchResult) -> str:
     ended = "Interrupted. " if found.is_interrupted else ""
     bound = f"{ended}No layout in the space `{result.space}` is below {unit(found.lower_bound)}"
     return f"{bound}, so this is at most {at_most(over(found.objective, found.lower_bound))}. {tried}"
+
+
+def _proof_without_forms(result: LayoutSearchResult) -> str:
+    """Return what is proven about layouts without forms, and what forms save."""
+    plain, unit = result.found.without_forms, _bytes if result.objective in IN_BYTES else seconds_text
+    if plain is None:
+        return "No layout without `forms` was found that fits into the memory."
+    less = over(result.found.objective, plain.objective)
+    saves = "needs" if result.objective == "memory" else "takes"
+    this = f"With forms this {saves} {100 * (1 - less):.2g}% less."
+    if plain.is_optimal:
+        return f"Without `forms`, {unit(plain.objective)} is proven to be the best of all in the space `{result.space}`. {this}"
+    bound = f", and none in the space `{result.space}` is below {unit(plain.lower_bound)}"
+    known = bound if plain.lower_bound and plain.refuted is None else ""
+    return f"The best layout without `forms` that was found takes {unit(plain.objective)}{known}. {this}"
 
 
 def _cuts_text(result: LayoutSearchResult) -> str:

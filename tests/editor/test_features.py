@@ -258,6 +258,8 @@ model net(x: [batch, hidden]) {
         ("layout l on grid = { batch: (rows, |", ["rows", "cols"], ["all", "batch"]),
         ("layout l on line = { batch: all, params: { hidden: |", ["all"], ["rows"]),
         ("layout l on line = { batch: all, params: { |", ["hidden"], ["allow"]),
+        ("layout l on line = { batch: all, forms: { |", ["regions", "dots"], ["batch", "params"]),
+        ("layout l on line = { batch: all, forms: { regions: |", ["time", "memory"], ["all"]),
         ("layout l on line = { allow |", ["W601", "W602"], ["batch"]),
         ("train |", ["net"], ["batch"]),
         ("train net {\n  |", ["minimize", "optimizer", "precision", "clip", "report", "frozen"], ["batch"]),

@@ -37,7 +37,7 @@ from mtfc.compiler.ir.loops import LOOP, LOOP_ATTRIBUTES
 from mtfc.compiler.ir.opdef import form_error
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.printer import implied_layout, shown_layout
-from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Pipeline, Rules, TensorType
+from mtfc.compiler.ir.types import Axes, Dim, Forms, Layout, Mesh, Pipeline, Rules, TensorType
 
 Node = Tree[Token]
 
@@ -125,6 +125,21 @@ def _section(node: Node | None) -> Rules:
     return _rules(rules) if rules else Rules()
 
 
+def _forms(node: Node | None) -> Forms:
+    entries: dict[str, str | float] = {}
+    if node is None:
+        return Forms()
+    for each in _children(node, "form"):
+        key, *words = _names(each)
+        entries[key] = words[0] if words else _number(_tokens(each, "NUMBER")[0])
+    try:
+        return Forms.of(entries)
+    except ValueError as error:
+        tokens = node.scan_values(lambda each: isinstance(each, Token))
+        line = next((each.line for each in tokens if isinstance(each, Token)), None)
+        raise ReadError(f"`{error}` is no entry of `forms`, or has a wrong value", line or 1) from None
+
+
 def _line(equation: Node) -> int:
     """Return the line on which an equation starts."""
     return _tokens(next(_children(equation, "defined")), "VALUE")[0].line or 0
@@ -192,7 +207,8 @@ class _ProgramParser:
             _section(_child(node, section)) for section in ("params", "optimizer", "blocks")
         )
         pipelines = tuple(self.pipeline(each) for each in _children(node, "pipeline"))
-        return Layout(_first_name(node), _rules(node), params, optimizer, values, blocks, pipelines)
+        forms = _forms(_child(node, "forms"))
+        return Layout(_first_name(node), _rules(node), params, optimizer, values, blocks, pipelines, forms)
 
     def pipeline(self, node: Node) -> Pipeline:
         loop, batch = _names(node)

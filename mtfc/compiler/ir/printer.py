@@ -148,6 +148,8 @@ def program_layout_text(layout: Layout) -> str:
     entries += [f"{section}: {{{_rules_text(rules)}}}" for section, rules in stored if rules.axes]
     entries += [f"value {name_text(path)}: {{{_rules_text(rules)}}}" for path, rules in layout.values]
     entries += map(_pipeline_text, layout.pipelines)
+    if forms := layout.forms.entries:
+        entries.append(f"forms: {{{', '.join(f'{key}: {value}' for key, value in forms.items())}}}")
     return "{" + ", ".join(entries) + "}"
 
 

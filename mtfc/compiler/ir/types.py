@@ -139,13 +139,61 @@ class Pipeline:
         return f"{self.loop}.ticks"
 
 
+FLOPS_PER_BYTE = 170
+"""The FLOPs that a device computes while it moves a byte in its memory, if a layout does not say: those of TPU v5p."""
+
+REGIONS = ("never", "time", "memory")
+"""The forms of the pass `split-regions`."""
+
+
+@attrs.frozen
+class Forms:
+    """The choices of a layout that say how equations are computed, and change no results.
+
+    regions: the form of the pass `split-regions`. flops_per_byte: the balance of the pass `join-dots`; 0 if no dots are joined.
+    """
+
+    regions: str = "never"
+    flops_per_byte: int = 0
+
+    @property
+    def entries(self) -> dict[str, str | int]:
+        """The entries that differ from their defaults, as they are written."""
+        found: dict[str, str | int] = {} if self.regions == "never" else {"regions": self.regions}
+        if self.flops_per_byte:
+            found["dots"] = "joined"
+        if self.flops_per_byte not in (0, FLOPS_PER_BYTE):
+            found["flops_per_byte"] = self.flops_per_byte
+        return found
+
+    @classmethod
+    def of(cls, entries: Mapping[str, str | float]) -> Forms:
+        """Return the forms of entries as they are written. Raises `ValueError`, with the entry that is wrong as its argument."""
+        for key, value in entries.items():
+            if not _is_form(key, value) or (key == "flops_per_byte" and entries.get("dots") != "joined"):
+                raise ValueError(key)
+        balance = entries.get("flops_per_byte", FLOPS_PER_BYTE) if entries.get("dots") == "joined" else 0
+        return cls(str(entries.get("regions", "never")), int(balance))
+
+
+FORMS: Mapping[str, tuple[str, ...]] = {"regions": REGIONS, "dots": ("apart", "joined"), "flops_per_byte": ()}
+"""The words of each entry of a layout's `forms`; without words it is a number of at least 1."""
+
+
+def _is_form(key: str, value: str | float) -> bool:
+    if key not in FORMS:
+        return False
+    return value in FORMS[key] if FORMS[key] else type(value) is int and 1 <= value < 1 << 31
+
+
 @attrs.frozen
 class Layout:
     """A computation layout, and the rules of storage that differ from it.
 
     `params` and `optimizer` override `rules` for the storage of parameters and optimizer state, and may have a rule for `EVERY`.
     `values` gives single values, by dotted path, rules of their own in place of `rules`. `blocks` are rules for dimensions that
-    the compiler has added: see `passes/spatial/position_blocks.py`. `pipelines` are the loops that run as pipelines.
+    the compiler has added: see `passes/spatial/position_blocks.py`. `pipelines` are the loops that run as pipelines. `forms` say
+    how equations are computed.
     """
 
     name: str
@@ -155,6 +203,7 @@ class Layout:
     values: tuple[tuple[str, Rules], ...] = ()
     blocks: Rules = Rules()
     pipelines: tuple[Pipeline, ...] = ()
+    forms: Forms = Forms()
 
     @cached_property
     def value_rules(self) -> dict[str, Rules]:

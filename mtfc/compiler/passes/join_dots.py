@@ -8,8 +8,8 @@ joined dimensions writes the result once. Joining copies the operands, which pay
 Dots that share an operand but are not added are left alone: their joined result would have to be cut again.
 
 A dot takes the longer of two times: of its FLOPs, and of its bytes. In the time of a byte of memory traffic a device computes
-`balance` FLOPs: about 170 on TPU v5p, 240 on v5e, 300 on an H100. With `balance=0` nothing is joined. Dimensions that the layout
-splits are not joined; dots with the same ones are.
+`balance` FLOPs: about 170 on TPU v5p, 240 on v5e, 300 on an H100. With `balance=0` the layout's `forms` say the balance; without
+them nothing is joined. Dimensions that the layout splits are not joined; dots with the same ones are.
 
 Input:   %x = einsum %a, %v dims=[i, o]; %y = einsum %b, %w dims=[i, o]; %z = add %x, %y   with a[i, k], v[k, o], b[i, m], w[m, o]
 Output:  %c = concat %a, %b ..; %d = concat %v, %w ..; %z = einsum %c, %d dims=[i, o]
@@ -45,10 +45,11 @@ class JoinDots(Pass):
     balance: int = 0
 
     def run(self, program: Program) -> Program:
-        if not self.balance:
+        balance = self.balance or (program.layout.forms.flops_per_byte if program.layout else 0)
+        if not balance:
             return program
         rules = program.layout.compute if program.layout else Rules()
-        joiner = DotJoiner(rules, program.mesh, self.balance, NewDims(program.dims))
+        joiner = DotJoiner(rules, program.mesh, balance, NewDims(program.dims))
         return joiner.dims.declared_in(program.map_functions(joiner.function))
 
 

@@ -67,6 +67,7 @@ class Found:
 
     evaluated: the number of layouts that were compiled and priced. is_interrupted: True if `KeyboardInterrupt` ended the search.
     refuted: a layout whose price is below its bound. That is an error of the cost model, and nothing is proven then.
+    without_forms: for a layout with forms, the result of the search for layouts without, which has the bound.
     """
 
     mesh: Mesh
@@ -76,6 +77,7 @@ class Found:
     evaluated: int
     is_interrupted: bool = False
     refuted: Layout | None = None
+    without_forms: Found | None = None
 
     @property
     def is_optimal(self) -> bool:

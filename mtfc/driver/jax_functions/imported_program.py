@@ -170,7 +170,8 @@ class ImportedProgram:
         pricer = LayoutPricer.of(self.program, hardware, recompute)
         finder = LayoutFinder(self.program, pricer, objective, storage)
         try:
-            found = finder.best_global(meshes, started + budget, self.baselines(meshes), self.unsplit())
+            known, until = self.baselines(meshes), started + budget
+            found = finder.best_global(meshes, until, known, self.unsplit(), with_forms=True)
         except NothingFits as error:
             raise NothingFits(in_python(str(error))) from None
         layout = attrs.evolve(found.layout, name="plan")

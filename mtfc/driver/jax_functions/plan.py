@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mtfc.compiler.ir.core import Function, Program, walk
-from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, Layout, Mesh, Rules, TensorType
+from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, Forms, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.data.files import parsed_json, read_bytes, write_text
 from mtfc.driver.errors import UsageError, public
@@ -493,6 +493,7 @@ class Plan:
                 "params": _record(layout.params),
                 "optimizer": _record(layout.optimizer),
                 "values": {path: _record(rules) for path, rules in layout.values},
+                "forms": layout.forms.entries,
             },
         }
         return f"{json.dumps(record, indent=2)}\n"
@@ -536,7 +537,10 @@ def case_of(record: Mapping[str, Any]) -> LayoutOnMesh:
     stored = rules(layout["params"]), rules(layout.get("optimizer", {}))
     memory = record.get("memory")
     limit = Recompute(int(memory)) if memory else None
-    return LayoutOnMesh(mesh, Layout("plan", rules(layout["rules"]), *stored, values), limit=limit)
+    forms = Forms.of(layout.get("forms", {}))
+    return LayoutOnMesh(
+        mesh, Layout("plan", rules(layout["rules"]), *stored, values, forms=forms), limit=limit
+    )
 
 
 def read_plan(path: str) -> tuple[LayoutOnMesh, str]:

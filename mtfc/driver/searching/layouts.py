@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import cast
 
 import attrs
 
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.types import Layout, Mesh, Rules
+from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules
 from mtfc.compiler.passes.recompute import limit_on
-from mtfc.compiler.search.found import Found, NothingFits, Objective, Pricing, Progress, silent, value_of
+from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, flops_per_byte
+from mtfc.compiler.search.found import (
+    Found,
+    NothingFits,
+    Objective,
+    Price,
+    Pricing,
+    Progress,
+    silent,
+    value_of,
+)
 from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer
 from mtfc.driver.loading.layout_targets import layout_targets, prepared
 from mtfc.driver.loading.sources import known_as
@@ -27,6 +38,9 @@ from mtfc.reports.why_not_report import LayoutDifference, UnfitRules
 
 STARTING = 0.25
 """The part of the time of a search of tilings for the best global layout."""
+
+FORMS = 0.2
+"""The part of the time of a search of global layouts in which the forms of the best of them are priced."""
 
 EXACT = 1.5
 """The time that is left to price the best layout of a model with repeated layers exactly, in expected times."""
@@ -51,15 +65,17 @@ class LayoutFinder:
         known: Sequence[tuple[Mesh, Layout]] = (),
         rules: Layout | None = None,
         progress: Progress = silent,
+        with_forms: bool = False,
     ) -> Found:
         """Find the best global layout until a time of `monotonic`. Raises `NothingFits`.
 
         known: layouts to start from. rules: rules that the layout must have. Repeated layers are priced once, and at the end the
-        best layout is priced exactly.
+        best layout is priced exactly. with_forms: choose also the forms of the layout, in a part of the time.
         """
         exact, layers = self.pricer.pricing(self.objective), LayersPricer.of(self.pricer)
+        plain = [*dict.fromkeys((mesh, attrs.evolve(layout, forms=Forms())) for mesh, layout in known)]
 
-        def found(pricing: Pricing, until: float) -> Found:
+        def searched(pricing: Pricing, until: float) -> Found:
             from mtfc.compiler.search.global_layouts.global_search import search
 
             return search(
@@ -70,17 +86,30 @@ class LayoutFinder:
                 pricing,
                 until,
                 self.objective,
-                known,
+                plain,
                 progress,
                 fixed=(rules or Layout("")).rules,
                 storage=self.storage,
                 recomputes=self.pricer.recomputes,
             )
 
+        def found(pricing: Pricing, until: float) -> Found:
+            if not with_forms:
+                return searched(pricing, until)
+            recorded = RecordedPricing(pricing)
+            given = [each for each in known if each[1].forms.entries]
+            forms = self._forms(pricing, recorded.prices, until, given)
+            try:
+                return forms.improved(searched(recorded, until - FORMS * (until - monotonic())))
+            except NothingFits:
+                if (fitting := forms.fitting()) is not None:
+                    return fitting
+                raise
+
         if layers is None:
             return found(exact, until)
         pricing = layers.pricing(self.objective)
-        some = [*known, *((mesh, rules or Layout("")) for mesh in meshes)]
+        some = [*plain, *((mesh, rules or Layout("")) for mesh in meshes)]
         compiling = EXACT * min(_seconds(pricing, *each) for each in some[:2]) / layers.share
         best = found(pricing, until - compiling)
         price = exact(best.mesh, best.layout)
@@ -88,6 +117,17 @@ class LayoutFinder:
             return found(exact, until)
         value = value_of(price, self.objective)
         return attrs.evolve(best, objective=value, lower_bound=min(best.lower_bound, value), refuted=None)
+
+    def _forms(
+        self,
+        pricing: Pricing,
+        prices: Mapping[tuple[Mesh, Layout], Price],
+        until: float,
+        given: Sequence[tuple[Mesh, Layout]],
+    ) -> FormsSearch:
+        (function,) = self.pricer.program.functions
+        balance = flops_per_byte(self.pricer.hardware.device, function)
+        return FormsSearch(pricing, self.objective, self.pricer.hardware, balance, prices, until, given)
 
     def best_per_equation(
         self,
@@ -181,7 +221,7 @@ class LayoutAnswer:
         if self.result.space == "tiling":
             return self._compared(self.asked, seconds, self.finder.best_per_equation, None)
         least = attrs.evolve(self.finder, objective="memory").best_global
-        return self._compared(self.asked, seconds, self.finder.best_global, least)
+        return self._compared(self.asked, seconds, partial(self.finder.best_global, with_forms=True), least)
 
     def _compared(
         self,
@@ -197,19 +237,23 @@ def search_global_layouts(task: SearchTask) -> SearchAnswer:
     """Search for the best global layout. Raises `NothingFits`, `CompileError` and `UsageError`."""
     asked = _asked(task)
     finder, others, known, until = finder_and_others(task, task.until)
-    return answer_of(task, finder, _best_global(task, finder, known, until), others, asked)
+    return answer_of(task, finder, _best_global(task, finder, known, until, True), others, asked)
 
 
 def _best_global(
-    task: SearchTask, finder: LayoutFinder, known: Sequence[tuple[Mesh, Layout]], until: float
+    task: SearchTask,
+    finder: LayoutFinder,
+    known: Sequence[tuple[Mesh, Layout]],
+    until: float,
+    with_forms: bool = False,
 ) -> Found:
     source = task.options.choice.source
     if source is None:
-        return finder.best_global(task.meshes, until, known, progress=task.progress)
+        return finder.best_global(task.meshes, until, known, None, task.progress, with_forms)
     whole = source.unsplit()
     known = [(mesh, attrs.evolve(layout, rules=_joined(layout.rules, whole.rules))) for mesh, layout in known]
     known += source.baselines(task.meshes)
-    found = finder.best_global(task.meshes, until, known, whole, task.progress)
+    found = finder.best_global(task.meshes, until, known, whole, task.progress, with_forms)
     rules = Rules(tuple(each for each in found.layout.rules.axes if each[1]))
     return attrs.evolve(found, layout=attrs.evolve(found.layout, rules=rules))
 
@@ -231,7 +275,8 @@ def search_per_equation(task: SearchTask) -> SearchAnswer:
     if start is not None and start.is_interrupted:
         return answer_of(task, finder, attrs.evolve(start, lower_bound=0.0), others, asked)
     best = None if start is None else (start.mesh, start.layout)
-    found = finder.best_per_equation(task.meshes, until, known, None, task.progress, best)
+    plain = [(mesh, layout) for mesh, layout in known if not layout.forms.entries]
+    found = finder.best_per_equation(task.meshes, until, plain, None, task.progress, best)
     return answer_of(task, finder, found, others, asked)
 
 

@@ -9,6 +9,7 @@ import attrs
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.types import EVERY, Axes, Layout, Mesh, Rules
 from mtfc.frontend.layouts.allowed_warnings import in_layout
+from mtfc.frontend.layouts.declared_forms import resolve_forms
 from mtfc.frontend.layouts.pipelines import DeclaredPipeline, resolve_pipelines
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
@@ -105,6 +106,7 @@ def resolve(decl: ast.LayoutDecl, mesh: Mesh, scope: Scope) -> DeclaredLayout:
             _rules(optimizer),
             tuple((path, _rules(section)) for path, section in values.items()),
             pipelines=tuple(each.pipeline for each in pipelines),
+            forms=resolve_forms(decl.forms, scope),
         ),
         compute,
         {**compute, **params},

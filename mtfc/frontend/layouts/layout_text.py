@@ -34,6 +34,8 @@ def _entries(layout: Layout) -> Iterator[str]:
     for each in layout.pipelines:
         checkpoint = " checkpoint" if each.checkpoint else ""
         yield f"pipeline {each.loop}{checkpoint}: {{ {each.batch}: {each.micro_batches} }}"
+    if forms := layout.forms.entries:
+        yield f"forms: {{ {', '.join(f'{key}: {value}' for key, value in forms.items())} }}"
 
 
 def _braced(rules: Rules) -> str:

@@ -72,14 +72,18 @@ def _resolved(decl: ast.LayoutDecl, meshes: Mapping[str, Mesh | None], scope: Sc
         return None
     used = {mesh.name: decl.mesh.span if decl.mesh else decl.name.span}
     named: dict[str, Span] = {}
-    rest = DeclaredPart(resolve(decl, mesh, scope), (), ())
+    whole = resolve(decl, mesh, scope)
+    rest = DeclaredPart(whole, (), ())
     parts = {mesh.name: rest}
     for each in decl.parts:
         places = list(_places(each, decl, named, scope))
         part_mesh = _mesh(each, meshes, used, scope)
         if part_mesh is not None:
             rules = resolve(_as_layout(each, decl), part_mesh, scope)
-            parts[part_mesh.name] = DeclaredPart(rules, each.paths, tuple(places))
+            layout = attrs.evolve(rules.layout, forms=whole.layout.forms)
+            parts[part_mesh.name] = DeclaredPart(
+                attrs.evolve(rules, layout=layout), each.paths, tuple(places)
+            )
     if len(scope.diagnostics.errors) > errors:
         return None
     return DividedLayout(decl, tuple(parts[name] for name in meshes if name in parts), rest)
@@ -88,7 +92,7 @@ def _resolved(decl: ast.LayoutDecl, meshes: Mapping[str, Mesh | None], scope: Sc
 def _as_layout(part: ast.PartRules, decl: ast.LayoutDecl) -> ast.LayoutDecl:
     """Return the rules of a part as a layout of their own."""
     rules = part.rules, part.params, part.optimizer
-    return ast.LayoutDecl(decl.span, decl.name, decl.models, part.mesh, *rules, (), (), (), decl.allows)
+    return ast.LayoutDecl(decl.span, decl.name, decl.models, part.mesh, *rules, (), (), (), None, decl.allows)
 
 
 def _check_entries(decl: ast.LayoutDecl, scope: Scope) -> None:

@@ -333,10 +333,23 @@ class SplitRule(Node):
     axes: tuple[Name, ...]
 
 
+class FormFigure(Node):
+    """`flops_per_byte: 300`, in the section `forms` of a layout."""
+
+    key: DimName
+    number: Int | Float
+
+
 class RuleSet(Node):
     """`{ d_model: rows }` after `params:` or `optimizer:`"""
 
     rules: tuple[SplitRule, ...]
+
+
+class FormSet(Node):
+    """`{ regions: time, dots: joined }` after `forms:`"""
+
+    entries: tuple[SplitRule | FormFigure, ...]
 
 
 class ValueRules(Node):
@@ -389,6 +402,7 @@ class LayoutDecl(Node):
     values: tuple[ValueRules, ...]
     pipelines: tuple[PipelineRule, ...]
     parts: tuple[PartRules, ...]
+    forms: FormSet | None
     allows: tuple[Allow, ...]
 
 

@@ -31,6 +31,8 @@ N = TypeVar("N", bound=ast.Node)
 SETTINGS = ("minimize", "optimizer", "precision", "accumulate", "clip", "average", "report")
 GROUPS = ("optimizer for", "frozen")
 """The entries of a `train` block for some of the parameters."""
+STORED = ("params", "optimizer")
+"""The sections of a layout that say how arrays are stored."""
 # Rules that make a tuple of their children.
 TUPLES = frozenset(
     ("block", "entries", "file", "items", "list", "names", "one", "patterns", "settings", "slices", "values")
@@ -155,14 +157,16 @@ class TreeBuilder:
         mesh: ast.Name | None,
         entries: tuple[ast.Node, ...],
     ) -> ast.LayoutDecl | ast.Broken:
-        rules, params, optimizer = _rules_of(entries, "a layout")
+        forms = _by_key(entries, (*STORED, "forms"), "a layout").get("forms")
+        rules, params, optimizer = _rules_of([each for each in entries if each is not forms], "a layout")
         if any(isinstance(entry, ast.Broken) for entry in entries):
             return ast.Broken(span, frozenset((name.text,)))
         values = tuple(entry for entry in entries if isinstance(entry, ast.ValueRules))
         allows = tuple(entry for entry in entries if isinstance(entry, ast.Allow))
         pipelines = tuple(entry for entry in entries if isinstance(entry, ast.PipelineRule))
         parts = tuple(entry for entry in entries if isinstance(entry, ast.PartRules))
-        more = values, pipelines, parts, allows
+        chosen = ast.FormSet(forms.span, forms.value) if forms else None
+        more = values, pipelines, parts, chosen, allows
         return ast.LayoutDecl(span, name, models or (), mesh, rules, params, optimizer, *more)
 
     def part(
@@ -261,6 +265,10 @@ def _integer(digits: str, span: Span) -> int:
     return int(digits)
 
 
+def _no_axis(figure: ast.FormFigure) -> Diagnostic:
+    return Diagnostic("E001", f"expected a name or `(`, found `{figure.number.value}`", figure.number.span)
+
+
 def _is_precision(entry: KeyedEntry) -> bool:
     return isinstance(entry.value, ast.Precision)
 
@@ -294,7 +302,10 @@ def _rules_of(
     entries: Iterable[ast.Node], where: str
 ) -> tuple[tuple[ast.SplitRule, ...], ast.RuleSet | None, ast.RuleSet | None]:
     """Return the rules for values among entries, and the sections `params` and `optimizer`. Raises `CompileError`."""
-    keyed = _by_key(entries, ("params", "optimizer"), where)
+    keyed = _by_key(entries, STORED, where)
+    figures = (each for entry in keyed.values() for each in entry.value if isinstance(each, ast.FormFigure))
+    if errors := [_no_axis(each) for each in figures]:
+        raise CompileError(errors)
     rules = tuple(entry for entry in entries if isinstance(entry, ast.SplitRule))
     stored = {key: ast.RuleSet(entry.span, entry.value) for key, entry in keyed.items()}
     return rules, stored.get("params"), stored.get("optimizer")

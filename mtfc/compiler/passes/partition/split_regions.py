@@ -19,7 +19,7 @@ write and read it. All costs are in bytes that a processor sends in the same tim
 memory traffic. The pass takes the first dimension that saves nearly most, if it saves `least` bytes or more.
 
 With `form=time` a value that is gathered in the forward pass is stored whole, if the backward pass needs it whole. With
-`form=memory` a part is stored and gathered again.
+`form=memory` a part is stored and gathered again. With `form=layout` the layout's `forms` say which, or that nothing is split.
 
 Input:   %y: f32[batch, io] = einsum %h, %w layout {hidden: cols}; %z: f32[batch, io] = add %x, %y layout {}
 Output:  %y: f32[batch, io] = einsum %h, %w layout {hidden: cols}; %z: f32[batch, io] = add %x, %y layout {batch: cols}
@@ -42,12 +42,12 @@ from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program,
 from mtfc.compiler.ir.loops import dim_of, map_regions, pairs, region_of
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.pending_rule import OperandGroup, leaves_sums, own_axes, passing_groups
-from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
+from mtfc.compiler.ir.types import REGIONS, Axes, Dim, Mesh, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.partition.propagate_layouts import fixed
 from mtfc.compiler.passes.pass_base import Pass, PipelineError
 
-FORMS = ("never", "time", "memory")
+FORMS = ("layout", *REGIONS)
 
 PENDING, PARTS, WHOLE = 0, 1, 2
 
@@ -68,7 +68,7 @@ Place = Equation | Argument | Output
 class SplitRegions(Pass):
     name: ClassVar[str] = "split-regions"
     takes: ClassVar[tuple[Level, ...]] = ("assigned",)
-    form: str = "never"
+    form: str = "layout"
     balance: int = 4096
     traffic: int = 5
     start: int = 1 << 15
@@ -77,10 +77,12 @@ class SplitRegions(Pass):
     def run(self, program: Program) -> Program:
         if self.form not in FORMS:
             raise PipelineError(f"`{self.name}{{form}}` is one of {', '.join(FORMS)}, not `{self.form}`")
-        if self.form == "never":
+        form = program.layout.forms.regions if self.form == "layout" and program.layout else self.form
+        if form not in ("time", "memory"):
             return program
         named = set(program.layout.value_rules) if program.layout else set()
-        return program.map_functions(lambda function: self._split(function, program.placed_on, named))
+        chosen = attrs.evolve(self, form=form)
+        return program.map_functions(lambda function: chosen._split(function, program.placed_on, named))
 
     def _split(self, function: Function, mesh: Mesh, named: set[str]) -> Function:
         for axis, size in mesh.axes:

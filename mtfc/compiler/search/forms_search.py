@@ -1,0 +1,135 @@
+"""The forms of the best layouts: whether equations between two sums run on parts, and whether sums of dots are joined.
+
+A search finds layouts without forms. Then the forms of the best of them are priced on the machine, with those of layouts that do
+not fit into the memory: on parts they may. So the bound of a search is for layouts without forms, and nothing is proven about
+forms.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from math import inf
+from time import monotonic
+
+import attrs
+
+from mtfc.compiler.analysis.dimension_names import SINGLE
+from mtfc.compiler.cost.hardware import Device, Hardware
+from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.ir.core import Function, walk
+from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.types import REGIONS, Forms, Layout, Mesh
+from mtfc.compiler.search.found import Found, Objective, Price, Pricing, value_of
+
+CANDIDATES = 8
+"""Most layouts whose forms are priced."""
+
+LEAST = 1e-3
+"""The part of the price that forms must save, so that a layout has none where they make little difference."""
+
+LARGEST_BALANCE = (1 << 31) - 1
+
+
+def flops_per_byte(device: Device, function: Function) -> int:
+    """Return the FLOPs that a device computes while it moves a byte in its memory, in the dtype of most of the FLOPs in dots."""
+    flops: Counter[str] = Counter()
+    for eqn in walk(function.body):
+        if has_trait(eqn, "dot"):
+            flops[eqn.operands[0].type.dtype] += int(OPS[eqn.op].flops(eqn, Numbers(SINGLE)))
+    dtype = max(flops, key=flops.__getitem__, default="f32")
+    return min(LARGEST_BALANCE, max(1, round(device.rate(dtype).peak / device.bandwidth.peak)))
+
+
+@attrs.frozen
+class RecordedPricing:
+    """A pricing that keeps all prices."""
+
+    pricing: Pricing
+    prices: dict[tuple[Mesh, Layout], Price] = attrs.field(factory=dict)
+
+    def __call__(self, mesh: Mesh, layout: Layout) -> Price:
+        price = self.prices[mesh, layout] = self.pricing(mesh, layout)
+        return price
+
+
+@attrs.frozen
+class FormsSearch:
+    """A search for the forms of layouts. until: its end, a time of `monotonic`.
+
+    prices: those of layouts without forms. given: layouts with forms that are tried, too.
+    """
+
+    pricing: Pricing
+    objective: Objective
+    hardware: Hardware
+    balance: int
+    prices: Mapping[tuple[Mesh, Layout], Price]
+    until: float
+    given: Sequence[tuple[Mesh, Layout]] = ()
+
+    def improved(self, found: Found) -> Found:
+        """Return the best layout with forms, or what was found without forms if no forms save anything.
+
+        The forms of the found layout are priced in any case, those of others while there is time.
+        """
+        if found.is_interrupted:
+            return found
+        own = (found.mesh, found.layout)
+        others = [each for each in self._ranked() if _is_other(*each, found)]
+        limit = (1 - LEAST) * found.objective
+        best, evaluated, is_interrupted = self._best([own, *others[: CANDIDATES - 1]], limit)
+        evaluated += found.evaluated
+        if best is None:
+            return attrs.evolve(found, evaluated=evaluated, is_interrupted=is_interrupted)
+        mesh, layout, value = best
+        layout = attrs.evolve(layout, name=found.layout.name)
+        return Found(mesh, layout, value, 0.0, evaluated, is_interrupted, without_forms=found)
+
+    def fitting(self) -> Found | None:
+        """Return the best layout that fits into the memory with forms, where none was found that fits without."""
+        ranked = sorted(self.prices, key=lambda each: self.prices[each].tiled)
+        best, evaluated, is_interrupted = self._best(ranked[:CANDIDATES], inf)
+        if best is None:
+            return None
+        mesh, layout, value = best
+        layout = attrs.evolve(layout, name="found")
+        return Found(mesh, layout, value, 0.0, len(self.prices) + evaluated, is_interrupted)
+
+    def _ranked(self) -> list[tuple[Mesh, Layout]]:
+        """Return the priced layouts, the best first, also those that do not fit."""
+        return sorted(self.prices, key=lambda each: value_of(self.prices[each], self.objective))
+
+    def _best(
+        self, candidates: Sequence[tuple[Mesh, Layout]], limit: float
+    ) -> tuple[tuple[Mesh, Layout, float] | None, int, bool]:
+        """Return the best layout with forms below a limit, if any, the number of priced ones, and True after an interrupt."""
+        best, evaluated = None, 0
+        try:
+            for mesh, chosen in self._candidates(candidates):
+                price, evaluated = self.pricing(mesh, chosen), evaluated + 1
+                value = value_of(price, self.objective)
+                if self._fits(price) and value < limit:
+                    best, limit = (mesh, chosen, value), value
+        except KeyboardInterrupt:
+            return best, evaluated, True
+        return best, evaluated, False
+
+    def _candidates(self, without: Sequence[tuple[Mesh, Layout]]) -> Iterator[tuple[Mesh, Layout]]:
+        """Yield the given layouts, and layouts without forms with each of their forms while there is time."""
+        yield from self.given
+        for i, (mesh, layout) in enumerate(without):
+            if i and monotonic() > self.until:
+                break
+            for regions, balance in product(REGIONS, (0, self.balance)):
+                forms = Forms(regions, balance)
+                if forms.entries:
+                    yield mesh, attrs.evolve(layout, forms=forms)
+
+    def _fits(self, price: Price) -> bool:
+        return self.objective == "memory" or price.tiled <= self.hardware.device.memory
+
+
+def _is_other(mesh: Mesh, layout: Layout, found: Found) -> bool:
+    return (mesh, attrs.evolve(layout, name=found.layout.name)) != (found.mesh, found.layout)

@@ -1,0 +1,106 @@
+"""The forms of a layout reach every command, and searches choose them by price."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from mtfc import ir
+from mtfc.compiler.cost.volumes import layout_cost, total
+from mtfc.compiler.ir.core import walk
+from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.parser import ReadError, read_program
+from mtfc.compiler.ir.printer import print_program
+from mtfc.compiler.ir.types import Forms
+from mtfc.compiler.passes.pipelines import lower
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import SearchOptions
+from mtfc.driver.searching.layouts import LayoutAnswer
+from mtfc.driver.searching.search import search
+from mtfc.frontend.layouts.layout_text import layout_text
+from tests.harness import load
+
+FORMS = "forms: { regions: time, dots: joined, flops_per_byte: 300 }"
+
+MODEL = """
+import nn
+import transformer
+dim batch = 4; dim length = 2048; dim memory = 2048; dim vocab = 4096; dim d_model = 1024
+dim heads = 16; dim d_k = 64; dim d_ff = 4096; dim layers = 4
+mesh grid = [rows: 4, cols: 4]
+layout plain on grid = { batch: rows, vocab: cols, d_ff: cols, heads: cols }
+layout formed on grid = { batch: rows, vocab: cols, d_ff: cols, heads: cols, FORMS }
+model lm(tokens: i32[batch, length]) {
+  x = nn.embedding[vocab = vocab, d_model = d_model](tokens)
+  repeat layers {
+    x = transformer.decoder_layer[memory = memory, heads = heads, d_k = d_k, d_ff = d_ff](x)
+  }
+  loss = mean(square(nn.dense_no_bias[d_out = vocab](nn.layer_norm(x))))
+  return loss
+}
+train lm { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+""".replace("FORMS", FORMS)
+
+
+def test_a_layout_says_its_forms_in_all_its_texts() -> None:
+    module = load(MODEL)
+    layout, (program,) = module.layouts[1].layout, module.programs
+    assert layout.forms == Forms("time", 300)
+    assert FORMS in layout_text(layout, module.layouts[1].mesh)
+    placed = attrs.evolve(program, mesh=module.layouts[1].mesh, layout=layout)
+    read = read_program(print_program(placed))
+    assert read.layout == layout
+    entries = {"regions": "time", "dots": "joined", "flops_per_byte": 300}
+    assert ir.layout({"batch": "rows", "forms": entries}).forms == layout.forms
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"regions": "fast"},
+        {"flops_per_byte": 3},
+        {"dots": "joined", "flops_per_byte": True},
+        {"region": "time"},
+    ],
+)
+def test_wrong_forms_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        ir.layout({"forms": wrong})
+    text = ", ".join(f"{key}: {value}" for key, value in wrong.items())
+    with pytest.raises(ReadError, match="forms"):
+        read_program(f"program p\nlayout l = {{forms: {{{text}}}}}\n")
+
+
+def test_every_lowering_follows_the_forms() -> None:
+    module = load(MODEL)
+    (program,) = module.programs
+    plain, formed = (lower(program, each.mesh, each.layout) for each in module.layouts)
+    found = total(layout_cost(formed).step).collectives
+    assert set(total(layout_cost(plain).step).collectives) == {"all_reduce"}
+    assert {"all_gather", "reduce_scatter"} <= set(found)
+
+    def dots(which: Any) -> int:
+        return sum(has_trait(eqn, "dot") for eqn in walk(which.function("step").body))
+
+    assert dots(formed) < dots(plain)
+
+
+def test_a_search_finds_writes_and_explains_forms(tmp_path: Path) -> None:
+    file = tmp_path / "lm.mtf"
+    file.write_text(MODEL)
+    found = search(SearchOptions(str(file), Choice(mesh="grid"), "tpu_v2", budget=20.0), Sources())
+    assert isinstance(found, LayoutAnswer)
+    record = found.record()
+    layout, plain = found.result.found.layout, found.result.found.without_forms
+    assert plain is not None and not plain.layout.forms.entries and layout.forms.regions != "never"
+    assert record["objective_seconds"] < 0.99 * plain.objective
+    assert record["without_forms"]["optimal"] and not record["optimal"]
+    assert "Nothing is proven about layouts with forms." in found.report()
+    written = load(found.written())
+    assert written.layouts[0].layout.forms == layout.forms
+    assert json.loads(json.dumps(record))["forms"] == layout.forms.entries
