@@ -271,7 +271,7 @@ class Search(TypedDict):
     mesh: dict[str, int]
     layout: str
     forms: NotRequired[dict[str, str | int]]
-    without_forms: NotRequired[WithoutForms | None]
+    without_forms: NotRequired[WithoutForms]
     compute_seconds: NotRequired[float]
     communication_seconds: NotRequired[float]
     bytes_sent: NotRequired[int]

@@ -261,7 +261,7 @@ def _searched(
     answer = search(asked, sources, recorder)
     assert isinstance(answer, LayoutAnswer)
     record, found = answer.record(), answer.result.found
-    recorder("done", answer.result.seconds_of(answer.result.price), found.lower_bound)
+    recorder("done", answer.result.seconds_of(answer.result.price), found.lower_bound or None)
     layout = attrs.evolve(found.layout, name=free_name("found", {case.name for case in selection.cases}))
     return LayoutOnMesh(found.mesh, layout), {
         "record": record,

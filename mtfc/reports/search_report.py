@@ -93,6 +93,7 @@ def _layout_record(result: LayoutSearchResult) -> dict[str, Any]:
     found, price = result.found, result.price
     in_seconds, seconds = result.objective not in IN_BYTES, result.seconds_of(result.price)
     cuts = {"bytes_after_cuts": [round(each) for each in result.cuts]} if result.cuts else {}
+    plain = {"without_forms": _without_forms(found.without_forms, in_seconds)} if found.without_forms else {}
     return {
         "space": result.space,
         "target": result.pricer.hardware.name,
@@ -108,7 +109,6 @@ def _layout_record(result: LayoutSearchResult) -> dict[str, Any]:
         "mesh": found.mesh.sizes,
         "layout": rules_text(found.layout),
         "forms": found.layout.forms.entries,
-        "without_forms": _without_forms(result),
         "compute_seconds": price.compute,
         "communication_seconds": price.communication,
         "bytes_sent": price.sent,
@@ -119,15 +119,13 @@ def _layout_record(result: LayoutSearchResult) -> dict[str, Any]:
         "overlapping_seconds": price.overlapping,
         "nothing_split": why_whole(result),
         "overlapping_baselines": {name: each.overlapping for name, each in result.compared.items()},
+        **plain,
         **cuts,
     }
 
 
-def _without_forms(result: LayoutSearchResult) -> dict[str, Any] | None:
-    """Return the best layout without forms, and what is proven about layouts without forms, if the result has forms."""
-    plain, in_seconds = result.found.without_forms, result.objective not in IN_BYTES
-    if plain is None:
-        return None
+def _without_forms(plain: Found, in_seconds: bool) -> dict[str, Any]:
+    """Return the best layout without forms, and its bound."""
     return {
         "layout": rules_text(plain.layout),
         "mesh": plain.mesh.sizes,

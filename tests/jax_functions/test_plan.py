@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import mtfc
 from mtfc.backends.hlo import collectives
+from mtfc.compiler.ir.types import Forms
 from mtfc.driver.jax_functions.comparison import drawn_arguments
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
 from mtfc.driver.jax_functions.plan import Plan
@@ -130,6 +131,9 @@ def test_plans_are_saved_and_loaded(plan: Plan, program: ImportedProgram, tmp_pa
     zero.save(str(file))
     assert program.load(str(file)).case.layout.optimizer == zero.case.layout.optimizer
     assert zero.case.layout.optimizer.axes
+    formed = program.plan({"batch": "data", "forms": {"dots": "joined", "flops_per_byte": 9}}, {"data": 4})
+    formed.save(str(file))
+    assert program.load(str(file)).case.layout.forms == formed.case.layout.forms == Forms("never", 9)
     other = mtfc.from_jax(lambda x: x, array(4))
     with pytest.raises(ValueError, match="a program with other arguments"):
         other.load(str(file))

@@ -249,7 +249,7 @@ def _best_global(
 ) -> Found:
     source = task.options.choice.source
     if source is None:
-        return finder.best_global(task.meshes, until, known, None, task.progress, with_forms)
+        return finder.best_global(task.meshes, until, known, progress=task.progress, with_forms=with_forms)
     whole = source.unsplit()
     known = [(mesh, attrs.evolve(layout, rules=_joined(layout.rules, whole.rules))) for mesh, layout in known]
     known += source.baselines(task.meshes)

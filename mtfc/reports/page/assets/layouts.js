@@ -301,7 +301,8 @@ function whatIf(place) {
 function searched(place) {
   const { record, points, name } = data.search;
   const chart = el("div"), known = points.filter(([, best, bound]) => best !== null || bound !== null);
-  const proof = record.optimal ? "It is proven to be the best in its space." : record.lower_bound_seconds ? `No layout of the space takes less than ${secondsText(record.lower_bound_seconds)}.` : "Nothing is proven.";
+  const plain = record.without_forms;
+  const proof = plain ? `Without forms, the best takes ${secondsText(plain.objective_seconds)}${plain.optimal ? ", which is proven" : ""}. Nothing is proven about layouts with forms.` : record.optimal ? "It is proven to be the best in its space." : record.lower_bound_seconds ? `No layout of the space takes less than ${secondsText(record.lower_bound_seconds)}.` : "Nothing is proven.";
   place.replaceChildren(el("p", {}, "The search found ", el("button", { class: "code", onclick: () => choose(layouts.findIndex((each) => each.name === name)) }, name), `: ${secondsText(record.objective_seconds)} without overlap, in ${digits(record.search_seconds)} s. ${proof} ${record.evaluated} layouts were compiled.`), chart,
     table(["compared with", "a step without overlap"], Object.entries(record.baselines).map(([other, seconds]) => [other, seconds === null ? "" : secondsText(seconds)]), [1]));
   curve(chart, { name: "Cost and bound over the time of the search", x: known.map(([at]) => at), xName: "seconds of search", xText: (v) => digits(v), text: secondsText, height: 220,
