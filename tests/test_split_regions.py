@@ -93,5 +93,5 @@ def test_small_programs_stay_as_they_are() -> None:
 
 
 def test_an_unknown_form_is_refused() -> None:
-    with pytest.raises(PipelineError, match="is one of never, time, memory, not `parts`"):
+    with pytest.raises(PipelineError, match="is one of layout, never, time, memory, not `parts`"):
         run(load(MODEL).programs[0], parse_pipeline("default{split-regions.form=parts}"))

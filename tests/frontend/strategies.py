@@ -168,6 +168,9 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
     degrees = st.builds(ast.Degree, here, dotted(), expressions())
     pipelines = st.builds(ast.PipelineRule, here, dotted(), st.booleans(), tuples(degrees))
     parts = st.builds(ast.PartRules, here, tuples(dotted(), 1, 2), names(), rules(), rule_sets, rule_sets)
+    split = st.builds(ast.SplitRule, here, dotted(), tuples(names(), 1))
+    numbers = st.builds(ast.Int, here, st.integers(0, 999))
+    form_entries = split | st.builds(ast.FormFigure, here, dotted(), numbers)
     placed = st.builds(
         ast.OperatorPlacement,
         here,
@@ -202,6 +205,7 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
             tuples(values, 0, 2),
             tuples(pipelines, 0, 2),
             tuples(parts, 0, 2),
+            st.none() | st.builds(ast.FormSet, here, tuples(form_entries)),
             tuples(st.builds(ast.Allow, here, names()), 0, 2),
         )
         | st.builds(ast.PlacementDecl, here, names(), expressions(), tuples(placed, 0, 3))

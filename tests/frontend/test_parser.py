@@ -141,6 +141,7 @@ layout zero on pod = {
   value layers.ffn.h: { hidden: cols }, allow W601
   pipeline layers checkpoint: { batch: 8 }
   part (embed, layers.head) on pod: { batch: rows, params: { *: cols } }, part h on pod: {}
+  forms: { regions: time, flops_per_byte: 300 }
 }
 layout one for net, other on pod = { allow W602 }
 layout two on pod for net = {}

@@ -181,11 +181,17 @@ def _(node: ast.MeshAxis) -> str:
 
 
 @source.register
+def _(node: ast.FormFigure) -> str:
+    return f"{source(node.key)}: {source(node.number)}"
+
+
+@source.register
 def _(node: ast.LayoutDecl) -> str:
     entries = rules_of(node)
     entries += [source(value) for value in node.values]
     entries += [source(pipeline) for pipeline in node.pipelines]
     entries += [source(part) for part in node.parts]
+    entries += [f"forms: {{{listed(node.forms.entries)}}}"] if node.forms else []
     entries += [source(allow) for allow in node.allows]
     mesh = f" on {source(node.mesh)}" if node.mesh else ""
     models = f" for {', '.join(map(source, node.models))}" if node.models else ""
