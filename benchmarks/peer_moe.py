@@ -1,4 +1,4 @@
-"""A layer of experts from the library beside the same layer written by hand for JAX, in two ways: see `handwritten_moe.py`.
+"""Layers of experts from the library, with a capacity and without, beside the layer by hand for JAX: see `handwritten_moe.py`.
 
 The same layout on eight virtual CPU devices, steps timed in turn. Bytes and temporaries are those of the programs that XLA
 compiled.
@@ -30,7 +30,7 @@ mesh line = [all: {devices}]
 layout expert_parallel on line = {{ groups: all, experts: all }}
 
 model layer(x: [groups, tokens, d_model], target: [groups, tokens, d_model]) {{
-  y, balance = moe.top_2[experts = experts, capacity = capacity, d_ff = d_ff](x) as moe
+  y, balance = {mixture}(x) as moe
   loss = mean(square(x + y - target)) + 0.01 * balance
   return loss
 }}
@@ -40,6 +40,11 @@ train layer {{
   optimizer = sgd(learning_rate = 0.1)
 }}
 """
+
+MIXTURES = {
+    "with a capacity": "moe.top_2[experts = experts, capacity = capacity, d_ff = d_ff]",
+    "dropless": "moe.dropless_top_2[experts = experts, d_ff = d_ff]",
+}
 
 PARAMETERS = {
     "router": "moe.router",
@@ -61,13 +66,15 @@ def _step(run: Callable[[], float], compiled: Any) -> Step:
     return Step(run, sent_bytes(compiled.as_text()), compiled.memory_analysis().temp_size_in_bytes)
 
 
-def generated(arrays: dict[str, Any]) -> Step:
+def generated(arrays: dict[str, Any], mixture: str) -> Step:
     from mtfc.backends.common.devices import devices
     from mtfc.backends.jax import backend as jax_backend
     from mtfc.backends.jax import runtime as jax_runtime
 
     dims = "\n".join(f"dim {name} = {size}" for name, size in DIMS.items())
-    selection = choose(SOURCE.format(dims=dims, devices=DEVICES), "layer.mtf", Choice())
+    selection = choose(
+        SOURCE.format(dims=dims, devices=DEVICES, mixture=MIXTURES[mixture]), "layer.mtf", Choice()
+    )
     program = selection.cases[0].lower(selection.program)
     module = jax_runtime.load(jax_backend.generate(program))
     held = {
@@ -125,11 +132,15 @@ def drawn() -> dict[str, Any]:
 
 def figures() -> Iterator[Figure]:
     arrays = drawn()
-    ours = generated(arrays)
-    yield Figure("bytes in collectives per device, generated", ours.sent, "B")
-    yield Figure("temporaries per device, generated", ours.temporaries, "B")
-    for name, theirs in handwritten(arrays).items():
-        yield Figure(f"generated over {name}: bytes", ours.sent / theirs.sent, "x", 1.0)
-        yield Figure(f"generated over {name}: temporaries", ours.temporaries / theirs.temporaries, "x", 1.0)
-        a, b, ratio = median_ratio(ours.run, theirs.run, RUNS)
-        yield Figure(f"generated over {name}: step", ratio, f"({a:.4f} s, {b:.4f} s)")
+    steps, by_hand = {name: generated(arrays, name) for name in MIXTURES}, handwritten(arrays)
+    for mixture, ours in steps.items():
+        yield Figure(f"{mixture}: bytes in collectives per device", ours.sent, "B")
+        yield Figure(f"{mixture}: temporaries per device", ours.temporaries, "B")
+        goal = 1.0 if mixture == "with a capacity" else None
+        for name, theirs in by_hand.items():
+            yield Figure(f"{mixture} over {name}: bytes", ours.sent / theirs.sent, "x", goal)
+            yield Figure(
+                f"{mixture} over {name}: temporaries", ours.temporaries / theirs.temporaries, "x", goal
+            )
+            a, b, ratio = median_ratio(ours.run, theirs.run, RUNS)
+            yield Figure(f"{mixture} over {name}: step", ratio, f"({a:.4f} s, {b:.4f} s)")

@@ -94,14 +94,16 @@ def drawn(op: str, dtype: str, b: Any) -> list[Value]:
 
 
 def groups_of_rows(b: Any, rows: Sequence[str], *ends: int) -> Value:
-    """Return for each row how many numbers are at most its own number."""
+    """Return for each row how many numbers are at most the distance of its own number from 3, so that groups are in no order."""
     index = b.constant(0, "i32")
     for name in rows:
         number = b("range", dim=DIMS[name])
         scaled = b("mul", index, b.constant(DIMS[name].size, "i32"))
         dims = (*scaled.type.dims, DIMS[name])
         index = b("add", b("broadcast", scaled, dims=dims), number)
-    counted = [b.cast(b("ge", index, b.constant(end, "i32")), "i32") for end in ends]
+    distance = b("sub", index, b.constant(3, "i32"))
+    distance = b("maximum", distance, b("neg", distance))
+    counted = [b.cast(b("ge", distance, b.constant(end, "i32")), "i32") for end in ends]
     return reduce(partial(b, "add"), counted)
 
 
@@ -182,6 +184,10 @@ CASES = {
     "grouped_dot of empty groups": grouped("f32 b a", "f32 m a c", "b", "m", "b c", 0, 0, 12, 12),
     "grouped_dot by group": grouped("f32 b a", "f32 c b", "b", "m", "c m a", 2, 5, 6, 11),
     "grouped_dot by group of two row dimensions": grouped("f32 c b a", "f32 five a c", "c a", "m", "m b five", 4, 9, 9),
+    "grouped_dot of repeated rows": grouped("f32 b a", "f32 m a d", "b c", "m", "c b d", 2, 2, 9, 17),
+    "grouped_dot by group of repeated rows": grouped("f32 b a", "f32 c d", "b c", "m", "m a d", 2, 2, 9, 17),
+    "grouped_dot of batches": grouped("f32 b c a", "f32 c m a d", "b c", "m", "b d c", 2, 2, 9, 17),
+    "grouped_dot by group of batches": grouped("f32 a b", "f32 c d b", "b c", "m", "m d c a", 2, 2, 9, 17),
     "grouped_dot bf16": grouped("bf16 b a", "bf16 m a c", "b", "m", "b c", 2, 5, 6, tolerance=0.05),
     "broadcast": one("broadcast", "f32 b", dims=(A, B, C)),
     "broadcast inside": one("broadcast", "f32 c a", dims=(A, B, C)),

@@ -250,41 +250,157 @@ def gather(table, ids, axis, shared=()):
 def grouped_dot(form, group, x, y, groups, number=None):
     """Multiply each row with the part of its group, or sum the products of each group's rows.
 
-    form: x, y, the rows and the result in letters, such as `mk,gkn,m->mn`. groups: the number of each row's group here. They do
-    not decrease, and rows with other numbers count for nothing. number: of groups in the result; None if y has the groups.
+    form: x, y, the rows and the result in letters, such as `mk,gkn,m->mn`. groups: the number of each row's group here; rows with
+    other numbers count for nothing. number: of groups in the result; None if y has the groups. Rows are sorted by group.
     """
     terms, result = form.split("->")
-    terms = dict(zip("xyr", terms.split(","), strict=True))
-    rows, count = terms["r"], y.shape[terms["y"].index(group)] if number is None else number
-    kept = [[c for c in terms[name] if c in result and c not in rows + group] for name in "xy"]
-    summed = [c for c in terms["x"] if c in terms["y"] and c not in rows]
-    sizes = dict(zip(terms["x"] + terms["y"] + group, (*x.shape, *y.shape, count), strict=True))
-    before = jnp.sum(groups < 0, dtype=jnp.int32)[None]
-    own = jnp.sum(groups.reshape(-1, 1) == jnp.arange(count), 0, dtype=jnp.int32)
-    lengths = jnp.concatenate([before, own])
+    of_x, of_y, rows = terms.split(",")
+    sizes = dict(zip(of_x + of_y + rows, (*x.shape, *y.shape, *groups.shape), strict=True))
+    count = sizes.setdefault(group, number)
+    batches = [c for c in rows if c in (of_y if number is None else result)]
+    kept = [[c for c in term if c in result and c not in rows + group] for term in (of_x, of_y)]
+    summed = [c for c in of_x if c in of_y and c not in rows]
 
     def arranged(array, term, *parts):
         shape = [math.prod(sizes[c] for c in part) for part in parts]
         return array.transpose([term.index(c) for part in parts for c in part]).reshape(shape)
 
+    def place(letters):
+        """Return for each row its place along some of the dimensions of rows."""
+        found = jnp.zeros(groups.shape, jnp.int32)
+        for c in letters:
+            found = found * sizes[c] + lax.broadcasted_iota(jnp.int32, groups.shape, rows.index(c))
+        return found.ravel()
+
+    parts = count * math.prod(sizes[c] for c in batches)
+    holds = ((groups >= 0) & (groups < count)).ravel()
+    ids = jnp.where(holds, place(batches) * count + groups.ravel(), parts)
+    order = jnp.argsort(ids)
+    starts = jnp.searchsorted(ids[order], jnp.arange(parts + 1)).astype(jnp.int32)
+    of_rows = [[c for c in rows if c in term] for term in (of_x, of_y)]
+    sources = [place(letters)[order] for letters in of_rows]
     wanted = jnp.promote_types(x.dtype, jnp.float32)
     if number is None:
-        left = arranged(x, terms["x"], [*rows, *kept[0]], summed)
-        right = arranged(y, terms["y"], [group], summed, kept[1])
-        right = jnp.concatenate([jnp.zeros_like(right[:1]), right])
-        copies = math.prod(sizes[c] for c in kept[0])
-        found = lax.ragged_dot(left, right, lengths * copies, preferred_element_type=wanted)
-        holds = jnp.repeat(((groups >= 0) & (groups < count)).reshape(-1, 1), copies, 0)
-        found, letters = jnp.where(holds, found, 0), [*rows, *kept[0], *kept[1]]
+        left = arranged(x, of_x, of_rows[0], kept[0], summed)
+        right = arranged(y, of_y, [*batches, group], summed, kept[1])
+        found = lax.platform_dependent(
+            *(left, right, sources[0], starts),
+            cpu=lambda *given: dots_in_blocks(wanted, *given),
+            default=lambda *given: ragged_dots(wanted, *given),
+        )
+        found = found[jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))]
+        found, letters = jnp.where(holds[:, None, None], found, 0), [*rows, *kept[0], *kept[1]]
     else:
-        left = arranged(x, terms["x"], [*rows, *summed], kept[0])
-        right = arranged(y, terms["y"], [*rows, *summed], kept[1])
-        numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
-        lengths = lengths * math.prod(sizes[c] for c in summed)
-        found = lax.ragged_dot_general(left, right, lengths, numbers, preferred_element_type=wanted)[1:]
-        letters = [group, *kept[0], *kept[1]]
+        left = arranged(x, of_x, of_rows[0], summed, kept[0])
+        right = arranged(y, of_y, of_rows[1], summed, kept[1])
+        found = lax.platform_dependent(
+            *(left, right, *sources, starts),
+            cpu=lambda *given: sums_in_blocks(wanted, *given),
+            default=lambda *given: ragged_sums(wanted, *given),
+        )
+        letters = [*batches, group, *kept[0], *kept[1]]
     found = found.reshape([sizes[c] for c in letters]).astype(x.dtype)
     return found.transpose([letters.index(c) for c in result])
+
+
+def ragged_dots(dtype, left, right, source, starts):
+    """Return rows of [rows, copies, k] @ [parts, k, n]: place i holds left[source[i]], part p those from starts[p] on."""
+    copies = left.shape[1]
+    flat, lengths = left[source].reshape(-1, left.shape[2]), (starts[1:] - starts[:-1]) * copies
+    found = lax.ragged_dot(flat, right, lengths, preferred_element_type=dtype)
+    return found.reshape(len(source), copies, -1)
+
+
+def ragged_sums(dtype, left, right, left_source, right_source, starts):
+    """Return for each part the sum over its places, see `ragged_dots`, of the products of [rows, k, m] and [rows, k, n]."""
+    lengths = (starts[1:] - starts[:-1]) * left.shape[1]
+    left, right = (
+        left[left_source].reshape(-1, left.shape[2]),
+        right[right_source].reshape(-1, right.shape[2]),
+    )
+    numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+    return lax.ragged_dot_general(left, right, lengths, numbers, preferred_element_type=dtype)
+
+
+def dots_in_blocks(dtype, left, right, source, starts):
+    """Return what `ragged_dots` returns, by blocks of one part. Rows behind its end are overwritten by the next part."""
+    size = block_size(source, starts)
+    padded = jnp.pad(source, (0, size))
+
+    def dots(part, start, found):
+        rows = left[lax.dynamic_slice_in_dim(padded, start, size)]
+        new = jnp.einsum("rck,kn->rcn", rows, right[part], preferred_element_type=dtype)
+        return lax.dynamic_update_slice_in_dim(found, new, start, 0)
+
+    shape = (len(padded), left.shape[1], right.shape[2])
+    return over_blocks(dots, starts, size, zeros_along(starts, (left, right), shape, dtype))[: len(source)]
+
+
+def sums_in_blocks(dtype, left, right, left_source, right_source, starts):
+    """Return what `ragged_sums` returns, by blocks of one part."""
+    size = block_size(left_source, starts)
+    sides = [(left, jnp.pad(left_source, (0, size))), (right, jnp.pad(right_source, (0, size)))]
+
+    def sums(part, start, found):
+        holds = (start + jnp.arange(size) < starts[part + 1])[:, None, None]
+        a, b = (
+            jnp.where(holds, each[lax.dynamic_slice_in_dim(source, start, size)], 0) for each, source in sides
+        )
+        return found.at[part].add(jnp.einsum("rkm,rkn->mn", a, b, preferred_element_type=dtype))
+
+    shape = (len(starts) - 1, left.shape[2], right.shape[2])
+    return over_blocks(sums, starts, size, zeros_along(starts, (left, right), shape, dtype))
+
+
+def block_size(source, starts):
+    """Return the rows of a block: the mean number of a part, from 8 to 128."""
+    return min(max(len(source) // (len(starts) - 1), 8), 128, len(source))
+
+
+def over_blocks(function, starts, size, found):
+    """Apply `function` to the part of each block, the first place of the block, and what was found before."""
+    blocks = -((starts[:-1] - starts[1:]) // size)
+    ends = jnp.cumsum(blocks)
+
+    def step(i, found):
+        part = jnp.searchsorted(ends, i, side="right")
+        return function(part, starts[part] + (i - ends[part] + blocks[part]) * size, found)
+
+    return lax.fori_loop(0, ends[-1], step, found)
+
+
+def differentiable_grouped_dot(form, group, x, y, groups, number=None):
+    """Return what `grouped_dot` returns. Its gradients are grouped dots, too: JAX cannot differentiate blocks."""
+    terms, result = form.split("->")
+    of_x, of_y, rows = terms.split(",")
+
+    def gradient(a, of_a, b, of_b, wanted, groups, number=None):
+        """Return a grouped dot, summed over the rows that an operand lacks."""
+        lacks = "" if number else "".join(c for c in rows if c not in wanted)
+        found = grouped_dot(f"{of_a},{of_b},{rows}->{lacks}{wanted}", group, a, b, groups, number)
+        return wide(found).sum(range(len(lacks))).astype(found.dtype)
+
+    def backward(given, g):
+        x, y, groups = given
+        count = y.shape[of_y.index(group)] if number is None else None
+        dx = gradient(*((g, result, y, of_y) if number is None else (y, of_y, g, result)), of_x, groups)
+        return dx, gradient(x, of_x, g, result, of_y, groups, count), None
+
+    call = jax.custom_vjp(lambda x, y, groups: grouped_dot(form, group, x, y, groups, number))
+    call.defvjp(lambda *given: (call(*given), given), backward)
+    never = zeros_along(groups * 0, (x, y), (), bool)
+    return call(jnp.where(never, 0, x), jnp.where(never, 0, y), groups)
+
+
+def zeros_along(numbers, arrays, shape, dtype):
+    """Return zeros that vary over the mesh axes over which one of the arrays does: a loop keeps the axes that it starts with.
+
+    numbers: not negative.
+    """
+    zero = numbers.ravel()[0] < 0
+    for each in arrays:
+        zero = zero & (each.ravel()[0] > 0)
+    return jnp.full(shape, zero.astype(dtype))
 
 
 def scatter_add(shape, updates, ids, axis, shared=()):

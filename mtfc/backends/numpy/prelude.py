@@ -397,21 +397,28 @@ def grouped_dot(form, group, x, y, groups, number=None):
     """
     terms, result = form.split("->")
     of_x, of_y, rows = terms.split(",")
-    mesh, inner = range(len(MESH)), f"{of_x},{of_y}->{result}".replace(group, "")
-    place = len(MESH) + (of_y if number is None else result).index(group)
+    mesh, inner, result = range(len(MESH)), of_y.replace(group, ""), result.replace(group, "")
+    place = len(MESH) + (of_y if number is None else form.split("->")[1]).index(group)
     parts, found = [], np.zeros((), x.dtype)
+    both = "".join(c for c in result if c in of_x + inner)
 
-    def held(holds, term):
-        return spread(holds, [*mesh, *rows], [*mesh, *term])
+    def selected(holds, each, term):
+        whole = "".join(dict.fromkeys(term + rows))
+        holds, each = (
+            spread(holds, [*mesh, *rows], [*mesh, *whole]),
+            spread(each, [*mesh, *term], [*mesh, *whole]),
+        )
+        return np.where(holds, wide(each), 0), whole
 
     for i in range(y.shape[place] if number is None else number):
         holds = groups == i
         if number is None:
-            product = einsum(inner, wide(x), wide(y[(slice(None),) * place + (i,)]))
-            found = np.where(held(holds, result), product, found)
+            product = einsum(f"{of_x},{inner}->{both}", wide(x), wide(y[(slice(None),) * place + (i,)]))
+            product = spread(product, [*mesh, *both], [*mesh, *result])
+            found = np.where(spread(holds, [*mesh, *rows], [*mesh, *result]), product, found)
         else:
-            given = (np.where(held(holds, term), wide(each), 0) for each, term in ((x, of_x), (y, of_y)))
-            parts.append(einsum(inner, *given))
+            (left, a), (right, b) = (selected(holds, *each) for each in ((x, of_x), (y, of_y)))
+            parts.append(einsum(f"{a},{b}->{result}", left, right))
     return (found if number is None else np.stack(parts, place)).astype(x.dtype)
 
 

@@ -222,7 +222,7 @@ has. kernel: reads all operands.
 """
 
 Trait = Literal[
-    "dot", "attention", "attention_gradient", "window", "fold",
+    "dot", "groups", "attention", "attention_gradient", "window", "fold",
     "add", "subtract", "multiply", "divide", "negate", "square", "sum", "is_argmax",
     "cast", "stop_gradient", "exponential", "hyperbolic", "choice", "conjunction",
     "order", "above", "strict", "equality",
@@ -234,7 +234,7 @@ Trait = Literal[
 """A fact about an op that code outside of `ir/ops` asks for (`has_trait`). An op may have several traits or none.
 
 Computation:
-    dot: multiplies its operands, and sums over the dimensions that the result lacks.
+    dot: multiplies its operands, and sums over the dimensions that the result lacks. groups: a dot of groups of rows.
     attention: takes a softmax between two dots. Loops keep its results for their gradients, ops with `attention_gradient`.
     window: gives the sliding windows of a dimension. fold: adds up the elements of windows, the transpose of `window`.
     add, subtract, multiply, divide: the sum, difference, product or quotient of two operands, element by element.

@@ -34,6 +34,7 @@ from mtfc.compiler.passes.pipeline_loops import PipelineLoops
 from mtfc.compiler.passes.recompute import Recompute
 from mtfc.compiler.passes.simplify import Simplify
 from mtfc.compiler.passes.spatial.partition_spatial import PartitionSpatial
+from mtfc.compiler.passes.spatial.spread_groups import SpreadGroups
 
 Observer = Callable[[Pass, Program, float], None]
 """Called after each pass with the pass, the new program, and the seconds that the pass took."""
@@ -49,6 +50,7 @@ PASSES: dict[str, type[Pass]] = {
         Simplify,
         Cse,
         Dce,
+        SpreadGroups,
         PartitionSpatial,
         BinarizeEinsum,
         JoinDots,
@@ -92,7 +94,7 @@ def differentiation(of: str = "step") -> tuple[Pass, ...]:
 
 def preparation() -> tuple[Pass, ...]:
     """Return the last passes on a global program: its equations then get layouts."""
-    return (PartitionSpatial(), BinarizeEinsum(), JoinDots(), Simplify(), Cse(), Dce())
+    return (SpreadGroups(), PartitionSpatial(), BinarizeEinsum(), JoinDots(), Simplify(), Cse(), Dce())
 
 
 def layout_assignment() -> tuple[Pass, ...]:

@@ -4,7 +4,9 @@ The Mesh-TensorFlow paper defines it so in section 6. An einsum of two operands 
 
 `grouped_dot` is a dot of which each row belongs to one group, or to none, as tokens belong to experts (`jax.lax.ragged_dot`).
 Its operands are x, y, and the number of each row's group. It is the einsum of x, y and the one-hot form of these numbers, but it
-computes one product for each row, and not one for each row and group.
+computes one product for each row, and not one for each row and group. x and y may lack dimensions of the rows. A dimension of the
+rows that y has beside the groups, or the result in the place of y, is one of batches: each has groups of its own.
+Rows may be in any order: generated code sorts those that a processor has.
 """
 
 from __future__ import annotations
@@ -141,22 +143,33 @@ def _all_dims(types: Sequence[TensorType], attributes: Attrs) -> tuple[Dim, ...]
 
 
 def _grouped_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
-    """Rows are in x and either in the result, and groups in y, or in y, and groups in the result."""
+    """Groups are in y, and all rows in the result; or groups are in the result, and rows are summed but for batches of groups."""
     x, y, groups = types
     dtype = check_dtypes((x, y), FLOATS)
     check_dtypes((groups,), frozenset({"i32"}))
     dims, group, rows = RESULT_DIMS.of(attributes), GROUP.of(attributes), {*groups.dims}
-    known = _all_dims(types, attributes)
-    by_row = group in y.dims and group not in dims and rows <= {*dims} - {*y.dims}
-    by_group = group in dims and group not in y.dims and rows <= {*y.dims} - {*dims}
-    own = {*x.dims} & {*y.dims} & {*dims}
-    if not (by_row or by_group) or own or group in (*x.dims, *rows) or not rows <= {*x.dims}:
+    by_row = group in y.dims and group not in dims and rows <= {*dims}
+    by_group = group in dims and group not in y.dims
+    kept_by_all = ({*x.dims} & {*y.dims} & {*dims}) - rows
+    if not (by_row or by_group) or kept_by_all or group in (*x.dims, *rows):
         found = ", ".join(dims_text(type.dims) for type in types)
         raise OpError(
             f"a grouped dot over `{group.name}` of {found} cannot have dimensions {dims_text(dims)}"
         )
-    if not {*dims} <= {*known}:
+    if not {*dims} <= {*_all_dims(types, attributes)}:
         raise OpError(f"no operand of the grouped dot has all of {dims_text(dims)}")
+    alone = next(
+        (
+            d
+            for d in _all_dims((x, y), attributes)
+            if (d in x.dims) != (d in y.dims) and d not in rows | {*dims, group}
+        ),
+        None,
+    )
+    if alone is not None:
+        raise OpError(
+            f"the grouped dot would sum over `{alone.name}`, which only one operand has; sum over it before"
+        )
     return (TensorType(dtype, dims),)
 
 
@@ -166,52 +179,52 @@ def _grouped_rule(eqn: Equation) -> LayoutRule:
     return LayoutRule(reduced=tuple(dim for dim in dims if dim not in eqn.result.type.dims))
 
 
-def _grouped_terms(eqn: Equation) -> str:
-    """Return x, y, the rows, the result and the group in letters, such as `mk,gkn,m->mn`, and the letter of the group."""
+def _grouped_letters(eqn: Equation) -> tuple[list[str], str]:
+    """Return x, y, the rows and the result in letters, and the letter of the group."""
     dims = _all_dims([value.type for value in eqn.operands], eqn.attrs)
     letters = dict(zip(dims, ascii_letters, strict=False))
     terms = ["".join(letters[dim] for dim in value.type.dims) for value in (*eqn.operands, eqn.result)]
-    return f'"{",".join(terms[:-1])}->{terms[-1]}", "{letters[GROUP.of(eqn.attrs)]}"'
+    return terms, letters[GROUP.of(eqn.attrs)]
 
 
 def _grouped_evaluate(shard: Shard, x: Any, y: Any, groups: Any) -> Any:
-    """Compute the product of each group's rows. Rows of no group are 0, whatever their numbers are."""
-    np, eqn, group = shard.np, shard.eqn, GROUP.of(shard.eqn.attrs)
-    rows, types = eqn.operands[2].type.names, [eqn.operands[0].type, eqn.operands[1].type, eqn.result.type]
-    letters = dict(zip(_all_dims([v.type for v in eqn.operands], eqn.attrs), ascii_letters, strict=False))
-    dims = [[dim for dim in type.dims if dim != group] for type in types]
-    terms = ["".join(map(letters.__getitem__, each)) for each in dims]
-    form = f"{terms[0]},{terms[1]}->{terms[2]}"
+    """Add up the products of each group's rows, selected on both sides: a NaN in other rows has no effect."""
+    np, eqn = shard.np, shard.eqn
+    (of_x, of_y, rows, result), group = _grouped_letters(eqn)
     x, y = (value.astype(np.float32) if value.dtype.itemsize == 2 else value for value in (x, y))
+    place = (of_y if group in of_y else result).index(group)
+    first, number = shard.offset(GROUP.of(eqn.attrs).name), (y.shape if group in of_y else shard.shape)[place]
 
-    def held(number: int, each: Sequence[Dim]) -> Any:
-        return align(groups == number + shard.offset(group.name), rows, [dim.name for dim in each])
+    def selected(value: Any, term: str, holds: Any) -> tuple[Any, str]:
+        whole = "".join(dict.fromkeys(term + rows))
+        return np.where(align(holds, rows, whole), align(value, term, whole), 0).astype(value.dtype), whole
 
-    def of_rows(number: int) -> Any:
-        """Return the sum of the products of a group's rows."""
-        given = (np.where(held(number, d), v, 0).astype(v.dtype) for v, d in zip((x, y), dims, strict=False))
-        return np.einsum(form, *given, optimize=True)
+    def product(i: int) -> Any:
+        holds, part = groups == i + first, (slice(None),) * place
+        (left, a), (right, b) = (
+            selected(value, term, holds)
+            for value, term in ((x, of_x), (y[(*part, i)] if group in of_y else y, of_y.replace(group, "")))
+        )
+        return np.einsum(f"{a},{b}->{result.replace(group, '')}", left, right, optimize=True)
 
-    if group in types[2].dims:
-        place = types[2].dims.index(group)
-        found = np.stack([of_rows(i) for i in range(shard.shape[place])], place)
-    else:
-        place, found = types[1].dims.index(group), np.zeros(shard.shape, x.dtype)
-        for i in range(y.shape[place]):
-            product = np.einsum(form, x, y[(slice(None),) * place + (i,)], optimize=True)
-            found = np.where(held(i, dims[2]), product, found)
-    return found.astype(numpy_dtype(np, eqn.result.type.dtype))
+    found = [product(i) for i in range(number)]
+    whole = np.stack(found, place) if group in result else sum(found)
+    return whole.astype(numpy_dtype(np, eqn.result.type.dtype))
 
 
 def _grouped_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | None, ...]:
-    """The gradients are grouped dots over the same groups."""
+    """The gradients are grouped dots over the same groups. An operand without some of the rows gets the sum over them."""
     x, y, groups = e.operands
     group = GROUP.of(e.attrs)
+
+    def of_rows(left: Value, right: Value, type: TensorType) -> Value:
+        dims = (*(dim for dim in groups.type.dims if dim not in type.dims), *type.dims)
+        return b.sum_to(b("grouped_dot", left, right, groups, dims=dims, group=group), type.dims)
+
     if group in y.type.dims:
-        dx = b("grouped_dot", g[0], y, groups, dims=x.type.dims, group=group)
-        return dx, b("grouped_dot", x, g[0], groups, dims=y.type.dims, group=group), None
-    dx = b("grouped_dot", y, g[0], groups, dims=x.type.dims, group=group)
-    return dx, b("grouped_dot", x, g[0], groups, dims=y.type.dims, group=group), None
+        dy = b("grouped_dot", x, g[0], groups, dims=y.type.dims, group=group)
+        return of_rows(g[0], y, x.type), dy, None
+    return of_rows(y, g[0], x.type), of_rows(x, g[0], y.type), None
 
 
 def _grouped_flops(eqn: Equation, sizes: Sizes) -> Any:
@@ -219,17 +232,17 @@ def _grouped_flops(eqn: Equation, sizes: Sizes) -> Any:
     layout, group = eqn.layout or {}, GROUP.of(eqn.attrs)
     dims = _all_dims([value.type for value in eqn.operands], eqn.attrs)
     points = reduce(mul, (sizes.dim(dim, layout.get(dim.name, ())) for dim in dims), 1)
-    return points * 2 / sizes.dim(group, ())
+    of_groups = (eqn.operands[1] if group in eqn.operands[1].type.dims else eqn.result).type.dims
+    batches = [dim for dim in eqn.operands[2].type.dims if dim in of_groups]
+    return points * 2 / reduce(mul, (sizes.dim(dim, ()) for dim in (group, *batches)))
 
 
 def _grouped_text(code: Code) -> str:
-    group = GROUP.of(code.eqn.attrs)
-    offset = code.offset(group.name, len(code.eqn.operands[2].type.dims))
+    (*given, result), letter = _grouped_letters(code.eqn)
+    offset = code.offset(GROUP.of(code.eqn.attrs).name, len(given[2]))
     groups = f"{code.args[2]} - {offset}" if offset else code.args[2]
-    dims = code.eqn.result.type.dims if group in code.eqn.result.type.dims else code.eqn.operands[1].type.dims
-    of_result = group in code.eqn.result.type.dims
-    number = f", number={code.sizes[dims.index(group)]}" if of_result else ""
-    return f"grouped_dot({_grouped_terms(code.eqn)}, {code.args[0]}, {code.args[1]}, {groups}{number})"
+    number = f", number={code.sizes[result.index(letter)]}" if letter in result else ""
+    return f'grouped_dot("{",".join(given)}->{result}", "{letter}", {code.args[0]}, {code.args[1]}, {groups}{number})'
 
 
 GROUPED_DOT = OpDef(
@@ -244,14 +257,14 @@ GROUPED_DOT = OpDef(
     gradient=_grouped_gradient,
     flops=_grouped_flops,
     storage="kernel",
-    traits=frozenset(),
+    traits=frozenset({"groups"}),
     evaluate=_grouped_evaluate,
     numpy=_grouped_text,
     jax=_grouped_text,
-    jax_differentiated=None,
+    jax_differentiated=lambda code: f"differentiable_{_grouped_text(code)}",
     logic=None,
     number=None,
-    doc="Dot of rows with the part of their group, or the dots of each group's rows; the numbers of groups do not decrease.",
+    doc="Dot of each row with the part of its group, or the sum of the dots of each group's rows.",
 )
 
 OPS = (EINSUM, GROUPED_DOT)

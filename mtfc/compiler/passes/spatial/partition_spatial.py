@@ -65,11 +65,11 @@ class SpatialPartitioner:
         if rule is None:
             return [eqn]
         build = Builder(names, eqn.span, eqn.stage)
-        blocks = PositionBlocks(build, self._axes, self.mesh.size, defined.get, self.dims)
+        blocks = PositionBlocks(build, self.axes, self.mesh.size, defined.get, self.dims)
         results = rule(blocks, eqn)
         return [eqn] if results is None else _with_results(eqn, build, results)
 
-    def _axes(self, eqn: Equation, dim: Dim) -> Axes:
+    def axes(self, eqn: Equation, dim: Dim) -> Axes:
         """Return the axes that split `dim` in an equation.
 
         There are none if `dim` does not divide evenly, or if another dimension of a tensor there wants one of the axes.

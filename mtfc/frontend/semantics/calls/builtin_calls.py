@@ -187,6 +187,12 @@ BUILTINS: dict[str, Builtin] = {
         result="required",
         build=builtin_equations.einsum,
     ),
+    "grouped_dot": Builtin(
+        usage="grouped_dot(x, w, numbers, groups -> [dims])",
+        arguments=(kinds.tensor, kinds.tensor, kinds.tensor, kinds.dim),
+        result="required",
+        build=builtin_equations.grouped_dot,
+    ),
     **{
         op: Builtin(
             usage=f"{op}(x, over = [dims])",

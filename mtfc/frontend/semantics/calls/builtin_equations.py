@@ -57,6 +57,12 @@ def einsum(expressions: Expressions, site: Site, *operands: Operand, dims: Dims)
     return expressions.emit(site, "einsum", *operands, dims=dims)
 
 
+def grouped_dot(
+    expressions: Expressions, site: Site, x: Operand, y: Operand, numbers: Operand, group: Dim, dims: Dims
+) -> Result:
+    return expressions.emit(site, "grouped_dot", x, y, numbers, dims=dims, group=group)
+
+
 def with_dims(op: str) -> Callable[..., Result]:
     return lambda expressions, site, x, dims: expressions.emit(site, op, x, dims=dims)
 
