@@ -203,3 +203,47 @@ def test_a_parameter_without_gradient_has_no_state() -> None:
     names = {argument.value.name for argument in lowered(source).function("step").arguments}
     assert "layers.u" in names
     assert names == {argument.value.name for argument in whole.arguments}
+
+
+GENERATION = """
+import decoding
+import nn
+dim batch = 4
+dim length = 3
+dim memory = length
+dim vocab = 8
+dim d = 4
+dim heads = 2
+dim d_k = 2
+dim layers = 4
+mesh grid = [stages: 2, data: 2]
+layout piped on grid = { layers: stages, batch: data, pipeline layers: { batch: 2 } }
+model generate(prompt: i32[batch, length], given: i32[batch]) {
+  keys = zeros([layers, batch, heads, memory, d_k])
+  values = zeros([layers, batch, heads, memory, d_k])
+  token = zeros([batch], dtype = i32)
+  scan t = range(length) along length {
+    x = nn.embedding[vocab = vocab, d_model = d](token)
+    repeat layers with k = keys, v = values {
+      a, new_k, new_v = decoding.multi_head_at(nn.layer_norm(x), k, v, t) as multi_head
+      x = x + a
+      yield keys = new_k
+      yield values = new_v
+    }
+    logits = nn.dense_no_bias[d_out = vocab](nn.layer_norm(x))
+    token = where(t < given, gather(prompt, t, length), cast(argmax(logits, over = vocab), i32))
+    yield written = token
+  }
+  return written
+}
+"""
+
+
+def test_a_pipeline_generates_text() -> None:
+    """Each token goes through the stages; keys and values stay on the stage of their layer."""
+    module = load(GENERATION)
+    found = list(
+        exact_cases(module.programs[0], [LayoutOnMesh(e.mesh, e.layout) for e in module.layouts], seed=0)
+    )
+    assert len(found) == 2
+    assert all(each.ok and not each.skipped for each in found)

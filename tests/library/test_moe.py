@@ -135,3 +135,5 @@ def test_small_parameters_travel_in_the_place_of_tokens() -> None:
     found = communication(source, of="forward")
     assert {kind for kind, _, _ in found} == {"all_gather", "all_reduce"}
     assert sum(size for kind, _, size in found if kind == "all_gather") == 2 * 8 * 4
+    rows = source.replace("experts: (a, b)", "experts: (a, b), forms: { groups: rows }")
+    assert "reduce_scatter" in {kind for kind, _, _ in communication(rows, of="forward")}

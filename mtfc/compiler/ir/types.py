@@ -145,16 +145,21 @@ FLOPS_PER_BYTE = 170
 REGIONS = ("never", "time", "memory")
 """The forms of the pass `split-regions`."""
 
+GROUPS = ("cheaper", "rows", "parameters")
+"""The forms of the pass `spread-groups`: what travels where a layout splits rows and groups of a grouped dot alike."""
+
 
 @attrs.frozen
 class Forms:
     """The choices of a layout that say how equations are computed, and change no results.
 
     regions: the form of the pass `split-regions`. flops_per_byte: the balance of the pass `join-dots`; 0 if no dots are joined.
+    groups: the form of the pass `spread-groups`.
     """
 
     regions: str = "never"
     flops_per_byte: int = 0
+    groups: str = "cheaper"
 
     @property
     def entries(self) -> dict[str, str | int]:
@@ -164,6 +169,8 @@ class Forms:
             found["dots"] = "joined"
         if self.flops_per_byte not in (0, FLOPS_PER_BYTE):
             found["flops_per_byte"] = self.flops_per_byte
+        if self.groups != "cheaper":
+            found["groups"] = self.groups
         return found
 
     @classmethod
@@ -173,10 +180,16 @@ class Forms:
             if not _is_form(key, value) or (key == "flops_per_byte" and entries.get("dots") != "joined"):
                 raise ValueError(key)
         balance = entries.get("flops_per_byte", FLOPS_PER_BYTE) if entries.get("dots") == "joined" else 0
-        return cls(str(entries.get("regions", "never")), int(balance))
+        regions, groups = (str(entries.get(key, FORMS[key][0])) for key in ("regions", "groups"))
+        return cls(regions, int(balance), groups)
 
 
-FORMS: Mapping[str, tuple[str, ...]] = {"regions": REGIONS, "dots": ("apart", "joined"), "flops_per_byte": ()}
+FORMS: Mapping[str, tuple[str, ...]] = {
+    "regions": REGIONS,
+    "dots": ("apart", "joined"),
+    "flops_per_byte": (),
+    "groups": GROUPS,
+}
 """The words of each entry of a layout's `forms`; without words it is a number of at least 1."""
 
 

@@ -22,7 +22,7 @@ After this pass no groups of a grouped dot are split, unless rows are split over
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import prod
+from math import inf, prod
 from typing import Any, ClassVar
 
 import attrs
@@ -45,7 +45,10 @@ from mtfc.compiler.passes.spatial.position_blocks import NewDims
 
 @attrs.frozen
 class SpreadGroups(Pass):
-    """rows: rows travel where the parameters of their groups have more than so many times as many elements; 0: always."""
+    """rows: rows travel where the parameters of their groups have more than so many times as many elements; 0: always.
+
+    The entry `groups` of a layout's `forms` decides instead, if it is there.
+    """
 
     name: ClassVar[str] = "spread-groups"
     takes: ClassVar[tuple[Level, ...]] = ("global",)
@@ -57,7 +60,8 @@ class SpreadGroups(Pass):
             return program
         dims = NewDims(program.dims)
         rules = SpatialPartitioner(program.mesh, LayoutRules(program.mesh, program.layout), dims)
-        spread = program.map_functions(lambda each: GroupSpreader(rules, self.rows).function(each))
+        factor = {"rows": 0.0, "parameters": inf}.get(program.layout.forms.groups, self.rows)
+        spread = program.map_functions(lambda each: GroupSpreader(rules, factor).function(each))
         return dims.declared_in(spread)
 
 
@@ -97,7 +101,7 @@ class GroupSpreader:
     """
 
     rules: SpatialPartitioner
-    factor: int
+    factor: float
     defined: dict[Value, Equation] = attrs.field(factory=dict)
     parts: dict[Value, BlockPart] = attrs.field(factory=dict)
     same: dict[Value, Value] = attrs.field(factory=dict)
