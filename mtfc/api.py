@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 import attrs
 
 from mtfc.backends.registry import BACKENDS
-from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.device_graph import Machine
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
@@ -92,7 +92,7 @@ class Compiled:
     the same object.
     """
 
-    machines: Mapping[str, Hardware]
+    machines: Mapping[str, Machine]
     _placed: Program
     _case: LayoutOnMesh
 

@@ -69,6 +69,12 @@ EXAMPLES = (
         "all:2;nodes:2;parts:2",
     ),
     # Mesh-TensorFlow paper, section 8.
+    # The means of embeddings, and three dense layers.
+    Example(
+        "recommender",
+        400_000_000 * 64 + dense(64, 4096) + dense(4096, 4096) + dense(4096, 2),
+        "batch=8 seen=4 things=64 hidden1=16 hidden2=8",
+    ),
     Example("two_layer", 128 * 512 + 512 + 512 * 128, "batch=8 io=8", in_floats=2),
     # SoyBean, section 2.2: 300 x 300 x 5 x 4 bytes = 1.8 MB; section 6.2, figure 8a.
     Example("soybean_mlp", 450_000, "batch=8 units=16", "groups:2;gpus:2"),

@@ -20,11 +20,12 @@ from mtfc.driver.errors import UsageError, reason_of
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import UNDISTRIBUTED, LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.loading.target import check_room, target_of
+from mtfc.driver.loading.target import check_room, machine_of, target_of
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.values import PathOption, file_option
 
 if TYPE_CHECKING:
+    from mtfc.compiler.cost.device_graph import Machine
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.ir.core import Program
     from mtfc.frontend.syntax import ast
@@ -137,7 +138,7 @@ def _placements_page(
     devices = max(each.devices for each in placements)
     fitting = (each for each in selection.hardware.values() if (each.devices or devices) >= devices)
     if target is not None:
-        hardware = target_of(target, selection.hardware, sources)
+        hardware = machine_of(target, selection.hardware, sources)
     else:
         hardware = next(fitting, None) or target_of(DEFAULT_TARGET, {}, sources)
     program = selection.program
@@ -150,7 +151,7 @@ def _placements_page(
 
 
 def _reported_placement(
-    placement: DeclaredPlacement, program: Program, hardware: Hardware, target: str | None
+    placement: DeclaredPlacement, program: Program, hardware: Machine, target: str | None
 ) -> ReportedPlacement:
     """Simulate the step of a placement. Raises `CompileError`."""
     from mtfc.compiler.ir.core import source_file
@@ -202,6 +203,7 @@ def _has_room(hardware: Hardware, case: LayoutOnMesh) -> bool:
 
 def _hardware(target: str | None, selection: Selection, sources: Sources) -> Hardware:
     """Return the machine of the predictions. Raises `CompileError` if a mesh does not fit on the machine that was asked for."""
+    from mtfc.compiler.cost.hardware import Hardware
     from mtfc.driver.searching.search import DEFAULT_TARGET
 
     if target is not None:
@@ -210,7 +212,9 @@ def _hardware(target: str | None, selection: Selection, sources: Sources) -> Har
             check_room(hardware, case.mesh, target)
         return hardware
     fitting = (
-        each for each in selection.hardware.values() if all(_has_room(each, case) for case in selection.cases)
+        each
+        for each in selection.hardware.values()
+        if isinstance(each, Hardware) and all(_has_room(each, case) for case in selection.cases)
     )
     return next(fitting, None) or target_of(DEFAULT_TARGET, {}, sources)
 

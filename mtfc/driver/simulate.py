@@ -12,9 +12,10 @@ from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import select
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.loading.target import check_room, target_of
+from mtfc.driver.loading.target import check_room, machine_of, target_of
 
 if TYPE_CHECKING:
+    from mtfc.compiler.cost.device_graph import Machine
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.ir.core import Program
     from mtfc.compiler.ir.types import Mesh
@@ -62,14 +63,15 @@ def simulate(
     from mtfc.compiler.passes.pipelines import parse_pipeline
 
     selection = select(file, choice, sources, or_placement=True)
-    hardware = target_of(target, selection.hardware, sources)
     if not selection.cases:
+        machine = machine_of(target, selection.hardware, sources)
         (placement,) = selection.placements
         if servers:
             raise UsageError(f"`{placement.name}` is a placement: --parameter-servers takes a layout")
         if place is not None:
             raise UsageError(f"`{placement.name}` is a placement, which says where everything is: no --place")
-        return simulate_placement(placement, selection.program, hardware, target, measured)
+        return simulate_placement(placement, selection.program, machine, target, measured)
+    hardware = target_of(target, selection.hardware, sources)
     if measured:
         raise UsageError("--measured is for the operators of a placement: --layout names one")
     (case,) = selection.cases
@@ -117,17 +119,14 @@ def _order(text: str | None, mesh: Mesh) -> tuple[str, ...]:
 
 
 def simulate_placement(
-    placement: DeclaredPlacement, program: Program, hardware: Hardware, target: str, measured: bool = False
+    placement: DeclaredPlacement, program: Program, hardware: Machine, target: str, measured: bool = False
 ) -> SimulatedPlacement:
     """Simulate a step under a placement, even if memory does not suffice. measured: take the times that `calibrate` has measured.
 
     Raises `CompileError` if operators differ from those of the placement (E317, E319) or devices are missing (E316).
     """
-    from math import inf
-
     from mtfc.compiler.diagnostics import Diagnostics
     from mtfc.compiler.passes.pipelines import run, simplification
-    from mtfc.driver.operator_times import read_times
     from mtfc.driver.searching.compilation_time import timing_compilation
     from mtfc.placements.declarations import strategy_of
     from mtfc.placements.placed_step import placed_step
@@ -135,19 +134,28 @@ def simulate_placement(
     from mtfc.placements.placement_search import placement_space
 
     _check_devices(placement, hardware, target)
-    roomy = attrs.evolve(hardware, device=attrs.evolve(hardware.device, memory=inf))
     simplified = run(program, simplification())
     most = max((len(each.devices) for each in placement.operators), default=1)
-    times = read_times(placement.devices) if measured else None
+    times = _measured_times(hardware, placement.devices) if measured else None
     with doing(f"simulating placement {placement.name}"):
         space, _ = timing_compilation(
-            lambda: placement_space(simplified, roomy, placement.devices, most, times)
+            lambda: placement_space(simplified, hardware, placement.devices, most, times, is_limited=False)
         )
         found = space.evaluator.full(strategy_of(placement, space.graph, Diagnostics()))
     if times is not None:
         _check_measured(times)
     step = placed_step(space.evaluator.tasks, found)
     return SimulatedPlacement(program.name, placement.name, hardware, space, found, step)
+
+
+def _measured_times(machine: Machine, devices: int) -> MeasuredTimes:
+    """Return the times that `mtfc calibrate` measured here. Raises `UsageError` for a device graph."""
+    from mtfc.compiler.cost.device_graph import DeviceGraph
+    from mtfc.driver.operator_times import read_times
+
+    if isinstance(machine, DeviceGraph):
+        raise UsageError(f"--measured takes times of equal devices, and those of {machine.name} have kinds")
+    return read_times(devices)
 
 
 def _check_measured(times: MeasuredTimes) -> None:
@@ -160,20 +168,24 @@ def _check_measured(times: MeasuredTimes) -> None:
         )
 
 
-def _check_devices(placement: DeclaredPlacement, hardware: Hardware, target: str) -> None:
+def _check_devices(placement: DeclaredPlacement, hardware: Machine, target: str) -> None:
     """Raise `CompileError` (E316) if the hardware has fewer devices than the placement."""
+    from mtfc.compiler.cost.device_graph import MOST_PLACED
     from mtfc.frontend.hardware_targets import raise_no_room
 
     has = hardware.devices
+    if placement.devices > MOST_PLACED:
+        message = f"placement `{placement.name}` is on {placement.devices:,} devices"
+        raise_no_room(target, message, f"placements are simulated on {MOST_PLACED:,} devices at most")
     if has is not None and placement.devices > has:
         room = f"`{hardware.name}` has {has} device{'s'[: has - 1]}"
         message = f"placement `{placement.name}` is on {placement.devices} devices, and {room}"
         raise_no_room(target, message, "choose larger hardware, or search for a placement on fewer devices")
 
 
-def machines(file: str | None, choice: Choice, sources: Sources) -> dict[str, Hardware]:
+def machines(file: str | None, choice: Choice, sources: Sources) -> dict[str, Machine]:
     """Return the machines that a target can name: those of the file, if any, and those of the library."""
-    from mtfc.frontend.hardware_targets import find_hardware, library_machines
+    from mtfc.frontend.hardware_targets import find_machine, library_machines
 
     declared = {} if file is None else select(file, choice, sources, or_placement=True).hardware
-    return {name: find_hardware(name, declared) for name in dict.fromkeys((*declared, *library_machines()))}
+    return {name: find_machine(name, declared) for name in dict.fromkeys((*declared, *library_machines()))}

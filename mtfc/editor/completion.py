@@ -22,6 +22,7 @@ from lsprotocol.types import (
     SignatureInformation,
 )
 
+from mtfc.compiler.cost.device_graph import GRAPH_KINDS
 from mtfc.compiler.cost.hardware import KINDS
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.training import BUILT_IN
@@ -33,6 +34,7 @@ from mtfc.editor.declarations import OPTIMIZERS, Declarations, Project
 from mtfc.editor.names import Body, names_of_body
 from mtfc.editor.signatures import CallSignature
 from mtfc.frontend.hardware.declarations import DEVICE, LINK, SCRATCHPAD
+from mtfc.frontend.hardware.device_graphs import LINK as GRAPH_LINK
 from mtfc.frontend.layouts.allowed_warnings import OF_LAYOUTS
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
 from mtfc.frontend.semantics.names import standard_library
@@ -240,16 +242,21 @@ class Completion:
         table: Iterable[str] = ("device", "link")
         if inner == "device":
             table = DEVICE
+        elif words[-3:-2] == ["device"]:
+            table = ("count", "role", *DEVICE)
         elif inner == "scratchpad":
             table = SCRATCHPAD
         elif inner in ("flops", "collectives"):
             table = WRITTEN_BYTES if inner == "flops" else ()
         elif "link" in words:
-            table = LINK
+            table = dict.fromkeys((*LINK, *GRAPH_LINK))
         yield from (_item(word, CompletionItemKind.Property, "figure of hardware") for word in table)
 
     def link_kinds(self) -> Items:
-        yield from (_item(word, CompletionItemKind.EnumMember, "kind of link") for word in KINDS)
+        yield from (
+            _item(word, CompletionItemKind.EnumMember, "kind of link")
+            for word in dict.fromkeys((*KINDS, *GRAPH_KINDS))
+        )
 
     def generics(self) -> Items:
         for each in self._signatures(self.bracket):

@@ -20,8 +20,8 @@ from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
 
 SymbolKind = Literal[
-    "module", "dimension", "mesh", "axis", "layout", "placement", "hardware", "link", "model", "function",
-    "optimizer", "argument", "parameter", "state", "value", "scope",
+    "module", "dimension", "mesh", "axis", "layout", "placement", "hardware", "device", "link", "model",
+    "function", "optimizer", "argument", "parameter", "state", "value", "scope",
 ]  # fmt: skip
 
 OPTIMIZERS = "optimizers"

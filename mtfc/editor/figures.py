@@ -102,11 +102,13 @@ def case_figures(
 def figures_of(
     selection: Selection, case: LayoutOnMesh, target: str | None, sources: Sources, is_declared: bool
 ) -> CaseFigures:
+    from mtfc.compiler.cost.hardware import Hardware
     from mtfc.driver.loading.target import check_room, target_of
     from mtfc.driver.simulate import simulate_layout
     from mtfc.reports.step_report import fits
 
-    declared = next(iter(selection.hardware), DEFAULT_TARGET)
+    equal = (name for name, each in selection.hardware.items() if isinstance(each, Hardware))
+    declared = next(equal, DEFAULT_TARGET)
     hardware = target_of(target or declared, selection.hardware, sources)
     program = case.lower(selection.program)
     simulated = simulate_layout(program, hardware)

@@ -160,12 +160,7 @@ class _Resolver:
                 yield from self._placement(decl)
             case ast.HardwareDecl():
                 yield from self._of(decl.name, self.file.hardware, "declared")
-                for link in decl.links:
-                    yield Occurrence(
-                        link.name.span,
-                        DeclaredSymbol(link.name.text, link.name.span, "link", link),
-                        "declared",
-                    )
+                yield from self._hardware(decl)
             case ast.TrainDecl():
                 yield from self._train(decl)
             case ast.ModelDecl():
@@ -238,9 +233,33 @@ class _Resolver:
             found = list(self._value_path(name, self._models()))
         yield from found
 
+    def _hardware(self, decl: ast.HardwareDecl) -> Iterator[Occurrence]:
+        names = _devices_and_links(decl)
+        entries: tuple[ast.DeviceDecl | ast.LinkDecl, ...] = (*decl.devices, *decl.links)
+        for each in entries:
+            yield from self._of(each.name, names, "declared")
+            for figure in each.figures:
+                if isinstance(figure.value, ast.DeviceList):
+                    yield from self._device_names(figure.value.devices, names)
+
+    def _device_names(
+        self, nodes: Iterable[ast.Node], names: Mapping[str, DeclaredSymbol]
+    ) -> Iterator[Occurrence]:
+        for node in nodes:
+            name = node.kind if isinstance(node, ast.DevicesOfKind) else node
+            if isinstance(name, ast.Name):
+                yield from self._of(name, names)
+
     def _placement(self, decl: ast.PlacementDecl) -> Iterator[Occurrence]:
         yield from self._of(decl.name, self.file.placements, "declared")
-        yield from self._dims_in(decl.devices, NO_BODY)
+        machine = self.file.hardware.get(decl.devices.text) if isinstance(decl.devices, ast.Name) else None
+        if machine is not None and isinstance(decl.devices, ast.Name):
+            yield from self._of(decl.devices, self.file.hardware)
+            names = _devices_and_links(machine.node) if isinstance(machine.node, ast.HardwareDecl) else {}
+            for each in decl.operators:
+                yield from self._device_names(each.devices, names)
+        else:
+            yield from self._dims_in(decl.devices, NO_BODY)
         for each in decl.operators:
             yield from self._value_path(each.path, self._models())
             for degree in each.degrees:
@@ -532,3 +551,13 @@ def _scope(decl: Body, name: str) -> DeclaredSymbol | None:
 
 def _last(found: Iterable[Occurrence]) -> list[Occurrence]:
     return list(found)[-1:]
+
+
+def _devices_and_links(decl: ast.HardwareDecl) -> dict[str, DeclaredSymbol]:
+    """Return the devices and links of a machine, the first one of each name."""
+    found: dict[str, DeclaredSymbol] = {}
+    entries: tuple[ast.DeviceDecl | ast.LinkDecl, ...] = (*decl.devices, *decl.links)
+    for each in entries:
+        kind: SymbolKind = "link" if isinstance(each, ast.LinkDecl) else "device"
+        found.setdefault(each.name.text, DeclaredSymbol(each.name.text, each.name.span, kind, each))
+    return found

@@ -132,6 +132,7 @@ TYPES: Mapping[str, SemanticTokenTypes] = {
     "layout": SemanticTokenTypes.Interface,
     "placement": SemanticTokenTypes.Interface,
     "hardware": SemanticTokenTypes.Struct,
+    "device": SemanticTokenTypes.Property,
     "link": SemanticTokenTypes.Property,
     "model": SemanticTokenTypes.Class,
     "function": SemanticTokenTypes.Function,

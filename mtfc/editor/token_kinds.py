@@ -24,9 +24,9 @@ TokenKind = Literal[
 
 CONSTANTS = ("true", "false")
 
-LEADING = ("import", "dim", "mesh", "layout", "placement", "hardware", "link", "model", "fn", "optimizer", "train",
-           "param", "state", "update", "watch", "repeat", "scan", "return", "yield", "minimize", "report", "frozen",
-           "value", "pipeline", "part", "allow")  # fmt: skip
+LEADING = ("import", "dim", "mesh", "layout", "placement", "hardware", "device", "link", "model", "fn", "optimizer",
+           "train", "param", "state", "update", "watch", "repeat", "scan", "return", "yield", "minimize", "report",
+           "frozen", "value", "pipeline", "part", "allow")  # fmt: skip
 """Keywords that begin a declaration, a statement or an entry."""
 
 JOINING = ("on", "for", "with", "along", "checkpoint", "sharing", "while")
@@ -40,6 +40,7 @@ FUNCTIONS = tuple(dict.fromkeys((*BUILTINS, *DISTRIBUTIONS)))
 KINDS_OF_TOKENS: dict[str, TokenKind] = {
     COMMENT: "comment",
     "NUMBER": "number",
+    "RANGE": "number",
     "PATTERN": "string",
     "OPERATOR": "operator",
     "STAR": "operator",

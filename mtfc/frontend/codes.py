@@ -73,6 +73,8 @@ CODES = {
     "E330": "a part of a layout that does not exist, or lies in a loop",
     "E331": "two parts with one mesh or one name",
     "E332": "a rule that a layout of several meshes cannot have",
+    "E340": "a layout on a machine that is not uniform",
+    "E341": "devices of a machine that no links connect",
     "E401": "a loss or reported value that the model does not return",
     "E402": "a loss that is not a scalar",
     "E403": "a loss that is not floating-point",

@@ -29,7 +29,7 @@ from mtfc.frontend.semantics.uncalled_functions import as_function, check_uncall
 from mtfc.frontend.syntax import ast
 
 if TYPE_CHECKING:
-    from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.compiler.cost.device_graph import Machine
     from mtfc.placements.declarations import DeclaredPlacement
 
 
@@ -47,7 +47,7 @@ class Module:
     layouts: tuple[DeclaredLayout, ...]
     divided: tuple[DividedLayout, ...]
     programs: tuple[Program, ...]
-    hardware: dict[str, Hardware]
+    hardware: dict[str, Machine]
     placements: tuple[DeclaredPlacement, ...]
     unused: frozenset[str]
 
@@ -100,7 +100,7 @@ def elaborate(
         divided,
         tuple(each.program for each in _chosen(trained, model, scope)),
         {name: each for name, each in hardware.items() if each is not None},
-        _placements(file, scope),
+        _placements(file, hardware, scope),
         frozenset(scope.reports.dropped),
     )
 
@@ -117,24 +117,26 @@ def _advice(file: ast.File, scope: Scope) -> Iterator[Diagnostic]:
         yield from unrolled_layers(decl)
 
 
-def _hardware(file: ast.File, scope: Scope) -> dict[str, Hardware | None]:
+def _hardware(file: ast.File, scope: Scope) -> dict[str, Machine | None]:
     """Return the machines that a file declares; import their checks only if the file has some."""
     decls = declarations_of(file, ast.HardwareDecl)
     if not decls:
         return {}
-    from mtfc.frontend.hardware.declarations import declare_hardware
+    from mtfc.frontend.hardware.device_graphs import declare_hardware
 
     return declare_hardware(decls, scope)
 
 
-def _placements(file: ast.File, scope: Scope) -> tuple[DeclaredPlacement, ...]:
+def _placements(
+    file: ast.File, machines: Mapping[str, Machine | None], scope: Scope
+) -> tuple[DeclaredPlacement, ...]:
     """Return the placements that a file declares; import their checks, which need NumPy, only if the file has some."""
     decls = declarations_of(file, ast.PlacementDecl)
     if not decls:
         return ()
     from mtfc.placements.declarations import declare_placements
 
-    return declare_placements(decls, scope)
+    return declare_placements(decls, machines, scope)
 
 
 def _models(file: ast.File, scope: Scope) -> dict[str, Model]:

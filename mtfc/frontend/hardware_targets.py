@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from mtfc.compiler.cost.device_graph import DeviceGraph, Machine
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import CompileError, Diagnostics, Label, Span
 from mtfc.frontend.elaborate import elaborate
@@ -25,24 +26,85 @@ def library_machines() -> tuple[str, ...]:
 
 def is_path(target: str) -> bool:
     """Return True if a target is the path of a file, and not a name."""
-    return Path(target).suffix == ".mtf"
+    return Path(split_target(target)[0]).suffix == ".mtf"
 
 
-def find_hardware(target: str, declared: Mapping[str, Hardware]) -> Hardware:
-    """Return the hardware of this name, declared in the file or else in the library. Raises `CompileError` (E313)."""
-    name = target.strip()
+def split_target(target: str) -> tuple[str, str | None]:
+    """Return the machine or the file of a target, and the part of the machine: `box:gpu`, `box.mtf:gpu`."""
+    machine, colon, part = target.strip().rpartition(":")
+    return (machine, part) if colon and "/" not in part and "\\" not in part else (target.strip(), None)
+
+
+def find_hardware(target: str, declared: Mapping[str, Machine]) -> Hardware:
+    """Return equal devices with nested links: a machine, or a part of one. Raises `CompileError` (E313, E340)."""
+    name, part = split_target(target)
+    return part_of(find_machine(name, declared), part, target)
+
+
+def find_part(target: str, declared: Mapping[str, Machine]) -> Machine:
+    """Return a machine, whole as it is, or a part of it as equal devices. Raises `CompileError` (E313, E340)."""
+    name, part = split_target(target)
+    machine = find_machine(name, declared)
+    return machine if part is None else part_of(machine, part, target)
+
+
+def find_machine(name: str, declared: Mapping[str, Machine]) -> Machine:
+    """Return the machine of this name, declared in the file or else in the library. Raises `CompileError` (E313)."""
     if name in declared:
         return declared[name]
     if name in library_machines():
-        return hardware_in_file((HARDWARE / f"{name}.mtf").read_text("utf-8"), f"{SHOWN}hardware/{name}.mtf")
+        return machine_in_file((HARDWARE / f"{name}.mtf").read_text("utf-8"), f"{SHOWN}hardware/{name}.mtf")
     scope = Scope(Diagnostics())
     known = [*declared, *library_machines()]
     help = f"one of: {', '.join(known)}; or a file that declares one: `--target box.mtf`"
-    scope.unknown("E313", f"unknown hardware `{name}`", ast.Name(_whole(target), name), known, help)
+    scope.unknown("E313", f"unknown hardware `{name}`", ast.Name(_whole(name), name), known, help)
+    raise CompileError(scope.diagnostics)
+
+
+def part_of(machine: Machine, part: str | None, target: str) -> Hardware:
+    """Return a machine, or a part of it, as equal devices with nested links. Raises `CompileError` (E313, E340)."""
+    if isinstance(machine, DeviceGraph):
+        return _uniform(machine, part, target)
+    if part is not None:
+        scope = Scope(Diagnostics())
+        message = f"`{machine.name}` has one kind of device and nested links, and no part `{part}`"
+        scope.error("E313", message, _whole(target), help="leave the part out")
+        raise CompileError(scope.diagnostics)
+    return machine
+
+
+def _uniform(graph: DeviceGraph, part: str | None, target: str) -> Hardware:
+    from mtfc.compiler.cost.tables.graph_routes import UniformParts
+
+    parts, scope, name = UniformParts.of(graph), Scope(Diagnostics()), split_target(target)[0]
+    found = parts.hardware(part)
+    if found is not None:
+        return found
+    sizes, known = parts.sizes(), dict(graph.parts())
+    listed = f"uniform parts: {', '.join(f'`{each}` ({size})' for each, size in sizes.items())}"
+    if part is not None and part not in known:
+        message = f"`{graph.name}` has no part `{part}`"
+        scope.unknown("E313", message, ast.Name(_whole(target), part), known, listed)
+        raise CompileError(scope.diagnostics)
+    what = f"the part `{part}` of `{graph.name}`" if part is not None else f"`{graph.name}`"
+    why = (
+        "links that do not nest"
+        if part is not None or len(graph.kinds) == 1
+        else f"devices of several kinds ({graph.summary})"
+    )
+    message = f"a layout needs equal devices with nested links, and {what} has {why}"
+    help = f"take a placement, or a uniform part of the machine: `{name}:{next(iter(sizes))}`; {listed}"
+    scope.error("E340", message, _whole(target), help=help)
     raise CompileError(scope.diagnostics)
 
 
 def hardware_in_file(text: str, file: str) -> Hardware:
+    """Return the only hardware that a file declares, as equal devices. Raises `CompileError` (E313, E340)."""
+    machine = machine_in_file(text, file)
+    return part_of(machine, None, machine.name)
+
+
+def machine_in_file(text: str, file: str) -> Machine:
     """Return the only hardware that a file declares. Raises `CompileError` (E313)."""
     diagnostics = Diagnostics()
     module = elaborate(parse(text, file, diagnostics), diagnostics)

@@ -6,14 +6,21 @@ must exist, and be splittable as declared.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 import attrs
 
+from mtfc.compiler.cost.device_graph import DeviceGraph, Machine
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span
 from mtfc.compiler.ir.types import Dim
-from mtfc.frontend.semantics.names.constants import integer
+from mtfc.frontend.semantics.names.device_names import (
+    devices_of_kind,
+    kinds_in,
+    numbers_in,
+    whole_number,
+    written_devices,
+)
 from mtfc.frontend.semantics.names.scope import Reports, Scope, count
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.format import format_source
@@ -43,7 +50,7 @@ class PlacedOperator:
 
 @attrs.frozen
 class DeclaredPlacement:
-    """A placement on a number of devices. An operator without an entry is whole, on device 0."""
+    """A placement on a number of devices, or on those of a machine. An operator without an entry is whole, on device 0."""
 
     name: str
     devices: int
@@ -51,31 +58,60 @@ class DeclaredPlacement:
     span: Span
 
 
-def declare_placements(decls: Iterable[ast.PlacementDecl], scope: Scope) -> tuple[DeclaredPlacement, ...]:
-    """Return the placements whose declarations have no error."""
+def declare_placements(
+    decls: Iterable[ast.PlacementDecl], machines: Mapping[str, Machine | None], scope: Scope
+) -> tuple[DeclaredPlacement, ...]:
+    """Return the placements whose declarations have no error. machines: those that the file declares, or None for an error."""
     places: dict[str, Span] = {}
     decls = [decl for decl in decls if scope.declare("placement", decl.name, places)]
-    found = (_placement(decl, scope) for decl in decls)
+    found = (_placement(decl, machines, scope) for decl in decls)
     return tuple(each for each in found if each is not None)
 
 
-def _placement(decl: ast.PlacementDecl, scope: Scope) -> DeclaredPlacement | None:
-    devices = _integer(decl.devices, scope)
+def _placement(
+    decl: ast.PlacementDecl, machines: Mapping[str, Machine | None], scope: Scope
+) -> DeclaredPlacement | None:
+    name = decl.devices.text if isinstance(decl.devices, ast.Name) else None
+    machine = machines.get(name) if name is not None else None
+    if name in machines and machine is None:
+        return None
+    devices = machine.devices if machine is not None else whole_number(decl.devices, scope)
     if devices is None:
+        if machine is not None:
+            message = f"`{machine.name}` has room for any number of devices: say how many"
+            scope.error("E318", message, decl.devices.span)
         return None
     if devices < 1:
         scope.error(
             "E318", f"a placement on {devices} devices", decl.devices.span, help="there is 1 at least"
         )
         return None
-    good = _operators(decl.operators, devices, scope, is_asked=False)
+    kinds = kinds_in(machine) if isinstance(machine, DeviceGraph) else {}
+    good = _operators(decl.operators, DeviceNames(devices, kinds), scope, is_asked=False)
     if len(good) < len(decl.operators):
         return None
     return DeclaredPlacement(decl.name.text, devices, good, decl.name.span)
 
 
+@attrs.frozen
+class DeviceNames:
+    """The devices that a placement can name: by number, and by kind, of which the first device and the count are known."""
+
+    count: int
+    kinds: Mapping[str, tuple[int, int]]
+
+    def numbers(self, node: ast.DeviceSet, scope: Scope) -> tuple[int, ...] | None:
+        """Return the devices that an entry of a list names; None, and an error, if there are none."""
+        if isinstance(node, ast.DevicesOfKind):
+            return devices_of_kind(node, self.kinds, "E318", scope)
+        if isinstance(node, ast.Name) and node.text in self.kinds:
+            first, count = self.kinds[node.text]
+            return tuple(range(first, first + count))
+        return numbers_in([node], self.count, "device", "E318", scope)
+
+
 def _operators(
-    nodes: Sequence[ast.OperatorPlacement], devices: int, scope: Scope, is_asked: bool
+    nodes: Sequence[ast.OperatorPlacement], devices: DeviceNames, scope: Scope, is_asked: bool
 ) -> tuple[PlacedOperator, ...]:
     """Return the entries that have no error; with `is_asked`, entries need no devices."""
     places: dict[str, Span] = {}
@@ -83,28 +119,20 @@ def _operators(
     return tuple(each for each in found if each is not None)
 
 
-def _integer(node: ast.Expr, scope: Scope) -> int | None:
-    def lookup(name: ast.DimName) -> int | None:
-        dim = scope.dim(name)
-        return dim.size if dim else None
-
-    return integer(node, lookup, scope)
-
-
 def _placed(
-    node: ast.OperatorPlacement, devices: int, places: dict[str, Span], scope: Scope, is_asked: bool
+    node: ast.OperatorPlacement, devices: DeviceNames, places: dict[str, Span], scope: Scope, is_asked: bool
 ) -> PlacedOperator | None:
-    indices = [_integer(each, scope) for each in node.indices]
+    indices = [whole_number(each, scope) for each in node.indices]
     name = node.path.text + (f"[{', '.join(map(str, indices))}]" if indices else "")
     if name in places:
         scope.error("E309", f"`{name}` is placed twice", node.span, [Label(places[name], "first here")])
         return None
     places[name] = node.path.span
     degrees = [_degree(each, scope) for each in node.degrees]
-    numbers = [_device(each, devices, scope) for each in node.devices]
+    numbers = [devices.numbers(each, scope) for each in node.devices]
     split = tuple(each for each in degrees if each is not None)
-    there = tuple(each for each in numbers if each is not None)
-    if None in indices or len(split) < len(degrees) or len(there) < len(numbers):
+    there = tuple(device for each in numbers if each is not None for device in each)
+    if None in indices or len(split) < len(degrees) or None in numbers:
         return None
     parts = prod(degree for _, degree in split)
     if parts != len(there) and not (is_asked and not there):
@@ -119,7 +147,7 @@ def _placed(
 
 
 def _degree(node: ast.Degree, scope: Scope) -> tuple[Dim, int] | None:
-    dim, parts = scope.dim(node.dim, "E303"), _integer(node.parts, scope)
+    dim, parts = scope.dim(node.dim, "E303"), whole_number(node.parts, scope)
     if dim is None or parts is None:
         return None
     if parts < 1 or dim.size % parts:
@@ -127,15 +155,6 @@ def _degree(node: ast.Degree, scope: Scope) -> tuple[Dim, int] | None:
         scope.error("E319", message, node.span, [Label(scope.place(node.dim), "declared here")])
         return None
     return dim, parts
-
-
-def _device(node: ast.Expr, devices: int, scope: Scope) -> int | None:
-    found = _integer(node, scope)
-    if found is not None and not 0 <= found < devices:
-        message = f"there is no device {found}: they are numbered from 0 to {devices - 1}"
-        scope.error("E318", message, node.span)
-        return None
-    return found
 
 
 def strategy_of(placement: DeclaredPlacement, graph: OperatorGraph, diagnostics: Diagnostics) -> Strategy:
@@ -153,9 +172,9 @@ def strategy_of(placement: DeclaredPlacement, graph: OperatorGraph, diagnostics:
 
 
 def asked_configurations(
-    text: str, devices: int, graph: OperatorGraph, file: Scope
+    text: str, devices: int, graph: OperatorGraph, file: Scope, machine: Machine | None = None
 ) -> dict[int, Configuration]:
-    """Return the configurations that `--why-not` asks about, by the number of the operator.
+    """Return the configurations that `--why-not` asks about, by the number of the operator. machine: has the names of devices.
 
     A configuration without devices stands for all configurations with its degrees. Raises `CompileError`; its spans are in a
     file `<--why-not>` that holds `text`.
@@ -165,7 +184,8 @@ def asked_configurations(
     decl = parse_option(prefix, text, "{}", "<--why-not>", ast.PlacementDecl, scope.diagnostics)
     known = {operator.name: (number, operator) for number, operator in enumerate(graph.operators)}
     found = {}
-    for each in _operators(decl.operators, devices, scope, is_asked=True):
+    kinds = kinds_in(machine) if isinstance(machine, DeviceGraph) else {}
+    for each in _operators(decl.operators, DeviceNames(devices, kinds), scope, is_asked=True):
         parts = prod(degree for _, degree in each.degrees)
         if each.name not in known:
             _unknown(each, scope, known)
@@ -214,15 +234,20 @@ def _renumbered(parts: OperatorParts, written: tuple[tuple[str, int], ...]) -> I
         yield number
 
 
-def placement_text(name: str, devices: int, graph: OperatorGraph, chosen: Strategy) -> str:
-    """Return the declaration of a strategy, in canonical form."""
-    lines = [f"placement {name} on {devices} = {{"]
-    lines += [entry_text(operator, each) for operator, each in zip(graph.operators, chosen, strict=True)]
+def placement_text(
+    name: str, devices: int, graph: OperatorGraph, chosen: Strategy, machine: Machine | None = None
+) -> str:
+    """Return the declaration of a strategy, in canonical form. machine: a device graph that the file declares, if any."""
+    named = machine if isinstance(machine, DeviceGraph) and machine.devices == devices else None
+    lines = [f"placement {name} on {devices if named is None else named.name} = {{"]
+    operators = zip(graph.operators, chosen, strict=True)
+    lines += [entry_text(operator, each, named) for operator, each in operators]
     return format_source("\n".join([*lines, "}"]) + "\n")
 
 
-def entry_text(operator: Operator, chosen: Configuration) -> str:
-    """Return the entry of an operator in a placement."""
+def entry_text(operator: Operator, chosen: Configuration, machine: DeviceGraph | None = None) -> str:
+    """Return the entry of an operator in a placement, with the names of devices if they have some."""
     degrees = ", ".join(f"{dim}: {degree}" for dim, degree in chosen.degrees)
-    where = f" on [{', '.join(map(str, chosen.devices))}]" if chosen.devices else ""
+    devices = map(str, chosen.devices) if machine is None else written_devices(chosen.devices, machine)
+    where = f" on [{', '.join(devices)}]" if chosen.devices else ""
     return f"{operator.name}: {f'{{ {degrees} }}' if degrees else '{}'}{where}"

@@ -109,7 +109,9 @@ class McmcSearch:
         self.samples = [samples_of(graph, operator) for operator in graph.operators]
         sizes = {dim.size for dim in self.samples if dim is not None}
         self.lists = {
-            n: lists for n, lists in choices[0].lists.items() if any(size % n == 0 for size in sizes or {1})
+            n: lists
+            for n, lists in choices[0].lists.items()
+            if lists and any(size % n == 0 for size in sizes or {1})
         }
 
     def run(self, starts: Sequence[EvaluatedStrategy], budget: SearchBudget) -> McmcResult:
@@ -188,7 +190,7 @@ class McmcSearch:
             proposed = self._changed(current, self.propose(), self._limit(current, start))
             if proposed.seconds == inf and current.seconds < inf:
                 continue
-            if proposed.seconds < inf or proposed.memory.max() < current.memory.max():
+            if proposed.seconds < inf or proposed.excess < current.excess:
                 current = proposed
             if current.seconds < best.seconds:
                 best, improved, since = self._keep(current), number, time.perf_counter()

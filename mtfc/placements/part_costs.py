@@ -87,7 +87,7 @@ class PartTimes(Protocol):
 
 
 class StepForms:
-    """The forms of the steps of a graph on a device. Each form is added when it is first asked for.
+    """The forms of the steps of a graph on each kind of device. Each form is added when it is first asked for.
 
     times: measured times of parts, which come before those of the roofline.
     """
@@ -95,16 +95,18 @@ class StepForms:
     def __init__(
         self,
         flow: CotangentFlow,
-        device: Device,
+        devices: Sequence[Device],
         choices: Sequence[OperatorConfigurations],
         times: PartTimes | None = None,
     ) -> None:
-        self.flow, self.device, self.times = flow, device, times
-        self._forms, self._seconds = _Rows(3, np.int64), _Rows(2, np.float64)
+        self.flow, self.devices, self.times = flow, tuple(devices), times
+        self._forms, self._seconds = _Rows(2 + len(devices), np.int64), _Rows(2 * len(devices), np.float64)
         self._tables, self._pool = _Rows(4, np.int64), _Rows(1, np.int64)
         self._numbers: dict[tuple[int, Degrees], int] = {}
         self.formulas = {
-            (flow.signatures[step], each.operator.dims): StepFormulas(flow, device, each, step)
+            (flow.signatures[step], each.operator.dims): [
+                StepFormulas(flow, device, each, step) for device in self.devices
+            ]
             for each in dict.fromkeys(choices)
             for step in each.operator.steps
         }
@@ -120,7 +122,7 @@ class StepForms:
         return self._numbers[key]
 
     def _compile(self) -> None:
-        for each in islice(self.formulas.values(), 1):
+        for each in chain.from_iterable(islice(self.formulas.values(), 1)):
             piece_tables(each.shape, each.degrees(()), 0)
             template = each.template(())
             if template is not None:
@@ -133,19 +135,14 @@ class StepForms:
     def _add(self, step: OperatorStep, degrees: Degrees) -> int:
         operator = self.flow.graph.operator_of[step]
         formulas = self.formulas[self.flow.signatures[step], operator.dims]
-        sizes, template = formulas.degrees(degrees), formulas.template(degrees)
-        if template is not None:
-            forward, backward, kept = evaluate_template(template, sizes)
-        else:
-            parts = OperatorParts(operator, degrees)
-            forward, backward, kept = part_cost(self.flow, self.device, step, parts)
+        costs = [each.cost(degrees) for each in formulas]
         measured = self.times and self.times.seconds(self.flow, step, OperatorParts(operator, degrees))
-        forward, backward = measured or (forward, backward)
-        tables, numbers = piece_tables(formulas.shape, sizes, self._pool.count)
+        seconds = [measured or (forward, backward) for forward, backward, _ in costs]
+        tables, numbers = piece_tables(formulas[0].shape, formulas[0].degrees(degrees), self._pool.count)
         self._pool.extend(numbers.reshape(-1, 1))
-        self._seconds.extend([[forward, backward]])
+        self._seconds.extend([[each for both in seconds for each in both]])
         count = prod(degree for _, degree in degrees)
-        return self._forms.extend([[count, kept, self._tables.extend(tables)]])
+        return self._forms.extend([[count, self._tables.extend(tables), *(kept for _, _, kept in costs)]])
 
 
 class _Rows:
@@ -369,6 +366,14 @@ class StepFormulas:
         """Return the degrees of all dimensions of the operator."""
         of = dict(degrees)
         return np.array([of.get(dim.name, 1) for dim in self.operator.dims], np.int64)
+
+    def cost(self, degrees: Degrees) -> tuple[float, float, int]:
+        """Return the seconds of both passes of a part, and the bytes that it keeps."""
+        template = self.template(degrees)
+        if template is not None:
+            found: tuple[float, float, int] = evaluate_template(template, self.degrees(degrees))
+            return found
+        return part_cost(self.flow, self.device, self.step, OperatorParts(self.operator, degrees))
 
     def template(self, degrees: Sequence[Degree]) -> CostTemplate | None:
         """Return the template for some degrees, or None. Degrees with the same cuts share a template."""

@@ -3,15 +3,16 @@
 Time is attributed along one longest path through the timeline. Each task on it starts when the task before it ends, which it
 needs or which precedes it on its device. So the path takes as long as the step. A task counts as compute on a device, as
 exposed communication on a port. A transfer counts for the operator that receives it, or that returns it in the backward pass;
-gradients of shared parameters count for the first user. Memory is that of the device that holds the most.
+gradients of shared parameters count for the first user. Memory is that of the device whose memory is the fullest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
+from mtfc.compiler.cost.device_graph import DeviceGraph
 from mtfc.compiler.cost.device_models import fusion_of
 from mtfc.compiler.cost.effects.roofline import work_in
 from mtfc.compiler.cost.hardware import Device
@@ -58,7 +59,7 @@ class Attribution:
 def attributions(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[int | None, Attribution]:
     """Attribute a step to operators, by number; None stands for the norm of all gradients. Requires a known timeline."""
     graph, total = found.base.graph, dict[int | None, Attribution]()
-    device = int(found.memory.argmax())
+    device = fullest(tasks, found)
     seconds = [[0.0, 0.0] for _ in tasks.names]
     for task in longest_path(found.base):
         block = int(graph.offsets.searchsorted(task, side="right")) - 1
@@ -69,6 +70,11 @@ def attributions(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[int | N
         operator = operator_of(name, tasks)
         total[operator] = total.get(operator, Attribution()) + Attribution(compute, exposed, *size)
     return total
+
+
+def fullest(tasks: StrategyTasks, found: EvaluatedStrategy) -> int:
+    """Return the device whose memory is the fullest."""
+    return int((found.memory / tasks.room).argmax())
 
 
 def span_of(operator: Operator) -> Span | None:
@@ -130,15 +136,16 @@ class PlacedStep:
     """The time, bytes and memory of a step.
 
     seconds: of the step. lines: attribution by source line, which adds up to the step. computing, device_memory [device]: seconds
-    of compute, and bytes. memory: kinds of bytes on the device that holds the most. communicating: seconds in which anything
-    is sent. busy: for each lane, the seconds of its busiest port. ideal: seconds of the FLOPs at peak rates, shared equally
-    by all devices.
+    of compute, and bytes. fullest: the device whose memory is the fullest, and memory: the kinds of its bytes. communicating:
+    seconds in which anything is sent. busy: for each lane, the seconds of its busiest port. ideal: seconds of the FLOPs if all
+    devices compute at their peak rates.
     """
 
     seconds: float
     lines: Mapping[Span | None, Attribution]
     computing: Array
     device_memory: Array
+    fullest: int
     memory: Mapping[str, int]
     communicating: float
     busy: Mapping[str, float]
@@ -168,6 +175,7 @@ def placed_step(tasks: StrategyTasks, found: EvaluatedStrategy) -> PlacedStep:
         lines=_lines(tasks, found),
         computing=working[:count],
         device_memory=found.memory,
+        fullest=fullest(tasks, found),
         memory=_memory(tasks, found),
         communicating=_covered(end[is_sent] - graph.seconds[is_sent], end[is_sent]),
         busy={lane: seconds for lane, seconds in busy.items() if seconds},
@@ -185,7 +193,7 @@ def _lines(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[Span | None, 
 
 def _memory(tasks: StrategyTasks, found: EvaluatedStrategy) -> dict[str, int]:
     """Return the kinds of memory of `cost/effects/memory.py`. A trained parameter also has a gradient and optimizer states."""
-    device = int(found.memory.argmax())
+    device = fullest(tasks, found)
     own = list(zip(tasks.names, found.base.graph.memory[:, device].tolist(), strict=True))
     copies, stored = (int(sum(n for name, n in own if name.kind == kind)) for kind in ("updated", "stored"))
     size, total = copies // (2 + tasks.states), int(found.memory[device])
@@ -209,7 +217,11 @@ def _covered(begin: Array, end: Array) -> float:
 
 
 def _ideal(tasks: StrategyTasks, found: EvaluatedStrategy) -> float:
-    """Return the seconds of the FLOPs of all parts at the device's peak rates."""
+    """Return the seconds of the FLOPs of all parts on one device with the mean peak rates of the devices."""
+    import numpy as np
+
+    counts = np.bincount(tasks.kind, minlength=len(tasks.forms.devices))
+    shares = list(zip(tasks.forms.devices, (counts / counts.sum()).tolist(), strict=True))
     known: dict[object, float] = {}
     total = 0.0
     for operator, chosen in zip(tasks.graph.operators, found.strategy, strict=True):
@@ -217,24 +229,36 @@ def _ideal(tasks: StrategyTasks, found: EvaluatedStrategy) -> float:
         for step in operator.steps:
             key = tasks.flow.signatures[step], operator.dims, chosen.degrees
             if key not in known:
-                known[key] = _peak_seconds(tasks.flow, tasks.forms.device, step, parts)
+                known[key] = _peak_seconds(tasks.flow, shares, step, parts)
             total += parts.count * known[key]
     return total
 
 
-def _peak_seconds(flow: CotangentFlow, device: Device, step: OperatorStep, parts: OperatorParts) -> float:
-    """Return the seconds of the FLOPs of both passes of the middle part, at the peak rates of the device."""
+def _peak_seconds(
+    flow: CotangentFlow, shares: Sequence[tuple[Device, float]], step: OperatorStep, parts: OperatorParts
+) -> float:
+    """Return the seconds of the FLOPs of both passes of the middle part, at the mean peak rate of devices with some shares."""
     function = flow.local(step, parts, middle(parts.degrees)).function()
-    done = work_in(function, fusion_of(function, ONE, device))
+    done = work_in(function, fusion_of(function, ONE, shares[0][0]))
     return sum(
-        each.flops / device.rate((eqn.operands or eqn.results)[0].type.dtype).peak
+        each.flops / _mean_rate(shares, (eqn.operands or eqn.results)[0].type.dtype)
         for eqn, each in zip(function.body, done, strict=True)
     )
 
 
+def _mean_rate(shares: Sequence[tuple[Device, float]], dtype: str) -> float:
+    return sum(share * device.rate(dtype).peak for device, share in shares)
+
+
+def device_names(tasks: StrategyTasks) -> list[str]:
+    """Return the names of the devices: their numbers, or in a device graph the names of their kinds."""
+    machine, devices = tasks.machine, range(tasks.links.count)
+    return [machine.called(i) if isinstance(machine, DeviceGraph) else str(i) for i in devices]
+
+
 def tracks(tasks: StrategyTasks) -> list[str]:
     """Return the names of all devices and ports, by number."""
-    return [f"device {i}" for i in range(tasks.links.count)] + [port.name for port in tasks.links.ports]
+    return [*(f"device {name}" for name in device_names(tasks)), *(port.name for port in tasks.links.ports)]
 
 
 def events(tasks: StrategyTasks, found: EvaluatedStrategy) -> Iterator[Event]:

@@ -10,11 +10,11 @@ from typing import Any
 
 import attrs
 
-from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.device_graph import DeviceGraph, Machine, kinds_of
 from mtfc.compiler.ir.core import Function, source_file
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.placements.placed_step import Attribution, PlacedStep, events, tracks
+from mtfc.placements.placed_step import Attribution, PlacedStep, device_names, events, tracks
 from mtfc.placements.placement_search import PlacementSpace
 from mtfc.placements.simulator.evaluation import EvaluatedStrategy
 from mtfc.reports.source_lines import fitted, line_rows, nested
@@ -23,7 +23,7 @@ from mtfc.reports.table import aligned, devices_text
 
 LEGEND = (
     "  By line: time on the longest path, for computation and waiting for communication;"
-    " bytes sent, and stored on device {device}."
+    " bytes sent, and stored on {device}."
 )
 
 
@@ -33,7 +33,7 @@ class SimulatedPlacement:
 
     model: str
     name: str
-    hardware: Hardware
+    hardware: Machine
     space: PlacementSpace
     found: EvaluatedStrategy
     step: PlacedStep
@@ -48,8 +48,18 @@ class SimulatedPlacement:
 
     @property
     def fits(self) -> bool:
-        """True if the memory of a device suffices."""
-        return self.step.memory["total"] <= self.hardware.device.memory
+        """True if the memory of each device suffices."""
+        return bool((self.step.device_memory <= self.space.evaluator.tasks.room).all())
+
+    @property
+    def fullest(self) -> str:
+        """The name of the device whose memory is the fullest."""
+        return tracks(self.space.evaluator.tasks)[self.step.fullest]
+
+    @property
+    def room(self) -> int:
+        """The bytes of memory of this device."""
+        return int(self.space.evaluator.tasks.room[self.step.fullest])
 
     @property
     def files(self) -> set[str]:
@@ -89,10 +99,10 @@ def _record(each: SimulatedPlacement) -> dict[str, Any]:
         "links": dict(step.busy),
         "bytes_sent": total.sent,
         "memory_per_device": dict(step.memory),
-        "memory_of_device": int(each.hardware.device.memory),
+        "memory_of_device": each.room,
         "fits": each.fits,
         "by_device": [
-            {"device": i, "compute_seconds": float(seconds), "memory": int(memory)}
+            {"device": i, **_named(each, i), "compute_seconds": float(seconds), "memory": int(memory)}
             for i, (seconds, memory) in enumerate(zip(step.computing, step.device_memory, strict=True))
         ],
         "lines": [
@@ -100,6 +110,11 @@ def _record(each: SimulatedPlacement) -> dict[str, Any]:
             for (file, line), inside in nested(step.lines.items(), source_file([each.function])).items()
         ],
     }
+
+
+def _named(each: SimulatedPlacement, device: int) -> dict[str, str]:
+    is_graph = isinstance(each.hardware, DeviceGraph)
+    return {"name": device_names(each.space.evaluator.tasks)[device]} if is_graph else {}
 
 
 def _figures(blame: Attribution) -> dict[str, float]:
@@ -115,22 +130,25 @@ def _report(each: SimulatedPlacement, sources: Mapping[str, str]) -> str:
     """Return the parts of a step's time, and the shares of each device and each line; `sources` holds texts of files."""
     unit = "training step" if each.space.graph.loss is not None else "forward pass"
     where = devices_text(each.hardware.name, each.space.devices)
-    legend = LEGEND.format(device=int(each.step.device_memory.argmax()))
+    legend = LEGEND.format(device=each.fullest)
     lines = [f"{each.title}: one {unit} on {where}", *_summary(each), ""]
-    return "\n".join([*lines, *_by_device(each.step), "", legend, *_by_line(each, sources)]) + "\n"
+    return "\n".join([*lines, *_by_device(each), "", legend, *_by_line(each, sources)]) + "\n"
 
 
 def _summary(each: SimulatedPlacement) -> list[str]:
-    step, total, device = each.step, each.step.total, each.hardware.device
+    step, total = each.step, each.step.total
     dtypes = {eqn.operands[0].type.dtype for eqn in each.function.body if has_trait(eqn, "dot")}
     ports = ", ".join(f"{lane} {seconds_text(seconds)}" for lane, seconds in step.busy.items())
-    room = bytes_text(int(device.memory))
+    room, notes = (
+        bytes_text(each.room),
+        [note for own in kinds_of(each.hardware) for note in replaced(dtypes, own)],
+    )
     rows = [
         ["step", seconds_text(step.seconds), f"{step.utilisation:.1%} of the peak FLOP/s"],
         [
             "computation",
             seconds_text(total.compute),
-            ", ".join(["on the longest path", *replaced(dtypes, each.hardware)]),
+            ", ".join(["on the longest path", *notes]),
         ],
         ["communication", seconds_text(step.communicating), f"busiest ports: {ports}" if ports else ""],
         ["  exposed", seconds_text(total.exposed), "the longest path waits for it"],
@@ -140,11 +158,12 @@ def _summary(each: SimulatedPlacement) -> list[str]:
     return [*aligned(rows, right={1}), *each.hardware.caveat]
 
 
-def _by_device(step: PlacedStep) -> list[str]:
-    rows = [["device", "computes", "of the step", "memory"]]
-    for device, (seconds, memory) in enumerate(zip(step.computing, step.device_memory, strict=True)):
+def _by_device(each: SimulatedPlacement) -> list[str]:
+    rows, step = [["device", "computes", "of the step", "memory"]], each.step
+    names = device_names(each.space.evaluator.tasks)
+    for name, seconds, memory in zip(names, step.computing, step.device_memory, strict=True):
         share = seconds / step.seconds if step.seconds else 0.0
-        rows.append([str(device), seconds_text(seconds), f"{share:.1%}", bytes_text(int(memory))])
+        rows.append([name, seconds_text(seconds), f"{share:.1%}", bytes_text(int(memory))])
     return aligned(rows, right=range(4))
 
 

@@ -10,7 +10,7 @@ from random import Random
 
 import attrs
 
-from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.device_graph import Machine
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.training import updated
 from mtfc.compiler.search.found import Progress, silent
@@ -26,6 +26,8 @@ from mtfc.placements.operators.strategy import (
     configurations,
     data_parallel_strategy,
     expert_strategy,
+    main_devices,
+    node_size,
     random_strategy,
 )
 from mtfc.placements.part_costs import PartTimes
@@ -43,7 +45,7 @@ class PlacementSpace:
     """
 
     graph: OperatorGraph
-    hardware: Hardware
+    hardware: Machine
     devices: int
     choices: list[OperatorConfigurations]
     evaluator: StrategyEvaluator
@@ -56,7 +58,7 @@ class PlacementSpace:
         known: dict[int, OperatorConfigurations] = {}
         for each in self.choices:
             if id(each) not in known:
-                known[id(each)] = each.within(allowed, one, self.graph)
+                known[id(each)] = each.within(allowed, one, self.graph, self.main[0])
         choices = [known[id(each)] for each in self.choices]
         kinds = ", ".join(each for each in KINDS if each in allowed) + ", one dimension" * one
         return attrs.evolve(self, choices=choices, everything=self.choices, kinds=kinds)
@@ -65,7 +67,7 @@ class PlacementSpace:
         """Return the strategy with data parallelism for operators whose configurations the restricted space lacks."""
         if self.everything is None:
             return strategy
-        others = data_parallel_strategy(self.graph, self.choices, self.devices)
+        others = data_parallel_strategy(self.graph, self.choices, self.main)
         legal = {id(each): frozenset(each) for each in self.choices}
         return tuple(
             own if own in legal[id(each)] else other
@@ -84,14 +86,20 @@ class PlacementSpace:
         """The number of strategies."""
         return prod(each.count for each in self.choices)
 
+    @property
+    def main(self) -> Sequence[int]:
+        """The devices on which known strategies run."""
+        return main_devices(self.hardware, self.devices)
+
     def data_parallel(self) -> EvaluatedStrategy:
         return self.evaluator.full(
-            data_parallel_strategy(self.graph, self.everything or self.choices, self.devices)
+            data_parallel_strategy(self.graph, self.everything or self.choices, self.main)
         )
 
     def expert(self) -> EvaluatedStrategy:
         choices = self.everything or self.choices
-        return self.evaluator.full(expert_strategy(self.graph, choices, self.hardware, self.devices))
+        node = node_size(self.hardware, self.main)
+        return self.evaluator.full(expert_strategy(self.graph, choices, node, self.main))
 
 
 @attrs.frozen(eq=False)
@@ -130,17 +138,23 @@ def _without_frozen(graph: OperatorGraph, program: Program) -> OperatorGraph:
 
 
 def placement_space(
-    program: Program, hardware: Hardware, devices: int, parts: int = 1, times: PartTimes | None = None
+    program: Program,
+    hardware: Machine,
+    devices: int,
+    parts: int = 1,
+    times: PartTimes | None = None,
+    is_limited: bool = True,
 ) -> PlacementSpace:
     """Return the space of a program on some devices: of its training step, or else of its forward pass.
 
     parts: the number of parts that an operator may have, if larger than the number of devices. Such a space is for
-    evaluation, not for search. times: measured times of parts and transfers.
+    evaluation, not for search. times: measured times of parts and transfers. is_limited: False if strategies may need more memory
+    than there is.
     """
     graph = _without_frozen(operators_of(program), program)
     found = cotangent_flow(graph)
     choices = configurations(found, hardware, max(devices, parts))
-    tasks = StrategyTasks(found, hardware, devices, program.training, choices, times)
+    tasks = StrategyTasks(found, hardware, devices, program.training, choices, times, is_limited)
     return PlacementSpace(graph, hardware, devices, choices, StrategyEvaluator(tasks))
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from mtfc.compiler.search.jit import jit, jit_internal
 from mtfc.placements.operators.operator_graph import OperatorStep
-from mtfc.placements.operators.strategy import Configuration, OperatorConfigurations
+from mtfc.placements.operators.strategy import Configuration, Degrees, OperatorConfigurations
 from mtfc.placements.part_costs import ONE
 from mtfc.placements.strategy_tasks import BlockName, ParameterBundle, StrategyTasks, ValueUse
 from mtfc.placements.task_graph_builder import Array, TaskBlocks
@@ -32,7 +32,7 @@ class TransferTimes:
     """Seconds by step, configuration of its operator, and part; -inf where there is no wait.
 
     operator: of each step. loss: the step that makes the loss, or -1. parts [operator, configuration]: number of parts.
-    forward, backward [step, configuration]: seconds of a part. makers, users [use]: steps. taken, returned [use, of maker,
+    forward, backward [step, configuration]: least seconds of a part. makers, users [use]: steps. taken, returned [use, of maker,
     of user, part of maker, part of user]: from the end of the maker's forward pass to the start of the user's, and from the
     end of the user's backward pass to the start of the maker's.
 
@@ -127,10 +127,11 @@ class _Tables:
         for i, step in enumerate(self.steps):
             operator = self.tasks.number[step]
             for c, configuration in enumerate(self.choices[operator]):
-                form, known = self.tasks.forms.number(step, configuration.degrees), self.tasks.forms.tables
-                found[:, i, c] = known.seconds[form] * (1.0, bool(self.tasks.flow.gradients[step]))
-                for device in configuration.devices:
-                    self.work[:, operator, c, device] += found[:, i, c]
+                seconds = _seconds_of(self.tasks, step, configuration.degrees)
+                of_parts = seconds[:, self.tasks.kind[list(configuration.devices)]]
+                found[:, i, c] = of_parts.min(axis=1)
+                for device, each in zip(configuration.devices, of_parts.T, strict=True):
+                    self.work[:, operator, c, device] += each
         return found
 
     def _of_uses(self, uses: Sequence[ValueUse], between: Callable[[ValueUse], Array]) -> Array:
@@ -408,6 +409,13 @@ def _received(ends: Array, table: Array, allowed: Array, only: int) -> float:
     return least
 
 
+def _seconds_of(tasks: StrategyTasks, step: OperatorStep, degrees: Degrees) -> Array:
+    """Return the seconds of a part in both passes on each kind of device. [pass, kind]"""
+    form = tasks.forms.number(step, degrees)
+    seconds = tasks.forms.tables.seconds[form].reshape(-1, 2).T
+    return seconds * [[1.0], [bool(tasks.flow.gradients[step])]]
+
+
 def lower_bound(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations]) -> float:
     """Return the least seconds of a step under any strategy, for graphs of any size. Transfers are left out."""
     if not choices:
@@ -418,7 +426,7 @@ def lower_bound(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations])
 
 def _least(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations]) -> TransferTimes:
     """Return times in which each operator has one configuration with the best of all figures, on a device as fast as all devices
-    together.
+    together, which are all of the fastest kind.
 
     The parts of an operator together take no less than the whole: split data is read and computed by some part, replicated
     data by all.
@@ -430,8 +438,7 @@ def _least(tasks: StrategyTasks, choices: Sequence[OperatorConfigurations]) -> T
     work, seconds = np.zeros((2, len(graph.operators), 1, 1)), np.zeros((2, len(steps), 1))
     for i, step in enumerate(steps):
         operator = tasks.number[step]
-        form, known = tasks.forms.number(step, ()), tasks.forms.tables
-        whole = known.seconds[form] * (1.0, bool(tasks.flow.gradients[step]))
+        whole = _seconds_of(tasks, step, ())[:, np.unique(tasks.kind)].min(axis=1)
         seconds[:, i, 0] = whole / max(prod(n for _, n in each) for each in choices[operator].degrees)
         work[:, operator, 0, 0] += whole / count
     sizes = [

@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 import attrs
 import numpy as np
 
-from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.device_graph import DeviceGraph, Machine, kinds_of
 from mtfc.compiler.cost.tables.device_links import device_links
 from mtfc.compiler.ir.core import Training, Value
 from mtfc.compiler.ir.types import ITEM_BYTES
@@ -148,24 +148,35 @@ def blocks_of_operators(names: Sequence[BlockName], number: dict[OperatorStep, i
 
 
 class StrategyTasks:
-    """Makes the blocks of a graph on a machine, for any strategy."""
+    """Makes the blocks of a graph on the first devices of a machine, for any strategy.
+
+    kind, room, capacity [device]: the kind of a device, bytes of its memory, and bytes that strategies may use there.
+    """
 
     def __init__(
         self,
         flow: CotangentFlow,
-        hardware: Hardware,
+        machine: Machine,
         devices: int,
         training: Training | None,
         choices: Sequence[OperatorConfigurations],
         times: PartTimes | None = None,
+        is_limited: bool = True,
     ) -> None:
-        self.flow, self.graph = flow, flow.graph
-        self.forms = StepForms(flow, hardware.device, choices, times)
-        self.links = device_links(hardware, devices)
+        self.flow, self.graph, self.machine = flow, flow.graph, machine
+        kinds = [each.device for each in kinds_of(machine)]
+        of = machine.kind_of if isinstance(machine, DeviceGraph) else [0] * devices
+        self.kind = np.array(of[:devices], np.int64)
+        servers = machine.servers if isinstance(machine, DeviceGraph) else ()
+        self.servers = np.array([each for each in servers if each < devices], np.int64)
+        self.forms = StepForms(flow, kinds, choices, times)
+        self.links = device_links(machine, devices)
         if times is not None and times.transfer is not None:
             self.links = self.links.measured(*times.transfer)
-        self.states, self.capacity = optimizer_states(training), hardware.device.memory
-        self.bandwidth = hardware.device.bandwidth.peak
+        self.states = optimizer_states(training)
+        self.room = np.array([each.memory for each in kinds])[self.kind]
+        self.capacity = self.room if is_limited else np.full(devices, np.inf)
+        self.bandwidth = np.array([each.bandwidth.peak for each in kinds])[self.kind]
         self.number = {step: i for i, operator in enumerate(self.graph.operators) for step in operator.steps}
         self.clips = training is not None and training.clip is not None
         self.names = list(block_names(flow, self.clips))
@@ -174,17 +185,17 @@ class StrategyTasks:
         place = {step: i for i, step in enumerate(self.graph.steps)}
         self._steps = [[(place[step], step) for step in each.steps] for each in self.graph.operators]
         self.flat_graph = self._flat_graph(place)
-        self.room = np.array([64, 64, 4])  # of `built`
+        self.buffers = np.array([64, 64, 4])  # of `build`
 
     def update_seconds(self, size: int) -> float:
-        """Return the seconds of an update: it reads the parameter, its gradient and states, and writes the parameter and
+        """Return the least seconds of an update: it reads the parameter, its gradient and states, and writes the parameter and
         its states.
         """
-        return size * (3 + 2 * self.states) / self.bandwidth
+        return size * (3 + 2 * self.states) / float(self.bandwidth.max())
 
     def norm_seconds(self, size: int) -> float:
-        """Return the seconds of reading a gradient for the norm; 0 if gradients are not clipped."""
-        return size / self.bandwidth if self.clips else 0.0
+        """Return the least seconds of reading a gradient for the norm; 0 if gradients are not clipped."""
+        return size / float(self.bandwidth.max()) if self.clips else 0.0
 
     def placed(self, strategy: Sequence[Configuration]) -> FlatStrategy:
         """Encode a strategy for the compiled loops."""
@@ -207,7 +218,7 @@ class StrategyTasks:
 
     def build(self, numbers: Array, placed: FlatStrategy) -> TaskBlocks:
         """Make the blocks with some numbers, which are ascending."""
-        return build_blocks(numbers, FlatPlacement(self.flat_graph, self.forms.tables, placed), self.room)
+        return build_blocks(numbers, FlatPlacement(self.flat_graph, self.forms.tables, placed), self.buffers)
 
     def _flat_graph(self, place: Mapping[OperatorStep, int]) -> FlatGraph:
         bundles: list[ParameterBundle] = [
@@ -240,10 +251,13 @@ class StrategyTasks:
             np.array(parameters, np.int64).reshape(-1, 3),
             np.array(places, np.int64),
             self.links.port,
+            self.links.rate,
             self.links.latency,
             self.links.bandwidth,
             self.links.idle,
+            self.kind,
             self.bandwidth,
+            self.servers,
             self.states,
             self.clips,
         )

@@ -1,12 +1,13 @@
 """Build the tasks and edges of blocks (see `strategy_tasks.py`), in compiled loops over flat arrays.
 
-A sum among devices is an all-reduce. It is one task on the port of each member, towards the next member in ascending order.
-Each task takes as long as the ring, or as the tree if that is faster:
+A transfer is one task on each port of its route. A sum among devices is an all-reduce. It is one task on each port of the routes
+from members to the next ones in ascending order. Each task takes as long as the ring, or as the tree if that is faster:
 
     ring  2 (n - 1) latency + 2 (n - 1) s / (n b)        tree  2 ceil(log2 n) (latency + s / b)
 
 with the largest latency and the smallest bandwidth around the ring. FlexFlow's paper does not say how it synchronizes
-parameters.
+parameters. On a machine with parameter servers, members send their gradients to one of them, which adds them up and sends the sum
+back.
 """
 
 from __future__ import annotations
@@ -66,9 +67,10 @@ class FlatGraph(NamedTuple):
 
     operator [step]. bundles [bundle, 4]: first user and end of users, first parameter and end of parameters. users [user,
     2]: a step, and the block of its backward pass or -1. parameters [parameter, 3]: dimensions, bytes of an element, and
-    the offset in `places`, where each user of the bundle has the number of its table or -1. port, latency, bandwidth
-    [sender, receiver]. idle: the pseudo-device of tasks without duration. memory_bandwidth: bytes/s of a device's memory. states:
-    optimizer states per parameter. clips: 1 if gradients are clipped by their norm.
+    the offset in `places`, where each user of the bundle has the number of its table or -1. port, rate, latency, bandwidth: see
+    `DeviceLinks`. idle: the pseudo-device of tasks without duration. kind, memory_bandwidth [device]: the kind of a device, and
+    bytes/s of its memory. servers: the devices that add up gradients. states: optimizer states per parameter. clips: 1 if
+    gradients are clipped by their norm.
     """
 
     blocks: Array
@@ -78,16 +80,19 @@ class FlatGraph(NamedTuple):
     parameters: Array
     places: Array
     port: Array
+    rate: Array
     latency: Array
     bandwidth: Array
     idle: int
-    memory_bandwidth: float
+    kind: Array
+    memory_bandwidth: Array
+    servers: Array
     states: int
     clips: bool
 
 
-PARTS, KEPT, FIRST = range(3)
-"""Columns of `PartTables.forms`."""
+PARTS, FIRST, KEPT = range(3)
+"""Columns of `PartTables.forms`; KEPT is the first of a column for each kind of device."""
 PIECES, SIZE, ROWS, BOUNDS = range(4)
 """Columns of `PartTables.tables`."""
 
@@ -95,8 +100,9 @@ PIECES, SIZE, ROWS, BOUNDS = range(4)
 class PartTables(NamedTuple):
     """Sizes and times of all known forms. A form is a step at some degrees; see `part_costs.py`.
 
-    forms [form, 3]: number of parts, bytes that a part keeps, and its first table. The tables of outputs, inputs and
-    arguments follow each other. seconds [form, 2]: a part's forward and backward pass. tables [table, 4]: number of pieces,
+    forms [form, 2 + kinds]: number of parts, the first table, and bytes that a part keeps on each kind of device. The tables of
+    outputs, inputs and arguments follow each other. seconds [form, 2 * kinds]: a part's forward and backward pass on each kind of
+    device. tables [table, 4]: number of pieces,
     bytes of a piece of an output, and offsets in `numbers` of rows and bounds. Rows: the piece of each part. Bounds: for
     each piece and dimension, the first position and the position after the last.
     """
@@ -240,11 +246,12 @@ def _add_pass(own: int, i: int, placement: FlatPlacement, out: BlockBuffers) -> 
     step, before = graph.blocks[own, 1], graph.blocks[own, 2]
     form, devices = strategy.form[step], strategy.devices[graph.operator[step]]
     for part in range(tables.forms[form, PARTS]):
+        kind = graph.kind[devices[part]]
         if graph.blocks[own, 0] == STEP:
-            _add_task(out, devices[part], tables.seconds[form, 0])
-            out.blocks.memory[i, devices[part]] += tables.forms[form, KEPT]
+            _add_task(out, devices[part], tables.seconds[form, 2 * kind])
+            out.blocks.memory[i, devices[part]] += tables.forms[form, KEPT + kind]
         else:
-            _add_task(out, devices[part], tables.seconds[form, 1])
+            _add_task(out, devices[part], tables.seconds[form, 2 * kind + 1])
             _add_edge(out, before, part, own, part)
 
 
@@ -262,7 +269,7 @@ def _add_transfers(own: int, i: int, placement: FlatPlacement, out: BlockBuffers
         first = sums
         if is_pending:
             _find_holders(tables, given, piece, parts, here, out.members)
-            sums += _tasks_of_sum(out.members.sum())
+            sums += _tasks_of_sum(out.members, graph)
         for part in range(targets):
             size = item * _common_elements(tables, given, piece, wanted, part, dims)
             if size == 0:
@@ -319,24 +326,37 @@ def _sender(
 
 @jit_inline
 def _add_transfer(i: int, source: int, target: int, size: int, graph: FlatGraph, out: BlockBuffers) -> int:
-    """Add a transfer; return its task, or -1 on one device."""
+    """Add a transfer, a task for each port of its route; return its first task, or -1 on one device."""
     if source == target:
         return -1
     out.blocks.sent[i] += size
-    seconds = graph.latency[source, target] + size / graph.bandwidth[source, target]
-    return _add_task(out, graph.port[source, target], seconds)
+    first = out.used[0] - out.used[2]
+    for hop in range(_hops(graph, source, target)):
+        seconds = graph.latency[source, target] + size / graph.rate[source, target, hop]
+        _add_task(out, graph.port[source, target, hop], seconds)
+    return int(first)
+
+
+@jit_inline
+def _hops(graph: FlatGraph, source: int, target: int) -> int:
+    """Return the number of ports of a route."""
+    count = 1
+    while count < graph.port.shape[2] and graph.port[source, target, count] >= 0:
+        count += 1
+    return count
 
 
 @jit_inline
 def _connect(
     own: int, block: int, task: int, after: int, other: int, transfer: int, out: BlockBuffers
 ) -> None:
-    """Make a task wait for another one, through a transfer if there is one."""
+    """Make a task wait for another one, through a transfer if there is one, whose tasks are the last ones."""
     if transfer < 0:
         _add_edge(out, block, task, after, other)
-    else:
-        _add_edge(out, block, task, own, transfer)
-        _add_edge(out, own, transfer, after, other)
+        return
+    for hop in range(transfer, out.used[0] - out.used[2]):
+        _add_edge(out, block, task, own, hop)
+        _add_edge(out, own, hop, after, other)
 
 
 @jit_inline
@@ -359,8 +379,10 @@ def _add_all_reduce(own: int, i: int, members: Array, size: int, graph: FlatGrap
         out.blocks.sent[i] += 2 * (count - 1) * size
     for device in range(len(members) if count > 1 else 0):
         if members[device]:
-            task = _add_task(out, graph.port[device, _next_member(members, device)], seconds)
-            _add_edge(out, own, start, own, task)
+            other = _next_member(members, device)
+            for hop in range(_hops(graph, device, other)):
+                task = _add_task(out, graph.port[device, other, hop], seconds)
+                _add_edge(out, own, start, own, task)
     end = _add_task(out, graph.idle, 0.0)
     for task in range(min(start + 1, end - 1), end):
         _add_edge(out, own, task, own, end)
@@ -391,6 +413,37 @@ def _next_member(members: Array, device: int) -> int:
 
 
 @jit_inline
+def _server(bundle: int, graph: FlatGraph) -> int:
+    """Return the server of a bundle's gradients."""
+    return int(graph.servers[bundle % len(graph.servers)])
+
+
+@jit_inline
+def _add_server_sum(
+    own: int, i: int, members: Array, size: int, server: int, graph: FlatGraph, out: BlockBuffers
+) -> Any:
+    """Add a sum of `size` bytes on each of some devices, by a server; return its first and its last task."""
+    start = _add_task(out, graph.idle, 0.0)
+    for device in range(len(members)):
+        if members[device]:
+            _add_transfer(i, device, server, size, graph, out)
+    added = _add_task(out, server, (members.sum() + 1) * size / graph.memory_bandwidth[server])
+    for task in range(start + 1, added):
+        _add_edge(out, own, start, own, task)
+        _add_edge(out, own, task, own, added)
+    for device in range(len(members)):
+        if members[device]:
+            _add_transfer(i, server, device, size, graph, out)
+    end = _add_task(out, graph.idle, 0.0)
+    for task in range(added + 1, end):
+        _add_edge(out, own, added, own, task)
+        _add_edge(out, own, task, own, end)
+    if not members[server]:
+        out.blocks.memory[i, server] += size
+    return start, end
+
+
+@jit_inline
 def _add_sum(own: int, i: int, placement: FlatPlacement, out: BlockBuffers) -> None:
     """Add the all-reduce of a pending value, or of its cotangent, among the parts that have terms."""
     graph, tables, strategy = placement
@@ -416,7 +469,10 @@ def _add_gradients(own: int, i: int, placement: FlatPlacement, out: BlockBuffers
     bundle, after = graph.blocks[own, 1], graph.blocks[own, 2]
     for number in range(groups.at[bundle], groups.at[bundle + 1]):
         members, size = groups.members[number], groups.sizes[number]
-        start, end = _add_all_reduce(own, i, members, size, graph, out)
+        if len(graph.servers) > 0 and members.sum() > 1:
+            start, end = _add_server_sum(own, i, members, size, _server(bundle, graph), graph, out)
+        else:
+            start, end = _add_all_reduce(own, i, members, size, graph, out)
         for user in range(graph.bundles[bundle, 0], graph.bundles[bundle, 1]):
             step, back = graph.users[user]
             for part in range(tables.forms[strategy.form[step], PARTS]):
@@ -424,7 +480,7 @@ def _add_gradients(own: int, i: int, placement: FlatPlacement, out: BlockBuffers
                     _add_edge(out, back, part, own, start)
         for device in range(len(members) if graph.clips else 0):
             if members[device]:
-                read = _add_task(out, device, size / graph.memory_bandwidth)
+                read = _add_task(out, device, size / graph.memory_bandwidth[device])
                 _add_edge(out, own, end, own, read)
                 _add_edge(out, own, read, after, 0)
 
@@ -450,10 +506,11 @@ def _add_updates(own: int, i: int, graph: FlatGraph, out: BlockBuffers) -> None:
     bundle, before, end = graph.blocks[own, 1], graph.blocks[own, 2], -1
     for number in range(groups.at[bundle], groups.at[bundle + 1]):
         members, size = groups.members[number], groups.sizes[number]
-        end += _tasks_of_sum(members.sum())
+        end += _tasks_of_gradients(members, bundle, graph)
         for device in range(len(members)):
             if members[device]:
-                task = _add_task(out, device, size * (3 + 2 * graph.states) / graph.memory_bandwidth)
+                seconds = size * (3 + 2 * graph.states) / graph.memory_bandwidth[device]
+                task = _add_task(out, device, seconds)
                 _add_edge(out, before, 0 if graph.clips else end, own, task)
                 out.blocks.memory[i, device] += size * (2 + graph.states)
 
@@ -470,9 +527,28 @@ def _add_stored(own: int, i: int, graph: FlatGraph, out: BlockBuffers) -> None:
 
 
 @jit_inline
-def _tasks_of_sum(count: int) -> int:
+def _tasks_of_sum(members: Array, graph: FlatGraph) -> int:
     """Return the number of tasks of an all-reduce."""
-    return count + 2 if count > 1 else 2
+    count = members.sum()
+    if count < 2 or graph.port.shape[2] == 1:
+        return int(count + 2 if count > 1 else 2)
+    tasks = 2
+    for device in range(len(members)):
+        if members[device]:
+            tasks += _hops(graph, device, _next_member(members, device))
+    return tasks
+
+
+@jit_inline
+def _tasks_of_gradients(members: Array, bundle: int, graph: FlatGraph) -> int:
+    """Return the number of tasks that add up gradients."""
+    if len(graph.servers) == 0 or members.sum() < 2:
+        return _tasks_of_sum(members, graph)
+    tasks, server = 3, _server(bundle, graph)
+    for device in range(len(members)):
+        if members[device] and device != server:
+            tasks += _hops(graph, device, server) + _hops(graph, server, device)
+    return tasks
 
 
 @jit_internal

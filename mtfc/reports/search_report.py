@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mtfc.compiler.cost.device_graph import Machine
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
@@ -363,17 +364,19 @@ def _declarations(mesh: Mesh, layout: Layout) -> str:
 
 @attrs.frozen(eq=False)
 class PlacementSearchResult:
-    """The result of a search for placements, and its seconds. name: the name of the placement that was found."""
+    """The result of a search for placements, and its seconds. name: of the found placement. machine: if the file has it."""
 
     model: str
     name: str
     space: PlacementSpace
     found: PlacementResult
     seconds: float
+    machine: Machine | None = None
 
     def text(self) -> str:
         """Return the declaration of the placement."""
-        return placement_text(self.name, self.space.devices, self.space.graph, self.found.best.strategy)
+        space = self.space
+        return placement_text(self.name, space.devices, space.graph, self.found.best.strategy, self.machine)
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record, whose layout is a placement."""

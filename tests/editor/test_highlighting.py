@@ -66,7 +66,7 @@ def expected(kind: str, text: str) -> set[TokenKind]:
         return {"constant"}
     if text in keywords():
         return {"keyword"}
-    if kind == "NUMBER":
+    if kind in ("NUMBER", "RANGE"):
         return {"number"}
     if kind == "PATTERN":
         return {"string"}

@@ -146,11 +146,22 @@ def rules() -> st.SearchStrategy[tuple[ast.SplitRule, ...]]:
 
 
 @cache
+def device_sets() -> st.SearchStrategy[ast.DeviceSet]:
+    here, number = st.just(HERE), st.builds(ast.Int, st.just(HERE), st.integers(0, 2**63 - 1))
+    ranges = st.builds(ast.DeviceRange, here, number, number)
+    return (
+        expressions()
+        | ranges
+        | st.builds(ast.DevicesOfKind, here, dotted(), tuples(expressions() | ranges, 1, 3))
+    )
+
+
+@cache
 def figures() -> st.SearchStrategy[tuple[ast.HardwareFigure, ...]]:
     """Generate figures of hardware, with tables within tables."""
     here = st.just(HERE)
     pairs = tuples(expressions(), 2).map(lambda items: ast.Tuple(HERE, items))
-    plain = expressions() | pairs
+    plain = expressions() | pairs | st.builds(ast.DeviceList, here, tuples(device_sets(), 0, 3))
     by_size = st.builds(ast.HardwareFigure, here, st.builds(ast.Int, here, st.integers(0, 2**63 - 1)), plain)
     tables = st.builds(ast.HardwareFigures, here, tuples(by_size))
     inner = st.builds(ast.HardwareFigure, here, names(), plain | tables)
@@ -177,7 +188,7 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
         dotted(),
         tuples(expressions(), 0, 2),
         tuples(degrees),
-        tuples(expressions()),
+        tuples(device_sets()),
     )
     inputs = st.builds(ast.Input, here, names(), types())
     fn_args = st.builds(ast.FnArg, here, names(), st.none() | types(), st.none() | expressions())
@@ -214,6 +225,7 @@ def declarations() -> st.SearchStrategy[ast.Declaration]:
             here,
             names(),
             figures(),
+            tuples(st.builds(ast.DeviceDecl, here, names(), figures()), 0, 2),
             tuples(st.builds(ast.LinkDecl, here, names(), figures())),
         )
         | st.builds(ast.ModelDecl, here, names(), tuples(inputs), body)

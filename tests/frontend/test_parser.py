@@ -151,6 +151,10 @@ hardware box = {
   device: { flops: { bf16: 1e12 }, memory: 80e9, bandwidth: { 1e3: 1e9, 1e6: 2e12 } }
   link ici: { kind: torus, size: (4, 4), bandwidth: 450e9 / 2 }
 }
+hardware cell = {
+  device gpu: { count: 4, flops: { f32: 1e12 }, memory: 8e9, bandwidth: 1e11 }
+  link bus: { kind: bus, between: [gpu[0..1, 2], gpu[3]], bandwidth: 1e9, duplex: half }
+}
 fn dense[d_in, d_out](x: [..., d_in], gain = 1.0) -> [..., d_out] {
   param w: f32[d_in, d_out] = normal(stddev = 0.02)
   return einsum(x, w -> [..., d_out]) * gain

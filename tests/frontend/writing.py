@@ -261,8 +261,28 @@ def _(node: ast.Degree) -> str:
 
 @source.register
 def _(node: ast.HardwareDecl) -> str:
-    entries = [*map(source, node.links), *map(source, node.figures)]
+    entries = [*map(source, node.devices), *map(source, node.links), *map(source, node.figures)]
     return f"hardware {source(node.name)} = {{{', '.join(entries)}}}"
+
+
+@source.register
+def _(node: ast.DeviceDecl) -> str:
+    return f"device {source(node.name)}: {{{listed(node.figures)}}}"
+
+
+@source.register
+def _(node: ast.DeviceList) -> str:
+    return f"[{listed(node.devices)}]"
+
+
+@source.register
+def _(node: ast.DeviceRange) -> str:
+    return f"{source(node.first)}..{source(node.last)}"
+
+
+@source.register
+def _(node: ast.DevicesOfKind) -> str:
+    return f"{source(node.kind)}[{listed(node.numbers)}]"
 
 
 @source.register

@@ -70,7 +70,7 @@ def test_parts_take_and_keep_what_their_own_functions_do(name: str, costs: dict[
     forms = space.evaluator.tasks.forms
     for step, degrees in drawn(space, 60):
         form, parts = forms.number(step, degrees), _parts(space, step, degrees)
-        forward, backward, kept = part_cost(forms.flow, forms.device, step, parts)
+        forward, backward, kept = part_cost(forms.flow, forms.devices[0], step, parts)
         assert forms.tables.seconds[form].tolist() == [forward, backward]
         assert forms.tables.forms[form, [PARTS, KEPT]].tolist() == [parts.count, kept]
 
@@ -136,7 +136,7 @@ def test_a_length_that_may_be_several_is_not_taken_for_one() -> None:
 def test_no_formulas_where_rates_depend_on_sizes() -> None:
     space = space_of("dense", "tpu_v2")
     forms = space.evaluator.tasks.forms
-    assert all(each.template(()) is None for each in forms.formulas.values())
+    assert all(each.template(()) is None for (each,) in forms.formulas.values())
     step = space.graph.steps[0]
-    form, own = forms.number(step, ()), part_cost(forms.flow, forms.device, step, _parts(space, step, ()))
+    form, own = forms.number(step, ()), part_cost(forms.flow, forms.devices[0], step, _parts(space, step, ()))
     assert forms.tables.seconds[form].tolist() == list(own[:2])

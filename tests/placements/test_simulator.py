@@ -193,6 +193,7 @@ def test_random_changes_have_the_timeline_of_full_simulation(seed: int) -> None:
     slack = random.choice([100, 10_000])
     room = _loaded(graph, times, devices, slack)
     memory, none = np.zeros(devices), _together([], devices)
+    endless = np.full(devices, inf)
     crowded = 0
     before = IDLE
     for _ in range(50):
@@ -206,17 +207,17 @@ def test_random_changes_have_the_timeline_of_full_simulation(seed: int) -> None:
         graph, times, seconds = _full(blocks, devices)
         made = _together(new, devices)
         for share in (0.9, 1.0, 0.5):
-            becomes, found, *_ = propose_blocks(numbers, made, before, room, memory, (inf, share * seconds))
+            becomes, found, *_ = propose_blocks(numbers, made, before, room, memory, endless, share * seconds)
             before = FORGOTTEN if becomes == PENDING else IDLE
             if becomes == CROWDED:
                 break
             assert found in ((seconds,) if share == 1.0 else (inf, seconds))
             if becomes == ENDED:
                 assert_forgotten(room)
-        becomes, found, *_ = propose_blocks(numbers, made, before, room, memory, (inf, inf))
+        becomes, found, *_ = propose_blocks(numbers, made, before, room, memory, endless, inf)
         if becomes == PENDING:
             assert found == seconds
-            becomes, found, *_ = propose_blocks(none.offsets[:0], none, KEPT, room, memory, (inf, inf))
+            becomes, found, *_ = propose_blocks(none.offsets[:0], none, KEPT, room, memory, endless, inf)
         if becomes == CROWDED:
             crowded += 1
             before = IDLE

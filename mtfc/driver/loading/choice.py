@@ -11,7 +11,7 @@ import attrs
 from mtfc.driver.errors import UsageError
 
 if TYPE_CHECKING:
-    from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.compiler.cost.device_graph import Machine
     from mtfc.compiler.diagnostics import Diagnostic
     from mtfc.compiler.ir.core import Program
     from mtfc.compiler.ir.types import Layout, Mesh
@@ -91,7 +91,7 @@ class Choice:
             raise UsageError(f"--passes: {error}") from None
         return passes
 
-    def limit(self, declared: Mapping[str, Hardware]) -> Recompute | None:
+    def limit(self, declared: Mapping[str, Machine]) -> Recompute | None:
         """Return the pass that keeps to the memory limit; a machine also gives it its rates. Raises `UsageError`.
 
         declared: the machines of the file; those of the library are known, too.
@@ -99,11 +99,11 @@ class Choice:
         if self.memory is None:
             return None
         from mtfc.compiler.passes.recompute import Recompute, limit_on
-        from mtfc.frontend.hardware_targets import find_hardware, library_machines
+        from mtfc.frontend.hardware_targets import find_hardware, library_machines, split_target
 
-        name = self.memory.strip()
+        name, _ = split_target(self.memory)
         if name in declared or name in library_machines():
-            return limit_on(find_hardware(name, declared))
+            return limit_on(find_hardware(self.memory, declared))
         try:
             return Recompute(bytes_in(self.memory))
         except ValueError as error:

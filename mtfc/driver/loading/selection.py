@@ -41,7 +41,7 @@ from mtfc.frontend.semantics.names.modules import Neighbour
 from mtfc.frontend.syntax.parser import parse
 
 if TYPE_CHECKING:
-    from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.compiler.cost.device_graph import Machine
     from mtfc.frontend.layouts.parts import DividedLayout
     from mtfc.frontend.semantics.names.scope import Scope
     from mtfc.placements.declarations import DeclaredPlacement
@@ -121,7 +121,7 @@ class Selection:
 
     program: Program
     cases: tuple[LayoutOnMesh, ...]
-    hardware: Mapping[str, Hardware]
+    hardware: Mapping[str, Machine]
     placements: tuple[DeclaredPlacement, ...]
     scope: Scope
     divided: tuple[DividedCase, ...] = ()

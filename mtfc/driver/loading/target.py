@@ -8,29 +8,45 @@ from typing import TYPE_CHECKING
 from mtfc.driver.loading.sources import Sources
 
 if TYPE_CHECKING:
+    from mtfc.compiler.cost.device_graph import Machine
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.ir.types import Mesh
 
 
-def target_of(target: str, declared: Mapping[str, Hardware], sources: Sources) -> Hardware:
-    """Return the machine: one that the file declares, one of the library, or the one in a .mtf file.
+def target_of(target: str, declared: Mapping[str, Machine], sources: Sources) -> Hardware:
+    """Return a machine for layouts: one that the file declares, one of the library, or the one in a .mtf file; or `MACHINE:PART`.
 
     Raises `CompileError`, and `UsageError` if a file cannot be read.
     """
-    from mtfc.frontend.hardware_targets import find_hardware, hardware_in_file, is_path
+    from mtfc.frontend.hardware_targets import part_of, split_target
+
+    return part_of(_machine(target, declared, sources), split_target(target)[1], target)
+
+
+def machine_of(target: str, declared: Mapping[str, Machine], sources: Sources) -> Machine:
+    """Return a machine for placements, of any shape, or a part of it. Raises like `target_of`."""
+    from mtfc.frontend.hardware_targets import part_of, split_target
+
+    machine, part = _machine(target, declared, sources), split_target(target)[1]
+    return machine if part is None else part_of(machine, part, target)
+
+
+def _machine(target: str, declared: Mapping[str, Machine], sources: Sources) -> Machine:
+    from mtfc.frontend.hardware_targets import find_machine, is_path, machine_in_file, split_target
 
     sources.texts["<--target>"] = target
+    name, _ = split_target(target)
     if not is_path(target):
-        return find_hardware(target, declared)
-    file = sources.read(target)
-    return hardware_in_file(sources.texts[file], file)
+        return find_machine(name, declared)
+    file = sources.read(name)
+    return machine_in_file(sources.texts[file], file)
 
 
 def file_of(target: str | None) -> str | None:
     """Return the file that a target names, or None for a machine's name."""
-    from mtfc.frontend.hardware_targets import is_path
+    from mtfc.frontend.hardware_targets import is_path, split_target
 
-    return target if target is not None and is_path(target) else None
+    return split_target(target)[0] if target is not None and is_path(target) else None
 
 
 def check_room(hardware: Hardware, mesh: Mesh, target: str) -> None:

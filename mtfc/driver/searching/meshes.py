@@ -8,7 +8,7 @@ from math import isqrt
 
 import attrs
 
-from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.device_graph import MOST_PLACED, DeviceGraph, Machine
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.global_layouts.layout_space import AXES
@@ -89,9 +89,11 @@ def _count(number: int, one: str, several: str | None = None) -> str:
 
 
 def searched_meshes(
-    options: SearchOptions, space: SearchedSpace, selection: Selection, hardware: Hardware
+    options: SearchOptions, space: SearchedSpace, selection: Selection, hardware: Machine
 ) -> tuple[Mesh, ...]:
     """Return the mesh of `--mesh`, or all shapes for `--devices` or for all devices of the machine. Raises `UsageError`."""
+    if isinstance(hardware, DeviceGraph):
+        return (_all_devices(options, hardware),)
     if options.choice.mesh is not None:
         found: tuple[Mesh, ...] = (selection.cases[0].mesh,)
         _check_given(options, space, found[0])
@@ -101,6 +103,8 @@ def searched_meshes(
             raise UsageError(
                 f"{hardware.name} has room for any number of devices: say how many with --devices N"
             )
+        if devices > MOST_PLACED and not space.has_meshes:
+            raise UsageError(f"placements are searched on {MOST_PLACED:,} devices at most: --devices N")
         names = options.axes_names or AXES[: options.axes or MOST_AXES]
         found = (
             (_mesh_of_cuts(devices, options),)
@@ -110,6 +114,16 @@ def searched_meshes(
         found = tuple(mesh for mesh in found if Topology.of(mesh, hardware).overfull() is None) or found
     check_room(hardware, found[0], options.target or hardware.name)
     return found
+
+
+def _all_devices(options: SearchOptions, graph: DeviceGraph) -> Mesh:
+    """Return a mesh with the devices of a graph, for placements. Raises `UsageError` for more devices, and for `--mesh`."""
+    devices = options.devices or graph.devices
+    if options.choice.mesh is not None:
+        raise UsageError(f"{graph.name} has {graph.summary}, on which no mesh lies: leave out --mesh")
+    if devices > graph.devices:
+        raise UsageError(f"{graph.name} has {graph.summary}, and --devices is {devices}")
+    return Mesh("found_mesh", ((AXES[0], devices),))
 
 
 def _mesh_of_cuts(devices: int, options: SearchOptions) -> Mesh:

@@ -78,7 +78,8 @@ class PlacementAnswer:
             return None
         best = self.result
         graph = best.space.graph
-        rules = asked_configurations(options.why_not, best.space.devices, graph, self.task.selection.scope)
+        scope, machine = self.task.selection.scope, self.task.machine
+        rules = asked_configurations(options.why_not, best.space.devices, graph, scope, machine)
         within, known = best.space.restricted_to(rules), (best.found.best, *best.found.baselines.values())
         find = partial(forced_search, within, known, settings=_settings(options.chains), progress=silent)
         found = _searched(find, within, monotonic() + options.budget, options.exhaustive)
@@ -97,8 +98,8 @@ def search_placements(task: SearchTask) -> SearchAnswer:
     program = run(selection.program, simplification())
     if options.why_not is not None:
         task.sources.texts["<--why-not>"] = options.why_not
-        asked_configurations(options.why_not, devices, operators_of(program), selection.scope)
-    space, compiled = timing_compilation(lambda: placement_space(program, task.hardware, devices), "--budget")
+        asked_configurations(options.why_not, devices, operators_of(program), selection.scope, task.machine)
+    space, compiled = timing_compilation(lambda: placement_space(program, task.machine, devices), "--budget")
     declared = [each for each in selection.placements if _fits(each, devices)]
     given = {each.name: strategy_of(each, space.graph, Diagnostics()) for each in declared}
     space = _within(space, options.chains)
@@ -109,7 +110,9 @@ def search_placements(task: SearchTask) -> SearchAnswer:
     until, proposals = task.until + compiled, options.chains.proposals
     found = _searched(find, space, until, options.exhaustive, task.progress, proposals)
     name = free_name("found", {each.name for each in selection.placements})
-    result = PlacementSearchResult(selection.program.name, name, space, found, monotonic() - started)
+    is_declared = selection.hardware.get(task.machine.name) is task.machine
+    seconds, machine = monotonic() - started, task.machine if is_declared else None
+    result = PlacementSearchResult(selection.program.name, name, space, found, seconds, machine)
     return PlacementAnswer(task, result)
 
 

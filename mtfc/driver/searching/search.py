@@ -12,13 +12,13 @@ from mtfc.compiler.search.found import Progress, silent
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.selection import Selection, select
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.loading.target import target_of
+from mtfc.driver.loading.target import machine_of, target_of
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching.meshes import check_mesh_options, searched_meshes
 from mtfc.driver.searching.space import SearchAnswer, SearchedSpace, SearchTask
 
 if TYPE_CHECKING:
-    from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.compiler.cost.device_graph import Machine
 
 DEFAULT_TARGET = "h100"
 
@@ -153,8 +153,8 @@ def search(
     check_options(options, exports)
     started = monotonic()
     selection = select(options.file, options.choice, sources, every_layout=True, skip_illegal=True)
-    hardware = _hardware(options, selection, sources)
     space = SPACES[options.space]
+    hardware = _machine(options, space, selection, sources)
     options = attrs.evolve(options, objective=options.objective or space.objectives[0])
     meshes = searched_meshes(options, space, selection, hardware)
     until = started + options.budget
@@ -162,10 +162,11 @@ def search(
     return space.search(task)
 
 
-def _hardware(options: SearchOptions, selection: Selection, sources: Sources) -> Hardware:
+def _machine(options: SearchOptions, space: SearchedSpace, selection: Selection, sources: Sources) -> Machine:
     """Return the machine of `--target`, else the first one that the file declares, else the default machine."""
-    if options.target is None and selection.hardware:
-        return next(iter(selection.hardware.values()))
-    if options.target is None:
+    declared = next(iter(selection.hardware), None)
+    if options.target is None and declared is None:
         say(f"for {DEFAULT_TARGET}; choose another machine with --target")
-    return target_of(options.target or DEFAULT_TARGET, selection.hardware, sources)
+    target = options.target or declared or DEFAULT_TARGET
+    find = target_of if space.has_meshes else machine_of
+    return find(target, selection.hardware, sources)

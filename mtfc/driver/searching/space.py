@@ -14,6 +14,7 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import SearchOptions
 
 if TYPE_CHECKING:
+    from mtfc.compiler.cost.device_graph import Machine
     from mtfc.compiler.cost.hardware import Hardware
 
 
@@ -67,12 +68,20 @@ class SearchTask:
 
     options: SearchOptions
     selection: Selection
-    hardware: Hardware
+    machine: Machine
     meshes: tuple[Mesh, ...]
     sources: Sources
     started: float
     until: float
     progress: Progress
+
+    @property
+    def hardware(self) -> Hardware:
+        """The machine of a search for layouts, which has equal devices."""
+        from mtfc.compiler.cost.hardware import Hardware
+
+        assert isinstance(self.machine, Hardware)
+        return self.machine
 
 
 @attrs.frozen

@@ -135,16 +135,17 @@ def _predicted(options: TrainOptions, selection: Selection, sources: Sources) ->
     """Return the predicted time of a step on the target, if one is named."""
     if options.target is None:
         return None
-    from mtfc.driver.loading.target import check_room, target_of
+    from mtfc.driver.loading.target import check_room, machine_of, target_of
     from mtfc.driver.simulate import simulate_layout, simulate_placement
 
     case = selection.case
-    hardware = target_of(options.target, selection.hardware, sources)
     if isinstance(case, DividedCase):
         raise UsageError(f"`{case.name}` is a layout of several meshes: no --target")
     if isinstance(case, PlacementCase):
-        placed = simulate_placement(case.placement, selection.program, hardware, options.target).step
+        machine = machine_of(options.target, selection.hardware, sources)
+        placed = simulate_placement(case.placement, selection.program, machine, options.target).step
         return Prediction(placed.seconds, placed.ideal)
+    hardware = target_of(options.target, selection.hardware, sources)
     check_room(hardware, case.mesh, options.target)
     step = simulate_layout(case.lower(selection.program), hardware).step
     return Prediction(step.seconds, step.ideal)

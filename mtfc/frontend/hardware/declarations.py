@@ -1,4 +1,4 @@
-"""Read `hardware` declarations: machines with their devices and links.
+"""Read `hardware` declarations with one kind of device and nested links; `device_graphs.py` reads the others.
 
 A declaration has entries within entries. The tables `DEVICE`, `SCRATCHPAD` and `LINK` at the end of this file list the known
 entries, each with the function that reads its value.
@@ -37,18 +37,9 @@ MOST_DEVICES = 2**31
 """Bound of numbers of devices, so that products of sizes stay small integers."""
 
 
-def declare_hardware(decls: Iterable[ast.HardwareDecl], scope: Scope) -> dict[str, Hardware | None]:
-    """Return the machines by name, with None for a machine that has an error."""
-    places: dict[str, Span] = {}
-    return {
-        decl.name.text: _hardware(decl, scope)
-        for decl in decls
-        if scope.declare("hardware", decl.name, places)
-    }
-
-
-def _hardware(decl: ast.HardwareDecl, scope: Scope) -> Hardware | None:
-    found = _entries(
+def declare_nested(decl: ast.HardwareDecl, scope: Scope) -> Hardware | None:
+    """Return a machine with one kind of device and nested links; None if it has an error."""
+    found = entries_of(
         decl.figures, {"device": _device}, ("device",), f"hardware `{decl.name.text}`", decl, scope
     )
     places: dict[str, Span] = {}
@@ -62,16 +53,20 @@ def _hardware(decl: ast.HardwareDecl, scope: Scope) -> Hardware | None:
 
 def _device(figure: ast.HardwareFigure, scope: Scope) -> Device | None:
     if not isinstance(figure.value, ast.HardwareFigures):
-        _wrong(figure, "`{ flops: ..., memory: ..., bandwidth: ... }`", scope)
+        wrong_figure(figure, "`{ flops: ..., memory: ..., bandwidth: ... }`", scope)
         return None
-    found = _entries(
+    found = entries_of(
         figure.value.entries, DEVICE, ("flops", "memory", "bandwidth"), "a device", figure, scope
     )
-    return None if found is None else Device(**_fields(found))
+    return None if found is None else Device(**fields_of(found))
 
 
 def _link(link: ast.LinkDecl, is_last: bool, scope: Scope) -> Link | None:
-    found = _entries(link.figures, LINK, ("kind", "bandwidth"), "a link", link, scope)
+    if any(key_of(figure) == "between" for figure in link.figures):
+        help = "`between` is for machines whose devices have names: `device gpu: { count: 4, ... }`"
+        scope.error("E012", "a link of nested links has no entry `between`", link.name.span, help=help)
+        return None
+    found = entries_of(link.figures, LINK, ("kind", "bandwidth"), "a link", link, scope)
     if found is None:
         return None
     kind: Kind = found["kind"]
@@ -82,27 +77,27 @@ def _link(link: ast.LinkDecl, is_last: bool, scope: Scope) -> Link | None:
         return None
     if len(sizes) > 1 and kind != "torus":
         help = "a torus has one for each side"
-        scope.error("E315", f"a {kind} has one size", _value(link, "size").span, help=help)
+        scope.error("E315", f"a {kind} has one size", value_of(link, "size").span, help=help)
         return None
     if kind not in NEIGHBOURING and "wraps" in found:
         scope.error(
-            "E315", f"`wraps` is for a ring or a torus, and this is a {kind}", _value(link, "wraps").span
+            "E315", f"`wraps` is for a ring or a torus, and this is a {kind}", value_of(link, "wraps").span
         )
         return None
     found.setdefault("latency", 0.0)
     return Link(link.name.text, sizes=sizes, **found)
 
 
-def _value(link: ast.LinkDecl, key: str) -> ast.Node:
-    return next(figure.value for figure in link.figures if _key(figure) == key)
+def value_of(link: ast.LinkDecl, key: str) -> ast.Node:
+    return next(figure.value for figure in link.figures if key_of(figure) == key)
 
 
-def _entries(
+def entries_of(
     figures: Iterable[ast.HardwareFigure],
     known: Mapping[str, Read],
     needed: Iterable[str],
     where: str,
-    node: ast.HardwareDecl | ast.HardwareFigure | ast.LinkDecl,
+    node: ast.DeviceDecl | ast.HardwareDecl | ast.HardwareFigure | ast.LinkDecl,
     scope: Scope,
 ) -> dict[str, Any] | None:
     """Return the values of the entries by name.
@@ -112,7 +107,7 @@ def _entries(
     places: dict[str, Span] = {}
     found: dict[str, Any] = {}
     for figure in figures:
-        name = ast.Name(figure.key.span, _key(figure))
+        name = ast.Name(figure.key.span, key_of(figure))
         if not scope.declare("entry", name, places):
             found[name.text] = None
         elif name.text in known:
@@ -128,58 +123,58 @@ def _entries(
     return None if missing or None in found.values() else found
 
 
-def _key(figure: ast.HardwareFigure) -> str:
+def key_of(figure: ast.HardwareFigure) -> str:
     return figure.key.text if isinstance(figure.key, ast.Name) else str(figure.key.value)
 
 
 # Values of entries
 
 
-def _wrong(figure: ast.HardwareFigure, expected: str, scope: Scope) -> None:
-    scope.error("E315", f"`{_key(figure)}` takes {expected}", figure.value.span)
+def wrong_figure(figure: ast.HardwareFigure, expected: str, scope: Scope) -> None:
+    scope.error("E315", f"`{key_of(figure)}` takes {expected}", figure.value.span)
 
 
-def _positive(figure: ast.HardwareFigure, scope: Scope) -> float | None:
-    return _number(figure, scope, f"a number from {LEAST:g} to {MOST:g}", _is_possible)
+def positive(figure: ast.HardwareFigure, scope: Scope) -> float | None:
+    return number_of(figure, scope, f"a number from {LEAST:g} to {MOST:g}", _is_possible)
 
 
 def _is_possible(value: float) -> bool:
     return LEAST <= value <= MOST
 
 
-def _not_negative(figure: ast.HardwareFigure, scope: Scope) -> float | None:
-    return _number(figure, scope, "a number of seconds, 0 or more", lambda value: 0 <= value <= MOST)
+def not_negative(figure: ast.HardwareFigure, scope: Scope) -> float | None:
+    return number_of(figure, scope, "a number of seconds, 0 or more", lambda value: 0 <= value <= MOST)
 
 
 def _share(figure: ast.HardwareFigure, scope: Scope) -> float | None:
-    return _number(figure, scope, "a share, from 0 to 1", lambda value: 0 <= value <= 1)
+    return number_of(figure, scope, "a share, from 0 to 1", lambda value: 0 <= value <= 1)
 
 
-def _number(
+def number_of(
     figure: ast.HardwareFigure, scope: Scope, expected: str, fits: Callable[[float], bool]
 ) -> float | None:
-    if isinstance(figure.value, ast.HardwareFigures | ast.Tuple):
-        _wrong(figure, expected, scope)
+    if isinstance(figure.value, ast.HardwareFigures | ast.Tuple | ast.DeviceList):
+        wrong_figure(figure, expected, scope)
         return None
     value = number(figure.value, scope)
     if value is not None and not fits(value):
-        _wrong(figure, f"{expected}, and this is {value:g}", scope)
+        wrong_figure(figure, f"{expected}, and this is {value:g}", scope)
         return None
     return None if value is None else float(value)
 
 
-def _whole(figure: ast.HardwareFigure, scope: Scope) -> int | None:
-    value = _number(figure, scope, "a whole number from 1 on", _is_count)
+def whole_figure(figure: ast.HardwareFigure, scope: Scope) -> int | None:
+    value = number_of(figure, scope, "a whole number from 1 on", is_count)
     return None if value is None else int(value)
 
 
-def _is_count(value: float) -> bool:
+def is_count(value: float) -> bool:
     return 1 <= value <= MOST_DEVICES and value == int(value)
 
 
 def _sizes(figure: ast.HardwareFigure, scope: Scope) -> tuple[int, ...] | None:
     nodes = figure.value.items if isinstance(figure.value, ast.Tuple) else (figure.value,)
-    sizes = [_whole(ast.HardwareFigure(node.span, figure.key, node), scope) for node in nodes]
+    sizes = [whole_figure(ast.HardwareFigure(node.span, figure.key, node), scope) for node in nodes]
     found = tuple(size for size in sizes if size is not None)
     return found if len(found) == len(sizes) else None
 
@@ -188,20 +183,20 @@ def _kind(figure: ast.HardwareFigure, scope: Scope) -> Kind | None:
     text = figure.value.text if isinstance(figure.value, ast.Name) else None
     found = next((kind for kind in KINDS if kind == text), None)
     if found is None:
-        _wrong(figure, f"one of: {', '.join(KINDS)}", scope)
+        wrong_figure(figure, f"one of: {', '.join(KINDS)}", scope)
     return found
 
 
 def _rate(figure: ast.HardwareFigure, scope: Scope) -> Rate | None:
     """Read a number, or a table of numbers by size."""
     if not isinstance(figure.value, ast.HardwareFigures):
-        rate = _positive(figure, scope)
+        rate = positive(figure, scope)
         return None if rate is None else Rate.constant(rate)
     points = [_point(entry, scope) for entry in figure.value.entries]
     found = tuple(point for point in points if point is not None)
     sizes = [size for size, _ in found]
     if len(found) == len(points) and (not sizes or sizes != sorted(set(sizes))):
-        _wrong(figure, "a number, or numbers by ascending sizes: `{ 1e3: 2e9, 1e6: 40e9 }`", scope)
+        wrong_figure(figure, "a number, or numbers by ascending sizes: `{ 1e3: 2e9, 1e6: 40e9 }`", scope)
         return None
     return Rate(found) if len(found) == len(points) else None
 
@@ -211,7 +206,7 @@ def _point(entry: ast.HardwareFigure, scope: Scope) -> tuple[float, float] | Non
         message = f"a table by size has numbers from {LEAST:g} to {MOST:g} as keys"
         scope.error("E315", message, entry.key.span)
         return None
-    rate = _positive(entry, scope)
+    rate = positive(entry, scope)
     return None if rate is None else (float(entry.key.value), rate)
 
 
@@ -224,7 +219,7 @@ def _flops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
 def _ops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, float] | None:
     help = "the names of ops are those that `mtfc compile --emit ir` prints"
     is_known = _known("op", (*OPS, *KERNELS), help, scope)
-    return _table(figure, "elements/s by op, such as `{ gather: 1e9 }`", is_known, _positive, scope)
+    return _table(figure, "elements/s by op, such as `{ gather: 1e9 }`", is_known, positive, scope)
 
 
 def _collectives(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
@@ -248,12 +243,12 @@ def _table(
 ) -> dict[str, Any] | None:
     """Read entries whose keys are names, such as dtypes: `is_key` tests a key, `read` reads a value."""
     if not isinstance(figure.value, ast.HardwareFigures) or not figure.value.entries:
-        _wrong(figure, expected, scope)
+        wrong_figure(figure, expected, scope)
         return None
     places: dict[str, Span] = {}
     found: dict[str, Any] = {}
     for entry in figure.value.entries:
-        name = ast.Name(entry.key.span, _key(entry))
+        name = ast.Name(entry.key.span, key_of(entry))
         is_new = scope.declare("entry", name, places)
         found[name.text] = read(entry, scope) if is_new and is_key(name) else None
     return None if None in found.values() else found
@@ -261,17 +256,17 @@ def _table(
 
 def _scratchpad(figure: ast.HardwareFigure, scope: Scope) -> Scratchpad | None:
     if not isinstance(figure.value, ast.HardwareFigures):
-        _wrong(figure, "`{ bytes: ..., wait: ... }`", scope)
+        wrong_figure(figure, "`{ bytes: ..., wait: ... }`", scope)
         return None
-    found = _entries(figure.value.entries, SCRATCHPAD, ("bytes",), "a scratchpad", figure, scope)
-    return None if found is None else Scratchpad(**_fields(found))
+    found = entries_of(figure.value.entries, SCRATCHPAD, ("bytes",), "a scratchpad", figure, scope)
+    return None if found is None else Scratchpad(**fields_of(found))
 
 
 def _dots(figure: ast.HardwareFigure, scope: Scope) -> DotShares | None:
     if not isinstance(figure.value, ast.HardwareFigures) or not figure.value.entries:
-        _wrong(figure, "shares of the FLOP/s by side, such as `{ short: { 64: 0.3, 512: 1 } }`", scope)
+        wrong_figure(figure, "shares of the FLOP/s by side, such as `{ short: { 64: 0.3, 512: 1 } }`", scope)
         return None
-    found = _entries(figure.value.entries, DOTS, (), "the entry `dots`", figure, scope)
+    found = entries_of(figure.value.entries, DOTS, (), "the entry `dots`", figure, scope)
     return None if found is None else DotShares(**found)
 
 
@@ -279,12 +274,12 @@ def _shares(figure: ast.HardwareFigure, scope: Scope) -> Rate | None:
     """Read a share, or a table of shares by size."""
     rate = _rate(figure, scope)
     if rate is not None and rate.peak > 1:
-        _wrong(figure, f"shares above 0 and up to 1, and one of these is {rate.peak:g}", scope)
+        wrong_figure(figure, f"shares above 0 and up to 1, and one of these is {rate.peak:g}", scope)
         return None
     return rate
 
 
-def _fields(entries: Mapping[str, Any]) -> dict[str, Any]:
+def fields_of(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Return entries by the names that fields of records have."""
     return {FIELDS.get(key, key): value for key, value in entries.items()}
 
@@ -294,31 +289,31 @@ FIELDS = {"matrix": "mxu_size", "wait": "latency"}
 
 DEVICE: Mapping[str, Read] = {
     "flops": _flops,
-    "memory": _positive,
+    "memory": positive,
     "bandwidth": _rate,
-    "overhead": _not_negative,
-    "loop": _not_negative,
+    "overhead": not_negative,
+    "loop": not_negative,
     "ops": _ops,
     "overlap": _share,
     "dots": _dots,
-    "matrix": _whole,
+    "matrix": whole_figure,
     "scratchpad": _scratchpad,
 }
 DOTS: Mapping[str, Read] = {"short": _shares, "long": _shares, "summed": _shares}
 SCRATCHPAD: Mapping[str, Read] = {
-    "bytes": _positive,
-    "wait": _not_negative,
-    "reads": _positive,
-    "writes": _positive,
-    "factors": _positive,
-    "results": _positive,
+    "bytes": positive,
+    "wait": not_negative,
+    "reads": positive,
+    "writes": positive,
+    "factors": positive,
+    "results": positive,
 }
 LINK: Mapping[str, Read] = {
     "kind": _kind,
     "size": _sizes,
     "bandwidth": _rate,
-    "latency": _not_negative,
-    "shared": _whole,
-    "wraps": _whole,
+    "latency": not_negative,
+    "shared": whole_figure,
+    "wraps": whole_figure,
     "collectives": _collectives,
 }

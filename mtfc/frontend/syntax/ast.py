@@ -406,6 +406,26 @@ class LayoutDecl(Node):
     allows: tuple[Allow, ...]
 
 
+class DeviceRange(Node):
+    """`0..3`, the devices 0, 1, 2 and 3"""
+
+    first: Int
+    last: Int
+
+
+class DevicesOfKind(Node):
+    """`gpu[0..3, 6]`, devices of a kind by number"""
+
+    kind: DimName
+    numbers: tuple[Expr | DeviceRange, ...]
+
+
+class DeviceList(Node):
+    """`[cpu, gpu[0..3]]`, in a link."""
+
+    devices: tuple[DeviceSet, ...]
+
+
 class OperatorPlacement(Node):
     """`layers.h[0]: { batch: 2 } on [0, 1]`.
 
@@ -415,11 +435,11 @@ class OperatorPlacement(Node):
     path: Name | Path
     indices: tuple[Expr, ...]
     degrees: tuple[Degree, ...]
-    devices: tuple[Expr, ...]
+    devices: tuple[DeviceSet, ...]
 
 
 class PlacementDecl(Node):
-    """`placement found on 4 = { conv1: { batch: 4 } on [0, 1, 2, 3] }`; `devices` is the number of devices."""
+    """`placement found on 4 = { conv1: { batch: 4 } on [0, 1, 2, 3] }`; `devices` is the number of devices, or a machine."""
 
     name: Name
     devices: Expr
@@ -436,7 +456,14 @@ class HardwareFigure(Node):
     """`memory: 80e9`, `size: (4, 4)`, `flops: { bf16: 989e12 }`; in a table by size the key is a number."""
 
     key: Name | Int | Float
-    value: Expr | Tuple | HardwareFigures
+    value: Expr | Tuple | DeviceList | HardwareFigures
+
+
+class DeviceDecl(Node):
+    """`device gpu: { count: 4, flops: { f32: 10e12 }, memory: 16e9, bandwidth: 700e9 }`"""
+
+    name: Name
+    figures: tuple[HardwareFigure, ...]
 
 
 class LinkDecl(Node):
@@ -447,10 +474,14 @@ class LinkDecl(Node):
 
 
 class HardwareDecl(Node):
-    """`hardware h100 = { device: { ... }, link nvlink: { ... } }`, the innermost link first."""
+    """`hardware h100 = { device: { ... }, link nvlink: { ... } }`, the innermost link first.
+
+    devices: the kinds of devices of a device graph; empty for nested links.
+    """
 
     name: Name
     figures: tuple[HardwareFigure, ...]
+    devices: tuple[DeviceDecl, ...]
     links: tuple[LinkDecl, ...]
 
 
@@ -546,6 +577,9 @@ class TrainDecl(Node):
     report: tuple[Name, ...] | None
     groups: tuple[OptimizerFor | Frozen, ...] = ()
 
+
+DeviceSet = Expr | DeviceRange | DevicesOfKind
+"""Devices in a list: one by number or by name, or several."""
 
 Declaration = (
     ImportDecl

@@ -79,7 +79,7 @@ def _terminals(lark: Lark) -> tuple[dict[str, str], dict[str, str]]:
     """Return the keywords by their text, and the patterns by terminal in the order in which a lexer must try them."""
     keywords = {t.pattern.value: t.name for t in lark.terminals if t.pattern.value.isalpha()}
     others = [t for t in lark.terminals if t.name not in keywords.values()]
-    others.sort(key=lambda t: (-t.pattern.max_width, -len(t.pattern.value), t.name))
+    others.sort(key=lambda t: (-t.priority, -t.pattern.max_width, -len(t.pattern.value), t.name))
     return keywords, {t.name: t.pattern.to_regexp() for t in others}
 
 

@@ -192,7 +192,7 @@ class TreeBuilder:
         path: ast.Name | ast.Path,
         indices: tuple[ast.Expr, ...] | None,
         degrees: tuple[ast.Degree, ...],
-        devices: tuple[ast.Expr, ...] | None,
+        devices: tuple[ast.DeviceSet, ...] | None,
     ) -> ast.OperatorPlacement:
         return ast.OperatorPlacement(span, path, indices or (), degrees, devices or ())
 
@@ -211,7 +211,17 @@ class TreeBuilder:
             return ast.Broken(span, frozenset((name.text,)))
         figures = tuple(entry for entry in entries if isinstance(entry, ast.HardwareFigure))
         links = tuple(entry for entry in entries if isinstance(entry, ast.LinkDecl))
-        return ast.HardwareDecl(span, name, figures, links)
+        devices = tuple(entry for entry in entries if isinstance(entry, ast.DeviceDecl))
+        return ast.HardwareDecl(span, name, figures, devices, links)
+
+    def device_range(self, span: Span, token: Token) -> ast.DeviceRange:
+        first, last = (ast.Int(span, _integer(digits, span)) for digits in token.text.split(".."))
+        return ast.DeviceRange(span, first, last)
+
+    def devices_of_kind(
+        self, span: Span, kind: ast.DimName, *numbers: ast.Expr | ast.DeviceRange
+    ) -> ast.DevicesOfKind:
+        return ast.DevicesOfKind(span, kind, numbers)
 
     def train_decl(
         self, span: Span, model: ast.Name, entries: tuple[ast.Node, ...]

@@ -1,9 +1,10 @@
 """Strategies, the space of strategies (FlexFlow, section 4), and known strategies to start from (sections 6.2 and 8.2).
 
 The degrees of a configuration divide the sizes of its dimensions, and their product is at most the number of devices. Parts are
-placed on consecutive devices in one of few orders: by number, or with the stride of a group that a link connects. The first
-device is a multiple of the number of parts, and any of the split dimensions may change fastest. FlexFlow's own search also uses
-consecutive devices only: 10 ** 11 strategies for six layers on four devices (section 8.4) are about 25 configurations each.
+placed on consecutive devices in one of few orders: by number, or with the stride of a group that a link connects; in a device
+graph also those of one kind or link (`DeviceGraph.orders`). The first device is a multiple of the number of parts, and any of
+the split dimensions may change fastest. FlexFlow's own search also uses consecutive devices only: 10 ** 11 strategies for six
+layers on four devices (section 8.4) are about 25 configurations each.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from random import Random
 import attrs
 import numpy as np
 
-from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.device_graph import DeviceGraph, Machine
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Dim
 from mtfc.placements.operators.cotangent_flow import CotangentFlow
@@ -71,10 +72,12 @@ class OperatorConfigurations:
     lists: Mapping[int, DeviceLists]
     only: Configuration | None = None
 
-    def within(self, allowed: Collection[str], one: bool, graph: OperatorGraph) -> OperatorConfigurations:
+    def within(
+        self, allowed: Collection[str], one: bool, graph: OperatorGraph, first: int = 0
+    ) -> OperatorConfigurations:
         """Restrict the degrees to dimensions of some kinds, of `KINDS`, and to one dimension at a time if `one` is set.
 
-        Without the kind "O" all operators run on the first devices.
+        Without the kind "O" all operators run on the devices from `first` on.
         """
         kinds = {dim: self.kind_of(dim, graph) for each in self.degrees for dim, _ in each}
         degrees = tuple(
@@ -83,10 +86,11 @@ class OperatorConfigurations:
             if all(kinds[dim] in allowed for dim, _ in each) and not (one and len(each) > 1)
         )
         lists = {
-            n: tuple(each for each in lists if "O" in allowed or each[0] == 0)
+            n: tuple(each for each in lists if "O" in allowed or each[0] == first)
             for n, lists in self.lists.items()
         }
-        return attrs.evolve(self, degrees=degrees, lists=lists)
+        possible = tuple(each for each in degrees if lists[_size(each)])
+        return attrs.evolve(self, degrees=possible, lists=lists)
 
     def kind_of(self, dim: str, graph: OperatorGraph) -> str:
         """Return the kind of a dimension in which the operator can be split: samples, parameters or attributes (section 4)."""
@@ -166,9 +170,9 @@ def _places(sizes: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(places.ravel().tolist())
 
 
-def configurations(flow: CotangentFlow, hardware: Hardware, devices: int) -> list[OperatorConfigurations]:
+def configurations(flow: CotangentFlow, machine: Machine, devices: int) -> list[OperatorConfigurations]:
     """Return the configurations of each operator. Operators that are alike share one object."""
-    lists = device_lists(hardware, devices)
+    lists = device_lists(machine, devices)
     known: dict[object, OperatorConfigurations] = {}
     found = []
     for operator in flow.graph.operators:
@@ -209,22 +213,39 @@ def legal_degrees(operator: Operator, alone: SingleSplits, devices: int) -> Iter
     yield from extend((), devices, 0)
 
 
-def device_lists(hardware: Hardware, devices: int) -> dict[int, DeviceLists]:
+def device_lists(machine: Machine, devices: int) -> dict[int, DeviceLists]:
     """Return for each number of parts the lists of devices on which the parts may be placed."""
-    strides, inner = [1], 1
-    for link in hardware.links:
-        inner *= prod(link.sizes) if link.sizes else devices
-        if inner < devices and devices % inner == 0:
-            strides.append(inner)
+    orders = _orders_of_devices(machine, devices)
     found: dict[int, DeviceLists] = {}
     for count in range(1, devices + 1):
         lists = (
             tuple(order[start : start + count])
-            for order in (_strided(stride, devices) for stride in strides)
-            for start in range(0, devices - count + 1, count)
+            for order in orders
+            for start in range(0, len(order) - count + 1, count)
         )
         found[count] = tuple(dict.fromkeys(lists))
     return found
+
+
+def _orders_of_devices(machine: Machine, devices: int) -> list[Sequence[int]]:
+    """Return orders of the first devices, in which neighbours on the machine stand together."""
+    if isinstance(machine, DeviceGraph):
+        return [[device for device in order if device < devices] for order in machine.orders()]
+    strides, inner = [1], 1
+    for link in machine.links:
+        inner *= prod(link.sizes) if link.sizes else devices
+        if inner < devices and devices % inner == 0:
+            strides.append(inner)
+    return [_strided(stride, devices) for stride in strides]
+
+
+def main_devices(machine: Machine, devices: int) -> Sequence[int]:
+    """Return the devices on which known strategies run: all, or those of the kind that computes the most."""
+    if not isinstance(machine, DeviceGraph):
+        return range(devices)
+    kinds = machine.kind_of[:devices]
+    main = max(dict.fromkeys(kinds), key=lambda kind: kinds.count(kind) * machine.kinds[kind].peak)
+    return [device for device, kind in enumerate(kinds) if kind == main]
 
 
 def _strided(stride: int, devices: int) -> list[int]:
@@ -233,11 +254,11 @@ def _strided(stride: int, devices: int) -> list[int]:
 
 
 def data_parallel_strategy(
-    graph: OperatorGraph, choices: Sequence[OperatorConfigurations], devices: int
+    graph: OperatorGraph, choices: Sequence[OperatorConfigurations], devices: Sequence[int]
 ) -> Strategy:
     """Split every operator by samples, over as many devices as the samples can be divided into."""
     return tuple(
-        _by(samples_of(graph, operator), legal, range(devices))
+        _by(samples_of(graph, operator), legal, devices)
         for operator, legal in zip(graph.operators, choices, strict=True)
     )
 
@@ -247,27 +268,29 @@ def random_strategy(choices: Sequence[OperatorConfigurations], random: Random) -
 
 
 def expert_strategy(
-    graph: OperatorGraph, choices: Sequence[OperatorConfigurations], hardware: Hardware, devices: int
+    graph: OperatorGraph, choices: Sequence[OperatorConfigurations], node: int, devices: Sequence[int]
 ) -> Strategy:
-    """Return an expert's strategy (section 8.2.1).
+    """Return an expert's strategy (section 8.2.1) for nodes of `node` devices.
 
     Recurrent networks get one copy per node, and layers are placed one after the other on the GPUs of a node. In other
     networks, dense layers are split by units and all other operators by samples ("one weird trick").
     """
     if is_recurrent(graph):
-        return _layer_by_layer(graph, choices, min(node_size(hardware), devices), devices)
+        return _layer_by_layer(graph, choices, min(node, len(devices)), devices)
     return tuple(
-        _by(_units(graph, operator) or samples_of(graph, operator), legal, range(devices))
+        _by(_units(graph, operator) or samples_of(graph, operator), legal, devices)
         for operator, legal in zip(graph.operators, choices, strict=True)
     )
 
 
-def node_size(hardware: Hardware) -> int:
-    """Return the number of devices that all links but the outermost connect."""
-    return prod(size for link in hardware.links[:-1] for size in link.sizes)
+def node_size(machine: Machine, devices: Sequence[int]) -> int:
+    """Return the number of devices that all links but the outermost connect; of a graph, all of them."""
+    if isinstance(machine, DeviceGraph):
+        return len(devices)
+    return prod(size for link in machine.links[:-1] for size in link.sizes)
 
 
-def _by(dim: Dim | None, choices: OperatorConfigurations, devices: range) -> Configuration:
+def _by(dim: Dim | None, choices: OperatorConfigurations, devices: Sequence[int]) -> Configuration:
     """Split along one dimension into one part per device, or into the largest number of parts that the dimension allows."""
     if dim is None:
         return Configuration((), (devices[0],))
@@ -317,11 +340,11 @@ def layer_numbers(graph: OperatorGraph) -> list[int]:
 
 
 def _layer_by_layer(
-    graph: OperatorGraph, choices: Sequence[OperatorConfigurations], node: int, devices: int
+    graph: OperatorGraph, choices: Sequence[OperatorConfigurations], node: int, devices: Sequence[int]
 ) -> Strategy:
     layers = layer_numbers(graph)
     count = max(layers) + 1
     return tuple(
-        _by(samples_of(graph, operator), legal, range(layer * node // count, devices, node))
+        _by(samples_of(graph, operator), legal, devices[layer * node // count :: node])
         for operator, legal, layer in zip(graph.operators, choices, layers, strict=True)
     )

@@ -54,7 +54,8 @@ def propose_strategy(
     last: int,
     arrays: StateArrays,
     memory: Array,
-    limits: tuple[float, float],
+    capacity: Array,
+    limit: float,
 ) -> Any:
     """Build the changed blocks of a strategy and propose them: see `propose_blocks`.
 
@@ -63,7 +64,7 @@ def propose_strategy(
     """
     placement = FlatPlacement(FlatGraph(*graph), PartTables(*tables), FlatStrategy(*strategy))
     new = build_blocks(numbers, placement, room)
-    return propose_blocks(numbers, new, last, arrays, memory, limits)
+    return propose_blocks(numbers, new, last, arrays, memory, capacity, limit)
 
 
 @jit
@@ -73,12 +74,14 @@ def propose_blocks(
     last: int,
     arrays: StateArrays,
     memory: Array,
-    limits: tuple[float, float],
+    capacity: Array,
+    limit: float,
 ) -> Any:
     """Return the outcome of a step with new blocks, its seconds, the change of bytes sent, and the bytes that each device
     holds.
 
-    last: the fate of the last proposal. memory [device]: bytes before. limits: bytes that a device has, and seconds of the step.
+    last: the fate of the last proposal. memory, capacity [device]: bytes before, and bytes that the device has. limit: seconds of
+    the step.
     """
     state = open_state(arrays)
     if last == KEPT:
@@ -89,11 +92,11 @@ def propose_blocks(
     for i in range(len(numbers)):
         sent += new.sent[i] - state.blocks[numbers[i], SENT]
         memory += new.memory[i] - state.memory[numbers[i]]
-    if memory.max() > limits[0]:
+    if (memory - capacity).max() > 0:  # `max` is compiled here first: with reference counts
         return ENDED, np.inf, sent, memory
     if not apply_change(state, numbers, new):
         return CROWDED, np.inf, sent, memory
-    seconds = simulate_change(state, limits[1])
+    seconds = simulate_change(state, limit)
     if seconds == np.inf:
         revert_change(state)
         return ENDED, seconds, sent, memory
@@ -130,6 +133,11 @@ class EvaluatedStrategy:
     _tasks: StrategyTasks
     _simulated: SimulatedGraph | None = None
 
+    @property
+    def excess(self) -> float:
+        """The bytes that the fullest device lacks, negative if it has room."""
+        return float((self.memory - self._tasks.capacity).max(initial=-inf))
+
     @cached_property
     def base(self) -> SimulatedGraph:
         """The task graph with its timeline. Requires finite seconds."""
@@ -146,7 +154,7 @@ def simulate_blocks(
     """
     blocks = tasks.build(np.arange(len(tasks.names)) if numbers is None else numbers, placed)
     times = TaskTimes(np.empty(blocks.size), np.empty(blocks.size), np.empty(blocks.size, np.uint32))
-    fits = blocks.memory.sum(axis=0).max(initial=0) <= tasks.capacity
+    fits = (blocks.memory.sum(axis=0) <= tasks.capacity).all()
     seconds = float(simulate(blocks, times, limit, tasks.links.idle + 1)) if fits else inf
     return SimulatedGraph(blocks, times), seconds
 
@@ -213,11 +221,12 @@ class StrategyEvaluator:
                 self._graph,
                 tuple(self.tasks.forms.tables),
                 tuple(placed),
-                self.tasks.room,
+                self.tasks.buffers,
                 last,
                 self._arrays,
                 old.memory,
-                (float(self.tasks.capacity), limit),
+                self.tasks.capacity,
+                limit,
             )
             if becomes != CROWDED:
                 return seconds, sent, memory

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.device_graph import DeviceGraph, Machine
 from mtfc.compiler.cost.step_time import Event
 from mtfc.compiler.diagnostics import Span
 from mtfc.reports.drawing import DrawnOperator
@@ -40,20 +40,26 @@ class ReportedPlacement:
 
 
 def placements_json(
-    placements: Sequence[ReportedPlacement], hardware: Hardware, sources: Mapping[str, str]
+    placements: Sequence[ReportedPlacement], machine: Machine, sources: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the record of a report. sources: each file's text by name."""
     own, texts = placements[0].file, Texts()
     return {
         "format": FORMAT,
         "kind": "placements",
-        "target": target_json(hardware),
+        "target": _graph(machine) if isinstance(machine, DeviceGraph) else target_json(machine),
         "own": own,
         "sources": {file: text for file, text in sources.items() if file == own},
         "steps": [each.step for each in placements],
         "placements": [_placement(each, texts) for each in placements],
         "texts": list(texts.numbers),
     }
+
+
+def _graph(graph: DeviceGraph) -> dict[str, Any]:
+    """Return the machine's name and its kinds of devices."""
+    caveat = " ".join(graph.caveat).strip()
+    return {"name": graph.name, "kinds": graph.summary, "memory": None, "caveat": caveat}
 
 
 def _placement(each: ReportedPlacement, texts: Texts) -> dict[str, Any]:

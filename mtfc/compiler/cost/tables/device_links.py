@@ -1,9 +1,10 @@
-"""The link, the port and the time of a transfer between two devices (FlexFlow, section 5, A2: s / b).
+"""The ports and the time of a transfer between two devices (FlexFlow, section 5, A2: s / b).
 
-Devices are numbered from the innermost link outwards. The innermost group that contains both devices determines the link. A
-transfer occupies the port of its sender; neighbours that share bandwidth share one port. Rings and tori have one port for each
-direction. Only sends contend for a port: data that gathers in the forward pass scatters in the backward pass, so the receiving
-side is counted there.
+In a device graph a transfer occupies all ports of its route (`graph_routes.py`). In hardware with nested links, devices are
+numbered from the innermost link outwards, and the innermost group that contains both devices determines the link. A transfer then
+occupies the port of its sender; neighbours that share bandwidth share one port. Rings and tori have one port for each direction.
+Only sends contend for a port: data that gathers in the forward pass scatters in the backward pass, so the receiving side is
+counted there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any
 import attrs
 import numpy as np
 
+from mtfc.compiler.cost.device_graph import DeviceGraph, GraphPort, Machine
 from mtfc.compiler.cost.hardware import Hardware, Link
+from mtfc.compiler.cost.tables.graph_routes import find_routes
 
 Table = Any
 """A NumPy array indexed by the sending and the receiving device."""
@@ -46,13 +49,17 @@ class Port:
 
 @attrs.frozen(eq=False)
 class DeviceLinks:
-    """Port, latency and bandwidth between devices. Ports are numbered from `count` on, after the devices; `ports` lists them."""
+    """Ports, latency and bandwidth between devices. Ports are numbered from `count` on, after the devices; `ports` lists them.
+
+    port, rate [sender, receiver, hop]: the ports of the route, -1 after the last, and the bandwidth of each.
+    """
 
     count: int
     port: Table
+    rate: Table
     latency: Table
     bandwidth: Table
-    ports: tuple[Port, ...]
+    ports: tuple[Port | GraphPort, ...]
 
     @property
     def idle(self) -> int:
@@ -64,6 +71,7 @@ class DeviceLinks:
         others = self.bandwidth < np.inf
         return attrs.evolve(
             self,
+            rate=np.where(self.port < 0, self.rate, bandwidth),
             latency=np.where(others, latency, self.latency),
             bandwidth=np.where(others, bandwidth, self.bandwidth),
         )
@@ -73,11 +81,22 @@ class DeviceLinks:
         return self.latency[source, target] + size / self.bandwidth[source, target]
 
 
-def device_links(hardware: Hardware, count: int) -> DeviceLinks:
-    """Return the links between `count` devices. The outermost link is repeated as needed. Bandwidths are those of large
-    arrays.
+def device_links(machine: Machine, count: int) -> DeviceLinks:
+    """Return the links between the first `count` devices. The outermost of nested links is repeated as needed. Bandwidths are
+    those of large arrays.
     """
-    port = np.zeros((count, count), np.int64)
+    return _of_graph(machine, count) if isinstance(machine, DeviceGraph) else _of_nested(machine, count)
+
+
+def _of_graph(graph: DeviceGraph, count: int) -> DeviceLinks:
+    routes = find_routes(graph)
+    own = slice(0, count), slice(0, count)
+    port = np.where(routes.port < 0, -1, routes.port + count)[own]
+    return DeviceLinks(count, port, routes.rate[own], routes.latency[own], routes.bandwidth[own], graph.ports)
+
+
+def _of_nested(hardware: Hardware, count: int) -> DeviceLinks:
+    port = np.full((count, count, 1), -1, np.int64)
     latency, bandwidth = np.zeros((count, count)), np.full((count, count), np.inf)
     ports: dict[tuple[str, int, int], tuple[int, Port]] = {}
     for a in range(count):
@@ -87,10 +106,11 @@ def device_links(hardware: Hardware, count: int) -> DeviceLinks:
                 hops, direction = _hops(link, a // inner, b // inner)
                 sender = a // max(link.shared, 1) if link.shared > 1 else a
                 key = (link.name, sender, direction)
-                port[a, b], _ = ports.setdefault(key, (count + len(ports), Port(link, sender, direction)))
+                port[a, b, 0], _ = ports.setdefault(key, (count + len(ports), Port(link, sender, direction)))
                 latency[a, b] = hops * link.latency
                 bandwidth[a, b] = link.rate("permute").peak
-    return DeviceLinks(count, port, latency, bandwidth, tuple(each for _, each in ports.values()))
+    rate = bandwidth[..., np.newaxis]
+    return DeviceLinks(count, port, rate, latency, bandwidth, tuple(each for _, each in ports.values()))
 
 
 def _between(hardware: Hardware, a: int, b: int) -> tuple[Link, int]:

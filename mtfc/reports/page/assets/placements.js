@@ -25,7 +25,7 @@ function overview(place) {
   const heads = ["placement", "devices", "a step", "waits", "of peak", "sent", "memory"], named = (step) => ({ name: step.layout });
   place.replaceChildren(
     el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, heads.map((each, i) => el("th", { class: i ? "n" : null }, each)))), el("tbody", {}, rows))),
-    el("p", { class: "note" }, `Bytes sent are those of all devices together. Memory is that of the device that holds the most; a device of ${target.name} has ${bytesText(target.memory)}.`),
+    el("p", { class: "note" }, `Bytes sent are those of all devices together. Memory is that of the device that holds the most; ${target.kinds ? `${target.name} has ${target.kinds}` : `a device of ${target.name} has ${bytesText(target.memory)}`}.`),
     el("div", { class: "charts" },
       bars("Time of a step", records.map((step) => ({ ...named(step), parts: [["computing", step.compute_seconds, 1], ["waiting for communication", step.exposed_communication_seconds, 2]] })), secondsText, choose),
       bars("Memory", records.map((step) => ({ ...named(step), parts: MEMORY.map(([name, number]) => [MEMORY_NAMES[name] ?? name, step.memory_per_device[name], number]) })), bytesText, choose)));
@@ -95,7 +95,7 @@ function devices(place) {
   const { by_device: found, step_seconds: seconds } = record();
   const most = Math.max(...found.map((each) => each.memory), 1), bar = (share, number) => el("div", { class: "bar" }, el("div", {}, el("i", { class: `s${number}`, style: { width: `${100 * share}%` } })));
   const rows = found.map((each) => el("tr", { tabindex: "0", class: each.device === state.device ? "chosen" : null, "data-device": each.device, onclick: () => pick(each.device), onkeydown: (event) => { if (event.key === "Enter") pick(each.device); } },
-    el("td", {}, el("i", { class: "swatch", style: { background: deviceColor(each.device, found.length) } }), ` device ${each.device}`),
+    el("td", {}, el("i", { class: "swatch", style: { background: deviceColor(each.device, found.length) } }), ` device ${each.name ?? each.device}`),
     el("td", { class: "n", "data-figure": "compute" }, secondsText(each.compute_seconds)), el("td", { class: "n" }, seconds ? percent(each.compute_seconds / seconds) : ""), el("td", { class: "wide" }, bar(seconds ? each.compute_seconds / seconds : 0, 1)),
     el("td", { class: "n", "data-figure": "memory" }, bytesText(each.memory)), el("td", { class: "wide" }, bar(each.memory / most, 4))));
   const ports = Object.entries(record().links);
