@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from importlib import import_module
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -142,9 +142,11 @@ def main(arguments: Sequence[str]) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     choose_color(options.color)
+    if options.command in WITH_OWN_LINES or not sys.stderr.isatty():
+        return guarded(lambda: _run(options))
     from mtfc.cli.progress import progress_line
 
-    with nullcontext() if options.command in WITH_OWN_LINES else progress_line(options.command):
+    with progress_line(options.command):
         return guarded(lambda: _run(options))
 
 

@@ -29,8 +29,8 @@ OFTEN = 0.1
 
 @contextmanager
 def progress_line(command: str) -> Iterator[None]:
-    """Show the activities of a command on standard error, if it is a terminal."""
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    """Show the activities of a command on standard error, which is a terminal."""
+    if os.environ.get("TERM") == "dumb":
         yield
         return
     streams = sys.stdout, sys.stderr
