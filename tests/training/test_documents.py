@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError
 from mtfc.driver.training.batch_iterators import DataSource
 from mtfc.driver.training.data_sources import open_source
-from mtfc.driver.training.record_files import map_array_records
+from mtfc.driver.training.record_files import map_array_records, map_parquet
 from mtfc.driver.training.tf_examples import parse_tf_example
 from tests.training.models import BATCH, CLASSIFIER, LENGTH, TOKENS, program, shares, steps, taken
 
@@ -305,6 +306,39 @@ def test_columns_of_parquet_are_inputs(tmp_path: Path) -> None:
         np.testing.assert_array_equal(second["labels"], np.arange(8, 16, dtype=np.int32), strict=True)
 
 
+def test_a_column_that_holds_no_array_is_named(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    values = {"rows without a value (null)": [1, None], "lists of several lengths": [[1], [1, 2]]}
+    for expected, column in {**values, "values of the type string": ["a", "b"]}.items():
+        parquet.write_table(arrow.table({"tokens": column}), tmp_path / "a.parquet")
+        with pytest.raises(CompileError, match=f"its column `tokens` has {re.escape(expected)}"):
+            map_parquet(f"{tmp_path}/a.parquet", ["tokens"])
+        assert not map_parquet(f"{tmp_path}/a.parquet", ["x"])
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    writer = pytest.importorskip("array_record.python.array_record_module").ArrayRecordWriter
+    path = f"{tmp_path}/a.array_record"
+    file = writer(path, "group_size:1,uncompressed")
+    for i in range(9):
+        file.write(bytes([i]) * 100)
+    file.close()
+    content = bytearray(Path(path).read_bytes())
+    content[content.index(bytes([5]) * 100) + 50] ^= 1
+    Path(path).write_bytes(content)
+    source = open_source(f"{path}:uint8", program(TOKENS))
+    with pytest.raises(CompileError, match="record 5 is damaged"):
+        taken(source, 40, seed=0)
+
+
+def test_other_bytes_than_utf_8_are_told(
+    tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"to be \xff not " * 90)
+    open_source(f"{tmp_path}/a.txt", program(TOKENS), tokenizer=tokenizer)
+    assert "a.txt: byte 6 is no UTF-8" in capsys.readouterr().err
+
+
 def test_records_of_arrays_are_examples(tmp_path: Path) -> None:
     model = CLASSIFIER.replace(", scale: f32[io]", "").replace("x * scale", "x")
     records = [npz(x=np.full(3, i, np.float32), labels=np.int64(i)) for i in range(20)]
@@ -480,6 +514,12 @@ ERRORS: dict[str, tuple[str, dict[str, str], bool, str]] = {
         {"a.bin": "", "b.bin": ""},
         False,
         "the weights of a mixture are numbers above 0",
+    ),
+    "a weight that is no number": (
+        "a.bin:uint8@nan,b.bin:uint8@1",
+        {"a.bin": "", "b.bin": ""},
+        False,
+        "the weight of a source is a number such as 3 or 0.5, and not `nan`",
     ),
     "one file twice": ("a.bin:uint8@1,a.bin:uint8@1", {"a.bin": "no"}, False, "names a.bin twice"),
     "an empty part": (

@@ -28,7 +28,7 @@ from mtfc.driver.data.array_files import (
 )
 from mtfc.driver.data.fitting import Fitting, shape_text
 from mtfc.driver.data.tokenizers import Tokenizer
-from mtfc.driver.errors import UsageError, reason_of
+from mtfc.driver.errors import UsageError, reason_of, say
 from mtfc.driver.training.data_inputs import DataInput
 from mtfc.driver.training.record_files import ARRAY_RECORD, PARQUET, RECORDS, map_array_records, map_parquet
 
@@ -182,7 +182,7 @@ def _opening(path: str, dtype: str | None, inputs: Sequence[DataInput]) -> Open:
             )
         return partial(_map_npy, name=inputs[0].name)
     if path.endswith(PARQUET):
-        return map_parquet
+        return partial(map_parquet, inputs=[each.name for each in inputs])
     shapes = {each.name: each.shape[1:] for each in inputs}
     return partial(map_array_records, shapes=shapes) if path.endswith(ARRAY_RECORD) else _map_npz
 
@@ -215,7 +215,13 @@ def _map_tokens(path: str, dtype: str, input: DataInput) -> Arrays:
 def _read_text(path: str, tokenizer: Tokenizer, input: DataInput) -> Arrays:
     """Return the tokens of a text as examples of the input's length; what is left at the end is no example."""
     _size(path)
-    tokens = tokenizer.encode(Path(path).read_bytes().decode("utf-8", "replace"))
+    content = Path(path).read_bytes()
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        text = content.decode("utf-8", "replace")
+        say(f"{path}: byte {error.start} is no UTF-8: such bytes are read as \ufffd")
+    tokens = tokenizer.encode(text)
     length = input.shape[1]
     count = len(tokens) // length
     return {input.name: tokens[: count * length].reshape(count, length)}

@@ -7,7 +7,7 @@ file has no single rows to read, so its columns are read whole and stay in memor
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -113,7 +113,7 @@ def _parquet_columns(path: str, names: Sequence[str] | None) -> Mapping[str, Any
     """Return columns as arrays of Arrow; None takes all. Raises `CompileError` (E501) and `UsageError`."""
     parquet = import_package("pyarrow.parquet", "pyarrow", "Parquet", "data")
     try:
-        file = parquet.ParquetFile(path, memory_map=True)
+        file = parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True)
         found = file.schema_arrow.names
         lost = [name for name in names or () if name not in found]
         if lost:
@@ -124,15 +124,28 @@ def _parquet_columns(path: str, names: Sequence[str] | None) -> Mapping[str, Any
     return {name: table.column(name).combine_chunks() for name in table.column_names}
 
 
-def map_parquet(path: str) -> Arrays:
-    """Return the numeric columns of a file; lists of one length have further dimensions."""
+def map_parquet(path: str, inputs: Collection[str]) -> Arrays:
+    """Return the numeric columns of a file; lists of one length have further dimensions.
+
+    Raises `CompileError` (E501) if the column of an input holds something else.
+    """
     _check_readable(path)
-    arrays = {name: _array_of(column) for name, column in _parquet_columns(path, None).items()}
-    return {name: array for name, array in arrays.items() if array is not None}
+    arrays = dict[str, Array]()
+    for name, column in _parquet_columns(path, None).items():
+        if not len(column):
+            raise unreadable(path, "it has no rows")
+        found = _array_of(column)
+        if isinstance(found, str) and name in inputs:
+            raise unreadable(
+                path, f"its column `{name}` has {found}, and an input takes numbers, or lists of one length"
+            )
+        if not isinstance(found, str):
+            arrays[name] = found
+    return arrays
 
 
-def _array_of(column: Any) -> Array | None:
-    """Return the array of a column; None if it holds no numbers, has gaps, or has lists of several lengths."""
+def _array_of(column: Any) -> Array | str:
+    """Return the array of a column, or what it has in the place of numbers."""
     import numpy as np
 
     types = import_package("pyarrow.types", "pyarrow", "Parquet", "data")
@@ -140,14 +153,16 @@ def _array_of(column: Any) -> Array | None:
     while not column.null_count and (_is_list(types, column.type)):
         lengths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
         if len(lengths) != 1:
-            return None
+            return "lists of several lengths"
         shape.append(int(lengths[0]))
         column = column.flatten()
     is_number = (
         types.is_integer(column.type) or types.is_floating(column.type) or types.is_boolean(column.type)
     )
-    if column.null_count or not is_number:
-        return None
+    if column.null_count:
+        return "rows without a value (null)"
+    if not is_number:
+        return f"values of the type {column.type}"
     return column.to_numpy(zero_copy_only=False).reshape(shape)
 
 
@@ -158,18 +173,36 @@ def _is_list(types: Any, type: Any) -> bool:
 # ArrayRecord
 
 
-def array_records(path: str) -> Sequence[bytes]:
+@attrs.frozen(eq=False)
+class ByteRecords:
+    """The records of an ArrayRecord file, which the package reads when they are asked for."""
+
+    path: str
+    source: Any
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, number: int) -> bytes:
+        """Return a record. Raises `CompileError` (E501) if it is damaged."""
+        try:
+            return bytes(self.source[number])
+        except Exception as error:  # of many kinds, by the package array_record
+            raise unreadable(self.path, f"record {number} is damaged ({_line_of(error)})") from None
+
+
+def array_records(path: str) -> ByteRecords:
     """Return the records of a file. Raises `CompileError` (E501)."""
     sources = import_package("grain.sources", "grain")
     try:
-        records: Sequence[bytes] = sources.ArrayRecordDataSource(path)
+        records = sources.ArrayRecordDataSource(path)
         _ = len(records)
     except Exception as error:  # of many kinds, by the package array_record
         raise unreadable(path, f"it is no ArrayRecord file ({_line_of(error)})") from None
-    return records
+    return ByteRecords(path, records)
 
 
-def _record(records: Sequence[bytes], dtype: str | None, number: int) -> Any:
+def _record(records: ByteRecords, dtype: str | None, number: int) -> Any:
     """Return a document: text, or tokens if their dtype is known."""
     import numpy as np
 
@@ -189,7 +222,7 @@ def first_tf_example(path: str) -> dict[str, Array] | None:
     return parse_tf_example(records[0]) if len(records) else None
 
 
-def _feature(path: str, records: Sequence[bytes], key: str, number: int) -> Any:
+def _feature(path: str, records: ByteRecords, key: str, number: int) -> Any:
     """Return a document from a feature of a `tf.train.Example`: text, or tokens."""
     features = parse_tf_example(records[number]) or {}
     if key not in features:
@@ -254,7 +287,7 @@ _PARSING = Lock()
 
 
 def _example(
-    path: str, records: Sequence[bytes], shapes: Mapping[str, tuple[int, ...]], number: int
+    path: str, records: ByteRecords, shapes: Mapping[str, tuple[int, ...]], number: int
 ) -> dict[str, Array]:
     """Return the arrays of a record."""
     import numpy as np
