@@ -17,6 +17,7 @@ import pytest
 import mtfc as api
 from mtfc.backends.common.devices import Unavailable
 from mtfc.driver.data.array_files import stored_arrays
+from mtfc.driver.training import loop
 from mtfc.driver.training.metrics import JsonLines, TensorBoard
 from mtfc.driver.training.run_lock import RunLock
 from mtfc.reports.training_report import TrainingStep
@@ -400,6 +401,29 @@ def test_skipped_steps_read_their_batch_and_change_nothing(mtfc: Mtfc, folder: P
     assert [each["step"] for each in records(folder / "all" / "metrics.jsonl")] == [1, 2, 4]
     whole, other = (stored_arrays(name)["w"].read() for name in ("some", "all"))
     np.testing.assert_array_equal(whole, other)
+
+
+def test_a_long_run_keeps_few_figures_in_memory(
+    mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table at the end is that of a run that keeps all, with the evaluation that came last."""
+    options = (
+        "train",
+        "model.mtf",
+        "--data",
+        "data.npz",
+        "--eval",
+        "test.npz",
+        "--eval-every",
+        "20",
+        "--steps",
+    )
+    whole = mtfc(*options, "9").out
+    monkeypatch.setattr(loop, "MOST_KEPT", 4)
+    few = mtfc(*options, "9").out
+    wanted = ("steps ", "loss ", "eval ")
+    shown = [[line for line in text.splitlines() if line.startswith(wanted)] for text in (whole, few)]
+    assert shown[0] == shown[1] and len(shown[0]) > 2
 
 
 def test_a_run_whose_last_step_is_skipped_is_evaluated(mtfc: Mtfc, folder: Path) -> None:

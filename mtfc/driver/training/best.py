@@ -30,7 +30,8 @@ EVALUATIONS_FILE = "evaluations.json"
 class Evaluations:
     """The evaluations of a run. found: step -> means. patience: evaluations without a better one after which the run ends.
 
-    path: of the file, in the process that writes it. keeps: the checkpoint of the best evaluation stays.
+    path: of the file, in the process that writes it. keeps: the checkpoint of the best evaluation stays. is_over: none of the
+    last evaluations was the best.
     """
 
     metric: Metric
@@ -38,6 +39,7 @@ class Evaluations:
     path: Path | None
     keeps: bool
     found: dict[int, Mapping[str, float]]
+    is_over: bool = False
 
     @classmethod
     def read(
@@ -56,11 +58,14 @@ class Evaluations:
             except (OSError, ValueError, TypeError, AttributeError):
                 found = {}
         kept = {step: means for step, means in sorted(found.items()) if step <= after}
-        return cls(metric, patience, path if leads else None, keeps, kept)
+        evaluations = cls(metric, patience, path if leads else None, keeps, kept)
+        evaluations.is_over = evaluations._ends()
+        return evaluations
 
     def add(self, step: int, means: Mapping[str, float]) -> bool:
         """Add an evaluation, and return True if it is the best one so far."""
         self.found[step] = means
+        self.is_over = self._ends()
         return self.best == step
 
     def write(self) -> None:
@@ -89,11 +94,11 @@ class Evaluations:
             default=None,
         )
 
-    @property
-    def is_over(self) -> bool:
-        """True if no evaluation of the last ones was the best."""
-        since = sum(step > (self.best or 0) for step in self.found)
-        return self.patience is not None and since >= self.patience
+    def _ends(self) -> bool:
+        if self.patience is None:
+            return False
+        best = self.best or 0
+        return sum(step > best for step in self.found) >= self.patience
 
 
 def metric_of(wanted: Metric | None, program: Program) -> Metric:

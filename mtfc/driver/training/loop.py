@@ -56,6 +56,9 @@ class OthersFailed(Unavailable):
     """Another process has no batch for the next step, or cannot write its figures."""
 
 
+MOST_KEPT = 2000
+"""The most steps whose figures are kept in memory for the table at the end: the first one, and the last ones."""
+
 END = "its data has ended"
 
 BATCHLESS, FAILED = "has no batch: ", "has failed: "
@@ -297,6 +300,9 @@ class TrainLoop:
         assert isinstance(loss, float), "the loss is a scalar"
         record = TrainingStep(step, loss, seconds, self.throughput.unit, rate, figures, {}, self.predicted)
         self.steps.append(record)
+        if len(self.steps) > MOST_KEPT:
+            middle = slice(1, MOST_KEPT // 2)
+            self.steps[middle] = [each for each in self.steps[middle] if each.evaluation][-1:]
         self.read = position
         self.overflowed = self.overflowed + 1 if has_overflown or not isfinite(loss) else 0
         if self.overflowed > self.schedule.overflows:
