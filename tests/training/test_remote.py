@@ -11,7 +11,7 @@ import pytest
 
 from mtfc.backends.common.devices import Unavailable
 from mtfc.driver.data.array_files import stored_arrays
-from mtfc.driver.data.inputs import given_parameters
+from mtfc.driver.data.inputs import given_parameters, read_batches
 from mtfc.driver.data.remote import with_local_copies
 from mtfc.driver.errors import UsageError
 from mtfc.driver.options import TrainOptions
@@ -69,6 +69,14 @@ def test_parameters_may_be_remote(store: Any, tmp_path: Path) -> None:
     store.pipe("/bucket/w.npz", (tmp_path / "w.npz").read_bytes())
     given = given_parameters("memory://bucket/w.npz", False, 0, program(TOKENS))
     np.testing.assert_array_equal(given["w"], stored_arrays(str(tmp_path / "w.npz"))["w"].read())
+
+
+def test_batches_of_a_run_may_be_remote(store: Any, tmp_path: Path) -> None:
+    tokens = np.arange(8 * LENGTH, dtype=np.int32).reshape(8, LENGTH)
+    np.savez(tmp_path / "x.npz", tokens=tokens)
+    store.pipe("/bucket/x.npz", (tmp_path / "x.npz").read_bytes())
+    batches = read_batches("memory://bucket/x.npz", program(TOKENS).function("forward"))
+    np.testing.assert_array_equal(batches.step(0, 1)["tokens"], tokens)
 
 
 def test_a_failed_copy_leaves_nothing(store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

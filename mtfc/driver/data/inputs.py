@@ -18,6 +18,7 @@ from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.driver.data.array_files import Array, Arrays, StoredArray, stored_arrays, whole
 from mtfc.driver.data.checkpoint_files import local_parameters, newest_checkpoint
 from mtfc.driver.data.fitting import Fitting, LazyArrays, as_type
+from mtfc.driver.data.remote import is_remote, local_copy
 from mtfc.driver.errors import UsageError, say
 from mtfc.reports.table import listed
 
@@ -103,9 +104,9 @@ def input_types(function: Function) -> dict[str, TensorType]:
 def read_batches(path: str, function: Function, refusal: Refusal | None = None) -> Batches:
     """Read the inputs of `function` from a file. Raises `CompileError` (E501 to E504, E506).
 
-    A last batch with fewer rows is taken unless there is a `refusal`.
+    A last batch with fewer rows is taken unless there is a `refusal`. A remote file is copied first.
     """
-    fitting = Fitting(path)
+    fitting = Fitting(str(local_copy(path)) if is_remote(path) else path)
     types, arrays, fits = input_types(function), {}, {}
     for argument in inputs_of(function):
         name, type = argument.value.name, types[argument.value.name]
