@@ -172,6 +172,14 @@ EXAMPLES = (
         "stages:2;data:2;model:2",
         in_floats=0,
     ),
+    # The same with 6 layers of 512.
+    Example(
+        "two_meshes",
+        2 * 32_768 * 512 + 512 * 512 + 6 * (4 * 512**2 + 2 * 4 * 512**2 + 4 * 512) + 2 * 512,
+        "batch=4 length=2 vocab=8 d_model=8 heads=2 d_k=4 d_ff=8 layers=2",
+        "rows:2;cols:2",
+        in_floats=0,
+    ),
     # Ronneberger et al. 2015, figure 1, with biases.
     Example("unet", 31_030_658, "batch=4 height=64 width=32 c1=2", "rows:2;cols:2"),
 )

@@ -9,12 +9,13 @@ import attrs
 from mtfc.compiler.activity import each_of
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.selection import LayoutOnMesh, select
+from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
 
 if TYPE_CHECKING:
     from mtfc.compiler.ir.core import Program
     from mtfc.driver.jax_functions.sent_bytes import BytesComparison
+    from mtfc.meshes.divided_cost import DividedCost
     from mtfc.reports.recompute_report import Recomputation
 
 
@@ -23,13 +24,17 @@ def cost_record(file: str, choice: Choice, sources: Sources, symbolic: bool = Fa
     from mtfc.compiler.cost.volumes import layout_cost
     from mtfc.reports.cost_json import costs_json
     from mtfc.reports.formula_report import formulas
+    from mtfc.reports.meshes_report import divided_cost_json
     from mtfc.reports.recompute_report import recompute_json
 
-    programs, limits = _programs(file, choice, sources)
+    selection, programs, limits = _programs(file, choice, sources, symbolic)
     symbols = [formulas(program) for program in programs] if symbolic else []
-    record = costs_json([layout_cost(program) for program in programs], symbols)
+    costs = [layout_cost(program) for program in programs]
+    record: dict[str, Any] = {"model": selection.program.name, "layouts": []}
+    record |= costs_json(costs, symbols) if costs else {}
     for entry, limit in zip(record["layouts"], limits, strict=True):
         entry |= {"recomputation": recompute_json(limit)} if limit is not None else {}
+    record["layouts"] += map(divided_cost_json, _divided(selection))
     return record
 
 
@@ -38,18 +43,21 @@ def cost_text(file: str, choice: Choice, sources: Sources, symbolic: bool = Fals
     from mtfc.compiler.cost.volumes import layout_cost
     from mtfc.reports.cost_report import comparison, layout_report
     from mtfc.reports.formula_report import formula_report, formulas
+    from mtfc.reports.meshes_report import divided_cost_text
     from mtfc.reports.recompute_report import recompute_report
 
-    programs, limits = _programs(file, choice, sources)
+    selection, programs, limits = _programs(file, choice, sources, symbolic)
     if symbolic:
         return formula_report([formulas(program) for program in programs])
-    costs = [layout_cost(program) for program in programs]
-    files = [charge.span.file for cost in costs for charge in cost.step if charge.span]
+    costs, divided = [layout_cost(program) for program in programs], _divided(selection)
+    every = [*costs, *(cost for each in divided for cost in each.meshes)]
+    files = [charge.span.file for cost in every for charge in cost.step if charge.span]
     texts = sources.with_library([*files, *(name for each in limits if each for name in each.files)])
     parts = []
     for cost, limit in zip(costs, limits, strict=True):
         parts += [layout_report(cost, texts)] + ([recompute_report(limit, texts)] if limit else [])
-    return "\n".join([*parts, comparison(costs)])
+    parts += [divided_cost_text(each, texts) for each in divided]
+    return "\n".join([*parts, *([comparison(costs)] if costs else [])])
 
 
 def compiled_bytes(file: str, choice: Choice, sources: Sources) -> BytesComparison:
@@ -67,13 +75,20 @@ def compiled_bytes(file: str, choice: Choice, sources: Sources) -> BytesComparis
 
 
 def _programs(
-    file: str, choice: Choice, sources: Sources
-) -> tuple[list[Program], list[Recomputation | None]]:
-    """Return the program of one processor under each layout, and what a memory limit changes in it."""
-    selection = select(file, choice, sources, every_layout=True)
+    file: str, choice: Choice, sources: Sources, symbolic: bool
+) -> tuple[Selection, list[Program], list[Recomputation | None]]:
+    """Return the program of one processor under each layout of one mesh, and what a memory limit changes in it."""
+    selection = select(file, choice, sources, every_layout=True, or_divided=not symbolic)
     programs = [case.lower(selection.program) for case in each_of(selection.cases, "layout")]
     pairs = zip(selection.cases, programs, strict=True)
-    return programs, [recomputation(selection.program, case, program) for case, program in pairs]
+    return selection, programs, [recomputation(selection.program, case, program) for case, program in pairs]
+
+
+def _divided(selection: Selection) -> list[DividedCost]:
+    """Return the costs of the layouts of several meshes."""
+    from mtfc.meshes.divided_cost import divided_cost
+
+    return [divided_cost(case.program(selection.program)) for case in selection.divided]
 
 
 def recomputation(program: Program, case: LayoutOnMesh, lowered: Program) -> Recomputation | None:

@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from mtfc.driver.cost import recomputation
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.selection import select
+from mtfc.driver.loading.divided_case import DividedCase
+from mtfc.driver.loading.selection import Selection, select
 from mtfc.driver.loading.sources import Sources
 
 if TYPE_CHECKING:
     from mtfc.compiler.analysis.provenance import SentArray
     from mtfc.compiler.cost.volumes import PlacedCost
+    from mtfc.compiler.ir.core import Program
     from mtfc.compiler.passes.fuse_attention import Reason
+    from mtfc.meshes.divided_cost import DividedCost
     from mtfc.reports.recompute_report import Recomputation
 
 
@@ -21,7 +24,10 @@ def explain_record(file: str, choice: Choice, sources: Sources) -> dict[str, Any
     from mtfc.reports.provenance_report import provenance_json, separate_json
     from mtfc.reports.recompute_report import recompute_json
 
-    cost, found, separate, limit = _explained(file, choice, sources)
+    selection = select(file, choice, sources, or_divided=True)
+    if isinstance(selection.case, DividedCase):
+        return _divided_record(selection.case, selection.program)
+    cost, found, separate, limit = _explained(selection)
     selected = {"model": cost.model, "layout": cost.layout.name, "mesh": cost.mesh.sizes}
     record = {
         **selected,
@@ -40,15 +46,61 @@ def explain_text(file: str, choice: Choice, sources: Sources) -> str:
     from mtfc.reports.provenance_report import provenance_report, separate_report
     from mtfc.reports.recompute_report import recompute_report
 
-    cost, found, separate, limit = _explained(file, choice, sources)
+    selection = select(file, choice, sources, or_divided=True)
+    if isinstance(selection.case, DividedCase):
+        return _divided_text(selection.case, selection.program, sources)
+    cost, found, separate, limit = _explained(selection)
     files = [*(each.span.file for each in found if each.span), *(limit.files if limit else ())]
     texts = sources.with_library(files)
     report = provenance_report(found, cost.file, texts) + separate_report(separate, cost.file)
     return "\n".join([*heading(cost), "", report, *([recompute_report(limit, texts)] if limit else [])])
 
 
+def _divided_record(case: DividedCase, program: Program) -> dict[str, Any]:
+    """Return the record of a layout of several meshes: the collectives of each mesh, and what travels."""
+    from mtfc.reports.meshes_report import travels_json
+    from mtfc.reports.provenance_report import provenance_json
+
+    cost, found = _divided(case, program)
+    meshes = [
+        {"name": each.mesh.name, "mesh": each.mesh.sizes, "collectives": provenance_json(sent)}
+        for each, sent in zip(cost.meshes, found, strict=True)
+    ]
+    return {"model": cost.model, "layout": cost.layout, "meshes": meshes, "travels": travels_json(cost)}
+
+
+def _divided_text(case: DividedCase, program: Program, sources: Sources) -> str:
+    """Return the collectives of each mesh with their causes, and what travels between the meshes."""
+    from mtfc.reports.cost_report import heading
+    from mtfc.reports.meshes_report import travels_text
+    from mtfc.reports.provenance_report import provenance_report
+
+    cost, found = _divided(case, program)
+    texts = sources.with_library([each.span.file for sent in found for each in sent if each.span])
+    parts = list[str]()
+    for each, sent in zip(cost.meshes, found, strict=True):
+        title, *rest = heading(each)
+        parts += [f"on mesh {each.mesh.name}: {title}", *rest, "", provenance_report(sent, each.file, texts)]
+    return "\n".join([*parts, travels_text(cost)])
+
+
+def _divided(case: DividedCase, program: Program) -> tuple[DividedCost, list[list[SentArray]]]:
+    """Return the cost of a step on several meshes, and all arrays that a device of each mesh sends."""
+    from mtfc.compiler.analysis.provenance import sent_arrays
+    from mtfc.meshes.divided_cost import divided_cost
+
+    divided = case.program(program)
+    cost = divided_cost(divided)
+    function = divided.function("step" if cost.trains else "forward")
+    found: list[list[SentArray]] = [[] for _ in divided.parts]
+    for each in function.segments:
+        part = divided.parts[each.part]
+        found[each.part] += sent_arrays(each.function, part.mesh, part.layout)
+    return cost, found
+
+
 def _explained(
-    file: str, choice: Choice, sources: Sources
+    selection: Selection,
 ) -> tuple[PlacedCost, list[SentArray], list[Reason], Recomputation | None]:
     """Return the cost of a step, or of a forward pass, all arrays that a device sends, attention of separate ops, and what a
     memory limit changes.
@@ -59,7 +111,6 @@ def _explained(
     from mtfc.compiler.passes.fuse_attention import reasons
     from mtfc.driver.loading.layout_targets import prepared
 
-    selection = select(file, choice, sources)
     (case,) = selection.cases
     cost = layout_cost(program := case.lower(selection.program))
     names = names_by_place(prepared(selection.program, case.mesh, case.layout))

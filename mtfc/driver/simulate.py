@@ -10,6 +10,7 @@ import attrs
 from mtfc.compiler.activity import doing
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.divided_case import DividedCase
 from mtfc.driver.loading.selection import select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, machine_of, target_of
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from mtfc.placements.declarations import DeclaredPlacement
     from mtfc.placements.placed_step_report import SimulatedPlacement
     from mtfc.placements.running.jax.part_times import MeasuredTimes
+    from mtfc.reports.meshes_report import SimulatedMeshes
     from mtfc.reports.step_report import SimulatedLayout
 
 
@@ -62,7 +64,13 @@ def simulate(
     """
     from mtfc.compiler.passes.pipelines import parse_pipeline
 
-    selection = select(file, choice, sources, or_placement=True)
+    selection = select(file, choice, sources, or_placement=True, or_divided=True)
+    if isinstance(selection.case, DividedCase):
+        for option, given in (("--parameter-servers", servers), ("--place", place), ("--measured", measured)):
+            if given:
+                raise UsageError(f"`{selection.case.name}` is a layout of several meshes: no {option}")
+        uniform = target_of(target, selection.hardware, sources)
+        return simulate_divided(selection.case, selection.program, uniform, target)
     if not selection.cases:
         machine = machine_of(target, selection.hardware, sources)
         (placement,) = selection.placements
@@ -81,6 +89,15 @@ def simulate(
     if servers:  # servers take the gradients of all layers at once, after the backward pass
         case = attrs.evolve(case, passes=parse_pipeline("default{place-reductions.in_loops=0}"))
     return simulate_layout(case.lower(selection.program), hardware, _order(place, case.mesh), servers)
+
+
+def simulate_divided(case: DividedCase, program: Program, hardware: Hardware, target: str) -> SimulatedMeshes:
+    """Simulate a step under a layout of several meshes. Raises `CompileError` if devices are missing (E316)."""
+    from mtfc.meshes.divided_step import divided_step
+    from mtfc.reports.meshes_report import SimulatedMeshes
+
+    check_room(hardware, case.mesh, target, "the meshes have")
+    return SimulatedMeshes(divided_step(case.program(program), hardware), hardware)
 
 
 def simulate_layout(

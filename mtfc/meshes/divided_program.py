@@ -9,7 +9,7 @@ import attrs
 
 from mtfc.backends.common.module import STACKED, stacked_inputs
 from mtfc.compiler.ir.core import Function, Program, Value
-from mtfc.compiler.ir.types import Mesh, TensorType
+from mtfc.compiler.ir.types import Mesh, Rules, TensorType
 from mtfc.compiler.passes.pipelines import differentiation, partitioning, run
 from mtfc.meshes.mesh_labels import MeshPart, rest_of
 from mtfc.meshes.segments import SEGMENT, CutFunction, Segment, cut
@@ -108,6 +108,9 @@ class DividedProgram:
         whole = self.differentiated
         return tuple(_lowered(cut(whole, function, self.parts)) for function in whole.functions)
 
+    def function(self, name: str) -> LoweredFunction:
+        return next(each for each in self.functions if each.name == name)
+
     @cached_property
     def places(self) -> Mapping[str, MeshPlace]:
         """The places of parameters, states and inputs between calls. An argument that nothing reads is not split."""
@@ -153,5 +156,22 @@ def _own_places(function: LoweredFunction) -> Iterator[tuple[str, MeshPlace]]:
 
 
 def _lowered(found: CutFunction) -> LoweredFunction:
-    segments: Sequence[Segment] = found.segments
-    return LoweredFunction(found, tuple(LoweredSegment(s, run(s.program, partitioning())) for s in segments))
+    """Lower the segments in order. A value of the same mesh arrives as it was computed there."""
+    lowered = list[LoweredSegment]()
+    made: dict[str, MeshPlace] = {}
+    for segment in found.segments:
+        inputs = (a.value.name for a in segment.function.arguments if a.role == "input")
+        there = [(name, made[name]) for name in inputs if name in made and made[name].part == segment.part]
+        layout = segment.program.layout
+        assert layout is not None, "a segment has a layout"
+        values = tuple((f"input.{name}", _rules(place.type)) for name, place in there)
+        placed = attrs.evolve(segment.program, layout=attrs.evolve(layout, values=values))
+        each = LoweredSegment(segment, run(placed, partitioning()))
+        lowered.append(each)
+        made |= each.outputs
+    return LoweredFunction(found, tuple(lowered))
+
+
+def _rules(type: TensorType) -> Rules:
+    pairs = zip(type.names, type.splits, strict=True)
+    return Rules(tuple((name, axes) for name, axes in pairs if axes))

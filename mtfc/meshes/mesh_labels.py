@@ -126,14 +126,22 @@ class _Labelling:
             return self._of_operands(eqn) if home is None else home
         if own is None and eqn.span in (None, self.training):
             return self._of_operands(eqn)
+        if eqn.stage == "backward" and has_trait(eqn, "add"):  # a sum of gradients has no line of its own
+            there = [self.made[value] for value in eqn.operands if value in self.made]
+            if len(set(there)) == 1:
+                return there[0]
         return self.rest if own is None else own
 
     def _of_operands(self, eqn: Equation) -> int:
-        """Return the part that has the largest operand."""
-        known = {**self.homes, **self.made}
-        there = [value for value in eqn.operands if value in known]
-        largest = max(there, key=lambda value: value.type.size, default=None)
-        return self.rest if largest is None else known[largest]
+        """Return the part of the largest operand. Scalars of all parts, such as a norm of all gradients, meet in the rest."""
+        known = (self.made if value in self.made else self.homes for value in eqn.operands)
+        there = [
+            (value.type.size, table[value])
+            for value, table in zip(eqn.operands, known, strict=True)
+            if value in table
+        ]
+        size, part = max(there, key=lambda each: each[0], default=(1, self.rest))
+        return part if size > 1 else self.rest
 
 
 def _has(place: Span, span: Span) -> bool:

@@ -186,14 +186,15 @@ class _Schedule:
     def _start(self, key: Waiting) -> int | None:
         """Return the time at which the first equations of a key can start; None while their operands are not known.
 
-        What nobody waits for starts after what others wait for.
+        What nobody waits for starts when all of it can, so that it is one segment.
         """
-        is_idle, micro, part = key
-        if is_idle and (False, micro, part) in self.waiting:
+        is_idle, _, part = key
+        inside = dict.fromkeys((v for eqn in self.waiting[key] for v in eqn.results), 0) if is_idle else {}
+        times = [self._ready(eqn, inside) for eqn in self.waiting[key]]
+        known = [time for time in times if time is not None]
+        if not known or (is_idle and len(known) < len(times)):
             return None
-        times = (self._ready(eqn, {}) for eqn in self.waiting[key])
-        first = min((time for time in times if time is not None), default=None)
-        return None if first is None else max(first, self.free[part])
+        return max(max(known) if is_idle else min(known), self.free[part])
 
     def _ready(self, eqn: Equation, inside: Mapping[Value, int]) -> int | None:
         """Return the time at which all operands are there; None if some are not known. inside: results of the same segment."""

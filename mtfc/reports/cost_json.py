@@ -14,13 +14,14 @@ from mtfc.reports.formula_report import LayoutFormulas
 
 def costs_json(costs: Sequence[PlacedCost], formulas: Sequence[LayoutFormulas] = ()) -> dict[str, Any]:
     """Return the costs of a model under at least one layout, with the formulas of the same layouts, if any."""
-    layouts = [_layout(cost) for cost in costs]
+    layouts = [layout_json(cost) for cost in costs]
     for entry, symbolic in zip(layouts, formulas, strict=False):
         entry["formulas"] = _formulas(symbolic)
     return {"model": costs[0].model, "layouts": layouts}
 
 
-def _layout(cost: PlacedCost) -> dict[str, Any]:
+def layout_json(cost: PlacedCost) -> dict[str, Any]:
+    """Return the record of one layout on one mesh."""
     return {
         "layout": cost.layout.name,
         "mesh": cost.mesh.sizes,

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from mtfc.backends.jax import runtime
 from mtfc.cli.command import main
 from mtfc.driver.loading.divided_case import DividedCase
+from mtfc.meshes.divided_cost import divided_cost
 from mtfc.meshes.divided_program import DividedProgram
+from mtfc.meshes.module import generate
 from mtfc.meshes.segments import Segment
 from tests.harness import load
 
@@ -200,3 +204,85 @@ def test_compile_prints_the_segments(tmp_path: Path, capsys: pytest.CaptureFixtu
     file.write_text(SOURCE, "utf-8")
     assert main(["compile", str(file), "--layout", "two"]) == 0
     assert "// step, segment 0 on mesh front" in capsys.readouterr().out
+
+
+HALVES = """
+dim batch = 64
+dim model = 512
+dim early = 4
+dim late = 4
+mesh first = [all: 4]
+mesh second = [rows: 2, cols: 2]
+layout halves on second = { batch: (rows, cols), part early on first: { batch: all } }
+
+model net(x: [batch, model], y: [batch, model]) {
+  h = x
+  repeat early { h = layer[inner = inner](h) }
+  repeat late { h = layer[inner = inner](h) }
+  loss = mean(square(h - y))
+  return loss
+}
+fn layer[inner, model](x: [..., model]) -> [..., model] {
+  param w: [model, inner] = normal(stddev = 0.1)
+  return x + einsum(tanh(einsum(x, w -> [..., inner])), w -> [..., model])
+}
+dim inner = 2048
+train net { minimize loss; optimizer = sgd(learning_rate = 0.1); accumulate = 8 }
+"""
+
+
+def test_predicted_meshes_overlap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two halves of a model are a pipeline of two stages: each mesh works most of the step, not half of it."""
+    file = tmp_path / "net.mtf"
+    file.write_text(HALVES, "utf-8")
+    trace = tmp_path / "trace.json"
+    options = ["--target", "p100_cluster", "--format", "json", "--trace", str(trace)]
+    assert main(["simulate", str(file), *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    busy = [each["seconds"] for each in found["by_mesh"]]
+    assert [each["name"] for each in found["by_mesh"]] == ["first", "second"]
+    assert max(busy) <= found["step_seconds"] < 0.75 * sum(busy)
+    assert {each["link"] for each in found["travels"]} == {"first -> second", "second -> first"}
+    names = {event["args"].get("name") for event in json.loads(trace.read_text("utf-8"))["traceEvents"]}
+    assert {"first: processor 0", "second: processor 0", "first -> second"} <= names
+
+
+def test_cost_says_what_is_stored_computed_and_sent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "net.mtf"
+    file.write_text(SOURCE, "utf-8")
+    assert main(["cost", str(file), "--layout", "two", "--format", "json"]) == 0
+    (layout,) = json.loads(capsys.readouterr().out)["layouts"]
+    front, back = layout["meshes"]
+    assert front["memory_per_device"]["parameters"] == 16 * 4 * 4 // 2
+    assert back["memory_per_device"]["parameters"] == 4 * 8 * 4 // 2
+    assert back["step"]["flops_per_device"] > front["step"]["flops_per_device"]
+    # x is [batch{rows}, model] on four devices, its gradient [batch{all}, model] on two.
+    there = {(each["from"], each["to"]): each["bytes"] for each in layout["travels"]}
+    assert there == {("front", "back"): 4 * 4 * 4 * 4, ("back", "front"): 8 * 4 * 4}
+    assert layout["bytes_between_meshes"] == sum(there.values()) and len(layout["travels"]) == 2
+    assert main(["cost", str(file), "--layout", "two"]) == 0
+    assert "travel between the meshes" in capsys.readouterr().out
+    assert main(["explain", str(file), "--layout", "two"]) == 0
+    assert "on mesh front:" in capsys.readouterr().out
+
+
+def test_jax_sends_the_bytes_that_cost_predicts() -> None:
+    """Count the bytes of all pieces that arrive on devices of another mesh."""
+    program = divided(SOURCE)
+    module, arrived = runtime.load(generate(program, "jax")), list[int]()
+    piece_on = module.piece_on
+
+    def counted(*arguments: Any) -> Any:
+        piece = piece_on(*arguments)
+        arrived.append(piece.nbytes)
+        return piece
+
+    module.piece_on = counted
+    random = np.random.default_rng(0)
+    inputs = {"tokens": random.integers(0, 16, 8).astype(np.int32), "y": np.ones((8, 4), np.float32)}
+    params, state = module.init(seed=0), module.init_state()
+    arrived.clear()
+    module.train_step(params, state, module.shard(inputs, module.INPUTS), 0)
+    assert sum(arrived) == divided_cost(program).between_meshes

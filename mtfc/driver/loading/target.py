@@ -49,8 +49,10 @@ def file_of(target: str | None) -> str | None:
     return split_target(target)[0] if target is not None and is_path(target) else None
 
 
-def check_room(hardware: Hardware, mesh: Mesh, target: str) -> None:
+def check_room(hardware: Hardware, mesh: Mesh, target: str, needing: str | None = None) -> None:
     """Raise `CompileError` (E316) unless a mesh fits on the hardware.
+
+    needing: the start of a message about several meshes together, which need no link for themselves.
 
     The hardware needs a device for each processor, and each link needs room for its part of the mesh: 5 x 3 processors do not
     fit on 4 nodes of 4 devices.
@@ -61,8 +63,11 @@ def check_room(hardware: Hardware, mesh: Mesh, target: str) -> None:
     devices = hardware.devices
     if devices is not None and mesh.devices > devices:
         has = f"`{hardware.name}` has {devices} device{'s'[: devices - 1]}"
-        message = f"mesh `{mesh.name}` has {mesh.devices} processors, and {has}"
-        raise_no_room(target, message, "choose a smaller mesh with `--mesh`")
+        message = f"{needing or f'mesh `{mesh.name}` has'} {mesh.devices} processors, and {has}"
+        help = "choose larger hardware" if needing else "choose a smaller mesh with `--mesh`"
+        raise_no_room(target, message, help)
+    if needing:
+        return
     overfull = Topology.of(mesh, hardware).overfull()
     if overfull is not None:
         shape = " x ".join(str(size) for _, size in mesh.axes)

@@ -136,11 +136,13 @@ def _predicted(options: TrainOptions, selection: Selection, sources: Sources) ->
     if options.target is None:
         return None
     from mtfc.driver.loading.target import check_room, machine_of, target_of
-    from mtfc.driver.simulate import simulate_layout, simulate_placement
+    from mtfc.driver.simulate import simulate_divided, simulate_layout, simulate_placement
 
     case = selection.case
     if isinstance(case, DividedCase):
-        raise UsageError(f"`{case.name}` is a layout of several meshes: no --target")
+        uniform = target_of(options.target, selection.hardware, sources)
+        divided = simulate_divided(case, selection.program, uniform, options.target).step
+        return Prediction(divided.seconds, divided.ideal)
     if isinstance(case, PlacementCase):
         machine = machine_of(options.target, selection.hardware, sources)
         placed = simulate_placement(case.placement, selection.program, machine, options.target).step

@@ -1,0 +1,170 @@
+"""Computation, communication and memory on each of several meshes, and the values that travel between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import attrs
+
+from mtfc.compiler.cost.effects.memory import MemoryUse, memory_of
+from mtfc.compiler.cost.sizes import Numbers, whole
+from mtfc.compiler.cost.volumes import Charge, PlacedCost, charges
+from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.core import source_file
+from mtfc.compiler.ir.types import Mesh
+from mtfc.meshes.divided_program import DividedProgram, LoweredFunction, MeshPlace
+
+
+@attrs.frozen
+class Travel:
+    """A value that is sent from one place to another.
+
+    span: the line that makes it. bytes: those that arrive at all devices of the target. maker, reader: the numbers of segments;
+    maker is None for an argument, reader is None if the function returns the value.
+    """
+
+    value: str
+    span: Span | None
+    source: MeshPlace
+    target: MeshPlace
+    bytes: int
+    maker: int | None
+    reader: int | None
+
+
+@attrs.frozen
+class DividedCost:
+    """The cost of a model under a layout of several meshes. meshes: that of each mesh, per device; travels: in a step."""
+
+    layout: str
+    trains: bool
+    meshes: tuple[PlacedCost, ...]
+    travels: tuple[Travel, ...]
+
+    @property
+    def model(self) -> str:
+        return self.meshes[0].model
+
+    @property
+    def file(self) -> str | None:
+        return self.meshes[0].file
+
+    @property
+    def between_meshes(self) -> int:
+        """The bytes that go from one mesh to another in a step."""
+        return sum(each.bytes for each in self.travels if each.source.part != each.target.part)
+
+
+def divided_cost(divided: DividedProgram) -> DividedCost:
+    """Return the cost of a step, or of a forward pass if the model does not train."""
+    trains = any(function.name == "step" for function in divided.functions)
+    forward, step = divided.function("forward"), divided.function("step" if trains else "forward")
+    file = source_file(divided.program.functions)
+    meshes = []
+    for number, part in enumerate(divided.parts):
+        layout = attrs.evolve(part.layout, name=divided.name)
+        own = [list(_charges(function, number, part.mesh)) for function in (forward, step)]
+        memory = _memory(divided, step, number)
+        found = (divided.program.name, file, trains, layout, part.mesh, tuple(own[0]), tuple(own[1]), memory)
+        meshes.append(PlacedCost(*found, ()))
+    return DividedCost(divided.name, trains, tuple(meshes), tuple(travels(divided, step)))
+
+
+def _charges(function: LoweredFunction, part: int, mesh: Mesh) -> Iterator[Charge]:
+    for each in function.segments:
+        if each.part == part:
+            yield from charges(each.function, Numbers(mesh))
+
+
+def travels(divided: DividedProgram, function: LoweredFunction) -> Iterator[Travel]:
+    """Yield what a function sends, in the order of the segments that read it. Several readers in one place share a copy."""
+    places, copies = divided.places_for(function.name), list[tuple[str, MeshPlace]]()
+    spans = {v.name: eqn.span for eqn in function.cut.function.body for v in eqn.results}
+    makers = {name: n for n, each in enumerate(function.segments) for name in each.outputs}
+
+    def travel(
+        name: str, wanted: MeshPlace, maker: int | None, found: MeshPlace, reader: int | None
+    ) -> Travel:
+        mesh = divided.meshes[wanted.part]
+        size = wanted.type.local_bytes(mesh) * mesh.devices
+        return Travel(name, spans.get(name), found, wanted, size, maker, reader)
+
+    for reader, segment in enumerate(function.segments):
+        for argument in segment.function.arguments:
+            name, maker = argument.value.name, makers.get(argument.value.name)
+            wanted = segment.arguments[name]
+            if argument.role == "step":
+                continue
+            found = places[name] if maker is None else function.segments[maker].outputs[name]
+            known = any(key == name and place.is_as(wanted) for key, place in copies)
+            if not found.is_as(wanted) and not known:
+                copies.append((name, wanted))
+                yield travel(name, wanted, maker, found, reader)
+    for output in function.cut.function.outputs:
+        if output.updates is None:
+            continue
+        maker, name = function.updater(output.name), output.value.name
+        if maker is not None:
+            found = function.segments[maker].updated[output.updates]
+        else:
+            maker = makers.get(name)
+            found = places[name] if maker is None else function.segments[maker].outputs[name]
+        if not found.is_as(places[output.updates]):
+            yield travel(name, places[output.updates], maker, found, None)
+
+
+# Memory
+
+
+def _memory(divided: DividedProgram, function: LoweredFunction, part: int) -> MemoryUse:
+    """Return the memory of a device of a mesh: what is stored, and the largest sum of all else that is there at once.
+
+    Beside the values of a segment these are values that later segments read, and new parameters and states: a step does not
+    write them over the old ones.
+    """
+    mesh, roles = divided.meshes[part], {a.value.name: a.role for a in function.cut.function.arguments}
+    spans = {a.value.name: a.span for a in function.cut.function.arguments}
+    stored = {n: p for n, p in divided.places_for(function.name).items() if p.part == part and n in roles}
+    sizes = {name: place.type.local_bytes(mesh) for name, place in stored.items()}
+    waiting = _waiting(divided, function, part)
+    new, most, peak = 0, 0, None
+    for number, each in enumerate(function.segments):
+        if each.part != part:
+            continue
+        own = memory_of(each.function, mesh, Numbers(mesh))
+        new += sum(place.type.local_bytes(mesh) for place in each.updated.values())
+        there = whole(own.gradients) + whole(own.activations_peak) + new + waiting[number]
+        if there > most:
+            most, peak = there, own.peak
+    inputs = [name for name in stored if roles[name] == "input"]
+    if not any(each.part == part for each in function.segments):
+        most = sum(sizes[name] for name in inputs)
+    kept = [(spans[name], sizes[name]) for name in stored if roles[name] in ("parameter", "state")]
+    return MemoryUse(
+        parameters=sum(sizes[name] for name in stored if roles[name] == "parameter"),
+        gradients=0,
+        optimizer=sum(sizes[name] for name in stored if roles[name] == "state"),
+        activations_peak=most,
+        peak=peak,
+        kept=(),
+        stored=tuple(kept),
+        occupied=tuple(kept),
+    )
+
+
+def _waiting(divided: DividedProgram, function: LoweredFunction, part: int) -> Mapping[int, int]:
+    """Return for each segment the bytes of values on a mesh that only later segments read."""
+    mesh, found = divided.meshes[part], dict.fromkeys(range(len(function.segments)), 0)
+    for maker, segment in enumerate(function.segments):
+        for name, place in segment.outputs.items():
+            readers = [n for n, each in enumerate(function.segments) if name in each.arguments]
+            if place.part == part:
+                for number in _between(maker, readers):
+                    found[number] += place.type.local_bytes(mesh)
+    return found
+
+
+def _between(maker: int, readers: Iterable[int]) -> Iterator[int]:
+    """Yield the segments after the maker of a value and before its last reader that do not read it."""
+    known = set(readers)
+    return (number for number in range(maker + 1, max(known, default=maker)) if number not in known)

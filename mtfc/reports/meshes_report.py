@@ -1,0 +1,195 @@
+"""Costs and predicted times under a layout of several meshes, as text and as JSON, for `mtfc cost`, `explain` and `simulate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.sizes import whole
+from mtfc.compiler.cost.step_time import Seconds
+from mtfc.compiler.ir.printer import bytes_text
+from mtfc.compiler.ir.types import Mesh
+from mtfc.meshes.divided_cost import DividedCost, Travel
+from mtfc.meshes.divided_step import DividedStep
+from mtfc.reports.cost_json import layout_json
+from mtfc.reports.cost_report import layout_report
+from mtfc.reports.source_lines import fitted, line_of, line_rows, nested, place_text
+from mtfc.reports.step_report import replaced, seconds_text, trace
+from mtfc.reports.table import aligned
+
+
+def divided_cost_text(cost: DividedCost, sources: Mapping[str, str]) -> str:
+    """Return the cost of each mesh, and what travels between the meshes; `sources` holds each file's text by name."""
+    parts = [f"on mesh {each.mesh.name}: {layout_report(each, sources)}" for each in cost.meshes]
+    return "\n".join([*parts, travels_text(cost)])
+
+
+def travels_text(cost: DividedCost) -> str:
+    """Return a line for each value that travels."""
+    names = [each.mesh.name for each in cost.meshes]
+    total = bytes_text(cost.between_meshes)
+    if not cost.travels:
+        return "Nothing travels between the meshes.\n"
+    rows = [["value", "line", "from", "to", "bytes"]]
+    rows += [
+        [each.value, _line(each, cost.file), *_ends(each, names), bytes_text(each.bytes)]
+        for each in cost.travels
+    ]
+    return "\n".join([f"{total} travel between the meshes:", *aligned(rows, right={4})]) + "\n"
+
+
+def _line(travel: Travel, own: str | None) -> str:
+    return place_text(line_of(travel.span.inside(own)), own) if travel.span else ""
+
+
+def _ends(travel: Travel, names: Sequence[str]) -> tuple[str, str]:
+    return names[travel.source.part], names[travel.target.part]
+
+
+def divided_cost_json(cost: DividedCost) -> dict[str, Any]:
+    """Return the record of a layout of several meshes in that of `mtfc cost`."""
+    return {
+        "layout": cost.layout,
+        "meshes": [{"name": each.mesh.name, **layout_json(each)} for each in cost.meshes],
+        "bytes_between_meshes": cost.between_meshes,
+        "travels": travels_json(cost),
+    }
+
+
+def travels_json(cost: DividedCost) -> list[dict[str, Any]]:
+    """Return a record for each value that travels."""
+    names = [each.mesh.name for each in cost.meshes]
+    return [
+        {
+            "value": each.value,
+            "line": each.span.line if each.span else None,
+            **dict(zip(("from", "to"), _ends(each, names), strict=True)),
+            "bytes": each.bytes,
+        }
+        for each in cost.travels
+    ]
+
+
+@attrs.frozen(eq=False)
+class SimulatedMeshes:
+    """A step of a program under a layout of several meshes, simulated on a machine."""
+
+    step: DividedStep
+    hardware: Hardware
+
+    @property
+    def title(self) -> str:
+        return f"{self.step.cost.model}, layout {self.step.cost.layout}"
+
+    @property
+    def meshes(self) -> list[Mesh]:
+        return [each.mesh for each in self.step.cost.meshes]
+
+    @property
+    def files(self) -> set[str]:
+        """The files whose lines the report shows."""
+        return {span.file for span in self.step.lines if span}
+
+    def record(self) -> dict[str, Any]:
+        """Return the keys of a layout's record that make sense for several meshes; see `docs/command.md`."""
+        step, cost = self.step, self.step.cost
+        room = int(self.hardware.device.memory)
+        most = max(whole(each.memory.total) for each in cost.meshes)
+        travels = zip(travels_json(cost), step.travels, strict=True)
+        return {
+            "model": cost.model,
+            "target": self.hardware.name,
+            "layout": cost.layout,
+            "mesh": {},
+            "devices": sum(mesh.devices for mesh in self.meshes),
+            "peak_figures": self.hardware.has_peak_figures,
+            "step_seconds": step.seconds,
+            "utilisation": step.utilisation,
+            "memory_of_device": room,
+            "fits": most <= room,
+            "by_mesh": [
+                {
+                    "name": each.mesh.name,
+                    "mesh": each.mesh.sizes,
+                    "seconds": seconds,
+                    "memory": whole(each.memory.total),
+                }
+                for each, seconds in zip(cost.meshes, step.mesh_seconds, strict=True)
+            ],
+            "bytes_between_meshes": cost.between_meshes,
+            "travels": [{**record, "link": each.link, "seconds": each.seconds} for record, each in travels],
+            "lines": [
+                {"file": file, "line": line, **_figures(sum(inside.values(), start=Seconds()))}
+                for (file, line), inside in nested(step.lines.items(), cost.file).items()
+            ],
+        }
+
+    def report(self, texts: Mapping[str, str]) -> str:
+        """Return the report; `texts` holds each file's text by name."""
+        step, cost = self.step, self.step.cost
+        unit = "training step" if cost.trains else "forward pass"
+        meshes = ", ".join(f"{mesh.devices} devices of {mesh.name}" for mesh in self.meshes)
+        legend = "  By line: computation, communication, and waiting for collectives, on all meshes together."
+        rows = [["step", seconds_text(step.seconds), f"{step.utilisation:.1%} of the peak FLOP/s"]]
+        notes = [f"  {note}" for note in replaced(step.dtypes, self.hardware)]
+        heads = ["line", "source", "compute", "communicate", "waits"]
+        lines = fitted([heads, *line_rows(step.lines.items(), cost.file, texts, partial(_cells))])
+        parts = [
+            f"{self.title}: one {unit} on {meshes}, on {self.hardware.name}",
+            *aligned(rows, right={1}),
+            *notes,
+            *self.hardware.caveat,
+            "",
+            *self._by_mesh(),
+            "",
+            *self._by_travel(),
+            "",
+            legend,
+            *lines,
+        ]
+        return "\n".join(parts) + "\n"
+
+    def _by_mesh(self) -> list[str]:
+        room = self.hardware.device.memory
+        rows = [["mesh", "devices", "busy", "of the step", "memory"]]
+        for each, seconds in zip(self.step.cost.meshes, self.step.mesh_seconds, strict=True):
+            share = seconds / self.step.seconds if self.step.seconds else 0.0
+            held = whole(each.memory.total)
+            fits = "" if held <= room else f", does NOT fit in {bytes_text(int(room))}"
+            figures = [seconds_text(seconds), f"{share:.1%}", f"{bytes_text(held)}{fits}"]
+            rows.append([each.mesh.name, str(each.mesh.devices), *figures])
+        return aligned(rows, right=range(1, 5))
+
+    def _by_travel(self) -> list[str]:
+        if not self.step.travels:
+            return ["  Nothing travels between the meshes."]
+        rows = [["value", "line", "link", "bytes", "seconds"]]
+        for each in self.step.travels:
+            own = each.travel
+            size = bytes_text(own.bytes)
+            rows.append(
+                [own.value, _line(own, self.step.cost.file), each.link, size, seconds_text(each.seconds)]
+            )
+        return aligned(rows, right={3, 4})
+
+    def trace(self) -> dict[str, Any]:
+        """Return the timeline: threads for each mesh, and one for each pair of meshes."""
+        events = self.step.events
+        return trace((event.device for event in events), events, f"{self.title} on {self.hardware.name}")
+
+
+def _figures(found: Seconds) -> dict[str, float]:
+    return {
+        "compute_seconds": found.compute,
+        "communication_seconds": found.communication,
+        "exposed_communication_seconds": found.exposed,
+    }
+
+
+def _cells(found: Seconds) -> Iterator[str]:
+    for each in (found.compute, found.communication, found.exposed):
+        yield seconds_text(each) if each else ""
