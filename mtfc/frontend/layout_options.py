@@ -26,7 +26,7 @@ GIVEN = "given"
 
 PLACEMENTS = "`mtfc run` and `mtfc train` take it, `mtfc simulate` shows a step under it, `mtfc search --space soap` compares it"
 
-DIVIDED = "`mtfc check`, `run`, `train`, `eval`, `verify` and `compile` take it, without --mesh"
+DIVIDED = "`mtfc check`, `run`, `train`, `eval`, `verify`, `compile`, `cost`, `explain` and `simulate` take it, without --mesh"
 
 ONE = "one"
 """The word of `--mesh` for one device, with nothing split; a declared mesh of that name comes first."""

@@ -48,14 +48,28 @@ class MeshLabels:
     homes: Mapping[Value, int]
 
 
-def mesh_labels(function: Function, parts: Sequence[MeshPart], training: Span | None = None) -> MeshLabels:
-    """Return the labels of a global function. training: the place of the `train` block, whose equations go where operands are."""
-    return _Labelling(function, parts, training).labels()
+def mesh_labels(
+    function: Function,
+    parts: Sequence[MeshPart],
+    training: Span | None = None,
+    slices: Mapping[Value, Value] = {},
+) -> MeshLabels:
+    """Return the labels of a global function. training: the place of the `train` block, whose equations go where operands are.
+
+    slices: values that each mesh cuts out of an argument by itself -> the argument.
+    """
+    return _Labelling(function, parts, training, slices).labels()
 
 
 class _Labelling:
-    def __init__(self, function: Function, parts: Sequence[MeshPart], training: Span | None) -> None:
-        self.function, self.parts, self.training = function, parts, training
+    def __init__(
+        self,
+        function: Function,
+        parts: Sequence[MeshPart],
+        training: Span | None,
+        slices: Mapping[Value, Value],
+    ) -> None:
+        self.function, self.parts, self.training, self.slices = function, parts, training, slices
         self.rest = rest_of(parts)
         self.copied: set[Value] = set()
         self.made: dict[Value, int] = {}
@@ -81,7 +95,7 @@ class _Labelling:
         return (eqn for eqn in self.function.body if eqn.results[0] not in self.copied)
 
     def _note_copied(self) -> None:
-        self.copied = {a.value for a in self.function.arguments if a.role == "step"}
+        self.copied = {a.value for a in self.function.arguments if a.role == "step"} | self.slices.keys()
         for eqn in self.function.body:
             if self.copied.issuperset(eqn.operands) and not eqn.regions and not has_trait(eqn, "random"):
                 self.copied.update(eqn.results)
@@ -106,7 +120,7 @@ class _Labelling:
         for is_update in (False, True):
             for eqn in own:
                 if (eqn.stage == "update") == is_update:
-                    for value in eqn.operands:
+                    for value in (self.slices.get(operand, operand) for operand in eqn.operands):
                         found.setdefault(value, self.rest if own[eqn] is None else own[eqn] or 0)
         return found
 

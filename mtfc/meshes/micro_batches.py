@@ -16,30 +16,37 @@ from mtfc.compiler.ir.types import Dim
 
 @attrs.frozen(eq=False)
 class WrittenOut:
-    """A function without a loop over micro-batches, and the number of the micro-batch of each equation of one."""
+    """A function without a loop over micro-batches, and the number of the micro-batch of each equation of one.
+
+    slices: the inputs of a micro-batch -> the inputs of the step that they are parts of.
+    """
 
     program: Program
     function: Function
     micro_batches: Mapping[Equation, int]
+    slices: Mapping[Value, Value]
 
 
 def written_out(program: Program, function: Function) -> WrittenOut:
     """Return a function of a program without its loop over micro-batches, if it has one, and the program with all dimensions."""
     if not any(map(is_over_micro_batches, function.body)):
-        return WrittenOut(program, function, {})
+        return WrittenOut(program, function, {}, {})
     one = Dim(Names(program.dims).fresh("one"), 1)
     builder, new, numbers = Builder(names_of(function)), Substitution(), dict[Equation, int]()
+    slices = dict[Value, Value]()
     for eqn in function.body:
         if is_over_micro_batches(eqn):
-            numbers |= _append(builder, new, new.equation(eqn), one)
+            numbers |= _append(builder, new, new.equation(eqn), one, slices)
         else:
             builder.append(new.equation(eqn))
     wider = attrs.evolve(program, dims={**program.dims, one.name: one})
-    return WrittenOut(wider, new.function(function, builder.body), numbers)
+    return WrittenOut(wider, new.function(function, builder.body), numbers, slices)
 
 
-def _append(builder: Builder, new: Substitution, loop: Equation, one: Dim) -> dict[Equation, int]:
-    """Append the iterations of a loop; return the number of the iteration of each equation."""
+def _append(
+    builder: Builder, new: Substitution, loop: Equation, one: Dim, slices: dict[Value, Value]
+) -> dict[Equation, int]:
+    """Append the iterations of a loop, and add to `slices`; return the number of the iteration of each equation."""
     found = dict[Equation, int]()
     carries: dict[str, Value] = {a.value.name: v for v, a in pairs(loop) if a.role == "carried"}
     for number in range(dim_of(loop).size):
@@ -52,7 +59,9 @@ def _append(builder: Builder, new: Substitution, loop: Equation, one: Dim) -> di
                 inside[argument.value] = operand
             else:
                 builder.span = _first_reader(argument.value, region)
-                inside[argument.value] = _slice(builder, operand, dim_of(loop), number, one)
+                own = _slice(builder, operand, dim_of(loop), number, one)
+                inside[argument.value] = own
+                slices |= dict.fromkeys((own, *builder.body[-1].operands), operand)
         for eqn in region.body:
             for value in eqn.results:
                 inside[value] = Value(builder.names.fresh(value.name), value.type)

@@ -61,7 +61,7 @@ class _Cut:
             out.micro_batches,
         )
         place = program.training.span if program.training else None
-        self.labels: MeshLabels = mesh_labels(self.function, parts, place)
+        self.labels: MeshLabels = mesh_labels(self.function, parts, place, out.slices)
         self.makers = {value: eqn for eqn in self.function.body for value in eqn.results}
         self.homes = dict(self.labels.homes)
         for eqn, part in self.labels.of.items():
@@ -155,15 +155,16 @@ class _Cut:
         return [eqn for eqn in self.function.body if eqn in wanted]
 
 
-Waiting = tuple[bool, int, int]
-"""The equations of a segment wait under a key: false if other meshes wait for them, the micro-batch, and the part."""
+Waiting = tuple[int, bool, int]
+"""The equations of a segment wait under a key: the micro-batch, false if other meshes wait for them, and the part."""
 
 
 class _Schedule:
     """The order of segments, from a rough simulation: an equation takes time in proportion to the elements of its results.
 
-    A mesh takes, of what is ready, first the equations that other meshes wait for, of the earliest micro-batch. So its backward
-    pass comes before the forward pass of a later micro-batch, as in a pipeline of one forward, one backward.
+    A mesh takes, of what is ready, the earliest micro-batch, and there first what other meshes wait for. So the backward pass of
+    a micro-batch comes before the forward pass of a later one, as in a pipeline of one forward, one backward, and values of few
+    micro-batches are there at once.
     """
 
     def __init__(self, of: _Cut) -> None:
@@ -172,7 +173,7 @@ class _Schedule:
         self.waiting: dict[Waiting, list[Equation]] = {}
         last = len(of.function.body)
         for eqn, part in of.labels.of.items():
-            key = eqn not in urgent, of.micro.get(eqn, last), part
+            key = of.micro.get(eqn, last), eqn not in urgent, part
             self.waiting.setdefault(key, []).append(eqn)
         self.known = dict.fromkeys((a.value for a in of.function.arguments), 0)
         self.free = [0] * len(of.parts)
@@ -188,7 +189,9 @@ class _Schedule:
 
         What nobody waits for starts when all of it can, so that it is one segment.
         """
-        is_idle, _, part = key
+        micro, is_idle, part = key
+        if micro - min(each[0] for each in self.waiting if each[2] == part) >= len(self.free):
+            return None  # as many micro-batches as meshes are under way
         inside = dict.fromkeys((v for eqn in self.waiting[key] for v in eqn.results), 0) if is_idle else {}
         times = [self._ready(eqn, inside) for eqn in self.waiting[key]]
         known = [time for time in times if time is not None]
