@@ -95,10 +95,11 @@ class _Labelling:
         return (eqn for eqn in self.function.body if eqn.results[0] not in self.copied)
 
     def _note_copied(self) -> None:
-        self.copied = {a.value for a in self.function.arguments if a.role == "step"} | self.slices.keys()
+        known = {a.value for a in self.function.arguments if a.role == "step"}
         for eqn in self.function.body:
-            if self.copied.issuperset(eqn.operands) and not eqn.regions and not has_trait(eqn, "random"):
-                self.copied.update(eqn.results)
+            if known.issuperset(eqn.operands) and not eqn.regions and not has_trait(eqn, "random"):
+                known.update(eqn.results)
+        self.copied = known | self.slices.keys()
 
     def _by_place(self, span: Span | None) -> int | None:
         """Return the part of a place; the innermost call decides, and of nested places the smallest."""

@@ -286,3 +286,11 @@ def test_jax_sends_the_bytes_that_cost_predicts() -> None:
     arrived.clear()
     module.train_step(params, state, module.shard(inputs, module.INPUTS), 0)
     assert sum(arrived) == divided_cost(program).between_meshes
+
+
+def test_what_inputs_alone_decide_runs_on_one_mesh() -> None:
+    """Only constants and the number of the step are computed on each mesh that needs them; a micro-batch is cut out there."""
+    accumulated = SOURCE.replace("minimize loss;", "minimize loss; accumulate = 2;")
+    changed = accumulated.replace("mean(square(z - y))", "mean(square(z - exp(y)))")
+    step = divided(changed).function("step")
+    assert sum(eqn.op == "exp" for each in step.segments for eqn in each.segment.function.body) == 2
