@@ -222,8 +222,21 @@ def test_parameters_are_as_many_as_published(example: Example) -> None:
 
 
 def layouts(file: str) -> list[str]:
-    """Return the layouts that an example's file declares."""
-    return re.findall(r"^layout +(\w+)", (FOLDER / f"{file}.mtf").read_text("utf-8"), re.MULTILINE)
+    """Return the layouts of one mesh that an example's file declares."""
+    text = (FOLDER / f"{file}.mtf").read_text("utf-8")
+    declared = re.findall(r"^layout +(\w+)((?:.|\n[ }])*)", text, re.MULTILINE)
+    return [name for name, rules in declared if "\n  part " not in rules]
+
+
+def test_parts_on_meshes_of_their_own_are_exact() -> None:
+    """The example of several meshes, at small sizes."""
+    (example,) = (each for each in EXAMPLES if each.file == "two_meshes")
+    text, choice = path(example).read_text("utf-8"), Choice(layout="two", dims=example.dims)
+    chosen = choose(text, str(path(example)), choice, or_divided=True)
+    with np.errstate(all="ignore"):
+        found = list(exact_cases(chosen.program, (), 0, chosen.divided))
+    assert [each.layout for each in found] == ["gradients", "two"]
+    assert all(each.ok and not each.skipped for each in found)
 
 
 CASES = [(example, layout) for example in EXAMPLES for layout in layouts(example.file)]
