@@ -251,7 +251,7 @@ class Search(TypedDict):
     layout: rules, or the placement's declaration. optimal: True if nothing in the space is better. lower_bound_seconds: no
     layout of the space takes less. baselines: the seconds of the layouts to compare with. Optional keys belong to layouts
     alone, or to placements alone. forms: the entries of the layout's section `forms`. without_forms: for a layout with forms,
-    the best layout without them and its bound; nothing is proven about forms.
+    the best layout without them and its bound; the other bound is then that of layouts with regions on parts.
     """
 
     space: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import cached_property
 from math import inf
@@ -266,7 +266,7 @@ def _proof(result: LayoutSearchResult) -> str:
     if result.cuts:
         return _cuts_text(result)
     if found.layout.forms.entries:
-        return f"{_proof_without_forms(result)} Nothing is proven about layouts with forms. {tried}"
+        return f"{_proof_without_forms(result)} {_proof_with_forms(found, unit)} {tried}"
     if found.is_optimal:
         return f"Proven to be the best of all in the space `{result.space}`: {tried}"
     if found.refuted:
@@ -280,6 +280,15 @@ def _proof(result: LayoutSearchResult) -> str:
     ended = "Interrupted. " if found.is_interrupted else ""
     bound = f"{ended}No layout in the space `{result.space}` is below {unit(found.lower_bound)}"
     return f"{bound}, so this is at most {at_most(over(found.objective, found.lower_bound))}. {tried}"
+
+
+def _proof_with_forms(found: Found, unit: Callable[[float], str]) -> str:
+    if not found.lower_bound:
+        return "Nothing is proven about layouts with forms."
+    if found.is_optimal:
+        return "It is proven to be the best with regions on parts, too."
+    ratio = at_most(over(found.objective, found.lower_bound))
+    return f"No layout with regions on parts is below {unit(found.lower_bound)}, so this is at most {ratio}."
 
 
 def _proof_without_forms(result: LayoutSearchResult) -> str:

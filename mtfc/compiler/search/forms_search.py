@@ -1,8 +1,8 @@
 """The forms of the best layouts: whether equations between two sums run on parts, and whether sums of dots are joined.
 
 A search finds layouts without forms. Then the forms of the best of them are priced on the machine, with those of layouts that do
-not fit into the memory: on parts they may. So the bound of a search is for layouts without forms, and nothing is proven about
-forms.
+not fit into the memory: on parts they may. So the bound of a search is for layouts without forms. For layouts with regions on
+parts another bound is found by `bound_with_regions`. It does not hold for joined dots.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import REGIONS, Forms, Layout, Mesh
 from mtfc.compiler.search.found import Found, Objective, Price, Pricing, value_of
 
-CANDIDATES = 8
+CANDIDATES = 3
 """Most layouts whose forms are priced."""
 
 LEAST = 1e-3

@@ -67,7 +67,7 @@ class Found:
 
     evaluated: the number of layouts that were compiled and priced. is_interrupted: True if `KeyboardInterrupt` ended the search.
     refuted: a layout whose price is below its bound. That is an error of the cost model, and nothing is proven then.
-    without_forms: for a layout with forms, the result of the search for layouts without, which has the bound.
+    without_forms: for a layout with forms, the result of the search for layouts without, which has the bound for these.
     """
 
     mesh: Mesh

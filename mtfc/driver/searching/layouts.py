@@ -100,7 +100,8 @@ class LayoutFinder:
             given = [each for each in known if each[1].forms.entries]
             forms = self._forms(pricing, recorded.prices, until, given)
             try:
-                return forms.improved(searched(recorded, until - FORMS * (until - monotonic())))
+                best = forms.improved(searched(recorded, until - FORMS * (until - monotonic())))
+                return self._bounded(best, meshes, rules, until)
             except NothingFits:
                 if (fitting := forms.fitting()) is not None:
                     return fitting
@@ -117,6 +118,26 @@ class LayoutFinder:
             return found(exact, until)
         value = value_of(price, self.objective)
         return attrs.evolve(best, objective=value, lower_bound=min(best.lower_bound, value), refuted=None)
+
+    def _bounded(self, found: Found, meshes: Sequence[Mesh], rules: Layout | None, until: float) -> Found:
+        """Return the best layout with forms, with a bound for all layouts with regions on parts. Joined dots have no bound."""
+        from mtfc.compiler.search.global_layouts.global_search import bound_with_regions
+
+        if found.layout.forms.flops_per_byte or not found.layout.forms.entries or found.is_interrupted:
+            return found
+        bound = bound_with_regions(
+            self.pricer.undistributed(),
+            self.program.function("forward"),
+            meshes,
+            self.pricer.hardware,
+            until,
+            self.objective,
+            found.objective,
+            fixed=(rules or Layout("")).rules,
+            storage=self.storage,
+            recomputes=self.pricer.recomputes,
+        )
+        return attrs.evolve(found, lower_bound=bound)
 
     def _forms(
         self,

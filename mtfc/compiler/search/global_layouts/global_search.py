@@ -33,7 +33,7 @@ from mtfc.compiler.search.found import (
     value_of,
 )
 from mtfc.compiler.search.global_layouts.effect_bounds import Booleans, MaskRange
-from mtfc.compiler.search.global_layouts.layout_bound import BLOCK, LayoutBound
+from mtfc.compiler.search.global_layouts.layout_bound import BLOCK, LayoutBound, RegionsBound
 from mtfc.compiler.search.global_layouts.layout_space import Integers, Rows, layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 
@@ -149,7 +149,7 @@ class Branching:
         """Return the whole rows below the limit, with full bounds as far as these are found `until` then, in their order."""
         bounds = block.bounds
         if self.objective != "memory":
-            bounds = np.maximum(bounds, self.bound.seconds(MaskRange(block.rows, block.rows), until=until))
+            bounds = np.maximum(bounds, self.bound.seconds(self.bound.exactly(block.rows), until=until))
         found = attrs.evolve(block, bounds=bounds, is_full=True).where(np.argsort(bounds, kind="stable"))
         return found.where(found.bounds < limit)
 
@@ -208,13 +208,13 @@ class Branching:
         """Return bounds; for rows that cannot fit more than any bound, in proportion to the memory; of use only before
         `until`.
         """
-        known = MaskRange(rows, rows)
+        known = self.bound.exactly(rows)
         lacking = self.bound.memory(known) / self.bound.hardware.device.memory
         return np.where(lacking > 1, NEVER * lacking, self.bound.seconds(known, until=until))
 
     def least_memory(self, row: Rows) -> float:
         """Return the bound on the memory of a layout."""
-        return float(self.bound.memory(MaskRange(row[None], row[None]))[0])
+        return float(self.bound.memory(self.bound.exactly(row[None]))[0])
 
     def layout(self, row: Rows) -> Layout:
         return layout_of(self.bound.space, row.tolist(), self.bound.mesh)
@@ -415,7 +415,8 @@ def search(
     room = hardware.device.memory if objective != "memory" else float("inf")
     searching = BranchAndBound(pricing, objective, room, until, progress, recomputes)
     bounds = (LayoutBound(space, facts, mesh, hardware, objective == "overlap") for mesh in meshes)
-    searching.run([Branching.on(bound, len(meshes) > 1, objective) for bound in bounds], known)
+    branchings = [Branching.on(bound, len(meshes) > 1, objective) for bound in bounds]
+    searching.run(branchings, known)
     if searching.best is None and searching.is_interrupted:
         raise KeyboardInterrupt
     if searching.best is None:
@@ -431,3 +432,40 @@ def search(
         searching.is_interrupted,
         searching.refuted,
     )
+
+
+def bound_with_regions(
+    step: Function,
+    forward: Function,
+    meshes: Sequence[Mesh],
+    hardware: Hardware,
+    until: float,
+    objective: Objective,
+    limit: float,
+    fixed: Rules = Rules(),  # noqa: B008
+    storage: bool = False,
+    recomputes: bool = False,
+) -> float:
+    """Return a lower bound for all layouts with regions on parts, at most `limit`; the later `until` is, the larger.
+
+    Other arguments are as in `search`. Nothing is compiled.
+    """
+    space, facts = space_of(forward, fixed, storage), StepFacts.of(step, hardware.device, recomputes)
+    if RegionsBound.may_split_loops(forward):
+        return 0.0
+    bounds = (RegionsBound(space, facts, mesh, hardware, objective == "overlap") for mesh in meshes)
+    branchings = [Branching.on(bound, len(meshes) > 1, objective) for bound in bounds]
+    searching = BranchAndBound(_unpriced, objective, float("inf"), until)
+    for on in branchings:
+        searching._push(on.start())
+    while searching.queue and searching.bound < limit and monotonic() < until:
+        *_, block = searching.queue[0]
+        if block.is_full:
+            break
+        heapq.heappop(searching.queue)
+        searching._work_out(block)
+    return min(searching.bound, limit)
+
+
+def _unpriced(mesh: Mesh, layout: Layout) -> Price:
+    raise NotImplementedError("bounds need no prices")
