@@ -1,10 +1,10 @@
 """Draw the figures of the documentation: `make figures`, or `python -m benchmarks.plots NAME ...` for some of them.
 
-`timeline`: two layouts of AlexNet on eight K80s. `losses`: training the language model of `examples/pylib_lm` under each layout,
-which takes about five minutes. `search`: the bound and the best cost of two searches over time. `quality`: held-out bits of a
-byte by the size of a model, as `python -m benchmarks quality` trains them. `collectives`: what each collective does to the parts
-of an array. `soybean` and `speedups`: Figures 8 to 10 of SoyBean. Each is an SVG file in `docs/images/`, drawn from numbers that
-the program prints or computes.
+`timeline`: two layouts of AlexNet on eight K80s. `losses`: training the language model of `examples/pylib_lm` under each
+layout, which takes about five minutes. `convergence`: FlexFlow's Figure 9, a residual network on digits. `search`: the bound
+and the best cost of two searches over time. `quality`: held-out bits of a byte by the size of a model, as `python -m
+benchmarks quality` trains them. `collectives`: what each collective does to the parts of an array. `soybean` and `speedups`:
+Figures 8 to 10 of SoyBean. Each is an SVG file in `docs/images/`, drawn from numbers that the program prints or computes.
 """
 
 from __future__ import annotations
@@ -125,6 +125,42 @@ def losses() -> Any:
     return figure
 
 
+def convergence() -> Any:
+    """Draw the loss of a residual network over the predicted time of two placements (FlexFlow, Figure 9)."""
+    digits_losses = [step["loss"] for step in trained_digits()]
+    figure, axis = pyplot.subplots(figsize=(6, 2.6))
+    for name, seconds in placed_seconds().items():
+        times = [1e3 * seconds * number for number in range(1, len(digits_losses) + 1)]
+        axis.plot(times, digits_losses, label=f"{name}, {1e6 * seconds:.0f} us a step", linewidth=1)
+    axis.set(xlabel="predicted milliseconds on four P100s", ylabel="loss in nats")
+    axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+DIGITS = "examples/digits_resnet.mtf"
+
+
+def trained_digits() -> list[dict[str, Any]]:
+    """Return the figures of each of 84 steps, seven epochs of scans. A placement does not change them, so one device trains."""
+    log = Path("build/digits/resnet.jsonl")
+    subprocess.run([sys.executable, "examples/digits.py", "--write-only"], check=True)
+    options = ("--data", "build/digits/train.npz", "--mesh", "all:1", "--layout", "data", "--steps", "84")
+    log.unlink(missing_ok=True)
+    subprocess.run([*MTFC, "train", DIGITS, *options, "--log", log], check=True)
+    return [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+
+
+def placed_seconds() -> dict[str, float]:
+    """Return the predicted seconds of a step under data parallelism, and under the placement that a search finds."""
+    text = [*MTFC, "search", DIGITS, "--space", "soap", "--target", "p100_cluster", "--devices", "4"]
+    limits = ("--proposals", "1000", "--budget", "120", "--format", "json")
+    found = json.loads(subprocess.run([*text, *limits], check=True, capture_output=True).stdout)
+    return {
+        "data parallelism": found["baselines"]["data_parallel"],
+        "found placement": found["objective_seconds"],
+    }
+
+
 LAYOUTS = ("data_parallel", "model_parallel", "fsdp", "hybrid")
 HELD_OUT = "eval/bits_per_byte"
 
@@ -233,6 +269,7 @@ def _draw_held(axis: Any, start: float, held: Sequence[set[int]], hatch: str | N
 PLOTS: dict[str, Callable[[], Any]] = {
     "timeline": timeline,
     "losses": losses,
+    "convergence": convergence,
     "search": searches,
     "quality": qualities,
     "collectives": collectives,
