@@ -290,7 +290,10 @@ class _Resolver:
             yield from self._expression(keyword.value, NO_BODY)
 
     def _value_path(self, path: ast.Name | ast.Path, models: list[ast.ModelDecl]) -> Iterator[Occurrence]:
-        """Yield the names in the full name of a value, such as `layers.ffn.h`: loops, calls, and the value itself."""
+        """Yield the names in the full name of a value, such as `layers.ffn.h`: loops, calls, and the value itself.
+
+        The name of a part of a layout may end with a loop or a call.
+        """
         parts = (path.text,) if isinstance(path, ast.Name) else path.parts
         for model in models:
             found = list(self._steps(parts, path.span, model, self.file))
@@ -301,7 +304,7 @@ class _Resolver:
     def _steps(
         self, parts: tuple[str, ...], span: Span, decl: ast.Node, file: Declarations
     ) -> Iterator[Occurrence]:
-        if not isinstance(decl, Body):
+        if not isinstance(decl, Body) or not parts:
             return
         names = names_of_body(decl, file)
         part, column = parts[0], span.column
@@ -311,7 +314,7 @@ class _Resolver:
             symbol = names.values.get(part) or names.dims.get(part)
             if symbol:
                 yield Occurrence(own, symbol, "used")
-            return
+                return
         for each in statements(decl.body):
             if isinstance(each, ast.Repeat | ast.Scan) and each.dim.text.rpartition(".")[2] == part:
                 yield from (
