@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import attrs
 
+from mtfc.driver.data.checkpoint_files import CHECKPOINTS
 from mtfc.driver.data.remote import RemoteFolder, is_remote
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
@@ -141,6 +143,11 @@ class TrainOptions:
             raise UsageError("--eval-batches goes with --eval, the data to evaluate on")
         if self.warm_start is not None and self.params is not None:
             raise UsageError("--warm-start and --params both say where to start: give one of them")
+        for option, path in (("--warm-start", self.warm_start), ("--params", self.params)):
+            if self.fresh and self.folder and path and _is_in(path, self.folder):
+                raise UsageError(
+                    f"--fresh moves the results in --dir aside, and {option} {path} names them: give another --dir"
+                )
         if self.keep_best is not None and (self.eval is None or self.folder is None):
             raise UsageError(
                 "--keep-best goes with --eval, the data to evaluate on, and --dir, the folder for checkpoints"
@@ -251,3 +258,11 @@ class SearchOptions:
     exhaustive: bool = False
     why_not: str | None = None
     chains: ChainOptions = attrs.field(factory=ChainOptions)
+
+
+def _is_in(path: str, folder: str) -> bool:
+    """Return True if a path names a folder, or results in it that `--fresh` moves aside."""
+    if is_remote(path) or is_remote(folder):
+        return f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")
+    place, run = Path(path).resolve(), Path(folder).resolve()
+    return place == run or place.is_relative_to(run / CHECKPOINTS)

@@ -232,6 +232,15 @@ def test_micro_batches_and_given_parameters(mtfc: Mtfc, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (("--fresh", "--dir", "run", "--warm-start", "./run/"), "--warm-start ./run/ names them"),
+        (
+            ("--fresh", "--dir", "run", "--params", "run/checkpoints/3"),
+            "--params run/checkpoints/3 names them",
+        ),
+        (
+            ("--fresh", "--dir", "memory://b/run", "--params", "memory://b/run/"),
+            "--params memory://b/run/ names them",
+        ),
         (("--steps", "2", "--epochs", "2"), "--steps and --epochs both say how long to train"),
         (("--epochs", "2"), "give --data, or --steps"),
         ((), "say with --steps how long to train"),
