@@ -72,7 +72,11 @@ def _placement_errors(program: Program, placements: Iterable[DeclaredPlacement])
     from mtfc.placements.declarations import strategy_of
     from mtfc.placements.operators.operator_graph import operators_of
 
-    graph, found = operators_of(run(program, simplification())), Diagnostics()
+    found = Diagnostics()
+    try:
+        graph = operators_of(run(program, simplification()))
+    except CompileError as error:
+        return error.diagnostics
     for each in placements:
         try:
             strategy_of(each, graph, found)

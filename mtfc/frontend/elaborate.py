@@ -148,7 +148,7 @@ def _models(file: ast.File, scope: Scope) -> dict[str, Model]:
     models = {decl.name.text: elaborate_model(decl, scope) for decl in decls}
     for dims in (scope.reports.dropped_dims, *(model.dims for model in models.values())):
         scope.local_dims |= {name: dim for name, (dim, _) in dims.items()}
-        scope.places |= {name: span for name, (_, span) in dims.items()}
+        scope.places.update((name, span) for name, (_, span) in dims.items())
     return models
 
 

@@ -46,16 +46,30 @@ def source(number: int) -> str:
 
 
 def large(number: int, size: int) -> str:
-    """Return a source of `size` characters that repeats one thing; `number` counts through the things and their places."""
-    start, piece = LARGE_SOURCES[number % len(LARGE_SOURCES)]
+    """Return a source of `size` characters that repeats things; `number` counts through the things and their places."""
+    start, *rest = LARGE_SOURCES[number % len(LARGE_SOURCES)]
     rng = random.Random(number)
-    count = size // len(piece) + 1
-    lines = (
-        (piece.format(i=i, j=rng.randrange(count)) for i in range(count))
-        if "{i}" in piece
-        else [piece] * count
-    )
-    return (start + "".join(lines))[:size]
+    fixed, pieces = [start, *rest[1::2]], rest[::2]
+    room = (size - sum(map(len, fixed))) // len(pieces)
+    text = start
+    for piece, after in zip(pieces, [*fixed[1:], ""], strict=False):
+        text += repeated(piece, room, rng, whole=bool(after)) + after
+    return text[:size]
+
+
+def repeated(piece: str, room: int, rng: random.Random, whole: bool) -> str:
+    """Return the copies of a piece that fill the room, each with its number; the last one is cut off unless all are whole."""
+    if not {"{i}", "{j}"} & set(re.findall(r"{\w}", piece)):
+        return piece * (room // len(piece) + (not whole))
+    count = room // len(piece) + 1
+    lines, length = [], 0
+    for i in range(count):
+        line = piece.format(i=i, j=rng.randrange(count))
+        length += len(line)
+        if whole and length > room:
+            break
+        lines.append(line)
+    return "".join(lines)
 
 
 def soup(rng: random.Random) -> str:
@@ -103,7 +117,15 @@ def tower(rng: random.Random) -> str:
         for _ in range(rng.randint(1, 4)):
             calls = f"f{rng.randrange(i)}({calls})"
         lines.append(f"fn f{i}(x: [...]) -> [...] {{ return {calls} }}")
-    return "\n".join([*lines, f"model m(x: [a]) {{\n  y = f{len(lines) - 2}(x)\n  return y\n}}"])
+    last = f"y = f{len(lines) - 2}(x)"
+    body = rng.choice([last, f"repeat n {{\nx = x + 1\n}}\n{last}"])
+    models = [f"model m{i}(x: [a]) {{\n  {body}\n  return y\n}}" for i in range(rng.choice([1, 1, 40]))]
+    use = rng.choice(
+        ["", "placement p{i} on 2 = {{ y: {{}} on [0] }}", "layout l{i} on w = {{ value {v}: {{ a: w }} }}"]
+    )
+    uses = [use.format(i=i, v=rng.choice(["y", f"v{i}"])) for i in range(rng.choice([1, 1, 40]))]
+    loop = f"dim n = {10 ** rng.randint(0, 15)}\nmesh w = [w: 2]"
+    return "\n".join([*lines, loop, *models, *uses])
 
 
 REPEATED = (
@@ -150,7 +172,29 @@ BODY = "model m(x: []) {\n"
 PIECES = (*"([{)]};,@\"'#\\\n\0é1-", "'\n", "not ", "x + ", "relu(", "x ** ", "1.", "e1", "||")
 """Texts to repeat."""
 
-LARGE_SOURCES = tuple(
+HEAD = "dim a = 4\ndim b = 8\nmesh m = [x: 2, y: 2]\nlayout l on m = { a: x }\n"
+MODEL = HEAD + "model n(x: [a, b]) {\n"
+END = "  return x\n}\n"
+
+WHOLE = (
+    (MODEL, "  y{i} = u{j} + 1\n", END),
+    (MODEL, "  y = u + 1\n", END),
+    (MODEL, "  y{i} = f{j}(x)\n", END),
+    (MODEL, "  x = tanh(x) + {i}\n", END),
+    (MODEL, "  param w{i}: [a] = zeros()\n  x = x * w{i}\n", END),
+    (MODEL, "  z{i} = x\n  watch z{i}\n", END),
+    (MODEL, "  y{i} = x + 1\n", END, "layout l{i} on m = {{ value y{j}: {{ a: x }} }}\n"),
+    (MODEL, "  x = x + 1\n", END, "placement p{i} on 2 = {{ x: {{}} on [0] }}\n"),
+    (MODEL + "  y = einsum(", "x, ", "x -> [a])\n" + END),
+    (HEAD, "model n{i}(x: [a]) {{ return x }}\n", "# layouts\n", "layout l{i} on m = {{ a: x }}\n"),
+    (HEAD + "mesh big = [", "q{i}: 1, ", "z: 2]\nlayout k on big = { a: (", "q{j}, ", "z) }\n"),
+    (HEAD, "dim d{i} = 2\n", MODEL[len(HEAD) :], "  param w{i}: [d{j}] = zeros()\n", END),
+    (HEAD, "dim d{i} = 2\n", "layout k on m = {", "d{j}: x; ", "}\n" + MODEL[len(HEAD) :] + END),
+    (HEAD, "dim d{i} = 2\n", "# models\n", "model n{i}(x: [u{j}]) {{ return x }}\n"),
+)
+"""Large sources that are cut off nowhere: parts in turn that stand once, and that are repeated."""
+
+LARGE_SOURCES: tuple[tuple[str, ...], ...] = WHOLE + tuple(
     (start, piece)
     for start, pieces in (
         ("", PIECES),

@@ -79,11 +79,11 @@ class Mesh:
     def sizes(self) -> dict[str, int]:
         return dict(self.axes)
 
-    @property
+    @cached_property
     def names(self) -> Axes:
         return tuple(name for name, _ in self.axes)
 
-    @property
+    @cached_property
     def devices(self) -> int:
         return prod(size for _, size in self.axes)
 

@@ -26,6 +26,10 @@ SUGGESTIONS = 20
 """Unknown names of a layout for which a similar name is searched: the search takes a while among thousands of names."""
 
 
+MOST_CHECKS = 100_000
+"""Most checks of the layouts of a file, as `ProgramIndex.size` counts them: they take about a second."""
+
+
 def no_targets(program: Program, mesh: Mesh, layout: Layout) -> Mapping[str, Tensor]:
     """Return no targets besides the user's values."""
     return {}
@@ -43,17 +47,28 @@ def check_layouts(
     unused: names of values that the programs lack because nothing uses them. Rules may name these values.
     """
     shared = [ProgramIndex(program) for program in programs]
+    left_out = {_unnumbered(path) for path in unused}
     found: list[Diagnostic] = []
+    checks = 0
     for declared in layouts:
         facts = [each for each in shared if declared.is_for(each.program.name)]
+        checks += sum(each.size(single=bool(declared.values)) for each in facts)
+        if checks > MOST_CHECKS:
+            return [*found, _too_many(declared)]
         if declared.values:
             facts = [_facts(each.program, declared, layout_targets) for each in facts]
-        found += _unknown_paths(facts, declared, unused)
+        found += _unknown_paths(facts, declared, left_out)
         found += _absent_dims(facts, declared)
         found += absent_loops(facts, declared.pipelines)
         for each in facts:
             found += _check(each, declared, advice or Advice())
     return found
+
+
+def _too_many(declared: DeclaredLayout) -> Diagnostic:
+    message = f"the layouts up to this one have more than {MOST_CHECKS:,} tensors to check in the models of this file"
+    help = "say which models a layout is for, check one with `--layout NAME`, or move layouts to other files"
+    return Diagnostic("E122", message, declared.span, help=help)
 
 
 def _facts(program: Program, declared: DeclaredLayout, layout_targets: FindTargets) -> ProgramIndex:
@@ -227,12 +242,11 @@ def _indivisible(
 
 
 def _unknown_paths(
-    facts: Sequence[ProgramIndex], declared: DeclaredLayout, unused: Collection[str]
+    facts: Sequence[ProgramIndex], declared: DeclaredLayout, left_out: Collection[str]
 ) -> Iterator[Diagnostic]:
     """Yield E305 for rules for values that no model has. The first ones suggest a similar name."""
     if not declared.values or not facts:
         return
-    left_out = {_unnumbered(path) for path in unused}
     asked = [path for path in declared.paths if _unnumbered(path) not in left_out]
     unknown = [path for path in asked if not any(each.of_path(path) for each in facts)]
     known = {name for each in facts for name in (*each.by_path, *each.layout_targets)} if unknown else set()

@@ -96,6 +96,12 @@ class ProgramIndex:
         )
         return (*arguments, *results, *handed_out)
 
+    def size(self, single: bool) -> int:
+        """Return the number of checks of a layout: one for each shape and heavy equation, or for each tensor if it has rules for
+        single values.
+        """
+        return 1 + (len(self.tensors) if single else len(self.shapes) + len(self.heavy))
+
     @cached_property
     def shapes(self) -> Shapes:
         return by_shape(self.tensors)

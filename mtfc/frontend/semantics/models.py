@@ -42,8 +42,9 @@ def elaborate_model(decl: ast.ModelDecl, scope: Scope) -> Model:
         body.input(each)
     body.run()
     forward = body.builder.function("forward")
-    dims = {name: dim for name, dim in scope.dims.items() if dim is not None}
-    dims |= body.builder.all_dims()
+    known = scope.known_dims
+    own = {name: dim for name, dim in body.builder.all_dims().items() if name not in known}
+    dims = {**known, **own} if own else known
     program = Program(decl.name.text, dims, tuple(body.builder.parameters), (forward,))
     failed = len(body.builder.outputs) < body.returned or None in body.expressions.values.values()
     complete = bool(body.returned) and not failed
@@ -64,7 +65,7 @@ class ModelBody(ElaboratedBody):
     def __init__(self, decl: ast.ModelDecl, scope: Scope) -> None:
         given = [each.name for each in decl.inputs]
         unused = scope.reports.unused(decl)
-        builder = FunctionBuilder(BlockBuilder(variables(given, decl.body, unused.dead)))
+        builder = FunctionBuilder(BlockBuilder(variables(given, decl.body, unused.dead)), scope.reports.grown)
         kind = BodyKind("model", decl.name, unused=unused)
         super().__init__(kind, decl.body, scope, builder, elaborate_call, given)
 

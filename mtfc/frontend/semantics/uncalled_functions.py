@@ -23,7 +23,7 @@ def check_uncalled(decl: ast.FnDecl, scope: Scope) -> None:
     """Report the names in a function's body that nothing declares."""
     inside = scope.inside(())
     own = (*decl.generics, *(node.name for node in walk(decl) if isinstance(node, ast.DimDecl)))
-    inside.dims |= {name.text: None for name in own}
+    inside.dims.update((name.text, None) for name in own)
     values = {*variables((each.name for each in decl.args), decl.body), TRAINING}
     for node in _expressions(decl):
         _check(node, inside, values)

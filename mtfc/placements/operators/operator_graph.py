@@ -145,9 +145,10 @@ def _storage(eqn: Equation) -> str:
 class _Groups:
     """Assign each equation to an operator and to one of its steps. Equations without an operator are copied to their users.
 
-    dims: dimensions in which each operator may be split. Operator numbers grow along data flow. complete: values that
-    follow from completed sums alone, so each part has the elements that it needs. constant: values that depend on no
-    argument of the model.
+    dims: dimensions in which each operator may be split. Operator numbers grow along data flow. members: the equations of each
+    operator. copied: for each equation without an operator, the equations in operators that its operands come from. complete:
+    values that follow from completed sums alone, so each part has the elements that it needs. constant: values that depend on
+    no argument of the model.
     """
 
     def __init__(self, function: Function) -> None:
@@ -157,6 +158,9 @@ class _Groups:
         self.outputs = {output.value for output in function.outputs}
         self.group: dict[Equation, int] = {}
         self.step: dict[Equation, int] = {}
+        self.members: dict[int, list[Equation]] = {}
+        self.copied: dict[Equation, list[Equation]] = {}
+        self.order = {eqn: number for number, eqn in enumerate(function.body)}
         self.dims: dict[int, tuple[Dim, ...]] = {}
         self.pending: set[Value] = set()
         self.complete: set[Value] = set()
@@ -169,11 +173,12 @@ class _Groups:
         self.constant.update(eqn.results if is_constant else ())
         sources = self.sources(eqn.operands)
         given = any(value in self.outputs for value in eqn.results)
-        if _storage(eqn) in ("view", "made") and not given:
-            return
-        if (_storage(eqn) == "fused" or is_constant) and not sources and not given:
-            return
-        if _storage(eqn) == "reduced":
+        copied = _storage(eqn) in ("view", "made") or (
+            not sources and (is_constant or _storage(eqn) == "fused")
+        )
+        if copied and not given:
+            self.copied[eqn] = sources
+        elif _storage(eqn) == "reduced":
             self._reduce(number, eqn, sources)
         elif _storage(eqn) in ("fused", "view") and sources:
             self._join(number, eqn, sources)
@@ -188,12 +193,16 @@ class _Groups:
             if eqn in self.group:
                 found[eqn] = None
             elif eqn is not None:
-                found.update(dict.fromkeys(self.sources(eqn.operands)))
+                found.update(dict.fromkeys(self.copied[eqn]))
         return list(found)
+
+    def _add(self, eqn: Equation, group: int, step: int) -> None:
+        self.group[eqn], self.step[eqn] = group, step
+        self.members.setdefault(group, []).append(eqn)
 
     def _begin(self, number: int, eqn: Equation) -> None:
         """Begin a new operator."""
-        self.group[eqn], self.step[eqn] = number, 0
+        self._add(eqn, number, 0)
         self.dims[number] = eqn.results[0].type.dims
 
     def _reduce(self, number: int, eqn: Equation, sources: Sequence[Equation]) -> None:
@@ -207,7 +216,7 @@ class _Groups:
         if not (set(operand) - set(kept)) & set(self.dims[group]):
             self._join(number, eqn, sources)
         elif has_trait(eqn, "sum") and self.group[maker] == group and set(self.dims[group]) <= set(operand):
-            self.group[eqn], self.step[eqn] = group, self._next_step(group, sources)
+            self._add(eqn, group, self._next_step(group, sources))
             self.pending.add(eqn.result)
             self.complete.add(eqn.result)
         else:
@@ -224,7 +233,7 @@ class _Groups:
         for other in {self.group[source] for source in sources} - {group}:
             if self._is_part_of(other, group, eqn):
                 self._merge(other, group)
-        self.group[eqn], self.step[eqn] = group, self._next_step(group, sources)
+        self._add(eqn, group, self._next_step(group, sources))
         if is_complete:
             self.complete.update(eqn.results)
         else:
@@ -237,7 +246,7 @@ class _Groups:
 
     def _is_part_of(self, other: int, group: int, eqn: Equation) -> bool:
         """Return whether an operator has one step, the dimensions of `group`, and results that only this equation uses."""
-        members = [each for each in self.group if self.group[each] == other]
+        members = self.members[other]
         if set(self.dims[other]) != set(self.dims[group]) or any(self.step[each] for each in members):
             return False
         users = {user for each in members for value in each.results for user in self.users.get(value, ())}
@@ -245,8 +254,8 @@ class _Groups:
         return users <= {*members, eqn} and not results & self.outputs
 
     def _merge(self, other: int, group: int) -> None:
-        for each in [each for each in self.group if self.group[each] == other]:
-            self.group[each] = group
+        for each in self.members.pop(other):
+            self._add(each, group, self.step[each])
         del self.dims[other]
 
 
@@ -292,8 +301,7 @@ def _closure(groups: _Groups, own: Sequence[Equation]) -> tuple[tuple[Equation, 
             elif eqn not in inside:
                 inside.add(eqn)
                 todo.append(eqn)
-    order = {eqn: i for i, eqn in enumerate(groups.body)}
-    return tuple(sorted(inside, key=order.__getitem__)), tuple(outside)
+    return tuple(sorted(inside, key=groups.order.__getitem__)), tuple(outside)
 
 
 def _names(groups: _Groups, steps: Sequence[OperatorStep]) -> dict[int, str]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
+from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
 from mtfc.compiler.ir.loops import (
@@ -29,6 +30,9 @@ from mtfc.compiler.ir.loops import (
 from mtfc.compiler.ir.opdef import OpError
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import Dim, TensorType
+
+MOST = 20_000
+"""Most equations of a function without loops."""
 
 ONE = Dim("one", 1)
 """The dimension of a slice before it is dropped."""
@@ -53,8 +57,9 @@ class Unrolled:
 
 def unroll(function: Function) -> Unrolled:
     """Return the same function without loops. Equations and parameters of an iteration have its index in their path:
-    `layer.h[3]`.
+    `layer.h[3]`. Raises `CompileError` (E122) before any work if the function would have more than `MOST` equations.
     """
+    _check_size(function.body)
     names = Names(argument.value.name for argument in function.arguments)
     builder = Builder(names)
     known: dict[Value, LazyValue] = {a.value: _given(builder, a) for a in function.arguments}
@@ -69,6 +74,24 @@ def unroll(function: Function) -> Unrolled:
     body = _needed(builder.body, outputs)
     alone = attrs.evolve(function, arguments=tuple(arguments), body=body, outputs=outputs)
     return Unrolled(alone, slices, looped_dims(function))
+
+
+def _check_size(body: Sequence[Equation]) -> None:
+    """Raise E122 at the first outermost loop with which the iterations have too many equations."""
+    total = 0
+    for eqn in body:
+        total += _iterations(eqn)
+        if total > MOST:
+            message = f"a placement unrolls all loops, and this model would have more than {MOST:,} equations"
+            help = "place a smaller model with `--dim NAME=SIZE`, or use a layout"
+            place = eqn.span or Span("<model>", 1, 1, 1, 1)
+            raise CompileError([Diagnostic("E122", message, place, help=help)])
+
+
+def _iterations(eqn: Equation) -> int:
+    """Return the number of equations that an equation becomes."""
+    inside = sum(_iterations(each) for region in eqn.regions for each in region.body)
+    return 1 + dim_of(eqn).size * inside if eqn.regions else 1
 
 
 def _given(builder: Builder, argument: Argument) -> LazyValue:

@@ -9,6 +9,7 @@ equations are named after their op.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import chain, repeat
 from typing import Any
@@ -188,14 +189,19 @@ class Expressions:
             label = Label(self.later[name], "it is defined here")
             self.scope.error("E105", f"`{name}` is used before it is defined", node.span, [label])
         else:
-            unknown_value(self.scope, node, {**self.values, **self.dropped})
+            unknown_value(self.scope, node, self.known_values)
+
+    @property
+    def known_values(self) -> Mapping[str, Result]:
+        """All values that a name may mean. Nothing is copied, since a body may have many unknown names."""
+        return ChainMap(self.dropped, self.values)
 
     def dotted(self, node: ast.Path, variable: str | None) -> Result:
         """Return the size of a dimension of a module."""
         dim = self.scope.find_dim(node)
         if dim is not None:
             return dim.size
-        unknown_value(self.scope, node, {**self.values, **self.dropped})
+        unknown_value(self.scope, node, self.known_values)
         return None
 
     def literal(self, node: ast.Int | ast.Float | ast.Bool, variable: str | None) -> Number:
@@ -320,7 +326,7 @@ class Expressions:
         path = site.variable if len(results) == 1 else None
         place, stage = self.block.located(site.span), self.block.stage
         self.block.append(Equation(op, tuple(values), results, attributes, (), place, stage, path))
-        self.builder.size += 1
+        self.builder.grown.size += 1
         if _is_of_numbers(op, operands) and not results[0].type.dims:
             self.builder.numbers.update(results)
         return results

@@ -28,9 +28,10 @@ from mtfc.compiler.ir.core import (
 from mtfc.compiler.ir.loops import sliced_type, stacked_type
 from mtfc.compiler.ir.training import BUILT_IN
 from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.frontend.semantics.names.scope import FileSize
 
 LARGEST = 50_000
-"""Most equations and inlined calls of one program: few functions that call each other can make any number."""
+"""Most equations and inlined calls of one file: few functions that call each other can make any number."""
 
 
 class VariableNames:
@@ -174,14 +175,15 @@ class LoopBuilder(BlockBuilder):
 class FunctionBuilder:
     """A function of the program, while its equations are collected.
 
-    block: the current block. dims: dimensions that functions declare in their bodies, with their places. places: the place of
-    each parameter, by name. draws: names of random streams. watches: names of watched values. size: the number of equations,
-    parameters, watched values and calls so far. slices: the types of parameters without the dimensions of the loops around them.
-    numbers: scalars for numbers that are known only when the program runs, such as the learning rate of a schedule; they have no
-    dtype of their own. around: for equations of dead statements, the builder of the others.
+    block: the current block. grown: the size of the file's programs. dims: dimensions that functions declare in their bodies,
+    with their places. places: the place of each parameter, by name. draws: names of random streams. watches: names of watched
+    values. slices: the types of parameters without the dimensions of the loops around them. numbers: scalars for numbers that
+    are known only when the program runs, such as the learning rate of a schedule; they have no dtype of their own. around: for
+    equations of dead statements, the builder of the others.
     """
 
     block: BlockBuilder
+    grown: FileSize
     arguments: list[Argument] = attrs.field(factory=list)
     parameters: list[Parameter] = attrs.field(factory=list)
     outputs: list[Output] = attrs.field(factory=list)
@@ -189,7 +191,6 @@ class FunctionBuilder:
     places: dict[str, Span] = attrs.field(factory=dict)
     draws: Names = attrs.field(factory=Names)
     watches: Names = attrs.field(factory=Names)
-    size: int = 0
     slices: dict[str, TensorType] = attrs.field(factory=dict)
     numbers: set[Value] = attrs.field(factory=set)
     around: FunctionBuilder | None = None
@@ -207,7 +208,7 @@ class FunctionBuilder:
         for loop in self.block.loops():
             block = LoopBuilder(block, loop.dim, loop.stacked, loop.ends)
         block.call = self.block.call
-        builder = FunctionBuilder(root, size=self.size, numbers=self.numbers, around=self)
+        builder = FunctionBuilder(root, self.grown, numbers=self.numbers, around=self)
         builder.block = block
         return builder
 
@@ -231,7 +232,7 @@ class FunctionBuilder:
         place = self.block.located(span)
         value = self.argument(name, full, "parameter", place)
         self.parameters.append(Parameter(name, full, init, place, is_state))
-        self.size += 1
+        self.grown.size += 1
         return self.block.parameter(value)
 
     def known_parameter(self, name: str) -> Parameter | None:
@@ -297,7 +298,7 @@ class FunctionBuilder:
     def watch(self, name: str, value: Value) -> None:
         """Hand out a value of the current block beside the outputs."""
         self.block.watched[self.watches.fresh(name)] = self.block.here(value)
-        self.size += 1
+        self.grown.size += 1
 
     def watched(self) -> dict[str, Value]:
         """Return the watched values by the names of their outputs, which mean nothing else."""

@@ -136,7 +136,6 @@ class ElaboratedBody(ABC):
         self.is_dropping = False
         self.scope.reports.dropped |= expressions.builder.seen
         self.scope.reports.dropped_dims |= expressions.builder.dims
-        builder.size = expressions.builder.size
         expressions.builder, expressions.values = builder, values
 
     def bind(self, name: ast.Name, value: Result) -> bool:

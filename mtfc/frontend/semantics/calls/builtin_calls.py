@@ -47,7 +47,7 @@ def elaborate_call(expressions: Expressions, node: ast.Call, variables: Variable
     builtin = BUILTINS.get(node.function.text)
     if builtin is None:
         _check_nested(expressions, node)
-        values = {**expressions.values, **expressions.dropped}
+        values = expressions.known_values
         unknown_function(expressions.scope, node.function, values, BUILTINS)
         return (None,)
     result = _built(expressions, node, builtin, Site(node.span, variables[0], tuple(variables[1:])))

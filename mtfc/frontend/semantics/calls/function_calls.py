@@ -214,11 +214,11 @@ class _Call:
             self._error("E118", message, self.node.function.span, help)
         elif len(stack) >= DEEPEST:
             self._error("E122", f"more than {DEEPEST} functions are inlined in each other", self.node.span)
-        elif builder.size + size.total > LARGEST:
+        elif builder.grown.size + size.total > LARGEST:
             message = f"the program has more than {LARGEST:,} equations and calls"
             self._error("E122", message, self.node.span, "write repeated parts once, with `repeat` or `scan`")
         else:
-            builder.size += size.own
+            builder.grown.size += size.own
             return True
         return False
 

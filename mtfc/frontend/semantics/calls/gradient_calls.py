@@ -38,13 +38,13 @@ def gradients(expressions: Expressions, site: Site, loss: Operand, values: Seque
     causes = _causes(before, start)
     if not _all_cause(expressions, loss, values, {start, *(v for eqn in causes for v in eqn.operands)}):
         return nothing
-    builder.size += len(before) // NODES
-    is_small = builder.size + len(causes) <= LARGEST  # a gradient has more equations than its value
+    builder.grown.size += len(before) // NODES
+    is_small = builder.grown.size + len(causes) <= LARGEST  # a gradient has more equations than its value
     found = _differentiated(expressions, site, causes, start, wanted) if is_small else ()
     if found is None:
         return nothing
-    builder.size += sum(1 for _ in walk(tuple(block.body[len(before) :])))
-    if not is_small or builder.size > LARGEST:
+    builder.grown.size += sum(1 for _ in walk(tuple(block.body[len(before) :])))
+    if not is_small or builder.grown.size > LARGEST:
         message = f"with these gradients, the program has more than {LARGEST:,} equations and calls"
         help = "each `gradients` of gradients makes several times as many equations"
         expressions.scope.error("E122", message, site.span, help=help)

@@ -21,6 +21,9 @@ from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Sit
 
 CODE = "W608"
 
+MOST_OPERANDS = 32
+"""Operands of an einsum that is searched: the patterns compare each operand with each other one."""
+
 Dims = Sequence[Dim]
 
 
@@ -28,7 +31,7 @@ def warn_of_kept_dimension(
     expressions: Expressions, site: Site, operands: Sequence[Operand], result: Dims
 ) -> None:
     """Warn about the first dimension that looks contracted and stays, in a file of the user's own."""
-    if expressions.scope.module or len(operands) < 2:
+    if expressions.scope.module or not 2 <= len(operands) <= MOST_OPERANDS:
         return
     dims = [operand.dims for operand in operands]
     found = _summed_alone(dims, result) or _scaled_by_sums(dims, result)

@@ -171,7 +171,7 @@ def binding_help(decl: ast.FnDecl, node: ast.Call, scope: Scope) -> str | None:
     given, extra = node.arguments[: len(decl.args)], node.arguments[len(decl.args) :]
     if len(extra) > len(wanted):
         return None
-    sizes = {dim.size: name for name, dim in reversed(scope.dims.items()) if dim}
+    sizes = scope.file.dims_by_size
     pairs = list(zip(wanted, extra, strict=False))
     bindings = [f"{name} = {_as_dim(name, each, sizes)}" for name, each in pairs]
     missing = [(n, each.value) for n, each in pairs if isinstance(each, ast.Int) and each.value not in sizes]
@@ -202,7 +202,7 @@ def keyword_help(decl: ast.FnDecl, node: ast.Call, keyword: ast.Keyword, scope: 
 def _as_binding(node: ast.Call, keyword: ast.Keyword, scope: Scope) -> str:
     """Return help for a generic dimension given as an argument: `nn.dense[d_out = classes](h)`."""
     name, value = keyword.name.text, keyword.value
-    sizes = {dim.size: known for known, dim in reversed(scope.dims.items()) if dim}
+    sizes = scope.file.dims_by_size
     dim = _as_dim(name, value, sizes)
     arguments = ", ".join(each.text if isinstance(each, ast.Name) else "..." for each in node.arguments)
     declared = (

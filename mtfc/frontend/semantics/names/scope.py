@@ -6,9 +6,10 @@ mistake gives one diagnostic. For the same reason, a name in text that did not p
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections import ChainMap, Counter
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from copy import copy
+from functools import cached_property
 
 import attrs
 
@@ -44,15 +45,22 @@ class InlinedSize:
     total: int = 0
 
 
+@attrs.define
+class FileSize:
+    """The number of equations, parameters, watched values and inlined calls of all models and optimizers of a file so far."""
+
+    size: int = 0
+
+
 class Reports:
     """The errors of one run, and the facts that all scopes of the run share.
 
     A function is elaborated once for each call; an error in the function is reported for the first call that shows the error.
 
     called: the functions that have been elaborated, by the place of their names. owners: True for functions that declare
-    parameters, by module and name. sizes: the sizes of calls of functions. dropped, dropped_dims: the full names of unused
-    values, and the dimensions of their functions, which no program has. sections: the places of the calls, variables and
-    loops of models, by their full names; the place is None inside of a loop.
+    parameters, by module and name. sizes: the sizes of calls of functions. grown: the size of the file's programs. dropped,
+    dropped_dims: the full names of unused values, and the dimensions of their functions, which no program has. sections: the
+    places of the calls, variables and loops of models, by their full names; the place is None inside of a loop.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -61,6 +69,7 @@ class Reports:
         self.called: set[Span] = set()
         self.owners: dict[tuple[str, str], bool] = {}
         self.sizes: dict[tuple[str, str], InlinedSize] = {}
+        self.grown = FileSize()
         self.dropped: set[str] = set()
         self.dropped_dims: dict[str, tuple[Dim, Span]] = {}
         self.sections: dict[str, list[Span | None]] = {}
@@ -79,10 +88,17 @@ class Reports:
             self._unused[place] = find_unused(decl)
         return self._unused[place]
 
+    @property
+    def suggests(self) -> bool:
+        """False once a run has made so many comparisons of names that it looks for no more similar ones."""
+        return self._comparisons >= 0
+
     def nearest(self, name: str, known: Collection[str]) -> str | None:
-        """Return the most similar known name; None once a run has made too many comparisons."""
+        """Return the most similar known name, while the run still suggests names."""
+        if not self.suggests:
+            return None
         self._comparisons -= len(known)
-        return nearest(name, known) if self._comparisons >= 0 else None
+        return nearest(name, known) if self.suggests else None
 
 
 class Scope:
@@ -104,8 +120,8 @@ class Scope:
         self.doubtful = frozenset(doubtful)
         self.module = module
         self.file = self
-        self.dims: dict[str, Dim | None] = {}
-        self.places: dict[str, Span] = {}
+        self.dims: MutableMapping[str, Dim | None] = {}
+        self.places: MutableMapping[str, Span] = {}
         self.models: set[str] = set()
         self.functions: Mapping[str, ast.FnDecl] = {}
         self.optimizers: Mapping[str, tuple[ast.OptimizerDecl, ...]] = {}
@@ -115,6 +131,16 @@ class Scope:
         self.any: str | None = None
         self.calls: tuple[Label, ...] = ()
 
+    @cached_property
+    def known_dims(self) -> dict[str, Dim]:
+        """The dimensions of the file that are declared without an error, once all are declared; the models share them."""
+        return {name: dim for name, dim in self.dims.items() if dim is not None}
+
+    @cached_property
+    def dims_by_size(self) -> Mapping[int, str]:
+        """The first of the known dimensions of each size."""
+        return {dim.size: name for name, dim in reversed(self.known_dims.items())}
+
     @property
     def diagnostics(self) -> Diagnostics:
         return self.reports.diagnostics
@@ -122,7 +148,7 @@ class Scope:
     def inside(self, calls: tuple[Label, ...]) -> Scope:
         """Return the scope of a function of this file that `calls` led to."""
         inner = copy(self)
-        inner.dims, inner.places = dict(self.dims), dict(self.places)
+        inner.dims, inner.places = ChainMap({}, self.dims), ChainMap({}, self.places)  # a file may have many
         inner.calls = calls
         return inner
 
@@ -153,10 +179,12 @@ class Scope:
         if name.text in self.doubtful:
             return
         near = self.reports.nearest(name.text, known)
-        advice = f"did you mean `{near}`?" if near else help or listing(known)
+        advice = f"did you mean `{near}`?" if near else help
+        if advice is None and self.reports.suggests:
+            advice = listing(known)
         self.error(code, message, name.span, help=advice)
 
-    def declare(self, what: str, name: ast.Name, places: dict[str, Span]) -> bool:
+    def declare(self, what: str, name: ast.Name, places: MutableMapping[str, Span]) -> bool:
         """Note the place of a declaration; return False, and report an error, if the name is declared already."""
         if name.text not in places:
             places[name.text] = name.span
@@ -173,7 +201,8 @@ class Scope:
         return found
 
     def _known_dims(self) -> list[str]:
-        return [*self.dims, *self.dims_of_modules(), *self.local_dims]
+        """Return the names of all dimensions that are visible here, while the run still suggests names."""
+        return [*self.dims, *self.dims_of_modules(), *self.local_dims] if self.reports.suggests else []
 
     def find_dim(self, name: ast.DimName) -> Dim | None:
         """Return a dimension: of this scope, of a module as `common.batch`, or of any function as `ffn.inner`."""

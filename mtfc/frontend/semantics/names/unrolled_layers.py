@@ -7,6 +7,7 @@ the last copy may be read.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import repeat
@@ -99,8 +100,9 @@ def _rows(statements: Sequence[_Statement]) -> Iterator[_Copies]:
     }
     start = 0
     while start < len(statements):
-        later = (number for number in places[statements[start].form] if number > start)
-        periods = [number - start for number, _ in zip(later, range(PERIODS), strict=False)]
+        alike = places[statements[start].form]
+        after = bisect_right(alike, start)
+        periods = [number - start for number in alike[after : after + PERIODS]]
         row = next((row for p in periods if (row := _row(statements, start, p)).number >= FEWEST), None)
         if row and all(last_read.get(i, 0) < row.end for i in range(start, row.end - row.period)):
             yield row

@@ -7,8 +7,10 @@ parameter decides, so general entries come first and exceptions after them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import cached_property
+from itertools import islice
 
 import attrs
 
@@ -25,6 +27,9 @@ WILD = "*?."
 IN_THE_FILE = "change the entries of parameter groups in the file"
 MOST_LABELS = 4
 
+MOST_PAIRS = 500_000
+"""Most pairs of a pattern and a parameter in a `train` block: each is matched."""
+
 
 @attrs.frozen
 class ParameterGroups:
@@ -33,16 +38,16 @@ class ParameterGroups:
     members: tuple[tuple[Entry, tuple[str, ...]], ...]
     rest: tuple[str, ...]
 
-    @property
+    @cached_property
     def frozen(self) -> frozenset[str]:
         groups = (names for entry, names in self.members if isinstance(entry, ast.Frozen))
         return frozenset(name for names in groups for name in names)
 
-    @property
+    @cached_property
     def frozen_by(self) -> list[Label]:
         """Labels at the entries that freeze a parameter."""
         entries = (entry for entry, names in self.members if isinstance(entry, ast.Frozen) and names)
-        return [Label(_patterns(entry), "frozen here") for entry in entries]
+        return [Label(_patterns(entry), "frozen here") for entry in islice(entries, MOST_LABELS)]
 
     @property
     def optimized(self) -> Iterator[tuple[ast.Expr, tuple[str, ...]]]:
@@ -66,15 +71,28 @@ def _patterns(entry: Entry) -> Span:
 def groups_of(model: Model, decl: ast.TrainDecl, scope: Scope) -> ParameterGroups:
     """Return the groups of a model's parameters; report a pattern that matches no parameter."""
     names = [parameter.name for parameter in model.program.parameters if not parameter.is_state]
-    chosen: dict[str, Entry] = {}
-    for entry in decl.groups:
-        for pattern in entry.patterns:
-            matching = [name for name in names if fnmatchcase(name, pattern.text)]
-            chosen.update(dict.fromkeys(matching, entry))
-            if not matching and model.complete:
-                _report(pattern, model, names, scope)
-    members = ((entry, tuple(n for n in names if chosen.get(n) is entry)) for entry in decl.groups)
-    return ParameterGroups(tuple(members), tuple(name for name in names if name not in chosen))
+    chosen: dict[str, int] = {}
+    for number, pattern in _bounded(decl.groups, len(names), scope):
+        matching = [name for name in names if fnmatchcase(name, pattern.text)]
+        chosen.update(dict.fromkeys(matching, number))
+        if not matching and model.complete:
+            _report(pattern, model, names, scope)
+    members: list[list[str]] = [[] for _ in decl.groups]
+    for name in names:
+        if name in chosen:
+            members[chosen[name]].append(name)
+    found = tuple((entry, tuple(own)) for entry, own in zip(decl.groups, members, strict=True))
+    return ParameterGroups(found, tuple(name for name in names if name not in chosen))
+
+
+def _bounded(entries: Sequence[Entry], names: int, scope: Scope) -> list[tuple[int, ast.Pattern]]:
+    """Return the patterns with the numbers of their entries; none, and an error, if there are too many."""
+    found = [(number, pattern) for number, entry in enumerate(entries) for pattern in entry.patterns]
+    if len(found) * names <= MOST_PAIRS:
+        return found
+    message = f"the entries and parameters of this model make more than {MOST_PAIRS:,} pairs to compare"
+    scope.error("E122", message, found[-1][1].span, help="write fewer entries, with `*` for many names")
+    return []
 
 
 def _report(pattern: ast.Pattern, model: Model, names: list[str], scope: Scope) -> None:
@@ -86,6 +104,8 @@ def _report(pattern: ast.Pattern, model: Model, names: list[str], scope: Scope) 
 
 def _meant(pattern: str, names: list[str], scope: Scope) -> str | None:
     """Return the pattern with its name, or its last part, replaced by the nearest existing name."""
+    if not scope.reports.suggests:
+        return None
     core = pattern.strip(WILD)
     for word, known in ((core, names), (core, _parts(names)), (core.rpartition(".")[2], _parts(names))):
         near = scope.reports.nearest(word, list(known)) if word else None

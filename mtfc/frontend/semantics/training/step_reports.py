@@ -17,6 +17,9 @@ from mtfc.frontend.semantics.training.parameter_groups import MOST_LABELS
 from mtfc.frontend.semantics.training.update_functions import elaborate_hyperparameter
 from mtfc.frontend.syntax import ast
 
+MOST_LISTED = 20
+"""Names that the help of an error lists."""
+
 
 @attrs.frozen
 class TrainReports:
@@ -82,7 +85,8 @@ def _unknown(name: ast.Name, model: Model, known: Sequence[str], scope: Scope) -
         return
     near = scope.reports.nearest(name.text, known)
     meant = f"did you mean `{near}`? " if near else ""
-    help = f"{meant}a step can report {', '.join(f'`{each}`' for each in known)}"
+    more = f" and {len(known) - MOST_LISTED} more" if len(known) > MOST_LISTED else ""
+    help = f"{meant}a step can report {', '.join(f'`{each}`' for each in known[:MOST_LISTED])}{more}"
     scope.error("E401", f"model `{model.program.name}` returns no `{name.text}`", name.span, help=help)
 
 

@@ -131,7 +131,7 @@ class _Elaboration:
     def __init__(self, decl: ast.OptimizerDecl, type: TensorType, scope: Scope) -> None:
         given = [*(hyper.name for hyper in decl.hypers), decl.parameter, decl.gradient]
         self.decl, self.type = decl, type
-        self.builder = FunctionBuilder(BlockBuilder(variables(given, decl.body)))
+        self.builder = FunctionBuilder(BlockBuilder(variables(given, decl.body)), scope.reports.grown)
         self.body = UpdateBody(decl, scope, self.builder, given)
         self.step: Value | None = None
 
@@ -334,7 +334,7 @@ class UpdateBody(ElaboratedBody):
 
     def _start(self, node: ast.State) -> tuple[TensorType, float, bool] | None:
         """Return the type of a state, the value that its elements start with, and True if the state is a number."""
-        scratch = FunctionBuilder(BlockBuilder(()), numbers=self.builder.numbers)
+        scratch = FunctionBuilder(BlockBuilder(()), self.builder.grown, numbers=self.builder.numbers)
         inside = Expressions(self.scope, scratch, self.later, elaborate_call)
         inside.values = dict(self.expressions.values)
         value = inside.value(node.value)
