@@ -263,7 +263,7 @@ def test_placements(mtfc: Mtfc, folder: Path) -> None:
     """A file without layouts shows its placements, with the figures of `mtfc simulate`, on its own machine."""
     (folder / "two.mtf").write_text(PLACED)
     outcome = mtfc("report", "two.mtf", "-o", "out.html")
-    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.status == 0, outcome.err  # it may say that loops were compiled
     assert outcome.out.startswith("out.html: two: placements side by side, ")
     record = PageParts((folder / "out.html").read_text("utf-8")).record
     asked = "two.mtf", "--target", "box", "--format", "json"
