@@ -17,6 +17,7 @@ from mtfc.compiler.ir.parser import ReadError, read_program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.types import Forms
 from mtfc.compiler.passes.pipelines import lower
+from mtfc.compiler.search.global_layouts import global_search
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import SearchOptions
@@ -88,6 +89,21 @@ def test_every_lowering_follows_the_forms() -> None:
         return sum(has_trait(eqn, "dot") for eqn in walk(which.function("step").body))
 
     assert dots(formed) < dots(plain)
+
+
+def test_an_interrupt_of_the_bound_leaves_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*given: Any, **named: Any) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(global_search, "bound_with_regions", interrupted)
+    file = tmp_path / "lm.mtf"
+    file.write_text(MODEL)
+    found = search(SearchOptions(str(file), Choice(mesh="grid"), "tpu_v2", budget=5.0), Sources())
+    assert isinstance(found, LayoutAnswer)
+    assert found.result.found.is_interrupted and found.result.found.layout.forms.entries
+    assert "Nothing is proven about layouts with forms." in " ".join(found.report().split())
 
 
 def test_a_search_finds_writes_and_explains_forms(tmp_path: Path) -> None:

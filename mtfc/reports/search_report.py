@@ -266,7 +266,8 @@ def _proof(result: LayoutSearchResult) -> str:
     if result.cuts:
         return _cuts_text(result)
     if found.layout.forms.entries:
-        return f"{_proof_without_forms(result)} {_proof_with_forms(found, unit)} {tried}"
+        ended = "Interrupted. " if found.is_interrupted else ""
+        return f"{ended}{_proof_without_forms(result)} {_proof_with_forms(found, unit)} {tried}"
     if found.is_optimal:
         return f"Proven to be the best of all in the space `{result.space}`: {tried}"
     if found.refuted:

@@ -125,18 +125,21 @@ class LayoutFinder:
 
         if found.layout.forms.flops_per_byte or not found.layout.forms.entries or found.is_interrupted:
             return found
-        bound = bound_with_regions(
-            self.pricer.undistributed(),
-            self.program.function("forward"),
-            meshes,
-            self.pricer.hardware,
-            until,
-            self.objective,
-            found.objective,
-            fixed=(rules or Layout("")).rules,
-            storage=self.storage,
-            recomputes=self.pricer.recomputes,
-        )
+        try:
+            bound = bound_with_regions(
+                self.pricer.undistributed(),
+                self.program.function("forward"),
+                meshes,
+                self.pricer.hardware,
+                until,
+                self.objective,
+                found.objective,
+                fixed=(rules or Layout("")).rules,
+                storage=self.storage,
+                recomputes=self.pricer.recomputes,
+            )
+        except KeyboardInterrupt:
+            return attrs.evolve(found, is_interrupted=True)
         return attrs.evolve(found, lower_bound=bound)
 
     def _forms(
