@@ -237,7 +237,8 @@ def kernel_bounds(
         is_replaced = not eqn.regions and is_binary(eqn) and not is_common(eqn)
         if is_replaced and OPS[eqn.op].flops is not no_flops:
             found = (reads.operand(eqn, value) for value in dict.fromkeys(eqn.operands))
-            yield bound(_KernelParts(moved=tuple(each for each in found if each is not None)))
+            moved = tuple(each for each in found if each is not None)
+            yield bound(_KernelParts(_left_of(eqn, reads), moved=moved))
 
 
 def is_binary(eqn: Equation) -> bool:
@@ -271,6 +272,20 @@ def _parts_of(eqn: Equation, operands: Mapping[Value, Term | None], reads: _Read
         overhead=device.overhead * is_kernel,
         copied=tuple(reads.copied(eqn)),
     )
+
+
+RING = 0.5
+"""The share of the FLOPs of attention that remains where a ring leaves out hidden blocks."""
+
+
+def _left_of(eqn: Equation, reads: _Reads) -> ShardedAmount:
+    """Return the seconds of arithmetic that surely remain of an equation which is replaced."""
+    if not has_trait(eqn, "attention", "attention_gradient"):
+        return ShardedAmount(0.0)
+    flops = OPS[eqn.op].flops(eqn, Numbers(SINGLE))
+    seconds = RING * flops / reads.fusion.device.rate(eqn.operands[0].type.dtype).peak
+    dims = (iteration(eqn, rule_of(eqn), value) | reads.names.names[value] for value in eqn.operands)
+    return ShardedAmount(seconds, frozenset[str]().union(*dims, own_dims(eqn, rule_of(eqn))))
 
 
 def _completing(

@@ -432,6 +432,12 @@ def _points(eqn: Equation, sizes: Sizes) -> tuple[Any, Any, Any]:
     return counts[0], counts[1], counts[2]
 
 
+def row_dims(eqn: Equation) -> tuple[Dim, ...]:
+    """Return the dimensions that queries have alone: devices that split one of them need the same keys."""
+    q, k = eqn.operands[:2]
+    return tuple(dim for dim in q.type.dims if dim not in (*k.type.dims, *DEPTH.of(eqn.attrs)))
+
+
 ELEMENTWISE = 4
 """The largest logit, a difference, an exponential and a sum, for each logit."""
 

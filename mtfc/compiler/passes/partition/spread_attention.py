@@ -43,6 +43,7 @@ from mtfc.compiler.ir.ops.attention import (
     ROWS,
     limits_of,
     roles_of,
+    row_dims,
 )
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import Axes, Dim, Mesh
@@ -249,9 +250,8 @@ class _CaseFinder:
 
     def case(self, eqn: Equation) -> SharedKeys | None:
         layout = eqn.layout or {}
-        q, k, v, *others = eqn.operands
-        shared = {*k.type.dims, *DEPTH.of(eqn.attrs)}
-        for row in (dim for dim in q.type.dims if dim not in shared and dim.name in layout):
+        _, k, v, *others = eqn.operands
+        for row in (dim for dim in row_dims(eqn) if dim.name in layout):
             axes = layout[row.name]
             for column in MEMORY.of(eqn.attrs):
                 if self._arrives(k, column, axes) and self._arrives(v, column, axes):
@@ -282,24 +282,42 @@ class _CaseFinder:
     def _arrives(self, value: Value, dim: Dim, axes: Axes) -> bool:
         """Return True if axes split a dimension of a value where it is computed, before it gets its present name."""
         makers = {result: eqn for eqn in self.function.body for result in eqn.results}
-        while (eqn := makers.get(value)) is not None:
-            if (eqn.layout or {}).get(dim.name) == axes:
+        arguments = {argument.value: argument for argument in self.function.arguments}
+        for each, name in _travelled(value, dim.name, makers):
+            place = makers.get(each) or arguments.get(each)
+            if place is not None and (place.layout or {}).get(name) == axes:
                 return True
-            rule = OPS[eqn.op].layout_rule(eqn) if not eqn.regions else None
-            if rule is None or rule.reduced or rule.whole:
-                return False
-            sources = (
-                (x, each)
-                for x in eqn.operands
-                for each in x.type.dims
-                if rule.index.get(each.name, each.name) == dim.name
-            )
-            found = next(sources, None)
-            if found is None:
-                return False
-            value, dim = found
-        argument = next((a for a in self.function.arguments if a.value == value), None)
-        return argument is not None and (argument.layout or {}).get(dim.name) == axes
+        return False
+
+
+def shared_splits(eqn: Equation, makers: Mapping[Value, Equation]) -> Iterator[frozenset[str]]:
+    """Yield the sets of dimensions that the same axes have to split for attention to be spread: a row, and a column before it
+    gets its present name. makers: as for `_travelled`.
+    """
+    q, k = eqn.operands[:2]
+    columns = {dim.name for dim in MEMORY.of(eqn.attrs)}
+    names = {name for column in columns for _, name in _travelled(k, column, makers)} - columns
+    for row in row_dims(eqn):
+        yield from (
+            frozenset((row.name, name)) for name in names if name == row.name or name not in q.type.names
+        )
+
+
+def _travelled(value: Value, name: str, makers: Mapping[Value, Equation]) -> Iterator[tuple[Value, str]]:
+    """Yield a value with the name of a dimension, and the values before it that have the dimension under some name.
+
+    makers: value -> the equation of the same function that makes it.
+    """
+    found: tuple[Value, str] | None = (value, name)
+    while found is not None:
+        yield found
+        value, name = found
+        eqn = makers.get(value)
+        rule = OPS[eqn.op].layout_rule(eqn) if eqn is not None and not eqn.regions else None
+        if eqn is None or rule is None or rule.reduced or rule.whole:
+            return
+        sources = ((x, each) for x in eqn.operands for each in x.type.names)
+        found = next(((x, each) for x, each in sources if rule.index.get(each, each) == name), None)
 
 
 def _is_causal(eqn: Equation, row: Dim, column: Dim) -> bool:

@@ -43,6 +43,7 @@ from mtfc.compiler.ir.opdef import BlockRewriter
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Axes, Dim
+from mtfc.compiler.passes.partition.spread_attention import shared_splits
 from mtfc.compiler.passes.spatial.position_blocks import NewDims, PositionBlocks
 
 KEPT = 3
@@ -76,9 +77,9 @@ class Facts:
 class StepFacts:
     """The facts of an undistributed function.
 
-    positions: equations that mix positions, with the sets of dimensions that replace the equation when split. Enough is known of
-    the replacements of windows (`opdef.Bridge`), and nothing of those of other ops. recomputes: True if values may be computed
-    again, so that none needs memory for long.
+    positions: equations that mix positions, and attention, with the sets of dimensions that replace the equation when split.
+    Enough is known of the replacements of windows (`opdef.Bridge`), and little of those of other ops. recomputes: True if values
+    may be computed again, so that none needs memory for long.
     """
 
     function: Function
@@ -91,6 +92,11 @@ class StepFacts:
     @classmethod
     def of(cls, function: Function, device: Device, recomputes: bool = False) -> StepFacts:
         positions = replaced_in(function, lambda eqn: bridge_of(eqn) is None)
+        makers = {value: eqn for eqn in walk(function.body) for value in eqn.results}
+        for eqn in filter(_is_attention, walk(function.body)):
+            sets = shared_splits(eqn, makers)
+            own = frozenset(frozenset(called(eqn, name) for name in each) for each in sets)
+            positions[eqn] = positions.get(eqn, frozenset()) | own
         return cls(function, device, positions, recomputes)
 
     def on(self, device: Device) -> StepFacts:
@@ -125,7 +131,7 @@ class StepFacts:
         """The values that may become aliases of existing values after equations are replaced."""
         return equal_in(self.function, self._replaced) | merging_in(self.function)
 
-    @property
+    @cached_property
     def mixed(self) -> Dims:
         """All dimensions of `positions`."""
         return frozenset[str]().union(*(each for sets in self.positions.values() for each in sets))
@@ -135,7 +141,7 @@ class StepFacts:
         if split not in self.found:
 
             def is_common(eqn: Equation) -> bool:
-                is_kept = is_binary(eqn) and not _is_attention(eqn) and self._merging.isdisjoint(eqn.results)
+                is_kept = is_binary(eqn) and self._merging.isdisjoint(eqn.results)
                 return is_kept and not any(each <= split for each in self.positions.get(eqn, ()))
 
             self.found[split] = _facts(self._program(is_common))
@@ -216,7 +222,7 @@ def mixed_in(function: Function) -> dict[Equation, Dims]:
 
 
 def _is_attention(eqn: Equation) -> bool:
-    """Return True for equations that `spread-attention` may replace under any layout."""
+    """Return True for equations that `spread-attention` may replace."""
     return has_trait(eqn, "attention", "attention_gradient")
 
 
