@@ -40,9 +40,8 @@ def training_functions(whole: Function, replaced: Mapping[str, str]) -> tuple[Fu
     )
     body = tuple(eqn for eqn in whole.body if not needed.isdisjoint(eqn.results))
     forward = Function("forward", _without_state(arguments), body, tuple(computed))
-    return forward, Function(
-        "step", arguments, tuple(_staged(whole.body, plain)), _ordered((*outputs, *kept))
-    )
+    outputs = _ordered((*outputs, *kept))
+    return forward, Function("step", arguments, _by_output([*_staged(whole.body, plain)], outputs), outputs)
 
 
 def _gradients(body: Iterable[Equation], plain: Iterable[Output]) -> list[Output]:
@@ -87,6 +86,34 @@ def _without_state(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
 def _ordered(outputs: Iterable[Output]) -> tuple[Output, ...]:
     """Return the outputs that replace nothing first."""
     return tuple(sorted(outputs, key=lambda output: output.updates is not None))
+
+
+def _by_output(body: Sequence[Equation], outputs: Iterable[Output]) -> tuple[Equation, ...]:
+    """Return the equations, those of the update last: the ones that an output needs stand together, and what gets ready by them.
+
+    An optimizer of optax computes each of its quantities for all parameters before the next one. In that order all would be in
+    memory at the same time.
+    """
+    place = {eqn: i for i, eqn in enumerate(body)}
+    updates = {value: eqn for eqn in body if eqn.stage == "update" for value in eqn.results}
+    last = {updates[output.value] for output in outputs if output.value in updates}
+    users: dict[Value, list[Equation]] = {}
+    for eqn in last:
+        for value in eqn.operands:
+            users.setdefault(value, []).append(eqn)
+    found = {eqn: None for eqn in body if eqn.stage != "update"}
+    for output in (*outputs, *(Output("", value) for value in updates)):
+        needed, todo = set[Equation](), [output.value]
+        while todo:
+            made = updates.get(todo.pop())
+            if made is not None and made not in found and made not in needed:
+                needed.add(made)
+                todo += made.operands
+        found |= dict.fromkeys(sorted(needed, key=place.__getitem__))
+        ends = {end for eqn in needed for value in eqn.results for end in users.get(value, ())}
+        ready = (end for end in ends if all(v not in updates or updates[v] in found for v in end.operands))
+        found |= dict.fromkeys(sorted(ready, key=place.__getitem__))
+    return tuple(found)
 
 
 def _staged(body: tuple[Equation, ...], plain: Iterable[Output]) -> Iterable[Equation]:
