@@ -109,7 +109,7 @@ def test_rules_of_storage_apply(program: ImportedProgram, stored: tuple[str, ...
     assert (plan.in_shardings[0]["layers"][0]["up"].spec == P(None, "data")) == ("params" in stored)
     sent = plan.cost()["step"]["collectives"]
     assert sent["reduce_scatter"]["bytes_per_device"] > 20 * sent["all_reduce"]["bytes_per_device"]
-    assert plan.memory < program.plan({"batch": "data"}, {"data": 8}).memory / 2
+    assert plan.memory < 0.6 * program.plan({"batch": "data"}, {"data": 8}).memory
 
 
 def test_arguments_of_a_step_have_their_roles(program: ImportedProgram) -> None:

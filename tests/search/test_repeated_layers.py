@@ -8,12 +8,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 import mtfc
 from mtfc.compiler.ir.types import EVERY, Layout, Mesh, Rules
 from mtfc.compiler.search import pricer as pricers
-from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer
+from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
+from mtfc.compiler.search.global_layouts.layout_space import space_of
+from mtfc.compiler.search.global_layouts.repeated_facts import RepeatedFacts
+from mtfc.compiler.search.global_layouts.step_facts import StepFacts
+from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer, layers_of, short_steps
 from mtfc.compiler.search.repeated_layers import RepeatedLayers, shortened_program
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
 from mtfc.driver.jax_functions.plan import machine
@@ -24,13 +30,25 @@ MESH = Mesh("mesh", (("x", 4), ("y", 2)))
 
 
 def block(x: Any, p: Any) -> Any:
-    h = x - x.mean(-1, keepdims=True)
+    h = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
     return x + jnp.tanh(h @ p["up"] * p["scale"]) @ p["down"]
 
 
 def plain(x: Any, layers: Any) -> Any:
     for p in layers:
         x = block(x, p)
+    return x
+
+
+def mixed(x: Any, p: Any) -> Any:
+    """Compute a block in bf16: sums in f32 end where they are rounded, and so within their layer."""
+    x, p = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (x, p))
+    return block(x, p)
+
+
+def rounding(x: Any, layers: Any) -> Any:
+    for p in layers:
+        x = x + mixed(x, p).astype(x.dtype)
     return x
 
 
@@ -86,7 +104,7 @@ STORED = Rules(((EVERY, ("x",)),))
 )
 def test_prices_are_those_of_the_whole_program(program: ImportedProgram, layout: Layout) -> None:
     exact = LayoutPricer.of(program.program, machine("h100"))
-    layers = LayersPricer.of(exact)
+    layers = LayersPricer.of(exact, layers_of(exact))
     assert layers is not None
     assert layers.number >= LAYERS - 2
     assert layers.share < 1
@@ -118,7 +136,74 @@ def test_layers_are_taken_out_with_all_their_copies(program: ImportedProgram) ->
 
 @pytest.mark.usefixtures("many")
 def test_layers_that_are_needed_elsewhere_stay() -> None:
-    assert LayersPricer.of(LayoutPricer.of(imported(remembering).program, machine("h100"))) is None
+    exact = LayoutPricer.of(imported(remembering).program, machine("h100"))
+    assert LayersPricer.of(exact, layers_of(exact)) is None
+
+
+def recomputing(x: Any, layers: Any) -> Any:
+    for p in layers:
+        x = x + jax.checkpoint(mixed)(x, p).astype(x.dtype)
+    return x
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("model", [rounding, recomputing])
+def test_bounds_are_those_of_the_whole_program(model: Callable[[Any, Any], Any]) -> None:
+    """The facts of a few layers give the same bounds, for layouts that are decided and for others."""
+    found = imported(model)
+    pricer = LayoutPricer.of(found.program, machine("h100"))
+    layers = layers_of(pricer)
+    assert layers is not None
+    assert layers.number >= LAYERS - 3
+    short = short_steps(pricer, layers)
+    assert short is not None
+    space = space_of(found.program.function("forward"), found.unsplit().rules, storage=True)
+    whole = StepFacts.of(pricer.undistributed(), pricer.hardware.device)
+    repeated = RepeatedFacts.of_layers(whole, *short, space.split)
+    bounds = [LayoutBound(space, facts, MESH, pricer.hardware) for facts in (whole, repeated)]
+    rows, decided = np.zeros((1, len(space.columns)), np.uint8), frozenset[int]()
+    for column in range(len(space.columns)):
+        expected, seconds = (bound.seconds(bound.known(rows, decided)) for bound in bounds)
+        np.testing.assert_array_less(seconds, expected * (1 + 1e-9))
+        np.testing.assert_allclose(seconds, expected, 0.02)  # the norm of all gradients joins all layers
+        rows = space.extended(rows, column, decided, MESH)[0][-64:]
+        decided |= {column}
+    assert all(split in repeated.found for split in (frozenset[str](), repeated.mixed))
+    assert len(whole.facts(frozenset()).routes) > 2 * len(repeated.facts(frozenset()).routes)
+
+
+@pytest.mark.usefixtures("many")
+def test_layers_with_facts_of_their_own_are_not_repeated() -> None:
+    """A second and a third layer must add the same facts."""
+    found = imported(rounding)
+    pricer = LayoutPricer.of(found.program, machine("h100"))
+    layers = layers_of(pricer)
+    assert layers is not None
+    short = short_steps(pricer, layers)
+    assert short is not None
+    (first, second, third), number = short
+    whole = StepFacts.of(pricer.undistributed(), pricer.hardware.device)
+    dims = frozenset({"batch", "hidden"})
+    wrong = RepeatedFacts.of_layers(whole, (first, second, second), number, dims)
+    right = RepeatedFacts.of_layers(whole, (first, second, third), number, dims)
+    assert wrong.facts(frozenset()).routes == whole.facts(frozenset()).routes
+    assert len(right.facts(frozenset()).routes) < len(whole.facts(frozenset()).routes)
+
+
+def test_an_update_computes_one_parameter_after_the_other() -> None:
+    """A step of optax computes each quantity for all parameters; in memory they are for one parameter at a time."""
+    optimizer = optax.adam(1e-3)
+
+    def step(params: Any, state: Any, x: Any) -> Any:
+        gradients = jax.grad(lambda p: jnp.sum(plain(x @ p["in"], p["layers"]) ** 2))(params)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    layers = [{"up": array(64, 128), "scale": array(128), "down": array(128, 64)} for _ in range(4)]
+    params = {"in": array(4, 64), "layers": layers}
+    found = mtfc.from_jax(step, params, jax.eval_shape(optimizer.init, params), array(8, 4))
+    memory = found.plan({}, {"x": 1}).cost()["memory_per_device"]
+    assert memory["activations_peak"] < memory["parameters"] / 2
 
 
 @pytest.mark.usefixtures("many")

@@ -25,7 +25,7 @@ from mtfc.compiler.passes.pipelines import (
 )
 from mtfc.compiler.passes.recompute import limit_on
 from mtfc.compiler.search.found import Objective, Price, Pricing
-from mtfc.compiler.search.repeated_layers import RepeatedLayers, shortened_program
+from mtfc.compiler.search.repeated_layers import SHORT, RepeatedLayers, shortened_program
 
 
 @attrs.frozen
@@ -126,6 +126,29 @@ MANY_EQUATIONS = 2000
 """Shorter programs are priced as a whole."""
 
 
+def layers_of(pricer: LayoutPricer) -> RepeatedLayers | None:
+    """Return the repeated layers of a long program, or None for other programs."""
+    (function,) = pricer.program.functions
+    return RepeatedLayers.of(function) if len(function.body) >= MANY_EQUATIONS else None
+
+
+def with_layers(pricer: LayoutPricer, layers: RepeatedLayers, kept: int) -> LayoutPricer | None:
+    """Return the pricer of a program with fewer layers, or None if that is no program."""
+    program = shortened_program(pricer.program, layers, kept)
+    return None if program is None else LayoutPricer(program, pricer.hardware, pricer.recomputes)
+
+
+def short_steps(
+    pricer: LayoutPricer, layers: RepeatedLayers | None
+) -> tuple[tuple[Function, ...], int] | None:
+    """Return the undistributed functions of programs with the first layers, for `RepeatedFacts`, and the number of all layers."""
+    if layers is None:
+        return None
+    found = [with_layers(pricer, layers, kept) for kept in SHORT]
+    functions = tuple(each.undistributed() for each in found if each is not None)
+    return (functions, layers.number) if len(functions) == len(found) else None
+
+
 @attrs.frozen
 class LayersPricer:
     """Prices a model with repeated layers by two programs with fewer: see `repeated_layers.py`.
@@ -138,22 +161,15 @@ class LayersPricer:
     number: int
 
     @classmethod
-    def of(cls, pricer: LayoutPricer) -> LayersPricer | None:
-        """Return the pricer of a long program with repeated layers, or None for other programs.
+    def of(cls, pricer: LayoutPricer, layers: RepeatedLayers | None) -> LayersPricer | None:
+        """Return the pricer of a program with repeated layers, or None if it has none.
 
         What is computed again is chosen for the whole program, so a pricer that recomputes has none either.
         """
-        (function,) = pricer.program.functions
-        if len(function.body) < MANY_EQUATIONS or pricer.recomputes:
+        if layers is None or pricer.recomputes:
             return None
-        layers = RepeatedLayers.of(function)
-        if layers is None:
-            return None
-        shorter, longer = (shortened_program(pricer.program, layers, kept) for kept in (0, 1))
-        if shorter is None or longer is None:
-            return None
-        pricers = LayoutPricer(shorter, pricer.hardware), LayoutPricer(longer, pricer.hardware)
-        return cls(*pricers, layers.number)
+        shorter, longer = (with_layers(pricer, layers, kept) for kept in (0, 1))
+        return cls(shorter, longer, layers.number) if shorter is not None and longer is not None else None
 
     @property
     def share(self) -> float:
@@ -166,6 +182,12 @@ class LayersPricer:
         """Return the pricing for an objective."""
         shorter, longer = self.shorter.pricing(objective), self.longer.pricing(objective)
         return lambda mesh, layout: _extrapolated(shorter(mesh, layout), longer(mesh, layout), self.number)
+
+
+def of_layers(pricer: LayoutPricer) -> tuple[LayersPricer | None, tuple[tuple[Function, ...], int] | None]:
+    """Return what prices and what bounds a program with repeated layers: a pricer, and short steps. None where there is none."""
+    layers = layers_of(pricer)
+    return LayersPricer.of(pricer, layers), short_steps(pricer, layers)
 
 
 def _extrapolated(a: Price, b: Price, number: int) -> Price:

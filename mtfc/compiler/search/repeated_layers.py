@@ -11,7 +11,7 @@ long one, in a small part of the time.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -25,6 +25,9 @@ from mtfc.compiler.ir.verifier import verify
 
 FEWEST = 6
 """The fewest copies that are worth taking out."""
+
+SHORT = 1, 2, 3
+"""The numbers of layers of the programs that show what a further layer adds to the facts of a step: see `RepeatedFacts`."""
 
 PERIODS = 64
 """The number of periods that are tried, those of the most equations first."""
@@ -158,7 +161,8 @@ class _Members:
     def aligned(self, run: Run) -> Run:
         """Return the run with its copies cut between layers, and join each copy with what it alone uses.
 
-        It uses arguments, and what copies of other runs have made, but for what these hand on themselves.
+        It uses arguments, and what copies of other runs have made, but for what these hand on themselves. A cut between layers is
+        where the fewest values are alive that a copy makes or alone uses.
         """
         nodes = {**{value: value for value in self._arguments}, **self._makers}
         places: dict[Hashable, list[int]] = defaultdict(list)
@@ -168,8 +172,8 @@ class _Members:
                     places[self.root_of(nodes[value])].append(i - run.start)
         own = {root: each for root, each in places.items() if each[-1] - each[0] < run.period}
         cuts = np.zeros(run.period, np.int64)
-        for each in own.values():
-            cuts[np.arange(each[0] + 1, each[-1] + 1) % run.period] += 1
+        for first, last in (*((each[0], each[-1]) for each in own.values()), *self._alive_in(run)):
+            cuts[np.arange(first + 1, last + 1) % run.period] += 1
         shift = int(np.argmin(cuts))
         found = run if shift == 0 else Run(run.start + shift, run.period, run.copies - 1)
         for root, each in own.items():
@@ -178,6 +182,15 @@ class _Members:
                 self._join(root, (found, first))
         self._makers |= self._made_in(found)
         return found
+
+    def _alive_in(self, run: Run) -> Iterable[tuple[int, int]]:
+        """Return where each value of a run is made, and where the run uses it last, from the run's start."""
+        made: dict[Value, int] = {}
+        last: dict[Value, int] = {}
+        for i in run.equations:
+            last.update((value, i - run.start) for value in self._function.body[i].operands if value in made)
+            made.update((value, i - run.start) for value in self._function.body[i].results)
+        return ((made[value], place) for value, place in last.items())
 
     def _made_in(self, run: Run) -> dict[Value, Hashable]:
         """Return what the copies of a run make and do not hand on."""

@@ -24,7 +24,7 @@ from mtfc.compiler.search.found import (
     silent,
     value_of,
 )
-from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer
+from mtfc.compiler.search.pricer import LayoutPricer, of_layers
 from mtfc.driver.loading.layout_targets import layout_targets, prepared
 from mtfc.driver.loading.sources import known_as
 from mtfc.driver.searching.baselines import baselines
@@ -72,7 +72,7 @@ class LayoutFinder:
         known: layouts to start from. rules: rules that the layout must have. Repeated layers are priced once, and at the end the
         best layout is priced exactly. with_forms: choose also the forms of the layout, in a part of the time.
         """
-        exact, layers = self.pricer.pricing(self.objective), LayersPricer.of(self.pricer)
+        exact, (layers, short) = self.pricer.pricing(self.objective), of_layers(self.pricer)
         plain = [*dict.fromkeys((mesh, attrs.evolve(layout, forms=Forms())) for mesh, layout in known)]
 
         def searched(pricing: Pricing, until: float) -> Found:
@@ -91,6 +91,7 @@ class LayoutFinder:
                 fixed=(rules or Layout("")).rules,
                 storage=self.storage,
                 recomputes=self.pricer.recomputes,
+                layers=short,
             )
 
         def found(pricing: Pricing, until: float) -> Found:
@@ -116,8 +117,7 @@ class LayoutFinder:
         price = exact(best.mesh, best.layout)
         if price.tiled > self.pricer.hardware.device.memory and self.objective != "memory":
             return found(exact, until)
-        value = value_of(price, self.objective)
-        return attrs.evolve(best, objective=value, lower_bound=min(best.lower_bound, value), refuted=None)
+        return _with_value(best, value_of(price, self.objective))
 
     def _bounded(self, found: Found, meshes: Sequence[Mesh], rules: Layout | None, until: float) -> Found:
         """Return the best layout with forms, with a bound for all layouts with regions on parts. Joined dots have no bound."""
@@ -178,6 +178,11 @@ class LayoutFinder:
             fixed=(rules or Layout("")).value_rules,
             best_global=best_global,
         )
+
+
+def _with_value(found: Found, value: float) -> Found:
+    """Return a result with the exact value of its layout."""
+    return attrs.evolve(found, objective=value, lower_bound=min(found.lower_bound, value), refuted=None)
 
 
 def _seconds(pricing: Pricing, mesh: Mesh, layout: Layout) -> float:

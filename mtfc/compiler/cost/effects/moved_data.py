@@ -173,8 +173,13 @@ class _PathFinder:
         return not eqn.regions and eqn.stage != "update" and self.is_common(eqn)
 
     def moves(self, source: Value, reduced: Iterable[str] = ()) -> Iterator[MovedData]:
-        """Yield the data of a value, unless the value keeps all of its names."""
-        own, paths = self.names.own[source], {path.names: path for path in self.paths(source)}
+        """Yield the data of a value, unless the value keeps all of its names.
+
+        Of paths that end under the same names, the shortest counts: other data share less of it.
+        """
+        own, paths = self.names.own[source], dict[Names, DataPath]()
+        for path in self.paths(source):
+            paths.setdefault(path.names, path)
         resharded_paths = [
             path for names, path in paths.items() if any(a != b or alike for a, b, alike in names)
         ]

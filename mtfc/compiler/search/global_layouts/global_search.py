@@ -35,6 +35,7 @@ from mtfc.compiler.search.found import (
 from mtfc.compiler.search.global_layouts.effect_bounds import Booleans, MaskRange
 from mtfc.compiler.search.global_layouts.layout_bound import BLOCK, LayoutBound, RegionsBound
 from mtfc.compiler.search.global_layouts.layout_space import Integers, Rows, layout_of, space_of
+from mtfc.compiler.search.global_layouts.repeated_facts import RepeatedFacts
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 
 PROVING, DESCENDING = 0.5, 0.2
@@ -403,15 +404,19 @@ def search(
     fixed: Rules = Rules(),  # noqa: B008
     storage: bool = False,
     recomputes: bool = False,
+    layers: tuple[Sequence[Function], int] | None = None,
 ) -> Found:
     """Return the layout under which `step`, the undistributed function of the model `forward`, takes least time or memory.
 
     meshes: one, or all shapes of one number of devices, those of fewer axes first. known: layouts that are tried first, so that
     nothing worse is found. fixed: rules that every layout has. storage: search how parameters and the optimizer's state are
-    stored, too. recomputes: True if `pricing` computes values again where the memory does not suffice. Raises `NothingFits`.
+    stored, too. recomputes: True if `pricing` computes values again where the memory does not suffice. layers: steps with fewer
+    of the repeated layers of `step`, and the number of its layers: see `RepeatedFacts`. Raises `NothingFits`.
     `KeyboardInterrupt` ends the search with the best layout so far; without any, it is raised.
     """
     space, facts = space_of(forward, fixed, storage), StepFacts.of(step, hardware.device, recomputes)
+    if layers is not None:
+        facts = RepeatedFacts.of_layers(facts, *layers, space.split)
     room = hardware.device.memory if objective != "memory" else float("inf")
     searching = BranchAndBound(pricing, objective, room, until, progress, recomputes)
     bounds = (LayoutBound(space, facts, mesh, hardware, objective == "overlap") for mesh in meshes)

@@ -20,7 +20,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from mtfc.compiler.analysis.dimension_names import OPTIMIZER, PARAMS
+from mtfc.compiler.analysis.dimension_names import OPTIMIZER, PARAMS, Dims
 from mtfc.compiler.cost.tables.collective_tables import axes_of, degree
 from mtfc.compiler.ir.core import Function, Value, walk
 from mtfc.compiler.ir.loops import looped_dims
@@ -68,6 +68,13 @@ class LayoutSpace:
             for name, _ in plain
         }
         return {**state, **params, **own}
+
+    @property
+    def split(self) -> Dims:
+        """The dimensions that some layout splits."""
+        return frozenset(
+            column.dim.name for column in self.columns if self.fixed.by_dim.get(column.dim.name) != ()
+        )
 
     @cached_property
     def storing(self) -> Columns:

@@ -1,0 +1,256 @@
+"""The facts of a step with repeated layers, from three steps with fewer layers.
+
+The facts of all layers are the same, but for the values that they are about and for names of dimensions that no layout splits. So
+facts are put into a form without both, and counted. Sums that share a value are one fact together, and so is moved data. If a
+second and a third layer add the same facts, each further layer adds them, too; else the facts are those of the long step itself.
+
+The bound of a layout is that of the long step, but for sums of few bytes that join all layers, and takes as long as that of a
+short one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.analysis.dimension_names import OPTIMIZER, PARAMS, Dims
+from mtfc.compiler.cost.effects.halo_exchange import Halo
+from mtfc.compiler.cost.effects.moved_data import MovedData
+from mtfc.compiler.cost.effects.pending_sums import SumRoute
+from mtfc.compiler.cost.hardware import Device
+from mtfc.compiler.cost.lower_bounds import Term, Total
+from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.search.global_layouts.step_facts import Facts, StepFacts
+
+FEW = 1e-3
+"""The share of all bytes that facts which join all layers may have."""
+
+WHOLE = ""
+"""The name of all dimensions that no layout splits."""
+
+
+@attrs.frozen(slots=False, kw_only=True)
+class RepeatedFacts(StepFacts):
+    """The facts of a long step. short: steps with 1, 2 and 3 of its `number` layers. split: dimensions that may be split."""
+
+    short: tuple[StepFacts, ...]
+    number: int
+    split: Dims
+
+    @classmethod
+    def of_layers(
+        cls, whole: StepFacts, short: Iterable[Function], number: int, split: Dims
+    ) -> RepeatedFacts:
+        steps = tuple(StepFacts.of(each, whole.device, whole.recomputes) for each in short)
+        return cls(
+            function=whole.function,
+            device=whole.device,
+            positions=whole.positions,
+            recomputes=whole.recomputes,
+            short=steps,
+            number=number,
+            split=split,
+        )
+
+    def on(self, device: Device) -> StepFacts:
+        """Return the same step on another device."""
+        if device == self.device:
+            return self
+        short = tuple(each.on(device) for each in self.short)
+        return attrs.evolve(self, device=device, short=short, found={}, sent={})
+
+    @cached_property
+    def mixed(self) -> Dims:
+        """All dimensions of `positions` that may be split."""
+        return super().mixed & self.split
+
+    def facts(self, split: Dims) -> Facts:
+        """Return the facts under layouts that split no dimensions of `mixed` but some of `split`."""
+        if split not in self.found:
+            forms = [_FactForms.of(each.facts(split), self._plain) for each in self.short]
+            found = _extrapolated(forms, self.number)
+            if found is None:
+                return super().facts(split)
+            self.found[split] = found
+        return self.found[split]
+
+    def halos(self, shards: int) -> Mapping[Halo, int]:
+        """Return the halos where a dimension is split over a number of shards."""
+        if shards not in self.sent:
+            found = _further([_counted(each.halos(shards), self._plain) for each in self.short], self.number)
+            if found is None:
+                return super().halos(shards)
+            self.sent[shards] = found
+        return self.sent[shards]
+
+    def _plain(self, name: str) -> str:
+        own = name.removeprefix(PARAMS).removeprefix(OPTIMIZER)
+        return name if own in self.split else WHOLE
+
+
+Rename = Callable[[str], str]
+
+
+@attrs.frozen
+class _FactForms:
+    """The forms of facts, with the number of each. examples: form -> facts of this form that share values."""
+
+    kernels: Counter[Any]
+    arithmetic: Counter[Any]
+    stored: Counter[Any]
+    sums: Counter[Any]
+    moved: Counter[Any]
+    gathered_bytes: int
+    examples: Mapping[Hashable, Sequence[Any]]
+    completing: Mapping[Value, Sequence[tuple[Term, Term]]]
+
+    @classmethod
+    def of(cls, facts: Facts, rename: Rename) -> _FactForms:
+        def longer(group: Sequence[SumRoute]) -> Hashable:
+            stops = (stop for route in group for stop in route.stops)
+            return tuple(tuple(facts.completing.get(stop.value, ())) for stop in stops)
+
+        sums = {(group, longer(group)): group for group in _sharing(facts.routes)}
+        moved = {(group, ()): group for group in _sharing(facts.moved)}
+        sum_forms, moved_forms = ([_form(each, rename, {}) for each in every] for every in (sums, moved))
+        return cls(
+            _counted(facts.kernels, rename),
+            _counted(facts.arithmetic, rename),
+            _counted(facts.stored, rename),
+            Counter(sum_forms),
+            Counter(moved_forms),
+            facts.gathered_bytes,
+            dict(zip((*sum_forms, *moved_forms), (*sums.values(), *moved.values()), strict=True)),
+            facts.completing,
+        )
+
+
+def _extrapolated(forms: Sequence[_FactForms], number: int) -> Facts | None:
+    """Return the facts of a step with a number of layers, or None if the short steps do not differ by the same."""
+    last = forms[-1]
+    kernels, arithmetic, stored = (
+        _further([getattr(each, name) for each in forms], number)
+        for name in ("kernels", "arithmetic", "stored")
+    )
+    sums, moved = (
+        _further(_regular([getattr(each, name) for each in forms], last.examples), number)
+        for name in ("sums", "moved")
+    )
+    if kernels is None or arithmetic is None or stored is None or sums is None or moved is None:
+        return None
+    if len({each.gathered_bytes for each in forms}) > 1:
+        return None
+    routes = {route: n for form, n in sums.items() for route in last.examples[form]}
+    times = {stop.value: n for route, n in routes.items() for stop in route.stops}
+    return Facts(
+        kernels,
+        arithmetic,
+        {
+            v: [(_times(a, times[v]), _times(b, times[v])) for a, b in last.completing.get(v, ())]
+            for v in times
+        },
+        tuple(_repeated(route, n) for route, n in routes.items()),
+        tuple(
+            attrs.evolve(each, trips=each.trips * n)
+            for form, n in moved.items()
+            for each in last.examples[form]
+        ),
+        stored,
+        last.gathered_bytes,
+    )
+
+
+def _further(counts: Sequence[Counter[Any]], number: int) -> Counter[Any] | None:
+    """Return what a step with a number of layers has, or None if a second and a third layer do not add the same."""
+    first, second, third = counts
+    added = second - first
+    if first - second or added != third - second or second - third:
+        return None
+    return Counter({key: first[key] + (number - 1) * added[key] for key in second})
+
+
+def _regular(
+    counts: Sequence[Counter[Any]], examples: Mapping[Hashable, Sequence[SumRoute | MovedData]]
+) -> Sequence[Counter[Any]]:
+    """Return the counts without facts that join all layers, if these are about few bytes: a bound may leave out sums.
+
+    The norm of all gradients is such a sum: each layer adds a number.
+    """
+    first, second, third = counts
+    irregular = {
+        form for form in first | second | third if third[form] - second[form] != second[form] - first[form]
+    }
+    bytes = {form: third[form] * sum(map(_bytes, examples[form])) for form in third}
+    if sum(bytes.get(form, 0) for form in irregular) > FEW * sum(bytes.values()):
+        return counts
+    return [Counter({form: n for form, n in each.items() if form not in irregular}) for each in counts]
+
+
+def _bytes(fact: SumRoute | MovedData) -> int:
+    """Return the fewest bytes that are sent."""
+    if isinstance(fact, SumRoute):
+        return min(stop.array.bytes * stop.array.trips for stop in fact.stops)
+    return fact.trips * min(path.bytes for path in fact.paths)
+
+
+def _times(term: Term, number: int) -> Term:
+    return Total((term,), number)
+
+
+def _repeated(route: SumRoute, number: int) -> SumRoute:
+    """Return a route whose sums are completed more often."""
+    arrays = (attrs.evolve(stop.array, trips=stop.array.trips * number) for stop in route.stops)
+    stops = (attrs.evolve(stop, array=array) for stop, array in zip(route.stops, arrays, strict=True))
+    return attrs.evolve(route, stops=tuple(stops))
+
+
+# Forms
+
+
+def _counted(counts: Mapping[Any, int], rename: Rename) -> Counter[Any]:
+    found: Counter[Any] = Counter()
+    for fact, number in counts.items():
+        found[_form(fact, rename, {})] += number
+    return found
+
+
+def _form(x: Any, rename: Rename, numbers: dict[Value, int]) -> Any:
+    """Return facts with other names of dimensions, numbers in the place of values, and no equations.
+
+    Values are numbered in the order of their first use.
+    """
+    if isinstance(x, str):
+        return rename(x)
+    if isinstance(x, Value):
+        return numbers.setdefault(x, len(numbers))
+    if isinstance(x, Equation):
+        return None
+    if isinstance(x, tuple | frozenset):
+        return type(x)(_form(each, rename, numbers) for each in x)
+    if attrs.has(type(x)):
+        fields = (each.name for each in attrs.fields(type(x)) if each.init)
+        return type(x)(*(_form(getattr(x, name), rename, numbers) for name in fields))
+    return x
+
+
+def _values(fact: SumRoute | MovedData) -> Iterator[Value]:
+    if isinstance(fact, SumRoute):
+        yield from (stop.value for stop in fact.stops)
+    else:
+        yield from (value for path in fact.paths for value in path.values)
+
+
+def _sharing(facts: Iterable[SumRoute | MovedData]) -> list[tuple[Any, ...]]:
+    """Return the facts in groups: those of different groups share no value."""
+    groups: dict[Value, dict[int, Any]] = {}
+    for i, fact in enumerate(facts):
+        joined = {i: fact}
+        for group in {id(group): group for v in _values(fact) if (group := groups.get(v))}.values():
+            joined |= group
+        groups.update((value, joined) for each in joined.values() for value in _values(each))
+    distinct = {id(group): group for group in groups.values()}
+    return [tuple(group[i] for i in sorted(group)) for group in distinct.values()]
