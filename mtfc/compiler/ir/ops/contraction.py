@@ -22,6 +22,7 @@ from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
     Attrs,
     Code,
+    DTypeError,
     LayoutRule,
     OpBuilder,
     OpDef,
@@ -145,31 +146,47 @@ def _all_dims(types: Sequence[TensorType], attributes: Attrs) -> tuple[Dim, ...]
 def _grouped_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
     """Groups are in y, and all rows in the result; or groups are in the result, and rows are summed but for batches of groups."""
     x, y, groups = types
-    dtype = check_dtypes((x, y), FLOATS)
-    check_dtypes((groups,), frozenset({"i32"}))
-    dims, group, rows = RESULT_DIMS.of(attributes), GROUP.of(attributes), {*groups.dims}
-    by_row = group in y.dims and group not in dims and rows <= {*dims}
-    by_group = group in dims and group not in y.dims
-    kept_by_all = ({*x.dims} & {*y.dims} & {*dims}) - rows
-    if not (by_row or by_group) or kept_by_all or group in (*x.dims, *rows):
-        found = ", ".join(dims_text(type.dims) for type in types)
-        raise OpError(
-            f"a grouped dot over `{group.name}` of {found} cannot have dimensions {dims_text(dims)}"
-        )
-    if not {*dims} <= {*_all_dims(types, attributes)}:
-        raise OpError(f"no operand of the grouped dot has all of {dims_text(dims)}")
-    alone = next(
-        (
-            d
-            for d in _all_dims((x, y), attributes)
-            if (d in x.dims) != (d in y.dims) and d not in rows | {*dims, group}
-        ),
-        None,
+    dtype, dims, group, rows = (
+        check_dtypes((x, y), FLOATS),
+        RESULT_DIMS.of(attributes),
+        GROUP.of(attributes),
+        {*groups.dims},
     )
-    if alone is not None:
-        raise OpError(
-            f"the grouped dot would sum over `{alone.name}`, which only one operand has; sum over it before"
+    if groups.dtype != "i32":
+        raise DTypeError(
+            f"the numbers of groups are i32, found {groups.dtype}", "convert them with `cast(x, i32)`"
         )
+    for fault, message, help in (
+        (
+            group in (*x.dims, *rows),
+            f"the first operand, or the numbers of rows, have the groups `{group.name}`",
+            None,
+        ),
+        (
+            (group in y.dims) == (group in dims),
+            f"the second operand and the result both have the groups `{group.name}`, or neither has",
+            "give one of them the dimension: the parts of the groups, or sums of the rows of each group",
+        ),
+        (
+            group in y.dims and not rows <= {*dims},
+            f"the result {dims_text(dims)} lacks some of the rows {dims_text(groups.dims)}",
+            "keep all rows in the result, and sum over some of them afterwards",
+        ),
+    ):
+        if fault:
+            raise OpError(message, help)
+    known, one = {*_all_dims(types, attributes)}, ({*x.dims} ^ {*y.dims}) - rows - {*dims, group}
+    both = ({*x.dims} & {*y.dims} & {*dims}) - rows
+    for dim in dims:
+        if dim not in known:
+            raise OpError(f"no operand of the grouped dot has dimension `{dim.name}`")
+    for dim in (*x.dims, *y.dims):
+        if dim in one:
+            raise OpError(f"only one operand has `{dim.name}`, and the result lacks it", "sum over it before")
+        if dim in both:
+            raise OpError(
+                f"both operands and the result have `{dim.name}`, which is no dimension of the rows"
+            )
     return (TensorType(dtype, dims),)
 
 

@@ -60,7 +60,15 @@ def einsum(expressions: Expressions, site: Site, *operands: Operand, dims: Dims)
 def grouped_dot(
     expressions: Expressions, site: Site, x: Operand, y: Operand, numbers: Operand, group: Dim, dims: Dims
 ) -> Result:
-    return expressions.emit(site, "grouped_dot", x, y, numbers, dims=dims, group=group)
+    """Make `grouped_dot`; a number as the group of all rows is i32."""
+    values = [
+        *map(expressions.tensor, (x, y)),
+        expressions.tensor(numbers, "i32" if numbers.type is None else None),
+    ]
+    found = [value for value in values if value is not None]
+    if len(found) < 3:
+        return None
+    return expressions.equation(site, "grouped_dot", (x, y, numbers), found, {"dims": dims, "group": group})
 
 
 def with_dims(op: str) -> Callable[..., Result]:
