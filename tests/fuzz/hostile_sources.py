@@ -176,6 +176,11 @@ HEAD = "dim a = 4\ndim b = 8\nmesh m = [x: 2, y: 2]\nlayout l on m = { a: x }\n"
 MODEL = HEAD + "model n(x: [a, b]) {\n"
 END = "  return x\n}\n"
 
+MACHINE = (
+    "device d: {{ count: 256, flops: {{ f32: 1e12 }}, memory: 1e9, bandwidth: 1e9 }}\n"
+    "link w: {{ kind: wire, between: [d, d], bandwidth: 1e9 }}"
+)
+
 WHOLE = (
     (MODEL, "  y{i} = u{j} + 1\n", END),
     (MODEL, "  y = u + 1\n", END),
@@ -191,6 +196,8 @@ WHOLE = (
     (HEAD, "dim d{i} = 2\n", MODEL[len(HEAD) :], "  param w{i}: [d{j}] = zeros()\n", END),
     (HEAD, "dim d{i} = 2\n", "layout k on m = {", "d{j}: x; ", "}\n" + MODEL[len(HEAD) :] + END),
     (HEAD, "dim d{i} = 2\n", "# models\n", "model n{i}(x: [u{j}]) {{ return x }}\n"),
+    (HEAD, "hardware h{i} = {{\n" + MACHINE + "\n}}\n"),
+    (MODEL, "  y{i} = x\n", END + "layout k on m = {\n", "  part y{j} on m: {{ a: x }}\n", "}\n"),
 )
 """Large sources that are cut off nowhere: parts in turn that stand once, and that are repeated."""
 

@@ -35,6 +35,7 @@ CENTRAL: tuple[GraphKind, ...] = ("switch", "bus")
 MOST_DEVICES = 256
 MOST_LINKS = 64
 MOST_KINDS = 16
+MOST_WIRES = 16_384
 """Bounds of a graph, so that all routes are known in seconds."""
 
 MOST_PLACED = 1024
@@ -85,6 +86,11 @@ class GraphLink:
     def members(self) -> tuple[int, ...]:
         """All members, each once."""
         return tuple(dict.fromkeys(member for group in self.groups for member in group))
+
+    @property
+    def most_pairs(self) -> int:
+        """The number of pairs, or one more for each member that a wire joins with itself."""
+        return len(self.groups[0]) * len(self.groups[-1]) if self.kind == "wire" else len(self.members)
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
@@ -210,14 +216,17 @@ class DeviceGraph:
 
     def unreachable(self) -> int | None:
         """Return a device to which no route leads from the first device, if any."""
-        near: dict[int, list[int]] = {}
-        for edge in self.edges:
-            near.setdefault(edge.source, []).append(edge.target)
-        found, waiting = {0}, [0]
+        links: dict[int, list[int]] = {}
+        for number, link in enumerate(self.links):
+            for member in (*link.members, self.middle(number)):
+                links.setdefault(member, []).append(number)
+        found, seen, waiting = {0}, set[int](), [0]
         while waiting:
-            new = set(near.get(waiting.pop(), ())) - found
-            found |= new
-            waiting += new
+            for number in set(links.get(waiting.pop(), ())) - seen:
+                seen.add(number)
+                new = {*self.links[number].members, self.middle(number)} - found
+                found |= new
+                waiting += new
         return next((device for device in range(self.devices) if device not in found), None)
 
     def orders(self) -> Iterator[tuple[int, ...]]:

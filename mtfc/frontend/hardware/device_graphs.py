@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from mtfc.compiler.cost.device_graph import (
     MOST_DEVICES,
     MOST_KINDS,
     MOST_LINKS,
+    MOST_WIRES,
     DeviceGraph,
     DeviceKind,
     GraphKind,
@@ -68,7 +70,7 @@ def _graph(decl: ast.HardwareDecl, scope: Scope) -> DeviceGraph | None:
     graph = DeviceGraph(decl.name.text, tuple(kinds), ())
     for number, (link, found) in enumerate(zip(links, figures, strict=True)):
         made = _link(link, found, graph, links[number:], scope) if found is not None else None
-        if made is None:
+        if made is None or not _has_wires(made, graph, link, scope):
             return None
         graph = attrs.evolve(graph, links=(*graph.links, made))
     return graph if _is_connected(graph, decl, scope) else None
@@ -87,6 +89,15 @@ def _has_room(decl: ast.HardwareDecl, kinds: Iterable[DeviceKind], scope: Scope)
             scope.error("E315", message, decl.name.span, help=help)
             return False
     return True
+
+
+def _has_wires(link: GraphLink, graph: DeviceGraph, decl: ast.LinkDecl, scope: Scope) -> bool:
+    """Report the link with which a machine has too many pairs of joined members."""
+    if sum(each.most_pairs for each in (*graph.links, link)) <= MOST_WIRES:
+        return True
+    message = f"with `{link.name}`, the links join more than {MOST_WIRES:,} pairs of members"
+    scope.error("E315", message, decl.name.span, help="join many devices by a switch")
+    return False
 
 
 def _is_connected(graph: DeviceGraph, decl: ast.HardwareDecl, scope: Scope) -> bool:
@@ -119,6 +130,10 @@ def _link(
 ) -> GraphLink | None:
     kind: GraphKind = found["kind"]
     nodes: ast.DeviceList = found["between"]
+    if len(nodes.devices) > MOST_DEVICES + MOST_LINKS:
+        message = f"`between` has {len(nodes.devices):,} entries, and a machine has fewer devices and links"
+        scope.error("E315", message, nodes.span)
+        return None
     names = {each.name.text for each in later}
     groups = [_group(node, graph, names, scope) for node in nodes.devices]
     good = tuple(group for group in groups if group is not None)
@@ -139,7 +154,7 @@ def _is_link(link: GraphLink, graph: DeviceGraph, place: Span, scope: Scope) -> 
         message = f"a wire is between two devices or groups, and this names {len(link.groups)}"
         scope.error("E315", message, place, help="write `between: [cpu, gpu]`, or make it a switch")
         return False
-    twice = next((member for member in members if members.count(member) > 1), None)
+    twice = next((member for member, times in Counter(members).items() if times > 1), None)
     if len(set(members)) < 2:
         scope.error("E315", f"`{link.name}` joins {_listed(link, graph)}: a link has two ends", place)
         return False
