@@ -1,3 +1,4 @@
+# mypy: allow-untyped-calls
 """Small models as their authors write them: Flax NNX and linen, Haiku, Equinox, and plain JAX, most with their gradients.
 
 Each function returns a function to import, and its arguments as `jax.ShapeDtypeStruct`s.
@@ -139,7 +140,8 @@ def haiku_lstm() -> Model:
         y, _ = hk.dynamic_unroll(core, x, core.initial_state(x.shape[1]))
         return hk.Linear(5)(y)
 
-    model, x = hk.without_apply_rng(hk.transform(outputs)), array(12, 8, 10)
+    model: Any = hk.without_apply_rng(hk.transform(outputs))
+    x = array(12, 8, 10)
     params = jax.eval_shape(model.init, jax.random.key(0), x)
     return jax.value_and_grad(lambda p, x: jnp.mean(model.apply(p, x) ** 2)), (params, x)
 
