@@ -21,7 +21,7 @@ from mtfc.compiler.ir.types import ARRAY_DTYPES, CARRIED_BYTES, FLOATS
 from mtfc.frontend.jaxpr.axis_annotations import Annotation, axis_annotations
 from mtfc.frontend.jaxpr.changed_objects import returning_changed
 from mtfc.frontend.jaxpr.factors import Axis
-from mtfc.frontend.jaxpr.while_loops import counter_of
+from mtfc.frontend.jaxpr.while_loops import WhileLoop
 
 DTYPES = {name: dtype for dtype, name in ARRAY_DTYPES.items()}
 """JAX's name of a dtype -> the IR's."""
@@ -416,7 +416,7 @@ class _Flattener:
         for x in found:
             if isinstance(x, Empty):
                 raise self._without_elements(x.shape, None)
-        return tuple(x for x in found if not isinstance(x, Empty))
+        return _with_elements(found)
 
     def _without_elements(self, shape: Sequence[int], span: Span | None) -> CompileError:
         return refused("E804", f"an array has shape {[*shape]}, which no program has", span or self.place)
@@ -431,6 +431,16 @@ class _Flattener:
         for eqn in jaxpr.eqns:
             self._equation(eqn, env, steps, outer)
         return tuple(self._operand(v, env) for v in jaxpr.outvars)
+
+    def _applied(
+        self,
+        closed: Any,
+        arguments: Sequence[Operand | Empty],
+        steps: list[AppliedPrimitive],
+        span: Span | None,
+    ) -> tuple[Operand | Empty, ...]:
+        """Add the steps of a jaxpr applied to arguments, and return its outputs."""
+        return self._inline(closed, dict(zip(closed.jaxpr.invars, arguments, strict=True)), steps, span)
 
     def _equation(self, eqn: Any, env: Env, steps: list[AppliedPrimitive], outer: Span | None) -> None:
         around, self._stage = self._stage, _stage(eqn, self._stage)
@@ -451,7 +461,7 @@ class _Flattener:
             env.update(zip(eqn.outvars, found, strict=True))
             return
         if not makes_step(eqn):  # debugging prints, too; `plan.apply` keeps them
-            found = tuple(x for x in operands if not isinstance(x, Empty))
+            found = _with_elements(operands)
             env.update(
                 {v: found[0] if has_elements(v) else Empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars}
             )
@@ -491,8 +501,7 @@ class _Flattener:
         number = operands[0]
         assert not isinstance(number, Empty)
         for k, branch in enumerate(eqn.params["branches"]):
-            inside: Env = dict(zip(branch.jaxpr.invars, operands[1:], strict=True))
-            results = self._inline(branch, inside, steps, span)
+            results = self._applied(branch, operands[1:], steps, span)
             if k == 0:
                 found = [*results]
                 continue
@@ -516,34 +525,28 @@ class _Flattener:
 
         If it may end early, the first carry is the condition.
         """
-        first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        consts, starts = operands[: first + second], operands[first + second :]
-        given = [x for x in operands if not isinstance(x, Empty)]
-        whole = [x.value if isinstance(x, Number) and type(x.value) is int else None for x in starts]
-        counter = counter_of(eqn, whole)
-        if counter is None or len(given) < len(operands):
+        loop = WhileLoop.of(eqn)
+        constants, starts = operands[: loop.constants], operands[loop.constants :]
+        counter = loop.counter([_whole_number(x) for x in starts])
+        if counter is None or any(isinstance(x, Empty) for x in operands):
             return False
-        condition, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
-        avals = [v.aval for v in (*condition.jaxpr.invars[:first], *body.jaxpr.invars)]
-        arguments = tuple(self.var(aval, span) for aval in avals)
+        arguments = tuple(self.var(v.aval, span) for v in loop.variables)
         inner: list[AppliedPrimitive] = []
-        inside: Env = dict(zip(body.jaxpr.invars, arguments[first:], strict=True))
-        found = self._inline(body, inside, inner, span)
+        found = self._applied(loop.body, arguments[loop.condition_constants :], inner, span)
         results = tuple(self.var(v.aval, span) for v in eqn.outvars)
         env.update(zip(eqn.outvars, results, strict=True))
         if not counter.is_exact:
-            known: Env = dict(zip(condition.jaxpr.invars, (*arguments[:first], *found), strict=True))
-            found = (*self._inline(condition, known, inner, span), *found)
-            before: Env = dict(zip(condition.jaxpr.invars, (*operands[:first], *starts), strict=True))
-            starts = (*self._inline(condition, before, steps, span), *starts)
-            truths = [self.var(condition.out_avals[0], span) for _ in range(2)]
-            arguments = (*arguments[: first + second], truths[0], *arguments[first + second :])
-            results = (truths[1], *results)
-        params = {"num_consts": len(consts), "num_carry": len(starts), "reverse": False}
+            of_condition = loop.condition_constants
+            goes_on = self._applied(loop.condition, (*arguments[:of_condition], *found), inner, span)
+            goes_in = self._applied(loop.condition, (*constants[:of_condition], *starts), steps, span)
+            before, after = (self.var(loop.condition.out_avals[0], span) for _ in range(2))
+            found, starts, results = (*goes_on, *found), (*goes_in, *starts), (after, *results)
+            arguments = (*arguments[: loop.constants], before, *arguments[loop.constants :])
+        params = {"num_consts": len(constants), "num_carry": len(starts), "reverse": False}
         params |= {"length": counter.most, "while": not counter.is_exact}
-        bodies = (Body(arguments, inner, tuple(x for x in found if not isinstance(x, Empty))),)
-        every = tuple(x for x in (*consts, *starts) if not isinstance(x, Empty))
-        steps.append(AppliedPrimitive("scan", None, params, every, results, span, self._stage, bodies))
+        body = Body(arguments, inner, _with_elements(found))
+        given = _with_elements((*constants, *starts))
+        steps.append(AppliedPrimitive("scan", None, params, given, results, span, self._stage, (body,)))
         return True
 
     def _barrier(
@@ -586,6 +589,14 @@ class _Flattener:
         return self._constant_vars[key]
 
 
+def _with_elements(operands: Iterable[Operand | Empty]) -> tuple[Operand, ...]:
+    return tuple(x for x in operands if not isinstance(x, Empty))
+
+
+def _whole_number(x: Operand | Empty) -> int | None:
+    return x.value if isinstance(x, Number) and type(x.value) is int else None
+
+
 def _without_empty(
     eqn: Any, operands: Sequence[Operand | Empty]
 ) -> tuple[str, Any, Mapping[str, Any], tuple[Operand, ...]]:
@@ -593,7 +604,7 @@ def _without_empty(
 
     Joining and splitting do without them, and an empty array with padding is the padding. Any other equation becomes a call.
     """
-    name, given = eqn.primitive.name, tuple(x for x in operands if not isinstance(x, Empty))
+    name, given = eqn.primitive.name, _with_elements(operands)
     if len(given) == len(operands) and all(map(has_elements, eqn.outvars)):
         return name, eqn.primitive, eqn.params, given
     if name == "concatenate":

@@ -14,7 +14,6 @@ import attrs
 HAVE_JAXPRS = {"jaxpr", "call_jaxpr", "fun_jaxpr", "branches", "body_jaxpr"}
 """Parameters of primitives that execute jaxprs, which a condition must not have."""
 
-
 MOST = 2**20
 """A loop that may run more often has no counter: its price would say nothing."""
 
@@ -27,25 +26,50 @@ class LoopCounter:
     is_exact: bool
 
 
-def counter_of(eqn: Any, starts: Sequence[int | None]) -> LoopCounter | None:
-    """Return the counter of a `while`; None if it has none. starts: the whole numbers that carries start as, None for others."""
-    condition, body = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
-    if any(each.params.keys() & HAVE_JAXPRS for each in condition.eqns):
+@attrs.frozen(eq=False)
+class WhileLoop:
+    """The two jaxprs of a `while`. Its operands are the constants of the condition, those of the body, and the first carries."""
+
+    condition: Any
+    body: Any
+    condition_constants: int
+    body_constants: int
+
+    @classmethod
+    def of(cls, eqn: Any) -> WhileLoop:
+        params = eqn.params
+        counts = params["cond_nconsts"], params["body_nconsts"]
+        return cls(params["cond_jaxpr"], params["body_jaxpr"], *counts)
+
+    @property
+    def constants(self) -> int:
+        """The number of the operands before the carries."""
+        return self.condition_constants + self.body_constants
+
+    @property
+    def variables(self) -> tuple[Any, ...]:
+        """The variables that stand for the operands in an iteration."""
+        return (*self.condition.jaxpr.invars[: self.condition_constants], *self.body.jaxpr.invars)
+
+    def counter(self, starts: Sequence[int | None]) -> LoopCounter | None:
+        """Return the counter; None if there is none. starts: the whole numbers that carries start as, None for others."""
+        condition, body = self.condition.jaxpr, self.body.jaxpr
+        if any(each.params.keys() & HAVE_JAXPRS for each in condition.eqns):
+            return None
+        carries = condition.invars[self.condition_constants :]
+        inside = body.invars[self.body_constants :]
+        makers = {var: each for each in condition.eqns for var in each.outvars}
+        parts = [*_parts(condition.outvars[0], makers)]
+        for part in parts:
+            limit = _limit(part, carries)
+            if limit is None:
+                continue
+            place, end = limit
+            step, start = _step(body, inside[place], body.outvars[place]), starts[place]
+            if step is not None and start is not None:
+                most = -((start - end) // step)
+                return LoopCounter(most, len(parts) == 1) if 0 < most <= MOST else None
         return None
-    carries = condition.invars[eqn.params["cond_nconsts"] :]
-    inside = body.invars[eqn.params["body_nconsts"] :]
-    makers = {var: each for each in condition.eqns for var in each.outvars}
-    parts = [*_parts(condition.outvars[0], makers)]
-    for part in parts:
-        limit = _limit(part, carries)
-        if limit is None:
-            continue
-        place, end = limit
-        step, start = _step(body, inside[place], body.outvars[place]), starts[place]
-        if step is not None and start is not None:
-            most = -((start - end) // step)
-            return LoopCounter(most, len(parts) == 1) if 0 < most <= MOST else None
-    return None
 
 
 def _parts(var: Any, makers: dict[Any, Any]) -> Iterator[Any]:
