@@ -41,13 +41,6 @@ def find_hardware(target: str, declared: Mapping[str, Machine]) -> Hardware:
     return part_of(find_machine(name, declared), part, target)
 
 
-def find_part(target: str, declared: Mapping[str, Machine]) -> Machine:
-    """Return a machine, whole as it is, or a part of it as equal devices. Raises `CompileError` (E313, E340)."""
-    name, part = split_target(target)
-    machine = find_machine(name, declared)
-    return machine if part is None else part_of(machine, part, target)
-
-
 def find_machine(name: str, declared: Mapping[str, Machine]) -> Machine:
     """Return the machine of this name, declared in the file or else in the library. Raises `CompileError` (E313)."""
     if name in declared:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -160,8 +160,3 @@ def _around(name: str, known: Mapping[str, Sequence[Span | None]]) -> str | None
         if name in known and None not in known[name]:
             return name
     return None
-
-
-def shown_meshes(meshes: Collection[Mesh]) -> str:
-    """Return meshes as text: `front = [all: 4], back = [rows: 2, cols: 4]`."""
-    return ", ".join(f"{m.name} = [{', '.join(f'{n}: {s}' for n, s in m.axes)}]" for m in meshes)
