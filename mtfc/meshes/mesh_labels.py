@@ -121,8 +121,9 @@ class _Labelling:
         for is_update in (False, True):
             for eqn in own:
                 if (eqn.stage == "update") == is_update:
-                    for value in (self.slices.get(operand, operand) for operand in eqn.operands):
-                        found.setdefault(value, self.rest if own[eqn] is None else own[eqn] or 0)
+                    part = self._or_rest(own[eqn])
+                    for operand in eqn.operands:
+                        found.setdefault(self.slices.get(operand, operand), part)
         return found
 
     def _home(self, argument: Argument, readers: Mapping[Value, int]) -> int:
@@ -145,7 +146,10 @@ class _Labelling:
             there = [self.made[value] for value in eqn.operands if value in self.made]
             if len(set(there)) == 1:
                 return there[0]
-        return self.rest if own is None else own
+        return self._or_rest(own)
+
+    def _or_rest(self, part: int | None) -> int:
+        return self.rest if part is None else part
 
     def _of_operands(self, eqn: Equation) -> int:
         """Return the part of the largest operand. Scalars of all parts, such as a norm of all gradients, meet in the rest."""

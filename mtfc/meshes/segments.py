@@ -102,36 +102,42 @@ class _Cut:
         number: int,
         part: int,
         body: list[Equation],
-        makers: Mapping[Value, int],
+        last: Mapping[Value, int],
         read: Mapping[Value, set[int]],
     ) -> Segment:
-        leaving = [output for output in self.function.outputs if makers.get(output.value) == number]
-        made = [value for value in self._results(body) if read.get(value, set()) - {number}]
-        made += [o.value for o in leaving if o.updates is None or not self._is_at_home(o, part)]
-        equations = self._with_copies(body, {output.value for output in leaving})
+        """Return a segment. last: value -> the segment that has it last. read: value -> the segments that read it."""
+        leaving = [output for output in self.function.outputs if last.get(output.value) == number]
         updating = {o.name: o for o in leaving if o.updates is not None and self._is_at_home(o, part)}
-        stored = {output.updates for output in updating.values()}
+        handed_out = [value for value in self._results(body) if read.get(value, set()) - {number}]
+        handed_out += [output.value for output in leaving if output.name not in updating]
+        equations = self._with_copies(body, {output.value for output in leaving})
+        arguments = self._arguments(equations, {output.updates for output in updating.values()}, part)
+        outputs = _outputs(dict.fromkeys(handed_out), updating.values())
+        function = Function(SEGMENT, arguments, tuple(equations), outputs)
+        updates = {name: str(output.updates) for name, output in updating.items()}
+        return Segment(part, self._program(function, part), updates)
+
+    def _arguments(
+        self, equations: Sequence[Equation], updated: Iterable[str | None], part: int
+    ) -> tuple[Argument, ...]:
+        """Return the arguments of a segment: what its equations read, and what it updates."""
         needed = {value for eqn in equations for value in eqn.operands} - set(self._results(equations))
-        arguments = [a for a in self.function.arguments if a.value in needed or a.value.name in stored]
-        own = [self._arriving(argument, part) for argument in arguments]
-        known = {argument.value for argument in arguments}
-        own += [Argument(value, "input") for value in self.makers if value in needed - known]
-        made = list(dict.fromkeys(made))
-        names = Names(value.name for value in made)
-        outputs = [Output(value.name, value) for value in made]
-        replaced = {name: names.fresh(name) for name in updating}
-        outputs += [attrs.evolve(o, name=replaced[name]) for name, o in updating.items()]
-        function = Function(SEGMENT, tuple(own), tuple(equations), tuple(outputs))
-        kept = {a.value.name for a in own if a.role == "parameter"}
-        program = attrs.evolve(
+        given = [a for a in self.function.arguments if a.value in needed or a.value.name in updated]
+        computed = needed - {argument.value for argument in given}
+        arriving = [self._arriving(argument, part) for argument in given]
+        return (*arriving, *(Argument(value, "input") for value in self.makers if value in computed))
+
+    def _program(self, function: Function, part: int) -> Program:
+        """Return a program with the function of a segment alone."""
+        stored = {a.value.name for a in function.arguments if a.role == "parameter"}
+        return attrs.evolve(
             self.program,
-            parameters=tuple(each for each in self.program.parameters if each.name in kept),
+            parameters=tuple(each for each in self.program.parameters if each.name in stored),
             functions=(function,),
             training=None,
             mesh=self.parts[part].mesh,
             layout=self.parts[part].layout,
         )
-        return Segment(part, program, {name: str(o.updates) for name, o in updating.items()})
 
     def _is_at_home(self, output: Output, part: int) -> bool:
         """Return True if an output replaces an argument that is stored on the mesh of a part."""
@@ -153,6 +159,13 @@ class _Cut:
                 wanted.add(maker)
                 waiting += maker.operands
         return [eqn for eqn in self.function.body if eqn in wanted]
+
+
+def _outputs(handed_out: Iterable[Value], updating: Iterable[Output]) -> tuple[Output, ...]:
+    """Return outputs for values under their own names, and the outputs that update arguments under names beside these."""
+    plain = [Output(value.name, value) for value in handed_out]
+    names = Names(output.name for output in plain)
+    return (*plain, *(attrs.evolve(output, name=names.fresh(output.name)) for output in updating))
 
 
 Waiting = tuple[int, bool, int]
