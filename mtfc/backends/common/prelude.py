@@ -66,6 +66,6 @@ def _source(lines: list[bytes], node: ast.stmt) -> str:
     `ast.get_source_segment` splits the whole file into lines for each statement.
     """
     assert node.end_lineno is not None
-    start = min(node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ())), node.lineno)
+    start = min(each.lineno for each in (node, *getattr(node, "decorator_list", ())))
     *inner, last = lines[start - 1 : node.end_lineno]
     return b"\n".join([*inner, last[: node.end_col_offset], b""]).decode()
