@@ -119,8 +119,11 @@ def _line_rows(found: LineFigures) -> Iterator[str]:
 
 def under(figures: CaseFigures) -> str:
     """Return the layout and the mesh."""
-    axes = ", ".join(f"{axis}: {size}" for axis, size in figures.mesh.axes)
-    return f"under layout `{figures.layout}` on [{axes}]" if figures.is_declared else "on one device"
+    return (
+        f"under layout `{figures.layout}` on [{figures.mesh.axes_text}]"
+        if figures.is_declared
+        else "on one device"
+    )
 
 
 def _fenced(text: str) -> str:

@@ -103,7 +103,7 @@ class _Module:
     # Text
 
     def title(self) -> str:
-        meshes = ", ".join(f"{m.name} = [{_axes(m)}]" for m in self.divided.meshes)
+        meshes = ", ".join(f"{m.name} = [{m.axes_text}]" for m in self.divided.meshes)
         return f"{self.divided.program.name} under layout {self.divided.name} on meshes {meshes}."
 
     def place(self, place: MeshPlace) -> str:
@@ -150,10 +150,8 @@ class _Module:
 
     def wrapped(self, head: str, body: str) -> str:
         """Return a function that makes a segment; the functions of the prelude that read `MESH` stand in it."""
-        bound = bound_to("MESH", self.files)
-        known = definitions(self.files)
-        needed = [each for each in prelude(body, self.files) if _name_of(each, known) in bound]
-        inner = "\n\n".join([body, *(self.of_prelude(each) for each in needed)])
+        needed = (self.of_prelude(each) for each in self.of_mesh(prelude(body, self.files)))
+        inner = "\n\n".join([body, *needed])
         return f"{head}\n{indent(inner.rstrip(), '    ')}\n"
 
     def of_prelude(self, source: str) -> str:
@@ -161,9 +159,15 @@ class _Module:
 
     def shared(self, sections: Sequence[str], public: Iterable[str]) -> list[str]:
         """Return the functions of the prelude that do not read `MESH`."""
-        bound, known = bound_to("MESH", self.files), definitions(self.files)
         found = prelude("\n".join(sections), self.files, public)
-        return [self.of_prelude(each) for each in found if _name_of(each, known) not in bound]
+        bound = self.of_mesh(found)
+        return [self.of_prelude(each) for each in found if each not in bound]
+
+    def of_mesh(self, functions: Iterable[str]) -> list[str]:
+        """Return those of some functions of the prelude that read `MESH`, directly or not."""
+        known = definitions(self.files)
+        bound = {known[name] for name in bound_to("MESH", self.files)}
+        return [each for each in functions if each in bound]
 
 
 class _JaxModule(_Module):
@@ -171,7 +175,7 @@ class _JaxModule(_Module):
 
     def text(self) -> str:
         program = self.program
-        meshes = [(mesh.name, f"{{{_axes(mesh, quoted=True)}}}") for mesh in self.divided.meshes]
+        meshes = [(mesh.name, _axes(mesh)) for mesh in self.divided.meshes]
         sections = [
             jax.OVERLAP,
             f"MESHES = {dict_text(meshes, indent=0)}\nBOUND = {{}}\n\n{self.tables()}",
@@ -262,14 +266,9 @@ class _NumpyModule(_Module):
 
     def _mesh(self, number: int, mesh: Mesh) -> str:
         """Return the function that makes the functions of a mesh."""
-        body = f"MESH = {{{_axes(mesh, quoted=True)}}}\n"
+        body = f"MESH = {_axes(mesh)}\n"
         names = ("split", "join", "is_placed", "whole_shape")
-        bound, known = bound_to("MESH", self.files), definitions(self.files)
-        needed = [
-            each
-            for each in prelude("".join(f"{name}()" for name in names), self.files)
-            if _name_of(each, known) in bound
-        ]
+        needed = self.of_mesh(prelude("".join(f"{name}()" for name in names), self.files))
         given = ", ".join(f"{name}={name}" for name in names)
         inner = "\n\n".join([body, *needed, f"return SimpleNamespace({given})\n"])
         doc = f'    """Return functions for arrays on mesh {mesh.name}."""\n'
@@ -439,14 +438,12 @@ def _taken(program: Program, function: Function) -> Iterator[tuple[str, str]]:
     return zip(kinds_of(program, function), FORMS[function.name].takes.values(), strict=True)
 
 
-def _axes(mesh: Mesh, quoted: bool = False) -> str:
-    return ", ".join(f'"{name}": {size}' if quoted else f"{name}: {size}" for name, size in mesh.axes)
+def _axes(mesh: Mesh) -> str:
+    """Return the dict of axes and sizes."""
+    entries = ", ".join(f'"{name}": {size}' for name, size in mesh.axes)
+    return f"{{{entries}}}"
 
 
 def _table(name: str, entries: list[tuple[str, str]]) -> str:
     rows = "".join(f'    "{key}": {text},\n' for key, text in entries)
     return f"{name} = {{\n{rows}}}\n" if rows else f"{name} = {{}}\n"
-
-
-def _name_of(source: str, known: Mapping[str, str]) -> str:
-    return next(name for name, text in known.items() if text == source)

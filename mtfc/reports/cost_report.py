@@ -28,12 +28,11 @@ def layout_report(cost: PlacedCost, sources: Mapping[str, str]) -> str:
 
 def heading(cost: PlacedCost) -> list[str]:
     """Return the model, the layout, the mesh, and the unit of the cost: a training step or a forward pass."""
-    axes = ", ".join(f"{axis}: {size}" for axis, size in cost.mesh.axes)
     unit = "training step" if cost.trains else "forward pass"
     count = cost.mesh.devices
     devices = "one device" if count == 1 else f"each of {count} devices"
     return [
-        f"{cost.model}, layout {cost.layout.name}: one {unit} on {devices} [{axes}]",
+        f"{cost.model}, layout {cost.layout.name}: one {unit} on {devices} [{cost.mesh.axes_text}]",
         f"  {layout_summary(cost.layout)}",
     ]
 

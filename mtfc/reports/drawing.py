@@ -97,9 +97,13 @@ def _mesh_panel(mesh: Mesh) -> _Panel:
         for i, at in enumerate(_coordinates(mesh))
     ]
     others = ", ".join(mesh.names[:-1])
-    axes = ", ".join(f"{name}: {size}" for name, size in mesh.axes)
     return _Panel(
-        f"mesh {mesh.name}", f"[{axes}]", mesh.devices // columns, columns, cells, (others, mesh.names[-1])
+        f"mesh {mesh.name}",
+        f"[{mesh.axes_text}]",
+        mesh.devices // columns,
+        columns,
+        cells,
+        (others, mesh.names[-1]),
     )
 
 

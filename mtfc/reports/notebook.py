@@ -51,8 +51,7 @@ def _cell(tag: str, text: str) -> str:
 
 
 def _mesh(mesh: Mesh) -> str:
-    axes = ", ".join(f"{name}: {size}" for name, size in mesh.axes)
-    return f"mesh {mesh.name} = [{axes}]"
+    return f"mesh {mesh.name} = [{mesh.axes_text}]"
 
 
 def _layout(program: Program) -> str:

@@ -107,8 +107,7 @@ class LayoutDifference:
         more = over(value_of(price, best.objective), value_of(best.price, best.objective)) - 1
         known = "the best layout with it" if found.is_optimal else "the best layout with it that was found"
         if found.mesh != best.found.mesh:
-            axes = ", ".join(f"{axis}: {size}" for axis, size in found.mesh.axes)
-            known = f"{known}, on another mesh, [{axes}],"
+            known = f"{known}, on another mesh, [{found.mesh.axes_text}],"
         takes = f"{seconds_text(best.seconds_of(price))} and {bytes_text(price.memory)}"
         title = f"Why not {{ {rules_text(self.rules)} }}: {known} takes {takes}, which is {more:+.1%}."
         return f"{title}\n" + difference_report(*self.priced, texts)

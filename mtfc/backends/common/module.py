@@ -26,9 +26,8 @@ TABLES = {"params": "PARAMETERS", "state": "STATE", "inputs": "INPUTS", "batches
 def title(program: Program) -> str:
     """Return the module's title: the model, the mesh and the layout."""
     mesh = program.placed_on
-    axes = ", ".join(f"{name}: {size}" for name, size in mesh.axes)
     layout = f" under layout {layout_summary(program.layout)}" if program.layout else ""
-    return f"{program.name} on mesh {mesh.name} = [{axes}]{layout}."
+    return f"{program.name} on mesh {mesh.name} = [{mesh.axes_text}]{layout}."
 
 
 def imports(table: Iterable[tuple[str, str]], body: str) -> str:

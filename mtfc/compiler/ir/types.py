@@ -87,6 +87,11 @@ class Mesh:
     def devices(self) -> int:
         return prod(size for _, size in self.axes)
 
+    @property
+    def axes_text(self) -> str:
+        """The axes as declarations have them: `rows: 2, cols: 4`."""
+        return ", ".join(f"{name}: {size}" for name, size in self.axes)
+
     def size(self, axes: Iterable[str]) -> int:
         """Return the number of processors in a group over `axes`."""
         sizes = self.sizes

@@ -187,12 +187,11 @@ def _second_attempt(
 
 def _too_much(found: Found, needed: int, room: int) -> str:
     """Return how much memory the layout with the rules needs that needs the least."""
-    axes = ", ".join(f"{axis}: {size}" for axis, size in found.mesh.axes)
     which = "the layout with it that needs the least"
     which += "" if found.is_optimal else " of those that were tried"
     return (
         f"it does not fit. A device has {bytes_text(room)}, and {which}, "
-        f"{{ {rules_text(found.layout)} }} on mesh [{axes}], takes {bytes_text(needed)}."
+        f"{{ {rules_text(found.layout)} }} on mesh [{found.mesh.axes_text}], takes {bytes_text(needed)}."
     )
 
 

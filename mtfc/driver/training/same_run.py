@@ -77,7 +77,7 @@ def facts_of(
     facts["--processes"] = _shown(options.hosts.processes)
     facts["--memory"] = _shown(options.choice.memory)
     facts["the program, by its fingerprint"] = fingerprint
-    facts["--mesh"] = ", ".join(f"{name}: {size}" for name, size in case.mesh.axes)
+    facts["--mesh"] = case.mesh.axes_text
     rules = sha256(repr((case.layout, options.choice.passes)).encode()).hexdigest()[:8]
     facts["--layout"] = f"{case.name} (rules {rules})"
     facts["the compiled program"] = sha256(module.encode()).hexdigest()[:16]

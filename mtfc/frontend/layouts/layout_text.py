@@ -10,7 +10,7 @@ from mtfc.frontend.syntax.format import format_source
 
 def mesh_text(mesh: Mesh) -> str:
     """Return a declaration such as `mesh grid = [rows: 2, cols: 4]`."""
-    return f"mesh {mesh.name} = [{', '.join(f'{axis}: {size}' for axis, size in mesh.axes)}]\n"
+    return f"mesh {mesh.name} = [{mesh.axes_text}]\n"
 
 
 def layout_text(layout: Layout, mesh: Mesh, allowed: Sequence[str] = ()) -> str:
