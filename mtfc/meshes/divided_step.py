@@ -53,79 +53,105 @@ def divided_step(divided: DividedProgram, hardware: Hardware) -> DividedStep:
     """Simulate a step on a machine, whose first devices belong to the first mesh."""
     cost = divided_cost(divided)
     function = divided.function("step" if cost.trains else "forward")
-    steps = [step_time(each.function, divided.meshes[each.part], hardware) for each in function.segments]
-    times = [_travel_time(each, divided.meshes, hardware) for each in cost.travels]
-    names = [divided.meshes[each.part].name for each in function.segments]
-    graph = TaskGraph(_tasks(names, steps, times))
+    timed = _TimedStep(
+        divided.meshes,
+        [each.part for each in function.segments],
+        [step_time(each.function, divided.meshes[each.part], hardware) for each in function.segments],
+        [_travel_time(each, divided.meshes, hardware) for each in cost.travels],
+    )
+    graph = TaskGraph(timed.tasks())
     timeline = simulate(graph)
-    lines: dict[Span | None, Seconds] = {}
-    for step in steps:
-        for span, seconds in step.lines.items():
-            lines[span] = lines.get(span, Seconds()) + seconds
-    for each in times:
-        span = each.travel.span
-        lines[span] = lines.get(span, Seconds()) + Seconds(communication=each.seconds)
-    busy = [
-        sum(step.seconds for step, each in zip(steps, function.segments, strict=True) if each.part == n)
-        for n in range(len(divided.parts))
-    ]
-    sizes = [divided.meshes[each.part].devices for each in function.segments]
-    work = sum(step.ideal * size for step, size in zip(steps, sizes, strict=True))
     events = [
         event
         for id, slot in sorted(timeline.items())
-        for event in _events(id, slot.start, graph.tasks[id], names, steps, times)
+        for event in timed.events(id, slot.start, graph.tasks[id])
     ]
     return DividedStep(
         cost,
         makespan(timeline),
-        tuple(busy),
-        tuple(times),
-        lines,
-        work / sum(mesh.devices for mesh in divided.meshes),
-        frozenset[str]().union(*(step.dtypes for step in steps)),
+        timed.busy,
+        tuple(timed.travels),
+        timed.lines,
+        timed.ideal,
+        frozenset[str]().union(*(step.dtypes for step in timed.steps)),
         tuple(events),
     )
 
 
-def _tasks(names: Sequence[str], steps: Sequence[StepTime], times: Sequence[TravelTime]) -> Iterator[Task]:
-    """Yield the tasks of segments, and before each one the travels that it waits for. The id of a travel has two numbers."""
-    last: dict[str, Id] = {}
-    copies: dict[tuple[str, int], Id] = {}
-    for number, step in enumerate(steps):
-        after = [last[names[number]]] if names[number] in last else []
-        for order, each in enumerate(times):
-            if each.travel.reader == number:
-                id = (number, order)
-                maker = () if each.travel.maker is None else ((each.travel.maker, len(times)),)
-                yield Task(id, each.link, each.seconds, maker)
-                copies[each.travel.value, each.travel.target.part] = id
-                after.append(id)
-        last[names[number]] = (number, len(times))
-        yield Task((number, len(times)), names[number], step.seconds, tuple(dict.fromkeys(after)))
-    for order, each in enumerate(times):
-        if each.travel.reader is None:
-            maker = () if each.travel.maker is None else ((each.travel.maker, len(times)),)
-            yield Task((len(steps), order), each.link, each.seconds, maker)
+@attrs.frozen
+class _TimedStep:
+    """The segments of a step and the values that travel, with their times. parts, steps: the mesh and the time of each segment.
 
+    The id of a task has two numbers: those of the segment that reads the value and of the travel, or those of the segment and of
+    all travels.
+    """
 
-def _events(
-    id: Id,
-    start: float,
-    task: Task,
-    names: Sequence[str],
-    steps: Sequence[StepTime],
-    times: Sequence[TravelTime],
-) -> Iterator[Event]:
-    number, order = id
-    if order < len(times):
-        travel = times[order].travel
-        detail: dict[str, float | str] = {"bytes": travel.bytes}
-        yield Event(task.device, travel.value, start, start + task.seconds, travel.span, "forward", detail)
-        return
-    for event in steps[number].events:
-        device = f"{names[number]}: {event.device}"
-        yield attrs.evolve(event, device=device, start=event.start + start, end=event.end + start)
+    meshes: Sequence[Mesh]
+    parts: Sequence[int]
+    steps: Sequence[StepTime]
+    travels: Sequence[TravelTime]
+
+    def tasks(self) -> Iterator[Task]:
+        """Yield the tasks of segments, and before each one the travels that it waits for."""
+        last: dict[int, Id] = {}
+        for number, (part, step) in enumerate(zip(self.parts, self.steps, strict=True)):
+            arriving = list(self._travels_to(number))
+            yield from arriving
+            before = [last[part]] if part in last else []
+            last[part] = self._segment(number)
+            after = (*before, *(each.id for each in arriving))
+            yield Task(last[part], self.meshes[part].name, step.seconds, after)
+        yield from self._travels_to(None)
+
+    def _travels_to(self, reader: int | None) -> Iterator[Task]:
+        """Yield the tasks of the values that a segment reads, or that the function returns."""
+        for order, each in enumerate(self.travels):
+            if each.travel.reader == reader:
+                maker = each.travel.maker
+                waits_for = () if maker is None else (self._segment(maker),)
+                id = (len(self.steps) if reader is None else reader, order)
+                yield Task(id, each.link, each.seconds, waits_for)
+
+    def _segment(self, number: int) -> Id:
+        return number, len(self.travels)
+
+    def events(self, id: Id, start: float, task: Task) -> Iterator[Event]:
+        """Yield the events of a task that starts at a time."""
+        number, order = id
+        if order < len(self.travels):
+            travel = self.travels[order].travel
+            detail: dict[str, float | str] = {"bytes": travel.bytes}
+            end = start + task.seconds
+            yield Event(task.device, travel.value, start, end, travel.span, "forward", detail)
+            return
+        for event in self.steps[number].events:
+            device = f"{task.device}: {event.device}"
+            yield attrs.evolve(event, device=device, start=event.start + start, end=event.end + start)
+
+    @property
+    def lines(self) -> dict[Span | None, Seconds]:
+        """The seconds of each line of the source, in all segments and travels."""
+        found: dict[Span | None, Seconds] = {}
+        entries = [entry for step in self.steps for entry in step.lines.items()]
+        entries += [(each.travel.span, Seconds(communication=each.seconds)) for each in self.travels]
+        for span, seconds in entries:
+            found[span] = found.get(span, Seconds()) + seconds
+        return found
+
+    @property
+    def busy(self) -> tuple[float, ...]:
+        """The seconds of the segments of each mesh."""
+        pairs = list(zip(self.parts, self.steps, strict=True))
+        return tuple(
+            sum(step.seconds for part, step in pairs if part == number) for number in range(len(self.meshes))
+        )
+
+    @property
+    def ideal(self) -> float:
+        """The seconds of the arithmetic at the peak rate of all devices."""
+        pairs = zip(self.parts, self.steps, strict=True)
+        work = sum(step.ideal * self.meshes[part].devices for part, step in pairs)
+        return work / sum(mesh.devices for mesh in self.meshes)
 
 
 # Links
