@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -18,7 +17,7 @@ from mtfc.meshes.divided_step import DividedStep
 from mtfc.reports.cost_json import layout_json
 from mtfc.reports.cost_report import layout_report
 from mtfc.reports.source_lines import fitted, line_of, line_rows, nested, place_text
-from mtfc.reports.step_report import replaced, seconds_text, trace
+from mtfc.reports.step_report import replaced, seconds_json, seconds_text, time_cells, trace
 from mtfc.reports.table import aligned
 
 
@@ -123,7 +122,7 @@ class SimulatedMeshes:
             "bytes_between_meshes": cost.between_meshes,
             "travels": [{**record, "link": each.link, "seconds": each.seconds} for record, each in travels],
             "lines": [
-                {"file": file, "line": line, **_figures(sum(inside.values(), start=Seconds()))}
+                {"file": file, "line": line, **seconds_json(sum(inside.values(), start=Seconds()))}
                 for (file, line), inside in nested(step.lines.items(), cost.file).items()
             ],
         }
@@ -137,7 +136,7 @@ class SimulatedMeshes:
         rows = [["step", seconds_text(step.seconds), f"{step.utilisation:.1%} of the peak FLOP/s"]]
         notes = [f"  {note}" for note in replaced(step.dtypes, self.hardware)]
         heads = ["line", "source", "compute", "communicate", "waits"]
-        lines = fitted([heads, *line_rows(step.lines.items(), cost.file, texts, partial(_cells))])
+        lines = fitted([heads, *line_rows(step.lines.items(), cost.file, texts, time_cells)])
         parts = [
             f"{self.title}: one {unit} on {meshes}, on {self.hardware.name}",
             *aligned(rows, right={1}),
@@ -180,16 +179,3 @@ class SimulatedMeshes:
         """Return the timeline: threads for each mesh, and one for each pair of meshes."""
         events = self.step.events
         return trace((event.device for event in events), events, f"{self.title} on {self.hardware.name}")
-
-
-def _figures(found: Seconds) -> dict[str, float]:
-    return {
-        "compute_seconds": found.compute,
-        "communication_seconds": found.communication,
-        "exposed_communication_seconds": found.exposed,
-    }
-
-
-def _cells(found: Seconds) -> Iterator[str]:
-    for each in (found.compute, found.communication, found.exposed):
-        yield seconds_text(each) if each else ""

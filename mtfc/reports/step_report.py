@@ -95,9 +95,14 @@ def _by_line(cost: PlacedCost, step: StepTime, sources: Mapping[str, str]) -> li
 
 
 def _cells(found: Seconds, step: float) -> Iterator[str]:
+    yield from time_cells(found)
+    yield f"{(found.compute + found.exposed) / step if step else 0.0:.1%}"
+
+
+def time_cells(found: Seconds) -> Iterator[str]:
+    """Yield the times of computation, of communication and of waiting for communication as text."""
     for each in (found.compute, found.communication, found.exposed):
         yield seconds_text(each) if each else ""
-    yield f"{(found.compute + found.exposed) / step if step else 0.0:.1%}"
 
 
 def seconds_text(seconds: float) -> str:
@@ -120,20 +125,21 @@ def step_json(cost: PlacedCost, step: StepTime, hardware: Hardware) -> dict[str,
         "devices": cost.mesh.devices,
         "peak_figures": hardware.has_peak_figures,
         "step_seconds": step.seconds,
-        **_seconds(total),
+        **seconds_json(total),
         "utilisation": step.utilisation,
         "links": dict(step.busy),
         "memory_per_device": {name: whole(amount) for name, amount in cost.memory.parts().items()},
         "memory_of_device": int(hardware.device.memory),
         "fits": fits(cost, hardware),
         "lines": [
-            {"file": file, "line": number, **_seconds(sum(inside.values(), start=Seconds()))}
+            {"file": file, "line": number, **seconds_json(sum(inside.values(), start=Seconds()))}
             for (file, number), inside in nested(step.lines.items(), cost.file).items()
         ],
     }
 
 
-def _seconds(found: Seconds) -> dict[str, float]:
+def seconds_json(found: Seconds) -> dict[str, float]:
+    """Return the same times as numbers."""
     return {
         "compute_seconds": found.compute,
         "communication_seconds": found.communication,
