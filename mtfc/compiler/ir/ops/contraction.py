@@ -146,48 +146,45 @@ def _all_dims(types: Sequence[TensorType], attributes: Attrs) -> tuple[Dim, ...]
 def _grouped_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
     """Groups are in y, and all rows in the result; or groups are in the result, and rows are summed but for batches of groups."""
     x, y, groups = types
-    dtype, dims, group, rows = (
-        check_dtypes((x, y), FLOATS),
-        RESULT_DIMS.of(attributes),
-        GROUP.of(attributes),
-        {*groups.dims},
-    )
+    dtype = check_dtypes((x, y), FLOATS)
     if groups.dtype != "i32":
-        raise DTypeError(
-            f"the numbers of groups are i32, found {groups.dtype}", "convert them with `cast(x, i32)`"
-        )
-    for fault, message, help in (
-        (
-            group in (*x.dims, *rows),
-            f"the first operand, or the numbers of rows, have the groups `{group.name}`",
-            None,
-        ),
-        (
-            (group in y.dims) == (group in dims),
-            f"the second operand and the result both have the groups `{group.name}`, or neither has",
-            "give one of them the dimension: the parts of the groups, or sums of the rows of each group",
-        ),
-        (
-            group in y.dims and not rows <= {*dims},
-            f"the result {dims_text(dims)} lacks some of the rows {dims_text(groups.dims)}",
-            "keep all rows in the result, and sum over some of them afterwards",
-        ),
-    ):
-        if fault:
-            raise OpError(message, help)
-    known, one = {*_all_dims(types, attributes)}, ({*x.dims} ^ {*y.dims}) - rows - {*dims, group}
-    both = ({*x.dims} & {*y.dims} & {*dims}) - rows
+        message = f"the numbers of groups are i32, found {groups.dtype}"
+        raise DTypeError(message, "convert them with `cast(x, i32)`")
+    _check_groups(types, attributes)
+    _check_dims(types, attributes)
+    return (TensorType(dtype, RESULT_DIMS.of(attributes)),)
+
+
+def _check_groups(types: Sequence[TensorType], attributes: Attrs) -> None:
+    """Raise `OpError` if the groups are not in one of y and the result, or if y has them and the result lacks rows."""
+    x, y, groups = types
+    dims, group = RESULT_DIMS.of(attributes), GROUP.of(attributes)
+    if group in (*x.dims, *groups.dims):
+        raise OpError(f"the first operand, or the numbers of rows, have the groups `{group.name}`")
+    if (group in y.dims) == (group in dims):
+        message = f"the second operand and the result both have the groups `{group.name}`, or neither has"
+        help = "give one of them the dimension: the parts of the groups, or sums of the rows of each group"
+        raise OpError(message, help)
+    if group in y.dims and not {*groups.dims} <= {*dims}:
+        message = f"the result {dims_text(dims)} lacks some of the rows {dims_text(groups.dims)}"
+        raise OpError(message, "keep all rows in the result, and sum over some of them afterwards")
+
+
+def _check_dims(types: Sequence[TensorType], attributes: Attrs) -> None:
+    """Raise `OpError` for a dimension that is neither of the rows nor of the groups, and not in two of x, y and the result."""
+    x, y, groups = types
+    dims, known = RESULT_DIMS.of(attributes), _all_dims(types, attributes)
+    own = {*groups.dims, GROUP.of(attributes)}
     for dim in dims:
         if dim not in known:
             raise OpError(f"no operand of the grouped dot has dimension `{dim.name}`")
-    for dim in (*x.dims, *y.dims):
-        if dim in one:
+    for dim in (each for each in (*x.dims, *y.dims) if each not in own):
+        number = sum(dim in each for each in (x.dims, y.dims, dims))
+        if number == 1:
             raise OpError(f"only one operand has `{dim.name}`, and the result lacks it", "sum over it before")
-        if dim in both:
-            raise OpError(
-                f"both operands and the result have `{dim.name}`, which is no dimension of the rows"
-            )
-    return (TensorType(dtype, dims),)
+        if number == 3:
+            message = f"both operands and the result have `{dim.name}`, which is no dimension of the rows"
+            raise OpError(message)
 
 
 def _grouped_rule(eqn: Equation) -> LayoutRule:
