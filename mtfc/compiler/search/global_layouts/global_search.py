@@ -300,6 +300,18 @@ class BranchAndBound:
             for on in self.waiting:
                 self._push(on.start())
 
+    def least(self, branchings: Sequence[Branching], limit: float) -> float:
+        """Return a lower bound for all layouts, at most `limit`, and price none of them."""
+        for on in branchings:
+            self._push(on.start())
+        while self.queue and self.bound < limit and monotonic() < self.until:
+            *_, block = self.queue[0]
+            if block.is_full:
+                break
+            heapq.heappop(self.queue)
+            self._work_out(block)
+        return min(self.bound, limit)
+
     def _run(self, branchings: Sequence[Branching]) -> None:
         """Branch on meshes of few axes first; their layouts rule out many of the others.
 
@@ -455,21 +467,12 @@ def bound_with_regions(
 
     Other arguments are as in `search`. Nothing is compiled.
     """
-    space, facts = space_of(forward, fixed, storage), StepFacts.of(step, hardware.device, recomputes)
     if RegionsBound.may_split_loops(forward):
         return 0.0
+    space, facts = space_of(forward, fixed, storage), StepFacts.of(step, hardware.device, recomputes)
     bounds = (RegionsBound(space, facts, mesh, hardware, objective == "overlap") for mesh in meshes)
     branchings = [Branching.on(bound, len(meshes) > 1, objective) for bound in bounds]
-    searching = BranchAndBound(_unpriced, objective, float("inf"), until)
-    for on in branchings:
-        searching._push(on.start())
-    while searching.queue and searching.bound < limit and monotonic() < until:
-        *_, block = searching.queue[0]
-        if block.is_full:
-            break
-        heapq.heappop(searching.queue)
-        searching._work_out(block)
-    return min(searching.bound, limit)
+    return BranchAndBound(_unpriced, objective, float("inf"), until).least(branchings, limit)
 
 
 def _unpriced(mesh: Mesh, layout: Layout) -> Price:
