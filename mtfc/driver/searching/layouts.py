@@ -10,7 +10,7 @@ from typing import cast
 
 import attrs
 
-from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules
 from mtfc.compiler.passes.recompute import limit_on
 from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, flops_per_byte
@@ -18,7 +18,6 @@ from mtfc.compiler.search.found import (
     Found,
     NothingFits,
     Objective,
-    Price,
     Pricing,
     Progress,
     silent,
@@ -72,86 +71,20 @@ class LayoutFinder:
         known: layouts to start from. rules: rules that the layout must have. Repeated layers are priced once, and at the end the
         best layout is priced exactly. with_forms: choose also the forms of the layout, in a part of the time.
         """
-        exact, (layers, short) = self.pricer.pricing(self.objective), of_layers(self.pricer)
-        plain = [*dict.fromkeys((mesh, attrs.evolve(layout, forms=Forms())) for mesh, layout in known)]
-
-        def searched(pricing: Pricing, until: float) -> Found:
-            from mtfc.compiler.search.global_layouts.global_search import search
-
-            return search(
-                self.pricer.undistributed(),
-                self.program.function("forward"),
-                meshes,
-                self.pricer.hardware,
-                pricing,
-                until,
-                self.objective,
-                plain,
-                progress,
-                fixed=(rules or Layout("")).rules,
-                storage=self.storage,
-                recomputes=self.pricer.recomputes,
-                layers=short,
-            )
-
-        def found(pricing: Pricing, until: float) -> Found:
-            if not with_forms:
-                return searched(pricing, until)
-            recorded = RecordedPricing(pricing)
-            given = [each for each in known if each[1].forms.entries]
-            forms = self._forms(pricing, recorded.prices, until, given)
-            try:
-                best = forms.improved(searched(recorded, until - FORMS * (until - monotonic())))
-                return self._bounded(best, meshes, rules, until)
-            except NothingFits:
-                if (fitting := forms.fitting()) is not None:
-                    return fitting
-                raise
-
+        layers, short = of_layers(self.pricer)
+        asked = _GlobalRequest(self, meshes, known, rules or Layout(""), progress, short)
+        find = asked.with_forms if with_forms else asked.without_forms
+        exact = self.pricer.pricing(self.objective)
         if layers is None:
-            return found(exact, until)
+            return find(exact, until)
         pricing = layers.pricing(self.objective)
-        some = [*plain, *((mesh, rules or Layout("")) for mesh in meshes)]
+        some = [*asked.plain, *((mesh, asked.rules) for mesh in meshes)]
         compiling = EXACT * min(_seconds(pricing, *each) for each in some[:2]) / layers.share
-        best = found(pricing, until - compiling)
+        best = find(pricing, until - compiling)
         price = exact(best.mesh, best.layout)
         if price.tiled > self.pricer.hardware.device.memory and self.objective != "memory":
-            return found(exact, until)
+            return find(exact, until)
         return _with_value(best, value_of(price, self.objective))
-
-    def _bounded(self, found: Found, meshes: Sequence[Mesh], rules: Layout | None, until: float) -> Found:
-        """Return the best layout with forms, with a bound for all layouts with regions on parts. Joined dots have no bound."""
-        from mtfc.compiler.search.global_layouts.global_search import bound_with_regions
-
-        if found.layout.forms.flops_per_byte or not found.layout.forms.entries or found.is_interrupted:
-            return found
-        try:
-            bound = bound_with_regions(
-                self.pricer.undistributed(),
-                self.program.function("forward"),
-                meshes,
-                self.pricer.hardware,
-                until,
-                self.objective,
-                found.objective,
-                fixed=(rules or Layout("")).rules,
-                storage=self.storage,
-                recomputes=self.pricer.recomputes,
-            )
-        except KeyboardInterrupt:
-            return attrs.evolve(found, is_interrupted=True)
-        return attrs.evolve(found, lower_bound=bound)
-
-    def _forms(
-        self,
-        pricing: Pricing,
-        prices: Mapping[tuple[Mesh, Layout], Price],
-        until: float,
-        given: Sequence[tuple[Mesh, Layout]],
-    ) -> FormsSearch:
-        (function,) = self.pricer.program.functions
-        balance = flops_per_byte(self.pricer.hardware.device, function)
-        return FormsSearch(pricing, self.objective, self.pricer.hardware, balance, prices, until, given)
 
     def best_per_equation(
         self,
@@ -178,6 +111,90 @@ class LayoutFinder:
             fixed=(rules or Layout("")).value_rules,
             best_global=best_global,
         )
+
+
+@attrs.frozen
+class _GlobalRequest:
+    """A search for the best global layout. known, rules: see `LayoutFinder.best_global`. layers: see `global_search.search`."""
+
+    finder: LayoutFinder
+    meshes: Sequence[Mesh]
+    known: Sequence[tuple[Mesh, Layout]]
+    rules: Layout
+    progress: Progress
+    layers: tuple[Sequence[Function], int] | None
+
+    @property
+    def plain(self) -> list[tuple[Mesh, Layout]]:
+        """The known layouts without their forms, each once."""
+        found = ((mesh, attrs.evolve(layout, forms=Forms())) for mesh, layout in self.known)
+        return [*dict.fromkeys(found)]
+
+    def without_forms(self, pricing: Pricing, until: float) -> Found:
+        """Find the best layout without forms. Raises `NothingFits`."""
+        from mtfc.compiler.search.global_layouts.global_search import search
+
+        finder = self.finder
+        return search(
+            finder.pricer.undistributed(),
+            finder.program.function("forward"),
+            self.meshes,
+            finder.pricer.hardware,
+            pricing,
+            until,
+            finder.objective,
+            self.plain,
+            self.progress,
+            fixed=self.rules.rules,
+            storage=finder.storage,
+            recomputes=finder.pricer.recomputes,
+            layers=self.layers,
+        )
+
+    def with_forms(self, pricing: Pricing, until: float) -> Found:
+        """Find the best layout, whose forms are priced in a part of the time. Raises `NothingFits`."""
+        recorded = RecordedPricing(pricing)
+        forms = self._forms(recorded, until)
+        try:
+            best = forms.improved(self.without_forms(recorded, until - FORMS * (until - monotonic())))
+            return self._bounded(best, until)
+        except NothingFits:
+            if (fitting := forms.fitting()) is not None:
+                return fitting
+            raise
+
+    def _forms(self, recorded: RecordedPricing, until: float) -> FormsSearch:
+        pricer, objective = self.finder.pricer, self.finder.objective
+        (function,) = pricer.program.functions
+        balance = flops_per_byte(pricer.hardware.device, function)
+        given = [each for each in self.known if each[1].forms.entries]
+        return FormsSearch(
+            recorded.pricing, objective, pricer.hardware, balance, recorded.prices, until, given
+        )
+
+    def _bounded(self, found: Found, until: float) -> Found:
+        """Return the best layout with forms, with a bound for all layouts with regions on parts. Joined dots have no bound."""
+        from mtfc.compiler.search.global_layouts.global_search import bound_with_regions
+
+        if found.layout.forms.flops_per_byte or not found.layout.forms.entries or found.is_interrupted:
+            return found
+        finder = self.finder
+        try:
+            bound = bound_with_regions(
+                finder.pricer.undistributed(),
+                finder.program.function("forward"),
+                self.meshes,
+                finder.pricer.hardware,
+                until,
+                finder.objective,
+                found.objective,
+                fixed=self.rules.rules,
+                storage=finder.storage,
+                recomputes=finder.pricer.recomputes,
+            )
+        except KeyboardInterrupt:
+            return attrs.evolve(found, is_interrupted=True)
+        return attrs.evolve(found, lower_bound=bound)
 
 
 def _with_value(found: Found, value: float) -> Found:
