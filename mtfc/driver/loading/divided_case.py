@@ -1,4 +1,4 @@
-"""A layout of several meshes in the place of a layout: `mtfc run`, `train`, `eval`, `verify` and `compile` take either."""
+"""A layout of several meshes in the place of a layout, for the commands that take either."""
 
 from __future__ import annotations
 
