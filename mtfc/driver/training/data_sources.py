@@ -121,18 +121,22 @@ OTHER_WEIGHT = re.compile(r"@(?!\d+(?:\.\d+)?(?:,|$)|\.\d+(?:,|$))([^,/]*)(?:,|$
 """A weight that is no number."""
 
 
+def _weighted(spec: str) -> list[tuple[str, float]]:
+    """Return the sources of a mixture with their weights, or a single source. Raises `UsageError`."""
+    matches = list(WEIGHTED.finditer(spec))
+    if len(matches) > 1 and "".join(match[0] for match in matches) == spec:
+        return [(match[1], float(match[2])) for match in matches]
+    other = OTHER_WEIGHT.search(spec) if "," in spec and not Path(spec).exists() else None
+    if other is not None:
+        raise UsageError(f"{spec}: the weight of a source is a number such as 3 or 0.5, and not `{other[1]}`")
+    return [(spec, 1.0)]
+
+
 def _opened(
     spec: str, inputs: Sequence[DataInput], accumulate: int, tokenizer: Tokenizer | None
 ) -> FileSource | PackedSource:
     """Open files: a single source, or several with weights."""
-    parts = [(match[1], float(match[2])) for match in WEIGHTED.finditer(spec)]
-    if len(parts) < 2 or "".join(match[0] for match in WEIGHTED.finditer(spec)) != spec:
-        other = OTHER_WEIGHT.search(spec) if "," in spec and not Path(spec).exists() else None
-        if other is not None:
-            raise UsageError(
-                f"{spec}: the weight of a source is a number such as 3 or 0.5, and not `{other[1]}`"
-            )
-        parts = [(spec, 1.0)]
+    parts = _weighted(spec)
     weights = [weight for _, weight in parts]
     if not all(weights):
         raise UsageError(f"{spec}: the weights of a mixture are numbers above 0")
