@@ -258,10 +258,8 @@ def _evaluated(
     source = evaluation_source(options.data, selection.program, options.tokenizer, options.whole_documents)
     check_documents("--data", source, options.whole_documents)
     if peers.count > 1:  # before the devices are used: they wait for all processes
-        fingerprint, text = (
-            program_fingerprint(selection.program),
-            case.forward_source(selection.program, "jax"),
-        )
+        fingerprint = program_fingerprint(selection.program)
+        text = case.forward_source(selection.program, "jax")
         check_same(peers.gather(facts_of(options, fingerprint, text, case, {"--data": source})))
     evaluation = DataEvaluation.of(source, options.batches, selection, resizing, leads)
     on_devices = evaluation.forward.on_devices
