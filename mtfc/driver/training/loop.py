@@ -217,14 +217,7 @@ class TrainLoop:
             return False
         error: Exception | None = None
         while step < self.schedule.total and not self.ends_early:
-            self._keep(batch)
-            metrics: Mapping[str, Any] | None = None
-            if self.schedule.skips(step + 1):
-                self.state = attrs.evolve(self.state, step=self.state.step + 1)
-            else:
-                self.state, metrics = self.program.train_step(self.state, batch)
-                if self.schedule.overflows:
-                    metrics = {**metrics, **scale_after(self.state)}
+            metrics = self._step(step + 1, batch)
             step, self.position = step + 1, self.batches.state()
             stopped = False
             try:
@@ -232,9 +225,7 @@ class TrainLoop:
             except Stopped:
                 stopped = True
             except Exception as failed:  # raised after the running step has ended
-                if failed is not self.failure and not isinstance(
-                    failed, UsageError | CompileError | OthersFailed
-                ):
+                if not self.is_expected(failed):
                     raise
                 error = failed
             if pending is not None:
@@ -263,6 +254,19 @@ class TrainLoop:
         """True if the evaluations have not become better for some time."""
         return self.evaluations is not None and self.evaluations.is_over
 
+    def is_expected(self, error: Exception) -> bool:
+        """Return True for an error of the data, of another process or of writing figures: the state is worth saving."""
+        return error is self.failure or isinstance(error, UsageError | CompileError | OthersFailed)
+
+    def _step(self, number: int, batch: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Start a step, and return its results; None if it is skipped."""
+        self._keep(batch)
+        if self.schedule.skips(number):
+            self.state = attrs.evolve(self.state, step=self.state.step + 1)
+            return None
+        self.state, metrics = self.program.train_step(self.state, batch)
+        return {**metrics, **scale_after(self.state)} if self.schedule.overflows else metrics
+
     def _next(self, stop: Stop) -> Mapping[str, Any]:
         batch = next_of_all(self.batches, stop, self.failure)
         return self.program.place(batch, self.program.step_inputs)
@@ -287,35 +291,40 @@ class TrainLoop:
     def _finish(self, step: int, metrics: Mapping[str, Any], position: Any) -> None:
         """Read the figures of a step, which waits for it. Raises `NotFinite`."""
         figures = figures_of(metrics)
-        scale, good = figures.pop(SCALE_AFTER, 0.0), figures.pop(GOOD_AFTER, 1.0)
-        assert isinstance(scale, float), "a scale is a scalar"
-        has_overflown, self.scale = (
-            good == 0 and scale <= self.scale,
-            scale,
-        )  # a scale that doubles counts anew, too
+        has_overflown = self._overflows(figures)
         now = perf_counter()
         seconds, self.ended = max(now - self.ended, 1e-9), now
         rate = self.throughput.per_step / seconds
         loss = figures.pop(self.loss)
         assert isinstance(loss, float), "the loss is a scalar"
         record = TrainingStep(step, loss, seconds, self.throughput.unit, rate, figures, {}, self.predicted)
-        self.steps.append(record)
-        if len(self.steps) > MOST_KEPT:
-            middle = slice(1, MOST_KEPT // 2)
-            self.steps[middle] = [each for each in self.steps[middle] if each.evaluation][-1:]
+        self._append(record)
         self.read = position
         self.overflowed = self.overflowed + 1 if has_overflown or not isfinite(loss) else 0
         if self.overflowed > self.schedule.overflows:
             self._show(record)
             before = f", after {self.overflowed - 1} more in a row" if self.overflowed > 1 else ""
-            what = (
-                f"the gradients of step {step} are not finite"
-                if isfinite(loss)
-                else f"the loss of step {step} is {loss}"
-            )
+            of_loss = f"the loss of step {step} is {loss}"
+            what = f"the gradients of step {step} are not finite" if isfinite(loss) else of_loss
             raise NotFinite(f"{what}{before}")
         if not self.schedule.evaluates(step):
             self._show(record)
+
+    def _overflows(self, figures: dict[str, Figure]) -> bool:
+        """Take the state of a dynamic loss scale out of figures; return True if gradients were not finite."""
+        scale, good = figures.pop(SCALE_AFTER, 0.0), figures.pop(GOOD_AFTER, 1.0)
+        assert isinstance(scale, float), "a scale is a scalar"
+        before, self.scale = self.scale, scale
+        return good == 0 and scale <= before  # good steps count anew after a scale doubles, too
+
+    def _append(self, record: TrainingStep) -> None:
+        """Keep the figures of a step; of many steps those of the first one, of the last evaluation before the others, and of the
+        last ones.
+        """
+        self.steps.append(record)
+        if len(self.steps) > MOST_KEPT:
+            middle = slice(1, MOST_KEPT // 2)
+            self.steps[middle] = [each for each in self.steps[middle] if each.evaluation][-1:]
 
     def _pause(self, step: int, ran: bool, stopped: bool) -> bool:
         """Save and evaluate after a step, as far as they are due; the time does not count as a step's.

@@ -14,7 +14,7 @@ import attrs
 
 from mtfc.backends.common import allocator
 from mtfc.backends.common.devices import Unavailable, import_jax
-from mtfc.compiler.diagnostics import CompileError, Diagnostic
+from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.checkpoint_files import CHECKPOINTS, About
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters
@@ -32,7 +32,7 @@ from mtfc.driver.training.best import EVALUATIONS_FILE, Evaluations, metric_of
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds
 from mtfc.driver.training.data_sources import check_documents, open_source
 from mtfc.driver.training.evaluation import DataEvaluation, check_hosts, evaluation_source, jax_program
-from mtfc.driver.training.loop import OthersFailed, Schedule, TrainLoop
+from mtfc.driver.training.loop import Schedule, TrainLoop
 from mtfc.driver.training.metrics import (
     METRICS,
     FiguresOfStep,
@@ -297,7 +297,7 @@ class Trainer:
             self._say(remedy(int(loop.state.step) if not loop.steps else loop.steps[-1].number, self.options))
             return ERRORS
         except Exception as error:
-            if error is loop.failure or isinstance(error, UsageError | CompileError | OthersFailed):
+            if loop.is_expected(error):
                 self._save(loop, saving)
             raise
         if not is_done:
