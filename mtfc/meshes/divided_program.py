@@ -7,6 +7,7 @@ from functools import cached_property
 
 import attrs
 
+from mtfc.backends.common.forms import NAMES
 from mtfc.backends.common.module import STACKED, stacked_inputs
 from mtfc.compiler.ir.core import Function, Program, Value
 from mtfc.compiler.ir.types import Mesh, Rules, TensorType
@@ -110,6 +111,20 @@ class DividedProgram:
 
     def function(self, name: str) -> LoweredFunction:
         return next(each for each in self.functions if each.name == name)
+
+    def segment_names(self, function: LoweredFunction) -> list[str]:
+        """Return the names of a function's segments in a generated module."""
+        meshes = (self.meshes[each.part].name for each in function.segments)
+        return [f"{NAMES[function.name]}_{number}_{mesh}" for number, mesh in enumerate(meshes)]
+
+    @property
+    def segment_ranks(self) -> Mapping[str, int]:
+        """The number of mesh axes of each segment, by its name in a generated module."""
+        return {
+            name: len(self.meshes[each.part].axes)
+            for function in self.functions
+            for name, each in zip(self.segment_names(function), function.segments, strict=True)
+        }
 
     @cached_property
     def places(self) -> Mapping[str, MeshPlace]:

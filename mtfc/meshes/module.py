@@ -309,11 +309,7 @@ class _Calls:
     def __init__(self, module: _Module, function: LoweredFunction) -> None:
         self.module, self.function = module, function
         self.form = FORMS[function.name]
-        meshes = module.divided.meshes
-        self.names = [
-            f"{self.form.name}_{number}_{meshes[each.part].name}"
-            for number, each in enumerate(function.segments)
-        ]
+        self.names = module.divided.segment_names(function)
         self.arguments = {a.value.name: a for a in function.cut.function.arguments}
         self.makers = {name: n for n, each in enumerate(function.segments) for name in each.outputs}
         self.places = module.divided.places_for(function.name)

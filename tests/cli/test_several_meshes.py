@@ -139,6 +139,16 @@ def test_a_case_agrees_with_the_undistributed_program(
     assert "two                  numpy  ok" in capsys.readouterr().out
 
 
+def test_decisions_between_scalars_agree_on_every_mesh(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exact check decides whether gradients are finite in both ways: a scalar has as many axes as the mesh it is on."""
+    file = tmp_path / "net.mtf"
+    scaled = "minimize loss; precision = { loss_scale: dynamic };"
+    file.write_text(SOURCE.replace("minimize loss;", scaled), "utf-8")
+    assert main(["verify", str(file), "--backend", "numpy", "--layout", "two"]) == 0, capsys.readouterr()
+
+
 def test_micro_batches_take_turns_on_the_meshes() -> None:
     """The front computes the second micro-batch before the backward pass of the first."""
     accumulated = SOURCE.replace("minimize loss;", "minimize loss; accumulate = 2;")

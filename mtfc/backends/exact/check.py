@@ -136,11 +136,13 @@ class ExactReference:
         text = backend.generate(lowered) if text is None else text
         return self.compare_text(lowered.functions, text, len(lowered.placed_on.axes))
 
-    def compare_text(self, functions: Sequence[Function], text: str, rank: int | None = None) -> ExactResult:
+    def compare_text(
+        self, functions: Sequence[Function], text: str, rank: int = 0, ranks: Mapping[str, int] = {}
+    ) -> ExactResult:
         """Compare the text of a NumPy module with these functions, as far as they take inputs.
 
-        rank: the number of the module's mesh axes, if it has one mesh. Raises `NotExact` if the module needs a function without a
-        meaning in the field.
+        rank: the number of the module's mesh axes. ranks: the same for each of the module's functions that run on a mesh of their
+        own. Raises `NotExact` if the module needs a function without a meaning in the field.
         """
         if strange := next(filter(None, map(_without_residues, functions)), None):
             raise residues.NotExact(strange)
@@ -149,6 +151,7 @@ class ExactReference:
         elements, poison, unsure = 0, 0, dict[str, int]()
         for draw in self.draws:
             module = loaded(text, field := self.field(draw, rank))
+            vars(module).update({name: field.on_axes(n, vars(module)[name]) for name, n in ranks.items()})
             for function in functions:
                 arguments, expected = self.expected(function.name, draw)
                 actual = called(module, function, arguments, field)
@@ -224,8 +227,8 @@ class ExactReference:
                 change = field.add(change, field.total(y.tangent, None))
         return change, evaluation.is_defined and residues.NO_SLOPE not in field.counts
 
-    def field(self, draw: int, rank: int | None = 0) -> PrimeField:
-        """Return the field of a draw. rank: the number of axes of a scalar; None if scalars may have several numbers."""
+    def field(self, draw: int, rank: int = 0) -> PrimeField:
+        """Return the field of a draw. rank: the number of axes of a scalar."""
         return PrimeField(PRIMES[draw % len(PRIMES)], self.seed + draw, rank if draw % 2 else None)
 
     def _drawn(self, argument: Argument, field: PrimeField, draw: int, function: str) -> ExactArray:

@@ -54,21 +54,34 @@ LONGEST_DOT = 2**20
 Array = Any
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class PrimeField:
     """The residues modulo `p`. `key` selects the pseudo-random functions that stand for `exp` and its like.
 
-    reversed_rank: the number of axes of arrays whose comparisons are decided the other way round.
+    reversed_rank: the number of axes of arrays whose comparisons are decided the other way round; None for no arrays.
     """
 
-    p: int
-    key: int = 0
+    p: int = attrs.field(on_setattr=attrs.setters.frozen)
+    key: int = attrs.field(default=0, on_setattr=attrs.setters.frozen)
     reversed_rank: int | None = None
     counts: dict[str, int] = attrs.field(factory=dict, eq=False)
 
     def reverses(self, rank: int) -> bool:
         """Return True if comparisons of arrays with so many axes are decided the other way round."""
         return rank == self.reversed_rank
+
+    def on_axes(self, rank: int, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that runs on a mesh of `rank` axes, so that its scalars have so many."""
+
+        def wrapped(*args: Any) -> Any:
+            outer = self.reversed_rank
+            self.reversed_rank = None if outer is None else rank
+            try:
+                return function(*args)
+            finally:
+                self.reversed_rank = outer
+
+        return wrapped
 
     def count(self, what: str, elements: int) -> None:
         """Count elements that are computed, but not judged."""

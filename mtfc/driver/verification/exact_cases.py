@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mtfc.backends.exact.check import ExactReference, ExactResult
 from mtfc.backends.exact.residues import NotExact
@@ -15,6 +15,9 @@ from mtfc.driver.data.inputs import draw_batch
 from mtfc.driver.loading.divided_case import DividedCase
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.reports.exact_report import ExactCase
+
+if TYPE_CHECKING:
+    from mtfc.meshes.divided_program import DividedProgram
 
 BOTH = "step+gradients"
 """The functions that differentiation adds for the comparison."""
@@ -46,11 +49,17 @@ def exact_cases(
             found = reference.compare(case.lower(program, of=BOTH))
             yield _case(case.layout.name, program.name, found)
         for each in divided:
-            functions = each.program(program, of=BOTH).differentiated.functions
-            found = reference.compare_text(functions, each.source(program, "numpy", of=BOTH))
-            yield _case(each.name, program.name, found)
+            yield _case(each.name, program.name, _compared(reference, each.program(program, of=BOTH)))
     except NotExact as error:
         yield ExactCase("gradients", program.name, skipped=f"`{error}` has no meaning on residues")
+
+
+def _compared(reference: ExactReference, divided: DividedProgram) -> ExactResult:
+    """Return the exact comparison of a program on several meshes."""
+    from mtfc.meshes.module import generate
+
+    text = generate(divided, "numpy")
+    return reference.compare_text(divided.differentiated.functions, text, ranks=divided.segment_ranks)
 
 
 def _attention(cases: Sequence[LayoutOnMesh]) -> tuple[Pass, ...]:
