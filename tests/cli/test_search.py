@@ -104,6 +104,8 @@ def test_values_are_computed_again_where_nothing_else_fits(mtfc: Mtfc) -> None:
         for more in ((), ("--memory", "box"))
     )
     assert limited["memory_per_device"]["total"] <= 80_000 < plain["memory_per_device"]["total"]
+    wrong = mtfc("cost", "found.mtf", "--memory", "box:gpu")
+    assert wrong.status == 2 and wrong.err.startswith("mtfc: --memory: `box` has one kind of device")
 
 
 LAYERS = """

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
+from mtfc.compiler.diagnostics import CompileError
 from mtfc.driver.errors import UsageError
 
 if TYPE_CHECKING:
@@ -103,7 +104,11 @@ class Choice:
 
         name, _ = split_target(self.memory)
         if name in declared or name in library_machines():
-            return limit_on(find_hardware(self.memory, declared))
+            try:
+                return limit_on(find_hardware(self.memory, declared))
+            except CompileError as error:
+                (wrong,) = error.diagnostics
+                raise UsageError(f"--memory: {wrong.message}; {wrong.help}") from None
         try:
             return Recompute(bytes_in(self.memory))
         except ValueError as error:
