@@ -107,6 +107,9 @@ class DeviceNames:
         if isinstance(node, ast.Name) and node.text in self.kinds:
             first, count = self.kinds[node.text]
             return tuple(range(first, first + count))
+        if isinstance(node, ast.Name) and self.kinds and scope.find_dim(node) is None:
+            scope.unknown("E012", f"no device is called `{node.text}`", node, self.kinds)
+            return None
         return numbers_in([node], self.count, "device", "E318", scope)
 
 

@@ -273,6 +273,8 @@ def test_names_of_devices(devices: tuple[int, ...], names: list[str]) -> None:
         ("on box = { h: {} on [gpu[2]] }", "E318: there is no `gpu` 2: they are numbered from 0 to 1"),
         ("on box = { h: {} on [gpu] }", "E318: `h` is split into 1 part, and placed on 2 devices"),
         ("on box = { h: {} on [gp[0]] }", "E012: no device is called `gp`"),
+        ("on box = { h: {} on [cpu[1]] }", "E318: there is no `cpu` 1: there is only number 0"),
+        ("on box = { h: {} on [gp] }", "E012: no device is called `gp`"),
         ("on box = { h: {} on [3] }", "E318: there is no device 3: they are numbered from 0 to 2"),
         ("on box = { h: {} on [2..1] }", "E318: no device is in the range from 2 to 1"),
         ("on box = { h: {} on [0..99999999999] }", "E318: there is no device 99999999999"),

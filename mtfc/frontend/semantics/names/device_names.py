@@ -32,8 +32,8 @@ def numbers_in(
         numbers = [value for value in values if value is not None]
         wrong = next((value for value in numbers if not 0 <= value < count), None)
         if wrong is not None:
-            message = f"there is no {what} {wrong}: they are numbered from 0 to {count - 1}"
-            scope.error(code, message, node.span)
+            numbered = f"they are numbered from 0 to {count - 1}" if count > 1 else "there is only number 0"
+            scope.error(code, f"there is no {what} {wrong}: {numbered}", node.span)
         elif len(numbers) == 2 and numbers[0] > numbers[1]:
             message = f"no device is in the range from {numbers[0]} to {numbers[1]}"
             scope.error(code, message, node.span, help=f"write `{numbers[1]}..{numbers[0]}`")
