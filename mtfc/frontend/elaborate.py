@@ -81,7 +81,8 @@ def elaborate(
     models = _models(file, scope)
     layout_decls = named_once(declarations_of(file, ast.LayoutDecl), scope)
     layouts = declare_layouts(layout_decls, meshes, scope)
-    divided = declare_divided(layout_decls, meshes, scope)
+    places = {each.name.text: each.span for each in declarations_of(file, ast.ModelDecl)}
+    divided = declare_divided(layout_decls, meshes, places, scope)
     std = partial(loader.library, "optimizers")
     trained = train_models(models, declarations_of(file, ast.TrainDecl), scope, std)
     for function in (

@@ -62,12 +62,12 @@ def drawn_parts(module: Module, program: Program, random: Random, small: bool) -
     small: all meshes but one have one processor, since JAX has eight devices here.
     """
     sections = module.scope.reports.sections
-    names = sorted(name for name, places in sections.items() if None not in places)
+    names = sorted(name for name, places in sections.items() if not any(each.is_looped for each in places))
     random.shuffle(names)
     number = random.choice((1, 1, 2))
     groups: list[list[Span]] = [[] for _ in range(number)]
     for name in names[: random.randint(0, len(names))]:
-        groups[random.randrange(number)] += [place for place in sections[name] if place is not None]
+        groups[random.randrange(number)] += [each.place for each in sections[name]]
     found = [
         MeshPart(*_on_mesh(module, f"mesh_{i}", random), tuple(places)) for i, places in enumerate(groups)
     ]

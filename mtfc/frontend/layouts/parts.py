@@ -9,7 +9,7 @@ import attrs
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, mesh_of, resolve
-from mtfc.frontend.semantics.names.scope import Scope
+from mtfc.frontend.semantics.names.scope import Scope, Section
 from mtfc.frontend.syntax import ast
 
 
@@ -57,14 +57,22 @@ class DividedLayout:
 
 
 def declare_divided(
-    decls: Iterable[ast.LayoutDecl], meshes: Mapping[str, Mesh | None], scope: Scope
+    decls: Iterable[ast.LayoutDecl],
+    meshes: Mapping[str, Mesh | None],
+    models: Mapping[str, Span],
+    scope: Scope,
 ) -> tuple[DividedLayout, ...]:
-    """Return the layouts with parts among the declarations of a file; wrong ones are reported and left out."""
-    found = (_resolved(decl, meshes, scope) for decl in decls if decl.parts)
+    """Return the layouts with parts among the declarations of a file; wrong ones are reported and left out.
+
+    models: the places of the file's models.
+    """
+    found = (_resolved(decl, meshes, models, scope) for decl in decls if decl.parts)
     return tuple(each for each in found if each is not None)
 
 
-def _resolved(decl: ast.LayoutDecl, meshes: Mapping[str, Mesh | None], scope: Scope) -> DividedLayout | None:
+def _resolved(
+    decl: ast.LayoutDecl, meshes: Mapping[str, Mesh | None], models: Mapping[str, Span], scope: Scope
+) -> DividedLayout | None:
     errors = len(scope.diagnostics.errors)
     mesh = mesh_of(decl, meshes, scope)
     _check_entries(decl, scope)
@@ -75,8 +83,9 @@ def _resolved(decl: ast.LayoutDecl, meshes: Mapping[str, Mesh | None], scope: Sc
     whole = resolve(decl, mesh, scope)
     rest = DeclaredPart(whole, (), ())
     parts = {mesh.name: rest}
+    known = _sections(decl, models, scope)
     for each in decl.parts:
-        places = list(_places(each, decl, named, scope))
+        places = list(_places(each, known, named, scope))
         part_mesh = _mesh(each, meshes, used, scope)
         if part_mesh is not None:
             rules = resolve(_as_layout(each, decl), part_mesh, scope)
@@ -124,11 +133,26 @@ def _mesh(
     return meshes[name]
 
 
+def _sections(
+    decl: ast.LayoutDecl, models: Mapping[str, Span], scope: Scope
+) -> Mapping[str, Sequence[Section]]:
+    """Return the calls, variables and loops of the models that a layout is for."""
+    if not decl.models:
+        return scope.reports.sections
+    own = [models[name.text] for name in decl.models if name.text in models]
+    found = {
+        name: [each for each in sections if any(each.is_in(model) for model in own)]
+        for name, sections in scope.reports.sections.items()
+    }
+    return {name: sections for name, sections in found.items() if sections}
+
+
 def _places(
-    part: ast.PartRules, decl: ast.LayoutDecl, named: dict[str, Span], scope: Scope
+    part: ast.PartRules, known: Mapping[str, Sequence[Section]], named: dict[str, Span], scope: Scope
 ) -> Iterator[Span]:
     """Yield the places of the names of a part; report names that are unknown, in a loop, or in two parts."""
-    known = scope.reports.sections
+    if not part.paths:
+        scope.error("E330", "a part names a call, a variable or a loop, and this names none", part.span)
     for path in part.paths:
         if path.text in named:
             labels = [Label(named[path.text], "first part")]
@@ -140,23 +164,24 @@ def _places(
             help = "a part has names of calls, variables or loops, such as `embed` for `embed(x)`"
             near = scope.reports.nearest(path.text, known)
             help = f"did you mean `{near}`?" if near else help
-            scope.error("E330", f"no model has a call or a value `{path.text}`", path.span, help=help)
-        elif None in found:
+            message = f"no model of this layout has a call, a variable or a loop `{path.text}`"
+            scope.error("E330", message, path.span, help=help)
+        elif any(each.is_looped for each in found):
             message = f"`{path.text}` is in a loop, which runs on one mesh"
             scope.error("E330", message, path.span, help=_loop_help(path.text, known))
         else:
-            yield from (span for span in found if span is not None)
+            yield from (each.place for each in found)
 
 
-def _loop_help(name: str, known: Mapping[str, Sequence[Span | None]]) -> str | None:
+def _loop_help(name: str, known: Mapping[str, Sequence[Section]]) -> str | None:
     """Return help that names the call or the loop around a name."""
     around = _around(name, known)
     return f"name the loop, or what is around it: `{around}`" if around else None
 
 
-def _around(name: str, known: Mapping[str, Sequence[Span | None]]) -> str | None:
+def _around(name: str, known: Mapping[str, Sequence[Section]]) -> str | None:
     while "." in name:
         name = name.rpartition(".")[0]
-        if name in known and None not in known[name]:
+        if name in known and not any(each.is_looped for each in known[name]):
             return name
     return None

@@ -24,7 +24,7 @@ from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.frontend.semantics.bodies.function_builder import BlockBuilder, FunctionBuilder
 from mtfc.frontend.semantics.names.constants import ConstantError, Number, convert, fold, plain, shown, truth
-from mtfc.frontend.semantics.names.scope import Scope, count
+from mtfc.frontend.semantics.names.scope import Scope, Section, count
 from mtfc.frontend.semantics.names.unknown_names import product_help, unknown_value
 from mtfc.frontend.syntax import ast, other_libraries
 
@@ -134,8 +134,8 @@ class Expressions:
 
     def note_section(self, name: str, span: Span) -> None:
         """Note the place of a call, a variable or a loop, so that a part of a layout may name it."""
-        place = None if self.builder.is_looped() else self.block.located(span)
-        self.scope.reports.sections.setdefault(name, []).append(place)
+        section = Section(self.block.located(span) or span, self.builder.is_looped())
+        self.scope.reports.sections.setdefault(name, []).append(section)
 
     def parameter_name(self, name: str) -> str:
         """Return the full name of a parameter of this body; in a call that shares parameters, the name in the other call."""

@@ -52,6 +52,21 @@ class FileSize:
     size: int = 0
 
 
+@attrs.frozen
+class Section:
+    """A call, a variable or a loop of a model. is_looped: True inside of a loop."""
+
+    place: Span
+    is_looped: bool
+
+    def is_in(self, model: Span) -> bool:
+        """Return True if the place, or the outermost call that led to it, is in a model."""
+        outer = self.place
+        while outer.call is not None:
+            outer = outer.call
+        return outer.file == model.file and model.line <= outer.line <= model.end_line
+
+
 class Reports:
     """The errors of one run, and the facts that all scopes of the run share.
 
@@ -60,7 +75,7 @@ class Reports:
     called: the functions that have been elaborated, by the place of their names. owners: True for functions that declare
     parameters, by module and name. sizes: the sizes of calls of functions. grown: the size of the file's programs. dropped,
     dropped_dims: the full names of unused values, and the dimensions of their functions, which no program has. sections: the
-    places of the calls, variables and loops of models, by their full names; the place is None inside of a loop.
+    calls, variables and loops of models, by their full names.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -72,7 +87,7 @@ class Reports:
         self.grown = FileSize()
         self.dropped: set[str] = set()
         self.dropped_dims: dict[str, tuple[Dim, Span]] = {}
-        self.sections: dict[str, list[Span | None]] = {}
+        self.sections: dict[str, list[Section]] = {}
         self._unused: dict[Span, Unused] = {}
         self._comparisons = MAX_COMPARISONS
 
