@@ -46,6 +46,19 @@ def ragged(x: Any, w: Any, sizes: Any) -> Any:
     return lax.ragged_dot(x.reshape(8, 4), w, sizes), jax.grad(loss, (0, 1))(x, w)
 
 
+def ragged_batches(x: Any, w: Any, v: Any, sizes: Any) -> Any:
+    """Experts by `ragged_dot` in batches, with sizes of each batch and of all, and rows that are batches."""
+    own = jax.vmap(ragged)(x, w, sizes)
+    numbers = lax.RaggedDotDimensionNumbers((([2], [1]), ([], [])), [1], [0])
+    same = [lax.ragged_dot_general(x, v, each, numbers) for each in (sizes, sizes[0])]
+    batches = lax.RaggedDotDimensionNumbers((([2], [1]), ([0], [0])), [1], [3])
+    whole = lax.ragged_dot_general(x, w.transpose(0, 2, 3, 1), sizes[1], batches)
+    sums = lax.RaggedDotDimensionNumbers((([0, 1], [0, 1]), ([], [])), [1], [])
+    rows = lax.RaggedDotDimensionNumbers((([2], [2]), ([0, 1], [0, 1])), [1], [])
+    total = lax.ragged_dot_general(x, whole, sizes, sums)
+    return own, same, whole, total, lax.ragged_dot_general(x, x, sizes[0], rows)
+
+
 def until_small(x: Any) -> Any:
     """Iterate until nothing moves, 20 times at most."""
 
@@ -281,7 +294,15 @@ INDICES: Mapping[str, Case] = {
         (((3, 4, 4), "int8"), (2, 4)),
     ),
     "ragged_dot": (ragged, ((2, 4, 4), (4, 4, 6), ((4,), "int32"))),
-    "ragged_dot_of_one": (lax.ragged_dot, ((8, 4), (1, 4, 2), ((1,), "int32"))),
+    "ragged_dot_batches": (
+        ragged_batches,
+        ((2, 8, 4), (2, 4, 4, 6), (4, 4, 6), ((2, 4), "int32")),
+    ),
+    "ragged_dot_of_one": (ragged, ((2, 4, 4), (1, 4, 2), ((1,), "int32"))),
+    "ragged_dot_of_pairs": (
+        lambda x, w, sizes: ragged(x, w.reshape(4, 4, 6), sizes.reshape(4)),
+        ((2, 4, 4), (2, 2, 4, 6), ((2, 2), "int32")),
+    ),
     "set_rows": (lambda t, i, u: t.at[jnp.argsort(i)[:4]].set(u), ((8, 6), ((8,), "int32"), (4, 6))),
     "set_own": (
         jax.vmap(lambda t, i, u: t.at[jnp.argsort(i)[:2]].set(u)),
