@@ -59,6 +59,23 @@ def ragged_batches(x: Any, w: Any, v: Any, sizes: Any) -> Any:
     return own, same, whole, total, lax.ragged_dot_general(x, x, sizes[0], rows)
 
 
+def long_branches(x: Any) -> Any:
+    """Conditionals with dots in branches, and their gradients. Branches that are not taken divide by zero."""
+
+    def outputs(x: Any) -> Any:
+        zero = x.sum() * 0
+        both = lax.cond(zero > 0, lambda: (x / zero) @ x.T, lambda: jnp.sin(x) @ x.T)
+        one = lax.cond(zero > 0, lambda: jnp.log(zero - x) / zero, lambda: x @ x.T @ x)
+        branches = [lambda: x @ x.T @ x, lambda: jnp.tanh(x), lambda: jnp.cumsum(x @ x.T, 0)[:, :6]]
+        several = [lax.switch(zero.astype(int) + i, branches) for i in (-5, 9)]
+        mapped = jax.vmap(lambda r: lax.cond(r.sum() > 0, lambda: jnp.outer(r, r) @ r, lambda: r))(x)
+        scanned = lax.scan(lambda c, u: (lax.cond(u[0] > 0, lambda: (u @ x.T) @ x, lambda: c), c), x[0], x)
+        return both, one, several, mapped, scanned
+
+    grad = jax.grad(lambda x: sum(jnp.sum(y**2) for y in jax.tree.leaves(outputs(x))))
+    return outputs(0.3 * x), grad(0.3 * x)
+
+
 def until_small(x: Any) -> Any:
     """Iterate until nothing moves, 20 times at most."""
 
@@ -231,6 +248,13 @@ SHAPES: Mapping[str, Case] = {
         ),
         "cond": lambda x: lax.cond(x.sum() > 0, lambda: x * 2, lambda: x - 1),
         "cond_long": lambda x: lax.cond(x.sum() > 0, lambda: x @ x.T, lambda: x[:, :1] + x[:, 0]),
+        "long_branches": long_branches,
+        "random_branch": lambda x: lax.cond(
+            x[0, 0] < 9,
+            lambda key: jax.random.normal(key, (8, 6)) @ x.T,
+            lambda key: jax.random.uniform(key, (8, 8)),
+            jax.random.key(3),
+        ),
         "switch": lambda x: (
             [
                 lax.switch(

@@ -251,8 +251,8 @@ def test_plans_work_under_explicit_axes() -> None:
         other.step(*args)
 
 
-def test_conditionals_with_short_branches_are_split() -> None:
-    """Wherever they stand: `plan.apply` leaves them to JAX, and `plan.step` computes all branches."""
+def test_conditionals_are_split() -> None:
+    """Wherever they stand: `plan.apply` leaves them to JAX, and `plan.step` computes all short branches."""
 
     @jax.custom_jvp
     def custom(x: Any) -> Any:
@@ -264,7 +264,9 @@ def test_conditionals_with_short_branches_are_split() -> None:
         h = custom(x @ w)
         h = jax.checkpoint(lambda h: jax.lax.cond(h[0, 0] > 0, lambda: h + 1, lambda: jnp.tanh(h)))(h)
         last, _ = jax.lax.scan(lambda c, u: (jax.lax.cond(u[0] > 0, lambda: c + u, lambda: c), 0), h[0], h)
-        return h, last
+        h = jax.checkpoint(lambda h: jax.lax.cond(h[0, 0] > 0, lambda: h, lambda: jnp.tanh(h) @ w.T @ w))(h)
+        _, half = jax.lax.cond(h[0, 0] > 0, lambda: (h[:0], h), lambda: (h[:0], h @ w.T @ w))
+        return h, last, half
 
     program = mtfc.from_jax(outputs, array(8, 16), array(8, 8), names={"w": "embed hidden"})
     assert not program.coverage().opaque

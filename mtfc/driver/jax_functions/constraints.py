@@ -23,7 +23,6 @@ from mtfc.frontend.jaxpr.flat import (
     Var,
     at_line_of,
     bound,
-    choice_steps,
     chooses,
     has_elements,
     kept_apart,
@@ -112,13 +111,13 @@ def _applied(
         return _bound(eqn, operands)
     if not makes_step(eqn):
         return _bound(eqn, operands)
-    if chooses(eqn):
-        _skip_choice(eqn, steps)
+    step = _last(eqn, steps)
+    if chooses(eqn) and not step.bodies:
         return _bound(eqn, operands)
-    step = _skip_loop(steps) if name == "while" else next(steps)
-    if step.bodies and name == "while":
-        last = step.results[-len(eqn.outvars) :]
-        return [constrain.planned(x, v) for x, v in zip(_bound(eqn, operands), last, strict=True)]
+    if step.bodies and name != "scan":
+        made = iter(step.results[-sum(map(has_elements, eqn.outvars)) :])
+        pairs = zip(_bound(eqn, operands), eqn.outvars, strict=True)
+        return [constrain.planned(x, next(made)) if has_elements(v) else x for x, v in pairs]
     if step.bodies:
         return _scanned(eqn, operands, step.bodies[0], constrain)
     if name in OWN:
@@ -153,25 +152,13 @@ def _skip(closed: Any, steps: Iterator[AppliedPrimitive]) -> None:
             if any(kept_apart(eqn)):
                 next(steps)
             _skip(inner, steps)
-        elif makes_step(eqn) and chooses(eqn):
-            _skip_choice(eqn, steps)
-        elif name == "while" and makes_step(eqn):
-            _skip_loop(steps)
         elif makes_step(eqn):
-            next(steps)
+            _last(eqn, steps)
 
 
-def _skip_loop(steps: Iterator[AppliedPrimitive]) -> AppliedPrimitive:
-    """Return the step of a `while`. If it has a counter, the steps of its first condition stand before."""
-    return next(step for step in steps if step.bodies or step.primitive.startswith("while"))
-
-
-def _skip_choice(eqn: Any, steps: Iterator[AppliedPrimitive]) -> None:
-    """Go past the steps of a conditional, which JAX evaluates itself."""
-    for branch in eqn.params["branches"]:
-        _skip(branch, steps)
-    for _ in range(choice_steps(eqn)):
-        next(steps)
+def _last(eqn: Any, steps: Iterator[AppliedPrimitive]) -> AppliedPrimitive:
+    """Return the last step of an equation. Conditionals and loops have several, which JAX evaluates itself."""
+    return next(step for step in steps if step.ends is eqn)
 
 
 def _bound(eqn: Any, operands: Sequence[Any]) -> list[Any]:

@@ -107,7 +107,7 @@ class AppliedPrimitive:
     """One application of a primitive. bodies: the jaxprs that it executes, such as a scan's.
 
     renamed: number of an operand -> its axes at this use, where they are others than those of the array. is_opaque: True if the
-    primitive's rule has refused the step.
+    primitive's rule has refused the step. ends: the equation of a jaxpr whose last step this is.
     """
 
     primitive: str
@@ -120,6 +120,7 @@ class AppliedPrimitive:
     bodies: tuple[Body, ...] = ()
     renamed: dict[int, tuple[Axis, ...]] = attrs.field(factory=dict)
     is_opaque: bool = False
+    ends: Any = None
 
     @property
     def has_keys(self) -> bool:
@@ -325,13 +326,23 @@ def has_elements(var: Any) -> bool:
     return 0 not in getattr(var.aval, "shape", ())
 
 
-LONG = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "scan", "while", "cond"})
-"""Primitives that may take long."""
+LONG = frozenset({
+    "cholesky", "cond", "conv_general_dilated", "dot_general", "eig", "eigh", "fft", "householder_product", "lu",
+    "pallas_call", "pure_callback", "qr", "ragged_dot_general", "scan", "schur", "svd", "triangular_solve", "while",
+})  # fmt: skip
+"""Primitives that may take long, or that do more than to compute."""
 
 
 def chooses(eqn: Any) -> bool:
-    """Return True for a conditional of which all branches are computed: none of them takes long."""
-    return eqn.primitive.name == "cond" and not any(map(_takes_long, eqn.params["branches"]))
+    """Return True for a conditional that becomes steps.
+
+    If all branches take long, no result is there for a start, and it is one of zeros.
+    """
+    if eqn.primitive.name != "cond" or len(eqn.params["branches"]) == 1:
+        return False
+    if not all(map(_takes_long, eqn.params["branches"])):
+        return True
+    return all(DTYPES.get(v.aval.dtype.name) in NUMBERS for v in eqn.outvars)
 
 
 def _takes_long(closed: Any) -> bool:
@@ -340,11 +351,6 @@ def _takes_long(closed: Any) -> bool:
         if eqn.primitive.name in LONG or eqn.effects or (inner is not None and _takes_long(inner)):
             return True
     return False
-
-
-def choice_steps(eqn: Any) -> int:
-    """Return the number of steps of a conditional beside those of its branches."""
-    return (len(eqn.params["branches"]) - 1) * (1 + sum(map(has_elements, eqn.outvars)))
 
 
 class _WithEmpty:
@@ -479,7 +485,8 @@ class _Flattener:
         name, bind, params, given = _without_empty(eqn, operands)
         results = tuple(self.var(v.aval, span) for v in made)
         bodies = (self._body(eqn.params["jaxpr"]),) if name == "scan" else ()
-        steps.append(AppliedPrimitive(name, bind, params, given, results, span, self._stage, bodies))
+        stage = self._stage
+        steps.append(AppliedPrimitive(name, bind, params, given, results, span, stage, bodies, ends=eqn))
         env.update(zip(made, results, strict=True))
 
     def _choice(
@@ -490,28 +497,82 @@ class _Flattener:
         steps: list[AppliedPrimitive],
         span: Span | None,
     ) -> None:
-        """Compute all branches, and choose between their results. The number of a branch is bounded to those that there are."""
-        import jax
+        """Compute all short branches, and choose between their results. Then run the long branch that is taken, if it is one.
 
-        def step(name: str, bind: Any, given: tuple[Operand, ...], result: Var) -> Var:
-            steps.append(AppliedPrimitive(name, bind, {}, given, (result,), span, self._stage))
+        A long branch is a loop of at most one iteration. The number of a branch is bounded to those that there are.
+        """
+        import jax
+        import numpy as np
+
+        lax, branches, (number, *given) = jax.lax, eqn.params["branches"], operands
+        assert not isinstance(number, Empty)
+        takes_long, last = [*map(_takes_long, branches)], len(branches) - 1
+
+        def step(bind: Any, given: tuple[Operand, ...], result: Var, params: Mapping[str, Any]) -> Var:
+            steps.append(AppliedPrimitive(bind.name, bind, params, given, (result,), span, self._stage))
             return result
 
+        def compared(bind: Any, k: int) -> Var:
+            self._count += 1
+            return step(bind, (number, Number(k, number.dtype)), Var(self._count, (), "bool"), {})
+
+        def zeros(v: Any) -> Var:
+            result = self.var(v.aval, span)
+            zero = Number(_builtin(np.zeros(()), result.dtype), result.dtype)
+            params = {"shape": result.shape, "broadcast_dimensions": (), "sharding": None}
+            return step(lax.broadcast_in_dim_p, (zero,), result, params)
+
         found: list[Operand | Empty] = []
-        number = operands[0]
-        assert not isinstance(number, Empty)
-        for k, branch in enumerate(eqn.params["branches"]):
-            results = self._applied(branch, operands[1:], steps, span)
-            if k == 0:
+        for k in range(len(branches)):
+            if takes_long[k]:
+                continue
+            results = self._applied(branches[k], given, steps, span)
+            if not found:
                 found = [*results]
                 continue
-            self._count += 1
-            limit = number, Number(k, number.dtype)
-            is_later = step("ge", jax.lax.ge_p, limit, Var(self._count, (), "bool"))
+            is_later = compared(lax.ge_p, k)
             for j, (v, x, y) in enumerate(zip(eqn.outvars, found, results, strict=True)):
                 if not isinstance(x, Empty) and not isinstance(y, Empty):
-                    found[j] = step("select_n", jax.lax.select_n_p, (is_later, x, y), self.var(v.aval, span))
+                    found[j] = step(lax.select_n_p, (is_later, x, y), self.var(v.aval, span), {})
+        if not found:
+            found = [zeros(v) if has_elements(v) else Empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
+        for k in range(len(branches)):
+            if takes_long[k]:
+                bind, limit = (lax.lt_p, 1) if k == 0 else (lax.ge_p, k) if k == last else (lax.eq_p, k)
+                found = self._branch(branches[k], compared(bind, limit), given, found, steps, span)
         env.update(zip(eqn.outvars, found, strict=True))
+        steps[-1].ends = eqn
+
+    def _branch(
+        self,
+        branch: Any,
+        is_taken: Var,
+        given: Sequence[Operand | Empty],
+        otherwise: Sequence[Operand | Empty],
+        steps: list[AppliedPrimitive],
+        span: Span | None,
+    ) -> list[Operand | Empty]:
+        """Return the results of a branch if it is taken, and others if not, by a loop of at most one iteration."""
+        consts = {x: self._like(x) for x in given if isinstance(x, Var)}
+        starts = _with_elements(otherwise)
+        arguments, inner = (self._like(is_taken), *map(self._like, starts)), list[AppliedPrimitive]()
+        own = [consts[x] if isinstance(x, Var) else x for x in given]
+        outputs = self._applied(branch, own, inner, span)
+        results = [x if isinstance(x, Empty) else self._like(x) for x in otherwise]
+        made = tuple(x for x in results if isinstance(x, Var))
+        body = Body((*consts.values(), *arguments), inner, (Number(False, "bool"), *_with_elements(outputs)))
+        params = {"num_consts": len(consts), "num_carry": len(arguments), "reverse": False}
+        params |= {"length": 1, "while": True}
+        every, ended = (*consts, is_taken, *starts), self._like(is_taken)
+        steps.append(
+            AppliedPrimitive("scan", None, params, every, (ended, *made), span, self._stage, (body,))
+        )
+        return [*results]
+
+    def _like(self, x: Operand) -> Var:
+        """Make a variable of the shape and dtype of another operand."""
+        self._count += 1
+        return Var(self._count, x.shape, x.dtype, getattr(x, "key", None))
 
     def _counted_loop(
         self,
@@ -546,7 +607,9 @@ class _Flattener:
         params |= {"length": counter.most, "while": not counter.is_exact}
         body = Body(arguments, inner, _with_elements(found))
         given = _with_elements((*constants, *starts))
-        steps.append(AppliedPrimitive("scan", None, params, given, results, span, self._stage, (body,)))
+        steps.append(
+            AppliedPrimitive("scan", None, params, given, results, span, self._stage, (body,), ends=eqn)
+        )
         return True
 
     def _barrier(

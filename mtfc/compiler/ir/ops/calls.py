@@ -151,7 +151,8 @@ def mapped_call(
         ]
         found = jax.vmap(function, axis_size=count)(*flat)
     first = 0 if count == 1 else 1
-    return tuple(x.reshape(*shape, *x.shape[first:]) for x in found)
+    marked = _varying_alike([*spread, *found])[len(spread) :]  # some primitives lose the mark
+    return tuple(x.reshape(*shape, *x.shape[first:]) for x in marked)
 
 
 def _varying_alike(arrays: Sequence[Any]) -> list[Any]:

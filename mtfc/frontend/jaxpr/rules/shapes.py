@@ -363,7 +363,19 @@ def _padded(emitter: JaxprEmitter, step: AppliedPrimitive, value: Value, number:
     return value
 
 
-# iota
+# empty, iota
+
+
+def _link_empty(linker: Linker, step: AppliedPrimitive) -> None:
+    (result,) = step.results
+    linker.give(result, tuple(map(axis, result.shape)))
+    result.repeated = frozenset(range(len(result.shape)))
+
+
+def _emit_empty(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    """Return 0: any number will do, as nothing reads it."""
+    dtype = step.results[0].dtype
+    return (emitter.build.constant(_zero(dtype), dtype),)
 
 
 def _link_iota(linker: Linker, step: AppliedPrimitive) -> None:
@@ -394,6 +406,10 @@ RULES: dict[str, PrimitiveRule] = {
         _link_tile, _same, lambda step: len(step.params["reps"]) == len(step.operands[0].shape), moves=True
     ),
     "pad": PrimitiveRule(_link_pad, _emit_pad, _is_plain_pad),
+    **dict.fromkeys(
+        ("empty", "empty2"),
+        PrimitiveRule(_link_empty, _emit_empty, lambda step: step.results[0].dtype in EVERY),
+    ),
     "iota": PrimitiveRule(
         _link_iota, _emit_iota, lambda step: step.results[0].dtype in {*EVERY, "i64", "u64"}, moves=True
     ),
