@@ -21,7 +21,6 @@ from mtfc.frontend.jaxpr.flat import (
     Body,
     Flat,
     Var,
-    at_line_of,
     bound,
     chooses,
     has_elements,
@@ -29,6 +28,7 @@ from mtfc.frontend.jaxpr.flat import (
     makes_step,
     scan_counts,
 )
+from mtfc.frontend.jaxpr.user_lines import at_line_of
 
 FREE = frozenset({"slice"})
 """Primitives whose results get no constraint: two slices of an array that is split would gather it twice."""

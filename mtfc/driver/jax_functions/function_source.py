@@ -199,7 +199,7 @@ def _count(given: tuple[Sequence[Any], Mapping[str, Any]]) -> str:
 
 def _is_ours(error: Exception) -> bool:
     """True if the innermost code outside of libraries is mtfc's own: the error is a bug of mtfc."""
-    from mtfc.frontend.jaxpr.flat import is_library
+    from mtfc.frontend.jaxpr.user_lines import is_library
 
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     own = [file for file in files if file.startswith(OWN) or not is_library(file)]

@@ -19,7 +19,7 @@ from mtfc.compiler.cost.volumes import Charge, layout_cost
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.driver.training.user_code import OWN
-from mtfc.frontend.jaxpr.flat import is_library
+from mtfc.frontend.jaxpr.user_lines import is_library
 from mtfc.reports.table import aligned
 
 Place = tuple[str, int]

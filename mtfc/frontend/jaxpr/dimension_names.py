@@ -10,7 +10,8 @@ from typing import Any
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.core import Role
 from mtfc.frontend.jaxpr.factors import Axis, leaves, size_of, unite
-from mtfc.frontend.jaxpr.flat import Flat, definition, refused
+from mtfc.frontend.jaxpr.flat import Flat, refused
+from mtfc.frontend.jaxpr.user_lines import definition
 from mtfc.frontend.syntax.lexer import RESERVED
 
 GivenNames = Mapping[str, str]

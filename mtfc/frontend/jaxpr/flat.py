@@ -7,10 +7,7 @@ function made by `jax.grad` has them in its jaxpr.
 from __future__ import annotations
 
 import inspect
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import cache
 from typing import Any
 
 import attrs
@@ -21,6 +18,7 @@ from mtfc.compiler.ir.types import ARRAY_DTYPES, CARRIED_BYTES, FLOATS
 from mtfc.frontend.jaxpr.axis_annotations import Annotation, axis_annotations
 from mtfc.frontend.jaxpr.changed_objects import returning_changed
 from mtfc.frontend.jaxpr.factors import Axis
+from mtfc.frontend.jaxpr.user_lines import definition, line_of, line_of_error
 from mtfc.frontend.jaxpr.while_loops import WhileLoop
 
 DTYPES = {name: dtype for dtype, name in ARRAY_DTYPES.items()}
@@ -55,9 +53,6 @@ def kept_apart(eqn: Any) -> tuple[bool, ...]:
     prevented = eqn.params.get("prevent_cse", True)
     each = prevented if isinstance(prevented, tuple) else (bool(prevented),) * len(eqn.invars)
     return tuple(apart and is_prevented for is_prevented in each)
-
-
-LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 
 
 @attrs.define(eq=False)
@@ -211,7 +206,7 @@ def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         raise refused(
             "E802",
             f"the Python code depends on the values of arrays: {first}",
-            _span_of_error(error) or definition(function),
+            line_of_error(error) or definition(function),
             "use `jnp.where`, `jax.lax.cond` or `jax.lax.scan` in place of Python's own `if` and `for`",
         ) from None
 
@@ -270,15 +265,6 @@ def _argument_names(function: Callable[..., Any], number: int) -> tuple[str, ...
     return tuple(named[i] if i < len(named) else f"arg{i}" for i in range(number))
 
 
-def definition(function: Callable[..., Any]) -> Span:
-    """Return the line on which a function is defined."""
-    inner = inspect.unwrap(function) if callable(function) else function
-    code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
-    if code is None:
-        return Span("<function>", 1, 1, 1, 2)
-    return Span(code.co_filename, code.co_firstlineno, 1, code.co_firstlineno, 2)
-
-
 def _check_leaves(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise `CompileError` for a leaf that is no array."""
     from jax.tree_util import keystr, tree_flatten_with_path
@@ -297,17 +283,6 @@ def _check_leaves(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
 
 def refused(code: str, message: str, span: Span, help: str | None = None) -> CompileError:
     return CompileError([Diagnostic(code, message, span, help=help)])
-
-
-def _span_of_error(error: Exception) -> Span | None:
-    """Return the innermost line of the user that an exception went through."""
-    place, traceback = None, error.__traceback__
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        if not is_library(file) and "jaxpr/flat.py" not in file:
-            place = Span(file, traceback.tb_lineno, 1, traceback.tb_lineno, 2)
-        traceback = traceback.tb_next
-    return place
 
 
 Env = dict[Any, Operand | Empty]
@@ -455,7 +430,7 @@ class _Flattener:
 
     def _steps_of(self, eqn: Any, env: Env, steps: list[AppliedPrimitive], outer: Span | None) -> None:
         operands = tuple(self._operand(v, env) for v in eqn.invars)
-        name, span = eqn.primitive.name, _span(eqn.source_info.traceback) or outer
+        name, span = eqn.primitive.name, line_of(eqn.source_info.traceback) or outer
         inner = eqn.params.get(INLINED[name]) if name in INLINED else None
         if inner is not None:
             jaxpr = getattr(inner, "jaxpr", inner)
@@ -688,17 +663,6 @@ def bound(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) ->
     return list(found) if primitive.multiple_results else [found]
 
 
-def at_line_of(eqn: Any) -> AbstractContextManager[Any]:
-    """Return a context in which primitives get the call stack and the name scopes of an equation."""
-    from jax._src.source_info_util import current_name_stack, user_context
-
-    source = eqn.source_info
-    found: AbstractContextManager[Any] = user_context(
-        source.traceback, name_stack=current_name_stack() + source.name_stack
-    )
-    return found
-
-
 def _builtin(array: Any, dtype: str) -> bool | int | float:
     """Return a scalar as a number of Python's own."""
     return bool(array) if dtype == "bool" else float(array) if dtype in FLOATS else int(array)
@@ -709,31 +673,9 @@ def _stage(eqn: Any, around: Stage) -> Stage:
     return "backward" if "transpose(" in str(eqn.source_info.name_stack) else around
 
 
-def _span(traceback: Any) -> Span | None:
-    """Return the innermost line outside of libraries, or else outside of JAX."""
-    frames = [*_frames(traceback)] if traceback is not None else []
-    own = next((frame for frame in frames if not is_library(frame.file)), None)
-    return own or (frames[0] if frames else None)
-
-
-def _frames(traceback: Any) -> Iterator[Span]:
-    from jax._src.source_info_util import user_frames
-
-    for frame in user_frames(traceback):
-        end = max(frame.end_line, frame.start_line)
-        column = max(1, frame.start_column + 1)
-        yield Span(frame.file_name, frame.start_line, column, end, max(frame.end_column + 1, column + 1))
-
-
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     """Return the numbers of constants and of carries of a `scan`, from its parameters; JAX 0.12 states them as trees."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carries, _ = params["ft_in"].unpack()
     return len(consts.vals), len(carries.vals)
-
-
-@cache
-def is_library(file: str) -> bool:
-    is_installed = "site-packages" in file or "dist-packages" in file
-    return is_installed or file.startswith(LIBRARIES) or file.startswith("<")

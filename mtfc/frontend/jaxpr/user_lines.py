@@ -1,0 +1,67 @@
+"""The user's lines: of equations, functions and errors."""
+
+from __future__ import annotations
+
+import inspect
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+from mtfc.compiler.diagnostics import Span
+
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+
+
+@cache
+def is_library(file: str) -> bool:
+    is_installed = "site-packages" in file or "dist-packages" in file
+    return is_installed or file.startswith(LIBRARIES) or file.startswith("<")
+
+
+def definition(function: Callable[..., Any]) -> Span:
+    """Return the line on which a function is defined."""
+    inner = inspect.unwrap(function) if callable(function) else function
+    code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+    if code is None:
+        return Span("<function>", 1, 1, 1, 2)
+    return Span(code.co_filename, code.co_firstlineno, 1, code.co_firstlineno, 2)
+
+
+def line_of(traceback: Any) -> Span | None:
+    """Return the innermost line outside of libraries, or else outside of JAX."""
+    frames = [*_frames(traceback)] if traceback is not None else []
+    own = next((frame for frame in frames if not is_library(frame.file)), None)
+    return own or (frames[0] if frames else None)
+
+
+def _frames(traceback: Any) -> Iterator[Span]:
+    from jax._src.source_info_util import user_frames
+
+    for frame in user_frames(traceback):
+        end = max(frame.end_line, frame.start_line)
+        column = max(1, frame.start_column + 1)
+        yield Span(frame.file_name, frame.start_line, column, end, max(frame.end_column + 1, column + 1))
+
+
+def line_of_error(error: Exception) -> Span | None:
+    """Return the innermost line of the user that an exception went through."""
+    place, traceback = None, error.__traceback__
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if not is_library(file) and "/frontend/jaxpr/" not in file:
+            place = Span(file, traceback.tb_lineno, 1, traceback.tb_lineno, 2)
+        traceback = traceback.tb_next
+    return place
+
+
+def at_line_of(eqn: Any) -> AbstractContextManager[Any]:
+    """Return a context in which primitives get the call stack and the name scopes of an equation."""
+    from jax._src.source_info_util import current_name_stack, user_context
+
+    source = eqn.source_info
+    found: AbstractContextManager[Any] = user_context(
+        source.traceback, name_stack=current_name_stack() + source.name_stack
+    )
+    return found
