@@ -412,41 +412,24 @@ def test_skipped_steps_read_their_batch_and_change_nothing(mtfc: Mtfc, folder: P
     np.testing.assert_array_equal(whole, other)
 
 
+EVALUATED = ("train", "model.mtf", "--data", "data.npz", "--eval", "test.npz")
+
+
 def test_a_long_run_keeps_few_figures_in_memory(
     mtfc: Mtfc, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table at the end is that of a run that keeps all, with the evaluation that came last."""
-    options = (
-        "train",
-        "model.mtf",
-        "--data",
-        "data.npz",
-        "--eval",
-        "test.npz",
-        "--eval-every",
-        "20",
-        "--steps",
-    )
-    whole = mtfc(*options, "9").out
+    options = (*EVALUATED, "--eval-every", "20", "--steps", "9")
+    whole = mtfc(*options).out
     monkeypatch.setattr(loop, "MOST_KEPT", 4)
-    few = mtfc(*options, "9").out
+    few = mtfc(*options).out
     wanted = ("steps ", "loss ", "eval ")
     shown = [[line for line in text.splitlines() if line.startswith(wanted)] for text in (whole, few)]
     assert shown[0] == shown[1] and len(shown[0]) > 2
 
 
 def test_a_run_whose_last_step_is_skipped_is_evaluated(mtfc: Mtfc, folder: Path) -> None:
-    options = (
-        "train",
-        "model.mtf",
-        "--data",
-        "data.npz",
-        "--eval",
-        "test.npz",
-        "--format",
-        "json",
-        "--steps",
-    )
+    options = (*EVALUATED, "--format", "json", "--steps")
     short, skipped = mtfc(*options, "3"), mtfc(*options, "4", "--skip-steps", "4")
     assert json.loads(skipped.out)["eval"] == json.loads(short.out)["eval"] != {}
     assert json.loads(skipped.out)["last_step"] == 3
