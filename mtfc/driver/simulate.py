@@ -11,7 +11,7 @@ from mtfc.compiler.activity import doing
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.divided_case import DividedCase
-from mtfc.driver.loading.selection import select
+from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, machine_of, target_of
 
@@ -62,15 +62,13 @@ def simulate(
     place: the mesh axes from the innermost link outwards, with commas between them. measured: see `simulate_placement`. servers:
     the number of parameter servers in place of the all-reduces of gradients.
     """
-    from mtfc.compiler.passes.pipelines import parse_pipeline
-
     selection = select(file, choice, sources, or_placement=True, or_divided=True)
     if isinstance(selection.case, DividedCase):
         for option, given in (("--parameter-servers", servers), ("--place", place), ("--measured", measured)):
             if given:
                 raise UsageError(f"`{selection.case.name}` is a layout of several meshes: no {option}")
-        uniform = target_of(target, selection.hardware, sources)
-        return simulate_divided(selection.case, selection.program, uniform, target)
+        hardware = target_of(target, selection.hardware, sources)
+        return simulate_divided(selection.case, selection.program, hardware, target)
     if not selection.cases:
         machine = machine_of(target, selection.hardware, sources)
         (placement,) = selection.placements
@@ -84,11 +82,18 @@ def simulate(
         raise UsageError("--measured is for the operators of a placement: --layout names one")
     (case,) = selection.cases
     check_room(hardware, case.mesh, target)
-    if servers and choice.passes is not None:
-        raise UsageError("--parameter-servers takes the default passes: leave out --passes")
-    if servers:  # servers take the gradients of all layers at once, after the backward pass
-        case = attrs.evolve(case, passes=parse_pipeline("default{place-reductions.in_loops=0}"))
+    if servers:
+        case = _for_servers(case)
     return simulate_layout(case.lower(selection.program), hardware, _order(place, case.mesh), servers)
+
+
+def _for_servers(case: LayoutOnMesh) -> LayoutOnMesh:
+    """Return a layout whose program sums the gradients of all layers after the backward pass, where servers take them."""
+    from mtfc.compiler.passes.pipelines import parse_pipeline
+
+    if case.passes is not None:
+        raise UsageError("--parameter-servers takes the default passes: leave out --passes")
+    return attrs.evolve(case, passes=parse_pipeline("default{place-reductions.in_loops=0}"))
 
 
 def simulate_divided(case: DividedCase, program: Program, hardware: Hardware, target: str) -> SimulatedMeshes:

@@ -221,8 +221,8 @@ def choose(
     """Return the chosen model and layouts of a file's text. `neighbour` reads the files that it imports.
 
     or_placement, or_divided: `choice.layout` may name a placement, or a layout of several meshes, which is the default if the
-    model has no other layouts. skip_illegal: leave out illegal layouts, and accept a mesh without a
-    layout. Raises `CompileError` and `UsageError`.
+    model has no other layouts. skip_illegal: leave out illegal layouts, and accept a mesh without a layout. Raises `CompileError`
+    and `UsageError`.
     """
     diagnostics = Diagnostics()
     tree = parse(text, file, diagnostics)
@@ -233,13 +233,7 @@ def choose(
     program = module.programs[0]
     placement = placement_named(choice.layout, module) if or_placement else None
     if placement is not None:
-        if choice.mesh is not None:
-            raise UsageError(f"`{placement.name}` is a placement, which has devices of its own: no --mesh")
-        for option, value in (("--passes", choice.passes), ("--memory", choice.memory)):
-            if value is not None:
-                raise UsageError(
-                    f"`{placement.name}` is a placement, which is not lowered by passes: no {option}"
-                )
+        _check_options(placement, choice)
         return Selection(program, (), module.hardware, (placement,), module.scope)
     divided = _chosen_divided(module, choice, program.name, every_layout) if or_divided else None
     if divided is not None:
@@ -248,6 +242,17 @@ def choose(
         case = DividedCase.of(divided)
         return Selection(program, (), module.hardware, (), module.scope, (case,))
     return _chosen(program, module, choice, diagnostics, every_layout, skip_illegal, or_divided)
+
+
+def _check_options(placement: DeclaredPlacement, choice: Choice) -> None:
+    """Raise `UsageError` for options that a placement does not take."""
+    if choice.mesh is not None:
+        raise UsageError(f"`{placement.name}` is a placement, which has devices of its own: no --mesh")
+    for option, value in (("--passes", choice.passes), ("--memory", choice.memory)):
+        if value is not None:
+            raise UsageError(
+                f"`{placement.name}` is a placement, which is not lowered by passes: no {option}"
+            )
 
 
 def _chosen_divided(module: Module, choice: Choice, model: str, every_layout: bool) -> DividedLayout | None:
