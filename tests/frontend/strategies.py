@@ -173,78 +173,79 @@ def figures() -> st.SearchStrategy[tuple[ast.HardwareFigure, ...]]:
 def declarations() -> st.SearchStrategy[ast.Declaration]:
     here = st.just(HERE)
     body = tuples(statements(), 0, 4)
-    rule_sets = st.none() | st.builds(ast.RuleSet, here, rules())
     axes = st.builds(ast.MeshAxis, here, names(), expressions())
-    values = st.builds(ast.ValueRules, here, dotted(), rules())
-    degrees = st.builds(ast.Degree, here, dotted(), expressions())
-    pipelines = st.builds(ast.PipelineRule, here, dotted(), st.booleans(), tuples(degrees))
-    parts = st.builds(ast.PartRules, here, tuples(dotted(), 1, 2), names(), rules(), rule_sets, rule_sets)
-    split = st.builds(ast.SplitRule, here, dotted(), tuples(names(), 1))
-    numbers = st.builds(ast.Int, here, st.integers(0, 999))
-    form_entries = split | st.builds(ast.FormFigure, here, dotted(), numbers)
-    placed = st.builds(
-        ast.OperatorPlacement,
-        here,
-        dotted(),
-        tuples(expressions(), 0, 2),
-        tuples(degrees),
-        tuples(device_sets()),
-    )
     inputs = st.builds(ast.Input, here, names(), types())
     fn_args = st.builds(ast.FnArg, here, names(), st.none() | types(), st.none() | expressions())
-    precision = st.builds(
-        ast.Precision, here, tuples(st.builds(ast.PrecisionRule, here, names(), expressions()))
-    )
-    settings = (st.none() | names(), st.none() | expressions(), st.none() | precision)
-    pattern = st.builds(ast.Pattern, here, st.text("abcxyz_.*?[]!-0", max_size=8))
-    patterns = tuples(pattern, 1)
-    group = st.builds(ast.OptimizerFor, here, patterns, expressions()) | st.builds(ast.Frozen, here, patterns)
-    groups = tuples(group, 0, 3)
     return (
         st.builds(ast.ImportDecl, here, names())
         | st.builds(ast.DimDecl, here, names(), expressions())
         | st.builds(ast.MeshDecl, here, names(), tuples(axes))
-        | st.builds(
-            ast.LayoutDecl,
-            here,
-            names(),
-            tuples(names(), 0, 2),
-            st.none() | names(),
-            rules(),
-            rule_sets,
-            rule_sets,
-            tuples(values, 0, 2),
-            tuples(pipelines, 0, 2),
-            tuples(parts, 0, 2),
-            st.none() | st.builds(ast.FormSet, here, tuples(form_entries)),
-            tuples(st.builds(ast.Allow, here, names()), 0, 2),
-        )
-        | st.builds(ast.PlacementDecl, here, names(), expressions(), tuples(placed, 0, 3))
-        | st.builds(
-            ast.HardwareDecl,
-            here,
-            names(),
-            figures(),
-            tuples(st.builds(ast.DeviceDecl, here, names(), figures()), 0, 2),
-            tuples(st.builds(ast.LinkDecl, here, names(), figures())),
-        )
+        | layouts()
+        | placements()
+        | machines()
         | st.builds(ast.ModelDecl, here, names(), tuples(inputs), body)
         | st.builds(ast.FnDecl, here, names(), tuples(names()), tuples(fn_args), tuples(types(), 1), body)
         | st.builds(
             ast.OptimizerDecl, here, names(), tuples(fn_args), names(), st.none() | types(), names(), body
         )
-        | st.builds(
-            ast.TrainDecl,
-            here,
-            names(),
-            *settings,
-            st.none() | expressions(),
-            st.none() | expressions(),
-            st.none() | expressions(),
-            st.none() | tuples(names(), 1),
-            groups,
-        )
+        | training()
     )
+
+
+def degrees() -> st.SearchStrategy[ast.Degree]:
+    return st.builds(ast.Degree, st.just(HERE), dotted(), expressions())
+
+
+def layouts() -> st.SearchStrategy[ast.LayoutDecl]:
+    here = st.just(HERE)
+    rule_sets = st.none() | st.builds(ast.RuleSet, here, rules())
+    values = st.builds(ast.ValueRules, here, dotted(), rules())
+    pipelines = st.builds(ast.PipelineRule, here, dotted(), st.booleans(), tuples(degrees()))
+    parts = st.builds(ast.PartRules, here, tuples(dotted(), 1, 2), names(), rules(), rule_sets, rule_sets)
+    split = st.builds(ast.SplitRule, here, dotted(), tuples(names(), 1))
+    numbers = st.builds(ast.Int, here, st.integers(0, 999))
+    form_entries = split | st.builds(ast.FormFigure, here, dotted(), numbers)
+    return st.builds(
+        ast.LayoutDecl,
+        here,
+        names(),
+        tuples(names(), 0, 2),
+        st.none() | names(),
+        rules(),
+        rule_sets,
+        rule_sets,
+        tuples(values, 0, 2),
+        tuples(pipelines, 0, 2),
+        tuples(parts, 0, 2),
+        st.none() | st.builds(ast.FormSet, here, tuples(form_entries)),
+        tuples(st.builds(ast.Allow, here, names()), 0, 2),
+    )
+
+
+def placements() -> st.SearchStrategy[ast.PlacementDecl]:
+    here, counts, devices = st.just(HERE), tuples(expressions(), 0, 2), tuples(device_sets())
+    placed = st.builds(ast.OperatorPlacement, here, dotted(), counts, tuples(degrees()), devices)
+    return st.builds(ast.PlacementDecl, here, names(), expressions(), tuples(placed, 0, 3))
+
+
+def machines() -> st.SearchStrategy[ast.HardwareDecl]:
+    here = st.just(HERE)
+    devices = tuples(st.builds(ast.DeviceDecl, here, names(), figures()), 0, 2)
+    links = tuples(st.builds(ast.LinkDecl, here, names(), figures()))
+    return st.builds(ast.HardwareDecl, here, names(), figures(), devices, links)
+
+
+def training() -> st.SearchStrategy[ast.TrainDecl]:
+    here = st.just(HERE)
+    precision_rules = tuples(st.builds(ast.PrecisionRule, here, names(), expressions()))
+    precision = st.none() | st.builds(ast.Precision, here, precision_rules)
+    settings = (st.none() | names(), st.none() | expressions(), precision)
+    pattern = st.builds(ast.Pattern, here, st.text("abcxyz_.*?[]!-0", max_size=8))
+    patterns = tuples(pattern, 1)
+    group = st.builds(ast.OptimizerFor, here, patterns, expressions()) | st.builds(ast.Frozen, here, patterns)
+    numbers = [st.none() | expressions()] * 3
+    reported = st.none() | tuples(names(), 1)
+    return st.builds(ast.TrainDecl, here, names(), *settings, *numbers, reported, tuples(group, 0, 3))
 
 
 @st.composite
