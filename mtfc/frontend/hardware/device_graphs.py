@@ -35,7 +35,7 @@ from mtfc.frontend.hardware.declarations import (
     whole_figure,
     wrong_figure,
 )
-from mtfc.frontend.semantics.names.device_names import devices_of_kind
+from mtfc.frontend.semantics.names.device_names import devices_of_kind, kinds_in
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
 
@@ -172,8 +172,7 @@ def _listed(link: GraphLink, graph: DeviceGraph) -> str:
 def _group(node: ast.DeviceSet, graph: DeviceGraph, later: set[str], scope: Scope) -> tuple[int, ...] | None:
     """Return the members that an entry of `between` names."""
     if isinstance(node, ast.DevicesOfKind):
-        kinds = {each.name: (graph.first(number), each.count) for number, each in enumerate(graph.kinds)}
-        return devices_of_kind(node, kinds, "E315", scope)
+        return devices_of_kind(node, kinds_in(graph), "E315", scope)
     if not isinstance(node, ast.Name):
         scope.error("E315", "`between` takes names of devices and links: `[cpu, gpu[0..3]]`", node.span)
         return None
