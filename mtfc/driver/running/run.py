@@ -81,16 +81,7 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
     program, case = selection.program, selection.case
     backend = options.backend or ("jax" if isinstance(case, PlacementCase) else "numpy")
     options = attrs.evolve(options, backend=backend)
-    if options.train and program.training is None:
-        raise UsageError(
-            f"model {program.name} cannot be trained: the file has no `train {program.name}` block"
-        )
-    if options.eval and not options.train:
-        raise UsageError("--eval goes with --train; a model without training runs on --data")
-    if options.debug_nans and not options.train:
-        raise UsageError(
-            "--debug-nans goes with --train: it looks for the cause of a loss that is not finite"
-        )
+    _check_training(options, program)
     _check_collectives(options, has_mesh=bool(selection.cases))
     resizing = Resizing(options.file, options.choice, sources, selection)
     data = _data(options, program, resizing)
@@ -113,6 +104,20 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
         save_arrays(options.save, results.joined())
     wrong = options.without_collectives
     return FinishedRun(OK, backend, case, steps, results, texts, is_wrong=wrong)
+
+
+def _check_training(options: RunOptions, program: Program) -> None:
+    """Raise `UsageError` for a model that cannot be trained, and for options of training without it."""
+    if options.train and program.training is None:
+        raise UsageError(
+            f"model {program.name} cannot be trained: the file has no `train {program.name}` block"
+        )
+    if options.eval and not options.train:
+        raise UsageError("--eval goes with --train; a model without training runs on --data")
+    if options.debug_nans and not options.train:
+        raise UsageError(
+            "--debug-nans goes with --train: it looks for the cause of a loss that is not finite"
+        )
 
 
 def _check_prompts(options: RunOptions) -> None:
