@@ -151,12 +151,12 @@ class GroupSpreader:
         parameters = next(each for each in (eqn.operands[1], eqn.result) if group in each.type.dims).type
         dims = dict.fromkeys(dim for value in (*eqn.operands, eqn.result) for dim in value.type.dims)
         shared = [dim for dim in dims if dim != group and not set(axes).isdisjoint(layout.get(dim.name))]
-        if shared and not self.decided.setdefault(
-            (numbers, group),
-            self.factor * self._gathered_size(eqn.operands[0].type, axes)
-            < self._gathered_size(parameters, axes),
-        ):
-            return None
+        if shared:
+            of_rows, of_groups = (
+                self._gathered_size(each, axes) for each in (eqn.operands[0].type, parameters)
+            )
+            if not self.decided.setdefault((numbers, group), self.factor * of_rows < of_groups):
+                return None
         blocks = self.rules.dims.get(f"{group.name}.blocks", self.rules.mesh.size(axes), axes)
         new = tuple((dim, self._gathered(dim, axes, layout.get(dim.name))) for dim in shared)
         return BlockRows(numbers, frozenset(eqn.operands[2].type.dims), group, blocks, new)
@@ -241,22 +241,9 @@ class GroupSpreader:
 
     def _loop(self, build: Builder, eqn: Equation) -> None:
         """Append a loop that also takes the parts of operands, and yields the parts of outputs."""
-        dim, given, region = dim_of(eqn), list(pairs(eqn)), region_of(eqn)
-        names = names_of(region)
-        for operand, argument in pairs(eqn):
-            if argument.role == "carried":
-                continue
-            self.same[argument.value] = self.same.get(operand, operand)
-            if self._is_whole(operand):
-                outer = self.parts[operand]
-                inner = _inside(
-                    outer, names.fresh(argument.value.name), dim if argument.role == "sliced" else None
-                )
-                self.parts[argument.value] = inner
-                given.insert(
-                    _end_of(given, argument.role), (outer.value, Argument(inner.value, argument.role))
-                )
-        region = self.function(attrs.evolve(region, arguments=tuple(argument for _, argument in given)))
+        given = self._loop_operands(eqn)
+        region = attrs.evolve(region_of(eqn), arguments=tuple(argument for _, argument in given))
+        region = self.function(region)
         yielded = [output for output in region.outputs if output.updates is None]
         whole = [output for output in yielded if self._is_whole(output.value)]
         taken = Names(output.name for output in region.outputs)
@@ -269,8 +256,23 @@ class GroupSpreader:
             self.same[results[output.name]] = self.same.get(output.value, output.value)
         for output, new in zip(whole, more, strict=True):
             part = self.parts[output.value]
-            rows = attrs.evolve(part.rows, dims=part.rows.dims | {dim})
+            rows = attrs.evolve(part.rows, dims=part.rows.dims | {dim_of(eqn)})
             self.parts[results[output.name]] = BlockPart(results[new.name], rows, part.is_zero)
+
+    def _loop_operands(self, eqn: Equation) -> list[tuple[Value, Argument]]:
+        """Return the operands and arguments of a loop; parts of operands stand behind the operands of the same role."""
+        found, names = list(pairs(eqn)), names_of(region_of(eqn))
+        for operand, argument in pairs(eqn):
+            if argument.role == "carried":
+                continue
+            self.same[argument.value] = self.same.get(operand, operand)
+            if self._is_whole(operand):
+                outer, dim = self.parts[operand], dim_of(eqn) if argument.role == "sliced" else None
+                inner = _inside(outer, names.fresh(argument.value.name), dim)
+                self.parts[argument.value] = inner
+                part = outer.value, Argument(inner.value, argument.role)
+                found.insert(_end_of(found, argument.role), part)
+        return found
 
     def _is_whole(self, value: Value) -> bool:
         """Return True if a value has a part with all rows."""
