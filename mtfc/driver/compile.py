@@ -125,11 +125,14 @@ def _emitted_otherwise(
         raise UsageError(f"`{case.name}` is a placement, whose operators are a JAX module: --emit jax")
     if options.emit not in ("spmd", *BACKENDS):
         raise UsageError(f"`{case.name}` is a layout of several meshes: --emit spmd, {' or '.join(BACKENDS)}")
-    if options.stop_after is not None or options.print_ir_after is not None:
+    for_passes = {
+        "--passes": options.passes,
+        "--stop-after": options.stop_after,
+        "--print-ir-after": options.print_ir_after,
+    }
+    if given := next((name for name, value in for_passes.items() if value is not None), None):
         what = "a placement, which is" if is_placement else "a layout of several meshes, whose segments are"
-        raise UsageError(
-            f"`{case.name}` is {what} not lowered by passes as a whole: no --stop-after and --print-ir-after"
-        )
+        raise UsageError(f"`{case.name}` is {what} not lowered by passes as a whole: no {given}")
     if isinstance(case, DividedCase) and options.emit == "spmd":
         return Emitted(options.emit, placed, "\n".join(_segments(case, program, options.locations)))
     return Emitted(options.emit, placed, case.source(program, options.emit))

@@ -84,9 +84,14 @@ def parse_layout(text: str, module: Module, mesh: Mesh | None = None) -> Declare
             place = [Label(divided.span, "declared here")]
             scope.error("E311", message, name.span, place, DIVIDED)
             raise CompileError(scope.diagnostics)
-        scope.unknown("E311", f"unknown layout `{name.text}`", name, [known.name for known in module.layouts])
+        known = [*(each.name for each in module.layouts), *(each.name for each in module.divided)]
+        scope.unknown("E311", f"unknown layout `{name.text}`", name, known)
         raise CompileError(scope.diagnostics)
     decl = parse_option(f"layout {GIVEN} = ", text, "{}", "<--layout>", ast.LayoutDecl, scope.diagnostics)
+    for part in decl.parts:
+        help = "declare the layout in the file, and choose it by its name"
+        scope.error("E311", "only a layout that a .mtf file declares has parts", part.span, help=help)
+    scope.diagnostics.raise_if_errors()
     found = resolve(decl, mesh or _only_mesh(text, module, scope), scope)
     scope.diagnostics.raise_if_errors()
     return found

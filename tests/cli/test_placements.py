@@ -121,6 +121,7 @@ def test_compile_writes_a_module_that_runs_without_mtfc(mtfc: Mtfc, file: Path) 
     [
         (("run", "--backend", "numpy"), "is a placement, which runs on JAX's devices: --backend jax"),
         (("run", "--passes", "dce"), "is a placement, which is not lowered by passes: no --passes"),
+        (("compile", "--emit", "jax", "--passes", "dce"), "not lowered by passes as a whole: no --passes"),
         (("train", "--memory", "1GiB"), "is a placement, which is not lowered by passes: no --memory"),
         (("run", "--mesh", "all:2"), "is a placement, which has devices of its own: no --mesh"),
         (("compile", "--emit", "spmd"), "whose operators are a JAX module: --emit jax"),

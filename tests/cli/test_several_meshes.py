@@ -187,7 +187,13 @@ def test_jax_trains_and_checkpoints_move_between_layouts(tmp_path: Path) -> None
         (["run", "--layout", "two", "--mesh", "front"], "is a layout of several meshes: no --mesh"),
         (["run", "--layout", "two", "--memory", "1GiB"], "is a layout of several meshes: no --memory"),
         (["compile", "--layout", "two", "--emit", "hlo"], "--emit spmd, numpy or jax"),
+        (
+            ["compile", "--layout", "two", "--passes", "default"],
+            "not lowered by passes as a whole: no --passes",
+        ),
         (["draw", "--layout", "two", "-o", "x.svg"], "this takes a layout of one"),
+        (["run", "--layout", "{ part x on front: {} }"], "only a layout that a .mtf file declares has parts"),
+        (["run", "--layout", "tw"], "did you mean `two`?"),
     ],
 )
 def test_other_options_are_refused(
