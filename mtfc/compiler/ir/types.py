@@ -182,7 +182,7 @@ class Forms:
     def of(cls, entries: Mapping[str, str | float]) -> Forms:
         """Return the forms of entries as they are written. Raises `ValueError`, with the entry that is wrong as its argument."""
         for key, value in entries.items():
-            if not _is_form(key, value) or (key == "flops_per_byte" and entries.get("dots") != "joined"):
+            if not is_form(key, value) or (key == "flops_per_byte" and entries.get("dots") != "joined"):
                 raise ValueError(key)
         balance = entries.get("flops_per_byte", FLOPS_PER_BYTE) if entries.get("dots") == "joined" else 0
         regions, groups = (str(entries.get(key, FORMS[key][0])) for key in ("regions", "groups"))
@@ -198,10 +198,14 @@ FORMS: Mapping[str, tuple[str, ...]] = {
 """The words of each entry of a layout's `forms`; without words it is a number of at least 1."""
 
 
-def _is_form(key: str, value: str | float) -> bool:
+MOST_FLOPS_PER_BYTE = 2**31 - 1
+
+
+def is_form(key: str, value: str | float) -> bool:
+    """Return True if an entry of `forms` may have a value."""
     if key not in FORMS:
         return False
-    return value in FORMS[key] if FORMS[key] else type(value) is int and 1 <= value < 1 << 31
+    return value in FORMS[key] if FORMS[key] else type(value) is int and 1 <= value <= MOST_FLOPS_PER_BYTE
 
 
 @attrs.frozen

@@ -20,7 +20,7 @@ from mtfc.compiler.cost.hardware import Device, Hardware
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Function, walk
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.types import REGIONS, Forms, Layout, Mesh
+from mtfc.compiler.ir.types import MOST_FLOPS_PER_BYTE, REGIONS, Forms, Layout, Mesh
 from mtfc.compiler.search.found import Found, Objective, Price, Pricing, value_of
 
 CANDIDATES = 3
@@ -28,8 +28,6 @@ CANDIDATES = 3
 
 LEAST = 1e-3
 """The part of the price that forms must save, so that a layout has none where they make little difference."""
-
-LARGEST_BALANCE = (1 << 31) - 1
 
 
 def flops_per_byte(device: Device, function: Function) -> int:
@@ -39,7 +37,7 @@ def flops_per_byte(device: Device, function: Function) -> int:
         if has_trait(eqn, "dot"):
             flops[eqn.operands[0].type.dtype] += int(OPS[eqn.op].flops(eqn, Numbers(SINGLE)))
     dtype = max(flops, key=flops.__getitem__, default="f32")
-    return min(LARGEST_BALANCE, max(1, round(device.rate(dtype).peak / device.bandwidth.peak)))
+    return min(MOST_FLOPS_PER_BYTE, max(1, round(device.rate(dtype).peak / device.bandwidth.peak)))
 
 
 @attrs.frozen

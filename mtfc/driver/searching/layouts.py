@@ -38,7 +38,7 @@ from mtfc.reports.why_not_report import LayoutDifference, UnfitRules
 STARTING = 0.25
 """The part of the time of a search of tilings for the best global layout."""
 
-FORMS = 0.2
+FORMS_SHARE = 0.2
 """The part of the time of a search of global layouts in which the forms of the best of them are priced."""
 
 EXACT = 1.5
@@ -156,7 +156,7 @@ class _GlobalRequest:
         recorded = RecordedPricing(pricing)
         forms = self._forms(recorded, until)
         try:
-            best = forms.improved(self.without_forms(recorded, until - FORMS * (until - monotonic())))
+            best = forms.improved(self.without_forms(recorded, until - FORMS_SHARE * (until - monotonic())))
             return self._bounded(best, until)
         except NothingFits:
             if (fitting := forms.fitting()) is not None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from mtfc.compiler.diagnostics import Label, Span
-from mtfc.compiler.ir.types import FORMS, Forms
+from mtfc.compiler.ir.types import FORMS, MOST_FLOPS_PER_BYTE, Forms, is_form
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
 
-NUMBER = "a whole number from 1 to 2147483647"
+NUMBER = f"a whole number from 1 to {MOST_FLOPS_PER_BYTE}"
 
 
 def resolve_forms(section: ast.FormSet | None, scope: Scope) -> Forms:
@@ -42,9 +42,9 @@ def resolve_forms(section: ast.FormSet | None, scope: Scope) -> Forms:
 
 def _value(entry: ast.SplitRule | ast.FormFigure, key: str) -> str | int | None:
     """Return the value of an entry, or None if it is wrong."""
+    value: str | int | None
     if isinstance(entry, ast.FormFigure):
-        number = entry.number
-        is_right = not FORMS[key] and isinstance(number, ast.Int) and 1 <= number.value < 1 << 31
-        return number.value if is_right and isinstance(number, ast.Int) else None
-    (word, *more) = (axis.text for axis in entry.axes)
-    return word if word in FORMS[key] and not more else None
+        value = entry.number.value if isinstance(entry.number, ast.Int) else None
+    else:
+        value = entry.axes[0].text if len(entry.axes) == 1 else None
+    return value if value is not None and is_form(key, value) else None
