@@ -139,17 +139,11 @@ def _summary(each: SimulatedPlacement) -> list[str]:
     step, total = each.step, each.step.total
     dtypes = {eqn.operands[0].type.dtype for eqn in each.function.body if has_trait(eqn, "dot")}
     ports = ", ".join(f"{lane} {seconds_text(seconds)}" for lane, seconds in step.busy.items())
-    room, notes = (
-        bytes_text(each.room),
-        [note for own in kinds_of(each.hardware) for note in replaced(dtypes, own)],
-    )
+    room = bytes_text(each.room)
+    notes = [note for own in kinds_of(each.hardware) for note in replaced(dtypes, own)]
     rows = [
         ["step", seconds_text(step.seconds), f"{step.utilisation:.1%} of the peak FLOP/s"],
-        [
-            "computation",
-            seconds_text(total.compute),
-            ", ".join(["on the longest path", *notes]),
-        ],
+        ["computation", seconds_text(total.compute), ", ".join(["on the longest path", *notes])],
         ["communication", seconds_text(step.communicating), f"busiest ports: {ports}" if ports else ""],
         ["  exposed", seconds_text(total.exposed), "the longest path waits for it"],
         ["sent", bytes_text(total.sent), ""],

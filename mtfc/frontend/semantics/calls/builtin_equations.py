@@ -243,12 +243,8 @@ def stack(expressions: Expressions, site: Site, operands: list[Operand], dim: Di
         message = f"a stack of {count(len(operands), 'tensor')} along `{dim.name}`, which has size {dim.size}"
         expressions.scope.error("E205", message, site.span)
         return None
-    dims, dtype, one, parts = (
-        operands[0].dims,
-        common_dtype(operands),
-        _one(expressions, site),
-        list[Operand](),
-    )
+    dims, dtype = operands[0].dims, common_dtype(operands)
+    one, parts = _one(expressions, site), list[Operand]()
     for each in operands:
         if set(each.dims) != set(dims) or dim in dims:
             labels = [Label(x.span, f"{x.shown} is {x.type or 'a number'}") for x in (operands[0], each)]
