@@ -62,6 +62,12 @@ def mesh_labels(
 
 
 class _Labelling:
+    """The labels of one function, as far as they are known.
+
+    copied: values that each mesh computes for itself. made, homes: value or argument -> its part. updated: the place of a
+    parameter's declaration -> the part that stores it.
+    """
+
     def __init__(
         self,
         function: Function,

@@ -171,6 +171,8 @@ class _Module:
 
 
 class _JaxModule(_Module):
+    """A module in which each mesh has devices of JAX."""
+
     files = JAX_FILES
 
     def text(self) -> str:
@@ -246,6 +248,8 @@ class _JaxModule(_Module):
 
 
 class _NumpyModule(_Module):
+    """A module that simulates all meshes in one process."""
+
     files = NUMPY_FILES
 
     def text(self) -> str:

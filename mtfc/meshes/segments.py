@@ -52,14 +52,12 @@ def cut(program: Program, function: Function, parts: Sequence[MeshPart]) -> CutF
 
 
 class _Cut:
+    """The cut of one function. makers: value -> the equation that computes it. homes: argument or value -> its part."""
+
     def __init__(self, program: Program, function: Function, parts: Sequence[MeshPart]) -> None:
         out = written_out(program, function)
-        self.program, self.function, self.parts, self.micro = (
-            out.program,
-            out.function,
-            parts,
-            out.micro_batches,
-        )
+        self.program, self.function = out.program, out.function
+        self.parts, self.micro = parts, out.micro_batches
         place = program.training.span if program.training else None
         self.labels: MeshLabels = mesh_labels(self.function, parts, place, out.slices)
         self.makers = {value: eqn for eqn in self.function.body for value in eqn.results}

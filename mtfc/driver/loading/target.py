@@ -32,6 +32,7 @@ def machine_of(target: str, declared: Mapping[str, Machine], sources: Sources) -
 
 
 def _machine(target: str, declared: Mapping[str, Machine], sources: Sources) -> Machine:
+    """Return the machine of a target as a whole."""
     from mtfc.frontend.hardware_targets import find_machine, is_path, machine_in_file, split_target
 
     sources.texts["<--target>"] = target
@@ -52,10 +53,9 @@ def file_of(target: str | None) -> str | None:
 def check_room(hardware: Hardware, mesh: Mesh, target: str, needing: str | None = None) -> None:
     """Raise `CompileError` (E316) unless a mesh fits on the hardware.
 
-    needing: the start of a message about several meshes together, which need no link for themselves.
-
     The hardware needs a device for each processor, and each link needs room for its part of the mesh: 5 x 3 processors do not
-    fit on 4 nodes of 4 devices.
+    fit on 4 nodes of 4 devices. needing: the start of a message about several meshes together, which need devices, and no links
+    for the whole.
     """
     from mtfc.compiler.cost.topology import Topology
     from mtfc.frontend.hardware_targets import raise_no_room

@@ -153,6 +153,7 @@ def _share(figure: ast.HardwareFigure, scope: Scope) -> float | None:
 def number_of(
     figure: ast.HardwareFigure, scope: Scope, expected: str, fits: Callable[[float], bool]
 ) -> float | None:
+    """Return a number of an entry; None, and an error with the words `expected`, if there is none that fits."""
     if isinstance(figure.value, ast.HardwareFigures | ast.Tuple | ast.DeviceList):
         wrong_figure(figure, expected, scope)
         return None

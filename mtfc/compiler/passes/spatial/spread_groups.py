@@ -45,7 +45,7 @@ from mtfc.compiler.passes.spatial.position_blocks import NewDims
 
 @attrs.frozen
 class SpreadGroups(Pass):
-    """rows: rows travel where the parameters of their groups have more than so many times as many elements; 0: always.
+    """rows: if the parameters of groups have more than `rows` times as many elements as the rows, the rows travel.
 
     The entry `groups` of a layout's `forms` decides instead, if it is there.
     """

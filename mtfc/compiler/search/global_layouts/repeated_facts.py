@@ -45,6 +45,7 @@ class RepeatedFacts(StepFacts):
     def of_layers(
         cls, whole: StepFacts, short: Iterable[Function], number: int, split: Dims
     ) -> RepeatedFacts:
+        """Return the facts of a step with a number of layers, from steps with 1, 2 and 3 of them."""
         steps = tuple(StepFacts.of(each, whole.device, whole.recomputes) for each in short)
         return cls(
             function=whole.function,
