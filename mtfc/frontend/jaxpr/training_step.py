@@ -89,10 +89,11 @@ def _ordered(outputs: Iterable[Output]) -> tuple[Output, ...]:
 
 
 def _by_output(body: Sequence[Equation], outputs: Iterable[Output]) -> tuple[Equation, ...]:
-    """Return the equations, those of the update last: the ones that an output needs stand together, and what gets ready by them.
+    """Return the equations, those of the update last and in groups.
 
-    An optimizer of optax computes each of its quantities for all parameters before the next one. In that order all would be in
-    memory at the same time.
+    A group has the equations that an output needs, and after them the last equations whose operands are then there. An optimizer
+    of optax computes each of its quantities for all parameters before the next one. In that order all would be in memory at the
+    same time.
     """
     place = {eqn: i for i, eqn in enumerate(body)}
     updates = {value: eqn for eqn in body if eqn.stage == "update" for value in eqn.results}
