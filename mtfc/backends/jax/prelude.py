@@ -260,29 +260,17 @@ def grouped_dot(form, group, x, y, groups, number=None):
     batches = [c for c in rows if c in (of_y if number is None else result)]
     kept = [[c for c in term if c in result and c not in rows + group] for term in (of_x, of_y)]
     summed = [c for c in of_x if c in of_y and c not in rows]
-
-    def arranged(array, term, *parts):
-        shape = [math.prod(sizes[c] for c in part) for part in parts]
-        return array.transpose([term.index(c) for part in parts for c in part]).reshape(shape)
-
-    def place(letters):
-        """Return for each row its place along some of the dimensions of rows."""
-        found = jnp.zeros(groups.shape, jnp.int32)
-        for c in letters:
-            found = found * sizes[c] + lax.broadcasted_iota(jnp.int32, groups.shape, rows.index(c))
-        return found.ravel()
-
     parts = count * math.prod(sizes[c] for c in batches)
     holds = ((groups >= 0) & (groups < count)).ravel()
-    ids = jnp.where(holds, place(batches) * count + groups.ravel(), parts)
+    ids = jnp.where(holds, row_places(groups, rows, batches) * count + groups.ravel(), parts)
     order = jnp.argsort(ids)
     starts = jnp.searchsorted(ids[order], jnp.arange(parts + 1)).astype(jnp.int32)
     of_rows = [[c for c in rows if c in term] for term in (of_x, of_y)]
-    sources = [place(letters)[order] for letters in of_rows]
+    sources = [row_places(groups, rows, letters)[order] for letters in of_rows]
     wanted = jnp.promote_types(x.dtype, jnp.float32)
     if number is None:
-        left = arranged(x, of_x, of_rows[0], kept[0], summed)
-        right = arranged(y, of_y, [*batches, group], summed, kept[1])
+        left = as_matrices(x, of_x, of_rows[0], kept[0], summed)
+        right = as_matrices(y, of_y, [*batches, group], summed, kept[1])
         found = lax.platform_dependent(
             *(left, right, sources[0], starts),
             cpu=lambda *given: dots_in_blocks(wanted, *given),
@@ -291,8 +279,8 @@ def grouped_dot(form, group, x, y, groups, number=None):
         found = found[jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))]
         found, letters = jnp.where(holds[:, None, None], found, 0), [*rows, *kept[0], *kept[1]]
     else:
-        left = arranged(x, of_x, of_rows[0], summed, kept[0])
-        right = arranged(y, of_y, of_rows[1], summed, kept[1])
+        left = as_matrices(x, of_x, of_rows[0], summed, kept[0])
+        right = as_matrices(y, of_y, of_rows[1], summed, kept[1])
         found = lax.platform_dependent(
             *(left, right, *sources, starts),
             cpu=lambda *given: sums_in_blocks(wanted, *given),
@@ -301,6 +289,21 @@ def grouped_dot(form, group, x, y, groups, number=None):
         letters = [*batches, group, *kept[0], *kept[1]]
     found = found.reshape([sizes[c] for c in letters]).astype(x.dtype)
     return found.transpose([letters.index(c) for c in result])
+
+
+def as_matrices(array, term, *parts):
+    """Return an array, whose dimensions have letters, with an axis for each list of letters."""
+    sizes = dict(zip(term, array.shape, strict=True))
+    shape = [math.prod(sizes[c] for c in part) for part in parts]
+    return array.transpose([term.index(c) for part in parts for c in part]).reshape(shape)
+
+
+def row_places(groups, rows, letters):
+    """Return for each row its place along some of the dimensions of rows."""
+    found = jnp.zeros(groups.shape, jnp.int32)
+    for axis in map(rows.index, letters):
+        found = found * groups.shape[axis] + lax.broadcasted_iota(jnp.int32, groups.shape, axis)
+    return found.ravel()
 
 
 def ragged_dots(dtype, left, right, source, starts):
@@ -314,10 +317,8 @@ def ragged_dots(dtype, left, right, source, starts):
 def ragged_sums(dtype, left, right, left_source, right_source, starts):
     """Return for each part the sum over its places, see `ragged_dots`, of the products of [rows, k, m] and [rows, k, n]."""
     lengths = (starts[1:] - starts[:-1]) * left.shape[1]
-    left, right = (
-        left[left_source].reshape(-1, left.shape[2]),
-        right[right_source].reshape(-1, right.shape[2]),
-    )
+    left = left[left_source].reshape(-1, left.shape[2])
+    right = right[right_source].reshape(-1, right.shape[2])
     numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
     return lax.ragged_dot_general(left, right, lengths, numbers, preferred_element_type=dtype)
 
