@@ -128,36 +128,45 @@ def test_a_signal_ends_a_wait_for_data_and_an_evaluation(
     assert figures("run") == figures("whole")
 
 
+class Ended(Peers):
+    """Notes what would end the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def end(self, text: str, status: int = OK) -> None:
+        self.said.append(f"{text} {status}")
+
+
 def test_sigterm_after_ctrl_c_has_its_time() -> None:
     """Ctrl-C leaves a step all its time, SIGTERM only that of grace; a second SIGTERM does not begin it anew."""
-
-    class Ended(Peers):
-        said: list[str] = []  # noqa: RUF012
-
-        def end(self, text: str, status: int = OK) -> None:
-            self.said.append(f"{text} {status}")
-
-    stop = Stop(5.2, Ended(), lambda: "the last checkpoint is 7")
+    ended = Ended()
+    stop = Stop(5.2, ended, lambda: "the last checkpoint is 7")
     stop.request(is_short=False)
     sleep(0.4)
-    assert stop.is_requested and not Ended.said
+    assert stop.is_requested and not ended.said
     stop.request(is_short=True)
     stop.request(is_short=True)
     sleep(0.4)
-    assert Ended.said == [
+    assert ended.said == [
         "the step under way takes longer than 0 s, and is not saved: the last checkpoint is 7 130"
     ]
 
 
 def test_the_end_of_the_terminal_stops_a_run_unless_nohup_hides_it() -> None:
+    """The time of grace that it begins ends nothing after the run."""
+    ended = Ended()
     for handler, heard in ((signal.SIG_DFL, True), (signal.SIG_IGN, False)):
         before = signal.signal(signal.SIGHUP, handler)
-        with stop_by_signal(Stop()) as stop:
+        with stop_by_signal(Stop(5.4, ended)) as stop:
             os.kill(os.getpid(), signal.SIGHUP) if heard else None
             assert stop.requested.wait(5.0 if heard else 0.0) == heard
             assert (signal.getsignal(signal.SIGHUP) is handler) != heard
         assert signal.getsignal(signal.SIGHUP) is handler
         signal.signal(signal.SIGHUP, before)
+    sleep(0.6)
+    assert not ended.said
 
 
 def test_sigterm_before_the_first_step(data: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from socket import socket, socketpair
 from threading import Event, Thread, current_thread, main_thread
 from typing import TypeVar
@@ -117,16 +117,22 @@ def _fill(result: Future[T], call: Callable[[], T]) -> None:
 def stop_by_signal(stop: Stop) -> Iterator[Stop]:
     """Let signals, and the other processes, ask to stop during the block. Only the main thread can have handlers."""
     stop.peers.on_stop = stop.request
-    if current_thread() is not main_thread():
-        yield stop
-        return
+    try:
+        with _handlers(stop) if current_thread() is main_thread() else nullcontext():
+            yield stop
+    finally:
+        stop.answered.set()  # after the block, the time of grace ends nothing
+
+
+@contextmanager
+def _handlers(stop: Stop) -> Iterator[None]:
     reading, writing = socketpair()
     writing.setblocking(False)
     before = {number: signal.signal(number, _noted) for number in _stopping()}
     waking = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
     Thread(target=stop.listen, args=(reading,), daemon=True).start()
     try:
-        yield stop
+        yield
     finally:
         signal.set_wakeup_fd(waking)
         for number, handler in before.items():
