@@ -92,7 +92,7 @@ def propose_blocks(
     for i in range(len(numbers)):
         sent += new.sent[i] - state.blocks[numbers[i], SENT]
         memory += new.memory[i] - state.memory[numbers[i]]
-    if (memory - capacity).max() > 0:  # `max` is compiled here first: with reference counts
+    if (memory - capacity).max() > 0:
         return ENDED, np.inf, sent, memory
     if not apply_change(state, numbers, new):
         return CROWDED, np.inf, sent, memory

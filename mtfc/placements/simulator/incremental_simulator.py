@@ -356,7 +356,11 @@ def simulate_change(s: DeltaState, limit: float) -> float:
             _copy(s, s.soonest[task] - s.ready[task])
         elif s.spent[take_task(s, task)] > limit:
             return np.inf
-    makespan = float(s.free.max())
+    makespan = 0.0
+    for (
+        free
+    ) in s.free:  # `max` of an array, first compiled without reference counts, would be wrong for all callers
+        makespan = max(makespan, free)
     return makespan if makespan <= limit else np.inf
 
 
