@@ -41,7 +41,7 @@ def test_experts_by_hand_compute_what_the_library_computes_and_send_no_less(
     small = {"groups": 8, "tokens": 6, "d_model": 8, "experts": 8, "d_ff": 16, "capacity": 2}
     monkeypatch.setattr(peer_moe, "DIMS", small)
     arrays = peer_moe.drawn()
-    ours = peer_moe.generated(arrays)
+    ours = peer_moe.generated(arrays, "with a capacity")
     losses = [ours.run(), ours.run()]
     for theirs in peer_moe.handwritten(arrays).values():
         assert [theirs.run(), theirs.run()] == pytest.approx(losses, rel=1e-5)
