@@ -276,6 +276,7 @@ SHAPES: Mapping[str, Case] = {
             lambda c, u: (until_small(u)[1] + c, c), jnp.zeros(x.shape[1:]), x
         ),
         "while": lambda x: lax.while_loop(lambda c: c.sum() < 1e3, lambda c: c * 2 + 1, jnp.abs(x)),
+        "device_put": lambda x: jax.device_put((x, 2 * x)),
         "loop": lambda x: loop(x, x[:6] * 0.1),
         "loop_backwards": loop_backwards,
         "counted": counted,

@@ -136,8 +136,8 @@ BINARY = {
     "min": "minimum",
 }
 
-SAME = ("stop_gradient", "copy", "copy_p", "name", "sharding_constraint", "mesh_cast", "reshard", "device_put",
-        "pvary", "pcast")  # fmt: skip
+SAME = ("stop_gradient", "copy", "copy_p", "name", "sharding_constraint", "mesh_cast", "reshard", "pvary",
+        "pcast")  # fmt: skip
 """Primitives whose result is their operand."""
 
 
@@ -185,5 +185,6 @@ RULES: dict[str, PrimitiveRule] = {
         link, lambda emitter, step: (_cast(emitter, step, operands(emitter, step)),), _is_cast, moves=True
     ),
     "clamp": rule(_clamp, NUMBERS),
+    "device_put": PrimitiveRule(_link_several, operands, takes_keys=True, moves=True),
     "optimization_barrier": PrimitiveRule(_link_several, _barrier, takes_keys=True, moves=True),
 }
