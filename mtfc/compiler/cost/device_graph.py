@@ -89,7 +89,7 @@ class GraphLink:
 
     @property
     def most_pairs(self) -> int:
-        """The number of pairs, or one more for each member that a wire joins with itself."""
+        """An upper bound of the number of pairs, found without making them: a machine may have too many."""
         return len(self.groups[0]) * len(self.groups[-1]) if self.kind == "wire" else len(self.members)
 
     @property

@@ -43,7 +43,7 @@ def elaborate_model(decl: ast.ModelDecl, scope: Scope) -> Model:
     body.run()
     forward = body.builder.function("forward")
     known = scope.known_dims
-    own = {name: dim for name, dim in body.builder.all_dims().items() if name not in known}
+    own = {name: dim for name, dim in body.builder.all_dims().items() if known.get(name) != dim}
     dims = {**known, **own} if own else known
     program = Program(decl.name.text, dims, tuple(body.builder.parameters), (forward,))
     failed = len(body.builder.outputs) < body.returned or None in body.expressions.values.values()

@@ -356,10 +356,9 @@ def simulate_change(s: DeltaState, limit: float) -> float:
             _copy(s, s.soonest[task] - s.ready[task])
         elif s.spent[take_task(s, task)] > limit:
             return np.inf
+    # No `s.free.max()`: Numba compiles `max` for all callers alike, and callers that count references would get wrong code.
     makespan = 0.0
-    for (
-        free
-    ) in s.free:  # `max` of an array, first compiled without reference counts, would be wrong for all callers
+    for free in s.free:
         makespan = max(makespan, free)
     return makespan if makespan <= limit else np.inf
 

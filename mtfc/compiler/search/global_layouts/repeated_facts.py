@@ -72,7 +72,7 @@ class RepeatedFacts(StepFacts):
     def facts(self, split: Dims) -> Facts:
         """Return the facts under layouts that split no dimensions of `mixed` but some of `split`."""
         if split not in self.found:
-            forms = [_FactForms.of(each.facts(split), self._plain) for each in self.short]
+            forms = [_CanonicalFacts.of(each.facts(split), self._plain) for each in self.short]
             found = _extrapolated(forms, self.number)
             if found is None:
                 return super().facts(split)
@@ -97,8 +97,8 @@ Rename = Callable[[str], str]
 
 
 @attrs.frozen
-class _FactForms:
-    """The forms of facts, with the number of each. examples: form -> facts of this form that share values."""
+class _CanonicalFacts:
+    """Facts in canonical form, with the number of each. examples: form -> facts of this form that share values."""
 
     kernels: Counter[Any]
     arithmetic: Counter[Any]
@@ -110,7 +110,7 @@ class _FactForms:
     completing: Mapping[Value, Sequence[tuple[Term, Term]]]
 
     @classmethod
-    def of(cls, facts: Facts, rename: Rename) -> _FactForms:
+    def of(cls, facts: Facts, rename: Rename) -> _CanonicalFacts:
         def longer(group: Sequence[SumRoute]) -> Hashable:
             stops = (stop for route in group for stop in route.stops)
             return tuple(tuple(facts.completing.get(stop.value, ())) for stop in stops)
@@ -130,7 +130,7 @@ class _FactForms:
         )
 
 
-def _extrapolated(forms: Sequence[_FactForms], number: int) -> Facts | None:
+def _extrapolated(forms: Sequence[_CanonicalFacts], number: int) -> Facts | None:
     """Return the facts of a step with a number of layers, or None if the short steps do not differ by the same."""
     last = forms[-1]
     kernels, arithmetic, stored = (
