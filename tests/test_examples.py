@@ -232,9 +232,9 @@ def test_parts_on_meshes_of_their_own_are_exact() -> None:
     """The example of several meshes, at small sizes."""
     (example,) = (each for each in EXAMPLES if each.file == "two_meshes")
     text, choice = path(example).read_text("utf-8"), Choice(layout="two", dims=example.dims)
-    chosen = choose(text, str(path(example)), choice, or_divided=True)
+    chosen = choose(text, str(path(example)), choice, or_multi_mesh=True)
     with np.errstate(all="ignore"):
-        found = list(exact_cases(chosen.program, (), 0, chosen.divided))
+        found = list(exact_cases(chosen.program, (), 0, chosen.multi_mesh))
     assert [each.layout for each in found] == ["gradients", "two"]
     assert all(each.ok and not each.skipped for each in found)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mtfc.compiler.ir.core import Program
     from mtfc.compiler.ir.types import Layout, Mesh
     from mtfc.frontend.layouts.efficiency import Faster
-    from mtfc.frontend.layouts.parts import DividedLayout
+    from mtfc.frontend.layouts.parts import MultiMeshLayout
     from mtfc.frontend.layouts.program_index import Tensor
     from mtfc.placements.declarations import DeclaredPlacement
 
@@ -85,14 +85,16 @@ def _placement_errors(program: Program, placements: Iterable[DeclaredPlacement])
     return found
 
 
-def _divided_errors(programs: Sequence[Program], layouts: Sequence[DividedLayout]) -> Iterable[Diagnostic]:
+def _multi_mesh_errors(
+    programs: Sequence[Program], layouts: Sequence[MultiMeshLayout]
+) -> Iterable[Diagnostic]:
     """Import the labels of meshes late: only a layout of several meshes needs them."""
-    from mtfc.driver.loading.divided_case import check_divided
+    from mtfc.driver.loading.multi_mesh_case import check_multi_mesh
 
-    return check_divided(programs, layouts)
+    return check_multi_mesh(programs, layouts)
 
 
-_CHECKS = (_placement_errors, _divided_errors)
+_CHECKS = (_placement_errors, _multi_mesh_errors)
 
 
 def _predictor() -> Faster:

@@ -28,9 +28,9 @@ from mtfc.compiler.passes.pipelines import (
 )
 from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.errors import UsageError
-from mtfc.driver.loading.divided_case import DividedCase
 from mtfc.driver.loading.ir_files import is_ir, read_ir
 from mtfc.driver.loading.memory_limit import run_limited
+from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
@@ -106,7 +106,7 @@ def _read(options: CompileOptions, sources: Sources) -> tuple[Program | Emitted,
     """
     if is_ir(options.file):
         return *read_ir(options.file, options.choice, sources), options.choice.limit({})
-    selection = select(options.file, options.choice, sources, or_placement=True, or_divided=True)
+    selection = select(options.file, options.choice, sources, or_placement=True, or_multi_mesh=True)
     case = selection.case
     if not isinstance(case, LayoutOnMesh):
         return _emitted_otherwise(options, case, selection.program), "global", None
@@ -114,7 +114,7 @@ def _read(options: CompileOptions, sources: Sources) -> tuple[Program | Emitted,
 
 
 def _emitted_otherwise(
-    options: CompileOptions, case: PlacementCase | DividedCase, program: Program
+    options: CompileOptions, case: PlacementCase | MultiMeshCase, program: Program
 ) -> Emitted:
     """Return the module of a placement or of a layout of several meshes. Raises `UsageError` for any other text."""
     placed = attrs.evolve(program, mesh=case.mesh, layout=case.layout)
@@ -133,17 +133,17 @@ def _emitted_otherwise(
     if given := next((name for name, value in for_passes.items() if value is not None), None):
         what = "a placement, which is" if is_placement else "a layout of several meshes, whose segments are"
         raise UsageError(f"`{case.name}` is {what} not lowered by passes as a whole: no {given}")
-    if isinstance(case, DividedCase) and options.emit == "spmd":
+    if isinstance(case, MultiMeshCase) and options.emit == "spmd":
         return Emitted(options.emit, placed, "\n".join(_segments(case, program, options.locations)))
     return Emitted(options.emit, placed, case.source(program, options.emit))
 
 
-def _segments(case: DividedCase, program: Program, locations: bool) -> Iterator[str]:
+def _segments(case: MultiMeshCase, program: Program, locations: bool) -> Iterator[str]:
     """Yield the program of each segment, after a line that names its function and its mesh."""
-    divided = case.program(program)
-    for function in divided.functions:
+    multi_mesh = case.program(program)
+    for function in multi_mesh.functions:
         for number, segment in enumerate(function.segments):
-            title = f"// {function.name}, segment {number} on mesh {divided.meshes[segment.part].name}"
+            title = f"// {function.name}, segment {number} on mesh {multi_mesh.meshes[segment.part].name}"
             yield f"{title}\n{print_program(segment.program, locations)}"
 
 

@@ -15,7 +15,7 @@ from mtfc.driver.loading.sources import Sources
 if TYPE_CHECKING:
     from mtfc.compiler.ir.core import Program
     from mtfc.driver.jax_functions.sent_bytes import BytesComparison
-    from mtfc.meshes.divided_cost import DividedCost
+    from mtfc.meshes.multi_mesh_cost import MultiMeshCost
     from mtfc.reports.recompute_report import Recomputation
 
 
@@ -24,7 +24,7 @@ def cost_record(file: str, choice: Choice, sources: Sources, symbolic: bool = Fa
     from mtfc.compiler.cost.volumes import layout_cost
     from mtfc.reports.cost_json import costs_json
     from mtfc.reports.formula_report import formulas
-    from mtfc.reports.meshes_report import divided_cost_json
+    from mtfc.reports.meshes_report import multi_mesh_cost_json
     from mtfc.reports.recompute_report import recompute_json
 
     selection, programs, limits = _programs(file, choice, sources, symbolic)
@@ -34,7 +34,7 @@ def cost_record(file: str, choice: Choice, sources: Sources, symbolic: bool = Fa
     record |= costs_json(costs, symbols) if costs else {}
     for entry, limit in zip(record["layouts"], limits, strict=True):
         entry |= {"recomputation": recompute_json(limit)} if limit is not None else {}
-    record["layouts"] += map(divided_cost_json, _divided(selection))
+    record["layouts"] += map(multi_mesh_cost_json, _multi_mesh(selection))
     return record
 
 
@@ -43,20 +43,20 @@ def cost_text(file: str, choice: Choice, sources: Sources, symbolic: bool = Fals
     from mtfc.compiler.cost.volumes import layout_cost
     from mtfc.reports.cost_report import comparison, layout_report
     from mtfc.reports.formula_report import formula_report, formulas
-    from mtfc.reports.meshes_report import divided_cost_text
+    from mtfc.reports.meshes_report import multi_mesh_cost_text
     from mtfc.reports.recompute_report import recompute_report
 
     selection, programs, limits = _programs(file, choice, sources, symbolic)
     if symbolic:
         return formula_report([formulas(program) for program in programs])
-    costs, divided = [layout_cost(program) for program in programs], _divided(selection)
-    every = [*costs, *(cost for each in divided for cost in each.meshes)]
+    costs, multi_mesh = [layout_cost(program) for program in programs], _multi_mesh(selection)
+    every = [*costs, *(cost for each in multi_mesh for cost in each.meshes)]
     files = [charge.span.file for cost in every for charge in cost.step if charge.span]
     texts = sources.with_library([*files, *(name for each in limits if each for name in each.files)])
     parts = []
     for cost, limit in zip(costs, limits, strict=True):
         parts += [layout_report(cost, texts)] + ([recompute_report(limit, texts)] if limit else [])
-    parts += [divided_cost_text(each, texts) for each in divided]
+    parts += [multi_mesh_cost_text(each, texts) for each in multi_mesh]
     return "\n".join([*parts, *([comparison(costs)] if costs else [])])
 
 
@@ -78,17 +78,17 @@ def _programs(
     file: str, choice: Choice, sources: Sources, symbolic: bool
 ) -> tuple[Selection, list[Program], list[Recomputation | None]]:
     """Return the program of one processor under each layout of one mesh, and what a memory limit changes in it."""
-    selection = select(file, choice, sources, every_layout=True, or_divided=not symbolic)
+    selection = select(file, choice, sources, every_layout=True, or_multi_mesh=not symbolic)
     programs = [case.lower(selection.program) for case in each_of(selection.cases, "layout")]
     pairs = zip(selection.cases, programs, strict=True)
     return selection, programs, [recomputation(selection.program, case, program) for case, program in pairs]
 
 
-def _divided(selection: Selection) -> list[DividedCost]:
+def _multi_mesh(selection: Selection) -> list[MultiMeshCost]:
     """Return the costs of the layouts of several meshes."""
-    from mtfc.meshes.divided_cost import divided_cost
+    from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
 
-    return [divided_cost(case.program(selection.program)) for case in selection.divided]
+    return [multi_mesh_cost(case.program(selection.program)) for case in selection.multi_mesh]
 
 
 def recomputation(program: Program, case: LayoutOnMesh, lowered: Program) -> Recomputation | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtfc.driver.cost import recomputation
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.divided_case import DividedCase
+from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import Selection, select
 from mtfc.driver.loading.sources import Sources
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mtfc.compiler.cost.volumes import PlacedCost
     from mtfc.compiler.ir.core import Program
     from mtfc.compiler.passes.fuse_attention import Reason
-    from mtfc.meshes.divided_cost import DividedCost
+    from mtfc.meshes.multi_mesh_cost import MultiMeshCost
     from mtfc.reports.recompute_report import Recomputation
 
 
@@ -24,9 +24,9 @@ def explain_record(file: str, choice: Choice, sources: Sources) -> dict[str, Any
     from mtfc.reports.provenance_report import provenance_json, separate_json
     from mtfc.reports.recompute_report import recompute_json
 
-    selection = select(file, choice, sources, or_divided=True)
-    if isinstance(selection.case, DividedCase):
-        return _divided_record(selection.case, selection.program)
+    selection = select(file, choice, sources, or_multi_mesh=True)
+    if isinstance(selection.case, MultiMeshCase):
+        return _multi_mesh_record(selection.case, selection.program)
     cost, found, separate, limit = _explained(selection)
     selected = {"model": cost.model, "layout": cost.layout.name, "mesh": cost.mesh.sizes}
     record = {
@@ -46,9 +46,9 @@ def explain_text(file: str, choice: Choice, sources: Sources) -> str:
     from mtfc.reports.provenance_report import provenance_report, separate_report
     from mtfc.reports.recompute_report import recompute_report
 
-    selection = select(file, choice, sources, or_divided=True)
-    if isinstance(selection.case, DividedCase):
-        return _divided_text(selection.case, selection.program, sources)
+    selection = select(file, choice, sources, or_multi_mesh=True)
+    if isinstance(selection.case, MultiMeshCase):
+        return _multi_mesh_text(selection.case, selection.program, sources)
     cost, found, separate, limit = _explained(selection)
     files = [*(each.span.file for each in found if each.span), *(limit.files if limit else ())]
     texts = sources.with_library(files)
@@ -56,12 +56,12 @@ def explain_text(file: str, choice: Choice, sources: Sources) -> str:
     return "\n".join([*heading(cost), "", report, *([recompute_report(limit, texts)] if limit else [])])
 
 
-def _divided_record(case: DividedCase, program: Program) -> dict[str, Any]:
+def _multi_mesh_record(case: MultiMeshCase, program: Program) -> dict[str, Any]:
     """Return the record of a layout of several meshes: the collectives of each mesh, and what travels."""
     from mtfc.reports.meshes_report import travels_json
     from mtfc.reports.provenance_report import provenance_json
 
-    cost, found = _divided(case, program)
+    cost, found = _multi_mesh(case, program)
     meshes = [
         {"name": each.mesh.name, "mesh": each.mesh.sizes, "collectives": provenance_json(sent)}
         for each, sent in zip(cost.meshes, found, strict=True)
@@ -69,13 +69,13 @@ def _divided_record(case: DividedCase, program: Program) -> dict[str, Any]:
     return {"model": cost.model, "layout": cost.layout, "meshes": meshes, "travels": travels_json(cost)}
 
 
-def _divided_text(case: DividedCase, program: Program, sources: Sources) -> str:
+def _multi_mesh_text(case: MultiMeshCase, program: Program, sources: Sources) -> str:
     """Return the collectives of each mesh with their causes, and what travels between the meshes."""
     from mtfc.reports.cost_report import heading
     from mtfc.reports.meshes_report import travels_text
     from mtfc.reports.provenance_report import provenance_report
 
-    cost, found = _divided(case, program)
+    cost, found = _multi_mesh(case, program)
     texts = sources.with_library([each.span.file for sent in found for each in sent if each.span])
     parts = list[str]()
     for each, sent in zip(cost.meshes, found, strict=True):
@@ -84,17 +84,17 @@ def _divided_text(case: DividedCase, program: Program, sources: Sources) -> str:
     return "\n".join([*parts, travels_text(cost)])
 
 
-def _divided(case: DividedCase, program: Program) -> tuple[DividedCost, list[list[SentArray]]]:
+def _multi_mesh(case: MultiMeshCase, program: Program) -> tuple[MultiMeshCost, list[list[SentArray]]]:
     """Return the cost of a step on several meshes, and all arrays that a device of each mesh sends."""
     from mtfc.compiler.analysis.provenance import sent_arrays
-    from mtfc.meshes.divided_cost import divided_cost
+    from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
 
-    divided = case.program(program)
-    cost = divided_cost(divided)
-    function = divided.function("step" if cost.trains else "forward")
-    found: list[list[SentArray]] = [[] for _ in divided.parts]
+    multi_mesh = case.program(program)
+    cost = multi_mesh_cost(multi_mesh)
+    function = multi_mesh.function("step" if cost.trains else "forward")
+    found: list[list[SentArray]] = [[] for _ in multi_mesh.parts]
     for each in function.segments:
-        part = divided.parts[each.part]
+        part = multi_mesh.parts[each.part]
         found[each.part] += sent_arrays(each.function, part.mesh, part.layout)
     return cost, found
 

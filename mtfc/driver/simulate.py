@@ -10,7 +10,7 @@ import attrs
 from mtfc.compiler.activity import doing
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.divided_case import DividedCase
+from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, machine_of, target_of
@@ -62,13 +62,13 @@ def simulate(
     place: the mesh axes from the innermost link outwards, with commas between them. measured: see `simulate_placement`. servers:
     the number of parameter servers in place of the all-reduces of gradients.
     """
-    selection = select(file, choice, sources, or_placement=True, or_divided=True)
-    if isinstance(selection.case, DividedCase):
+    selection = select(file, choice, sources, or_placement=True, or_multi_mesh=True)
+    if isinstance(selection.case, MultiMeshCase):
         for option, given in (("--parameter-servers", servers), ("--place", place), ("--measured", measured)):
             if given:
                 raise UsageError(f"`{selection.case.name}` is a layout of several meshes: no {option}")
         hardware = target_of(target, selection.hardware, sources)
-        return simulate_divided(selection.case, selection.program, hardware, target)
+        return simulate_multi_mesh(selection.case, selection.program, hardware, target)
     if not selection.cases:
         machine = machine_of(target, selection.hardware, sources)
         (placement,) = selection.placements
@@ -96,13 +96,15 @@ def _for_servers(case: LayoutOnMesh) -> LayoutOnMesh:
     return attrs.evolve(case, passes=parse_pipeline("default{place-reductions.in_loops=0}"))
 
 
-def simulate_divided(case: DividedCase, program: Program, hardware: Hardware, target: str) -> SimulatedMeshes:
+def simulate_multi_mesh(
+    case: MultiMeshCase, program: Program, hardware: Hardware, target: str
+) -> SimulatedMeshes:
     """Simulate a step under a layout of several meshes. Raises `CompileError` if devices are missing (E316)."""
-    from mtfc.meshes.divided_step import divided_step
+    from mtfc.meshes.multi_mesh_step import multi_mesh_step
     from mtfc.reports.meshes_report import SimulatedMeshes
 
     check_room(hardware, case.mesh, target, "the meshes have")
-    return SimulatedMeshes(divided_step(case.program(program), hardware), hardware)
+    return SimulatedMeshes(multi_mesh_step(case.program(program), hardware), hardware)
 
 
 def simulate_layout(

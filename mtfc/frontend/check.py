@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.layout_options import chosen_layouts, divided_named
+from mtfc.frontend.layout_options import chosen_layouts, multi_mesh_named
 from mtfc.frontend.layouts.allowed_warnings import on_lines
 from mtfc.frontend.layouts.efficiency import Advice, Faster, no_predictions
 from mtfc.frontend.layouts.legality import FindTargets, check_layouts, no_targets
@@ -16,16 +16,16 @@ from mtfc.frontend.semantics.names.modules import Neighbour, no_neighbour
 from mtfc.frontend.syntax.parser import parse
 
 if TYPE_CHECKING:
-    from mtfc.frontend.layouts.parts import DividedLayout
+    from mtfc.frontend.layouts.parts import MultiMeshLayout
     from mtfc.placements.declarations import DeclaredPlacement
 
 CheckPlacements = Callable[[Program, "Sequence[DeclaredPlacement]"], Iterable[Diagnostic]]
 
 
-CheckDivided = Callable[[Sequence[Program], "Sequence[DividedLayout]"], Iterable[Diagnostic]]
+CheckMultiMesh = Callable[[Sequence[Program], "Sequence[MultiMeshLayout]"], Iterable[Diagnostic]]
 
 
-def no_parts(programs: Sequence[Program], layouts: Sequence[DividedLayout]) -> Iterable[Diagnostic]:
+def no_parts(programs: Sequence[Program], layouts: Sequence[MultiMeshLayout]) -> Iterable[Diagnostic]:
     """Leave layouts of several meshes unchecked."""
     return ()
 
@@ -47,19 +47,19 @@ def check(
     settings: Sequence[str] = (),
     predictor: Callable[[], Faster] = no_predictions,
     check_placements: CheckPlacements = no_checks,
-    check_divided: CheckDivided = no_parts,
+    check_multi_mesh: CheckMultiMesh = no_parts,
 ) -> Diagnostics:
     """Return all diagnostics of a file.
 
     text: the contents of `file`. dims, model, layout, mesh, settings: the options of the command. neighbour: reads imported
     files beside the file. layout_targets: returns the values besides variables that a layout can name. predictor: makes the
     function that predicts speedups. check_placements: finds the mistakes of placements in the operators of the first model.
-    check_divided: finds the mistakes of layouts of several meshes.
+    check_multi_mesh: finds the mistakes of layouts of several meshes.
     """
     diagnostics = Diagnostics()
     module = elaborate(parse(text, file, diagnostics), diagnostics, dims, model, neighbour, settings)
     allowed = on_lines(text, file, module.scope)
-    named = divided_named(layout, module) if mesh is None else None
+    named = multi_mesh_named(layout, module) if mesh is None else None
     try:
         layouts = () if named else chosen_layouts(module, layout, mesh, model)
     except CompileError as error:
@@ -74,9 +74,9 @@ def check(
         found = [each for each in found if each.severity == "error" and each.code != "E305"]
     elif module.programs and module.placements:
         found = [*found, *check_placements(module.programs[0], module.placements)]
-    divided = (named,) if named else module.divided if layout is None and mesh is None else ()
-    if divided and not diagnostics.errors:
-        found = [*found, *check_divided(module.programs, divided)]
+    multi_mesh = (named,) if named else module.multi_mesh if layout is None and mesh is None else ()
+    if multi_mesh and not diagnostics.errors:
+        found = [*found, *check_multi_mesh(module.programs, multi_mesh)]
     wanted = Diagnostics()
     wanted.extend(each for each in (*diagnostics, *found) if not allowed.at(each.code, each.span))
     return wanted

@@ -15,7 +15,7 @@ from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim, Mesh
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, declare_layouts, named_once
-from mtfc.frontend.layouts.parts import DividedLayout, declare_divided
+from mtfc.frontend.layouts.parts import MultiMeshLayout, declare_multi_mesh
 from mtfc.frontend.semantics.bodies.model_state import never_updated
 from mtfc.frontend.semantics.calls.function_calls import check_signature
 from mtfc.frontend.semantics.models import Model, elaborate_model
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 class Module:
     """The declarations of a file that have no error.
 
-    scope: the names of the file, for text from the command line. divided: the layouts of several meshes. unused: the full names
-    of values that no program has, because nothing uses them.
+    scope: the names of the file, for text from the command line. multi_mesh: the layouts of several meshes. unused: the full
+    names of values that no program has, because nothing uses them.
     """
 
     dims: Mapping[str, Dim]
     scope: Scope
     meshes: dict[str, Mesh]
     layouts: tuple[DeclaredLayout, ...]
-    divided: tuple[DividedLayout, ...]
+    multi_mesh: tuple[MultiMeshLayout, ...]
     programs: tuple[Program, ...]
     hardware: dict[str, Machine]
     placements: tuple[DeclaredPlacement, ...]
@@ -82,7 +82,7 @@ def elaborate(
     layout_decls = named_once(declarations_of(file, ast.LayoutDecl), scope)
     layouts = declare_layouts(layout_decls, meshes, scope)
     places = {each.name.text: each.span for each in declarations_of(file, ast.ModelDecl)}
-    divided = declare_divided(layout_decls, meshes, places, scope)
+    multi_mesh = declare_multi_mesh(layout_decls, meshes, places, scope)
     std = partial(loader.library, "optimizers")
     trained = train_models(models, declarations_of(file, ast.TrainDecl), scope, std)
     for function in (
@@ -98,7 +98,7 @@ def elaborate(
         scope,
         {name: mesh for name, mesh in meshes.items() if mesh is not None},
         layouts,
-        divided,
+        multi_mesh,
         tuple(each.program for each in _chosen(trained, model, scope)),
         {name: each for name, each in hardware.items() if each is not None},
         _placements(file, hardware, scope),

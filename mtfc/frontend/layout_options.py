@@ -17,7 +17,7 @@ from mtfc.frontend.syntax.option_text import parse_option
 
 if TYPE_CHECKING:
     from mtfc.frontend.elaborate import Module
-    from mtfc.frontend.layouts.parts import DividedLayout
+    from mtfc.frontend.layouts.parts import MultiMeshLayout
     from mtfc.frontend.semantics.names.scope import Scope
     from mtfc.placements.declarations import DeclaredPlacement
 
@@ -26,7 +26,7 @@ GIVEN = "given"
 
 PLACEMENTS = "`mtfc run` and `mtfc train` take it, `mtfc simulate` shows a step under it, `mtfc search --space soap` compares it"
 
-DIVIDED = "`mtfc check`, `run`, `train`, `eval`, `verify`, `compile`, `cost`, `explain` and `simulate` take it, without --mesh"
+MULTI_MESH = "`mtfc check`, `run`, `train`, `eval`, `verify`, `compile`, `cost`, `explain` and `simulate` take it, without --mesh"
 
 ONE = "one"
 """The word of `--mesh` for one device, with nothing split; a declared mesh of that name comes first."""
@@ -79,12 +79,12 @@ def parse_layout(text: str, module: Module, mesh: Mesh | None = None) -> Declare
             place = [Label(placement.span, "declared here")]
             scope.error("E311", message, name.span, place, PLACEMENTS)
             raise CompileError(scope.diagnostics)
-        if divided := divided_named(text, module):
-            message = f"`{divided.name}` is a layout of several meshes, and this takes a layout of one"
-            place = [Label(divided.span, "declared here")]
-            scope.error("E311", message, name.span, place, DIVIDED)
+        if multi_mesh := multi_mesh_named(text, module):
+            message = f"`{multi_mesh.name}` is a layout of several meshes, and this takes a layout of one"
+            place = [Label(multi_mesh.span, "declared here")]
+            scope.error("E311", message, name.span, place, MULTI_MESH)
             raise CompileError(scope.diagnostics)
-        known = [*(each.name for each in module.layouts), *(each.name for each in module.divided)]
+        known = [*(each.name for each in module.layouts), *(each.name for each in module.multi_mesh)]
         scope.unknown("E311", f"unknown layout `{name.text}`", name, known)
         raise CompileError(scope.diagnostics)
     decl = parse_option(f"layout {GIVEN} = ", text, "{}", "<--layout>", ast.LayoutDecl, scope.diagnostics)
@@ -97,9 +97,9 @@ def parse_layout(text: str, module: Module, mesh: Mesh | None = None) -> Declare
     return found
 
 
-def divided_named(name: str | None, module: Module) -> DividedLayout | None:
+def multi_mesh_named(name: str | None, module: Module) -> MultiMeshLayout | None:
     """Return the layout of several meshes that `--layout` names; None if there is none."""
-    return next((each for each in module.divided if name is not None and each.name == name.strip()), None)
+    return next((each for each in module.multi_mesh if name is not None and each.name == name.strip()), None)
 
 
 def placement_named(name: str | None, module: Module) -> DeclaredPlacement | None:

@@ -31,7 +31,7 @@ from mtfc.backends.jax import backend as jax
 from mtfc.backends.numpy import backend as numpy
 from mtfc.compiler.ir.core import Function, Program, Value
 from mtfc.compiler.ir.types import Mesh, TensorType
-from mtfc.meshes.divided_program import DividedProgram, LoweredFunction, LoweredSegment, MeshPlace
+from mtfc.meshes.multi_mesh_program import LoweredFunction, LoweredSegment, MeshPlace, MultiMeshProgram
 
 HEADER = '''\
 """{title}
@@ -61,7 +61,7 @@ JAX_FILES = (
 NUMPY_FILES = (*numpy.PRELUDE, "../meshes/numpy_prelude.py")
 
 
-def generate(program: DividedProgram, backend: str) -> str:
+def generate(program: MultiMeshProgram, backend: str) -> str:
     """Return the module's text for a backend, `jax` or `numpy`."""
     return (_JaxModule if backend == "jax" else _NumpyModule)(program).text()
 
@@ -71,12 +71,12 @@ class _Module:
 
     files: ClassVar[tuple[str, ...]]
 
-    def __init__(self, divided: DividedProgram) -> None:
-        self.divided = divided
+    def __init__(self, multi_mesh: MultiMeshProgram) -> None:
+        self.multi_mesh = multi_mesh
 
     @property
     def program(self) -> Program:
-        return self.divided.differentiated
+        return self.multi_mesh.differentiated
 
     # What backends differ in
 
@@ -103,15 +103,15 @@ class _Module:
     # Text
 
     def title(self) -> str:
-        meshes = ", ".join(f"{m.name} = [{m.axes_text}]" for m in self.divided.meshes)
-        return f"{self.divided.program.name} under layout {self.divided.name} on meshes {meshes}."
+        meshes = ", ".join(f"{m.name} = [{m.axes_text}]" for m in self.multi_mesh.meshes)
+        return f"{self.multi_mesh.program.name} under layout {self.multi_mesh.name} on meshes {meshes}."
 
     def place(self, place: MeshPlace) -> str:
-        return f'"{self.divided.meshes[place.part].name}", {self.spec(place.type)}'
+        return f'"{self.multi_mesh.meshes[place.part].name}", {self.spec(place.type)}'
 
     def tables(self) -> str:
         """Return the tables of places, and of types."""
-        places, program = self.divided.places, self.program
+        places, program = self.multi_mesh.places, self.program
         lines = ["# The mesh of each array, and how it is split there.\n"]
         kinds: list[tuple[str, Iterable[str]]] = [
             ("PARAMETERS", arguments(program, "parameter")),
@@ -121,10 +121,10 @@ class _Module:
         if stacked := stacked_inputs(program):
             kinds.append(("BATCHES", stacked))
         for table, names in kinds:
-            known = self.divided.batches if table == "BATCHES" else places
+            known = self.multi_mesh.batches if table == "BATCHES" else places
             lines.append(_table(table, [(name, f"({self.place(known[name])})") for name in names]))
         lines.append("OUTPUTS = {\n")
-        for function in self.divided.functions:
+        for function in self.multi_mesh.functions:
             entries = [
                 (output.name, f"({self.place(self.place_of(output.value, function))})")
                 for output in function.cut.function.handed_out
@@ -137,12 +137,12 @@ class _Module:
         """Return the place of a value of a function when it is made."""
         maker = function.maker(value)
         if maker is None:
-            return self.divided.places_for(function.name)[value.name]
+            return self.multi_mesh.places_for(function.name)[value.name]
         return function.segments[maker].outputs[value.name]
 
     def functions(self) -> Iterator[str]:
         """Yield the segments and the functions that call them."""
-        for function in self.divided.functions:
+        for function in self.multi_mesh.functions:
             writer = _Calls(self, function)
             for name, segment in zip(writer.names, function.segments, strict=True):
                 yield self.segment(name, segment)
@@ -177,7 +177,7 @@ class _JaxModule(_Module):
 
     def text(self) -> str:
         program = self.program
-        meshes = [(mesh.name, _axes(mesh)) for mesh in self.divided.meshes]
+        meshes = [(mesh.name, _axes(mesh)) for mesh in self.multi_mesh.meshes]
         sections = [
             jax.OVERLAP,
             f"MESHES = {dict_text(meshes, indent=0)}\nBOUND = {{}}\n\n{self.tables()}",
@@ -216,8 +216,8 @@ class _JaxModule(_Module):
         self, name: str, signature: str, table: str, what: str, entries: list[tuple[str, str]]
     ) -> Iterator[str]:
         argument, calls = signature.partition("=")[0], list[str]()
-        for number, mesh in enumerate(self.divided.meshes):
-            own = [each for each in entries if self.divided.places[each[0]].part == number]
+        for number, mesh in enumerate(self.multi_mesh.meshes):
+            own = [each for each in entries if self.multi_mesh.places[each[0]].part == number]
             if own:
                 made = f"{name}_{number}"
                 doc = f'"""Return the {what} on mesh {mesh.name}."""'
@@ -241,7 +241,7 @@ class _JaxModule(_Module):
         return f'steps["{mesh.name}"]' if FORMS[function.name].counts else "0"
 
     def segment(self, name: str, segment: LoweredSegment) -> str:
-        mesh = self.divided.meshes[segment.part].name
+        mesh = self.multi_mesh.meshes[segment.part].name
         body = f'"""Return a function that runs on mesh {mesh}."""\n{jax.segment(segment.program)}'
         wrapped = self.wrapped(f'@on("{mesh}")\ndef {name}():', body)
         return f"{wrapped}\n    return segment\n"
@@ -253,8 +253,8 @@ class _NumpyModule(_Module):
     files = NUMPY_FILES
 
     def text(self) -> str:
-        meshes = [self._mesh(number, mesh) for number, mesh in enumerate(self.divided.meshes)]
-        table = [(mesh.name, f"mesh_{number}()") for number, mesh in enumerate(self.divided.meshes)]
+        meshes = [self._mesh(number, mesh) for number, mesh in enumerate(self.multi_mesh.meshes)]
+        table = [(mesh.name, f"mesh_{number}()") for number, mesh in enumerate(self.multi_mesh.meshes)]
         sent = definitions(numpy.PRELUDE)["SENT"]
         sections = [
             f"{self.tables()}\n{numpy.narrowed(self.program)}\n{sent}",
@@ -301,7 +301,7 @@ class _NumpyModule(_Module):
         return "step" if FORMS[function.name].counts else "0"
 
     def segment(self, name: str, segment: LoweredSegment) -> str:
-        mesh = self.divided.meshes[segment.part].name
+        mesh = self.multi_mesh.meshes[segment.part].name
         body = f'"""Return a function that runs on mesh {mesh}."""\n{numpy.segment(segment.program)}'
         wrapped = self.wrapped(f"def {name}():", body)
         return f"{wrapped}\n    return segment\n\n\n{name} = {name}()\n"
@@ -313,10 +313,10 @@ class _Calls:
     def __init__(self, module: _Module, function: LoweredFunction) -> None:
         self.module, self.function = module, function
         self.form = FORMS[function.name]
-        self.names = module.divided.segment_names(function)
+        self.names = module.multi_mesh.segment_names(function)
         self.arguments = {a.value.name: a for a in function.cut.function.arguments}
         self.makers = {name: n for n, each in enumerate(function.segments) for name in each.outputs}
-        self.places = module.divided.places_for(function.name)
+        self.places = module.multi_mesh.places_for(function.name)
         self.readers = self._readers()
         self.sends: list[str] = []
         self.copies: list[tuple[str, MeshPlace, str]] = []
@@ -349,7 +349,7 @@ class _Calls:
                 continue
             group = {"parameter": "params", "state": "state"}.get(argument.role, "inputs")
             groups[group].append((name, self._read(name, segment.arguments[name])))
-        mesh = self.module.divided.meshes[segment.part]
+        mesh = self.module.multi_mesh.meshes[segment.part]
         dicts = [dict_text(entries, indent=4) for entries in groups.values()]
         given = [*dicts, self.module.step(mesh, self.function.cut.function)]
         roles = {self.arguments[name].role for name in segment.updated}

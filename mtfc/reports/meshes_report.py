@@ -12,8 +12,8 @@ from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.step_time import Seconds
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Mesh
-from mtfc.meshes.divided_cost import DividedCost, Travel
-from mtfc.meshes.divided_step import DividedStep
+from mtfc.meshes.multi_mesh_cost import MultiMeshCost, Travel
+from mtfc.meshes.multi_mesh_step import MultiMeshStep
 from mtfc.reports.cost_json import layout_json
 from mtfc.reports.cost_report import layout_report
 from mtfc.reports.source_lines import fitted, line_of, line_rows, nested, place_text
@@ -21,13 +21,13 @@ from mtfc.reports.step_report import replaced, seconds_json, seconds_text, time_
 from mtfc.reports.table import aligned
 
 
-def divided_cost_text(cost: DividedCost, sources: Mapping[str, str]) -> str:
+def multi_mesh_cost_text(cost: MultiMeshCost, sources: Mapping[str, str]) -> str:
     """Return the cost of each mesh, and what travels between the meshes; `sources` holds each file's text by name."""
     parts = [f"on mesh {each.mesh.name}: {layout_report(each, sources)}" for each in cost.meshes]
     return "\n".join([*parts, travels_text(cost)])
 
 
-def travels_text(cost: DividedCost) -> str:
+def travels_text(cost: MultiMeshCost) -> str:
     """Return a line for each value that travels."""
     names = [each.mesh.name for each in cost.meshes]
     total = bytes_text(cost.between_meshes)
@@ -49,7 +49,7 @@ def _ends(travel: Travel, names: Sequence[str]) -> tuple[str, str]:
     return names[travel.source.part], names[travel.target.part]
 
 
-def divided_cost_json(cost: DividedCost) -> dict[str, Any]:
+def multi_mesh_cost_json(cost: MultiMeshCost) -> dict[str, Any]:
     """Return the record of a layout of several meshes in that of `mtfc cost`."""
     return {
         "layout": cost.layout,
@@ -59,7 +59,7 @@ def divided_cost_json(cost: DividedCost) -> dict[str, Any]:
     }
 
 
-def travels_json(cost: DividedCost) -> list[dict[str, Any]]:
+def travels_json(cost: MultiMeshCost) -> list[dict[str, Any]]:
     """Return a record for each value that travels."""
     names = [each.mesh.name for each in cost.meshes]
     return [
@@ -77,7 +77,7 @@ def travels_json(cost: DividedCost) -> list[dict[str, Any]]:
 class SimulatedMeshes:
     """A step of a program under a layout of several meshes, simulated on a machine."""
 
-    step: DividedStep
+    step: MultiMeshStep
     hardware: Hardware
 
     @property

@@ -11,10 +11,10 @@ import pytest
 
 from mtfc.backends.jax import runtime
 from mtfc.cli.command import main
-from mtfc.driver.loading.divided_case import DividedCase
-from mtfc.meshes.divided_cost import divided_cost
-from mtfc.meshes.divided_program import DividedProgram
+from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.meshes.module import generate
+from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
+from mtfc.meshes.multi_mesh_program import MultiMeshProgram
 from mtfc.meshes.segments import Segment
 from tests.harness import load
 
@@ -56,14 +56,14 @@ model net(tokens: i32[batch]) {
 """
 
 
-def divided(source: str, of: str = "step") -> DividedProgram:
+def multi_mesh(source: str, of: str = "step") -> MultiMeshProgram:
     module = load(source)
-    return DividedCase.of(module.divided[0]).program(module.programs[0], of)
+    return MultiMeshCase.of(module.multi_mesh[0]).program(module.programs[0], of)
 
 
 def meshes_of(source: str, function: str) -> list[tuple[str, set[str]]]:
     """Return the mesh of each segment of a function, with the ops that run there."""
-    program = divided(source)
+    program = multi_mesh(source)
     found = next(each for each in program.functions if each.name == function)
     return [(program.meshes[s.part].name, {e.op for e in s.segment.function.body}) for s in found.segments]
 
@@ -78,14 +78,14 @@ def test_a_part_runs_on_its_mesh_forward_and_backward() -> None:
 
 
 def test_parameters_are_stored_where_they_are_declared() -> None:
-    program = divided(SOURCE)
+    program = multi_mesh(SOURCE)
     homes = {name: program.meshes[place.part].name for name, place in program.places.items()}
     assert homes["embed.table"] == homes["embed.table.m"] == "front"
     assert homes["w"] == homes["w.v"] == homes["y"] == "back" and homes["tokens"] == "front"
 
 
 def test_only_values_that_are_read_elsewhere_travel() -> None:
-    program = divided(SOURCE)
+    program = multi_mesh(SOURCE)
     (forward,) = (each for each in program.functions if each.name == "forward")
     assert set(forward.segments[0].outputs) == {"x"}
 
@@ -152,7 +152,7 @@ def test_decisions_between_scalars_agree_on_every_mesh(
 def test_micro_batches_take_turns_on_the_meshes() -> None:
     """The front computes the second micro-batch before the backward pass of the first."""
     accumulated = SOURCE.replace("minimize loss;", "minimize loss; accumulate = 2;")
-    program = divided(accumulated)
+    program = multi_mesh(accumulated)
     (step,) = (each for each in program.functions if each.name == "step")
     gathers = [i for i, s in enumerate(step.segments) if _has(s.segment, "gather")]
     scatters = [i for i, s in enumerate(step.segments) if _has(s.segment, "scatter_add")]
@@ -286,7 +286,7 @@ def test_cost_says_what_is_stored_computed_and_sent(
 
 def test_jax_sends_the_bytes_that_cost_predicts() -> None:
     """Count the bytes of all pieces that arrive on devices of another mesh."""
-    program = divided(SOURCE)
+    program = multi_mesh(SOURCE)
     module, arrived = runtime.load(generate(program, "jax")), list[int]()
     piece_on = module.piece_on
 
@@ -301,12 +301,12 @@ def test_jax_sends_the_bytes_that_cost_predicts() -> None:
     params, state = module.init(seed=0), module.init_state()
     arrived.clear()
     module.train_step(params, state, module.shard(inputs, module.INPUTS), 0)
-    assert sum(arrived) == divided_cost(program).between_meshes
+    assert sum(arrived) == multi_mesh_cost(program).between_meshes
 
 
 def test_what_inputs_alone_decide_runs_on_one_mesh() -> None:
     """Only constants and the number of the step are computed on each mesh that needs them; a micro-batch is cut out there."""
     accumulated = SOURCE.replace("minimize loss;", "minimize loss; accumulate = 2;")
     changed = accumulated.replace("mean(square(z - y))", "mean(square(z - exp(y)))")
-    step = divided(changed).function("step")
+    step = multi_mesh(changed).function("step")
     assert sum(eqn.op == "exp" for each in step.segments for eqn in each.segment.function.body) == 2

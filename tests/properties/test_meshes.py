@@ -15,9 +15,9 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.frontend.elaborate import Module
 from mtfc.frontend.layouts.legality import check_layout
-from mtfc.meshes.divided_program import DividedProgram
 from mtfc.meshes.mesh_labels import MeshPart
 from mtfc.meshes.module import generate
+from mtfc.meshes.multi_mesh_program import MultiMeshProgram
 from mtfc.meshes.part_programs import part_programs
 from tests.generators.programs import programs
 from tests.generators.scope import Options
@@ -50,7 +50,7 @@ def _check(program: HasSource, kind: str) -> None:
         whole = differentiated(original, of)
         arrays = exact_data(whole.function(name), seed=3)
         expected = interpret(whole.function(name), whole, arrays)
-        text = generate(DividedProgram(original, parts, "two", of), kind)
+        text = generate(MultiMeshProgram(original, parts, "two", of), kind)
         loaded = (runtime if kind == "jax" else backend).load(text)
         actual = call(loaded, whole.function(name), arrays)
         tolerance(original).check(actual, expected, f"{name} in segments on {kind}")

@@ -18,19 +18,19 @@ from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.data.files import read_neighbour
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice, ProgramSource
-from mtfc.driver.loading.divided_case import DividedCase, check_divided
 from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.memory_limit import run_limited
+from mtfc.driver.loading.multi_mesh_case import MultiMeshCase, check_multi_mesh
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.sources import Sources
 from mtfc.frontend import layout_options
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layout_options import (
     chosen_layouts,
-    divided_named,
     is_one_device,
     layouts_fitting,
     layouts_for,
+    multi_mesh_named,
     parse_mesh,
     placement_named,
 )
@@ -42,7 +42,7 @@ from mtfc.frontend.syntax.parser import parse
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.device_graph import Machine
-    from mtfc.frontend.layouts.parts import DividedLayout
+    from mtfc.frontend.layouts.parts import MultiMeshLayout
     from mtfc.frontend.semantics.names.scope import Scope
     from mtfc.placements.declarations import DeclaredPlacement
 
@@ -107,7 +107,7 @@ class LayoutOnMesh:
         )
 
 
-Case = LayoutOnMesh | DividedCase | PlacementCase
+Case = LayoutOnMesh | MultiMeshCase | PlacementCase
 """A program runs under each."""
 
 
@@ -115,8 +115,8 @@ Case = LayoutOnMesh | DividedCase | PlacementCase
 class Selection:
     """A global program with at least one layout, and the hardware, placements and names that its file declares.
 
-    divided: the layouts of several meshes. If a placement was chosen, `cases` and `divided` are empty, and `placements` has that
-    placement alone. If a layout of several meshes was chosen, `divided` alone has it.
+    multi_mesh: the layouts of several meshes. If a placement was chosen, `cases` and `multi_mesh` are empty, and `placements`
+    has that placement alone. If a layout of several meshes was chosen, `multi_mesh` alone has it.
     """
 
     program: Program
@@ -124,12 +124,12 @@ class Selection:
     hardware: Mapping[str, Machine]
     placements: tuple[DeclaredPlacement, ...]
     scope: Scope
-    divided: tuple[DividedCase, ...] = ()
+    multi_mesh: tuple[MultiMeshCase, ...] = ()
 
     @property
     def case(self) -> Case:
         """The first layout, or the chosen layout of several meshes or placement."""
-        layouts: tuple[Case, ...] = self.cases or self.divided
+        layouts: tuple[Case, ...] = self.cases or self.multi_mesh
         return layouts[0] if layouts else PlacementCase(self.placements[0], self.program)
 
 
@@ -140,7 +140,7 @@ def select(
     every_layout: bool = False,
     or_placement: bool = False,
     skip_illegal: bool = False,
-    or_divided: bool = False,
+    or_multi_mesh: bool = False,
 ) -> Selection:
     """Read a file and return its chosen model, with the first chosen layout or with all; or with a placement or a layout of
     several meshes if that is allowed.
@@ -154,7 +154,7 @@ def select(
     name = sources.read(file)
     text, neighbour = sources.texts[name], sources.neighbour
     with doing(f"checking {name}"):
-        return choose(text, name, choice, every_layout, neighbour, skip_illegal, or_placement, or_divided)
+        return choose(text, name, choice, every_layout, neighbour, skip_illegal, or_placement, or_multi_mesh)
 
 
 def _from_source(
@@ -185,7 +185,7 @@ def select_models(file: str, choice: Choice, sources: Sources) -> tuple[Selectio
 
     A model is left out if the chosen layout is for others. Raises `CompileError` and `UsageError`.
     """
-    first = select(file, choice, sources, every_layout=True, or_placement=True, or_divided=True)
+    first = select(file, choice, sources, every_layout=True, or_placement=True, or_multi_mesh=True)
     text, neighbour = sources.texts[sources.read(file)], sources.neighbour
     module = elaborate(parse(text, file, Diagnostics()), Diagnostics(), choice.dims, None, neighbour)
     named = next((each for each in module.layouts if each.name == (choice.layout or "").strip()), None)
@@ -216,11 +216,11 @@ def choose(
     neighbour: Neighbour = read_neighbour,
     skip_illegal: bool = False,
     or_placement: bool = False,
-    or_divided: bool = False,
+    or_multi_mesh: bool = False,
 ) -> Selection:
     """Return the chosen model and layouts of a file's text. `neighbour` reads the files that it imports.
 
-    or_placement, or_divided: `choice.layout` may name a placement, or a layout of several meshes, which is the default if the
+    or_placement, or_multi_mesh: `choice.layout` may name a placement, or a layout of several meshes, which is the default if the
     model has no other layouts. skip_illegal: leave out illegal layouts, and accept a mesh without a layout. Raises `CompileError`
     and `UsageError`.
     """
@@ -235,13 +235,13 @@ def choose(
     if placement is not None:
         _check_options(placement, choice)
         return Selection(program, (), module.hardware, (placement,), module.scope)
-    divided = _chosen_divided(module, choice, program.name, every_layout) if or_divided else None
-    if divided is not None:
-        diagnostics.extend(check_divided([program], [divided]))
+    multi_mesh = _chosen_multi_mesh(module, choice, program.name, every_layout) if or_multi_mesh else None
+    if multi_mesh is not None:
+        diagnostics.extend(check_multi_mesh([program], [multi_mesh]))
         diagnostics.raise_if_errors()
-        case = DividedCase.of(divided)
+        case = MultiMeshCase.of(multi_mesh)
         return Selection(program, (), module.hardware, (), module.scope, (case,))
-    return _chosen(program, module, choice, diagnostics, every_layout, skip_illegal, or_divided)
+    return _chosen(program, module, choice, diagnostics, every_layout, skip_illegal, or_multi_mesh)
 
 
 def _check_options(placement: DeclaredPlacement, choice: Choice) -> None:
@@ -255,12 +255,14 @@ def _check_options(placement: DeclaredPlacement, choice: Choice) -> None:
             )
 
 
-def _chosen_divided(module: Module, choice: Choice, model: str, every_layout: bool) -> DividedLayout | None:
+def _chosen_multi_mesh(
+    module: Module, choice: Choice, model: str, every_layout: bool
+) -> MultiMeshLayout | None:
     """Return the layout of several meshes that is chosen by its name, or as the only kind of layout. Raises `UsageError`."""
-    found = divided_named(choice.layout, module)
+    found = multi_mesh_named(choice.layout, module)
     is_default = choice.layout is None and choice.mesh is None and not layouts_for(model, module)
     if is_default and not every_layout:
-        found = next((each for each in module.divided if each.is_for(model)), None)
+        found = next((each for each in module.multi_mesh if each.is_for(model)), None)
     if found is None:
         return None
     for option, value in (("--mesh", choice.mesh), ("--passes", choice.passes), ("--memory", choice.memory)):
@@ -280,7 +282,7 @@ def _chosen(
     diagnostics: Diagnostics,
     every_layout: bool,
     skip_illegal: bool,
-    or_divided: bool = False,
+    or_multi_mesh: bool = False,
 ) -> Selection:
     """Return a program with the chosen layouts, and with what a module declares."""
     is_one = is_one_device(choice.mesh, module)
@@ -296,22 +298,22 @@ def _chosen(
     chosen = _cases(declared, module, choice.mesh)
     cases = tuple(attrs.evolve(each, passes=passes, limit=limit) for each in chosen)
     placements = tuple(each for each in module.placements if each.devices == 1 or not is_one)
-    divided = tuple(map(DividedCase.of, _divided_beside(program, module, choice, diagnostics)))
+    multi_mesh = tuple(map(MultiMeshCase.of, _multi_mesh_beside(program, module, choice, diagnostics)))
     return Selection(
-        program, cases, module.hardware, placements, module.scope, divided if every_layout else ()
+        program, cases, module.hardware, placements, module.scope, multi_mesh if every_layout else ()
     )
 
 
-def _divided_beside(
+def _multi_mesh_beside(
     program: Program, module: Module, choice: Choice, diagnostics: Diagnostics
-) -> Sequence[DividedLayout]:
+) -> Sequence[MultiMeshLayout]:
     """Return the layouts of several meshes of a file of which no layout or mesh is chosen. Raises `CompileError`."""
     options = choice.layout, choice.mesh, choice.passes, choice.memory
     if any(option is not None for option in options):
         return ()
-    found = [each for each in module.divided if each.is_for(program.name)]
+    found = [each for each in module.multi_mesh if each.is_for(program.name)]
     if found:
-        diagnostics.extend(check_divided([program], found))
+        diagnostics.extend(check_multi_mesh([program], found))
         diagnostics.raise_if_errors()
     return found
 

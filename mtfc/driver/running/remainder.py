@@ -17,7 +17,7 @@ from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
 from mtfc.driver.data.inputs import inputs_of, joined_axis
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.divided_case import DividedCase
+from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, choose
 from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.frontend.semantics.names.modules import declarations_of
@@ -74,7 +74,7 @@ class Resizing:
         A layout never changes a result. A placement leaves out such splits by itself.
         """
         case = self.selection.case
-        if isinstance(case, DividedCase):
+        if isinstance(case, MultiMeshCase):
             rules = zip(case.declared.parts, case.rules, strict=True)
             sizes = _sizes(program)
             return attrs.evolve(case, rules=tuple(dividing(each, part.mesh, sizes) for part, each in rules))

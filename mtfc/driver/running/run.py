@@ -77,7 +77,7 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
     """
     _check_prompts(options)
     _check_files(options)
-    selection = select(options.file, options.choice, sources, or_placement=True, or_divided=True)
+    selection = select(options.file, options.choice, sources, or_placement=True, or_multi_mesh=True)
     program, case = selection.program, selection.case
     backend = options.backend or ("jax" if isinstance(case, PlacementCase) else "numpy")
     options = attrs.evolve(options, backend=backend)

@@ -20,7 +20,7 @@ from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.inputs import given_parameters
 from mtfc.driver.errors import UsageError, say
-from mtfc.driver.loading.divided_case import DividedCase
+from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
@@ -51,10 +51,10 @@ def jax_program(case: Case, text: str) -> JaxProgram:
         from mtfc.placements.running.jax.placed_jax_program import PlacedJaxProgram
 
         return PlacedJaxProgram.of(text)
-    if isinstance(case, DividedCase):
-        from mtfc.meshes.divided_jax_program import DividedJaxProgram
+    if isinstance(case, MultiMeshCase):
+        from mtfc.meshes.multi_mesh_jax_program import MultiMeshJaxProgram
 
-        return DividedJaxProgram.of(text)
+        return MultiMeshJaxProgram.of(text)
     from mtfc.backends.jax.jax_program import JaxProgram
 
     return JaxProgram.of(text)
@@ -237,7 +237,7 @@ def evaluate(options: EvalOptions, sources: Sources) -> EvaluationSummary | None
     Raises `CompileError`, `UsageError`, `Unavailable` and `FailedRequest`.
     """
     options.hosts.check()
-    selection = select(options.file, options.choice, sources, or_placement=True, or_divided=True)
+    selection = select(options.file, options.choice, sources, or_placement=True, or_multi_mesh=True)
     check_hosts(selection.case, options.hosts)
     if options.hosts.are_several:
         options.hosts.join(selection.case.mesh.devices)

@@ -20,7 +20,7 @@ from mtfc.driver.data.checkpoint_files import CHECKPOINTS, About
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters
 from mtfc.driver.data.remote import RemoteFolder, is_remote
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, reason_of, say
-from mtfc.driver.loading.divided_case import DividedCase
+from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
@@ -95,7 +95,7 @@ def train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finishe
 
 
 def _train(options: TrainOptions, sources: Sources, to: TextIO | None) -> FinishedTraining:
-    selection = select(options.file, options.choice, sources, or_placement=True, or_divided=True)
+    selection = select(options.file, options.choice, sources, or_placement=True, or_multi_mesh=True)
     program, case = selection.program, selection.case
     check_hosts(case, options.hosts)
     if program.training is None:
@@ -136,13 +136,13 @@ def _predicted(options: TrainOptions, selection: Selection, sources: Sources) ->
     if options.target is None:
         return None
     from mtfc.driver.loading.target import check_room, machine_of, target_of
-    from mtfc.driver.simulate import simulate_divided, simulate_layout, simulate_placement
+    from mtfc.driver.simulate import simulate_layout, simulate_multi_mesh, simulate_placement
 
     case = selection.case
-    if isinstance(case, DividedCase):
+    if isinstance(case, MultiMeshCase):
         uniform = target_of(options.target, selection.hardware, sources)
-        divided = simulate_divided(case, selection.program, uniform, options.target).step
-        return Prediction(divided.seconds, divided.ideal)
+        multi_mesh = simulate_multi_mesh(case, selection.program, uniform, options.target).step
+        return Prediction(multi_mesh.seconds, multi_mesh.ideal)
     if isinstance(case, PlacementCase):
         machine = machine_of(options.target, selection.hardware, sources)
         placed = simulate_placement(case.placement, selection.program, machine, options.target).step

@@ -12,12 +12,12 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.fuse_attention import FuseAttention
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.driver.data.inputs import draw_batch
-from mtfc.driver.loading.divided_case import DividedCase
+from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.reports.exact_report import ExactCase
 
 if TYPE_CHECKING:
-    from mtfc.meshes.divided_program import DividedProgram
+    from mtfc.meshes.multi_mesh_program import MultiMeshProgram
 
 BOTH = "step+gradients"
 """The functions that differentiation adds for the comparison."""
@@ -31,7 +31,7 @@ QUICK = 1 << 24
 
 
 def exact_cases(
-    program: Program, cases: Sequence[LayoutOnMesh], seed: int, divided: Sequence[DividedCase] = ()
+    program: Program, cases: Sequence[LayoutOnMesh], seed: int, multi_mesh: Sequence[MultiMeshCase] = ()
 ) -> Iterator[ExactCase]:
     """Yield the exact comparison of the gradients of the undistributed program, and of each layout."""
     size = elements(program)
@@ -48,18 +48,18 @@ def exact_cases(
         for case in each_of(cases, "exact check of layout"):
             found = reference.compare(case.lower(program, of=BOTH))
             yield _case(case.layout.name, program.name, found)
-        for each in divided:
+        for each in multi_mesh:
             yield _case(each.name, program.name, _compared(reference, each.program(program, of=BOTH)))
     except NotExact as error:
         yield ExactCase("gradients", program.name, skipped=f"`{error}` has no meaning on residues")
 
 
-def _compared(reference: ExactReference, divided: DividedProgram) -> ExactResult:
+def _compared(reference: ExactReference, multi_mesh: MultiMeshProgram) -> ExactResult:
     """Return the exact comparison of a program on several meshes."""
     from mtfc.meshes.module import generate
 
-    text = generate(divided, "numpy")
-    return reference.compare_text(divided.differentiated.functions, text, ranks=divided.segment_ranks)
+    text = generate(multi_mesh, "numpy")
+    return reference.compare_text(multi_mesh.differentiated.functions, text, ranks=multi_mesh.segment_ranks)
 
 
 def _attention(cases: Sequence[LayoutOnMesh]) -> tuple[Pass, ...]:

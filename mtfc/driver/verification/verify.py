@@ -28,7 +28,7 @@ from mtfc.compiler.ir.types import FLOATS
 from mtfc.compiler.passes.mixed_precision import everything_in
 from mtfc.driver.data.inputs import given_parameters
 from mtfc.driver.errors import UsageError
-from mtfc.driver.loading.divided_case import DividedCase
+from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select, select_models
 from mtfc.driver.loading.sources import Sources
@@ -102,7 +102,7 @@ def verify(
     selections = [_fitting(each) for each in _selections(options, sources)]
     backends = (options.backend,) if options.backend else tuple(BACKENDS)
     if "jax" in backends:
-        cases: list[Sequence[Case]] = [(*each.cases, *each.divided) for each in selections]
+        cases: list[Sequence[Case]] = [(*each.cases, *each.multi_mesh) for each in selections]
         cases += [_placements(each) for each in selections]
         _start_jax([case for each in cases for case in each])
     results, gradients = list[CaseResult](), dict[str, Mapping[str, Comparison]]()
@@ -111,7 +111,9 @@ def verify(
         for selection in selections:
             model = VerifiedModel.of(selection, backends, options)
             if options.exact:
-                for found in exact_cases(selection.program, selection.cases, options.seed, selection.divided):
+                for found in exact_cases(
+                    selection.program, selection.cases, options.seed, selection.multi_mesh
+                ):
                     exact.append(found)
                     show(found)
             for result in model.results():
@@ -145,10 +147,12 @@ def _selections(options: VerifyOptions, sources: Sources) -> Sequence[Selection]
     """Return every model of the file with its layouts; one model if an option speaks of one."""
     choice = options.choice
     if choice.model or choice.settings or options.data or options.params:
-        found = [select(options.file, choice, sources, every_layout=True, or_placement=True, or_divided=True)]
+        found = [
+            select(options.file, choice, sources, every_layout=True, or_placement=True, or_multi_mesh=True)
+        ]
     else:
         found = list(select_models(options.file, choice, sources))
-    are_asked = choice.layout is None or not (found[0].cases or found[0].divided)
+    are_asked = choice.layout is None or not (found[0].cases or found[0].multi_mesh)
     return found if are_asked else [attrs.evolve(each, placements=()) for each in found]
 
 
@@ -184,7 +188,10 @@ class VerifiedModel:
 
     def results(self) -> Iterator[CaseResult]:
         """Yield the result of each layout on each backend, those of several meshes too, and of each placement."""
-        layouts: tuple[LayoutOnMesh | DividedCase, ...] = (*self.selection.cases, *self.selection.divided)
+        layouts: tuple[LayoutOnMesh | MultiMeshCase, ...] = (
+            *self.selection.cases,
+            *self.selection.multi_mesh,
+        )
         for case in each_of(layouts, "layout"):
             lowered = case.lowered(self.reference.program)
             sums = tuple(dict.fromkeys(wrong for each in lowered for wrong in wrong_sums(each)))

@@ -30,7 +30,7 @@ class DeclaredPart:
 
 
 @attrs.frozen
-class DividedLayout:
+class MultiMeshLayout:
     """A layout of several meshes. parts: in the order in which the file declares their meshes, one part for each mesh.
 
     rest: the layout's own rules, for everything that no other part has.
@@ -56,12 +56,12 @@ class DividedLayout:
         return self.rest.rules.is_for(model)
 
 
-def declare_divided(
+def declare_multi_mesh(
     decls: Iterable[ast.LayoutDecl],
     meshes: Mapping[str, Mesh | None],
     models: Mapping[str, Span],
     scope: Scope,
-) -> tuple[DividedLayout, ...]:
+) -> tuple[MultiMeshLayout, ...]:
     """Return the layouts with parts among the declarations of a file; wrong ones are reported and left out.
 
     models: the places of the file's models.
@@ -72,7 +72,7 @@ def declare_divided(
 
 def _resolved(
     decl: ast.LayoutDecl, meshes: Mapping[str, Mesh | None], models: Mapping[str, Span], scope: Scope
-) -> DividedLayout | None:
+) -> MultiMeshLayout | None:
     errors = len(scope.diagnostics.errors)
     mesh = mesh_of(decl, meshes, scope)
     _check_entries(decl, scope)
@@ -95,7 +95,7 @@ def _resolved(
             )
     if len(scope.diagnostics.errors) > errors:
         return None
-    return DividedLayout(decl, tuple(parts[name] for name in meshes if name in parts), rest)
+    return MultiMeshLayout(decl, tuple(parts[name] for name in meshes if name in parts), rest)
 
 
 def _as_layout(part: ast.PartRules, decl: ast.LayoutDecl) -> ast.LayoutDecl:

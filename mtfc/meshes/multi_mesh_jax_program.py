@@ -16,7 +16,7 @@ from mtfc.backends.jax.jax_program import Arrays, JaxProgram
 
 
 @attrs.frozen(eq=False, slots=False)
-class DividedJaxProgram(JaxProgram):
+class MultiMeshJaxProgram(JaxProgram):
     """A generated module for several meshes. Each array is on the devices of one mesh, so checkpoints take it as it is."""
 
     @property

@@ -80,7 +80,7 @@ class LoweredFunction:
 
 
 @attrs.frozen(eq=False)
-class DividedProgram:
+class MultiMeshProgram:
     """A global program, before any pass, under the parts of a layout.
 
     of: the functions to make besides `forward`, as for `differentiation`.

@@ -13,20 +13,20 @@ from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.frontend.layouts.legality import check_layout
 
 if TYPE_CHECKING:
-    from mtfc.frontend.layouts.parts import DividedLayout
-    from mtfc.meshes.divided_program import DividedProgram
+    from mtfc.frontend.layouts.parts import MultiMeshLayout
     from mtfc.meshes.mesh_labels import MeshPart
+    from mtfc.meshes.multi_mesh_program import MultiMeshProgram
 
 
 @attrs.frozen
-class DividedCase:
+class MultiMeshCase:
     """A layout of several meshes. rules: the rules of each part, in the order of `declared.parts`."""
 
-    declared: DividedLayout
+    declared: MultiMeshLayout
     rules: tuple[Layout, ...]
 
     @classmethod
-    def of(cls, declared: DividedLayout) -> DividedCase:
+    def of(cls, declared: MultiMeshLayout) -> MultiMeshCase:
         return cls(declared, tuple(part.rules.layout for part in declared.parts))
 
     @property
@@ -47,14 +47,14 @@ class DividedCase:
     def parts(self) -> tuple[MeshPart, ...]:
         return parts_of(self.declared, self.rules)
 
-    def as_near(self) -> DividedCase:
+    def as_near(self) -> MultiMeshCase:
         return self
 
-    def program(self, program: Program, of: str = "step") -> DividedProgram:
+    def program(self, program: Program, of: str = "step") -> MultiMeshProgram:
         """Return a variant of the program in segments on the meshes."""
-        from mtfc.meshes.divided_program import DividedProgram
+        from mtfc.meshes.multi_mesh_program import MultiMeshProgram
 
-        return DividedProgram(program, self.parts, self.name, of)
+        return MultiMeshProgram(program, self.parts, self.name, of)
 
     def lowered(self, program: Program) -> tuple[Program, ...]:
         """Return the programs of all segments, each for one processor of its mesh."""
@@ -72,7 +72,7 @@ class DividedCase:
         return self.source(program, backend, "forward")
 
 
-def parts_of(declared: DividedLayout, rules: Sequence[Layout] | None = None) -> tuple[MeshPart, ...]:
+def parts_of(declared: MultiMeshLayout, rules: Sequence[Layout] | None = None) -> tuple[MeshPart, ...]:
     """Return the parts of a program under a layout. rules: those of each part, if they are not the declared ones."""
     from mtfc.meshes.mesh_labels import MeshPart
 
@@ -81,7 +81,7 @@ def parts_of(declared: DividedLayout, rules: Sequence[Layout] | None = None) -> 
     return tuple(MeshPart(part.mesh, each, part.places, part is declared.rest) for part, each in pairs)
 
 
-def check_divided(programs: Sequence[Program], layouts: Sequence[DividedLayout]) -> Iterator[Diagnostic]:
+def check_multi_mesh(programs: Sequence[Program], layouts: Sequence[MultiMeshLayout]) -> Iterator[Diagnostic]:
     """Yield the errors and warnings of layouts of several meshes: each part must be legal for its equations."""
     from mtfc.meshes.part_programs import part_programs
 

@@ -12,7 +12,7 @@ from mtfc.compiler.cost.volumes import Charge, PlacedCost, charges
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import source_file
 from mtfc.compiler.ir.types import Mesh
-from mtfc.meshes.divided_program import DividedProgram, LoweredFunction, MeshPlace
+from mtfc.meshes.multi_mesh_program import LoweredFunction, MeshPlace, MultiMeshProgram
 
 
 @attrs.frozen
@@ -33,7 +33,7 @@ class Travel:
 
 
 @attrs.frozen
-class DividedCost:
+class MultiMeshCost:
     """The cost of a model under a layout of several meshes. meshes: that of each mesh, per device; travels: in a step."""
 
     layout: str
@@ -55,19 +55,28 @@ class DividedCost:
         return sum(each.bytes for each in self.travels if each.source.part != each.target.part)
 
 
-def divided_cost(divided: DividedProgram) -> DividedCost:
+def multi_mesh_cost(multi_mesh: MultiMeshProgram) -> MultiMeshCost:
     """Return the cost of a step, or of a forward pass if the model does not train."""
-    trains = any(function.name == "step" for function in divided.functions)
-    forward, step = divided.function("forward"), divided.function("step" if trains else "forward")
-    file = source_file(divided.program.functions)
+    trains = any(function.name == "step" for function in multi_mesh.functions)
+    forward, step = multi_mesh.function("forward"), multi_mesh.function("step" if trains else "forward")
+    file = source_file(multi_mesh.program.functions)
     meshes = []
-    for number, part in enumerate(divided.parts):
-        layout = attrs.evolve(part.layout, name=divided.name)
+    for number, part in enumerate(multi_mesh.parts):
+        layout = attrs.evolve(part.layout, name=multi_mesh.name)
         own = [list(_charges(function, number, part.mesh)) for function in (forward, step)]
-        memory = _memory(divided, step, number)
-        found = (divided.program.name, file, trains, layout, part.mesh, tuple(own[0]), tuple(own[1]), memory)
+        memory = _memory(multi_mesh, step, number)
+        found = (
+            multi_mesh.program.name,
+            file,
+            trains,
+            layout,
+            part.mesh,
+            tuple(own[0]),
+            tuple(own[1]),
+            memory,
+        )
         meshes.append(PlacedCost(*found, ()))
-    return DividedCost(divided.name, trains, tuple(meshes), tuple(travels(divided, step)))
+    return MultiMeshCost(multi_mesh.name, trains, tuple(meshes), tuple(travels(multi_mesh, step)))
 
 
 def _charges(function: LoweredFunction, part: int, mesh: Mesh) -> Iterator[Charge]:
@@ -76,16 +85,16 @@ def _charges(function: LoweredFunction, part: int, mesh: Mesh) -> Iterator[Charg
             yield from charges(each.function, Numbers(mesh))
 
 
-def travels(divided: DividedProgram, function: LoweredFunction) -> Iterator[Travel]:
+def travels(multi_mesh: MultiMeshProgram, function: LoweredFunction) -> Iterator[Travel]:
     """Yield what a function sends, in the order of the segments that read it. Several readers in one place share a copy."""
-    places, copies = divided.places_for(function.name), list[tuple[str, MeshPlace]]()
+    places, copies = multi_mesh.places_for(function.name), list[tuple[str, MeshPlace]]()
     spans = {v.name: eqn.span for eqn in function.cut.function.body for v in eqn.results}
     makers = {name: n for n, each in enumerate(function.segments) for name in each.outputs}
 
     def travel(
         name: str, wanted: MeshPlace, maker: int | None, found: MeshPlace, reader: int | None
     ) -> Travel:
-        mesh = divided.meshes[wanted.part]
+        mesh = multi_mesh.meshes[wanted.part]
         size = wanted.type.local_bytes(mesh) * mesh.devices
         return Travel(name, spans.get(name), found, wanted, size, maker, reader)
 
@@ -116,17 +125,17 @@ def travels(divided: DividedProgram, function: LoweredFunction) -> Iterator[Trav
 # Memory
 
 
-def _memory(divided: DividedProgram, function: LoweredFunction, part: int) -> MemoryUse:
+def _memory(multi_mesh: MultiMeshProgram, function: LoweredFunction, part: int) -> MemoryUse:
     """Return the memory of a device of a mesh: what is stored, and the largest sum of all else that is there at once.
 
     Beside the values of a segment these are values that later segments read, and new parameters and states: a step does not
     write them over the old ones.
     """
-    mesh, roles = divided.meshes[part], {a.value.name: a.role for a in function.cut.function.arguments}
+    mesh, roles = multi_mesh.meshes[part], {a.value.name: a.role for a in function.cut.function.arguments}
     spans = {a.value.name: a.span for a in function.cut.function.arguments}
-    stored = {n: p for n, p in divided.places_for(function.name).items() if p.part == part and n in roles}
+    stored = {n: p for n, p in multi_mesh.places_for(function.name).items() if p.part == part and n in roles}
     sizes = {name: place.type.local_bytes(mesh) for name, place in stored.items()}
-    waiting = _waiting(divided, function, part)
+    waiting = _waiting(multi_mesh, function, part)
     new, most, peak = 0, 0, None
     for number, each in enumerate(function.segments):
         if each.part != part:
@@ -152,9 +161,9 @@ def _memory(divided: DividedProgram, function: LoweredFunction, part: int) -> Me
     )
 
 
-def _waiting(divided: DividedProgram, function: LoweredFunction, part: int) -> Mapping[int, int]:
+def _waiting(multi_mesh: MultiMeshProgram, function: LoweredFunction, part: int) -> Mapping[int, int]:
     """Return for each segment the bytes of values on a mesh that only later segments read."""
-    mesh, found = divided.meshes[part], dict.fromkeys(range(len(function.segments)), 0)
+    mesh, found = multi_mesh.meshes[part], dict.fromkeys(range(len(function.segments)), 0)
     for maker, segment in enumerate(function.segments):
         for name, place in segment.outputs.items():
             readers = [n for n, each in enumerate(function.segments) if name in each.arguments]

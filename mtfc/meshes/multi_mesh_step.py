@@ -18,8 +18,8 @@ from mtfc.compiler.cost.task_graph import Id, Task, TaskGraph
 from mtfc.compiler.cost.topology import Lane, lanes
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.types import Mesh
-from mtfc.meshes.divided_cost import DividedCost, Travel, divided_cost
-from mtfc.meshes.divided_program import DividedProgram
+from mtfc.meshes.multi_mesh_cost import MultiMeshCost, Travel, multi_mesh_cost
+from mtfc.meshes.multi_mesh_program import MultiMeshProgram
 
 
 @attrs.frozen
@@ -32,10 +32,10 @@ class TravelTime:
 
 
 @attrs.frozen
-class DividedStep:
+class MultiMeshStep:
     """A simulated step. mesh_seconds: the seconds of the segments of each mesh. lines: the sums over all meshes."""
 
-    cost: DividedCost
+    cost: MultiMeshCost
     seconds: float
     mesh_seconds: tuple[float, ...]
     travels: tuple[TravelTime, ...]
@@ -49,15 +49,15 @@ class DividedStep:
         return self.ideal / self.seconds if self.seconds else 0.0
 
 
-def divided_step(divided: DividedProgram, hardware: Hardware) -> DividedStep:
+def multi_mesh_step(multi_mesh: MultiMeshProgram, hardware: Hardware) -> MultiMeshStep:
     """Simulate a step on a machine, whose first devices belong to the first mesh."""
-    cost = divided_cost(divided)
-    function = divided.function("step" if cost.trains else "forward")
+    cost = multi_mesh_cost(multi_mesh)
+    function = multi_mesh.function("step" if cost.trains else "forward")
     timed = _TimedStep(
-        divided.meshes,
+        multi_mesh.meshes,
         [each.part for each in function.segments],
-        [step_time(each.function, divided.meshes[each.part], hardware) for each in function.segments],
-        [_travel_time(each, divided.meshes, hardware) for each in cost.travels],
+        [step_time(each.function, multi_mesh.meshes[each.part], hardware) for each in function.segments],
+        [_travel_time(each, multi_mesh.meshes, hardware) for each in cost.travels],
     )
     graph = TaskGraph(timed.tasks())
     timeline = simulate(graph)
@@ -66,7 +66,7 @@ def divided_step(divided: DividedProgram, hardware: Hardware) -> DividedStep:
         for id, slot in sorted(timeline.items())
         for event in timed.events(id, slot.start, graph.tasks[id])
     ]
-    return DividedStep(
+    return MultiMeshStep(
         cost,
         makespan(timeline),
         timed.busy,
