@@ -152,7 +152,7 @@ def test_missing_and_unknown_names_are_told(load: Any) -> None:
     found = message(lambda: module.train_step(module.init(0), {}, inputs, 0))
     assert found == 'state lacks "w.velocity": it takes w.velocity'
     found = message(lambda: module.shard({"y": inputs["x"]}, module.INPUTS))
-    assert found == 'no layout is given for "y", but for x, ids'
+    assert found == 'inputs has "y", which is unknown: it takes x, ids'
 
 
 def test_a_step_takes_all_its_micro_batches(load: Any) -> None:

@@ -46,7 +46,8 @@ def check_whole(given, layouts):
     kinds = [kind for kind, table in LAYOUTS.items() if table is layouts] or list(TYPES)
     for name, x in given.items():
         if name not in layouts:
-            problems.append(f'no layout is given for "{name}", but for {", ".join(layouts) or "nothing"}')
+            what = argument(kinds[0]) if len(kinds) == 1 else "the argument"
+            problems.append(f'{what} has "{name}", which is unknown: it takes {", ".join(layouts) or "none"}')
         wanted = [TYPES[kind][name] for kind in kinds if name in TYPES[kind]]
         found = [mismatch(f'"{name}"', (narrowed(x, type[0]), np.shape(x)), type) for type in wanted]
         problems += found[:1] if all(found) else [overflow(f'"{name}"', x, wanted[0][0])]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -76,6 +76,9 @@ def facts_of(
     }
     facts["--processes"] = _shown(options.hosts.processes)
     facts["--memory"] = _shown(options.choice.memory)
+    facts["--model"] = _shown(options.choice.model)
+    facts["--dim"] = _listed(f"{name}={size}" for name, size in options.choice.dims.items())
+    facts["--set"] = _listed(options.choice.settings)
     facts["the program, by its fingerprint"] = fingerprint
     facts["--mesh"] = case.mesh.axes_text
     rules = sha256(repr((case.layout, options.choice.passes)).encode()).hexdigest()[:8]
@@ -122,6 +125,10 @@ def check_same(facts: Sequence[Facts]) -> None:
 def _shown(value: object) -> str:
     text = ABSENT if value is None else str(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({crc32(text.encode()):08x})"
+
+
+def _listed(values: Iterable[str]) -> str:
+    return _shown(", ".join(sorted(values)) or None)
 
 
 def _processes(numbers: Sequence[int]) -> str:
