@@ -154,6 +154,20 @@ def test_sigterm_after_ctrl_c_has_its_time() -> None:
     ]
 
 
+def test_a_save_longer_than_the_time_of_grace_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """The save goes on: it ends whole, or the checkpoint before it stands."""
+    ended = Ended()
+    for saving in (0.5, 0.0):
+        with stop_by_signal(Stop(5.2, ended, lambda: "the last checkpoint is 7")) as stop:
+            stop.request(is_short=True)
+            stop.answered.set()
+            sleep(saving)
+        said = "the state is not saved after 0 s: until it is, the last checkpoint is 7" in capfd.readouterr().err
+        assert said == (saving > 0)
+    sleep(0.3)
+    assert not ended.said and not capfd.readouterr().err
+
+
 def test_the_end_of_the_terminal_stops_a_run_unless_nohup_hides_it() -> None:
     """The time of grace that it begins ends nothing after the run."""
     ended = Ended()

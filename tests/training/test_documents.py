@@ -57,7 +57,7 @@ def documents(count: int, most: int = 13) -> list[list[int]]:
 
 def write_json_lines(folder: Path, content: list[list[int]]) -> str:
     lines = [json.dumps({"tokens": each}) for each in content]
-    (folder / "d.jsonl").write_text("\n".join([*lines[:3], "", *lines[3:]]) + "\n")
+    (folder / "d.jsonl").write_text("\n".join([*lines[:3], "", " \t", *lines[3:]]) + "\n")
     return f"{folder}/d.jsonl"
 
 

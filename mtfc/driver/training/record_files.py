@@ -77,13 +77,13 @@ def _check_readable(path: str) -> None:
 
 
 def _json_lines(path: str, key: str) -> Records:
-    """Open a file with an object a line; lines without characters are no documents."""
+    """Open a file with an object a line; blank lines are no documents."""
     import numpy as np
 
     with Path(path).open("rb") as file:
-        sizes = np.fromiter(map(len, file), np.int64)
-    ends = np.cumsum(sizes)
-    spans = np.stack([ends - sizes, ends], axis=1)[sizes > 1]
+        sizes = np.fromiter((-len(line) if line.isspace() else len(line) for line in file), np.int64)
+    ends = np.cumsum(abs(sizes))
+    spans = np.stack([ends - abs(sizes), ends], axis=1)[sizes > 0]
     mapped = np.memmap(path, np.uint8, "r") if len(spans) else np.empty(0, np.uint8)
 
     def read(number: int) -> Any:
@@ -100,10 +100,10 @@ def _json_lines(path: str, key: str) -> Records:
 
 
 def _line(sizes: Array, number: int) -> int:
-    """Return the number of the line, from 1, that has a document."""
+    """Return the number of the line, from 1, that has a document. sizes: bytes by line, below 0 of blank lines."""
     import numpy as np
 
-    return int(np.flatnonzero(sizes > 1)[number]) + 1
+    return int(np.flatnonzero(sizes > 0)[number]) + 1
 
 
 # Parquet

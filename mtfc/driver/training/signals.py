@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from socket import socket, socketpair
 from threading import Event, Thread, current_thread, main_thread
+from time import monotonic
 from typing import TypeVar
 
 import attrs
@@ -35,8 +36,8 @@ class Stopped(Exception):
 class Stop:
     """A request to stop. grace: seconds from SIGTERM to the end that a cluster makes. peers: are told of the request.
 
-    last: says which checkpoint is the last. answered: the step under way has ended. left: the thread of a call that was not
-    waited for. is_timed: the time of grace is running.
+    last: says which checkpoint is the last. answered: the step under way has ended. over: so has the run, whose state is saved.
+    left: the thread of a call that was not waited for. is_timed: the time of grace is running.
     """
 
     grace: float = 30.0
@@ -44,6 +45,7 @@ class Stop:
     last: Callable[[], str] = str
     requested: Event = attrs.field(factory=Event)
     answered: Event = attrs.field(factory=Event)
+    over: Event = attrs.field(factory=Event)
     waiting: set[Event] = attrs.field(factory=set)
     left: Thread | None = None
     is_timed: bool = False
@@ -92,9 +94,13 @@ class Stop:
         raise Stopped
 
     def _end_in_time(self) -> None:
-        if not self.answered.wait(max(0.0, self.grace - MARGIN)):
+        due = monotonic() + max(0.0, self.grace - MARGIN)
+        if not self.answered.wait(due - monotonic()):
             late = f"the step under way takes longer than {self.grace - MARGIN:.0f} s, and is not saved"
             self.peers.end(f"{late}: {self.last()}", INTERRUPTED)
+        elif not self.over.wait(max(0.0, due - monotonic())):
+            with suppress(OSError, RuntimeError):
+                say(f"the state is not saved after {self.grace - MARGIN:.0f} s: until it is, {self.last()}")
 
     def listen(self, signals: socket) -> None:
         """Answer signals, which come as bytes: the first one asks to stop, a second one ends the process at once."""
@@ -121,7 +127,8 @@ def stop_by_signal(stop: Stop) -> Iterator[Stop]:
         with _handlers(stop) if current_thread() is main_thread() else nullcontext():
             yield stop
     finally:
-        stop.answered.set()  # after the block, the time of grace ends nothing
+        stop.answered.set()
+        stop.over.set()  # after the block, the time of grace ends nothing
 
 
 @contextmanager
