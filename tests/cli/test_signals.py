@@ -162,7 +162,10 @@ def test_a_save_longer_than_the_time_of_grace_is_told(capfd: pytest.CaptureFixtu
             stop.request(is_short=True)
             stop.answered.set()
             sleep(saving)
-        said = "the state is not saved after 0 s: until it is, the last checkpoint is 7" in capfd.readouterr().err
+        said = (
+            "the state is not saved after 0 s: until it is, the last checkpoint is 7"
+            in capfd.readouterr().err
+        )
         assert said == (saving > 0)
     sleep(0.3)
     assert not ended.said and not capfd.readouterr().err

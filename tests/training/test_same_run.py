@@ -56,7 +56,9 @@ def test_processes_are_counted_by_value(facts: Callable[..., Facts]) -> None:
 
 def test_what_chooses_the_program_is_named(facts: Callable[..., Facts]) -> None:
     here = facts(choice=Choice(model="lm", dims={"d": 8, "b": 4}, settings=("accumulate=4",)))
-    there = facts(choice=Choice(dims={"b": 4, "d": 8}, settings=("accumulate=4", "optimizer.learning_rate=0.1")))
+    there = facts(
+        choice=Choice(dims={"b": 4, "d": 8}, settings=("accumulate=4", "optimizer.learning_rate=0.1"))
+    )
     assert difference(here, there) == [
         "  --model: lm on process 0; nothing on process 1",
         "  --set: accumulate=4 on process 0; accumulate=4, optimizer.learning_rate=0.1 on process 1",
