@@ -22,7 +22,9 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.driver.errors import UsageError, diagnostic_in_python, public
 from mtfc.driver.loading.choice import Choice, settings_of
-from mtfc.driver.loading.selection import LayoutOnMesh, choose
+from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
+from mtfc.driver.loading.placement_case import PlacementCase
+from mtfc.driver.loading.selection import Case, LayoutOnMesh, choose
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import SearchOptions, VerifyOptions
 from mtfc.driver.running import execution
@@ -76,7 +78,8 @@ __all__ = [
 class Compiled:
     """A model compiled for one layout: the program of one processor, in every form. machines: the machines of its file.
 
-    `init`, `train_step`, `value_and_grad` and `forward` run on JAX's devices:
+    The layout may have several meshes, or be a placement: then no single program stands for all processors, but the model runs
+    the same way. `init`, `train_step`, `value_and_grad` and `forward` run on JAX's devices:
 
     >>> import jax, numpy, mtfc
     >>> p = mtfc.compile("examples/two_layer.mtf", layout="hybrid")
@@ -94,60 +97,92 @@ class Compiled:
 
     machines: Mapping[str, Machine]
     _placed: Program
-    _case: LayoutOnMesh
+    _case: Case
 
     @cached_property
+    @public
     def program(self) -> Program:
-        """The program of one processor: its forward pass, and its training step if the file trains the model."""
-        return self._case.lower(self._placed)
+        """The program of one processor: its forward pass, and its training step if the file trains the model.
+
+        Raises `ValueError` for a placement and for a layout of several meshes.
+        """
+        if isinstance(self._case, LayoutOnMesh):
+            return self._case.lower(self._placed)
+        raise UsageError(
+            f"`{self._case.name}` is {self._case.kind}, whose processors run different programs: `jax()` returns them all"
+        )
 
     @cached_property
     def _module(self) -> Program:
         """The program with the functions that only modules need, such as `value_and_grad`."""
+        assert isinstance(self._case, LayoutOnMesh), "other layouts have no single program"
         return self._case.lower(self._placed, "module")
 
     def __repr__(self) -> str:
-        from mtfc.reports.notebook import line
+        from mtfc.reports.notebook import line, summary_line
 
-        return line(self.program)
+        if isinstance(self._case, LayoutOnMesh):
+            return line(self.program)
+        return summary_line(self._placed, self._case.summary)
 
     def _repr_html_(self) -> str:
-        from mtfc.reports.notebook import html
+        from mtfc.reports.notebook import html, preformatted
 
-        return html(self.program)
+        return html(self.program) if isinstance(self._case, LayoutOnMesh) else preformatted(repr(self))
 
+    @public
     def ir(self) -> str:
-        """Return the program as IR text."""
+        """Return the program as IR text; of several meshes, the program of each segment."""
+        if isinstance(self._case, MultiMeshCase):
+            return "\n".join(self._case.segment_texts(self._placed))
         return print_program(self.program)
 
+    @public
     def numpy(self) -> str:
-        """Return the text of a NumPy module that simulates every processor of the mesh."""
-        return execution.source(self._module, "numpy")
+        """Return the text of a NumPy module that simulates every processor. Raises `ValueError` for a placement."""
+        return self._source("numpy")
 
+    @public
     def jax(self) -> str:
-        """Return the text of a JAX module that runs on the mesh."""
-        return execution.source(self._module, "jax")
+        """Return the text of a JAX module that runs on the mesh, or on all meshes or devices."""
+        return self._source("jax")
+
+    def _source(self, backend: str) -> str:
+        if isinstance(self._case, LayoutOnMesh):
+            return execution.source(self._module, backend)
+        if isinstance(self._case, PlacementCase) and backend != "jax":
+            name = self._case.name
+            raise UsageError(
+                f"`{name}` is a placement, which only a JAX module runs; `mtfc.verify` compares it on NumPy, too"
+            )
+        return self._case.source(self._placed, backend, "module")
 
     @public
     def load(self, backend: str = "numpy") -> ModuleType:
         """Load the module of a backend, `"numpy"` or `"jax"`, ready to run; `mtfc.backends.common.emitter` lists its contents.
 
-        Raises `Unavailable` if JAX is missing or has too few devices.
+        Raises `Unavailable` if JAX is missing or has too few devices, and `ValueError` for a placement on NumPy.
         """
         one_of("backend", backend, tuple(BACKENDS))
-        return cast(ModuleType, execution.load(self._module, backend))
+        return cast(ModuleType, execution.loaded(self._source(backend), backend))
 
     @cached_property
     def _on_devices(self) -> JaxProgram:
         """The program on JAX's devices. Raises `Unavailable`."""
-        from mtfc.backends.jax.jax_program import JaxProgram
-
-        return JaxProgram.of(self.jax())
+        return execution.jax_program(self._case, self._source("jax"))
 
     @property
     def abstract_state(self) -> TrainState:
         """The training state as `jax.ShapeDtypeStruct`s with shardings, which a checkpoint can be restored into."""
         return self._on_devices.abstract_state
+
+    @public
+    def whole(self, state: TrainState) -> TrainState:
+        """Return the state with whole arrays, as checkpoints have it. Only under a placement they are in pieces before.
+
+        `train_step` and `forward` take whole arrays, too.
+        """
+        return self._on_devices.stored(state)
 
     @public
     def init(self, seed: int = 0) -> TrainState:
@@ -176,7 +211,7 @@ class Compiled:
         Raises `ValueError` unless the `train` block has an entry `average`.
         """
         self._check_trained("averaged")
-        training = self.program.training
+        training = self._placed.training
         if training is None or training.average is None:
             raise UsageError("`averaged` needs an entry `average = 0.999` in the `train` block")
         return self._on_devices.averaged(state)
@@ -192,6 +227,11 @@ class Compiled:
         state: then the first result is a pair of the loss and the parameters with the new state.
         """
         self._check_trained("value_and_grad")
+        if isinstance(self._case, PlacementCase):
+            name = self._case.name
+            raise UsageError(
+                f"`{name}` is a placement, whose updates are parts of `train_step`: it has no `value_and_grad`"
+            )
         return self._on_devices.value_and_grad(params, batch, step, **options)
 
     @public
@@ -225,15 +265,24 @@ class Compiled:
 
         arrays: names, or nothing for the parameters and the values that the file names.
         """
-        from mtfc.driver.draw import program_drawing
+        from mtfc.driver.draw import case_drawing, program_drawing
 
-        return program_drawing(self.program, arrays)
+        if isinstance(self._case, LayoutOnMesh):
+            return program_drawing(self.program, arrays)
+        return case_drawing(self._case, self._placed, arrays)
 
+    @public
     def cost(self) -> LayoutCost:
-        """Return the computation, communication and memory of one device, as in the output of `mtfc cost --format json`."""
+        """Return the computation, communication and memory of one device, as in the output of `mtfc cost --format json`.
+
+        Raises `ValueError` for a placement, whose bytes are in the record of `simulate`.
+        """
         from mtfc.compiler.cost.volumes import layout_cost
+        from mtfc.driver.cost import case_cost
         from mtfc.reports.cost_json import costs_json
 
+        if not isinstance(self._case, LayoutOnMesh):
+            return cast("LayoutCost", case_cost(self._case, self._placed))
         (entry,) = costs_json([layout_cost(self.program)])["layouts"]
         return cast("LayoutCost", entry)
 
@@ -246,10 +295,13 @@ class Compiled:
         machine, and for a machine with too few devices.
         """
         from mtfc.driver.loading.target import check_room, target_of
-        from mtfc.driver.simulate import simulate_layout
+        from mtfc.driver.simulate import simulate_case, simulate_layout
 
         target, sources = target_option(target), Sources()
         with _showing(sources):
+            if not isinstance(self._case, LayoutOnMesh):
+                other = simulate_case(self._case, self._placed, self.machines, target, sources)
+                return cast("Step", other.record())
             hardware = target_of(target, self.machines, sources)
             check_room(hardware, self.program.placed_on, target)
         return cast("Step", simulate_layout(self.program, hardware).record())
@@ -330,13 +382,17 @@ def choice_of(
 
 
 def compile_case(text: str, file: PathOption, choice: Choice) -> Compiled:
-    """Compile a file's text for the first chosen layout. Raises `CompileError`."""
+    """Compile a file's text for the first chosen layout, or for a placement. Raises `CompileError`."""
     file, sources = file_option(file), Sources()
     sources.add_choice(choice)
     sources.texts[file] = program_text(text)
     with _showing(sources):
-        selection = choose(text, file, choice, neighbour=sources.neighbour)
-        case = selection.cases[0]
+        selection = choose(
+            text, file, choice, neighbour=sources.neighbour, or_placement=True, or_multi_mesh=True
+        )
+        case = selection.case
+        if isinstance(case, PlacementCase):
+            case.check()
         return Compiled(selection.hardware, case.placed(selection.program), case)
 
 

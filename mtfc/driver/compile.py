@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from difflib import unified_diff
 from typing import Any
 
@@ -134,17 +134,8 @@ def _emitted_otherwise(
         what = "a placement, which is" if is_placement else "a layout of several meshes, whose segments are"
         raise UsageError(f"`{case.name}` is {what} not lowered by passes as a whole: no {given}")
     if isinstance(case, MultiMeshCase) and options.emit == "spmd":
-        return Emitted(options.emit, placed, "\n".join(_segments(case, program, options.locations)))
+        return Emitted(options.emit, placed, "\n".join(case.segment_texts(program, options.locations)))
     return Emitted(options.emit, placed, case.source(program, options.emit))
-
-
-def _segments(case: MultiMeshCase, program: Program, locations: bool) -> Iterator[str]:
-    """Yield the program of each segment, after a line that names its function and its mesh."""
-    multi_mesh = case.program(program)
-    for function in multi_mesh.functions:
-        for number, segment in enumerate(function.segments):
-            title = f"// {function.name}, segment {number} on mesh {multi_mesh.meshes[segment.part].name}"
-            yield f"{title}\n{print_program(segment.program, locations)}"
 
 
 def syntax_tree(file: str, sources: Sources, as_json: bool) -> str:

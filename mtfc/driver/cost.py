@@ -9,6 +9,8 @@ import attrs
 from mtfc.compiler.activity import each_of
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
+from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
 
@@ -58,6 +60,16 @@ def cost_text(file: str, choice: Choice, sources: Sources, symbolic: bool = Fals
         parts += [layout_report(cost, texts)] + ([recompute_report(limit, texts)] if limit else [])
     parts += [multi_mesh_cost_text(each, texts) for each in multi_mesh]
     return "\n".join([*parts, *([comparison(costs)] if costs else [])])
+
+
+def case_cost(case: PlacementCase | MultiMeshCase, program: Program) -> dict[str, Any]:
+    """Return the entry of a layout of several meshes in the record. Raises `UsageError` for a placement."""
+    from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
+    from mtfc.reports.meshes_report import multi_mesh_cost_json
+
+    if isinstance(case, PlacementCase):
+        raise UsageError(f"`{case.name}` is a placement: `simulate` returns what each of its devices does")
+    return multi_mesh_cost_json(multi_mesh_cost(case.program(program)))
 
 
 def compiled_bytes(file: str, choice: Choice, sources: Sources) -> BytesComparison:

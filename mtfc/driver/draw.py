@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
 from mtfc.compiler.diagnostics import nearest
+from mtfc.compiler.ir.core import source_file, walk
 from mtfc.driver.data.files import write_text
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.selection import Selection, select
+from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
+from mtfc.driver.loading.selection import Case, LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.values import PathOption, file_option
 
 if TYPE_CHECKING:
-    from mtfc.compiler.ir.core import Program
+    from mtfc.compiler.ir.core import Function, Program
     from mtfc.placements.declarations import DeclaredPlacement
     from mtfc.reports.drawing import DrawnArray
 
@@ -46,13 +48,19 @@ def drawing(file: str, choice: Choice, sources: Sources, arrays: Sequence[str] =
 
     arrays: names of arrays to draw; by default the parameters, and the values that the user's file names.
     """
-    selection = select(file, choice, sources, or_placement=True)
-    if selection.cases:
-        return program_drawing(selection.cases[0].lower(selection.program), arrays)
-    (placement,) = selection.placements
+    selection = select(file, choice, sources, or_placement=True, or_multi_mesh=True)
+    return case_drawing(selection.case, selection.program, arrays)
+
+
+def case_drawing(case: Case, program: Program, arrays: Sequence[str] = ()) -> Drawing:
+    """Draw a global program under a layout or a placement. Raises `CompileError` and `UsageError`."""
+    if isinstance(case, MultiMeshCase):
+        return _multi_mesh(case, program, arrays)
+    if isinstance(case, LayoutOnMesh):
+        return program_drawing(case.lower(program), arrays)
     if arrays:
-        raise UsageError(f"`{placement.name}` is a placement, whose operators are drawn: no --array")
-    return _placement(selection, placement)
+        raise UsageError(f"`{case.name}` is a placement, whose operators are drawn: no --array")
+    return _placement(program, case.placement)
 
 
 def program_drawing(program: Program, names: Sequence[str] = ()) -> Drawing:
@@ -61,7 +69,14 @@ def program_drawing(program: Program, names: Sequence[str] = ()) -> Drawing:
 
     layout = program.layout
     assert layout is not None, "only a placed program has parts"
-    known = dict(_arrays(program))
+    chosen, rest = _chosen(dict(_arrays(program)), names)
+    return Drawing(layout_drawing(program.name, [(program.placed_on, layout, chosen)], rest))
+
+
+def _chosen(
+    known: Mapping[str, tuple[DrawnArray, bool]], names: Sequence[str]
+) -> tuple[list[DrawnArray], int]:
+    """Return the arrays to draw, and the number of those that are left out. Raises `UsageError` for unknown names."""
     for name in names:
         if name not in known:
             guess = nearest(name, known)
@@ -70,27 +85,55 @@ def program_drawing(program: Program, names: Sequence[str] = ()) -> Drawing:
             )
     own = [array for array, is_own in known.values() if is_own]
     chosen = [known[name][0] for name in names] or own[:MOST_ARRAYS]
-    rest = 0 if names else max(0, len(own) - MOST_ARRAYS)
-    return Drawing(layout_drawing(program.name, program.placed_on, layout, chosen, rest))
+    return chosen, 0 if names else max(0, len(own) - MOST_ARRAYS)
 
 
 def _arrays(program: Program) -> Iterator[tuple[str, tuple[DrawnArray, bool]]]:
     """Yield the arrays of the forward pass by name, and whether a drawing has them by default."""
-    from mtfc.compiler.ir.core import source_file, walk
     from mtfc.reports.drawing import DrawnArray
 
     function = program.function("step" if program.has_function("step") else "forward")
-    own = source_file(program.functions)
     for argument in function.arguments:
         if argument.role in ("input", "parameter"):
             yield argument.value.name, (DrawnArray(argument.value.name, argument.value.type), True)
+    yield from _named_values(function, source_file(program.functions))
+
+
+def _named_values(function: Function, own: str | None) -> Iterator[tuple[str, tuple[DrawnArray, bool]]]:
+    """Yield the values that a function computes in the forward pass. own: the file whose values a drawing has by default."""
+    from mtfc.reports.drawing import DrawnArray
+
     for eqn in walk(function.body):
         if eqn.path and eqn.stage == "forward" and not eqn.regions:
             is_own = eqn.span is not None and eqn.span.file == own
             yield eqn.path, (DrawnArray(eqn.path, eqn.results[0].type), is_own)
 
 
-def _placement(selection: Selection, placement: DeclaredPlacement) -> Drawing:
+def _multi_mesh(case: MultiMeshCase, program: Program, names: Sequence[str]) -> Drawing:
+    """Draw the arrays on each mesh: those that are stored or computed there. Raises `UsageError` for unknown names."""
+    from mtfc.reports.drawing import DrawnArray, layout_drawing
+
+    multi_mesh = case.program(program)
+    trains = any(each.name == "step" for each in multi_mesh.functions)
+    function = multi_mesh.function("step" if trains else "forward")
+    own = source_file([function.cut.function])
+    known: dict[str, tuple[int, tuple[DrawnArray, bool]]] = {}
+    for argument in function.cut.function.arguments:
+        if argument.role in ("input", "parameter"):
+            place = multi_mesh.places[argument.value.name]
+            known[argument.value.name] = place.part, (DrawnArray(argument.value.name, place.type), True)
+    for segment in function.segments:
+        for name, array in _named_values(segment.function, own):
+            known.setdefault(name, (segment.part, array))
+    chosen, rest = _chosen({name: array for name, (_, array) in known.items()}, names)
+    groups = [
+        (part.mesh, part.layout, [each for each in chosen if known[each.name][0] == number])
+        for number, part in enumerate(multi_mesh.parts)
+    ]
+    return Drawing(layout_drawing(program.name, groups, rest))
+
+
+def _placement(program: Program, placement: DeclaredPlacement) -> Drawing:
     """Draw a placement. Raises `CompileError` if operators differ from those of the placement."""
     from mtfc.compiler.diagnostics import Diagnostics
     from mtfc.compiler.passes.pipelines import run, simplification
@@ -98,10 +141,10 @@ def _placement(selection: Selection, placement: DeclaredPlacement) -> Drawing:
     from mtfc.placements.operators.operator_graph import operators_of
     from mtfc.reports.drawing import DrawnOperator, placement_drawing
 
-    graph = operators_of(run(selection.program, simplification()))
+    graph = operators_of(run(program, simplification()))
     strategy = strategy_of(placement, graph, Diagnostics())
     operators = [
         DrawnOperator(operator.name, each.degrees, each.devices)
         for operator, each in zip(graph.operators, strategy, strict=True)
     ]
-    return Drawing(placement_drawing(selection.program.name, placement.name, placement.devices, operators))
+    return Drawing(placement_drawing(program.name, placement.name, placement.devices, operators))

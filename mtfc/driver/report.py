@@ -18,7 +18,7 @@ from mtfc.driver.data.files import parsed_json, write_text
 from mtfc.driver.data.remote import RemoteFolder, is_remote
 from mtfc.driver.errors import UsageError, reason_of
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.selection import UNDISTRIBUTED, LayoutOnMesh, Selection, select
+from mtfc.driver.loading.selection import UNDISTRIBUTED, LayoutOnMesh, Selection, say_left_out, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, machine_of, target_of
 from mtfc.driver.options import SearchOptions
@@ -83,6 +83,7 @@ def layouts_page(
         if search_seconds is not None:
             raise UsageError(f"--search finds layouts: `mtfc search {file} --space soap` finds placements")
         return _placements_page(placements, selection, target, sources)
+    say_left_out(selection, "the page lacks")
     hardware = _hardware(target, selection, sources)
     found, search = None, None
     if search_seconds is not None:

@@ -11,6 +11,7 @@ from mtfc.compiler.activity import doing
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
+from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, machine_of, target_of
@@ -63,28 +64,46 @@ def simulate(
     the number of parameter servers in place of the all-reduces of gradients.
     """
     selection = select(file, choice, sources, or_placement=True, or_multi_mesh=True)
-    if isinstance(selection.case, MultiMeshCase):
-        for option, given in (("--parameter-servers", servers), ("--place", place), ("--measured", measured)):
-            if given:
-                raise UsageError(f"`{selection.case.name}` is a layout of several meshes: no {option}")
-        hardware = target_of(target, selection.hardware, sources)
-        return simulate_multi_mesh(selection.case, selection.program, hardware, target)
-    if not selection.cases:
-        machine = machine_of(target, selection.hardware, sources)
-        (placement,) = selection.placements
-        if servers:
-            raise UsageError(f"`{placement.name}` is a placement: --parameter-servers takes a layout")
-        if place is not None:
-            raise UsageError(f"`{placement.name}` is a placement, which says where everything is: no --place")
-        return simulate_placement(placement, selection.program, machine, target, measured)
+    case = selection.case
+    if not isinstance(case, LayoutOnMesh):
+        _check_options(case, place, measured, servers)
+        return simulate_case(case, selection.program, selection.hardware, target, sources, measured)
     hardware = target_of(target, selection.hardware, sources)
     if measured:
         raise UsageError("--measured is for the operators of a placement: --layout names one")
-    (case,) = selection.cases
     check_room(hardware, case.mesh, target)
     if servers:
         case = _for_servers(case)
     return simulate_layout(case.lower(selection.program), hardware, _order(place, case.mesh), servers)
+
+
+def _check_options(
+    case: PlacementCase | MultiMeshCase, place: str | None, measured: bool, servers: int
+) -> None:
+    """Raise `UsageError` for options that a placement or a layout of several meshes does not take."""
+    is_placement = isinstance(case, PlacementCase)
+    if is_placement and servers:
+        raise UsageError(f"`{case.name}` is a placement: --parameter-servers takes a layout")
+    if is_placement and place is not None:
+        raise UsageError(f"`{case.name}` is a placement, which says where everything is: no --place")
+    given = {"--parameter-servers": servers, "--place": place, "--measured": measured and not is_placement}
+    for option in (name for name, value in given.items() if value):
+        raise UsageError(f"`{case.name}` is a layout of several meshes: no {option}")
+
+
+def simulate_case(
+    case: PlacementCase | MultiMeshCase,
+    program: Program,
+    machines: Mapping[str, Machine],
+    target: str,
+    sources: Sources,
+    measured: bool = False,
+) -> SimulatedPlacement | SimulatedMeshes:
+    """Simulate a step under a placement or a layout of several meshes. machines: those of the file. Raises `CompileError`."""
+    if isinstance(case, MultiMeshCase):
+        return simulate_multi_mesh(case, program, target_of(target, machines, sources), target)
+    machine = machine_of(target, machines, sources)
+    return simulate_placement(case.placement, program, machine, target, measured)
 
 
 def _for_servers(case: LayoutOnMesh) -> LayoutOnMesh:

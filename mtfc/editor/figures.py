@@ -23,6 +23,7 @@ from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.searching.search import DEFAULT_TARGET
+from mtfc.frontend.layout_options import ONE
 from mtfc.reports.cost_report import transfers
 from mtfc.reports.source_lines import Line, line_of
 
@@ -94,7 +95,8 @@ def case_figures(
 
     target: a machine; None for the first that the file declares, or else the default one. Raises `CompileError` and `UsageError`.
     """
-    selection = select(file, Choice(model=model, layout=layout), sources)
+    choice = Choice(model=model, layout=layout, mesh=None if layout else ONE)
+    selection = select(file, choice, sources)
     (case,) = selection.cases
     return figures_of(selection, case, target, sources, is_declared=layout is not None)
 

@@ -26,7 +26,10 @@ GIVEN = "given"
 
 PLACEMENTS = "`mtfc run` and `mtfc train` take it, `mtfc simulate` shows a step under it, `mtfc search --space soap` compares it"
 
-MULTI_MESH = "`mtfc check`, `run`, `train`, `eval`, `verify`, `compile`, `cost`, `explain` and `simulate` take it, without --mesh"
+MULTI_MESH = (
+    "`mtfc check`, `run`, `train`, `eval`, `verify`, `compile`, `cost`, `explain`, `simulate` and `draw` take it,"
+    " without --mesh"
+)
 
 ONE = "one"
 """The word of `--mesh` for one device, with nothing split; a declared mesh of that name comes first."""
@@ -84,7 +87,8 @@ def parse_layout(text: str, module: Module, mesh: Mesh | None = None) -> Declare
             place = [Label(multi_mesh.span, "declared here")]
             scope.error("E311", message, name.span, place, MULTI_MESH)
             raise CompileError(scope.diagnostics)
-        known = [*(each.name for each in module.layouts), *(each.name for each in module.multi_mesh)]
+        groups = (module.layouts, module.multi_mesh, module.placements)
+        known = [each.name for group in groups for each in group]
         scope.unknown("E311", f"unknown layout `{name.text}`", name, known)
         raise CompileError(scope.diagnostics)
     decl = parse_option(f"layout {GIVEN} = ", text, "{}", "<--layout>", ast.LayoutDecl, scope.diagnostics)

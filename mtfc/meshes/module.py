@@ -25,6 +25,7 @@ from mtfc.backends.common.module import (
     stacked_inputs,
     summary,
     type_tables,
+    value_and_grad,
 )
 from mtfc.backends.common.prelude import bound_to, definitions, prelude
 from mtfc.backends.jax import backend as jax
@@ -184,6 +185,7 @@ class _JaxModule(_Module):
             *self.initial(),
             definitions(self.files)["on"],
             *self.functions(),
+            *value_and_grad(program, "jnp"),
         ]
         public = ("bind", "shard", "unshard", "mesh_of", "settled")
         drawn = [jax.in_jax(each) for each in prelude("\n".join(sections), jax.RANDOM)]
@@ -262,6 +264,7 @@ class _NumpyModule(_Module):
             *meshes,
             f"MESHES = {dict_text(table, indent=0)}\n",
             *self.functions(),
+            *value_and_grad(self.program, "np"),
         ]
         sections += [numpy.SIMULATION, *self.shared(sections, numpy.PUBLIC)]
         body = "\n\n".join(sections)

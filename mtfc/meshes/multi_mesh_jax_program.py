@@ -6,18 +6,20 @@ The module imports `jax_program`, and with it JAX, so it is imported only where 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
 from mtfc.backends.common.devices import import_jax
 from mtfc.backends.common.shares import Share
-from mtfc.backends.jax.jax_program import Arrays, JaxProgram
+from mtfc.backends.jax.jax_program import Arrays, JaxProgram, check_batch
 
 
 @attrs.frozen(eq=False, slots=False)
 class MultiMeshJaxProgram(JaxProgram):
     """A generated module for several meshes. Each array is on the devices of one mesh, so checkpoints take it as it is."""
+
+    several: ClassVar[str | None] = "a layout of several meshes"
 
     @property
     def overlaps(self) -> bool:
@@ -32,6 +34,8 @@ class MultiMeshJaxProgram(JaxProgram):
 
     def place(self, batch: Arrays, kind: str = "inputs") -> dict[str, Any]:
         """Return the batch on the devices of its meshes. Raises `ValueError` for arrays that do not fit."""
+        check_batch(batch, self.module.LAYOUTS[kind])
+        self.check_not_traced(batch)
         if all(self._is_placed(kind, name, x) for name, x in batch.items()):
             return dict(batch)
         return dict(self.module.shard(dict(batch), self.module.LAYOUTS[kind]))

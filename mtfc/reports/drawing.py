@@ -68,12 +68,14 @@ class _Panel:
 
 
 def layout_drawing(
-    model: str, mesh: Mesh, layout: Layout, arrays: Iterable[DrawnArray], rest: int = 0
+    model: str, meshes: Sequence[tuple[Mesh, Layout, Iterable[DrawnArray]]], rest: int = 0
 ) -> str:
-    """Return the SVG of a layout: the devices of the mesh, then each array. rest: the number of arrays left out."""
-    title = f"{model}, layout {layout.name} {layout_summary(layout)}"
+    """Return the SVG of a layout: the devices of each mesh, then each array there. rest: the number of arrays left out."""
+    on = "" if len(meshes) == 1 else " on {}"
+    rules = ", ".join(f"{layout_summary(layout)}{on.format(mesh.name)}" for mesh, layout, _ in meshes)
     note = f"and {rest} more arrays" if rest else ""
-    return _drawing(title, [_mesh_panel(mesh), *(_array_panel(each, mesh) for each in arrays)], note)
+    groups = [[_mesh_panel(mesh), *(_array_panel(x, mesh) for x in arrays)] for mesh, _, arrays in meshes]
+    return _drawing(f"{model}, layout {meshes[0][1].name} {rules}", groups, note)
 
 
 def placement_drawing(model: str, name: str, devices: int, operators: Iterable[DrawnOperator]) -> str:
@@ -82,7 +84,7 @@ def placement_drawing(model: str, name: str, devices: int, operators: Iterable[D
     columns = min(devices, 16)
     legend = _Panel("devices", "", -(-devices // columns), columns, key)
     panels = [legend, *(_operator_panel(each, devices) for each in operators)]
-    return _drawing(f"{model}, placement {name} on {devices} devices", panels)
+    return _drawing(f"{model}, placement {name} on {devices} devices", [panels])
 
 
 # Panels
@@ -212,12 +214,12 @@ STYLE = (
 """Rules for drawings alone, which may stand in a page of others."""
 
 
-def _drawing(title: str, panels: Sequence[_Panel], note: str = "") -> str:
-    """Return panels in rows as wide as the drawing, below a title."""
+def _drawing(title: str, groups: Sequence[Sequence[_Panel]], note: str = "") -> str:
+    """Return panels in rows as wide as the drawing, below a title. Each group starts a row."""
     per_row = max(1, (WIDTH - 2 * MARGIN + GAP) // (PANEL + GAP))
     body, y = [_text(MARGIN, 26, title, "h", WIDTH - 2 * MARGIN)], 46
-    for start in range(0, len(panels), per_row):
-        row = panels[start : start + per_row]
+    rows = [group[i : i + per_row] for group in groups for i in range(0, len(group), per_row)]
+    for row in rows:
         for i, panel in enumerate(row):
             body += _panel(panel, MARGIN + i * (PANEL + GAP), y)
         y += max(_height(panel) for panel in row) + 52 + GAP

@@ -27,6 +27,11 @@ def line(program: Program) -> str:
     return f"<Compiled {program.name}: {', '.join(parts)}>"
 
 
+def summary_line(program: Program, summary: str) -> str:
+    """Return the line of a model that no single program stands for. summary: its layout or placement, in a line."""
+    return f"<Compiled {program.name}: {summary}, {_parameters(program)}>"
+
+
 def html(program: Program) -> str:
     """Return a table of the mesh, the layout, the parameters, and the computation, communication and memory of one device."""
     cost = layout_cost(program)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from mtfc import CompileError, compile_text
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
@@ -155,6 +157,50 @@ def test_an_unknown_operator_is_an_error_with_its_place(mtfc: Mtfc, file: Path) 
     outcome = mtfc("run", "small.mtf", "--layout", "other")
     assert outcome.status == 1
     assert "error[E317]: the model has no operator `g`" in outcome.err
+
+
+def test_python_takes_a_placement_as_a_layout() -> None:
+    """Numbers agree with those of a layout, whether the state is in pieces or whole."""
+    text = TEXT.replace("0.1) }", "0.1); average = 0.9 }")
+    placed, alone = (compile_text(text, layout=name) for name in ("split", "data"))
+    batch = {"x": np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)}
+    found = []
+    for each, is_whole in ((placed, False), (placed, True), (alone, True)):
+        state = each.init(seed=1)
+        for _ in range(2):
+            state, metrics = each.train_step(each.whole(state) if is_whole else state, batch)
+        params = each.whole(state).params if is_whole else state.params
+        means, outputs = each.forward(each.averaged(state), batch), each.forward(params, batch)
+        found.append([metrics["loss"], outputs["y"], means["y"], each.whole(state).params["w"]])
+    for other in found[:2]:
+        for one, wanted in zip(other, found[2], strict=True):
+            np.testing.assert_allclose(one, wanted, rtol=2e-5, atol=1e-7)
+    assert isinstance(placed.init().params["w"], tuple)
+    assert repr(placed) == "<Compiled small: placement split on 2 devices, 2 parameters of 48 numbers>"
+    assert placed.draw().svg.count("placement split on 2 devices") == 2
+
+
+def test_python_says_what_a_placement_lacks() -> None:
+    placed = compile_text(TEXT, layout="split")
+    batch = {"x": np.ones((4, 4), np.float32)}
+    state = placed.init()
+    wrong: list[tuple[Callable[[], object], str]] = [
+        (lambda: placed.program, "`split` is a placement, whose processors run different programs"),
+        (placed.numpy, "only a JAX module runs; `mtfc.verify` compares it on NumPy, too"),
+        (lambda: placed.value_and_grad(state.params, batch), "it has no `value_and_grad`"),
+        (lambda: jax.jit(placed.forward)(state.params, batch), "which JAX cannot trace as one"),
+        (lambda: placed.forward({"w": state.params["w"]}, batch), 'params lacks "v": it takes w, v'),
+        (lambda: placed.forward(state.params, {}), 'inputs lacks "x": it takes x'),
+        (lambda: placed.draw("w"), "whose operators are drawn: no `array`"),
+        (lambda: compile_text(TEXT, layout="split", mesh="all:2"), "has devices of its own: no `mesh`"),
+    ]
+    for call, message in wrong:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            call()
+    with pytest.raises(CompileError, match=r"E317.*no operator `g`"):
+        compile_text(TEXT + UNKNOWN, layout="other")
+    with pytest.raises(CompileError, match="did you mean `split`"):
+        compile_text(TEXT, layout="splt")
 
 
 def calibrated(mtfc: Mtfc, *arguments: str) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+import mtfc
 from mtfc.backends.jax import runtime
 from mtfc.cli.command import main
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
@@ -112,6 +115,20 @@ dim inner = 4
 """,
         "part layers on front: { inner: all }",
     ),
+    "a loop that ends on data": (
+        """
+dim steps = 8
+model net(x: [batch, model]) {
+  param w: [model] = normal(stddev = 0.5)
+  h = x * w
+  s = stop_gradient(h)
+  repeat steps while any(s > 0.1) { s = s * 0.5 }
+  loss = mean(square(h)) + mean(s)
+  return loss, h
+}
+""",
+        "part steps on front: { batch: all }",
+    ),
     "outputs that are inputs": (
         """
 model net(x: [batch, model]) {
@@ -191,7 +208,8 @@ def test_jax_trains_and_checkpoints_move_between_layouts(tmp_path: Path) -> None
             ["compile", "--layout", "two", "--passes", "default"],
             "not lowered by passes as a whole: no --passes",
         ),
-        (["draw", "--layout", "two", "-o", "x.svg"], "this takes a layout of one"),
+        (["report", "--layout", "two", "-o", "x.html"], "this takes a layout of one"),
+        (["draw", "--layout", "two", "-o", "x.svg", "--array", "ww"], "no array `ww`: did you mean `w`?"),
         (["run", "--layout", "{ part x on front: {} }"], "only a layout that a .mtf file declares has parts"),
         (["run", "--layout", "tw"], "did you mean `two`?"),
     ],
@@ -310,3 +328,76 @@ def test_what_inputs_alone_decide_runs_on_one_mesh() -> None:
     changed = accumulated.replace("mean(square(z - y))", "mean(square(z - exp(y)))")
     step = multi_mesh(changed).function("step")
     assert sum(eqn.op == "exp" for each in step.segments for eqn in each.segment.function.body) == 2
+
+
+ONLY = SOURCE.replace("layout one on back = { batch: rows, hidden: cols }\n", "")
+
+
+def batch_of(seed: int = 0) -> dict[str, Any]:
+    random = np.random.default_rng(seed)
+    return {"tokens": random.integers(0, 16, 8).astype(np.int32), "y": random.normal(size=(8, 4))}
+
+
+def test_python_runs_the_meshes_as_it_runs_one() -> None:
+    """Numbers, gradients and checkpoints agree with those of a layout of one mesh."""
+    text = SOURCE.replace("0.1) }", "0.1); clip = 0.01; average = 0.9 }")
+    several, one = (mtfc.compile_text(text, layout=name) for name in ("two", "one"))
+    found = []
+    for each in (several, one):
+        state, metrics = each.train_step(each.init(seed=1), batch_of())
+        _, gradients = each.value_and_grad(state.params, batch_of(1), 1, clip=True)
+        outputs = each.forward(each.averaged(state), batch_of(2))
+        found.append({**metrics, **gradients, "z": outputs["z"], "params": state.params["w"]})
+    for name, wanted in found[1].items():
+        np.testing.assert_allclose(found[0][name], wanted, rtol=2e-5, atol=1e-7, err_msg=name)
+    assert several.abstract_state.params["w"].sharding == several.init().params["w"].sharding
+    assert several.place(batch_of())["tokens"].sharding.mesh.axis_names == ("all",)
+    assert repr(several).startswith(
+        "<Compiled net: layout two on meshes front = [all: 2], back = [rows: 2, cols: 2]"
+    )
+
+
+def test_python_says_what_a_layout_of_several_meshes_lacks() -> None:
+    compiled = mtfc.compile_text(ONLY)
+    with pytest.raises(
+        ValueError, match="`two` is a layout of several meshes, whose processors run different"
+    ):
+        _ = compiled.program
+    with pytest.raises(ValueError, match="several programs, which JAX cannot trace as one"):
+        jax.jit(compiled.forward)(compiled.init().params, batch_of())
+    with pytest.raises(ValueError, match="several programs, which JAX cannot trace as one"):
+        jax.grad(lambda params: compiled.forward(params, batch_of())["loss"])(compiled.init().params)
+    assert "// step, segment 0 on mesh front" in compiled.ir()
+    assert [each["name"] for each in compiled.simulate("h100")["by_mesh"]] == ["front", "back"]
+    assert len(compiled.cost()["meshes"]) == 2
+    assert compiled.load("numpy").init(seed=0).keys() == {"embed.table", "w"}
+
+
+def test_draw_has_the_arrays_of_each_mesh(tmp_path: Path) -> None:
+    """Each array is drawn once, with the parts of the mesh that stores or computes it."""
+    file, drawn = tmp_path / "net.mtf", tmp_path / "net.svg"
+    file.write_text(ONLY, "utf-8")
+    assert main(["draw", str(file), "-o", str(drawn)]) == 0
+    text = drawn.read_text("utf-8")
+    titles = re.findall(r'class="t"[^>]*>([^<]*)<', text)
+    front, back = titles.index("mesh front"), titles.index("mesh back")
+    assert {"tokens", "embed.table", "x"} <= set(titles[front:back])
+    assert {"w", "h", "z", "y"} <= set(titles[back:]) and len(titles) == len(set(titles))
+    assert "f32[vocab{all}, model]" in text and "f32[model, hidden{cols}]" in text
+    assert mtfc.compile_text(ONLY).draw("w").svg.count("mesh ") == text.count("mesh ")
+
+
+def test_commands_for_one_mesh_leave_none_out_silently(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "net.mtf"
+    file.write_text(ONLY, "utf-8")
+    assert main(["report", str(file), "-o", str(tmp_path / "net.html")]) == 2
+    assert (
+        "has only layouts of several meshes, `two`, and this takes a layout of one" in capsys.readouterr().err
+    )
+    file.write_text(SOURCE, "utf-8")
+    assert main(["report", str(file), "-o", str(tmp_path / "net.html")]) == 0
+    assert "the page lacks `two`, of several meshes" in capsys.readouterr().err
+    assert main(["search", str(file), "--devices", "4", "--target", "h100", "--budget", "5"]) == 0
+    assert "the result is not compared with `two`, of several meshes" in capsys.readouterr().err

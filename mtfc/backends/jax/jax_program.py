@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import jax
@@ -48,6 +48,9 @@ class JaxProgram:
     """A generated module that is bound to the devices of its mesh."""
 
     module: Any
+
+    several: ClassVar[str | None] = None
+    """The kind of layout, if its functions are several programs, which JAX cannot trace as one; None if they are one program."""
 
     @classmethod
     def of(cls, source: str) -> JaxProgram:
@@ -116,6 +119,7 @@ class JaxProgram:
     def train_step(self, state: TrainState, batch: Arrays) -> tuple[TrainState, dict[str, Any]]:
         """Return the state after one more step, and the loss and reported values by name. The given state is donated."""
         _check_state(state, self.module.INPUTS)
+        self.check_not_traced(state)
         inputs, state = self.place(batch, self.step_inputs), _final(state, "train_step")
         step = state.step + 1
         metrics, params, optimizer = self.module.train_step(state.params, state.optimizer, inputs, state.step)
@@ -130,6 +134,7 @@ class JaxProgram:
     def forward(self, params: Arrays, batch: Arrays) -> dict[str, Any]:
         """Return the outputs of the model, outside of training."""
         _check_params(params)
+        self.check_not_traced(params)
         outputs: dict[str, Any] = self.module.forward(params, self.place(batch))
         return outputs
 
@@ -146,6 +151,7 @@ class JaxProgram:
         asks for them.
         """
         _check_params(params)
+        self.check_not_traced(params)
         kind, params = "batches" if options.get("accumulate") else "inputs", _final(params, "value_and_grad")
         loss, gradients = self.module.value_and_grad(params, self.place(batch, kind), step, **options)
         return loss, gradients
@@ -156,13 +162,21 @@ class JaxProgram:
         An array is the whole one, or with several processes only the rows that the devices of this process hold. Placed arrays
         and tracers stay as they are.
         """
-        _check_batch(batch, self.module.INPUTS)
+        check_batch(batch, self.module.INPUTS)
         traced = any(isinstance(x, jax.core.Tracer) for x in batch.values())
         if traced or all(self._is_placed(kind, name, x) for name, x in batch.items()):
             return dict(batch)
         if jax.process_count() == 1:
             return dict(self.module.shard(dict(batch), self.module.LAYOUTS[kind]))
         return {name: self._part(kind, name, x) for name, x in batch.items()}
+
+    def check_not_traced(self, tree: Any) -> None:
+        """Raise `ValueError` for arrays under a transformation of JAX, if the functions are several programs."""
+        if self.several and any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree)):
+            raise ValueError(
+                f"{self.several} is several programs, which JAX cannot trace as one: call this outside of jax.jit, jax.grad and"
+                " jax.vmap"
+            )
 
     def _is_placed(self, kind: str, name: str, x: Any) -> bool:
         struct = self._structs[kind].get(name)
@@ -245,7 +259,7 @@ def _check_params(params: Any) -> None:
         raise ValueError("the first argument is the parameters, `state.params`, and not the whole state")
 
 
-def _check_batch(batch: Any, inputs: Mapping[str, Any]) -> None:
+def check_batch(batch: Any, inputs: Mapping[str, Any]) -> None:
     """Raise `ValueError` unless a batch is a dict of arrays, or of numbers. inputs: those of the model."""
     if not isinstance(batch, Mapping):
         names = ", ".join(f'"{name}"' for name in inputs)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.frontend.layouts.legality import check_layout
 
@@ -24,6 +25,8 @@ class MultiMeshCase:
 
     declared: MultiMeshLayout
     rules: tuple[Layout, ...]
+
+    kind: ClassVar[str] = "a layout of several meshes"
 
     @classmethod
     def of(cls, declared: MultiMeshLayout) -> MultiMeshCase:
@@ -47,8 +50,18 @@ class MultiMeshCase:
     def parts(self) -> tuple[MeshPart, ...]:
         return parts_of(self.declared, self.rules)
 
+    @property
+    def summary(self) -> str:
+        """The layout and its meshes, in a line."""
+        meshes = ", ".join(f"{part.mesh.name} = [{part.mesh.axes_text}]" for part in self.declared.parts)
+        return f"layout {self.name} on meshes {meshes}"
+
     def as_near(self) -> MultiMeshCase:
         return self
+
+    def placed(self, program: Program) -> Program:
+        """Return the global program, whose segments get their meshes and layouts later."""
+        return program
 
     def program(self, program: Program, of: str = "step") -> MultiMeshProgram:
         """Return a variant of the program in segments on the meshes."""
@@ -60,6 +73,14 @@ class MultiMeshCase:
         """Return the programs of all segments, each for one processor of its mesh."""
         functions = self.program(program).functions
         return tuple(each.program for function in functions for each in function.segments)
+
+    def segment_texts(self, program: Program, locations: bool = False) -> Iterator[str]:
+        """Yield the program of each segment as IR text, after a line that names its function and its mesh."""
+        multi_mesh = self.program(program)
+        for function in multi_mesh.functions:
+            for number, segment in enumerate(function.segments):
+                title = f"// {function.name}, segment {number} on mesh {multi_mesh.meshes[segment.part].name}"
+                yield f"{title}\n{print_program(segment.program, locations)}"
 
     def source(self, program: Program, backend: str = "jax", of: str = "step") -> str:
         """Return the text of a variant of the program as a module."""

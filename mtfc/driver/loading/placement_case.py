@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
@@ -21,6 +21,8 @@ class PlacementCase:
     placement: DeclaredPlacement
     declared: Program = attrs.field(eq=False)
 
+    kind: ClassVar[str] = "a placement"
+
     @property
     def name(self) -> str:
         return self.placement.name
@@ -35,16 +37,36 @@ class PlacementCase:
         """A layout with the placement's name, for messages."""
         return Layout(self.name)
 
+    @property
+    def summary(self) -> str:
+        """The placement and its devices, in a line."""
+        devices = self.placement.devices
+        return f"placement {self.name} on {devices} device{'s'[: devices - 1]}"
+
     def as_near(self) -> PlacementCase:
         return self
 
+    def placed(self, program: Program) -> Program:
+        """Return the global program, whose operators get their devices later."""
+        return program
+
+    def check(self) -> None:
+        """Raise `CompileError` (E317, E319) for a placement that does not fit the operators of the model."""
+        from mtfc.placements.running.placed_program import PlacedProgram
+
+        PlacedProgram(self.declared, self.placement, self.declared).configurations()
+
     def source(self, program: Program, backend: str = "jax", of: str = "step") -> str:
-        """Return the text of a variant of the program as a module. Raises `CompileError` and `UsageError`."""
+        """Return the text of a variant of the program as a module, which has no `value_and_grad`.
+
+        Raises `CompileError` and `UsageError`.
+        """
         if backend != "jax":
             raise UsageError(
                 f"`{self.name}` is a placement, which runs on JAX's devices: --backend jax"
                 " (`mtfc verify` compares it on NumPy, too)"
             )
+        of = "step" if of == "module" else of
         from mtfc.placements.running.jax.module import generate
         from mtfc.placements.running.placed_program import PlacedProgram
 

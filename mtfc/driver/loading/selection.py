@@ -16,7 +16,7 @@ from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipelines import Observer, default_pipeline, pipeline_of, within_memory
 from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.data.files import read_neighbour
-from mtfc.driver.errors import UsageError
+from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.choice import Choice, ProgramSource
 from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.memory_limit import run_limited
@@ -241,7 +241,29 @@ def choose(
         diagnostics.raise_if_errors()
         case = MultiMeshCase.of(multi_mesh)
         return Selection(program, (), module.hardware, (), module.scope, (case,))
-    return _chosen(program, module, choice, diagnostics, every_layout, skip_illegal, or_multi_mesh)
+    if not (or_multi_mesh or skip_illegal):
+        _refuse_multi_mesh(module, choice, program.name, file)
+    return _chosen(program, module, choice, diagnostics, every_layout, skip_illegal)
+
+
+def _refuse_multi_mesh(module: Module, choice: Choice, model: str, file: str) -> None:
+    """Raise `UsageError` if no layout is chosen, and all layouts of a model have several meshes."""
+    if choice.layout is not None or choice.mesh is not None or layouts_for(model, module):
+        return
+    names = [f"`{each.name}`" for each in module.multi_mesh if each.is_for(model)]
+    if names:
+        raise UsageError(
+            f"model {model} of {file} has only layouts of several meshes, {', '.join(names)}, and this takes a layout of one:"
+            f" choose one with `--layout`, or `--mesh one` for no layout; {layout_options.MULTI_MESH}"
+        )
+
+
+def say_left_out(selection: Selection, what: str) -> None:
+    """Say which layouts of several meshes a command leaves out. what: the begin of the sentence."""
+    if names := [f"`{each.name}`" for each in selection.multi_mesh]:
+        say(
+            f"{what} {', '.join(names)}, of several meshes: `mtfc cost` and `mtfc simulate --layout NAME` show such layouts"
+        )
 
 
 def _check_options(placement: DeclaredPlacement, choice: Choice) -> None:
@@ -282,7 +304,6 @@ def _chosen(
     diagnostics: Diagnostics,
     every_layout: bool,
     skip_illegal: bool,
-    or_multi_mesh: bool = False,
 ) -> Selection:
     """Return a program with the chosen layouts, and with what a module declares."""
     is_one = is_one_device(choice.mesh, module)

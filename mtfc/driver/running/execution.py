@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -14,6 +14,12 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.training import average_of
 from mtfc.compiler.ir.types import Dim
 from mtfc.driver.data.array_files import Array, Arrays
+from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
+from mtfc.driver.loading.placement_case import PlacementCase
+
+if TYPE_CHECKING:
+    from mtfc.backends.jax.jax_program import JaxProgram
+    from mtfc.driver.loading.selection import Case
 
 
 def source(program: Program, backend: str) -> str:
@@ -31,6 +37,21 @@ def loaded(text: str, backend: str) -> Any:
     """Return the module of a text that a backend has generated, ready to run. Raises `Unavailable`."""
     with doing("loading the module"):
         return BACKENDS[backend].load(text)
+
+
+def jax_program(case: Case, text: str) -> JaxProgram:
+    """Return the program of a module's text on JAX's devices. Raises `Unavailable`."""
+    if isinstance(case, PlacementCase):
+        from mtfc.placements.running.jax.placed_jax_program import PlacedJaxProgram
+
+        return PlacedJaxProgram.of(text)
+    if isinstance(case, MultiMeshCase):
+        from mtfc.meshes.multi_mesh_jax_program import MultiMeshJaxProgram
+
+        return MultiMeshJaxProgram.of(text)
+    from mtfc.backends.jax.jax_program import JaxProgram
+
+    return JaxProgram.of(text)
 
 
 @attrs.define

@@ -10,7 +10,7 @@ import attrs
 
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.driver.errors import UsageError, say
-from mtfc.driver.loading.selection import Selection, select
+from mtfc.driver.loading.selection import Selection, say_left_out, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import machine_of, target_of
 from mtfc.driver.options import SearchOptions
@@ -153,6 +153,7 @@ def search(
     check_options(options, exports)
     started = monotonic()
     selection = select(options.file, options.choice, sources, every_layout=True, skip_illegal=True)
+    say_left_out(selection, "the result is not compared with")
     space = SPACES[options.space]
     hardware = _machine(options, space, selection, sources)
     options = attrs.evolve(options, objective=options.objective or space.objectives[0])

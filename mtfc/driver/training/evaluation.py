@@ -20,11 +20,10 @@ from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.inputs import given_parameters
 from mtfc.driver.errors import UsageError, say
-from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
-from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import EvalOptions
+from mtfc.driver.running.execution import jax_program
 from mtfc.driver.running.remainder import Resizing
 from mtfc.driver.running.steps import weighted_mean
 from mtfc.driver.training.batch_iterators import DataSource
@@ -45,27 +44,11 @@ Means = dict[str, float]
 """The means of the outputs by name."""
 
 
-def jax_program(case: Case, text: str) -> JaxProgram:
-    """Return the program of a module's text on JAX's devices. Raises `Unavailable`."""
-    if isinstance(case, PlacementCase):
-        from mtfc.placements.running.jax.placed_jax_program import PlacedJaxProgram
-
-        return PlacedJaxProgram.of(text)
-    if isinstance(case, MultiMeshCase):
-        from mtfc.meshes.multi_mesh_jax_program import MultiMeshJaxProgram
-
-        return MultiMeshJaxProgram.of(text)
-    from mtfc.backends.jax.jax_program import JaxProgram
-
-    return JaxProgram.of(text)
-
-
 def check_hosts(case: Case, hosts: Hosts) -> None:
     """Raise `UsageError` for a placement or a layout of several meshes in several processes."""
     if hosts.are_several and not isinstance(case, LayoutOnMesh):
-        what = "a placement" if isinstance(case, PlacementCase) else "a layout of several meshes"
         raise UsageError(
-            f"`{case.name}` is {what}, which runs in one process: no --coordinator or --distributed"
+            f"`{case.name}` is {case.kind}, which runs in one process: no --coordinator or --distributed"
         )
 
 

@@ -25,13 +25,14 @@ from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import TrainOptions
+from mtfc.driver.running.execution import jax_program
 from mtfc.driver.running.nan_search import StepInputs, find_not_finite
 from mtfc.driver.running.remainder import Resizing
 from mtfc.driver.training.batch_iterators import BatchIterator, DataSource
 from mtfc.driver.training.best import EVALUATIONS_FILE, Evaluations, metric_of
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds
 from mtfc.driver.training.data_sources import check_documents, open_source
-from mtfc.driver.training.evaluation import DataEvaluation, check_hosts, evaluation_source, jax_program
+from mtfc.driver.training.evaluation import DataEvaluation, check_hosts, evaluation_source
 from mtfc.driver.training.loop import Schedule, TrainLoop
 from mtfc.driver.training.metrics import (
     METRICS,

@@ -6,18 +6,21 @@ The module imports `jax_program`, and with it JAX, so it is imported only where 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import attrs
 
 from mtfc.backends.common.devices import import_jax
 from mtfc.backends.common.shares import Share
-from mtfc.backends.jax.jax_program import Arrays, JaxProgram, TrainState
+from mtfc.backends.jax.jax_program import Arrays, JaxProgram, TrainState, check_batch
 
 
 @attrs.frozen(eq=False, slots=False)
 class PlacedJaxProgram(JaxProgram):
     """A generated module of a placement. Arrays are tuples of pieces, each on one device; checkpoints have whole arrays."""
+
+    several: ClassVar[str | None] = "a placement"
 
     @property
     def overlaps(self) -> bool:
@@ -31,9 +34,30 @@ class PlacedJaxProgram(JaxProgram):
 
     def place(self, batch: Arrays, kind: str = "inputs") -> dict[str, Any]:
         """Return the batch in pieces on their devices. Raises `ValueError` for arrays that do not fit."""
-        if all(isinstance(x, tuple) for x in batch.values()):
-            return dict(batch)
-        return dict(self.module.shard(dict(batch), self.module.LAYOUTS[kind]))
+        table, is_dict = self.module.LAYOUTS[kind], isinstance(batch, Mapping)
+        pieces = {name: x for name, x in batch.items() if isinstance(x, tuple)} if is_dict else {}
+        check_batch({name: batch[name] for name in batch if name not in pieces} if is_dict else batch, table)
+        self.check_not_traced(batch)
+        if lacking := [name for name in table if name not in batch]:
+            raise ValueError(f'{kind} lacks "{lacking[0]}": it takes {", ".join(table)}')
+        if len(pieces) == len(batch):
+            return pieces
+        whole = self.module.unshard(pieces, {name: table[name] for name in pieces})
+        return dict(self.module.shard({**batch, **whole}, table))
+
+    def train_step(self, state: TrainState, batch: Arrays) -> tuple[TrainState, dict[str, Any]]:
+        """Return the state after one more step, and the loss and reported values by name. The given state may be whole."""
+        return super().train_step(self.restored(state) if isinstance(state, TrainState) else state, batch)
+
+    def averaged(self, state: TrainState) -> dict[str, Any]:
+        """Return the parameters with the averages of those that are trained, in pieces."""
+        return super().averaged(self.restored(state) if isinstance(state, TrainState) else state)
+
+    def forward(self, params: Arrays, batch: Arrays) -> dict[str, Any]:
+        """Return the outputs of the model, outside of training. The parameters may be whole."""
+        return super().forward(
+            params if isinstance(params, TrainState) else self.place(params, "params"), batch
+        )
 
     def compile_forward(self) -> None:
         """Compile nothing: this is for several processes."""
