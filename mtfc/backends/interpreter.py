@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import product
+from sys import maxsize
 from typing import Any, Protocol
 
 import attrs
@@ -18,7 +19,7 @@ import numpy as np
 
 from mtfc.backends.common import random_numbers
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
-from mtfc.compiler.ir.loops import carried, dim_of, has_condition, pairs, region_of, sliced_type
+from mtfc.compiler.ir.loops import carried, dim_of, has_condition, is_unbounded, pairs, region_of, sliced_type
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
@@ -207,7 +208,7 @@ def _iterated(
         a.value: _placed(known[v], v.type.split_by(a.layout or {}, a.value.type.pending))
         for v, a in pairs(eqn)
     }
-    order = range(dim.size)[::-1] if eqn.attrs["reverse"] else range(dim.size)
+    order = range(maxsize if is_unbounded(eqn) else dim.size)[:: -1 if eqn.attrs["reverse"] else 1]
     yielded: dict[str, list[Shards]] = {o.name: [] for o in region.outputs if o.updates is None}
     going = {argument.value.name: argument.value for argument in carried(region)}
     if observer and not _goes_on(eqn, state):

@@ -53,7 +53,15 @@ def _summary(cost: PlacedCost) -> list[str]:
         ),
         *_itemized(f"memory    {_bytes(memory.total)}", parts),
         *(f"  pipeline  {_pipeline(each)}" for each in cost.pipelines),
+        *_loops(cost),
     ]
+
+
+def _loops(cost: PlacedCost) -> list[str]:
+    """Return a line about the loops that only data ends, whose number of iterations is unknown."""
+    found = {line_of(span): number for span, number in cost.counted_iterations.items()}
+    each = (f"{number:,} iterations in line {place_text(line, cost.file)}" for line, number in found.items())
+    return wrapped([f"loops     that only data ends, counted as {', '.join(each)}"], 12) if found else []
 
 
 def _pipeline(each: PipelineCost) -> str:

@@ -14,7 +14,8 @@ class ExactCase:
 
     wrong: the results that differ. wrong_gradients: the arguments whose gradients differ from forward mode. elements: the number
     of compared elements; not_judged: those without a meaning on residues. unsure: what was replaced by pseudo-random numbers ->
-    the number of elements, of the `computed` elements of the undistributed program.
+    the number of elements, of the `computed` elements of the undistributed program. cut_loops: the number of loops whose first
+    iterations are compared, because their condition did not fail on residues.
     """
 
     layout: str
@@ -26,6 +27,7 @@ class ExactCase:
     unsure: Mapping[str, int] = attrs.field(factory=dict)
     computed: int = 0
     skipped: str | None = None
+    cut_loops: int = 0
 
     @property
     def ok(self) -> bool:
@@ -51,7 +53,8 @@ def exact_text(case: ExactCase) -> str:
     judged = case.elements - case.not_judged
     which = "all" if judged == case.elements else f"{judged:,} of"
     unsure = "".join(f"; {what}: {n:,} elements are not judged" for what, n in case.unsure.items())
-    return f"{start} ok     {which} {case.elements:,} elements are equal{unsure}"
+    cut = "; of some loops only the first iterations are compared" if case.cut_loops else ""
+    return f"{start} ok     {which} {case.elements:,} elements are equal{unsure}{cut}"
 
 
 def exact_json(cases: Sequence[ExactCase]) -> list[dict[str, Any]]:
@@ -68,6 +71,7 @@ def exact_json(cases: Sequence[ExactCase]) -> list[dict[str, Any]]:
             "not_judged": case.not_judged,
             "unsure": dict(case.unsure),
             "computed": case.computed,
+            "cut_loops": case.cut_loops,
         }
         for case in cases
     ]

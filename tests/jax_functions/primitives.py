@@ -87,6 +87,21 @@ def until_small(x: Any) -> Any:
     return lax.while_loop(lambda c: (c[0] < 20) & (c[2] > 1e-2), body, (0, x, jnp.inf))
 
 
+def ends_of_examples(x: Any) -> Any:
+    """Iterate until each example ends, in loops inside of loops, and as often as data says, more often than costs count."""
+
+    def grown(r: Any) -> Any:
+        return lax.while_loop(lambda c: jnp.abs(c).max() < 50, lambda c: c * 2 + 0.1, r)
+
+    def outer(c: Any) -> Any:
+        return lax.while_loop(lambda d: d.max() < c[1], lambda d: d + jnp.abs(x[:, 0]), c[0]), c[1] * 2
+
+    nested = lax.while_loop(lambda c: c[0].sum() < 100, outer, (jnp.abs(x[:, 0]) + 0.1, 1.0))
+    times = (150 + 0 * x[0, 0]).astype(int)
+    counted = lax.fori_loop(0, times, lambda i, c: 0.9 * c + i, x)
+    return jax.vmap(grown)(x), jax.vmap(until_small)(x), nested, counted, lax.map(grown, x)
+
+
 def bytes_of(x: Any) -> Any:
     """Move bytes, compute with them, which wraps around, and cast them."""
     moved = jnp.concatenate([x.T.reshape(3, 8), x.reshape(3, 8)], 1)
@@ -277,6 +292,10 @@ SHAPES: Mapping[str, Case] = {
         ),
         "while": lambda x: lax.while_loop(lambda c: c.sum() < 1e3, lambda c: c * 2 + 1, jnp.abs(x)),
         "device_put": lambda x: jax.device_put((x, 2 * x)),
+        "while_inside": ends_of_examples,
+        "while_with_a_long_counter": lambda x: lax.while_loop(
+            lambda c: (c[0] < 2**24) & (c[1].max() < 30), lambda c: (c[0] + 1, c[1] * 1.5 + 0.1), (0, x)
+        ),
         "loop": lambda x: loop(x, x[:6] * 0.1),
         "loop_backwards": loop_backwards,
         "counted": counted,

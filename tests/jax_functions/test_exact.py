@@ -70,3 +70,31 @@ def test_a_training_step_is_compared_with_its_state() -> None:
     program = mtfc.from_jax(lambda p, x, y: jax.tree.map(lambda a, b: a - b, p, f(p, x, y)[1]), *args)
     found = exactly_verified(program.plan({"batch": "data"}, {"data": 4}), 0)
     assert (found.ok, found.skipped) == (True, None)
+
+
+def endless(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Iterate until a sum over split dimensions is small, in a scan and in a branch. On residues no iteration is the last."""
+
+    def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return jnp.abs(carry[1] - 0.5 * (carry[1] @ w)), 0.5 * (carry[1] @ w)
+
+    def ended(x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda carry: jnp.sum(carry[0]) != 0, body, (x + 1, 1e-30 * x))[1]
+
+    scanned = jax.lax.scan(lambda total, w: (total + ended(x @ w), None), x, jnp.stack([w, 2 * w]))[0]
+    return jax.lax.cond(x[0, 0] < 9, lambda: ended(scanned @ w), lambda: x)
+
+
+def test_a_loop_that_does_not_end_on_residues_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = mtfc.from_jax(endless, 0.1 * jnp.eye(4), array(8, 4), names={"w": "inner outer"})
+    plan = program.plan({"batch": "data", "inner": "model"}, {"data": 2, "model": 2})
+    found = program.verify(plan)
+    assert found.ok
+    assert "equal; of some loops only the first iterations are compared" in str(found)
+    assert "loops     that only data ends, counted as 100 iterations in line" in plan.report()
+    text, count = re.subn(
+        r"(carry_4, carry_3_2 = ne_2, rename_2)\n", r"\1[..., ::-1]\n", backend.generate(plan.program)
+    )
+    assert count == 1
+    monkeypatch.setattr(backend, "generate", lambda _: text)
+    assert exactly_verified(plan, 0).wrong == ("result of forward",)

@@ -66,7 +66,15 @@ def test_primitive(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["ragged_dot_batches", "ragged_dot_of_one", "ragged_dot_of_pairs", "switch", "long_branches"]
+    "name",
+    [
+        "ragged_dot_batches",
+        "ragged_dot_of_one",
+        "ragged_dot_of_pairs",
+        "switch",
+        "long_branches",
+        "while_inside",
+    ],
 )
 def test_no_device_computes_the_whole(name: str) -> None:
     assert not prepared(name)[0].coverage().opaque
@@ -76,7 +84,7 @@ ON_JAX = (
     "log1p", "bits", "is_finite", "atan2", "sort", "running", "cond", "cholesky", "dropout", "inside_a_loop",
     "lookup_default", "along_gradient", "depthwise_gradients", "max_pool_gradient", "update", "pad",
     "max_pool_with_a_rest", "empty", "gather_planes", "gather_own", "set_own", "ragged_dot_batches", "bytes", "quantized",
-    "counted_while", "bounded_while", "long_branches", "random_branch",
+    "counted_while", "bounded_while", "while_inside", "while_with_a_long_counter", "long_branches", "random_branch",
 )  # fmt: skip
 """The cases that run on JAX, too: calls, random keys, and ops that no example of the language has."""
 

@@ -31,7 +31,7 @@ class LoopCode:
     stacks: the stacked results; `yields` are the values to stack.
     held: outer arrays that each iteration uses anew. body: the statements of one iteration.
     blanks: for a loop that data may end, the zeros for each stack: of one iteration in NumPy, of all iterations in JAX. The first
-        carry is then the condition. None for other loops.
+        carry is then the condition. None for other loops. is_unbounded: True if nothing else ends the loop.
     """
 
     name: str
@@ -48,6 +48,7 @@ class LoopCode:
     held: Sequence[str]
     body: Sequence[str]
     blanks: Sequence[str] | None = None
+    is_unbounded: bool = False
 
 
 def group(names: Sequence[str]) -> str:
@@ -71,7 +72,8 @@ def numpy_loop(loop: LoopCode, lead: int) -> Iterator[str]:
     yield from _assign(loop.carried, loop.starts)
     yield from (f"{stack} = []" for stack in loop.stacks)
     numbers = f"range({loop.trips})"
-    yield f"for {loop.index} in {f'reversed({numbers})' if loop.reverse else numbers}:"
+    order = f"reversed({numbers})" if loop.reverse else numbers
+    yield f"for {loop.index} in {'iterations()' if loop.is_unbounded else order}:"
     if loop.blanks is not None:
         yield f"    if not {loop.carried[0]}.all():"
         yield "        break"
@@ -109,7 +111,7 @@ def _while_loop(loop: LoopCode) -> Iterator[str]:
         yield f"    {stack} = lax.dynamic_update_index_in_dim({stack}, {value}, {loop.index}, 0)"
     yield f"    return {', '.join([f'{loop.index} {step}', *loop.updates, *loop.stacks])}"
     yield ""
-    condition = f"lambda carry: (carry[0] {bound}) & carry[1]"
+    condition = f"lambda carry: {'' if loop.is_unbounded else f'(carry[0] {bound}) & '}carry[1]"
     starts = ", ".join([str(first), *loop.starts, *loop.stacks])
     yield f"_, {', '.join([*loop.results, *loop.stacks])} = lax.while_loop({condition}, {loop.name}, ({starts}))"
 

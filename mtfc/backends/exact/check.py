@@ -11,7 +11,7 @@ the outputs along u is the product of the gradients with u.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 from zlib import crc32
@@ -28,7 +28,7 @@ from mtfc.backends.exact.residues import INFINITY, POISON, ExactArray
 from mtfc.backends.numpy import backend
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
-from mtfc.compiler.ir.loops import carried, dim_of, has_condition, pairs, region_of
+from mtfc.compiler.ir.loops import carried, dim_of, has_condition, is_unbounded, pairs, region_of
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
@@ -50,6 +50,9 @@ STEP = 5
 DRAWS = (0, 1)
 """In odd draws, decisions between scalars fall the other way."""
 
+
+ITERATIONS = 32
+"""The number of iterations after which a loop that only data ends is left: over a field, its condition may never fail."""
 
 INTEGERS = ((0, 4), (-3, 4))
 """Bounds of drawn integers, in turn: the first are indices, the second have sums of either sign."""
@@ -73,7 +76,7 @@ class ExactResult:
 
     wrong: the outputs that differ. elements: the number of compared elements; not_judged: of those, the ones without a meaning
     in the field on both sides. unsure: what was replaced by pseudo-random numbers -> the number of elements, of the `computed`
-    elements of the functions.
+    elements of the functions. cut_loops: the number of loops that both sides left after `ITERATIONS`.
     """
 
     wrong: tuple[ExactDifference, ...]
@@ -81,6 +84,7 @@ class ExactResult:
     not_judged: int
     unsure: Mapping[str, int]
     computed: int
+    cut_loops: int = 0
 
     @property
     def ok(self) -> bool:
@@ -148,7 +152,7 @@ class ExactReference:
             raise residues.NotExact(strange)
         functions = [function for function in functions if "input" in FORMS[function.name].takes]
         wrong: list[ExactDifference] = []
-        elements, poison, unsure = 0, 0, dict[str, int]()
+        elements, poison, cut, unsure = 0, 0, 0, dict[str, int]()
         for draw in self.draws:
             module = loaded(text, field := self.field(draw, rank))
             vars(module).update({name: field.on_axes(n, vars(module)[name]) for name, n in ranks.items()})
@@ -161,8 +165,9 @@ class ExactReference:
                     if differ:
                         wrong.append(ExactDifference(function.name, output, differ))
             unsure = {what: unsure.get(what, 0) + n for what, n in field.counts.items()}
+            cut += field.cut_loops
         computed = len(self.draws) * sum(_computed(self.functions[f.name][0].body) for f in functions)
-        return ExactResult(_first_of_each(wrong), elements, poison, unsure, computed)
+        return ExactResult(_first_of_each(wrong), elements, poison, unsure, computed, cut)
 
     def wrong_gradients(self) -> tuple[str, ...]:
         """Return the arguments whose gradients the undistributed program computes wrongly, by forward mode."""
@@ -311,9 +316,17 @@ def loaded(text: str, field: PrimeField) -> Any:
             plain = plain or backend.load(text)
             vars(module)[name] = partial(_drawing, getattr(plain, name), field)
     vars(module)["np"] = ExactNumpy(field)
+    if "iterations" in vars(module):
+        vars(module)["iterations"] = partial(iterations, field)
     for name in {"mapped_call", "attention_softmax"} & vars(module).keys():
         vars(module)[name] = getattr(vars(module)["np"], name)
     return module
+
+
+def iterations(field: PrimeField) -> Iterator[int]:
+    """Number the iterations of a loop that only its condition ends, as far as both sides follow it."""
+    yield from range(ITERATIONS)
+    field.cut_loops += 1
 
 
 def _drawing(function: Callable[..., Any], field: PrimeField, *args: Any) -> Any:
@@ -398,7 +411,8 @@ class Evaluation:
     def _iterated(self, eqn: Equation, known: Mapping[Value, ExactArray]) -> Sequence[ExactArray]:
         """Return a loop's results, by executing its region once for each index."""
         region, dim = region_of(eqn), dim_of(eqn)
-        order = range(dim.size)[::-1] if eqn.attrs["reverse"] else range(dim.size)
+        trips = range(ITERATIONS if is_unbounded(eqn) else dim.size)
+        order = trips[::-1] if eqn.attrs["reverse"] else trips
         state = {argument.value: known[value] for value, argument in pairs(eqn)}
         sliced = {a.value: v.type.dims.index(dim) for v, a in pairs(eqn) if a.role == "sliced"}
         going = {a.value.name: a.value for a in carried(region)}

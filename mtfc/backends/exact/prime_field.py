@@ -59,12 +59,14 @@ class PrimeField:
     """The residues modulo `p`. `key` selects the pseudo-random functions that stand for `exp` and its like.
 
     reversed_rank: the number of axes of arrays whose comparisons are decided the other way round; None for no arrays.
+    cut_loops: the number of loops that were left before their condition failed.
     """
 
     p: int = attrs.field(on_setattr=attrs.setters.frozen)
     key: int = attrs.field(default=0, on_setattr=attrs.setters.frozen)
     reversed_rank: int | None = None
     counts: dict[str, int] = attrs.field(factory=dict, eq=False)
+    cut_loops: int = 0
 
     def reverses(self, rank: int) -> bool:
         """Return True if comparisons of arrays with so many axes are decided the other way round."""

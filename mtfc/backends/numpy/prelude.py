@@ -39,6 +39,14 @@ def unshard(arrays, layouts):
     return {name: join(x, layouts[name]) for name, x in arrays.items()}
 
 
+def iterations():
+    """Number the iterations of a loop that only its condition ends."""
+    number = 0
+    while True:
+        yield number
+        number += 1
+
+
 def split(x, layout):
     """Split a global array as its layout says. 64-bit numbers become the narrower ones of the program."""
     x = x.astype(NARROWED.get(x.dtype.name, x.dtype), copy=False)

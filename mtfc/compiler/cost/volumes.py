@@ -16,8 +16,8 @@ import attrs
 from mtfc.compiler.cost.effects.memory import MemoryUse, memory_of
 from mtfc.compiler.cost.sizes import Amount, Numbers, Scale, bytes_of
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value, source_file
-from mtfc.compiler.ir.loops import charged_equation, dim_of, region_of
+from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value, source_file, walk
+from mtfc.compiler.ir.loops import charged_equation, dim_of, is_unbounded, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.collectives import SENDINGS, axes_of, kind_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh
@@ -88,7 +88,7 @@ class PlacedCost:
     """The cost of one model under one layout. `memory` is that of `step`; if the model does not train, `step` is `forward`.
 
     `file` is the user's file, as lines of library files have charges too. `pipelines` are the loops of the forward pass that
-    run as pipelines.
+    run as pipelines. `counted_iterations`: lines of loops that only data ends -> the number of iterations that the cost counts.
     """
 
     model: str
@@ -100,6 +100,7 @@ class PlacedCost:
     step: tuple[Charge, ...]
     memory: MemoryUse
     pipelines: tuple[PipelineCost, ...]
+    counted_iterations: Mapping[Span | None, int] = attrs.field(factory=dict)
 
 
 def layout_cost(program: Program, scale: Scale | None = None) -> PlacedCost:
@@ -118,6 +119,7 @@ def layout_cost(program: Program, scale: Scale | None = None) -> PlacedCost:
         step=charges(step, scale),
         memory=memory_of(step, program.mesh, scale),
         pipelines=tuple(_pipelines(step, program.mesh, program.layout, scale)),
+        counted_iterations={eqn.span: dim_of(eqn).size for eqn in walk(step.body) if is_unbounded(eqn)},
     )
 
 

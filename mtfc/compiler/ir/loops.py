@@ -22,6 +22,9 @@ stacked along `dim` as a new first dimension.
 With `while=true` the loop may end before the last index. The first carry is then a truth value, the same on all processors, and
 an iteration runs if it is true. In the stacks, iterations that do not run have zeros. Such a loop has no gradient.
 
+With `unbounded=true`, too, only the condition ends the loop, and nothing is sliced or stacked. The size of the dimension is then
+the number of iterations that costs count.
+
 A region sees only its arguments, so a pass treats it as it treats a function. `checkpoint` asks `differentiate` to keep only the
 carries for the backward pass, and to compute the other values again.
 """
@@ -44,7 +47,14 @@ MICRO_BATCHES = "micro_batches"
 
 LOOP_DIM = Attribute("dim", DIM)
 WHILE = Attribute("while", FLAG, optional=True)
-LOOP_ATTRIBUTES: Stated = (LOOP_DIM, Attribute("reverse", FLAG), Attribute("checkpoint", FLAG), WHILE)
+UNBOUNDED = Attribute("unbounded", FLAG, optional=True)
+LOOP_ATTRIBUTES: Stated = (
+    LOOP_DIM,
+    Attribute("reverse", FLAG),
+    Attribute("checkpoint", FLAG),
+    WHILE,
+    UNBOUNDED,
+)
 
 ROLES = ("carried", "invariant", "sliced")
 
@@ -57,6 +67,11 @@ def dim_of(eqn: Equation) -> Dim:
 def has_condition(eqn: Equation) -> bool:
     """Return True for a loop that ends when its first carry is false."""
     return bool(eqn.attrs.get(WHILE.name))
+
+
+def is_unbounded(eqn: Equation) -> bool:
+    """Return True for a loop that may run more often than its dimension says."""
+    return bool(eqn.attrs.get(UNBOUNDED.name))
 
 
 def looped_dims(function: Function) -> frozenset[Dim]:
@@ -139,6 +154,10 @@ def loop_error(eqn: Equation, fitting: bool = True) -> str | None:
         return "the first outputs of a loop's region update its carries, in order"
     if has_condition(eqn) and not (carried(region) and _is_truth(carried(region)[0].value.type)):
         return "the first carry of a loop with `while` is a complete bool[]"
+    if is_unbounded(eqn) and not (has_condition(eqn) and len(carried(region)) == len(region.outputs)):
+        return "a loop with `unbounded` has `while`, and stacks nothing"
+    if is_unbounded(eqn) and any(a.role == "sliced" for a in region.arguments):
+        return "a loop with `unbounded` slices nothing"
     return _types_error(eqn, region, (lambda type: type) if fitting else TensorType.unsplit)
 
 

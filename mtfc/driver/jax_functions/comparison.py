@@ -10,7 +10,7 @@ import attrs
 from mtfc.compiler.activity import doing
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.types import ARRAY_DTYPES
-from mtfc.frontend.jaxpr.flat import value_of
+from mtfc.frontend.jaxpr.tracing import value_of
 from mtfc.reports.exact_report import ExactCase, exact_text
 
 if TYPE_CHECKING:

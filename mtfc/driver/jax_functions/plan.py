@@ -19,8 +19,8 @@ from mtfc.driver.errors import UsageError, public
 from mtfc.driver.jax_functions.packed_program import PackedProgram
 from mtfc.driver.jax_functions.shardings import Unsaid, explicit_axes, only_axes, spec_of, unsaid
 from mtfc.driver.loading.selection import LayoutOnMesh
-from mtfc.frontend.jaxpr.flat import value_of
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
+from mtfc.frontend.jaxpr.tracing import value_of
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware

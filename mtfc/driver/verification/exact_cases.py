@@ -84,7 +84,14 @@ def exact_lowered(program: Program, lowered: Program, given: Mapping[str, Any], 
 def _case(layout: str, model: str, found: ExactResult) -> ExactCase:
     wrong = tuple(f"{each.output} of {each.function}" for each in found.wrong)
     return ExactCase(
-        layout, model, wrong, (), found.elements, found.not_judged, dict(found.unsure), found.computed
+        layout,
+        model,
+        wrong,
+        elements=found.elements,
+        not_judged=found.not_judged,
+        unsure=dict(found.unsure),
+        computed=found.computed,
+        cut_loops=found.cut_loops,
     )
 
 

@@ -6,7 +6,6 @@ function made by `jax.grad` has them in its jaxpr.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,10 +14,9 @@ import attrs
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.compiler.ir.core import Stage
 from mtfc.compiler.ir.types import ARRAY_DTYPES, CARRIED_BYTES, FLOATS
-from mtfc.frontend.jaxpr.axis_annotations import Annotation, axis_annotations
-from mtfc.frontend.jaxpr.changed_objects import returning_changed
+from mtfc.frontend.jaxpr.axis_annotations import Annotation
 from mtfc.frontend.jaxpr.factors import Axis
-from mtfc.frontend.jaxpr.user_lines import definition, line_of, line_of_error
+from mtfc.frontend.jaxpr.user_lines import line_of
 from mtfc.frontend.jaxpr.while_loops import WhileLoop
 
 DTYPES = {name: dtype for dtype, name in ARRAY_DTYPES.items()}
@@ -84,6 +82,9 @@ class Number:
     @property
     def axes(self) -> tuple[Axis, ...]:
         return ()
+
+
+TRUE, FALSE = Number(True, "bool"), Number(False, "bool")
 
 
 @attrs.frozen
@@ -181,106 +182,6 @@ class Flat:
         return tuple(keystr((key,), simple=True) for key in path[2:])
 
 
-def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flat:
-    """Trace a function on arguments of any pytrees. Raises `CompileError` for what no program can have."""
-    import jax
-
-    _check_leaves(function, args, kwargs)
-    leaves = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
-    variables = {path: leaf.path for path, leaf in leaves if _is_variable(leaf)}
-    args, kwargs = jax.tree.map(_as_array, (tuple(args), dict(kwargs)))
-    try:
-        functional = returning_changed(function, args, kwargs)
-        found = _flattened(functional, args, kwargs)
-        is_same = all(x in found.body.arguments for x in _objects(functional, found))
-        if is_same and functional is not function:
-            found = _flattened(function, args, kwargs)
-        return attrs.evolve(found, variable_paths=variables, annotations=axis_annotations(args, kwargs))
-    except (
-        jax.errors.ConcretizationTypeError,
-        jax.errors.TracerArrayConversionError,
-        jax.errors.TracerIntegerConversionError,
-        jax.errors.NonConcreteBooleanIndexError,
-    ) as error:
-        first = next(iter(str(error).splitlines()), "")
-        raise refused(
-            "E802",
-            f"the Python code depends on the values of arrays: {first}",
-            line_of_error(error) or definition(function),
-            "use `jnp.where`, `jax.lax.cond` or `jax.lax.scan` in place of Python's own `if` and `for`",
-        ) from None
-
-
-def _objects(functional: Callable[..., Any], flat: Flat) -> list[Operand]:
-    """Return the arrays of the objects that a function returns anew."""
-    number = getattr(functional, "returned", 0)
-    pairs = zip(flat.outputs, flat.body.outputs, strict=True)
-    return [output for path, output in pairs if path and path[0].idx < number] if number else []
-
-
-def _flattened(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flat:
-    import jax
-    from jax.tree_util import tree_flatten_with_path, tree_structure
-
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args, **kwargs)
-    flattener = _Flattener(definition(function))
-    body = flattener.top(closed)
-    return Flat(
-        body,
-        tuple(path for path, _ in tree_flatten_with_path((tuple(args), dict(kwargs)))[0]),
-        tuple(path for path, _ in tree_flatten_with_path(shapes)[0]),
-        tuple(flattener.constants),
-        closed,
-        tree_structure((tuple(args), dict(kwargs))),
-        tree_structure(shapes),
-        _argument_names(function, len(args)),
-        function,
-    )
-
-
-def _is_variable(leaf: Any) -> bool:
-    """Return True for a variable of Keras."""
-    return isinstance(getattr(leaf, "path", None), str) and hasattr(leaf, "shape")
-
-
-def _as_array(leaf: Any) -> Any:
-    import jax
-
-    make: Any = jax.ShapeDtypeStruct
-    return make(tuple(leaf.shape), leaf.dtype) if _is_variable(leaf) else leaf
-
-
-def value_of(leaf: Any) -> Any:
-    """Return the array of a variable of Keras, and any other leaf as it is."""
-    return leaf.value if _is_variable(leaf) else leaf
-
-
-def _argument_names(function: Callable[..., Any], number: int) -> tuple[str, ...]:
-    """Return names for positional arguments."""
-    try:
-        kinds = [*inspect.signature(function).parameters.values()]
-    except (TypeError, ValueError):
-        kinds = []
-    named = [p.name for p in kinds if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return tuple(named[i] if i < len(named) else f"arg{i}" for i in range(number))
-
-
-def _check_leaves(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise `CompileError` for a leaf that is no array."""
-    from jax.tree_util import keystr, tree_flatten_with_path
-
-    for path, leaf in tree_flatten_with_path((tuple(args), dict(kwargs)))[0]:
-        if not hasattr(leaf, "shape") and not isinstance(leaf, bool | int | float | complex):
-            place = keystr(path[1:], simple=True, separator=".")
-            kind = type(leaf).__name__
-            raise refused(
-                "E801",
-                f"argument {place} has a leaf of type {kind}, and must have arrays",
-                definition(function),
-                "pass other values by `functools.partial`, or by a closure",
-            )
-
-
 def refused(code: str, message: str, span: Span, help: str | None = None) -> CompileError:
     return CompileError([Diagnostic(code, message, span, help=help)])
 
@@ -348,7 +249,7 @@ class _WithEmpty:
         return [x for x, var in zip(found, eqn.outvars, strict=True) if has_elements(var)]
 
 
-class _Flattener:
+class Flattener:
     """Inlines calls, and makes variables."""
 
     def __init__(self, place: Span) -> None:
@@ -454,7 +355,7 @@ class _Flattener:
         if chooses(eqn):
             self._choice(eqn, operands, env, steps, span)
             return
-        if name == "while" and self._counted_loop(eqn, operands, env, steps, span):
+        if name == "while" and self._while_loop(eqn, operands, env, steps, span):
             return
         made = [v for v in eqn.outvars if has_elements(v)]
         name, bind, params, given = _without_empty(eqn, operands)
@@ -483,19 +384,13 @@ class _Flattener:
         assert not isinstance(number, Empty)
         takes_long, last = [*map(_takes_long, branches)], len(branches) - 1
 
-        def step(bind: Any, given: tuple[Operand, ...], result: Var, params: Mapping[str, Any]) -> Var:
-            steps.append(AppliedPrimitive(bind.name, bind, params, given, (result,), span, self._stage))
-            return result
-
         def compared(bind: Any, k: int) -> Var:
-            self._count += 1
-            return step(bind, (number, Number(k, number.dtype)), Var(self._count, (), "bool"), {})
+            limit = number, Number(k, number.dtype)
+            return self._step(bind, limit, self._like(TRUE), {}, steps, span)
 
         def zeros(v: Any) -> Var:
-            result = self.var(v.aval, span)
-            zero = Number(_builtin(np.zeros(()), result.dtype), result.dtype)
-            params = {"shape": result.shape, "broadcast_dimensions": (), "sharding": None}
-            return step(lax.broadcast_in_dim_p, (zero,), result, params)
+            dtype = self.var(v.aval, span).dtype
+            return self._spread(Number(_builtin(np.zeros(()), dtype), dtype), v.aval.shape, steps, span)
 
         found: list[Operand | Empty] = []
         for k in range(len(branches)):
@@ -508,7 +403,8 @@ class _Flattener:
             is_later = compared(lax.ge_p, k)
             for j, (v, x, y) in enumerate(zip(eqn.outvars, found, results, strict=True)):
                 if not isinstance(x, Empty) and not isinstance(y, Empty):
-                    found[j] = step(lax.select_n_p, (is_later, x, y), self.var(v.aval, span), {})
+                    result = self.var(v.aval, span)
+                    found[j] = self._step(lax.select_n_p, (is_later, x, y), result, {}, steps, span)
         if not found:
             found = [zeros(v) if has_elements(v) else Empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
         for k in range(len(branches)):
@@ -535,7 +431,7 @@ class _Flattener:
         outputs = self._applied(branch, own, inner, span)
         results = [x if isinstance(x, Empty) else self._like(x) for x in otherwise]
         made = tuple(x for x in results if isinstance(x, Var))
-        body = Body((*consts.values(), *arguments), inner, (Number(False, "bool"), *_with_elements(outputs)))
+        body = Body((*consts.values(), *arguments), inner, (FALSE, *_with_elements(outputs)))
         params = {"num_consts": len(consts), "num_carry": len(arguments), "reverse": False}
         params |= {"length": 1, "while": True}
         every, ended = (*consts, is_taken, *starts), self._like(is_taken)
@@ -544,12 +440,62 @@ class _Flattener:
         )
         return [*results]
 
+    def _goes_on(
+        self,
+        loop: WhileLoop,
+        given: Sequence[Operand | Empty],
+        steps: list[AppliedPrimitive],
+        span: Span | None,
+    ) -> Operand:
+        """Return a loop's condition: of several truth values, if one of them is true."""
+        import jax
+
+        (found,) = _with_elements(self._applied(loop.condition, given, steps, span))
+        axes = tuple(range(len(found.shape)))
+        if not axes:
+            return found
+        return self._step(jax.lax.reduce_or_p, (found,), self._like(TRUE), {"axes": axes}, steps, span)
+
+    def _where(
+        self, part: Operand | Empty, x: Operand, y: Operand, steps: list[AppliedPrimitive], span: Span | None
+    ) -> Operand:
+        """Return x where a truth value holds for the first axes, and y elsewhere."""
+        import jax
+
+        assert not isinstance(part, Empty)
+        whole = self._spread(part, y.shape, steps, span)
+        return self._step(jax.lax.select_n_p, (whole, y, x), self._like(y), {}, steps, span)
+
+    def _step(
+        self,
+        bind: Any,
+        given: tuple[Operand, ...],
+        result: Var,
+        params: Mapping[str, Any],
+        steps: list[AppliedPrimitive],
+        span: Span | None,
+    ) -> Var:
+        """Add a step with one result, and return the result."""
+        steps.append(AppliedPrimitive(bind.name, bind, params, given, (result,), span, self._stage))
+        return result
+
+    def _spread(
+        self, x: Operand, shape: tuple[int, ...], steps: list[AppliedPrimitive], span: Span | None
+    ) -> Var:
+        """Return an array with further axes behind its own."""
+        import jax
+
+        self._count += 1
+        params = {"shape": shape, "broadcast_dimensions": tuple(range(len(x.shape))), "sharding": None}
+        result = Var(self._count, shape, x.dtype)
+        return self._step(jax.lax.broadcast_in_dim_p, (x,), result, params, steps, span)
+
     def _like(self, x: Operand) -> Var:
         """Make a variable of the shape and dtype of another operand."""
         self._count += 1
         return Var(self._count, x.shape, x.dtype, getattr(x, "key", None))
 
-    def _counted_loop(
+    def _while_loop(
         self,
         eqn: Any,
         operands: tuple[Operand | Empty, ...],
@@ -557,33 +503,41 @@ class _Flattener:
         steps: list[AppliedPrimitive],
         span: Span | None,
     ) -> bool:
-        """Make a `scan` of a `while` that has a counter; return False for any other.
+        """Make a `scan` of a `while`; return False for one that cannot be.
 
-        If it may end early, the first carry is the condition.
+        Unless the loop ends by its counter alone, the first carry is the condition. `jax.vmap` makes conditions with several
+        truth values: the loop goes on while one of them is true, and each is for its part of the carries.
         """
         loop = WhileLoop.of(eqn)
         constants, starts = operands[: loop.constants], operands[loop.constants :]
         counter = loop.counter([_whole_number(x) for x in starts])
-        if counter is None or any(isinstance(x, Empty) for x in operands):
+        is_batched = bool(loop.condition.out_avals[0].shape)
+        if any(
+            isinstance(x, Empty) or (is_batched and x.shape and isinstance(x, Var) and x.key)
+            for x in operands
+        ):
             return False
         arguments = tuple(self.var(v.aval, span) for v in loop.variables)
         inner: list[AppliedPrimitive] = []
-        found = self._applied(loop.body, arguments[loop.condition_constants :], inner, span)
+        found = _with_elements(self._applied(loop.body, arguments[loop.condition_constants :], inner, span))
         results = tuple(self.var(v.aval, span) for v in eqn.outvars)
         env.update(zip(eqn.outvars, results, strict=True))
         if not counter.is_exact:
-            of_condition = loop.condition_constants
-            goes_on = self._applied(loop.condition, (*arguments[:of_condition], *found), inner, span)
-            goes_in = self._applied(loop.condition, (*constants[:of_condition], *starts), steps, span)
-            before, after = (self.var(loop.condition.out_avals[0], span) for _ in range(2))
-            found, starts, results = (*goes_on, *found), (*goes_in, *starts), (after, *results)
-            arguments = (*arguments[: loop.constants], before, *arguments[loop.constants :])
+            given, before = arguments[: loop.condition_constants], arguments[loop.constants :]
+            if is_batched:
+                (part,) = self._applied(loop.condition, (*given, *before), inner, span)
+                pairs = zip(found, before, strict=True)
+                found = tuple(self._where(part, x, y, inner, span) for x, y in pairs)
+            goes_on = self._goes_on(loop, (*given, *found), inner, span)
+            goes_in = self._goes_on(loop, (*constants[: len(given)], *starts), steps, span)
+            arguments = (*arguments[: loop.constants], self._like(TRUE), *before)
+            found, starts, results = (goes_on, *found), (goes_in, *starts), (self._like(TRUE), *results)
         params = {"num_consts": len(constants), "num_carry": len(starts), "reverse": False}
-        params |= {"length": counter.most, "while": not counter.is_exact}
+        params |= {"length": counter.most, "while": not counter.is_exact, "unbounded": not counter.is_bound}
         body = Body(arguments, inner, _with_elements(found))
-        given = _with_elements((*constants, *starts))
+        every = _with_elements((*constants, *starts))
         steps.append(
-            AppliedPrimitive("scan", None, params, given, results, span, self._stage, (body,), ends=eqn)
+            AppliedPrimitive("scan", None, params, every, results, span, self._stage, (body,), ends=eqn)
         )
         return True
 

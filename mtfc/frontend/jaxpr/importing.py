@@ -19,10 +19,11 @@ from mtfc.compiler.ir.verifier import verify
 from mtfc.frontend.jaxpr.copies import merge_copies
 from mtfc.frontend.jaxpr.dimension_names import GivenNames, propose
 from mtfc.frontend.jaxpr.emitting import Dims, JaxprEmitter, Rename
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Flat, Operand, Var, all_steps, traced
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Flat, Operand, Var, all_steps
 from mtfc.frontend.jaxpr.linking import Linker
 from mtfc.frontend.jaxpr.rules import RULES
 from mtfc.frontend.jaxpr.rules.calls import OTHER
+from mtfc.frontend.jaxpr.tracing import traced
 from mtfc.frontend.jaxpr.training_step import training_functions, update_results
 from mtfc.frontend.jaxpr.user_lines import definition
 

@@ -1,7 +1,7 @@
-"""`while` with a counter: how often a loop runs at most.
+"""Find how often a `while` runs.
 
-A loop of programs runs along a dimension, so it needs a largest number of iterations. A condition gives one if it has a part
-`i < n`, where the body adds a number to the carry i, which starts as a number.
+A loop of programs runs along a dimension, whose size is the largest number of iterations. A condition gives one if it has a part
+`i < n`, where the body adds a number to the carry i, which starts as a number. Any other loop is unbounded.
 """
 
 from __future__ import annotations
@@ -15,15 +15,22 @@ HAVE_JAXPRS = {"jaxpr", "call_jaxpr", "fun_jaxpr", "branches", "body_jaxpr"}
 """Parameters of primitives that execute jaxprs, which a condition must not have."""
 
 MOST = 2**20
-"""A loop that may run more often has no counter: its price would say nothing."""
+"""A loop that may run more often is unbounded."""
+
+EXPECTED = 100
+"""The number of iterations that costs count for a loop without a counter."""
 
 
 @attrs.frozen
 class LoopCounter:
-    """The most iterations of a loop. is_exact: True if the loop ends only then."""
+    """The most iterations of a loop. is_exact: True if the loop ends only then. is_bound: False if it may run longer."""
 
     most: int
     is_exact: bool
+    is_bound: bool = True
+
+
+NO_COUNTER = LoopCounter(EXPECTED, False, False)
 
 
 @attrs.frozen(eq=False)
@@ -51,11 +58,11 @@ class WhileLoop:
         """The variables that stand for the operands in an iteration."""
         return (*self.condition.jaxpr.invars[: self.condition_constants], *self.body.jaxpr.invars)
 
-    def counter(self, starts: Sequence[int | None]) -> LoopCounter | None:
-        """Return the counter; None if there is none. starts: the whole numbers that carries start as, None for others."""
+    def counter(self, starts: Sequence[int | None]) -> LoopCounter:
+        """Return the counter. starts: the whole numbers that carries start as, None for others."""
         condition, body = self.condition.jaxpr, self.body.jaxpr
         if any(each.params.keys() & HAVE_JAXPRS for each in condition.eqns):
-            return None
+            return NO_COUNTER
         carries = condition.invars[self.condition_constants :]
         inside = body.invars[self.body_constants :]
         makers = {var: each for each in condition.eqns for var in each.outvars}
@@ -68,8 +75,9 @@ class WhileLoop:
             step, start = _step(body, inside[place], body.outvars[place]), starts[place]
             if step is not None and start is not None:
                 most = -((start - end) // step)
-                return LoopCounter(most, len(parts) == 1) if 0 < most <= MOST else None
-        return None
+                is_exact = len(parts) == 1 and 0 < most <= MOST
+                return LoopCounter(min(max(most, 1), MOST), is_exact, most <= MOST)
+        return NO_COUNTER
 
 
 def _parts(var: Any, makers: dict[Any, Any]) -> Iterator[Any]:

@@ -16,11 +16,12 @@ import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
+from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value, walk
 from mtfc.compiler.ir.loops import (
     carried,
     dim_of,
     has_condition,
+    is_unbounded,
     looped_dims,
     pairs,
     region_of,
@@ -77,15 +78,21 @@ def unroll(function: Function) -> Unrolled:
 
 
 def _check_size(body: Sequence[Equation]) -> None:
-    """Raise E122 at the first outermost loop with which the iterations have too many equations."""
+    """Raise E122 at the first outermost loop with which the iterations have too many equations, or no largest number."""
     total = 0
     for eqn in body:
+        if any(map(is_unbounded, walk((eqn,)))):
+            message = "a placement unrolls all loops, and this loop may have any number of iterations"
+            raise _too_large(eqn, message, "use a layout")
         total += _iterations(eqn)
         if total > MOST:
             message = f"a placement unrolls all loops, and this model would have more than {MOST:,} equations"
             help = "place a smaller model with `--dim NAME=SIZE`, or use a layout"
-            place = eqn.span or Span("<model>", 1, 1, 1, 1)
-            raise CompileError([Diagnostic("E122", message, place, help=help)])
+            raise _too_large(eqn, message, help)
+
+
+def _too_large(eqn: Equation, message: str, help: str) -> CompileError:
+    return CompileError([Diagnostic("E122", message, eqn.span or Span("<model>", 1, 1, 1, 1), help=help)])
 
 
 def _iterations(eqn: Equation) -> int:

@@ -1,4 +1,4 @@
-"""`scan`, and `while` with a counter: a loop."""
+"""`scan` and `while`: a loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Role, Value
-from mtfc.compiler.ir.loops import LOOP, make_loop
+from mtfc.compiler.ir.loops import LOOP, UNBOUNDED, WHILE, make_loop
 from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import Axis, axis, leaves
@@ -72,7 +72,7 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     outputs = _outputs(inner, step, arguments[:carries])
     region = Function(dim.name, tuple(arguments), tuple(builder.body), tuple(outputs))
     attributes: dict[str, Attr] = {"dim": dim, "reverse": bool(step.params["reverse"]), "checkpoint": False}
-    attributes |= {"while": True} if step.params.get("while") else {}
+    attributes |= {name: True for name in (WHILE.name, UNBOUNDED.name) if step.params.get(name)}
     like = Equation(LOOP, (), (), attributes, span=step.span, stage=step.stage)
     made = make_loop(emitter.build.names, region, operands, like)
     emitter.build.append(made)
