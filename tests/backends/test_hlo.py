@@ -206,6 +206,18 @@ def test_a_loop_of_unknown_length_that_communicates_is_refused() -> None:
         collectives(entry(*PARAMETERS, "%w = f32[5]{0} while(%p), condition=%c, body=%outer", before=LOOP))
 
 
+def test_computations_behind_the_entry_do_not_count() -> None:
+    """XLA of JAX 0.12 leaves computations behind the entry that nothing calls."""
+    text = entry(
+        *PARAMETERS, f"%a = f32[8,8] {GATHER}", KERNEL.format(5), "%b = f32[8,8] all-gather-done(%a)"
+    )
+    for behind in (WRAPPED, "%dead () -> s32[2] {\n  ROOT %i = s32[2]{0} iota(), iota_dimension=0\n}\n\n"):
+        both = f"{text}\n{behind}"
+        assert collectives(both) == {"all_gather": traffic(1, 32, 128)}
+        assert (cycles(both), in_flight(both)) == (5, {"all_gather": InFlight(1, 1, 5, 128, 128)})
+        assert sent_by_stack(both) == sent_by_stack(text) != []
+
+
 def test_a_program_without_collectives() -> None:
     assert collectives(entry(*PARAMETERS, "ROOT %r = f32[4,8]{1,0} add(%p, %p)")) == {}
 
