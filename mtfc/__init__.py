@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mtfc.driver.records import Costs, Difference, Explanation, Search, Verification
     from mtfc.driver.report import ReportPage
     from mtfc.driver.values import LayoutOption, MemoryOption, MeshOption, PassesOption
-    from mtfc.graphs import Graph
+    from mtfc.graphs.graph import Graph
 
 __version__ = "0.1.0"
 
@@ -97,7 +97,7 @@ def from_jax(
 
 def graph(name: str) -> Graph:
     """Return an empty graph, a model to build in Python: `with mtfc.graph("net") as g:`."""
-    from mtfc.graphs import Graph
+    from mtfc.graphs.graph import Graph
 
     return Graph(name)
 

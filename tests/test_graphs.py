@@ -12,7 +12,7 @@ import pytest
 
 import mtfc
 from mtfc.compiler.ir.printer import print_program
-from mtfc.graphs import Graph
+from mtfc.graphs.graph import Graph
 from tests.program_equality import same_program
 
 HERE = Path(__file__).name
@@ -221,3 +221,168 @@ def test_errors_of_layouts_show_the_line() -> None:
         g.layout("split", {"batch": "all"})
         g.output(x)
     assert f"# {HERE}:" in str(mtfc.check(g))
+
+
+def test_functions_have_scopes_and_share_parameters() -> None:
+    """A function is written once for calls that agree, reads tensors around it, and shares by name."""
+    with mtfc.graph("towers") as g:
+        batch, io, hidden = g.dims(batch=4, io=3, hidden=2)
+        x, scale = g.input("x", batch, io), g.input("scale")
+
+        @g.function
+        def dense(x: Any, out: Any, bias: bool = True) -> Any:
+            w = g.param("w", x.dims[-1], out, init="normal(stddev = 0.5)")
+            y = x @ w
+            return y + g.param("b", out) if bias else y
+
+        @g.function
+        def relu(xs: Any, **more: Any) -> Any:
+            h = g.relu(dense(xs[0], hidden) * scale + more["add"])
+            return h, g.mean(h)
+
+        a, mean = relu([x], add=x.dims[0].size)
+        b, _ = relu([-x], add=4, sharing="relu_2")
+        c = dense(a, io, bias=False, name="back")
+        d = dense(x, hidden, name="last")
+        g.output(a, b, c, d, mean)
+    source = g.source()
+    assert [line.split("(")[0] for line in source.splitlines() if line.startswith("fn ")] == [
+        "fn dense", "fn relu_2", "fn dense_2",
+    ]  # fmt: skip
+    names = [each.name for each in g.compile().program.parameters]
+    assert names == ["relu_2.dense.w", "relu_2.dense.b", "back.w", "last.w", "last.b"]
+    assert mtfc.verify(g, backend="numpy", exact=False)["ok"]
+    module = g.compile().load("numpy")
+    given = {"x": np.ones((4, 3), np.float32), "scale": np.float32(0)}
+    outputs = module.forward(module.init(0), module.shard(given, module.INPUTS))
+    np.testing.assert_array_equal(
+        module.unshard(outputs, module.OUTPUTS["forward"])["a"], np.full((4, 2), 4.0)
+    )
+
+
+def test_states_watched_values_and_loops_that_end_on_data() -> None:
+    """The graph is the program of this text."""
+    with mtfc.graph("net") as g:
+        batch, steps, layers = g.dims(batch=4, steps=9, layers=2)
+        x, limit = g.input("x", batch), g.input("limit")
+        mean = g.state("mean", batch, init=0.5)
+        g.update(mean, 0.5 * mean + x)
+        with g.repeat(layers):
+            w = g.param("w", batch, init="ones()")
+            count = g.state("count", dtype="i32")
+            g.update(count, count + 1)
+            h = x * w
+            g.watch(h)
+            g.assign(x, h)
+        z = g.stop_gradient(x)
+        with g.repeat(steps, while_=lambda: g.any(z > limit)) as loop:
+            half = z / 2
+            g.assign(z, half)
+            zs = loop.stack(z)
+        with g.scan(steps, zs, while_=lambda: g.any(z < limit)) as rows:
+            g.assign(z, z + rows.slices[0])
+        loss = g.mean(g.square(x - mean))
+        g.output(loss, z, zs)
+        g.train(loss, optimizer="sgd(0.1)")
+    text = """
+dim batch = 4
+dim steps = 9
+dim layers = 2
+fn goes_on(z: f32[batch], limit: f32[]) -> bool[] { t = z > limit; t_2 = any(t); return t_2 }
+fn goes_on_2(z: f32[batch], limit: f32[]) -> bool[] { t = z < limit; t_2 = any(t); return t_2 }
+model net(x: [batch], limit: []) {
+  state mean: [batch] = 0.5
+  t = 0.5 * mean
+  t_2 = t + x
+  update mean = t_2
+  repeat layers {
+    param w: [batch] = ones()
+    state count: i32[] = 0
+    t_3 = count + 1
+    update count = t_3
+    h = x * w
+    watch h
+    x = h
+  }
+  z = stop_gradient(x)
+  repeat steps while goes_on(z, limit) { half = z / 2; z = half; yield zs = z }
+  scan zs_t = zs along steps while goes_on_2(z, limit) { t_4 = z + zs_t; z = t_4 }
+  t_5 = x - mean
+  t_6 = square(t_5)
+  loss = mean(t_6)
+  return loss, z, zs
+}
+train net { minimize loss; optimizer = sgd(0.1) }
+"""
+    wanted, found = mtfc.compile_text(text), g.compile()
+    assert same_program(found.program, wanted.program, locations=False)
+    batch_of = {"x": np.arange(4, dtype=np.float32), "limit": np.float32(0.3)}
+    results = []
+    for each in (found, wanted):
+        module = each.load("numpy")
+        inputs = module.shard(batch_of, module.INPUTS)
+        outputs, params, _ = module.train_step(module.init(0), {}, inputs, 0)
+        results.append([*outputs.values(), *params.values()])
+    assert len(results[0]) == len(results[1]) > 4
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_states_functions_and_conditions_are_checked_at_their_line() -> None:
+    g = mtfc.graph("wrong")
+    batch, steps = g.dims(batch=4, steps=3)
+    x, kept = g.input("x", batch), g.input("kept", steps)
+    s = g.state("s", batch)
+    refused(lambda: g.state("t", batch, init=x), "E413", "equal elements")
+    refused(lambda: g.state("t", batch, dtype="f33"), "E211", "f33")
+    refused(lambda: g.update(x, s), "E806", "`x` is no state")
+    refused(lambda: g.update(s, g.sum(x)), "E415", "would become")
+    refused(lambda: g.assign(s, x), "E423", "cannot be assigned")
+    g.update(s, s + x)
+    refused(lambda: g.update(s, x), "E422", "updated twice")
+    g.watch(x)
+    refused(lambda: g.watch(x), "E112", "x")
+    refused(lambda: g.watch("x"), "E806", "is a tensor of the graph")
+    with g.repeat(steps, while_=lambda: g.any(x > 1)):
+        refused(lambda: g.state("u", batch), "E424", "loop with `while`")
+        refused(lambda: g.update(s, x), "E421", "outside of this loop")
+        refused(lambda: g.watch(kept), "E210", "steps")
+        g.assign(x, x / 2)
+    with g.scan(steps, kept):
+        refused(lambda: g.state("u", batch), "E424", "`scan`")
+    for condition, code, message in (
+        (lambda: x > 1, "E223", "one truth value"),
+        (lambda: g.sum(x), "E223", "one truth value"),
+        (lambda: (g.any(x > 1), g.any(x > 2)), "E806", "and not 2 values"),
+        (lambda: True, "E806", "returns tensors, found True"),
+        (lambda: None, "E806", "found nothing"),
+    ):
+        with pytest.raises(mtfc.CompileError, match=message) as caught, g.repeat(steps, while_=condition):
+            pass
+        assert caught.value.diagnostics[0].code == code
+    inner: list[Any] = []
+
+    @g.function
+    def double(x: Any) -> Any:
+        inner.append(x * 2)
+        refused(lambda: g.input("y", batch), "E806", "has no inputs")
+        refused(lambda: g.output(x), "E806", "return the values of a function")
+        refused(lambda: g.assign(kept, kept + 1), "E806", "which cannot change it")
+        refused(lambda: double(x), "E806", "calls itself")
+        refused(lambda: g.update(s, x), "E806", "which cannot change it")
+        return inner[-1]
+
+    assert double(x).dims == (batch,)
+    refused(lambda: inner[0] + 1, "E806", "inside of its function only")
+    refused(lambda: g.function(3), "E806", "takes a function of Python")  # type: ignore[arg-type]
+
+    @g.function
+    def broken() -> Any:
+        g.relu(x)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        broken()
+    g.output(double(x + 1))
+    assert not [each for each in mtfc.check(g) if each.severity == "error"]
+    assert g.source().count("fn double") == 1 and "broken" not in g.source()
