@@ -160,7 +160,11 @@ def leave(status: int) -> NoReturn:
 
 
 def _ended(message: str, status: int) -> int:
-    say(message)
+    try:
+        say(message)
+        sys.stdout.flush()
+    except OSError:  # of a terminal that has gone: nobody reads on
+        _abandoned()
     return status
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 
 from mtfc import compile as compile_model
 from mtfc.cli import main
+from mtfc.driver.errors import USAGE
 from mtfc.driver.running import rewind
 from mtfc.driver.running.execution import Session
 from tests.cli.conftest import Mtfc
@@ -140,6 +142,16 @@ def test_a_device_that_is_full(mtfc: Mtfc, files: Path) -> None:
         2,
         "mtfc: cannot write /dev/full: no space left on device",
     )
+
+
+def test_a_terminal_that_has_gone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What cannot be said changes no status, and makes no traceback."""
+
+    def write(_: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys.stderr, "write", write)
+    assert main(["run", "missing.mtf"]) == USAGE
 
 
 @pytest.mark.parametrize("name", ["-", "/dev/stdout"])
