@@ -5,8 +5,11 @@ Each case states all collectives of a function: kind, mesh axes, and elements of
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+import mtfc
 from tests.harness import communication
 
 DIMS = """
@@ -230,6 +233,28 @@ def test_sharded_parameters_are_gathered_and_their_gradients_scattered() -> None
         ("all_reduce", ("rows",), 1),
         ("reduce_scatter", ("rows",), 64),
     ]
+
+
+# Products of matrices: the algorithms of the paper's section 10.
+
+SHARDS: dict[str, Callable[[float, float, float], float]] = {
+    "one_d": lambda a, b, c: 63 * b,
+    "two_d": lambda a, b, c: 7 * a + 7 * b,
+    "three_d": lambda a, b, c: 3 * a + 3 * b + 3 * c,
+    "two_and_a_half_d": lambda a, b, c: 3 * a + 7 * b + c,
+    "one_and_a_half_d": lambda a, b, c: 15 * a + 3 * c,
+    "carma": lambda a, b, c: 3 * b + 15 * c,
+}
+"""What each processor sends, in shards: it has a 64th of a, of b and of the product."""
+
+
+@pytest.mark.parametrize(("sizes", "least"), [((512, 512, 512), "three_d"), ((256, 64, 1024), "carma")])
+def test_products_of_matrices_send_what_their_algorithms_say(sizes: tuple[int, ...], least: str) -> None:
+    m, n, k = sizes
+    found = mtfc.cost("examples/matmul.mtf", dims={"m": m, "n": n, "k": k})
+    words = {each["layout"]: each["forward"]["wire_bytes_per_device"] / 4 for each in found["layouts"]}
+    assert words == {name: of(m * k / 64, k * n / 64, m * n / 64) for name, of in SHARDS.items()}
+    assert min(words, key=words.__getitem__) == least
 
 
 # Two dims of one iteration space on one axis.

@@ -23,7 +23,6 @@ from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, LayoutOnMesh, Selection, choose
 from mtfc.driver.running.execution import Session, load
 from mtfc.driver.verification.exact_cases import exact_cases
-from mtfc.frontend.check import check
 
 FOLDER = Path(__file__).parents[1] / "examples"
 
@@ -68,13 +67,15 @@ EXAMPLES = (
         "batch=8 narrow=4 height=8 width=4",
         "all:2;nodes:2;parts:2",
     ),
-    # Mesh-TensorFlow paper, section 8.
+    # Mesh-TensorFlow paper, section 10: no parameters.
+    Example("matmul", 0, "m=8 n=8 k=8", "p:2;x:2;y:2;z:1", in_floats=0),
     # The means of embeddings, and three dense layers.
     Example(
         "recommender",
         400_000_000 * 64 + dense(64, 4096) + dense(4096, 4096) + dense(4096, 2),
         "batch=8 seen=4 things=64 hidden1=16 hidden2=8",
     ),
+    # Mesh-TensorFlow paper, section 8.
     Example("two_layer", 128 * 512 + 512 + 512 * 128, "batch=8 io=8", in_floats=2),
     # SoyBean, section 2.2: 300 x 300 x 5 x 4 bytes = 1.8 MB; section 6.2, figure 8a.
     Example("soybean_mlp", 450_000, "batch=8 units=16", "groups:2;gpus:2"),
@@ -213,7 +214,7 @@ def test_every_file_is_here() -> None:
 
 
 def test_it_checks_at_the_size_of_the_paper(example: Example) -> None:
-    check(path(example).read_text("utf-8"), str(path(example))).raise_if_errors()
+    assert not [each for each in mtfc.check(path(example)) if each.severity == "error"]
 
 
 def test_parameters_are_as_many_as_published(example: Example) -> None:
