@@ -245,7 +245,7 @@ SHARDS: dict[str, Callable[[float, float, float], float]] = {
     "one_and_a_half_d": lambda a, b, c: 15 * a + 3 * c,
     "carma": lambda a, b, c: 3 * b + 15 * c,
 }
-"""What each processor sends, in shards: it has a 64th of a, of b and of the product."""
+"""The shards that a processor sends: one is a 64th of a, of b or of the product."""
 
 
 @pytest.mark.parametrize(("sizes", "least"), [((512, 512, 512), "three_d"), ((256, 64, 1024), "carma")])

@@ -144,8 +144,10 @@ def test_a_device_that_is_full(mtfc: Mtfc, files: Path) -> None:
     )
 
 
-def test_a_terminal_that_has_gone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What cannot be said changes no status, and makes no traceback."""
+def test_a_terminal_that_has_gone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A message that nobody reads changes no status, and makes no traceback."""
 
     def write(_: str) -> int:
         raise OSError(errno.EIO, "Input/output error")
