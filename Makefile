@@ -1,5 +1,6 @@
 # Everything runs in .venv, which `make` itself fills: a Python from 3.11 on and make are all it needs.
-# `make PYTHON=python3.12 setup` picks the Python. `make LOCKED=1 setup` installs the versions in constraints.txt.
+# `make PYTHON=python3.13 VENV=.venv313 test` runs the tests with another Python, in an environment beside .venv; `JAX='0.11.*'`
+# picks the version of JAX in it. `make LOCKED=1 setup` installs the versions in constraints.txt.
 
 PYTHON ?= python3
 VENV := .venv
@@ -32,7 +33,7 @@ $(VENV)/ready: pyproject.toml
 		|| { echo "mtfc needs Python 3.11 or later: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet $(if $(LOCKED),--constraint constraints.txt) --editable '.[dev,jax,train]'
+	$(BIN)/python -m pip install --quiet $(if $(LOCKED),--constraint constraints.txt) --editable '.[dev,jax,train]' $(if $(JAX),'jax==$(JAX)')
 	@touch $@
 
 lock: setup  ## write the versions in .venv to constraints.txt

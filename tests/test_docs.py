@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from mtfc.backends.jax.backend import JAX
 from mtfc.compiler.ir.opdef import flops_per_operand, flops_per_result, no_flops, no_gradient
 from mtfc.compiler.ir.ops import FAMILIES, OPS
 from mtfc.compiler.ir.ops.collectives import OPS as COLLECTIVES
@@ -181,6 +183,32 @@ def test_every_target_of_make_is_listed() -> None:
     targets = re.findall(r"^(\w+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     guide = BY_NAME["contributing"].read_text("utf-8")
     assert [name for name in targets if name != "help" and f"\nmake {name} " not in guide] == []
+
+
+def test_supported_versions_are_the_same_everywhere() -> None:
+    """pyproject.toml, the tests of CI, the pages and the modules that are written state the same versions of Python and JAX."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    project, extras = settings["project"], settings["project"]["optional-dependencies"]
+    kinds = "\n".join(project["classifiers"])
+    pythons = re.findall(r"^Programming Language :: Python :: (3\.\d+)$", kinds, re.MULTILINE)
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
+    matrix = re.findall(r'\{ python: "(.*?)", jax: "(.*?)" \}', workflow)
+    guide, answers = BY_NAME["contributing"].read_text("utf-8"), BY_NAME["faq"].read_text("utf-8")
+    table = re.findall(r"^\| (3\.\d+) \| (.*) \|$", guide, re.MULTILINE)
+
+    assert sorted({python for python, _ in matrix}) == pythons
+    assert table == [(python, version or "the newest") for python, version in matrix]
+    assert f"Python {', '.join(pythons[:-1])} and {pythons[-1]}, and JAX {JAX}, " in answers
+    assert f"\nPython {pythons[0]} or later." in BY_NAME["README"].read_text("utf-8")
+    assert (
+        project["requires-python"] == f">={pythons[0]}" == f">={settings['tool']['mypy']['python_version']}"
+    )
+    assert settings["tool"]["ruff"]["target-version"] == f"py{pythons[0].replace('.', '')}"
+    assert {each for extra in extras.values() for each in extra if re.match(r"jax\b", each)} == {
+        f"jax>={JAX}",
+        f"jax[tpu]>={JAX}",
+    }
+    assert (pythons[0], f"{JAX}.0") in matrix, "the oldest version of each"
 
 
 # Diagnostics
