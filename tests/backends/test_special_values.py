@@ -150,7 +150,7 @@ def _arity(op: str) -> int:
     return 1 if any(each.name == op for each in elementwise.UNARY) else 2
 
 
-@pytest.mark.parametrize(("op", "dtype"), cases())
+@pytest.mark.parametrize(("op", "dtype"), list(cases()))
 def test_forward(op: str, dtype: str) -> None:
     arrays = dict(zip("xy"[: _arity(op)], pairs(dtype), strict=False))
     types = [TensorType(dtype, (Dim("n", len(arrays["x"])),))] * len(arrays)
