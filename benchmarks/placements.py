@@ -1,12 +1,10 @@
 """Simulated steps of placements beside measured ones, on virtual devices of the CPU (FlexFlow, section 8.3, Figure 11).
 
-FlexFlow's six networks, at sizes that one machine computes in tenths of a second, under random strategies. Each part of an
-operator is measured once, alone; so are transfers, and the calls that the host makes. Virtual devices share the cores and the
-host, so a step takes at least the time of all its tasks on all cores, and at least that of all calls. Measured times are the
-least of several steps.
+FlexFlow's six networks, at sizes that one machine computes in tenths of a second, under random strategies. Each call of a step is
+measured once, alone, and the calls then share the cores: see `shared_cores.py`. Measured times are the least of several steps.
 
-Other work on the machine lengthens steps, which need all cores, more than parts. So the processor time of a step is compared,
-too: the sum over its parts and calls beside what the process has used.
+Other work on the machine lengthens steps. So the processor time of a step is compared, too: the sum over its calls beside what
+the process has used.
 
 `PLACEMENTS` in the environment selects networks, numbers of devices and the number of strategies: `PLACEMENTS="rnnlm 4 5"`.
 """
@@ -14,7 +12,6 @@ too: the sum over its parts and calls beside what the process has used.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -27,11 +24,10 @@ import attrs
 import numpy as np
 
 from benchmarks.figures import Figure, seconds
-from mtfc.backends.calibrate import calibration
+from benchmarks.shared_cores import Recorder, processor_seconds, step_seconds
 from mtfc.backends.common.allocator import keep_memory
 from mtfc.backends.common.devices import import_jax
 from mtfc.backends.jax.runtime import load
-from mtfc.compiler.cost.hardware import Rate
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim
@@ -41,18 +37,12 @@ from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
 from mtfc.driver.running.execution import Session
 from mtfc.driver.training.train import use_compilation_cache
+from mtfc.frontend.hardware_targets import find_machine
 from mtfc.placements.declarations import DeclaredPlacement, PlacedOperator
-from mtfc.placements.operators.operator_parts import OperatorParts
 from mtfc.placements.operators.strategy import Strategy, random_strategy
 from mtfc.placements.placement_search import PlacementSpace, placement_space
 from mtfc.placements.running.jax.module import generate
-from mtfc.placements.running.jax.part_times import (
-    MeasuredTimes,
-    PartPass,
-    least_seconds,
-    passes,
-    transfer_times,
-)
+from mtfc.placements.running.jax.part_times import least_seconds
 from mtfc.placements.running.placed_program import PlacedProgram
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -76,12 +66,11 @@ SIZES: Mapping[str, Mapping[str, int]] = {
 }
 DEVICES = (2, 4, 8)
 STRATEGIES = 20
-RUNS = 9
+RUNS, MOST_RUNS, SECONDS = 9, 60, 4.0
+"""Least and most measured steps, and the seconds for them."""
+
 APART = 1.2
 """Measured times whose ratio is larger must be predicted in the same order."""
-
-UPDATED = 1 << 24
-"""Bytes of the parameter whose update is measured."""
 
 PAPER = 0.3
 """FlexFlow's simulated times differ from real ones by less than this."""
@@ -112,11 +101,12 @@ def figures() -> Iterator[Figure]:
     keep_memory()
     use_compilation_cache()
     import_jax().config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    recorder = Recorder()
     every: list[ComparedStep] = []
     for network in [each for each in SIZES if each in wanted] or SIZES:
         for number in devices:
             found = []
-            for each in compared(network, number, count):
+            for each in compared(network, number, count, recorder):
                 found.append(each)
                 where = f"{network}, {number} devices, strategy {len(found)}: {each}"
                 yield Figure(f"{where}, predicted over measured", each.step[0] / each.step[1], "")
@@ -141,34 +131,21 @@ def _distribution(what: str, pairs: Sequence[Pair]) -> Iterator[Figure]:
     yield Figure(f"all {what}: largest error", errors[-1], "")
 
 
-def compared(network: str, devices: int, count: int) -> Iterator[ComparedStep]:
+def compared(network: str, devices: int, count: int, recorder: Recorder) -> Iterator[ComparedStep]:
     """Compare steps under random strategies."""
     path = EXAMPLES / f"{network}.mtf"
     program = choose(path.read_text("utf-8"), str(path), Choice(dims=SIZES[network])).program
-    rates = {clock: _update_rate(clock) for clock in (perf_counter, process_time)}
-    machine = calibration.with_jax("here", devices, calibration.QUICK)
-    bandwidth = Rate.constant(rates[perf_counter])
-    machine = attrs.evolve(machine, device=attrs.evolve(machine.device, bandwidth=bandwidth))
-    used: dict[str, float] = {}
-
-    def measure(each: PartPass) -> float:
-        call = each.call()
-        used[each.key] = least_seconds(call, process_time)
-        return least_seconds(call)
-
-    times = MeasuredTimes({}, transfer_times(devices), measure)
-    space = placement_space(run(program, simplification()), machine, devices, times=times)
-    calls = {clock: _calls(devices, clock) for clock in (perf_counter, process_time)}
+    space = placement_space(run(program, simplification()), find_machine("p100_cluster", {}), devices)
+    dispatch = _dispatch()
     random = Random(devices)
     for _ in range(count):
         strategy = random_strategy(space.choices, random)
         text = generate(PlacedProgram(program, declared(space, strategy), program))
-        predicted = _predicted(space, strategy, _host_seconds(text, calls[perf_counter]))
-        slower = rates[perf_counter] / rates[process_time]
-        work = slower * _updates(space, strategy) + _work(space, strategy, measure, used)
-        work += _host_seconds(text, calls[process_time])
-        step, processor = _measured(program, text)
-        yield ComparedStep((predicted, step), (work, processor))
+        module, step = _started(program, text)
+        calls = recorder.calls(module, step)
+        wall, processor = _measured(step)
+        predicted = step_seconds(calls, recorder.known, dispatch)
+        yield ComparedStep((predicted, wall), (processor_seconds(calls, recorder.known), processor))
 
 
 def declared(space: PlacementSpace, strategy: Strategy) -> DeclaredPlacement:
@@ -183,64 +160,15 @@ def declared(space: PlacementSpace, strategy: Strategy) -> DeclaredPlacement:
     return DeclaredPlacement("drawn", space.devices, tuple(entries), nowhere)
 
 
-def _calls(devices: int, clock: Callable[[], float]) -> Pair:
-    """Measure the call of a jitted function that does next to nothing, and that of a small transfer."""
+def _dispatch() -> float:
+    """Measure the call of a jitted function that does next to nothing."""
     jax = import_jax()
-    first, second = jax.devices()[0], jax.devices()[min(devices, 2) - 1]
-    function, x = jax.jit(lambda x: x + 1), jax.device_put(np.float32(0), first)
-    return least_seconds(lambda: function(x), clock), least_seconds(lambda: jax.device_put(x, second), clock)
+    function, x = jax.jit(lambda x: x + 1), jax.device_put(np.float32(0), jax.devices()[0])
+    return least_seconds(lambda: function(x), process_time)
 
 
-def _host_seconds(text: str, calls: Pair) -> float:
-    """Return the seconds in which the host makes the calls of a step."""
-    step = text.partition("def train_step")[2].partition("\n\n\n")[0]
-    called = re.findall(r" = (\w+)\(", step)
-    sends = called.count("send")
-    return (len(called) - sends) * calls[0] + sends * calls[1]
-
-
-def _update_rate(clock: Callable[[], float]) -> float:
-    """Measure the update of a parameter: bytes that are read and written in a second."""
-    jax = import_jax()
-    function = jax.jit(lambda x, d_x: x - 0.1 * d_x)
-    x = jax.device_put(np.ones(UPDATED // 4, np.float32), jax.devices()[0])
-    return 3 * UPDATED / least_seconds(lambda: function(x, x), clock)
-
-
-def _updates(space: PlacementSpace, strategy: Strategy) -> float:
-    """Return the simulated seconds of all updates."""
-    tasks, graph = space.evaluator.tasks, space.evaluator.full(strategy).base.graph
-    blocks = [i for i, name in enumerate(tasks.names) if name.kind == "updated"]
-    return float(sum(graph.seconds[graph.offsets[i] : graph.offsets[i + 1]].sum() for i in blocks))
-
-
-def _work(
-    space: PlacementSpace,
-    strategy: Strategy,
-    measure: Callable[[PartPass], float],
-    used: Mapping[str, float],
-) -> float:
-    """Return the processor seconds of all parts. measure: adds those of a part to `used`."""
-    flow, total = space.evaluator.tasks.flow, 0.0
-    for operator, chosen in zip(space.graph.operators, strategy, strict=True):
-        parts = OperatorParts(operator, chosen.degrees)
-        for each in (each for step in operator.steps for each in passes(flow, step, parts)):
-            if each.key not in used:
-                measure(each)
-            total += parts.count * used[each.key]
-    return total
-
-
-def _predicted(space: PlacementSpace, strategy: Strategy, host: float) -> float:
-    """Return the simulated seconds, or more if the cores or the host that all devices share need more."""
-    found, tasks = space.evaluator.full(strategy), space.evaluator.tasks
-    graph, cores = found.base.graph, os.cpu_count() or 1
-    working = float(graph.seconds[graph.device < tasks.links.count].sum())
-    return max(found.seconds, (working + host) / cores, host)
-
-
-def _measured(program: Program, text: str) -> Pair:
-    """Return the least seconds of several steps, and the least processor seconds."""
+def _started(program: Program, text: str) -> tuple[Any, Callable[[], None]]:
+    """Return a module, and a function that runs a step of it, which is compiled."""
     session: Any = Session.start(load(text), 0, {})
     batch = draw_batch(program.function("forward"), 0)[0]
     module, jax = session.module, import_jax()
@@ -251,8 +179,13 @@ def _measured(program: Program, text: str) -> Pair:
         jax.block_until_ready((outputs, session.params))
 
     step()
-    found = []
-    for _ in range(RUNS):
+    return module, step
+
+
+def _measured(step: Callable[[], None]) -> Pair:
+    """Return the least seconds of several steps, and the least processor seconds."""
+    found, until = list[Pair](), perf_counter() + SECONDS
+    while len(found) < RUNS or (perf_counter() < until and len(found) < MOST_RUNS):
         begin = process_time()
         wall = seconds(step)
         found.append((wall, process_time() - begin))

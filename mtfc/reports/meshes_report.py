@@ -1,9 +1,11 @@
-"""Costs and predicted times under a layout of several meshes, as text and as JSON, for `mtfc cost`, `explain` and `simulate`."""
+"""Costs and predicted times under a layout of several meshes, as text and as JSON, for `mtfc cost`, `explain`,
+`simulate` and `search`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -11,7 +13,8 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.step_time import Seconds
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.frontend.layouts.layout_text import rules_text
 from mtfc.meshes.multi_mesh_cost import MultiMeshCost, Travel
 from mtfc.meshes.multi_mesh_step import MultiMeshStep
 from mtfc.reports.cost_json import layout_json
@@ -179,3 +182,82 @@ class SimulatedMeshes:
         """Return the timeline: threads for each mesh, and one for each pair of meshes."""
         events = self.step.events
         return trace((event.device for event in events), events, f"{self.title} on {self.hardware.name}")
+
+
+Ending = Literal["complete", "time", "interrupted"]
+
+ENDINGS: Mapping[Ending, str] = {
+    "complete": "No change of a single rule made the step shorter",
+    "time": "The time ended",
+    "interrupted": "The search was interrupted",
+}
+
+
+@attrs.frozen(eq=False)
+class MultiMeshSearchResult:
+    """The rules of each mesh that a search found. start, before: the layout from which the search started, and its step.
+
+    ending: the reason why the search ended: it was complete, its time ended, or it was interrupted.
+    """
+
+    name: str
+    meshes: tuple[Mesh, ...]
+    rules: tuple[Layout, ...]
+    step: MultiMeshStep
+    start: str
+    before: MultiMeshStep
+    hardware: Hardware
+    evaluated: int
+    seconds: float
+    ending: Ending
+
+    def record(self) -> dict[str, Any]:
+        """Return the record of the search; see `docs/command.md`."""
+        memory = [whole(each.memory.total) for each in self.step.cost.meshes]
+        parts = zip(self.meshes, self.rules, self.step.mesh_seconds, memory, strict=True)
+        return {
+            "model": self.step.cost.model,
+            "target": self.hardware.name,
+            "space": "meshes",
+            "layout": self.name,
+            "by_mesh": [
+                {
+                    "name": mesh.name,
+                    "mesh": mesh.sizes,
+                    "rules": rules_text(layout),
+                    "seconds": seconds,
+                    "memory": held,
+                }
+                for mesh, layout, seconds, held in parts
+            ],
+            "step_seconds": self.step.seconds,
+            "declared": self.start,
+            "declared_seconds": self.before.seconds,
+            "evaluated": self.evaluated,
+            "seconds": self.seconds,
+            "optimal": False,
+            "ending": self.ending,
+        }
+
+    def report(self) -> str:
+        """Return the rules of each mesh, and the step beside that of the declared layout."""
+        rows = [["mesh", "rules", "busy", "memory"]]
+        for number, (mesh, layout) in enumerate(zip(self.meshes, self.rules, strict=True)):
+            held = bytes_text(whole(self.step.cost.meshes[number].memory.total))
+            busy = seconds_text(self.step.mesh_seconds[number])
+            rows.append(
+                [f"{mesh.name} = [{mesh.axes_text}]", rules_text(layout) or "nothing is split", busy, held]
+            )
+        ratio = self.before.seconds / self.step.seconds if self.step.seconds else 1.0
+        declared = [f"layout {self.start}, as declared", seconds_text(self.before.seconds), f"{ratio:.2f}"]
+        steps = [[f"layout {self.name}", seconds_text(self.step.seconds), "1.00"], declared]
+        return "\n".join(
+            [
+                f"{self.step.cost.model}, a step on {self.hardware.name}",
+                *aligned(steps, right={1, 2}),
+                "",
+                *aligned(rows, right={2, 3}),
+                "",
+                f"  {ENDINGS[self.ending]} after {self.evaluated} layouts. Nothing is proven.",
+            ]
+        )

@@ -401,3 +401,52 @@ def test_commands_for_one_mesh_leave_none_out_silently(
     assert "the page lacks `two`, of several meshes" in capsys.readouterr().err
     assert main(["search", str(file), "--devices", "4", "--target", "h100", "--budget", "5"]) == 0
     assert "the result is not compared with `two`, of several meshes" in capsys.readouterr().err
+
+
+def test_search_finds_the_rules_of_each_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The found rules are written, legal, and as fast as they are said to be; no change of one rule is faster."""
+    file, best = tmp_path / "net.mtf", tmp_path / "best.mtf"
+    declared = HALVES.replace(
+        "batch: (rows, cols), part early on first: { batch: all }", "part early on first: {}"
+    )
+    small = declared.replace("accumulate = 8", "accumulate = 2").replace(
+        "dim inner = 2048", "dim inner = 8192"
+    )
+    file.write_text(small, "utf-8")
+    asked = ["search", str(file), "--space", "meshes", "--target", "p100_cluster", "--budget", "600"]
+    assert main([*asked, "--format", "json", "-o", str(best)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["layout"] == "found" and found["declared"] == "halves" and found["ending"] == "complete"
+    assert (
+        all(each["rules"] for each in found["by_mesh"])
+        and found["step_seconds"] < 0.5 * found["declared_seconds"]
+    )
+    simulated = {}
+    for path, layout in ((file, "halves"), (best, "found")):
+        options = ["--layout", layout, "--target", "p100_cluster", "--format", "json"]
+        assert main(["simulate", str(path), *options]) == 0
+        simulated[layout] = json.loads(capsys.readouterr().out)["step_seconds"]
+    assert simulated["found"] == pytest.approx(found["step_seconds"])
+    assert simulated["halves"] == pytest.approx(found["declared_seconds"])
+    assert main(["check", str(best), "--layout", "found"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (SOURCE, ["--devices", "4"], "takes the meshes of a declared layout: no --devices"),
+        (SOURCE, ["--why-not", "batch: rows"], "takes the meshes of a declared layout: no --why-not"),
+        (SOURCE, ["--objective", "memory"], "the space `meshes` has no --objective but time"),
+        (SOURCE.replace(TWO, ""), [], "takes a file with a layout of several meshes"),
+        (SOURCE, ["--target", "tiny"], "the meshes have 6 processors, and `tiny` has 4 devices"),
+    ],
+)
+def test_the_search_of_parts_refuses_other_options(
+    source: str, options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "net.mtf"
+    link = "link bus: { kind: switch, size: 4, bandwidth: 1e9 }"
+    tiny = f"hardware tiny = {{ device: {{ flops: {{ f32: 1e9 }}, memory: 1e9, bandwidth: 1e9 }}; {link} }}\n"
+    file.write_text(source + tiny, "utf-8")
+    assert main(["search", str(file), "--space", "meshes", "--target", "h100", *options]) != 0
+    assert message in capsys.readouterr().err

@@ -12,13 +12,14 @@ from mtfc.compiler.search.found import Progress, silent
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.selection import Selection, say_left_out, select
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.loading.target import machine_of, target_of
+from mtfc.driver.loading.target import check_room, machine_of, target_of
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching.meshes import check_mesh_options, searched_meshes
 from mtfc.driver.searching.space import SearchAnswer, SearchedSpace, SearchTask
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.device_graph import Machine
+    from mtfc.compiler.ir.types import Mesh
 
 DEFAULT_TARGET = "h100"
 
@@ -33,6 +34,12 @@ def _search_pipelines(task: SearchTask) -> SearchAnswer:
     from mtfc.driver.searching.pipelined import search_pipelines
 
     return search_pipelines(task)
+
+
+def _search_multi_mesh(task: SearchTask) -> SearchAnswer:
+    from mtfc.driver.searching.multi_mesh_search import search_multi_mesh
+
+    return search_multi_mesh(task)
 
 
 def _search_per_equation(task: SearchTask) -> SearchAnswer:
@@ -71,6 +78,13 @@ SPACES: Mapping[str, SearchedSpace] = {
             frozenset({"recompute"}),
         ),
         SearchedSpace(
+            "meshes",
+            "the rules of each part of a declared layout of several meshes",
+            _search_multi_mesh,
+            ("time",),
+            is_declared=True,
+        ),
+        SearchedSpace(
             "tiling",
             "a layout for each equation",
             _search_per_equation,
@@ -107,6 +121,7 @@ REASONS = {
 OBJECTIVES = {
     "rules": "a layout that splits nothing sends nothing; the spaces `tiling` and `kcuts` divide all work",
     "pipelines": "the space `pipelines` has the least time for its objective",
+    "meshes": "the space `meshes` has no --objective but time",
     "tiling": "the space `tiling` has the least time or the fewest bytes for its objective",
     "kcuts": "the space `kcuts` has no --objective but bytes",
     "soap": "the space `soap` has no --objective but time",
@@ -137,6 +152,8 @@ def check_options(options: SearchOptions, exports: bool = False) -> None:
         raise UsageError(f"--space pipelines searches the loops of a .mtf file, and cannot take {taken}")
     if options.why_not is not None and space.has_cuts:
         raise UsageError("--why-not: cuts take no rules; --space tiling --objective bytes takes them")
+    if options.choice.source is not None and space.is_declared:
+        raise UsageError(f"--space {space.name}: layouts of several meshes are for .mtf files")
     if options.choice.source is not None and not space.has_meshes:
         raise UsageError(f"--space {space.name}: operators of a function of JAX have no placements")
     if options.choice.source is not None and options.why_not is not None:
@@ -153,14 +170,33 @@ def search(
     check_options(options, exports)
     started = monotonic()
     selection = select(options.file, options.choice, sources, every_layout=True, skip_illegal=True)
-    say_left_out(selection, "the result is not compared with")
     space = SPACES[options.space]
+    if not space.is_declared:
+        say_left_out(selection, "the result is not compared with")
     hardware = _machine(options, space, selection, sources)
     options = attrs.evolve(options, objective=options.objective or space.objectives[0])
-    meshes = searched_meshes(options, space, selection, hardware)
+    meshes = _meshes(options, space, selection, hardware)
     until = started + options.budget
     task = SearchTask(options, selection, hardware, meshes, sources, started, until, progress)
     return space.search(task)
+
+
+def _meshes(
+    options: SearchOptions, space: SearchedSpace, selection: Selection, hardware: Machine
+) -> tuple[Mesh, ...]:
+    """Return the candidate meshes, or all devices of a declared layout. Raises `CompileError` and `UsageError`."""
+    if not space.is_declared:
+        return searched_meshes(options, space, selection, hardware)
+    from mtfc.driver.searching.multi_mesh_search import declared_meshes
+
+    (mesh,) = declared_meshes(options, selection)
+    check_room(
+        target_of(options.target or hardware.name, selection.hardware, Sources()),
+        mesh,
+        hardware.name,
+        "the meshes have",
+    )
+    return (mesh,)
 
 
 def _machine(options: SearchOptions, space: SearchedSpace, selection: Selection, sources: Sources) -> Machine:

@@ -90,6 +90,7 @@ class SearchedSpace:
 
     objectives: the quantities that a search of the space can minimize, the default first. takes: the options that no other space
     takes. has_meshes: False if a result has devices without a mesh. has_cuts: True if the mesh has an axis for each prime factor.
+    is_declared: True if the meshes are those of a declared layout.
     """
 
     name: str
@@ -99,3 +100,4 @@ class SearchedSpace:
     takes: frozenset[str] = frozenset()
     has_meshes: bool = True
     has_cuts: bool = False
+    is_declared: bool = False
