@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
 
 X, Y = (8, 6), (8, 6)
 
@@ -100,6 +101,71 @@ def ends_of_examples(x: Any) -> Any:
     times = (150 + 0 * x[0, 0]).astype(int)
     counted = lax.fori_loop(0, times, lambda i, c: 0.9 * c + i, x)
     return jax.vmap(grown)(x), jax.vmap(until_small)(x), nested, counted, lax.map(grown, x)
+
+
+TABLE = jnp.linspace(0.1, 1, 6)
+
+
+@jax.custom_vjp
+def by_table(x: Any) -> Any:
+    return x * TABLE
+
+
+by_table.defvjp(lambda x: (by_table(x), None), lambda _, ct: (ct * TABLE,))
+
+
+def closing_over(x: Any) -> Any:
+    """Have loops, a branch and custom derivatives that close over one array, whose uses JAX leaves inside."""
+
+    def outputs(x: Any) -> Any:
+        scanned = lax.scan(lambda c, u: (by_table(c) + u, (TABLE * c).sum()), x[0], x)
+        branch = lax.cond(x[0, 0] < 9, lambda: x.T @ x * TABLE, lambda: by_table(x)[:6])
+        return scanned, branch, x * TABLE
+
+    ended = lax.while_loop(lambda c: jnp.sum(by_table(c)) < 50, lambda c: by_table(jnp.abs(c)) + 1, x[1])
+    return outputs(x), ended, jax.grad(lambda x: sum(y.sum() for y in jax.tree.leaves(outputs(x))))(x)
+
+
+def matrices(x: Any) -> Any:
+    """Solve, factorize and transform batches of matrices."""
+    square = x.reshape(2, 3, 3) + 4 * jnp.eye(3)
+    positive = square @ square.swapaxes(1, 2)
+
+    gradient = jax.grad(lambda a: jnp.sum(jnp.linalg.cholesky(a) ** 3))(positive)
+    return (
+        jnp.linalg.solve(square, positive),
+        jnp.linalg.eigh(positive)[0],
+        gradient,
+        jnp.fft.fft2(square).real,
+    )
+
+
+def spectrum(x: Any, w: Any) -> Any:
+    """Have dots and moves of complex numbers, as layers in the frequency domain have."""
+    low = jnp.einsum("bki,kio->bko", jnp.fft.rfft(x, axis=1), w + 2j * w)
+    whole = jnp.pad(jnp.zeros((2, 5, 1), low.dtype).at[:, :3].set(low), ((0, 0), (0, 2), (0, 0)))
+    return jnp.fft.irfft(whole, 9, axis=1), whole.sum(0).real
+
+
+def foreign(name: str, function: Callable[..., Any]) -> Any:
+    """Make a primitive as other libraries do: evaluated by a function of JAX."""
+    primitive = Primitive(name)
+    primitive.def_impl(function)
+    primitive.def_abstract_eval(lambda x: x)
+    return primitive
+
+
+SWISH, SAME = foreign("swish", lambda x: x * jax.nn.sigmoid(x)), foreign("same", lambda x: x)
+
+
+def raises(_: Any) -> Any:
+    raise AssertionError("a branch that is not taken runs")
+
+
+def raising_branch(x: Any) -> Any:
+    """Have a check as Equinox and Checkify make it: the branch that is not taken raises an error."""
+    struct = jax.ShapeDtypeStruct((), jnp.float32)
+    return lax.cond(jnp.any(x > 99), lambda: jax.pure_callback(raises, struct, x[0, 0]), lambda: x[0, 0]) + x
 
 
 def bytes_of(x: Any) -> Any:
@@ -291,6 +357,12 @@ SHAPES: Mapping[str, Case] = {
             lambda c, u: (until_small(u)[1] + c, c), jnp.zeros(x.shape[1:]), x
         ),
         "while": lambda x: lax.while_loop(lambda c: c.sum() < 1e3, lambda c: c * 2 + 1, jnp.abs(x)),
+        "closing_over": closing_over,
+        "raising_branch": raising_branch,
+        "foreign": lambda x: SAME.bind(SWISH.bind(SAME.bind(x) @ x.T)),
+        "linear_call": lambda x: jax.custom_derivatives.linear_call(
+            lambda r, x: r * x, lambda r, t: r * t, x + 1, x
+        ),
         "device_put": lambda x: jax.device_put((x, 2 * x)),
         "while_inside": ends_of_examples,
         "while_with_a_long_counter": lambda x: lax.while_loop(
@@ -332,6 +404,13 @@ INDICES: Mapping[str, Case] = {
     "gather_self": (lambda i: i[i, i[:, :1]] + i, (((8, 8), "int32"),)),
     "bytes": (bytes_of, (((4, 6), "uint8"),)),
     "quantized": (quantized, (((8, 6), "int8"), (4, 8))),
+    "matrices": (matrices, ((2, 9),)),
+    "spectrum": (spectrum, ((2, 5, 2), (3, 2, 1))),
+    "set_in_constants": (lambda x: jnp.full((4, 3), -1.0).at[:, 0].set(0.0).reshape(4, 3, 1) + x, ((3, 1),)),
+    "betainc": (
+        lambda x: jax.scipy.special.betainc(jnp.abs(x[:1]) + 1, 2.0, jax.nn.sigmoid(x)),
+        ((2, 3),),
+    ),
     "complex": (lambda x: (jnp.abs(jnp.fft.fft(x, axis=1)), (x + 2j * x).real), ((4, 8),)),
     "scan_of_bytes": (
         lambda w, x: lax.scan(lambda c, u: (jnp.tanh(c @ u.astype(c.dtype)), u), x, w),

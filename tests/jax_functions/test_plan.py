@@ -341,3 +341,40 @@ def test_search_finds_a_plan_and_its_bound() -> None:
     assert plan.found is not None
     assert plan.found.lower_bound == plan.found.objective
     assert plan.case.mesh.devices == 8
+
+
+@jax.tree_util.register_pytree_node_class
+class Scale:
+    """A node that takes only arrays, as the loss scale of `jmp` does."""
+
+    def __init__(self, value: Any, counter: Any) -> None:
+        assert value.dtype == "float32"
+        self.value, self.counter = value, counter
+
+    def tree_flatten(self) -> tuple[tuple[Any, Any], None]:
+        return (self.value, self.counter), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any, Any]) -> Scale:
+        return cls(*children)
+
+
+def test_a_node_that_takes_only_arrays_has_one_sharding() -> None:
+    def step(w: Any, scale: Scale, x: Any) -> tuple[Any, Scale]:
+        return w - scale.value * (x.T @ x), Scale(scale.value * 2, scale.counter + 1)
+
+    args = jnp.ones((4, 4)), Scale(jnp.ones(()), jnp.ones(())), jnp.ones((8, 4))
+    plan = mtfc.from_jax(step, *args).plan({"batch": "data"}, {"data": 2})
+    assert plan.in_shardings[1] == plan.out_shardings[1]
+    planned = jax.jit(plan.apply(step), in_shardings=plan.in_shardings, out_shardings=plan.out_shardings)
+    with jax.sharding.set_mesh(plan.mesh):
+        w, scale = planned(*args)
+    assert (float(w[0, 0]), float(scale.value), float(scale.counter)) == (1 - 8, 2, 2)
+
+
+def test_a_node_that_takes_only_arrays_cannot_have_two_shardings() -> None:
+    scale = Scale(jnp.ones((8, 4)), jnp.ones((4,)))
+    program = mtfc.from_jax(lambda scale, x: x * scale.value * scale.counter, scale, jnp.ones((8, 4)))
+    (name,) = (name for name, size in program.dims.items() if size == 8)
+    with pytest.raises(ValueError, match="`Scale` takes no shardings in the place of its arrays"):
+        _ = program.plan({name: "data"}, {"data": 2}).in_shardings

@@ -74,6 +74,12 @@ def test_primitive(name: str) -> None:
         "switch",
         "long_branches",
         "while_inside",
+        "closing_over",
+        "matrices",
+        "spectrum",
+        "betainc",
+        "linear_call",
+        "foreign",
     ],
 )
 def test_no_device_computes_the_whole(name: str) -> None:
@@ -85,6 +91,7 @@ ON_JAX = (
     "lookup_default", "along_gradient", "depthwise_gradients", "max_pool_gradient", "update", "pad",
     "max_pool_with_a_rest", "empty", "gather_planes", "gather_own", "set_own", "ragged_dot_batches", "bytes", "quantized",
     "counted_while", "bounded_while", "while_inside", "while_with_a_long_counter", "long_branches", "random_branch",
+    "closing_over", "raising_branch", "set_in_constants", "betainc", "matrices",
 )  # fmt: skip
 """The cases that run on JAX, too: calls, random keys, and ops that no example of the language has."""
 

@@ -50,6 +50,12 @@ class LoopCode:
     blanks: Sequence[str] | None = None
     is_unbounded: bool = False
 
+    @property
+    def is_branch(self) -> bool:
+        """True for a loop of at most one iteration whose condition decides if it runs."""
+        is_once = self.trips == 1 and not self.is_unbounded
+        return self.blanks is not None and is_once and not self.sliced and not self.stacks
+
 
 def group(names: Sequence[str]) -> str:
     """Return the text of several names: `None` for no name, one name as it is, else a tuple."""
@@ -92,7 +98,19 @@ def numpy_loop(loop: LoopCode, lead: int) -> Iterator[str]:
 
 
 def jax_loop(loop: LoopCode) -> Iterator[str]:
-    return _scan(loop) if loop.blanks is None else _while_loop(loop)
+    if loop.blanks is None:
+        return _scan(loop)
+    return _branch(loop) if loop.is_branch else _while_loop(loop)
+
+
+def _branch(loop: LoopCode) -> Iterator[str]:
+    """Yield `lax.cond` for a loop of at most one iteration: XLA would compute before a `while` what never changes in it."""
+    yield f"def {loop.name}({', '.join([*loop.carried, *(f'{name}={name}' for name in loop.held)])}):"
+    yield from _indented(loop.body)
+    yield f"    return {', '.join(loop.updates)}{',' * (len(loop.updates) == 1)}"
+    yield ""
+    targets = f"{', '.join(loop.results)}{',' * (len(loop.results) == 1)}"
+    yield f"{targets} = lax.cond({loop.starts[0]}, {loop.name}, lambda *carry: carry, {', '.join(loop.starts)})"
 
 
 def _while_loop(loop: LoopCode) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -35,7 +35,7 @@ class OutputDifference:
     """An output of `apply` or of `step` and its largest difference to the plain function, as a share of the largest output.
 
     unstable: how many of its numbers move by more than the limit if the arguments are rounded otherwise, so that they prove
-    nothing.
+    nothing. not_finite: how many are NaN or infinite, which hide what they are computed from.
     """
 
     road: str
@@ -44,6 +44,7 @@ class OutputDifference:
     limit: float
     numbers: int
     unstable: int
+    not_finite: int = 0
 
     @property
     def ok(self) -> bool:
@@ -77,18 +78,23 @@ class PlanVerification:
 
 
 def _proves_nothing(outputs: Sequence[OutputDifference]) -> bool:
-    """Return True if rounding moves all numbers by more than what counts as a difference."""
-    return any(each.numbers for each in outputs) and all(each.unstable == each.numbers for each in outputs)
+    """Return True if no number is finite, and stays within what counts as a difference if the arguments are rounded."""
+    counts = [(each.numbers, each.unstable + each.not_finite) for each in outputs]
+    return any(number for number, _ in counts) and all(number == nothing for number, nothing in counts)
 
 
-def _unstable_note(outputs: Sequence[OutputDifference]) -> list[str]:
-    """Return a line about the numbers that prove nothing, if these are one in a hundred or more."""
-    unstable, numbers = sum(each.unstable for each in outputs), sum(each.numbers for each in outputs)
-    if 100 * unstable < max(numbers, 1):
-        return []
-    most = max(outputs, key=lambda each: each.unstable)
-    moved = "another rounding of the arguments moves them as far as an error would"
-    return [f"{unstable / numbers:.0%} of the numbers prove nothing: {moved} (most in {most.output})"]
+def _unstable_note(outputs: Sequence[OutputDifference]) -> Iterator[str]:
+    """Yield a line about each kind of numbers that prove nothing, if these are one in a hundred or more."""
+    numbers = sum(each.numbers for each in outputs)
+    reasons = {
+        "unstable": "another rounding of the arguments moves them as far as an error would",
+        "not_finite": "they are NaN or infinite on these arguments; `verify(plan, *args)` takes others",
+    }
+    for kind, reason in reasons.items():
+        found = sum(getattr(each, kind) for each in outputs)
+        if found and 100 * found >= numbers:
+            most = max(outputs, key=lambda each: int(getattr(each, kind)))
+            yield f"{found / numbers:.0%} of the numbers prove nothing: {reason} (most in {most.output})"
 
 
 def exactly_verified(plan: Plan, seed: int) -> ExactCase:
@@ -161,8 +167,9 @@ def rounding_spread(
         changed_args, changed_kwargs = jax.tree.map(moved, (tuple(args), dict(kwargs)))
         found = _numbers(function(*changed_args, **changed_kwargs))
         for i, (x, y) in enumerate(zip(found, expected, strict=True)):
-            apart = np.abs(x - y)
-            spread[i] = np.maximum(spread[i], np.where(np.isfinite(apart), apart, 0.0))
+            is_finite = np.isfinite(x) & np.isfinite(y)
+            apart = np.subtract(x, y, out=np.zeros(x.shape), where=is_finite)
+            spread[i] = np.maximum(spread[i], np.abs(apart))
     return spread
 
 
@@ -227,11 +234,12 @@ def _compared(
         largest[leaf.dtype] = max(largest.get(leaf.dtype, 0.0), float(finite.max(initial=0.0)))
     result = []
     for left, right, moves, leaf in zip(found, expected, spread, leaves, strict=True):
-        same_kind = np.array_equal(np.isfinite(left), np.isfinite(right))
         finite = np.isfinite(left) & np.isfinite(right)
+        same_kind = np.array_equal(left[~finite], right[~finite], equal_nan=True)
         beyond = np.abs(left[finite] - right[finite]) - 10 * moves[finite]
         most, limit = largest[leaf.dtype] or 1.0, LIMIT.get(leaf.dtype, 0.0)
         error = float(beyond.max(initial=0.0)) / most if same_kind else float("inf")
         unstable = int((10 * moves > limit * most).sum())
-        result.append(OutputDifference(road, leaf.name, error, limit, right.size, unstable))
+        nothing = int((~np.isfinite(right)).sum())
+        result.append(OutputDifference(road, leaf.name, error, limit, right.size, unstable, nothing))
     return result

@@ -112,7 +112,7 @@ def _applied(
     if not makes_step(eqn):
         return _bound(eqn, operands)
     step = _last(eqn, steps)
-    if chooses(eqn) and not step.bodies:
+    if step.is_expansion or (chooses(eqn) and not step.bodies):
         return _bound(eqn, operands)
     if step.bodies and name != "scan":
         made = iter(step.results[-sum(map(has_elements, eqn.outvars)) :])

@@ -17,7 +17,14 @@ from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.data.files import parsed_json, read_bytes, write_text
 from mtfc.driver.errors import UsageError, public
 from mtfc.driver.jax_functions.packed_program import PackedProgram
-from mtfc.driver.jax_functions.shardings import Unsaid, explicit_axes, only_axes, spec_of, unsaid
+from mtfc.driver.jax_functions.shardings import (
+    Unsaid,
+    explicit_axes,
+    only_axes,
+    sharding_tree,
+    spec_of,
+    unsaid,
+)
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
 from mtfc.frontend.jaxpr.tracing import value_of
@@ -134,11 +141,14 @@ class Plan:
         return [leaf for leaf in self.imported.inputs if leaf.constant is None]
 
     @cached_property
-    def _in_trees(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        import jax
+    def _in_leaves(self) -> Sequence[Any]:
+        return [self._sharding(leaf, self.stored.get(leaf.name, {})) for leaf in self._arguments]
 
-        leaves = [self._sharding(leaf, self.stored.get(leaf.name, {})) for leaf in self._arguments]
-        found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(self.imported.flat.in_tree, leaves)
+    @cached_property
+    def _in_trees(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        found: tuple[tuple[Any, ...], dict[str, Any]] = sharding_tree(
+            self.imported.flat.in_tree, self._in_leaves
+        )
         return found
 
     @property
@@ -149,10 +159,8 @@ class Plan:
     @cached_property
     def out_shardings(self) -> Any:
         """The shardings of the results, as a pytree like theirs."""
-        import jax
-
         leaves = [self._sharding(leaf, self.returned[leaf.name]) for leaf in self.imported.outputs]
-        return jax.tree.unflatten(self.imported.flat.out_tree, leaves)
+        return sharding_tree(self.imported.flat.out_tree, leaves)
 
     @property
     def shardings(self) -> SimpleNamespace:
@@ -177,8 +185,7 @@ class Plan:
                 return make(leaf.shape, jax.numpy.dtype(ARRAY_DTYPES[leaf.dtype]), sharding=sharding)
             return make(leaf.user_shape, jax.random.key(0, impl=leaf.key).dtype, sharding=sharding)
 
-        shardings = jax.tree.leaves(self._in_trees)
-        leaves = [struct(leaf, each) for leaf, each in zip(self._arguments, shardings, strict=True)]
+        leaves = [struct(leaf, each) for leaf, each in zip(self._arguments, self._in_leaves, strict=True)]
         found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(self.imported.flat.in_tree, leaves)
         return found
 

@@ -60,6 +60,35 @@ def spec_of(dims: Iterable[Sequence[Dim]], rules: Mapping[str, Axes], mesh: Mesh
     return spec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in entries))
 
 
+def sharding_tree(tree: Any, shardings: Sequence[Any]) -> Any:
+    """Return shardings as a pytree.
+
+    A node whose class refuses leaves that are no arrays has one sharding for all its leaves, as `jax.jit` allows. Raises
+    `ValueError` if its leaves have different ones.
+    """
+    import jax
+
+    try:
+        return jax.tree.unflatten(tree, shardings)
+    except Exception:  # the class of a node of the user may refuse them by any exception
+        rest, children = list(shardings), tree.children()
+        own = [sharding_tree(each, [rest.pop(0) for _ in range(each.num_leaves)]) for each in children]
+        leaf = jax.tree.structure(0)
+        definition = jax.tree_util.PyTreeDef.from_node_data_and_children(
+            jax.tree_util.default_registry, tree.node_data(), [leaf] * len(children)
+        )
+        try:
+            return jax.tree.unflatten(definition, own)
+        except Exception as error:
+            if len({*shardings}) == 1:
+                return shardings[0]
+            kind = tree.node_data()[0].__name__
+            raise ValueError(
+                f"`{kind}` takes no shardings in the place of its arrays ({type(error).__name__}: {error}), and its arrays "
+                "have different ones: give the arrays to the function without it"
+            ) from None
+
+
 def explicit_axes(mesh: Any) -> frozenset[str]:
     """Return the axes of a mesh of JAX that have the type Explicit."""
     import jax

@@ -7,6 +7,7 @@ function made by `jax.grad` has them in its jaxpr.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -15,6 +16,7 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.compiler.ir.core import Stage
 from mtfc.compiler.ir.types import ARRAY_DTYPES, CARRIED_BYTES, FLOATS
 from mtfc.frontend.jaxpr.axis_annotations import Annotation
+from mtfc.frontend.jaxpr.expansions import expansion
 from mtfc.frontend.jaxpr.factors import Axis
 from mtfc.frontend.jaxpr.user_lines import line_of
 from mtfc.frontend.jaxpr.while_loops import WhileLoop
@@ -103,7 +105,8 @@ class AppliedPrimitive:
     """One application of a primitive. bodies: the jaxprs that it executes, such as a scan's.
 
     renamed: number of an operand -> its axes at this use, where they are others than those of the array. is_opaque: True if the
-    primitive's rule has refused the step. ends: the equation of a jaxpr whose last step this is.
+    primitive's rule has refused the step. ends: the equation of a jaxpr whose last step this is. is_expansion: True if the
+    equation stands for a jaxpr, so that the results are not those of the step.
     """
 
     primitive: str
@@ -117,6 +120,7 @@ class AppliedPrimitive:
     renamed: dict[int, tuple[Axis, ...]] = attrs.field(factory=dict)
     is_opaque: bool = False
     ends: Any = None
+    is_expansion: bool = False
 
     @property
     def has_keys(self) -> bool:
@@ -250,14 +254,17 @@ class _WithEmpty:
 
 
 class Flattener:
-    """Inlines calls, and makes variables."""
+    """Inlines calls, and makes variables.
+
+    _closures: for the function, and for each loop around the present step, the arrays that it closes over and their variables.
+    """
 
     def __init__(self, place: Span) -> None:
         self.place = place
-        self.constants: list[Any] = []
-        self._constant_vars: dict[int, Var] = {}
+        self._closures: list[dict[int, tuple[Any, Var]]] = [{}]
         self._count = 0
         self._stage: Stage = "forward"
+        self._place_of_all: Span | None = None
 
     def var(self, aval: Any, span: Span | None = None) -> Var:
         """Make a variable for an abstract value. Random keys become their data."""
@@ -277,21 +284,37 @@ class Flattener:
             raise self._without_elements(shape, span)
         return Var(self._count, shape, name)
 
+    @property
+    def constants(self) -> list[Any]:
+        """The arrays that the function closes over."""
+        return [value for value, _ in self._closures[0].values()]
+
     def top(self, closed: Any) -> Body:
         arguments = tuple(self.var(v.aval) for v in closed.jaxpr.invars)
         env: Env = dict(zip(closed.jaxpr.invars, arguments, strict=True))
         steps: list[AppliedPrimitive] = []
         outputs = self._outputs(closed, env, steps)
-        return Body((*arguments, *self._constant_vars.values()), steps, outputs)
+        return Body((*arguments, *(var for _, var in self._closures[0].values())), steps, outputs)
 
     def _body(self, closed: Any) -> Body:
         arguments = tuple(self.var(v.aval) for v in closed.jaxpr.invars)
         steps: list[AppliedPrimitive] = []
         env: Env = dict(zip(closed.jaxpr.invars, arguments, strict=True))
-        before = len(self._constant_vars)
-        outputs = self._outputs(closed, env, steps)
-        assert len(self._constant_vars) == before, "JAX makes the arrays that a body closes over its operands"
-        return Body(arguments, steps, outputs)
+        return Body(arguments, steps, self._outputs(closed, env, steps))
+
+    @contextmanager
+    def _closing_loop(self, steps: list[AppliedPrimitive]) -> Iterator[None]:
+        """Add the arrays that a loop's body closes over to the operands of the loop, which is then the last step."""
+        self._closures.append({})
+        yield
+        own = self._closures.pop().values()
+        if own:
+            loop = steps[-1]
+            (body,), (consts, carries) = loop.bodies, scan_counts(loop.params)
+            outer = _with_elements(self._constant(value) for value, _ in own)
+            loop.operands = (*outer, *loop.operands)
+            loop.bodies = (attrs.evolve(body, arguments=(*(var for _, var in own), *body.arguments)),)
+            loop.params = {**loop.params, "num_consts": consts + len(outer), "num_carry": carries}
 
     def _outputs(self, closed: Any, env: Env, steps: list[AppliedPrimitive]) -> tuple[Operand, ...]:
         found = self._inline(closed, env, steps, None)
@@ -331,7 +354,7 @@ class Flattener:
 
     def _steps_of(self, eqn: Any, env: Env, steps: list[AppliedPrimitive], outer: Span | None) -> None:
         operands = tuple(self._operand(v, env) for v in eqn.invars)
-        name, span = eqn.primitive.name, line_of(eqn.source_info.traceback) or outer
+        name, span = eqn.primitive.name, self._place_of_all or line_of(eqn.source_info.traceback) or outer
         inner = eqn.params.get(INLINED[name]) if name in INLINED else None
         if inner is not None:
             jaxpr = getattr(inner, "jaxpr", inner)
@@ -355,15 +378,41 @@ class Flattener:
         if chooses(eqn):
             self._choice(eqn, operands, env, steps, span)
             return
-        if name == "while" and self._while_loop(eqn, operands, env, steps, span):
+        if name == "while" and _becomes_loop(eqn, operands):
+            self._while_loop(eqn, operands, env, steps, span)
+            return
+        if all(map(has_elements, (*eqn.invars, *eqn.outvars))) and (simpler := expansion(eqn)) is not None:
+            self._expanded(eqn, simpler, operands, env, steps, span)
             return
         made = [v for v in eqn.outvars if has_elements(v)]
         name, bind, params, given = _without_empty(eqn, operands)
         results = tuple(self.var(v.aval, span) for v in made)
-        bodies = (self._body(eqn.params["jaxpr"]),) if name == "scan" else ()
-        stage = self._stage
-        steps.append(AppliedPrimitive(name, bind, params, given, results, span, stage, bodies, ends=eqn))
+        step = AppliedPrimitive(name, bind, params, given, results, span, self._stage, ends=eqn)
+        if name == "scan":
+            with self._closing_loop(steps):
+                step.bodies = (self._body(eqn.params["jaxpr"]),)
+                steps.append(step)
+        else:
+            steps.append(step)
         env.update(zip(made, results, strict=True))
+
+    def _expanded(
+        self,
+        eqn: Any,
+        simpler: Any,
+        operands: Sequence[Operand | Empty],
+        env: Env,
+        steps: list[AppliedPrimitive],
+        span: Span | None,
+    ) -> None:
+        """Add the steps of a jaxpr that an equation stands for. They have the line of the equation."""
+        before, around, self._place_of_all = len(steps), self._place_of_all, self._place_of_all or span
+        found = self._applied(simpler, operands, steps, span)
+        self._place_of_all = around
+        env.update(zip(eqn.outvars, found, strict=True))
+        if len(steps) == before:
+            self._step(_copy(), (TRUE,), self._like(TRUE), {}, steps, span)
+        steps[-1].ends, steps[-1].is_expansion = eqn, True
 
     def _choice(
         self,
@@ -410,7 +459,9 @@ class Flattener:
         for k in range(len(branches)):
             if takes_long[k]:
                 bind, limit = (lax.lt_p, 1) if k == 0 else (lax.ge_p, k) if k == last else (lax.eq_p, k)
-                found = self._branch(branches[k], compared(bind, limit), given, found, steps, span)
+                is_taken = compared(bind, limit)
+                with self._closing_loop(steps):
+                    found = self._branch(branches[k], is_taken, given, found, steps, span)
         env.update(zip(eqn.outvars, found, strict=True))
         steps[-1].ends = eqn
 
@@ -502,8 +553,8 @@ class Flattener:
         env: Env,
         steps: list[AppliedPrimitive],
         span: Span | None,
-    ) -> bool:
-        """Make a `scan` of a `while`; return False for one that cannot be.
+    ) -> None:
+        """Make a `scan` of a `while`.
 
         Unless the loop ends by its counter alone, the first carry is the condition. `jax.vmap` makes conditions with several
         truth values: the loop goes on while one of them is true, and each is for its part of the carries.
@@ -511,35 +562,33 @@ class Flattener:
         loop = WhileLoop.of(eqn)
         constants, starts = operands[: loop.constants], operands[loop.constants :]
         counter = loop.counter([_whole_number(x) for x in starts])
-        is_batched = bool(loop.condition.out_avals[0].shape)
-        if any(
-            isinstance(x, Empty) or (is_batched and x.shape and isinstance(x, Var) and x.key)
-            for x in operands
-        ):
-            return False
-        arguments = tuple(self.var(v.aval, span) for v in loop.variables)
-        inner: list[AppliedPrimitive] = []
-        found = _with_elements(self._applied(loop.body, arguments[loop.condition_constants :], inner, span))
         results = tuple(self.var(v.aval, span) for v in eqn.outvars)
         env.update(zip(eqn.outvars, results, strict=True))
         if not counter.is_exact:
-            given, before = arguments[: loop.condition_constants], arguments[loop.constants :]
-            if is_batched:
-                (part,) = self._applied(loop.condition, (*given, *before), inner, span)
-                pairs = zip(found, before, strict=True)
-                found = tuple(self._where(part, x, y, inner, span) for x, y in pairs)
-            goes_on = self._goes_on(loop, (*given, *found), inner, span)
-            goes_in = self._goes_on(loop, (*constants[: len(given)], *starts), steps, span)
-            arguments = (*arguments[: loop.constants], self._like(TRUE), *before)
-            found, starts, results = (goes_on, *found), (goes_in, *starts), (self._like(TRUE), *results)
+            given = (*constants[: loop.condition_constants], *starts)
+            starts, results = (self._goes_on(loop, given, steps, span), *starts), (self._like(TRUE), *results)
         params = {"num_consts": len(constants), "num_carry": len(starts), "reverse": False}
         params |= {"length": counter.most, "while": not counter.is_exact, "unbounded": not counter.is_bound}
-        body = Body(arguments, inner, _with_elements(found))
         every = _with_elements((*constants, *starts))
-        steps.append(
-            AppliedPrimitive("scan", None, params, every, results, span, self._stage, (body,), ends=eqn)
-        )
-        return True
+        with self._closing_loop(steps):
+            bodies = (self._while_body(loop, counter.is_exact, span),)
+            steps.append(
+                AppliedPrimitive("scan", None, params, every, results, span, self._stage, bodies, ends=eqn)
+            )
+
+    def _while_body(self, loop: WhileLoop, is_counted: bool, span: Span | None) -> Body:
+        """Return the body of a `while`, with the condition as the first carry unless the loop ends by its counter alone."""
+        arguments, steps = tuple(self.var(v.aval, span) for v in loop.variables), list[AppliedPrimitive]()
+        found = _with_elements(self._applied(loop.body, arguments[loop.condition_constants :], steps, span))
+        if is_counted:
+            return Body(arguments, steps, found)
+        given, before = arguments[: loop.condition_constants], arguments[loop.constants :]
+        if loop.is_batched:
+            (part,) = self._applied(loop.condition, (*given, *before), steps, span)
+            pairs = zip(found, before, strict=True)
+            found = tuple(self._where(part, x, y, steps, span) for x, y in pairs)
+        goes_on = self._goes_on(loop, (*given, *found), steps, span)
+        return Body((*arguments[: loop.constants], self._like(TRUE), *before), steps, (goes_on, *found))
 
     def _barrier(
         self,
@@ -574,15 +623,29 @@ class Flattener:
             dtype = DTYPES.get(str(getattr(value, "dtype", array.dtype)))
             if dtype in NUMBERS:
                 return Number(_builtin(array, dtype), dtype)
-        key = id(value)
-        if key not in self._constant_vars:
-            self.constants.append(value)
-            self._constant_vars[key] = self.var(value)
-        return self._constant_vars[key]
+        arrays = self._closures[-1]
+        if id(value) not in arrays:
+            arrays[id(value)] = value, self.var(value)
+        return arrays[id(value)][1]
 
 
 def _with_elements(operands: Iterable[Operand | Empty]) -> tuple[Operand, ...]:
     return tuple(x for x in operands if not isinstance(x, Empty))
+
+
+def _copy() -> Any:
+    """Return the primitive `copy`."""
+    import jax
+
+    return jax.lax.copy_p
+
+
+def _becomes_loop(eqn: Any, operands: Sequence[Operand | Empty]) -> bool:
+    """Return False for a `while` with empty arrays, or with random keys of examples that end one by one."""
+    is_batched = WhileLoop.of(eqn).is_batched
+    return not any(
+        isinstance(x, Empty) or (is_batched and x.shape and isinstance(x, Var) and x.key) for x in operands
+    )
 
 
 def _whole_number(x: Operand | Empty) -> int | None:

@@ -54,6 +54,11 @@ class WhileLoop:
         return self.condition_constants + self.body_constants
 
     @property
+    def is_batched(self) -> bool:
+        """True if the condition has several truth values, as under `jax.vmap`."""
+        return bool(self.condition.out_avals[0].shape)
+
+    @property
     def variables(self) -> tuple[Any, ...]:
         """The variables that stand for the operands in an iteration."""
         return (*self.condition.jaxpr.invars[: self.condition_constants], *self.body.jaxpr.invars)

@@ -1,8 +1,9 @@
 """All other primitives: a call of the primitive itself, which JAX evaluates.
 
 Elementwise primitives and those that work along one axis are mapped along the other axes, so layouts may split these. They may
-also split the axes of gathers and scatters that indices do not point into (`gathers.py`). Any other primitive is opaque: it gets
-whole operands on every processor. So no primitive is unknown, and importing never fails for one.
+also split the axes of gathers and scatters that indices do not point into (`gathers.py`), and the batches of any primitive
+(`batches.py`). Without these a primitive is opaque: it gets whole operands on every processor. So no primitive is unknown, and
+importing never fails for one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from mtfc.frontend.jaxpr.factors import axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Var, bound
 from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules import elementwise, gathers
+from mtfc.frontend.jaxpr.rules.batches import batch_axes
 
 ELEMENTWISE = frozenset({
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",
@@ -57,11 +59,6 @@ def _is_elementwise(step: AppliedPrimitive) -> bool:
     )
 
 
-def is_opaque(step: AppliedPrimitive) -> bool:
-    """Return True if every processor evaluates a call of the primitive as a whole."""
-    return not _is_elementwise(step) and step.primitive not in ALONG
-
-
 def _along(step: AppliedPrimitive) -> tuple[int, ...]:
     rank = len(step.operands[0].shape)
     found = step.params[ALONG[step.primitive]]
@@ -76,8 +73,12 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
     elif shared := gathers.shared_axes(step):
         gathers.link(linker, step, shared)
     else:
+        batch = step.operands[0].axes[: batch_axes(step)] if step.operands else ()
+        for i, operand in enumerate(step.operands):
+            if batch:
+                linker.fit(step, i, (*batch, *[None] * (len(operand.shape) - len(batch))))
         for result in step.results:
-            linker.give(result, tuple(map(axis, result.shape)))
+            linker.give(result, (*batch, *map(axis, result.shape[len(batch) :])))
 
 
 def _link_along(linker: Linker, step: AppliedPrimitive) -> None:
@@ -100,13 +101,15 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     if shared := gathers.shared_axes(step):
         values, mapped, rest, on_shards = gathers.operands(emitter, step, shared)
         return add_call(emitter, step, on_shards, values, mapped, [rest])
-    emitter.calls.append(step)
+    number = batch_axes(step)
     operands = [emitter.operand(step, i) for i in range(len(step.operands))]
     whole = [emitter.whole(value, step.axes(i)) for i, value in enumerate(operands)]
-    shapes = [x.shape for x in step.operands]
-    results = [emitter.dims.of(f for each in var.axes for f in each) for var in step.results]
-    function = partial(_bound, step, shapes)
-    return add_call(emitter, step, function, whole, (), results)
+    shapes = [x.shape[number:] for x in step.operands]
+    results = [emitter.dims.of(f for each in var.axes[number:] for f in each) for var in step.results]
+    mapped = emitter.dims.of(f for each in step.results[0].axes[:number] for f in each)
+    if not mapped:
+        emitter.calls.append(step)
+    return add_call(emitter, step, partial(_bound, step, shapes), whole, mapped, results)
 
 
 def _emit_elementwise(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
@@ -170,7 +173,11 @@ def add_call(
     results: Sequence[tuple[Dim, ...]],
     params: Any = None,
 ) -> Sequence[Value]:
-    """Append a call. Results get their own shapes, which have one axis for each dimension."""
+    """Append a call. Results get their own shapes, which have one axis for each dimension.
+
+    An operand has each mapped dimension, so that it is split where the results are.
+    """
+    operands = _with_mapped(emitter, operands, mapped)
     name = _name(step, operands, results, params)
     sizes = [tuple(dim.size for dim in dims) for dims in results]
     is_whole = isinstance(function, OnShards)
@@ -185,6 +192,18 @@ def add_call(
         ranks=" ".join(str(len(dims)) for dims in results),
         dtypes=" ".join(var.dtype for var in step.results),
     )
+
+
+def _with_mapped(
+    emitter: JaxprEmitter, operands: Sequence[Value], mapped: tuple[Dim, ...]
+) -> Sequence[Value]:
+    """Repeat the first operand along the mapped dimensions that no operand has."""
+    missing = [dim for dim in mapped if all(dim not in value.type.dims for value in operands)]
+    if not missing or not operands:
+        return operands
+    first, *others = operands
+    own = [dim for dim in mapped if dim in missing or dim in first.type.dims]
+    return [emitter.with_dims(first, (*own, *(dim for dim in first.type.dims if dim not in own))), *others]
 
 
 def _shaped(function: Callable[..., list[Any]], sizes: Sequence[tuple[int, ...]], *arrays: Any) -> list[Any]:

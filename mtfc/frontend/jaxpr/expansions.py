@@ -1,0 +1,102 @@
+"""Find the simpler jaxpr that an equation stands for.
+
+Some primitives are evaluated by a function of JAX: `custom_linear_solve`, and most primitives of other libraries. Their steps are
+those of this function. Dots and moves of complex numbers are those of their real and imaginary parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+OWN = frozenset({"composite", "custom_linear_solve", "custom_vmap_call", "linear_call"})
+"""Primitives of JAX itself that are evaluated by a function of JAX, for any operands."""
+
+LOOPING = {"regularized_incomplete_beta": "regularized_incomplete_beta_impl"}
+"""Primitive that JAX 0.10 cannot lower under `jax.shard_map` -> its function in JAX: the carries of its loop lack mesh axes."""
+
+BY_PARTS = frozenset({
+    "cumsum", "dynamic_slice", "dynamic_update_slice", "gather", "pad", "reduce_sum", "reduce_window_sum", "scatter",
+    "scatter-add",
+})  # fmt: skip
+"""Primitives that do with a complex number what they do with its real and its imaginary part."""
+
+Evaluate = Callable[[Any, Sequence[Any]], Sequence[Any]]
+"""(equation, operands) -> results."""
+
+
+def expansion(eqn: Any) -> Any | None:
+    """Return a jaxpr that computes the results of an equation from its operands; None if no simpler one is known."""
+    name = eqn.primitive.name
+    if any(map(_is_complex, eqn.outvars)):
+        if name == "dot_general":
+            return _traced(eqn, _complex_dot)
+        if name in BY_PARTS:
+            return _traced(eqn, _by_parts)
+    if eqn.effects or not (name in OWN or name in LOOPING or _is_foreign(eqn.primitive)):
+        return None
+    try:
+        return _traced(eqn, _by_jax)
+    except Exception:  # a library may evaluate its primitive by anything
+        return None
+
+
+def _is_complex(var: Any) -> bool:
+    import numpy as np
+
+    return isinstance(var.aval.dtype, np.dtype) and var.aval.dtype.kind == "c"
+
+
+def _is_foreign(primitive: Any) -> bool:
+    """Return True for a primitive of another library."""
+    impl = getattr(primitive, "impl", None)
+    module = getattr(getattr(impl, "func", impl), "__module__", None) or "jax"
+    return module.split(".")[0] not in ("jax", "jaxlib")
+
+
+def _traced(eqn: Any, evaluate: Evaluate) -> Any:
+    import jax
+
+    def function(*operands: Any) -> Any:
+        found = evaluate(eqn, operands)
+        return list(found) if eqn.primitive.multiple_results else [found]
+
+    struct: Any = jax.ShapeDtypeStruct
+    return jax.make_jaxpr(function)(*(struct(v.aval.shape, v.aval.dtype) for v in eqn.invars))
+
+
+def _by_jax(eqn: Any, operands: Sequence[Any]) -> Any:
+    """Return the results by the function of JAX that evaluates the primitive."""
+    if eqn.primitive.name in LOOPING:
+        import jax
+        from jax._src.lax import special
+
+        whole = jax.numpy.broadcast_arrays(*operands)
+        return getattr(special, LOOPING[eqn.primitive.name])(*whole, dtype=operands[0].dtype)
+    return eqn.primitive.impl(*operands, **eqn.params)
+
+
+def _parts(x: Any) -> tuple[Any, Any]:
+    """Return the real and the imaginary part of complex numbers; other numbers twice."""
+    import jax
+
+    return (jax.lax.real(x), jax.lax.imag(x)) if x.dtype.kind == "c" else (x, x)
+
+
+def _by_parts(eqn: Any, operands: Sequence[Any]) -> Any:
+    import jax
+
+    parts = zip(*map(_parts, operands), strict=True)
+    return jax.lax.complex(*(eqn.primitive.bind(*each, **eqn.params) for each in parts))
+
+
+def _complex_dot(eqn: Any, operands: Sequence[Any]) -> Any:
+    import jax
+
+    (a, b), (c, d) = map(_parts, operands)
+    params = {**eqn.params, "preferred_element_type": a.dtype}
+
+    def dot(x: Any, y: Any) -> Any:
+        return eqn.primitive.bind(x, y, **params)
+
+    return jax.lax.complex(dot(a, c) - dot(b, d), dot(a, d) + dot(b, c))
