@@ -180,7 +180,7 @@ class _JaxModule(_Module):
         program = self.program
         meshes = [(mesh.name, _axes(mesh)) for mesh in self.multi_mesh.meshes]
         sections = [
-            jax.OVERLAP,
+            jax.overlap(),
             f"MESHES = {dict_text(meshes, indent=0)}\nBOUND = {{}}\n\n{self.tables()}",
             *self.initial(),
             definitions(self.files)["on"],

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from mtfc.backends.common.devices import TPU_FLAGS
+from mtfc.backends.common import tpu_flags
+from mtfc.backends.common.tpu_flags import ALL_REDUCE_FLAG, TPU_FLAGS, TPU_VARIABLE, add_tpu_flags
 
 
 def output(code: str, **environment: str) -> str:
@@ -53,10 +56,33 @@ def test_reserved_devices_are_there_for_a_larger_mesh() -> None:
 
 @pytest.mark.parametrize("given", ["", "--xla_enable_async_all_gather=false --other=1"])
 def test_flags_of_the_tpu_compiler_stand_beside_those_of_the_user(given: str) -> None:
-    code = "import os; import_jax(); import_jax(); print(os.environ[TPU_VARIABLE])"
+    code = "import os; import_jax(); import_jax(); print(os.environ['LIBTPU_INIT_ARGS'])"
     found, own = output(code, LIBTPU_INIT_ARGS=given).split(), given.split()
     assert found[: len(own)] == own
-    assert len(found) == len({flag.split("=")[0] for flag in found}) == len({*own, *TPU_FLAGS}) - bool(own)
+    assert (
+        len(found)
+        == len({flag.split("=")[0] for flag in found})
+        == len({*own, *TPU_FLAGS, ALL_REDUCE_FLAG}) - bool(own)
+    )
+
+
+@pytest.mark.parametrize("chip", ["0x0027", "0x005e", "0x0062"])
+def test_chips_before_v5_send_no_all_reduces_in_dots(
+    chip: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLA fails to compile the largest Transformer for v2, v3 and v4 with this flag: its kernels lack memory."""
+    for number, (vendor, device) in enumerate([("0x8086", chip), ("0x1ae0", chip)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "vendor").write_text(f"{vendor}\n")
+        (folder / "device").write_text(f"{device}\n")
+    monkeypatch.setattr(tpu_flags, "Path", lambda _: tmp_path)
+    monkeypatch.setenv(TPU_VARIABLE, "")
+    add_tpu_flags()
+    assert (ALL_REDUCE_FLAG in os.environ[TPU_VARIABLE]) == (chip == "0x0062")
+    shutil.rmtree(tmp_path / "1")
+    add_tpu_flags()
+    assert ALL_REDUCE_FLAG in os.environ[TPU_VARIABLE]
 
 
 def test_jax_has_started_with_too_few() -> None:

@@ -10,24 +10,16 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
+
+from mtfc.backends.common.tpu_flags import add_tpu_flags
 
 MOST_VIRTUAL = 2048
 """The largest number of CPU devices in one process. JAX gives higher device numbers to other processes."""
 
 FLAG = "--xla_force_host_platform_device_count"
 """The XLA flag that sets the number of virtual CPU devices."""
-
-TPU_FLAGS = (
-    "--xla_enable_async_all_gather=true",
-    "--xla_enable_async_all_reduce=true",
-    "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
-    "--xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true",
-)
-"""Flags of the TPU compiler: all-gathers, all-reduces and reduce-scatters are sent while dots compute."""
-
-TPU_VARIABLE = "LIBTPU_INIT_ARGS"
-"""The variable of the environment from which libtpu takes flags."""
 
 
 class Unavailable(Exception):
@@ -37,12 +29,9 @@ class Unavailable(Exception):
 def import_jax() -> Any:
     """Return the `jax` package. Raises `Unavailable` if it is not installed.
 
-    Adds `TPU_FLAGS` that the user's own flags do not name, as generated modules do. They have no effect once JAX has its devices.
+    Adds flags for TPUs, as generated modules do. They have no effect once JAX has its devices.
     """
-    for flag in TPU_FLAGS:
-        given = os.environ.get(TPU_VARIABLE, "")
-        if flag.split("=")[0] not in given:
-            os.environ[TPU_VARIABLE] = f"{given} {flag}"
+    _add_tpu_flags_once()
     try:
         import jax
     except ImportError as error:
@@ -50,6 +39,11 @@ def import_jax() -> Any:
             f"the JAX backend needs the package jax, which cannot be imported ({error}): pip install jax"
         ) from error
     return jax
+
+
+@cache
+def _add_tpu_flags_once() -> None:
+    add_tpu_flags()  # type: ignore[no-untyped-call]
 
 
 @contextmanager

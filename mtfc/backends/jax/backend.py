@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from mtfc.backends.common.devices import TPU_FLAGS, TPU_VARIABLE
 from mtfc.backends.common.emitter import WIDTH, Dialect, Emitter
 from mtfc.backends.common.forms import FORMS, NAMES
 from mtfc.backends.common.loop_codegen import jax_loop
@@ -66,6 +65,7 @@ IMPORTS = (
     ("zlib.", "import zlib"),
     ("wraps(", "from functools import partial, wraps"),
     ("signature(", "from inspect import signature"),
+    ("Path(", "from pathlib import Path"),
     ("", ""),
     ("jax.", "import jax"),
     ("jnp.", "import jax.numpy as jnp"),
@@ -79,19 +79,6 @@ IMPORTS = (
     ("mapped_call(", "from mtfc.compiler.ir.ops.calls import mapped_call"),
 )
 """(start of a word of the code that needs it, import), in the order in which the imports stand."""
-
-_FLAG_LINES = "".join(f'    "{flag}",\n' for flag in TPU_FLAGS)
-
-OVERLAP = f'''\
-# Flags of the TPU compiler: collectives are sent while dots compute.
-# A flag that {TPU_VARIABLE} names stays as it is.
-TPU_FLAGS = (
-{_FLAG_LINES})
-for flag in TPU_FLAGS:
-    given = os.environ.get("{TPU_VARIABLE}", "")
-    if flag.split("=")[0] not in given:
-        os.environ["{TPU_VARIABLE}"] = f"{{given}} {{flag}}"
-'''
 
 PLACING = '''\
 def shard(arrays, specs):
@@ -124,6 +111,8 @@ def checked(*kinds):
 PRELUDE, RANDOM = ("common/checks.py", "jax/prelude.py"), ("common/random_numbers.py",)
 ATTENTION = ("common/attention.py", "jax/attention.py")
 
+FLAGS = "common/tpu_flags.py"
+
 DRAWING = "# From here on: random numbers, with the same bits on all devices and in NumPy.\n"
 
 RESERVED = frozenset(
@@ -142,10 +131,18 @@ RESERVED = frozenset(
 """The names that a generated function uses of its module."""
 
 
+def overlap() -> str:
+    """Return the source that adds flags of the TPU compiler, before JAX makes its devices."""
+    known = definitions((FLAGS,))
+    constants = "".join(source for name, source in known.items() if name.isupper())
+    functions = (source for name, source in known.items() if not name.isupper())
+    return "\n\n".join([constants, *functions, "add_tpu_flags()\n"])
+
+
 def generate(program: Program) -> str:
     """Return the module's text. The program is lowered: it has a mesh, and its collectives are explicit."""
     mesh = program.placed_on
-    sections = [OVERLAP] if mesh.devices > 1 else []
+    sections = [overlap()] if mesh.devices > 1 else []
     sections += [tables(program, spec), _make_mesh(mesh), PLACING, *_initial(program)]
     sections += [_function(program, function) for function in program.functions]
     sections += value_and_grad(program, "jnp")

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from mtfc.backends.common.devices import Unavailable, import_jax
+from mtfc.backends.common.tpu_flags import ALL_REDUCE_FLAG, TPU_VARIABLE
 from mtfc.backends.jax.runtime import lowered
 from mtfc.compiler.ir.core import Program
 
@@ -21,6 +22,9 @@ ISCA 2023. The others follow from their peaks: a v5e chip has 4 matrix units of 
 equivalent of 16.
 """
 
+BEFORE_V5 = ("v2", "v3", "v4")
+"""Generations that get the flags of `CHIPS_BEFORE_V5`. libtpu reads flags once: the first topology decides."""
+
 CONFIGURATIONS = {"v4": "megacore"}
 """Generation -> the chip configuration to ask libtpu for. On v4, `megacore` makes one device of the two cores, as on v5p."""
 
@@ -30,6 +34,8 @@ def topology(name: str) -> list[Any]:
     import_jax()
     if find_spec("libtpu") is None:
         raise Unavailable("compiling for TPUs needs the package libtpu: pip install libtpu")
+    if name.split(":")[0] in BEFORE_V5:
+        os.environ[TPU_VARIABLE] = os.environ[TPU_VARIABLE].replace(ALL_REDUCE_FLAG, "")
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU to ask about itself
     from jax.experimental import topologies
 
