@@ -293,3 +293,6 @@ def test_a_verifier_that_has_seen_a_sound_program_still_finds_a_bug() -> None:
         verifier.check(with_body(program, y, wrong), "global")
     with pytest.raises(VerifyError, match="layout"):
         verifier.check(program, "assigned")
+    resized = attrs.evolve(program, dims=program.dims | {"io": attrs.evolve(program.dims["io"], size=3)})
+    with pytest.raises(VerifyError, match="does not declare with that size"):
+        verifier.check(resized, "global")

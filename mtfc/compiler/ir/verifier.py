@@ -94,29 +94,32 @@ class Verifier:
         self._context: tuple[Mapping[str, Dim], Mesh | None] = ({}, None)
         self._seen: dict[Level, set[Equation | Argument | Output]] = {}
         self._alike: dict[Level, set[tuple[object, ...]]] = {}
+        self._types: set[TensorType] = set()
 
     def check(self, program: Program, level: Level) -> None:
         """Check every invariant. Raise `VerifyError`."""
         if self._context != (program.dims, program.mesh):
             self._context, self._seen, self._alike = (program.dims, program.mesh), {}, {}
+            self._types = set()
         if LEVELS[level].placed and program.mesh is None:
             raise VerifyError("a placed program has a mesh", f"program {program.name}")
         _check_program(program)
-        equations = _Equations(
-            program, level, self._seen.setdefault(level, set()), self._alike.setdefault(level, set())
-        )
+        equations = self._equations(program, level)
         for function in program.functions:
             _FunctionCheck(program, function, LEVELS[level], equations).run()
         if program.training is not None:
             self._check_updates(program, program.training)
+
+    def _equations(self, program: Program, level: Level) -> _Equations:
+        seen, alike = self._seen.setdefault(level, set()), self._alike.setdefault(level, set())
+        return _Equations(program, level, seen, alike, self._types)
 
     def _check_updates(self, program: Program, training: Training) -> None:
         """Check the functions of updates, which are global at every level because only `differentiate` reads them."""
         wrong = updates_error(training, program) or report_error(training, program)
         if wrong is not None:
             raise VerifyError(wrong, f"program {program.name}")
-        seen, alike = self._seen.setdefault("global", set()), self._alike.setdefault("global", set())
-        equations = _Equations(program, "global", seen, alike)
+        equations = self._equations(program, "global")
         rates = (training.learning_rate,) if training.learning_rate else ()
         for function in (*rates, *(update.function for update in training.updates)):
             _FunctionCheck(program, function, LEVELS["global"], equations, "training").run()
@@ -205,9 +208,10 @@ class _Equations:
         level: Level,
         seen: set[Equation | Argument | Output],
         alike: set[tuple[object, ...]],
+        types: set[TensorType],
     ) -> None:
         self.dims, self.mesh, self.rule, self.level = program.dims, program.mesh, LEVELS[level], level
-        self.seen, self.alike = seen, alike
+        self.seen, self.alike, self.types = seen, alike, types
 
     def check(self, eqn: Equation) -> None:
         """Raise `VerifyError` unless the equation, or an equal one, is sound."""
@@ -235,6 +239,16 @@ class _Equations:
             return f"unknown op {eqn.op}"
         return form_error(OPS[eqn.op], len(eqn.operands), eqn.attrs)
 
+    def type_error(self, value: Value) -> str | None:
+        """Return the first mistake in a value's type, or None. Sound types are remembered."""
+        if value.type in self.types:
+            return None
+        wrong = type_error(value.type, self.dims, self.mesh)
+        if wrong:
+            return f"{value} is {value.type}: {wrong}"
+        self.types.add(value.type)
+        return None
+
     def error(self, eqn: Equation) -> str | None:
         """Return the first mistake in an equation, or None."""
         if not self.rule.allows(eqn):
@@ -242,9 +256,8 @@ class _Equations:
         if has_trait(eqn, "training") and self.rule.layouts:
             return f"`training` is not bound, at level {self.level}"
         for value in (*eqn.operands, *eqn.results):
-            wrong = type_error(value.type, self.dims, self.mesh)
-            if wrong:
-                return f"{value} is {value.type}: {wrong}"
+            if wrong := self.type_error(value):
+                return wrong
         if eqn.op == LOOP or eqn.regions:
             return self.attrs_error(eqn) or loop_error(eqn, self.rule.fitting)
         opdef = OPS[eqn.op]
@@ -398,9 +411,8 @@ class _FunctionCheck:
         if node in self.equations.seen:
             return
         type, layout = node.value.type, node.layout
-        wrong = type_error(type, self.program.dims, self.program.mesh)
-        if wrong:
-            raise VerifyError(f"{node.value} is {type}: {wrong}", where)
+        if wrong := self.equations.type_error(node.value):
+            raise VerifyError(wrong, where)
         if type.pending and not pending:
             raise VerifyError(f"{node.value} is {type}: no reduction may be pending there", where)
         if (layout is not None) != self.rule.layouts:
