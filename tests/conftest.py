@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
+from hypothesis.strategies._internal.core import CompositeStrategy, PermutationStrategy
+from hypothesis.strategies._internal.strategies import SampledFromStrategy
 
 from mtfc.backends.common import allocator
 from tests import xla
@@ -33,6 +35,14 @@ settings.register_profile(
 )
 settings.register_profile("shrink", deadline=None, derandomize=True)
 settings.load_profile("mtfc")
+
+# Generators make thousands of these strategies for a program. Hypothesis would search each for strategies that it is made of.
+for kind, has_reusable_values in (
+    (SampledFromStrategy, True),
+    (PermutationStrategy, False),
+    (CompositeStrategy, False),
+):
+    kind.force_is_empty, kind.force_has_reusable_values = False, has_reusable_values
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,6 +111,8 @@ def small_caches(folder_of_compiled_programs: Path) -> Iterator[None]:
     """JAX keeps all that it has compiled: thousands of programs that few other tests run again. Let it keep them in files."""
     if "jax" in sys.modules and sys.modules["jax"].config.jax_compilation_cache_dir is None:
         xla.keep_compiled(folder_of_compiled_programs)
+    if "jax" in sys.modules:
+        xla.share_context()
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()

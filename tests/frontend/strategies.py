@@ -87,21 +87,17 @@ def _compound(parts: st.SearchStrategy[ast.Expr]) -> st.SearchStrategy[ast.Expr]
     )
 
 
-@st.composite
-def calls(draw: st.DrawFn, parts: st.SearchStrategy[ast.Expr]) -> ast.Call:
+def calls(parts: st.SearchStrategy[ast.Expr]) -> st.SearchStrategy[ast.Call]:
     here = st.just(HERE)
     values = parts | dim_lists() | st.builds(ast.Tuple, here, tuples(parts, 2))
     arguments = values | st.builds(ast.Arrow, here, parts, dotted() | dim_lists())
-    keywords = draw(tuples(st.builds(ast.Keyword, here, names(), values)))
+    keywords = tuples(st.builds(ast.Keyword, here, names(), values)).map(
+        lambda found: tuple({keyword.name.text: keyword for keyword in found}.values())
+    )
     bindings = st.builds(ast.DimBinding, here, names(), dotted())
-    return ast.Call(
-        HERE,
-        draw(dotted()),
-        draw(tuples(bindings, 0, 2)),
-        draw(tuples(arguments)),
-        tuple({keyword.name.text: keyword for keyword in keywords}.values()),
-        draw(st.none() | names()),
-        draw(st.none() | names()),
+    maybe = st.none() | names()
+    return st.builds(
+        ast.Call, here, dotted(), tuples(bindings, 0, 2), tuples(arguments), keywords, maybe, maybe
     )
 
 
@@ -248,14 +244,14 @@ def training() -> st.SearchStrategy[ast.TrainDecl]:
     return st.builds(ast.TrainDecl, here, names(), *settings, *numbers, reported, tuples(group, 0, 3))
 
 
-@st.composite
-def files(draw: st.DrawFn) -> ast.File:
-    return ast.File(HERE, draw(tuples(declarations(), 0, 4)))
+@cache
+def files() -> st.SearchStrategy[ast.File]:
+    return tuples(declarations(), 0, 4).map(lambda found: ast.File(HERE, found))
 
 
-@st.composite
-def bodies(draw: st.DrawFn) -> tuple[ast.Statement, ...]:
-    return draw(tuples(statements(), 1, 4))
+@cache
+def bodies() -> st.SearchStrategy[tuple[ast.Statement, ...]]:
+    return tuples(statements(), 1, 4)
 
 
 @cache
@@ -287,6 +283,7 @@ def disguised(draw: st.DrawFn) -> tuple[ast.File, str]:
     breaks = st.sampled_from(
         ("\n", "\r\n", "\r", "  # why\n", "\n\n\n", "\n# one\n\n  # two\n", ";\n", "\n;;\n")
     )
+    inside = st.sampled_from(("", "", "", "\n", " # why\n"))
     depth = 0
     written = ""
     before: Token | None = None
@@ -298,7 +295,7 @@ def disguised(draw: st.DrawFn) -> tuple[ast.File, str]:
             written += draw(breaks)
         else:
             written += _gap(before, token) + draw(spaces) + token.text
-            written += draw(st.sampled_from(("", "", "", "\n", " # why\n"))) if depth else ""
+            written += draw(inside) if depth else ""
         before = token
     return tree, written
 
