@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -161,3 +163,102 @@ def test_the_first_carry_must_be_a_truth_value() -> None:
     )
     with pytest.raises(ir.ReadError, match="attribute while is 3, and must be true or false"):
         ir.parse_program(numbered)
+
+
+TRAINED = """
+dim batch = 4; dim io = 3; dim hidden = 4; dim steps = 6; dim outer = 2
+mesh grid = [rows: 2, cols: 2]
+layout data on grid = { batch: (rows, cols) }
+layout both on grid = { batch: rows, hidden: cols }
+model m(x: [batch, io], limit: []) {
+  param w: [io, hidden] = normal(stddev = 0.6)
+  param v: [hidden, io] = normal(stddev = 0.6)
+  scale = cast(1, f32)
+  repeat steps while sum(square(x)) > limit {
+    param bias: [io] = constant(0.05)
+    x = 0.5 * x + 0.3 * einsum(tanh(einsum(x, w -> [batch, hidden])), v -> [batch, io]) + bias
+    scale = scale * 0.9
+    yield sizes = sqrt(sum(square(x), over = io))
+    yield small = x > 0
+  }
+  loss = scale * sum(square(x)) + mean(sizes)
+  return loss, x, small
+}
+train m { minimize loss; optimizer = adam(0.1) }
+"""
+
+
+def iterated(params: dict[str, Any], x: Any, trips: int) -> Any:
+    """Return the loss of a number of iterations, for `jax.grad`."""
+    scale, sizes = 1.0, 0.0
+    for i in range(trips):
+        x = 0.5 * x + 0.3 * (jnp.tanh(x @ params["w"]) @ params["v"]) + params["steps.bias"][i]
+        scale, sizes = scale * 0.9, sizes + jnp.sum(jnp.sqrt(jnp.sum(x * x, 1)))
+    return scale * jnp.sum(x * x) + sizes / 24
+
+
+@pytest.mark.parametrize(("limit", "trips"), [(-1.0, 6), (0.5, 2), (1e9, 0)])
+def test_a_gradient_passes_through_the_iterations_that_ran(limit: float, trips: int) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    compiled = mtfc.compile_text(TRAINED, layout="both")
+    params = compiled.init(3).params
+    loss, found = compiled.value_and_grad(params, {"x": x, "limit": np.float32(limit)})
+    plain = {name: np.asarray(each) for name, each in params.items()}
+    expected_loss, wanted = jax.value_and_grad(iterated)(plain, x, trips)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    for name, each in wanted.items():
+        np.testing.assert_allclose(found[name], each, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+VARIANTS = {
+    "checkpoint and micro-batches": [
+        ("repeat steps while", "repeat steps checkpoint while"),
+        ("adam(0.1)", "adam(0.1); accumulate = 2"),
+    ],
+    "second order": [("  return loss,", "  loss = loss + sum(square(gradients(loss, w)))\n  return loss,")],
+    "in a loop": [
+        ("  repeat steps while", "  repeat outer {\n  x = x * 1.1\n  repeat steps while"),
+        ("  loss = scale", "  ss = mean(sizes)\n  yield all = ss\n  }\n  loss = scale"),
+        ("mean(sizes)\n  return loss, x, small", "mean(all)\n  return loss, x"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_layouts_agree_on_gradients_through_a_loop_with_a_condition(name: str, tmp_path: Path) -> None:
+    text = TRAINED
+    for old, new in VARIANTS[name]:
+        assert old in text
+        text = text.replace(old, new)
+    file = tmp_path / "m.mtf"
+    file.write_text(text)
+    assert mtfc.verify(file, backend="numpy", layout="both", exact=name == "in a loop")["ok"]
+
+
+def test_iterations_after_the_end_bring_no_nan_into_gradients() -> None:
+    """The slope of the root is infinite at 0, where the loop has ended."""
+    source = """
+dim batch = 4; dim steps = 7
+model m(x: [batch]) {
+  param w: [] = constant(0.5)
+  y = w * x
+  total = zeros([batch])
+  repeat steps while min(y) > 0 {
+    total = total + sqrt(y)
+    y = y - 0.25
+    yield roots = 1 / y
+  }
+  loss = sum(total) + sum(y)
+  return loss
+}
+train m { minimize loss; optimizer = sgd(0.1) }
+"""
+    module = mtfc.compile_text(source).load("numpy")
+    inputs = module.shard({"x": np.full(4, 1.0, np.float32)}, module.INPUTS)
+    with np.errstate(all="ignore"):
+        _, found = module.value_and_grad(module.init(), inputs)
+
+    def loss(w: Any) -> Any:
+        return 4 * (jnp.sqrt(w) + jnp.sqrt(w - 0.25) + w - 0.5)
+
+    np.testing.assert_allclose(np.ravel(found["w"]), [jax.grad(loss)(0.5)], rtol=1e-5)

@@ -35,7 +35,7 @@ from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate
-from mtfc.compiler.passes.autodiff.loop_gradient import with_constant_loops
+from mtfc.compiler.passes.autodiff.loop_gradient import with_differentiable_loops
 from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.fuse_attention import FuseAttention
 from mtfc.compiler.passes.mixed_precision import MixedPrecision
@@ -219,7 +219,7 @@ class ExactReference:
         arguments, field = self.expected("gradients", draw)[0], self.field(draw)
         known = {}
         program = run(self.program, (*self.attention, MixedPrecision()))
-        forward = with_constant_loops(bound(program.function("forward"), training=True))
+        forward = with_differentiable_loops(bound(program.function("forward"), training=True))
         for value in (argument.value for argument in forward.arguments):
             known[value] = _moved(arguments[value.name], field)
             known[value].tangent = directions.get(value.name)

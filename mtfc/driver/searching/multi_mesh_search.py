@@ -44,10 +44,10 @@ def declared_meshes(options: SearchOptions, selection: Selection) -> tuple[Mesh,
         "--why-not": options.why_not,
     }
     for name in (name for name, value in given.items() if value is not None):
-        raise UsageError(f"--space meshes takes the meshes of a declared layout: no {name}")
+        raise UsageError(f"`--space meshes` takes the meshes of a declared layout: no {name}")
     if not selection.multi_mesh:
         raise UsageError(
-            "--space meshes takes a file with a layout of several meshes, such as `part embed on front: {}`"
+            "`--space meshes` takes a file with a layout of several meshes, such as `part embed on front: {}`"
         )
     return (selection.multi_mesh[0].mesh,)
 

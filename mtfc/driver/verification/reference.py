@@ -20,7 +20,7 @@ from mtfc.compiler.activity import doing
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.training_flag import asks_for_training
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate
-from mtfc.compiler.passes.autodiff.loop_gradient import with_constant_loops
+from mtfc.compiler.passes.autodiff.loop_gradient import with_differentiable_loops
 from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.mixed_precision import MixedPrecision
 from mtfc.compiler.passes.pipelines import run as run_passes
@@ -274,7 +274,9 @@ def jax_gradients(reference: Reference) -> Mapping[str, Comparison]:
     from mtfc.backends.common.devices import import_jax
     from mtfc.compiler.ir.types import FLOATS
 
-    program = run_passes(reference.program, (BindTraining(training=True),)).map_functions(with_constant_loops)
+    program = run_passes(reference.program, (BindTraining(training=True),)).map_functions(
+        with_differentiable_loops
+    )
     lowered = LayoutOnMesh(ONE_DEVICE, UNDISTRIBUTED).lower(program)
     forward = lowered.function("forward")
     names = {a.value.name for a in forward.arguments if a.value.type.dtype in FLOATS}

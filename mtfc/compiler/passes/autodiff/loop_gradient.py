@@ -11,6 +11,9 @@ over the iterations. It yields the cotangents of sliced operands. The backward b
 With `checkpoint` the only residuals are the carries and the results of attention; everything else is recomputed.
 
 Residuals are stacked along the loop's dimension. A value that already has this dimension is renamed before it is yielded.
+
+A loop with `while` first becomes a loop that runs all iterations and keeps its carries once the condition is false: see
+`with_all_iterations`.
 """
 
 from __future__ import annotations
@@ -22,7 +25,17 @@ import attrs
 from mtfc.compiler.analysis.buffer_kinds import enlarged
 from mtfc.compiler.ir.builder import Builder, Names, VerifyError
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, walk
-from mtfc.compiler.ir.loops import carried, dim_of, has_condition, make_loop, map_regions, pairs, region_of
+from mtfc.compiler.ir.loops import (
+    WHILE,
+    carried,
+    dim_of,
+    has_condition,
+    is_unbounded,
+    make_loop,
+    map_regions,
+    pairs,
+    region_of,
+)
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import equation_text
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
@@ -30,7 +43,7 @@ from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
 
 
 class NoGradient(VerifyError):
-    """A gradient would go through a loop with `while`. The front end refuses such programs."""
+    """A gradient would go through an unbounded loop, which only functions of JAX have: JAX has no such gradient either."""
 
 
 Backward = Callable[[Builder, Sequence[Equation], Mapping[Value, Value], Sequence[Value]], dict[Value, Value]]
@@ -180,21 +193,65 @@ def _stackable(eqn: Equation, body: LoopBody, again: list[Equation], value: Valu
     return renamed
 
 
-def with_constant_loops(function: Function) -> Function:
-    """Return the function with `stop_gradient` on the float operands of loops with `while`, which have no gradient."""
+def with_all_iterations(eqn: Equation) -> Equation:
+    """Return a loop with `while` as a loop that runs all iterations, with the same results.
+
+    Once the condition is false, an iteration keeps the carries and yields zeros. The region's arguments stay the same values.
+    """
+    region = region_of(eqn)
+    builder = Builder(names_of(region), eqn.span)
+    builder.body = list(region.body)
+    goes_on, before = region.arguments[0].value, {a.value.name: a.value for a in carried(region)}
+    outputs = []
+    for each in region.outputs:
+        builder.stage = next((e.stage for e in region.body if each.value in e.results), "forward")
+        old = before[each.updates] if each.updates is not None else _blank(builder, each.value)
+        is_kept = each.value is old
+        value = each.value if is_kept else builder("where", goes_on, each.value, old, name=each.name)
+        outputs.append(attrs.evolve(each, value=value))
+    region = attrs.evolve(region, body=tuple(builder.body), outputs=tuple(outputs))
+    kept = {name: value for name, value in eqn.attrs.items() if name != WHILE.name}
+    return attrs.evolve(eqn, attrs=kept, regions=(region,))
+
+
+def _blank(builder: Builder, like: Value) -> Value:
+    number = False if like.type.dtype == "bool" else 0.0 if like.type.dtype in FLOATS else 0
+    return builder("full", dims=like.type.dims, value=number, dtype=like.type.dtype)
+
+
+def with_differentiable_loops(function: Function) -> Function:
+    """Return the function with loops that have gradients, for differentiation by others.
+
+    A loop with `while` runs all iterations. Float operands of unbounded loops get a `stop_gradient`.
+    """
     if not any(has_condition(eqn) for eqn in walk(function.body)):
         return function
     builder = Builder(names_of(function))
     for eqn in function.body:
         builder.span, builder.stage = eqn.span, eqn.stage
-        if has_condition(eqn):
+        if is_unbounded(eqn):
             operands = [
                 builder("stop_gradient", v, name=v.name) if v.type.dtype in FLOATS else v
                 for v in eqn.operands
             ]
             eqn = attrs.evolve(eqn, operands=tuple(operands))
-        builder.append(map_regions(eqn, with_constant_loops))
+        elif has_condition(eqn):
+            eqn = with_all_iterations(eqn)
+        builder.append(map_regions(eqn, with_differentiable_loops))
     return attrs.evolve(function, body=tuple(builder.body))
+
+
+def _leave_out(body: LoopBody) -> None:
+    """Let iterations after the end of the loop pass cotangents on, whatever their own equations give: it may be NaN."""
+    goes_on, builder = body.region.arguments[0].value, body.builder
+    seeds = {o.updates: body.seeds[o.name] for o in body.region.outputs if o.name in body.seeds}
+    builder.body = []
+    for argument in (each for each in body.region.arguments if each.value in body.grads):
+        grad = body.grads[argument.value]
+        seed = seeds.get(argument.value.name) if argument.role == "carried" else None
+        other = _zeros(builder, grad) if seed is None else builder.ordered(seed, grad.type.dims)
+        body.grads[argument.value] = builder("where", goes_on, grad, other)
+    body.backward += builder.body
 
 
 def _zeros(builder: Builder, like: Value) -> Value:
@@ -308,9 +365,14 @@ def pull_back(
 
     The forward loop in the builder's body is replaced by a loop that also yields the residuals. Raises `NoGradient`.
     """
+    if is_unbounded(eqn):
+        raise NoGradient("an unbounded loop has no gradient", equation_text(eqn), eqn.span)
+    ends = has_condition(eqn)
+    if ends:
+        full = with_all_iterations(eqn)
+        builder.replace(eqn, full)
+        eqn = full
     region = region_of(eqn)
-    if has_condition(eqn):
-        raise NoGradient("a loop with `while` has no gradient", equation_text(eqn), eqn.span)
     given = dict(zip((output.name for output in region.outputs), totals, strict=True))
     going = _going(region, active, given)
     seeded = {
@@ -319,6 +381,8 @@ def pull_back(
     body = _differentiated(region, seeded, [argument.value for argument in active], backward)
     if not body.grads and not going:
         return []
+    if ends:
+        _leave_out(body)
     again = _again(body, bool(eqn.attrs["checkpoint"]))
     residuals = _residuals(eqn, body, again)
     extended = _extended(builder, eqn, body, residuals)

@@ -22,9 +22,6 @@ from mtfc.frontend.semantics.bodies.function_builder import LARGEST, BlockBuilde
 from mtfc.frontend.semantics.calls.function_calls import NODES
 
 INDEPENDENT = "E425"
-THROUGH_CONDITION = "E426"
-THROUGH_THIS = "the gradient would go through this loop"
-CONSTANT = "leave the condition out, so that all iterations run, or take what the loop gives as constant: `stop_gradient(x)`"
 
 
 def gradients(expressions: Expressions, site: Site, loss: Operand, values: Sequence[Operand]) -> Results:
@@ -41,8 +38,6 @@ def gradients(expressions: Expressions, site: Site, loss: Operand, values: Seque
     builder.grown.size += len(before) // NODES
     is_small = builder.grown.size + len(causes) <= LARGEST  # a gradient has more equations than its value
     found = _differentiated(expressions, site, causes, start, wanted) if is_small else ()
-    if found is None:
-        return nothing
     builder.grown.size += sum(1 for _ in walk(tuple(block.body[len(before) :])))
     if not is_small or builder.grown.size > LARGEST:
         message = f"with these gradients, the program has more than {LARGEST:,} equations and calls"
@@ -120,28 +115,18 @@ def _all_cause(
 
 def _differentiated(
     expressions: Expressions, site: Site, causes: Sequence[Equation], loss: Value, wanted: Sequence[Value]
-) -> tuple[Value, ...] | None:
+) -> tuple[Value, ...]:
     """Append the equations of the gradients of a loss, in the block's stage, and return the gradients.
 
-    The equations belong to the places that they differentiate. Loops among the causes also yield what the gradients need. Returns
-    None, and reports an error, if a gradient would go through a loop with `while`.
+    The equations belong to the places that they differentiate. Loops among the causes also yield what the gradients need.
     """
-    from mtfc.compiler.passes.autodiff.backward import NoGradient, backward
+    from mtfc.compiler.passes.autodiff.backward import backward
 
-    block, before = expressions.block, list(expressions.block.body)
+    block = expressions.block
     known, place = len(block.body), block.located(site.span)
     call, block.call, block.span = block.call, None, place
     seed = block("full", dims=(), value=1.0, dtype=loss.type.dtype)
-    try:
-        found = backward(block, causes, {loss: seed}, wanted)
-    except NoGradient as error:
-        block.body, block.call = before, call
-        labels, message = (
-            [Label(error.span, THROUGH_THIS)] if error.span else [],
-            "a loop with `while` has no gradient",
-        )
-        expressions.scope.error(THROUGH_CONDITION, message, site.span, labels, CONSTANT)
-        return None
+    found = backward(block, causes, {loss: seed}, wanted)
     block.span = place
     gradients = tuple(
         found.get(each) or block("full", dims=each.type.dims, value=0.0, dtype=each.type.dtype)

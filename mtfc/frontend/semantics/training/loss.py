@@ -8,13 +8,12 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
-from mtfc.compiler.ir.loops import has_condition, pairs, region_of
+from mtfc.compiler.ir.loops import pairs, region_of
 from mtfc.compiler.ir.opdef import no_gradient
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.training import of_role
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS
-from mtfc.frontend.semantics.calls.gradient_calls import CONSTANT, THROUGH_CONDITION, THROUGH_THIS
 from mtfc.frontend.semantics.models import Model
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.semantics.training.parameter_groups import ParameterGroups
@@ -92,7 +91,7 @@ class _Loss:
     def is_good(self) -> bool:
         """Return True if the value can be minimized; report an error otherwise."""
         is_loss = self._is_scalar() and self._is_floating() and self._is_influenced()
-        return is_loss and self._has_gradient() and self._is_trained() and self._avoids_conditions()
+        return is_loss and self._has_gradient() and self._is_trained()
 
     def _error(
         self, code: str, message: str, spans: Iterable[Span], label: str, help: str | None = None
@@ -145,20 +144,6 @@ class _Loss:
         help = "leave a parameter that it depends on out of `frozen`"
         self.scope.error("E419", message, self.name.span, self.groups.frozen_by, help)
         return False
-
-    def _avoids_conditions(self) -> bool:
-        """Return False, and report an error, if a gradient would go through a loop with `while`."""
-        reached = self._reached(differentiable_operands)
-        loops = {
-            eqn: None for value, eqn in self.definitions.items() if value in reached and has_condition(eqn)
-        }
-        trained = {value for value in self.parameters if value.name not in self.groups.frozen}
-        for eqn in loops:
-            behind = self._reached(differentiable_operands, reached.intersection(eqn.results))
-            if eqn.span is not None and not trained.isdisjoint(behind):
-                message = "depends on parameters through a loop with `while`, which has no gradient"
-                return self._error(THROUGH_CONDITION, message, [eqn.span], THROUGH_THIS, CONSTANT)
-        return True
 
     def _reached(
         self, operands: Callable[[Equation], Iterable[Value]], start: Iterable[Value] | None = None
