@@ -2,8 +2,9 @@
 """A pipeline of 4 stages on 8 virtual devices, beside the bound of its bubble and beside a pipeline by hand.
 
 The bound is (micro-batches + stages - 1) / micro-batches times the time without a bubble: that of a step in which each device
-computes the layers of one stage for the whole batch, without a pipeline. The pipeline by hand is `jax.shard_map`: a scan over
-ticks, a `ppermute` in each, and `jax.grad` of all. The two hold the same parameters, and take the same batch.
+computes the layers of one stage for the whole batch, without a pipeline. The bound of an interleaved pipeline, with 2 chunks on
+each stage, has twice the micro-batches. The pipeline by hand is `jax.shard_map`: a scan over ticks, a `ppermute` in each, and
+`jax.grad` of all. All hold the same parameters, and take the same batch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from benchmarks.figures import Figure, median_seconds
 
-STAGES, DATA, MICRO, LAYERS = 4, 2, 8, 8
+STAGES, DATA, MICRO, LAYERS, CHUNKS = 4, 2, 8, 8, 2
 BATCH, WIDTH, HIDDEN = 4096, 256, 1024
 RUNS = 5
 
@@ -42,29 +43,37 @@ train network {{
 """
 
 
+INTERLEAVED = SOURCE.replace(f"{{ batch: {MICRO} }}", f"{{ batch: {MICRO}, layers: {CHUNKS} }}")
+
+
 def figures() -> Iterator[Figure]:
     import numpy as np
 
     numbers = np.random.default_rng(0)
     batch = {name: numbers.standard_normal((BATCH, WIDTH), np.float32) for name in "xy"}
-    ours, alone = _stepping(batch, "pipeline", LAYERS), _stepping(batch, "alone", LAYERS // STAGES)
-    hand = _by_hand(batch)
-    rounds = [[median_seconds(each, 1) for each in (ours, alone, hand)] for _ in range(RUNS)]
-    pipeline, stage, other = (min(times) for times in zip(*rounds, strict=True))
-    bound = stage * (MICRO + STAGES - 1) / MICRO
+    ours, alone = _stepping(batch, "pipeline"), _stepping(batch, "alone", layers=LAYERS // STAGES)
+    hand, chunked = _by_hand(batch), _stepping(batch, "pipeline", INTERLEAVED)
+    rounds = [[median_seconds(each, 1) for each in (ours, alone, hand, chunked)] for _ in range(RUNS)]
+    pipeline, stage, other, interleaved = (min(times) for times in zip(*rounds, strict=True))
+    bound, less = (stage * (number + STAGES - 1) / number for number in (MICRO, MICRO * CHUNKS))
     yield Figure(f"a step in {MICRO} micro-batches through {STAGES} stages", 1000 * pipeline, "ms")
     yield Figure("    over the bound of the bubble", pipeline / bound, "x", 1.1)
     yield Figure("    over a pipeline by hand", pipeline / other, "x", 1.1)
     yield Figure("    the pipeline by hand over the bound", other / bound, "x")
+    yield Figure(f"a step with {CHUNKS} chunks on each stage", 1000 * interleaved, "ms")
+    yield Figure("    over the bound of its bubble", interleaved / less, "x", 1.1)
+    yield Figure("    over the pipeline", interleaved / pipeline, "x", 1.0)
 
 
-def _stepping(batch: dict[str, Any], layout: str, layers: int) -> Callable[[], object]:
+def _stepping(
+    batch: dict[str, Any], layout: str, source: str = SOURCE, layers: int = LAYERS
+) -> Callable[[], object]:
     import jax
 
     import mtfc
     from mtfc.backends.jax.jax_program import JaxProgram
 
-    program = JaxProgram.of(mtfc.compile_text(SOURCE, layout=layout, dims={"layers": layers}).jax())
+    program = JaxProgram.of(mtfc.compile_text(source, layout=layout, dims={"layers": layers}).jax())
     state, placed = program.init(0), program.place(batch)
 
     def step() -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 
+from mtfc.backends.hlo import collectives
+from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.backends.jax.jax_program import JaxProgram
-from mtfc.compiler.cost.volumes import layout_cost
-from mtfc.compiler.ir.core import walk
+from mtfc.compiler.cost.volumes import SentVolume, layout_cost, total
+from mtfc.compiler.ir.core import Equation, Function, walk
+from mtfc.compiler.ir.loops import dim_of
 from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.parser import read_program
+from mtfc.compiler.ir.printer import print_program
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.driver.verification.exact_cases import exact_cases
+from mtfc.frontend.elaborate import Module
+from mtfc.frontend.layouts.layout_text import layout_text
 from tests.harness import (
     call,
     communication,
@@ -88,6 +96,14 @@ train net {{
 """
 """Everything that may happen in a loop: carries, sums, masks, dropout, loops inside, yields of all kinds."""
 
+INTERLEAVED = (
+    FEATURES.replace("batch: 2 }", "batch: 4, layers: 2 }", 1)
+    .replace("batch: 2 }", "layers: 2, batch: 2 }")
+    .replace("batch: 4 }", "batch: 8, layers: 2 }")
+    .replace("batch: data\n  params", "params")
+)
+"""The same with two chunks of layers on each stage; the rounds of micro-batches are one, two and four."""
+
 LOGARITHMS = f"""
 dim layers = 4
 dim batch = 8
@@ -112,31 +128,63 @@ train net {{
 """Idle stages begin with zeros, of which they compute infinities and NaN."""
 
 
-def test_every_feature_of_loops_is_exact() -> None:
-    module = load(FEATURES)
+def all_are_exact(module: Module) -> bool:
+    """Return True if the program gives the same under all layouts of the module."""
+    (program,) = module.programs
     cases = [LayoutOnMesh(each.mesh, each.layout) for each in module.layouts]
     with np.errstate(all="ignore"):
-        found = list(exact_cases(module.programs[0], cases, seed=0))
-    assert len(found) == 4
-    assert all(each.ok and not each.skipped for each in found)
+        found = list(exact_cases(program, cases, seed=0))
+    assert len(found) == 1 + len(cases)
+    return all(each.ok and not each.skipped for each in found)
 
 
+def test_every_feature_of_loops_is_exact() -> None:
+    assert all_are_exact(load(FEATURES))
+
+
+def from_the_last_layer(function: Function) -> Function:
+    """Return a function whose loops along `layers` run in reverse."""
+
+    def changed(eqn: Equation) -> Equation:
+        is_pipeline = bool(eqn.regions) and dim_of(eqn).name == "layers"
+        return attrs.evolve(eqn, attrs={**eqn.attrs, "reverse": True}) if is_pipeline else eqn
+
+    return attrs.evolve(function, body=tuple(map(changed, function.body)))
+
+
+def test_every_feature_of_loops_is_exact_with_chunks() -> None:
+    assert all_are_exact(load(INTERLEAVED))
+
+
+def test_an_interleaved_pipeline_from_the_last_layer_is_exact() -> None:
+    module = load(INTERLEAVED)
+    (program,) = module.programs
+    changed = program.map_functions(from_the_last_layer)
+    assert all_are_exact(attrs.evolve(module, programs=(changed,), layouts=module.layouts[:1]))
+
+
+def with_chunks(source: str) -> str:
+    return source.replace("{ batch: 4 }", "{ batch: 4, layers: 2 }")
+
+
+@pytest.mark.parametrize("source", [LOGARITHMS, with_chunks(LOGARITHMS)], ids=["plain", "interleaved"])
 @pytest.mark.parametrize("function", ["forward", "gradients", "step"])
-def test_idle_stages_leave_no_trace(function: str) -> None:
-    (original,) = load(LOGARITHMS).programs
+def test_idle_stages_leave_no_trace(function: str, source: str) -> None:
+    (original,) = load(source).programs
     whole = differentiated(original, "gradients" if function == "gradients" else "step")
     arrays = exact_data(whole.function(function), seed=1)
     with np.errstate(all="ignore"):
-        expected, found = reference(LOGARITHMS, function, arrays), simulate(LOGARITHMS, function, arrays)
+        expected, found = reference(source, function, arrays), simulate(source, function, arrays)
     for name, x in expected.items():
         assert np.isfinite(x).all()
         np.testing.assert_allclose(found[name], x, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_the_jax_program_trains_as_the_numpy_program() -> None:
+@pytest.mark.parametrize("source", [LOGARITHMS, with_chunks(LOGARITHMS)], ids=["plain", "interleaved"])
+def test_the_jax_program_trains_as_the_numpy_program(source: str) -> None:
     from mtfc.backends.jax import backend
 
-    program = lowered(LOGARITHMS)
+    program = lowered(source)
     on_devices = JaxProgram.of(backend.generate(program))
     arrays = exact_data(program.function("step"), seed=2)
     params = {name: x for name, x in arrays.items() if name != "x"}
@@ -156,6 +204,42 @@ def test_stages_send_one_micro_batch_a_tick_and_keep_their_layers() -> None:
     weights = next(a.value for a in program.function("step").arguments if a.value.name == "layers.w")
     assert weights.type.axes_of("layers") == ("stages",)
     assert not any(has_trait(eqn, "all_gather") for eqn in walk(program.function("step").body))
+
+
+def test_interleaved_layers_keep_their_shape_and_are_sent_once() -> None:
+    """A parameter and its state are stored over the stages along another dimension; an all-to-all each way moves the layers."""
+    program = lowered(with_chunks(LOGARITHMS).replace("sgd(", "adam("))
+    stored = {argument.value.name: argument.value.type for argument in program.function("step").arguments}
+    for name in ("layers.w", "layers.w.m", "layers.w.v"):
+        assert stored[name].names == ("layers", "d")
+        assert stored[name].splits == ((), ("stages",))
+    assert not any(stored["shared"].splits)
+    sent = [each for each in communication(with_chunks(LOGARITHMS), "step") if each[1] == ("stages",)]
+    assert [each for each in sent if each[0] == "all_to_all"] == [("all_to_all", ("stages",), 4 * 2)] * 2
+    assert not any(each[0] == "all_gather" for each in sent)
+
+
+def test_xla_sends_what_is_predicted_for_interleaved_layers() -> None:
+    program = lowered(with_chunks(LINEAR), layout="piped")
+    compiled = jax_runtime.lowered(program, "step").compile()
+    predicted = total(layout_cost(program).step).collectives
+    for kind, found in collectives(compiled.as_text()).items():
+        expected = predicted.get(kind, SentVolume())
+        assert (found["count"], found["bytes_per_device"]) == (expected.count, expected.bytes), kind
+
+
+def test_layouts_with_chunks_are_read_as_they_are_written() -> None:
+    program = lowered(with_chunks(LINEAR), layout="kept")
+    assert program.layout is not None and program.mesh is not None
+    assert program.layout.pipelines[0].chunks == 2
+    assert read_program(print_program(program)).layout == program.layout
+    text = layout_text(program.layout, program.mesh)
+    assert "pipeline layers checkpoint: { batch: 4, layers: 2 }" in text
+
+
+def test_stages_with_chunks_are_idle_for_a_shorter_time() -> None:
+    (found,) = layout_cost(lowered(with_chunks(LINEAR), layout="piped")).pipelines
+    assert (found.chunks, found.ticks, found.idle) == (2, 9, 1)
 
 
 LINEAR = """
@@ -241,9 +325,4 @@ model generate(prompt: i32[batch, length], given: i32[batch]) {
 
 def test_a_pipeline_generates_text() -> None:
     """Each token goes through the stages; keys and values stay on the stage of their layer."""
-    module = load(GENERATION)
-    found = list(
-        exact_cases(module.programs[0], [LayoutOnMesh(e.mesh, e.layout) for e in module.layouts], seed=0)
-    )
-    assert len(found) == 2
-    assert all(each.ok and not each.skipped for each in found)
+    assert all_are_exact(load(GENERATION))

@@ -32,6 +32,7 @@ class PipelineFigures(TypedDict):
     loop: str
     stages: int
     micro_batches: int
+    chunks: int
     ticks: int
     kept_bytes: int
 

@@ -39,6 +39,7 @@ def _pipeline(each: PipelineCost) -> dict[str, Any]:
         "loop": each.loop,
         "stages": each.stages,
         "micro_batches": each.micro_batches,
+        "chunks": each.chunks,
         "ticks": each.ticks,
         "kept_bytes": _number(each.kept),
     }

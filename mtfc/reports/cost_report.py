@@ -65,11 +65,11 @@ def _loops(cost: PlacedCost) -> list[str]:
 
 
 def _pipeline(each: PipelineCost) -> str:
-    idle = each.ticks - each.micro_batches
+    chunks = f" of {each.chunks} chunks" if each.chunks > 1 else ""
     kept = f", keeps {_bytes(each.kept)} for the backward pass" if each.kept else ""
     return (
-        f"{each.loop}: {each.stages} stages, {each.micro_batches} micro-batches, "
-        f"idle in {idle} of {each.ticks} ticks ({idle / each.ticks:.1%}){kept}"
+        f"{each.loop}: {each.stages} stages{chunks}, {each.micro_batches} micro-batches, "
+        f"idle in {each.idle} of {each.ticks} ticks ({each.idle / each.ticks:.1%}){kept}"
     )
 
 

@@ -70,17 +70,23 @@ class CostTotals:
 
 @attrs.frozen
 class PipelineCost:
-    """A loop along the dimension `loop` that runs as a pipeline. In `ticks - micro_batches` of its ticks, a stage is idle.
+    """A loop along the dimension `loop` that runs as a pipeline, with `chunks` chunks of layers on each stage.
 
-    kept: the bytes on one processor that the loop's forward pass keeps for the backward pass.
+    idle: the number of ticks in which a stage computes nothing. kept: the bytes on one processor that the loop's forward pass
+    keeps for the backward pass.
     """
 
     span: Span | None
     loop: str
     stages: int
     micro_batches: int
+    chunks: int
     ticks: int
     kept: Amount
+
+    @property
+    def idle(self) -> int:
+        return self.ticks - self.micro_batches * self.chunks
 
 
 @attrs.frozen
@@ -135,6 +141,7 @@ def _pipelines(function: Function, mesh: Mesh, layout: Layout, scale: Scale) -> 
                 pipeline.loop,
                 mesh.size(layout.rules.get(pipeline.loop)),
                 pipeline.micro_batches,
+                pipeline.chunks,
                 ticks.size,
                 sum((bytes_of(each.type, scale) for each in kept), start=0),
             )

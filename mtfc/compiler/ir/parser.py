@@ -211,8 +211,14 @@ class _ProgramParser:
         return Layout(_first_name(node), _rules(node), params, optimizer, values, blocks, pipelines, forms)
 
     def pipeline(self, node: Node) -> Pipeline:
-        loop, batch = _names(node)
-        return Pipeline(loop, batch, int(_tokens(node, "NUMBER")[0]), _token(node, "CHECKPOINT") is not None)
+        loop, batch, *more = _names(node)
+        micro_batches, *chunks = (int(number) for number in _tokens(node, "NUMBER"))
+        if more not in ([], [loop]):
+            raise ReadError(
+                f"the pipeline of `{loop}` names `{more[0]}`", _tokens(node, "NUMBER")[1].line or 1
+            )
+        checkpoint = _token(node, "CHECKPOINT") is not None
+        return Pipeline(loop, batch, micro_batches, checkpoint, *chunks)
 
     def parameter(self, node: Node) -> Parameter:
         (call,) = _children(node, "call")

@@ -155,8 +155,8 @@ def program_layout_text(layout: Layout) -> str:
 
 def _pipeline_text(pipeline: Pipeline) -> str:
     checkpoint = " checkpoint" if pipeline.checkpoint else ""
-    cut = f"{name_text(pipeline.batch)}: {pipeline.micro_batches}"
-    return f"pipeline {name_text(pipeline.loop)}{checkpoint}: {{{cut}}}"
+    cuts = ", ".join(f"{name_text(name)}: {number}" for name, number in pipeline.entries.items())
+    return f"pipeline {name_text(pipeline.loop)}{checkpoint}: {{{cuts}}}"
 
 
 def _call_text(name: str, settings: tuple[tuple[str, float], ...]) -> str:

@@ -130,18 +130,25 @@ class Pipeline:
     """Loops along the dimension `loop` run as pipelines: the axes that split the dimension are the stages.
 
     The dimension `batch` is cut into `micro_batches` parts, which go through the stages one after the other. With `checkpoint`,
-    a stage keeps only its inputs for the backward pass.
+    a stage keeps only its inputs for the backward pass. With several `chunks`, each micro-batch goes around the stages as many
+    times: a stage holds that many chunks of consecutive layers.
     """
 
     loop: str
     batch: str
     micro_batches: int
     checkpoint: bool = False
+    chunks: int = 1
 
     @property
     def ticks(self) -> str:
         """The name, or the start of the name, of the dimension that the loop runs along then."""
         return f"{self.loop}.ticks"
+
+    @property
+    def entries(self) -> dict[str, int]:
+        """The entries, as layouts have them: `batch: 8, layers: 2` for 8 micro-batches and 2 chunks."""
+        return {self.batch: self.micro_batches, **({self.loop: self.chunks} if self.chunks > 1 else {})}
 
 
 FLOPS_PER_BYTE = 170
@@ -233,8 +240,17 @@ class Layout:
 
     @cached_property
     def compute(self) -> Rules:
-        """The rules of the computation, for every dimension of the program."""
-        return self.rules.override(self.blocks)
+        """The rules of the computation, for every dimension of the program.
+
+        Outside of an interleaved pipeline its layers are whole, as no stage holds consecutive ones.
+        """
+        whole = Rules(tuple((name, ()) for name in self.interleaved))
+        return self.rules.override(self.blocks).override(whole)
+
+    @cached_property
+    def interleaved(self) -> dict[str, Axes]:
+        """The dimensions of pipelines of several chunks, each with the axes of its stages."""
+        return {each.loop: self.rules.get(each.loop) for each in self.pipelines if each.chunks > 1}
 
 
 @attrs.frozen(cache_hash=True)

@@ -14,6 +14,10 @@ only towards idle ticks, and everything else is selected. So is the gradient of 
 
 The pass runs before `differentiate`, which derives the backward pipeline: the transpose of the shift is the shift back.
 
+With C chunks, layers are cut into [chunks, stages, inner], and a micro-batch goes around the ring of stages C times. A round
+has S micro-batches. A stage computes its first chunk for all micro-batches of a round, then its second chunk, and so on; then
+comes the next round. There are M * C + S - 1 ticks, each with a C-th of the work.
+
 Input:   %y = loop %x, %w dim=layers region layers { carried %h: f32[batch, io]; sliced %w: f32[io, hidden]; ... }
 Output:  %y: f32[layers.ticks, batch.part, io] = loop %zeros, %w, %x dim=layers.ticks region layers.ticks {
            carried %h: f32[layers.stages, batch.part, io]; invariant %w: f32[layers.stages, layers.part, io, hidden]
@@ -109,23 +113,72 @@ class LoopPipeliner:
         dim, batch = dim_of(eqn), self.declared[pipeline.batch]
         axes = self.layout.rules.get(dim.name)
         others = tuple(axis for axis in self.layout.rules.get(batch.name) if axis not in axes)
-        stages, number = self.mesh.size(axes), pipeline.micro_batches
+        stages, number, chunks = self.mesh.size(axes), pipeline.micro_batches, pipeline.chunks
         last = stages - 1 if carried(region_of(eqn)) else 0
         return PipelinedLoop(
             StageDims(
                 dim,
                 batch,
                 self.new.get(f"{dim.name}.stages", stages, axes),
-                self.new.get(f"{dim.name}.part", dim.size // stages),
+                self.new.get(f"{dim.name}.part", dim.size // (stages * chunks)),
                 self.new.get(f"{batch.name}.micro", number),
                 self.new.get(f"{batch.name}.part", batch.size // number, others),
-                self.new.get(pipeline.ticks, number + last),
+                self.new.get(pipeline.ticks, number * chunks + last),
                 last,
+                self._rounds(dim, batch, stages, pipeline) if chunks > 1 else None,
             ),
             self.new,
             pipeline.checkpoint,
             loop_sums(eqn, batch),
         )
+
+    def _rounds(self, dim: Dim, batch: Dim, stages: int, pipeline: Pipeline) -> Rounds:
+        number, chunks = pipeline.micro_batches, pipeline.chunks
+        return Rounds(
+            self.new.get(f"{batch.name}.rounds", number // stages),
+            self.new.get(f"{dim.name}.chunks", chunks),
+            self.new.get(f"{batch.name}.turns", stages),
+            self.new.get(f"{dim.name}.steps", number * chunks),
+            self.new.get(f"{dim.name}.chunk", 1),
+        )
+
+
+@attrs.frozen
+class Rounds:
+    """The dimensions of the schedule of an interleaved pipeline.
+
+    micro is cut into [rounds, turns]. A stage computes in steps = [rounds, chunks, turns], one after the other. one: a dimension
+    for one of the chunks.
+    """
+
+    rounds: Dim
+    chunks: Dim
+    turns: Dim
+    steps: Dim
+    one: Dim
+
+    def in_steps(self, build: Builder, number: Value) -> Value:
+        """Return the value at each step of a number with some of the dimensions of the schedule."""
+        every = build("broadcast", number, dims=(self.rounds, self.chunks, self.turns))
+        return build("reshape", every, dims=(self.steps,))
+
+    def to_first_chunk(self, build: Builder, x: Value, micro: Dim, value: bool | int) -> Value:
+        """Return values of all steps: `x` has those of the first chunk, for each micro-batch, and others are `value`."""
+        rest = tuple(dim for dim in x.type.dims if dim != micro)
+        cut = build(
+            "reshape", build.ordered(x, (micro, *rest)), dims=(self.rounds, self.one, self.turns, *rest)
+        )
+        every = build("pad", cut, source=self.one, target=self.chunks, before=0, stride=1, value=value)
+        return build("reshape", every, dims=(self.steps, *rest))
+
+    def of_last_chunk(self, build: Builder, x: Value, micro: Dim) -> Value:
+        """Return the values of the last chunk for each micro-batch. `x` has those of all steps."""
+        rest = tuple(dim for dim in x.type.dims if dim != self.steps)
+        ordered = build.ordered(x, (self.steps, *rest))
+        cut = build("reshape", ordered, dims=(self.rounds, self.chunks, self.turns, *rest))
+        start = self.chunks.size - 1
+        last = build("slice", cut, source=self.chunks, target=self.one, start=start, stride=1)
+        return build("reshape", last, dims=(micro, *rest))
 
 
 @attrs.frozen
@@ -133,7 +186,8 @@ class StageDims:
     """The dimensions of a pipeline.
 
     layers is cut into [stages, inner], and batch into [part, micro]. ticks: the steps of the pipeline. last: the tick in which
-    the last stage begins; the first one, for a loop that hands nothing on.
+    the last stage begins; the first one, for a loop that hands nothing on. rounds: the schedule, if there are several chunks;
+    layers is then cut into [chunks, stages, inner].
     """
 
     layers: Dim
@@ -144,6 +198,12 @@ class StageDims:
     part: Dim
     ticks: Dim
     last: int
+    rounds: Rounds | None
+
+    @property
+    def number(self) -> int:
+        """The number of ticks in which a stage computes."""
+        return self.ticks.size - self.last
 
     def one(self, dims: Iterable[Dim]) -> tuple[Dim, ...]:
         """Return the dimensions of a value for one micro-batch."""
@@ -152,10 +212,10 @@ class StageDims:
     def cut(self, build: Builder, x: Value, is_stacked: bool = False) -> Value:
         """Reshape `x`: [part, micro] take the place of the batch, and if it is stacked [stages, inner] of the layers.
 
-        `stages`, `inner` and `micro` come first.
+        The chunks, `stages`, `inner` and `micro` come first.
         """
         flat = self._flat(x.type.dims, is_stacked)
-        front = [dim for dim in (self.stages, self.inner, self.micro) if dim in flat]
+        front = [dim for dim in (*self._layers, self.micro) if dim in flat]
         cut = build("reshape", x, dims=flat) if flat != x.type.dims else x
         return build.ordered(cut, [*front, *(dim for dim in flat if dim not in front)])
 
@@ -166,22 +226,31 @@ class StageDims:
     def cut_in_place(self, dims: Sequence[Dim]) -> tuple[Dim, ...]:
         return self._flat(dims, is_stacked=False)
 
+    @property
+    def _layers(self) -> tuple[Dim, ...]:
+        """The dimensions that take the place of the layers."""
+        return (*([self.rounds.chunks] if self.rounds else []), self.stages, self.inner)
+
     def _flat(self, dims: Sequence[Dim], is_stacked: bool) -> tuple[Dim, ...]:
-        parts = {self.batch: (self.part, self.micro)}
+        parts: dict[Dim, tuple[Dim, ...]] = {self.batch: (self.part, self.micro)}
         if is_stacked:
-            parts[self.layers] = (self.stages, self.inner)
+            parts[self.layers] = self._layers
         return tuple(each for dim in dims for each in parts.get(dim, (dim,)))
 
 
 @attrs.frozen
 class Tick:
-    """Values of one tick: for each stage its micro-batch, and if it is the first, the last, or computes a micro-batch at all."""
+    """Values of one tick: for each stage its micro-batch and its chunk, and if it computes a micro-batch at all.
+
+    first: True for the stage at which micro-batches enter, if one does. last: True for the stage that they leave.
+    """
 
     number: Value
     micro: Value
     active: Value
     first: Value
     last: Value
+    chunk: Value | None = None
 
 
 @attrs.frozen
@@ -252,6 +321,10 @@ class PipelinedLoop:
             return self._entering(ticks, tick, operand, argument)
         cut = dims.cut(ticks.outer, operand, is_stacked=argument.role == "sliced")
         value = ticks.shared(operand.name, cut)
+        if argument.role == "sliced" and dims.rounds is not None and tick.chunk is not None:
+            value = _with_stages(
+                inner, inner("gather", value, tick.chunk, dim=dims.rounds.chunks), dims.stages
+            )
         if dims.batch in operand.type.dims:
             return _with_stages(inner, inner("gather", value, tick.micro, dim=dims.micro), dims.stages)
         if operand.type.dtype not in FLOATS:
@@ -265,8 +338,12 @@ class PipelinedLoop:
         if dims.batch in type.dims:
             cut = dims.cut(ticks.outer, ordered)
             value = False if type.dtype == "bool" else 0
+            entering = dims.micro
+            if dims.rounds is not None:
+                cut = dims.rounds.to_first_chunk(ticks.outer, cut, dims.micro, value)
+                entering = dims.rounds.steps
             padded = ticks.outer(
-                "pad", cut, source=dims.micro, target=dims.ticks, before=0, stride=1, value=value
+                "pad", cut, source=entering, target=dims.ticks, before=0, stride=1, value=value
             )
             fed = ticks.sliced(operand.name, padded)
         else:
@@ -276,7 +353,8 @@ class PipelinedLoop:
         held = ticks.owners[argument.value] = ticks.carried(
             argument.value.name, TensorType(type.dtype, (dims.stages, *dims.one(type.dims)))
         )
-        handed_on = inner("shift", held, dim=dims.stages, by=-1 if ticks.reverse else 1, wrap=False)
+        by, wrap = -1 if ticks.reverse else 1, dims.rounds is not None
+        handed_on = inner("shift", held, dim=dims.stages, by=by, wrap=wrap)
         return inner("where", tick.first, _with_stages(inner, fed, dims.stages), handed_on)
 
     def _result(
@@ -300,7 +378,10 @@ class PipelinedLoop:
         stack = ticks.yielded(carry.value.name, leaving)
 
         def collected() -> Value:
-            found = outer("slice", stack(), source=dims.ticks, target=dims.micro, start=dims.last, stride=1)
+            left = dims.rounds.steps if dims.rounds else dims.micro
+            found = outer("slice", stack(), source=dims.ticks, target=left, start=dims.last, stride=1)
+            if dims.rounds is not None:
+                found = dims.rounds.of_last_chunk(outer, found, dims.micro)
             if dims.batch in type.dims:
                 return dims.joined(outer, found, type.dims)
             if carry.value in self.sums:
@@ -317,10 +398,10 @@ class PipelinedLoop:
         stack = ticks.yielded(output.name, result)
 
         def collected() -> Value:
-            both = TensorType("i32", (dims.micro, dims.stages))
-            number = outer.broadcast(outer("range", dim=dims.micro), both)
+            step = ticks.steps_of_micro_batches()
+            both = TensorType("i32", (*step.type.dims, dims.stages))
             order = outer.broadcast(ticks.order(outer), both)
-            when = outer("add", number, outer.ordered(order, both.dims))
+            when = outer("add", outer.broadcast(step, both), outer.ordered(order, both.dims))
             found = outer("gather", stack(), when, dim=dims.ticks)
             return dims.joined(outer, found, (dims.layers, *output.value.type.dims), is_stacked=True)
 
@@ -328,12 +409,20 @@ class PipelinedLoop:
 
     def _same_or_sum(self, ticks: TickLoop, tick: Tick, result: Value, output: Output) -> ResultOf:
         """Keep what the first micro-batch yields, or add up the terms of all micro-batches."""
-        inner, dims = ticks.inner, self.dims
+        inner, dims, counts = ticks.inner, self.dims, tick.active
+        if output.value not in self.sums:
+            counts = inner("eq", tick.micro, inner.constant(0, "i32"))
+        if dims.rounds is not None and tick.chunk is not None:
+            chunks = dims.rounds.chunks
+            result = inner("broadcast", result, dims=(chunks, *result.type.dims))
+            both = TensorType("i32", (chunks, dims.stages))
+            number = inner.broadcast(inner("range", dim=chunks), both)
+            counts = inner("and", inner("eq", number, tick.chunk), counts)
         held = ticks.carried(output.name, result.type)
         if output.value in self.sums:
-            new = inner("add", held, inner("mask", tick.active, result))
+            new = inner("add", held, inner("mask", counts, result))
         else:
-            new = inner("where", inner("eq", tick.micro, inner.constant(0, "i32")), result, held)
+            new = inner("where", counts, result, held)
         ticks.update(held, new)
         total = ticks.last(held)
         dimensions = (dims.layers, *output.value.type.dims)
@@ -385,10 +474,43 @@ class TickLoop:
         number = self.sliced("tick", self.outer("range", dim=self.dims.ticks))
         micro = b("sub", number, order, name="micro")
         begun = b("ge", micro, b.constant(0, "i32"))
-        active = b("and", begun, b("lt", micro, b.constant(self.dims.micro.size, "i32")), name="active")
+        active = b("and", begun, b("lt", micro, b.constant(self.dims.number, "i32")), name="active")
         first = b("eq", order, b.constant(0, "i32"), name="first")
         last = b("eq", order, b.constant(self.dims.stages.size - 1, "i32"), name="last")
-        return Tick(number, micro, active, first, last)
+        tick = Tick(number, micro, active, first, last)
+        return tick if self.dims.rounds is None else self._in_rounds(tick, self.dims.rounds)
+
+    def _in_rounds(self, tick: Tick, rounds: Rounds) -> Tick:
+        """Return a tick of an interleaved pipeline. `tick.micro` is the number of the step of each stage.
+
+        An idle stage has no micro-batch: the number of its step stays, which is none of a micro-batch. It takes what enters, as a
+        stage that is done is next to one that may not be.
+        """
+        b, out, step = self.inner, self.outer, tick.micro
+        chunk = out("range", dim=rounds.chunks)
+        table = self.shared("chunks", rounds.in_steps(out, chunk))
+        turn = b("gather", table, step, dim=rounds.steps, name="turn")
+        is_first = b("eq", turn, b.constant(0, "i32"))
+        enters = b("and", tick.first, b("or", is_first, b("not", tick.active)))
+        last = b.constant(rounds.chunks.size - 1, "i32")
+        chunk = b("sub", last, turn, name="chunk") if self.reverse else turn
+        micro = out("reshape", out("range", dim=self.dims.micro), dims=(rounds.rounds, rounds.turns))
+        table = self.shared("micros", rounds.in_steps(out, micro))
+        found = b("gather", table, step, dim=rounds.steps)
+        micro = b("where", tick.active, found, step, name="micro")
+        return Tick(tick.number, micro, tick.active, enters, tick.last, chunk)
+
+    def steps_of_micro_batches(self) -> Value:
+        """Return the step in which a stage computes each micro-batch, i32[micro], or i32[micro, chunks]."""
+        out, rounds, micro = self.outer, self.dims.rounds, self.dims.micro
+        if rounds is None:
+            return out("range", dim=micro)
+        steps = out(
+            "reshape", out("range", dim=rounds.steps), dims=(rounds.rounds, rounds.chunks, rounds.turns)
+        )
+        ordered = out.ordered(steps, (rounds.rounds, rounds.turns, rounds.chunks))
+        found = out("reshape", ordered, dims=(micro, rounds.chunks))
+        return out("flip", found, dim=rounds.chunks) if self.reverse else found
 
     def shared(self, name: str, value: Value) -> Value:
         """Return the argument for a value that all ticks share."""

@@ -1,7 +1,8 @@
 """The search for pipelines: a loop over layers runs in stages, and each stage has one rule for each other dimension.
 
 For each number of stages, the best global layout of a stage's devices is searched without regard to memory: it splits the work of
-a stage. Then each number of micro-batches is compiled and priced with it, with and without `checkpoint`. The stages lie on the
+a stage. Then each number of micro-batches is compiled and priced with it, with and without `checkpoint`, and with one chunk of
+layers on each stage or several. The stages lie on the
 outermost axis of the mesh, whose links are the slowest: they send the least.
 """
 
@@ -32,6 +33,9 @@ STAGES = 2 / 3
 
 ROUNDS = (1, 2, 4, 8)
 """The numbers of micro-batches that are tried, in numbers of stages."""
+
+CHUNKS = (1, 2, 4)
+"""The numbers of chunks of layers on each stage that are tried."""
 
 
 @attrs.frozen
@@ -136,10 +140,12 @@ class PipelineSearch:
         outer = (*inner, axis) if self._may_split(found, mesh.size((*inner, axis))) else inner
         split = {name: axes for name, axes in rules.axes if axes}
         whole = Rules(tuple({loop.name: (axis,), **split, **({batch.name: outer} if outer else {})}.items()))
-        for rounds, checkpoint in product(ROUNDS, (False, True)):
+        for chunks, rounds, checkpoint in product(CHUNKS, ROUNDS, (False, True)):
             number = rounds * stages
-            if batch.size % number == 0 and batch.size // number % mesh.size(inner) == 0:
-                yield Layout("found", whole, pipelines=(Pipeline(loop.name, batch.name, number, checkpoint),))
+            is_even = batch.size % number == 0 and batch.size // number % mesh.size(inner) == 0
+            if is_even and loop.size % (stages * chunks) == 0:
+                pipeline = Pipeline(loop.name, batch.name, number, checkpoint, chunks)
+                yield Layout("found", whole, pipelines=(pipeline,))
 
     def _may_split(self, found: StagedLoop, parts: int) -> bool:
         """Return True if the batch is divisible, and no tensor outside of loops has both the loop's dimension and the batch."""

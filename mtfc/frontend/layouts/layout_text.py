@@ -58,7 +58,8 @@ def _entries(layout: Layout) -> Iterator[str]:
         yield f"value {path}: {_braced(rules)}"
     for each in layout.pipelines:
         checkpoint = " checkpoint" if each.checkpoint else ""
-        yield f"pipeline {each.loop}{checkpoint}: {{ {each.batch}: {each.micro_batches} }}"
+        cuts = ", ".join(f"{name}: {number}" for name, number in each.entries.items())
+        yield f"pipeline {each.loop}{checkpoint}: {{ {cuts} }}"
     if forms := layout.forms.entries:
         yield f"forms: {{ {', '.join(f'{key}: {value}' for key, value in forms.items())} }}"
 

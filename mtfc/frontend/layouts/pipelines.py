@@ -55,20 +55,46 @@ def _resolved(
         help = f"add a rule such as `{rule.loop.text}: {next(iter(mesh.names), 'stages')}`"
         scope.error("E322", message, rule.loop.span, help=help)
         return None
-    if len(rule.cuts) != 1:
-        message = f"a pipeline cuts one dimension into micro-batches, and this one names {len(rule.cuts)}"
-        scope.error("E322", message, rule.span, help=example)
+    layers = [cut for cut in rule.cuts if cut.dim.text == rule.loop.text]
+    batches = [cut for cut in rule.cuts if cut not in layers]
+    if len(batches) != 1 or len(layers) > 1:
+        message = f"a pipeline cuts one dimension into micro-batches, and this one names {len(batches)}"
+        if layers and not batches:
+            message = (
+                f"the pipeline runs along `{loop.name}`, and micro-batches are parts of another dimension"
+            )
+        elif len(layers) > 1:
+            message = f"the pipeline says {len(layers)} times into how many chunks it cuts `{loop.name}`"
+        scope.error("E322", message, layers[-1].span if layers else rule.span, help=example)
         return None
-    (cut,) = rule.cuts
-    batch, number = scope.dim(cut.dim, "E303"), integer(cut.parts, lambda name: _size(name, scope), scope)
-    if batch is None or number is None:
+    (cut,) = batches
+    batch, number = scope.dim(cut.dim, "E303"), _number(cut, scope)
+    chunks = _number(layers[0], scope) if layers else 1
+    if batch is None or number is None or chunks is None:
         return None
     axes = tuple(axis for axis in split.get(batch.name, ()) if axis not in split[loop.name])
-    error = _error_of_cut(cut, loop, batch, number, mesh, axes)
+    error = _error_of_cut(cut, batch, number, mesh, axes)
     if error is not None:
-        scope.error("E322", error, cut.span, help=example if batch == loop or number < 1 else None)
+        scope.error("E322", error, cut.span, help=example if number < 1 else None)
         return None
-    return DeclaredPipeline(Pipeline(loop.name, batch.name, number, rule.checkpoint), batch, rule.span)
+    pipeline = Pipeline(loop.name, batch.name, number, rule.checkpoint, chunks)
+    stages = mesh.size(split[loop.name])
+    error = _error_of_chunks(pipeline, loop, stages)
+    if error is not None:
+        help = f"`{{ {batch.name}: {stages}, {loop.name}: 2 }}` gives each stage 2 chunks of `{loop.name}`"
+        scope.error("E322", error, layers[0].span, help=help)
+        return None
+    if chunks > 1 and number % stages:
+        message = f"{number} micro-batches cannot go around {stages} stages {chunks} times: they go in rounds of {stages}"
+        scope.error(
+            "E322", message, cut.span, help=f"cut `{batch.name}` into a multiple of {stages} micro-batches"
+        )
+        return None
+    return DeclaredPipeline(pipeline, batch, rule.span)
+
+
+def _number(cut: ast.Degree, scope: Scope) -> int | None:
+    return integer(cut.parts, lambda name: _size(name, scope), scope)
 
 
 def _size(name: ast.DimName, scope: Scope) -> int | None:
@@ -76,10 +102,18 @@ def _size(name: ast.DimName, scope: Scope) -> int | None:
     return dim.size if dim else None
 
 
-def _error_of_cut(cut: ast.Degree, loop: Dim, batch: Dim, number: int, mesh: Mesh, axes: Axes) -> str | None:
+def _error_of_chunks(pipeline: Pipeline, loop: Dim, stages: int) -> str | None:
+    """Return the error in an entry such as `layers: 2`, for the chunks of each stage."""
+    chunks = pipeline.chunks
+    if chunks < 1:
+        return f"a stage cannot hold {chunks} chunks of `{loop.name}`"
+    if chunks > 1 and loop.size % (stages * chunks):
+        return f"`{loop.name}` has size {loop.size}, which cannot be cut evenly into {chunks} chunks on each of {stages} stages"
+    return None
+
+
+def _error_of_cut(cut: ast.Degree, batch: Dim, number: int, mesh: Mesh, axes: Axes) -> str | None:
     name = cut.dim.text
-    if batch == loop:
-        return f"the pipeline runs along `{name}`, and micro-batches are parts of another dimension"
     if number < 1:
         return f"`{name}` cannot be cut into {number} micro-batches"
     if batch.size % number:

@@ -5,7 +5,7 @@ over the iterations. It yields the cotangents of sliced operands. The backward b
 
 - Invariant and sliced operands are operands of the backward loop too.
 - Values that depend only on invariant operands are recomputed. So are views with more elements than their source, such as the
-  windows of a convolution, casts to a wider dtype, and values that equal another one.
+  windows of a convolution, casts to a wider dtype, values that equal another one, and the layers that a pipeline's stage reads.
 - All other values are residuals: the forward loop yields them, and the backward loop slices them.
 
 With `checkpoint` the only residuals are the carries and the results of attention; everything else is recomputed.
@@ -119,16 +119,17 @@ def _widened(body: Iterable[Equation]) -> set[Value]:
     return {e.result for e in casts if ITEM_BYTES[e.result.type.dtype] > ITEM_BYTES[e.operands[0].type.dtype]}
 
 
-def _aliases(body: Iterable[Equation]) -> set[Value]:
-    """Return the values that equal an operand and only mask its gradient."""
-    return {eqn.result for eqn in body if has_trait(eqn, "mask_gradient")}
+def _aliases(body: Iterable[Equation], same: set[Value]) -> set[Value]:
+    """Return the values that equal an operand and only mask its gradient, and such operands that are read from one of `same`."""
+    aliases = {eqn.result: eqn.operands[0] for eqn in body if has_trait(eqn, "mask_gradient")}
+    read = {e.result for e in body if has_trait(e, "indexes") and e.operands[0] in same}
+    return {*aliases, *read.intersection(aliases.values())}
 
 
 def _again(body: LoopBody, checkpoint: bool) -> list[Equation]:
     """Return the forward equations that the backward body recomputes, in order: with `checkpoint` all but attention."""
-    free = _from_invariants(body.region, body.forward).union(
-        enlarged(body.forward), _widened(body.forward), _aliases(body.forward)
-    )
+    same = _from_invariants(body.region, body.forward)
+    free = same.union(enlarged(body.forward), _widened(body.forward), _aliases(body.forward, same))
     needed = set(_free_values(body.backward, body.grads.values()))
     again = []
     for eqn in reversed(body.forward):

@@ -3,7 +3,8 @@
 The layout rules also place intermediate values, whose placement does not matter to the user. Between two renames, for example,
 the rules may leave a tensor whole on every processor. That takes an all-gather and then a slice; one all-to-all would do.
 
-Equations are visited from last to first, so that a chain follows its end. Three kinds of equations keep the layout of the rules:
+Equations are visited from last to first, so that a chain follows its end. A reshape whose operand changes is visited again, as it
+may now follow the operand. Three kinds of equations keep the layout of the rules:
 equations that reduce a dimension, equations that may add pending sums, which `place-reductions` completes together, and casts of
 pending sums that are to be completed in the wider dtype. A loop's yielded output takes the placement that all uses of the stack
 need, if that is smaller. So a gradient is scattered layer by layer. An output that replaces an argument is a use, too.
@@ -26,8 +27,7 @@ from mtfc.compiler.analysis.pending_values import axes_pending
 from mtfc.compiler.analysis.reshard_plans import needed_type, plan
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import dim_of, region_of, sliced_type
-from mtfc.compiler.ir.opdef import BY_NAME
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.pending_rule import IsPending, OperandGroup, passing_groups, pending_groups
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.sharding_rules import is_cast_of_terms, result_types
@@ -100,9 +100,17 @@ class LayoutPropagator:
         for eqn in reversed(function.body):
             if eqn.regions:
                 self.changed[eqn] = self._loop(eqn, uses)
-            elif self._moves(eqn) and eqn.result in uses:
-                self._follow(eqn, uses[eqn.result])
+            else:
+                self._visit(eqn, uses)
         return attrs.evolve(function, body=tuple(self.changed.get(eqn, eqn) for eqn in function.body))
+
+    def _visit(self, eqn: Equation, uses: Mapping[Value, list[Use]]) -> None:
+        """Let an equation follow its uses or its operand, and if it does let reshapes of the result follow it."""
+        if not self._moves(eqn) or eqn.result not in uses or not self._follow(eqn, uses[eqn.result]):
+            return
+        for use in uses[eqn.result]:
+            if not isinstance(use, Output) and has_trait(use[0], "reshape"):
+                self._visit(use[0], uses)
 
     def _loop(self, eqn: Equation, uses: Mapping[Value, list[Use]]) -> Equation:
         region = region_of(eqn)
@@ -169,30 +177,42 @@ class LayoutPropagator:
             return use.value.type.split_by(use.layout or {})
         return needed_type(self.changed.get(use[0], use[0]), use[1])
 
-    def _follow(self, eqn: Equation, uses: list[Use]) -> None:
-        """Choose the cheapest of three layouts: the present one, that of all uses, and that of the only operand."""
+    def _follow(self, eqn: Equation, uses: list[Use]) -> bool:
+        """Choose the cheapest of three layouts: the present one, that of all uses, and that of the only operand.
+
+        Return True if it is another one than the present.
+        """
+        eqn, source = self.changed.get(eqn, eqn), eqn
         wanted = dict.fromkeys(self._wanted(use) for use in uses)
         layouts = [layout for layout in self._candidates(eqn, list(wanted)) if layout != eqn.layout]
         if not layouts:
-            return
+            return False
         candidates = [attrs.evolve(eqn, layout=layout) for layout in layouts]
         size = self._made(eqn).local_size(self.mesh)
         fitting = [c for c in candidates if self._runs(c) and self._made(c).local_size(self.mesh) <= size]
         best = min([eqn, *fitting], key=lambda candidate: self._cost(candidate, wanted))
-        if best is not eqn:
-            self.changed[eqn] = best
-            self.placed[eqn.result] = self._made(best)
+        if best is eqn:
+            return False
+        self.changed[source] = best
+        self.placed[eqn.result] = self._made(best)
+        return True
 
     def _candidates(self, eqn: Equation, wanted: list[TensorType]) -> Iterator[dict[str, Axes]]:
         rule, operands = OPS[eqn.op].layout_rule(eqn), [self.placed[value] for value in eqn.operands]
         found = wanted if len(wanted) == 1 else []
-        if len(operands) == 1 and rule is BY_NAME and not operands[0].pending:
-            found = [*found, operands[0]]
+        if len(operands) == 1 and not operands[0].pending:
+            found = [*found, self._as_operand(eqn, operands[0])]
         for type in found:
             if all(
                 rule.allows(dim, axes, self.mesh) for dim, axes in zip(type.dims, type.splits, strict=True)
             ):
                 yield shown_layout(type)
+
+    def _as_operand(self, eqn: Equation, operand: TensorType) -> TensorType:
+        """Return the type of the result if its dimensions are split as those of the operand that run along them."""
+        rule = OPS[eqn.op].layout_rule(eqn)
+        pairs = zip(operand.names, operand.splits, strict=True)
+        return eqn.result.type.split_by({rule.index.get(name, name) or "": axes for name, axes in pairs})
 
     def _made(self, eqn: Equation) -> TensorType:
         (type,) = result_types(eqn, OPS[eqn.op].layout_rule(eqn), (), self.mesh)
