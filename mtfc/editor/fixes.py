@@ -7,6 +7,7 @@ uses are tried: a fix is offered only if the check of the edited text has the di
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -26,6 +27,13 @@ DECLARATION = re.compile(r"(import|dim|mesh) [^;]+")
 RULE = re.compile(r"([A-Za-z_][\w.]*): (?:\w+|\([\w, ]+\))")
 CALL = re.compile(r"[\w.]+(?:\[[^\]]*\])?\(([A-Za-z_]\w*)\b.*\)")
 WORD = re.compile(r"[A-Za-z_]\w*")
+KEYWORD = re.compile(r"[A-Za-z_]\w*(?= = )")
+NUMBER = re.compile(r"\b\d[\w.]*")
+MEANT = re.compile(r"did you mean `([^`(]+)`")
+CLOSE = 0.6
+"""The least similarity of a word to the name that is meant, as difflib measures it."""
+DTYPES = {"floating-point": "f32", "integer": "i32", "numbers": "f32"}
+"""Dtypes for the words of messages."""
 MULTIPLE = re.compile(r"make it a multiple of (\d+)")
 DEFINED = re.compile(r"`(\w+)` is (\w+)\[")
 
@@ -41,10 +49,11 @@ Change = tuple[Span, str]
 
 @attrs.frozen
 class Fix:
-    """A title, and changes that do not overlap."""
+    """A title, and changes that do not overlap. is_sure: True for the one remedy, behind which another error may show."""
 
     title: str
     changes: tuple[Change, ...]
+    is_sure: bool = False
 
 
 def fixes(diagnostic: Diagnostic, buffer: TextBuffer, check: Check) -> list[Fix]:
@@ -53,7 +62,7 @@ def fixes(diagnostic: Diagnostic, buffer: TextBuffer, check: Check) -> list[Fix]
     found: dict[str, Fix] = {}
     for fix in islice(_Candidates(diagnostic, buffer).all(), MOST_TRIES):
         text = applied(buffer, fix.changes)
-        if text not in found and text != buffer.text and _works(diagnostic, before, check(text)):
+        if text not in found and text != buffer.text and _works(diagnostic, before, check(text), fix.is_sure):
             found[text] = fix
     return list(found.values())
 
@@ -66,14 +75,17 @@ def _counts(diagnostics: Sequence[Diagnostic]) -> tuple[list[tuple[str, str]], i
 
 
 def _works(
-    fixed: Diagnostic, before: tuple[list[tuple[str, str]], int], diagnostics: Sequence[Diagnostic]
+    fixed: Diagnostic,
+    before: tuple[list[tuple[str, str]], int],
+    diagnostics: Sequence[Diagnostic],
+    is_sure: bool,
 ) -> bool:
     """Return True if a diagnostic has gone and no other has come; warnings may come once all errors have gone."""
     after, errors = _counts(diagnostics)
     key = fixed.code, fixed.message
     has_gone = after.count(key) < before[0].count(key)
     if fixed.severity == "error":
-        return has_gone and errors < before[1]
+        return has_gone and errors < before[1] + is_sure
     return has_gone and errors <= before[1] and len(after) < len(before[0])
 
 
@@ -107,6 +119,7 @@ class _Candidates:
 
     def all(self) -> Iterator[Fix]:
         help = self.diagnostic.help or ""
+        yield from self._meant(help)
         codes = [code for code in CODE.findall(help) if code not in WARNINGS]
         added = [change for code in codes if DECLARATION.fullmatch(code) for change in self._declare(code)]
         declared = ", and ".join(f"`{code}`" for code in codes if DECLARATION.fullmatch(code))
@@ -116,9 +129,11 @@ class _Candidates:
                     Fix(f"{title}, with {declared}" if added else title, (change, *added))
                     for title, change in self._uses(code)
                 )
-        yield from (Fix(f"Add {declared}", tuple(added)) for _ in added[:1])
+        yield from (Fix(f"Add {declared}", tuple(added), help.startswith("add `import")) for _ in added[:1])
         yield from self._padded(help)
         yield from self._converted(codes)
+        yield from self._resized(codes)
+        yield from self._kept(help)
         yield from self._removed(help)
         yield from self._allowed()
 
@@ -134,7 +149,7 @@ class _Candidates:
             return
         if RULE.fullmatch(code):
             yield from self._rule(code)
-        for place in self.places:
+        for place in (*self.places, *self._around(code)):
             if self._fits(code, place):
                 yield f"Write `{code}`", (place, code)
         call = CALL.fullmatch(code)
@@ -142,15 +157,58 @@ class _Candidates:
             text = self.buffer.span_text(place)
             for match in re.finditer(rf"(?<![\w.]){re.escape(call[1])}(?![\w.])", text) if call else ():
                 yield f"Write `{code}`", (self._within(place, match.start(), match.end()), code)
-        if "= " in code:
+        if code.endswith(" = ..."):
+            yield from self._left_side(code.removesuffix(" = ..."))
+        elif "= " in code:
             yield from self._setting(code)
 
+    def _meant(self, help: str) -> Iterator[Fix]:
+        """Yield the fixes that write the name which is meant for a word like it on the same line."""
+        for code in MEANT.findall(help):
+            for place in self.places[:1]:
+                line = self.buffer.line(place.line)
+                words = [match for match in re.finditer(r'"[^"]*"|[\w.]+', line) if match[0] != code]
+                close = difflib.get_close_matches(code, [match[0] for match in words], 3, CLOSE)
+                for match in sorted(words, key=lambda match: abs(match.start() + 1 - place.column)):
+                    if match[0] in close:
+                        span = Span(place.file, place.line, match.start() + 1, place.line, match.end() + 1)
+                        yield Fix(f"Write `{code}`", ((span, code),), is_sure=True)
+
+    def _around(self, code: str) -> Iterator[Span]:
+        """Yield the line of the diagnostic, for a statement, and the calls on it of the function that a code calls."""
+        for place in self.places[:1]:
+            line = self.buffer.line(place.line)
+            text = line.partition("#")[0].rstrip()
+            column = len(text) - len(text.lstrip()) + 1
+            if re.match(r"\w+ = |\w+ \w+: ", code):
+                yield Span(place.file, place.line, column, place.line, len(text) + 1)
+            called = re.match(r"[\w.]+(?=\()", code)
+            for match in re.finditer(rf"(?<![\w.]){re.escape(called[0])}\([^()]*\)", text) if called else ():
+                yield Span(place.file, place.line, match.start() + 1, place.line, match.end() + 1)
+
+    def _left_side(self, left: str) -> Iterator[tuple[str, Change]]:
+        """Yield the edits that write a left side before a `=`: of the text, or of its line."""
+        for place in self.places[:1]:
+            line = self.buffer.line(place.line)
+            if line[place.end_column - 1 :].startswith(" ="):
+                yield f"Write `{left}`", (place, left)
+            start, _, found = line.partition(" = ")
+            if found:
+                column = len(start) - len(start.lstrip()) + 1
+                span = Span(place.file, place.line, column, place.line, len(start) + 1)
+                yield f"Write `{left} = ...`", (span, left)
+
     def _fits(self, code: str, place: Span) -> bool:
-        """Return True if a code may stand for a text: it has no names but those of the text and of the language."""
+        """Return True if a code may stand for a text: it keeps its numbers, and has no names but those of the text and
+        of the language.
+        """
         if re.fullmatch(r"[\w.]+|\W+", code):
             return True
+        if not set(NUMBER.findall(self.buffer.span_text(place))) <= set(NUMBER.findall(code)):
+            return False
         known = {*WORD.findall(self.buffer.span_text(place)), *FUNCTIONS, *WRITTEN_BYTES, *keywords()}
-        return len(self.places) > 0 and set(WORD.findall(code)) <= known | self._names()
+        words = set(WORD.findall(code)) - set(KEYWORD.findall(code))
+        return len(self.places) > 0 and "..." not in code and words <= known | self._names()
 
     def _names(self) -> set[str]:
         """Return the names of dimensions, meshes, axes and modules of the file."""
@@ -229,18 +287,49 @@ class _Candidates:
                 yield Fix(f"Pad `{decl.name.text}` to {size}", ((decl.size.span, str(size)),))
 
     def _converted(self, codes: Iterable[str]) -> Iterator[Fix]:
-        """Yield casts of the operands, for help that leaves the dtype open."""
+        """Yield casts of the operands, and of the text itself, for help that leaves the dtype open."""
         if "cast(x, dtype)" not in codes:
             return
-        dtypes = dict.fromkeys(
-            (*(w for w in WORD.findall(self.diagnostic.message) if w in WRITTEN_BYTES), "f32")
-        )
+        words = re.findall(r"[\w-]+", self.diagnostic.message)
+        named = (DTYPES.get(word, word) for word in words)
+        dtypes = dict.fromkeys((*(word for word in named if word in WRITTEN_BYTES), "f32"))
+        for place in self.places[:1]:
+            for dtype in dtypes:
+                code = f"cast({self.buffer.span_text(place)}, {dtype})"
+                yield Fix(f"Write `{code}`", ((place, code),))
         for name, own in dict.fromkeys(
             found for label in self.diagnostic.labels for found in DEFINED.findall(label.message)
         ):
             for dtype in dtypes:
                 if dtype != own:
                     yield from (Fix(t, (c,)) for t, c in self._uses(f"cast({name}, {dtype})"))
+
+    def _resized(self, codes: Iterable[str]) -> Iterator[Fix]:
+        """Yield the fix that gives a declared dimension the size that help gives it."""
+        for code in codes:
+            match = re.fullmatch(r"dim (\w+) = (\d+)", code)
+            for decl in self.tree.declarations if match else ():
+                if match and isinstance(decl, ast.DimDecl) and decl.name.text == match[1]:
+                    yield Fix(f"Write `{code}`", ((decl.size.span, match[2]),))
+
+    def _kept(self, help: str) -> Iterator[Fix]:
+        """Yield the fixes that keep one of two rules of a layout, and remove the other."""
+        if not help.startswith("keep one of the two rules"):
+            return
+        for decl in self.tree.declarations:
+            rules = decl.rules if isinstance(decl, ast.LayoutDecl) else ()
+            for index, rule in enumerate(rules):
+                if rule.span in self.places:
+                    start, end = (rules[index - 1].span, rule.span) if index else (rule.span, rule.span)
+                    span = Span(
+                        rule.span.file, start.end_line, start.end_column, end.end_line, end.end_column
+                    )
+                    if not index:
+                        after = rules[1].span if len(rules) > 1 else None
+                        last = (after.line, after.column) if after else (end.end_line, end.end_column)
+                        span = Span(rule.span.file, start.line, start.column, *last)
+                    text = self.buffer.span_text(rule.span)
+                    yield Fix(f"Remove the rule `{text}`", ((span, ""),))
 
     def _removed(self, help: str) -> Iterator[Fix]:
         """Yield the fix that removes the lines of an unused statement, for help that says so."""

@@ -141,8 +141,12 @@ class FiguresQueue:
             request = FiguresRequest(wish.texts, file, *case, wish.target)
             task = asyncio.create_task(self.worker.ask(request))
             self._asked = wish, time.monotonic(), task
-            with suppress(asyncio.CancelledError):
-                answer = await task
+            try:
+                await asyncio.wait({task})
+            finally:
+                task.cancel()  # the runner is stopped; a task that is done stays as it is
+            if not task.cancelled():
+                answer = task.result()
                 wish.done[case] = answer if isinstance(answer, CaseFigures | Failed) else Failed("no figures")
             self._asked = None
             wish.update()

@@ -32,7 +32,7 @@ from mtfc.editor.buffers import TextBuffer
 from mtfc.editor.checks import CheckedFile, checked, diagnostics_of
 from mtfc.editor.cursor import cursor_at
 from mtfc.editor.declarations import Declarations, Project, declarations
-from mtfc.editor.documents import OpenDocuments, OpenTexts, is_library
+from mtfc.editor.documents import SUFFIX, OpenDocuments, OpenTexts, is_library
 from mtfc.editor.figures import CaseFigures
 from mtfc.editor.jobs import Case, FiguresQueue, Worker
 from mtfc.editor.names import Occurrence, occurrences
@@ -318,6 +318,17 @@ def initialize(params: lsp.InitializeParams) -> None:
     configure(params.initialization_options)
 
 
+@server.feature(lsp.INITIALIZED)
+def initialized(params: lsp.InitializedParams) -> None:
+    """Ask the editor to tell of changes on disk, which imports depend on; VS Code's extension does so by itself."""
+    workspace = server.client_capabilities.workspace
+    watched = workspace.did_change_watched_files if workspace else None
+    if watched and watched.dynamic_registration:
+        files = lsp.DidChangeWatchedFilesRegistrationOptions([lsp.FileSystemWatcher(f"**/*{SUFFIX}")])
+        wish = lsp.Registration("files", lsp.WORKSPACE_DID_CHANGE_WATCHED_FILES, files)
+        server.client_register_capability(lsp.RegistrationParams([wish]))
+
+
 @server.feature(lsp.SHUTDOWN)
 def shutdown(params: None) -> None:
     server.stop()
@@ -331,10 +342,14 @@ def changed_configuration(params: lsp.DidChangeConfigurationParams) -> None:
 
 
 def configure(settings: object) -> None:
-    """Take the target from settings: `{"target": "h100"}`, or the same in a section `mtfc`."""
+    """Take the target from settings: `{"target": "h100"}`, or the same in a section `mtfc`.
+
+    Settings without a target leave it as it is: some editors send empty ones after the initialization options.
+    """
     found = settings.get("mtfc", settings) if isinstance(settings, dict) else {}
-    target = found.get("target") if isinstance(found, dict) else None
-    server.target = target if isinstance(target, str) and target.strip() else None
+    if isinstance(found, dict) and "target" in found:
+        target = found["target"]
+        server.target = target if isinstance(target, str) and target.strip() else None
 
 
 @server.feature(lsp.WORKSPACE_DID_CHANGE_WATCHED_FILES)

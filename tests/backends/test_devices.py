@@ -100,7 +100,9 @@ def test_more_than_jax_can_make() -> None:
 
 def test_jax_is_missing() -> None:
     message = output("import sys; sys.modules['jax'] = None" + REFUSED)
-    assert message.startswith("the JAX backend needs the package jax") and message.endswith("pip install jax")
+    assert message.startswith("the JAX backend needs the package jax") and message.endswith(
+        "pip install 'mtfc[jax]'"
+    )
 
 
 def test_jax_finds_no_device() -> None:

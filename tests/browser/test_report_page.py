@@ -326,6 +326,10 @@ def test_dark_and_print(lm: Opened) -> None:
     assert back() != light
     assert len(lm.view.pdf()) > 50_000
     assert back() != light  # the print is light, and the page is dark again
+    lm.view.emulate_media(media="print")
+    lm.view.evaluate("document.querySelector('#memory .u-wrap').style.width = '3000px'")
+    assert lm.view.evaluate("document.documentElement.scrollWidth <= innerWidth")  # charts fit on the paper
+    lm.view.emulate_media(media="screen")
     lm.view.keyboard.press("t")
     assert back() == light
     lm.view.emulate_media(color_scheme="dark")

@@ -24,7 +24,7 @@ class Editor:
     """A session with a server in a process of its own; every method waits for its answer.
 
     texts: the open buffers, with the texts that the editor shows. shown: the last diagnostics of each file, with their versions.
-    refreshes: how often the server has said that lines above models are to be asked for again.
+    refreshes: how often the server has said that lines above models are to be asked for again. registered: its wishes to be told.
     """
 
     def __init__(
@@ -39,7 +39,9 @@ class Editor:
         self.client.feature(lsp.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)(lambda params: self._publish(params))
         self.client.feature(lsp.WORKSPACE_INLAY_HINT_REFRESH)(lambda _: None)
         self.client.feature(lsp.WORKSPACE_CODE_LENS_REFRESH)(lambda _: self._refresh())
+        self.client.feature(lsp.CLIENT_REGISTER_CAPABILITY)(lambda params: self._register(params))
         self.refreshes = 0
+        self.registered: list[lsp.Registration] = []
         self._news = asyncio.Event()
         self.result = self.wait(self._start(settings))
 
@@ -50,6 +52,7 @@ class Editor:
             workspace=lsp.WorkspaceClientCapabilities(
                 inlay_hint=lsp.InlayHintWorkspaceClientCapabilities(True),
                 code_lens=lsp.CodeLensWorkspaceClientCapabilities(True),
+                did_change_watched_files=lsp.DidChangeWatchedFilesClientCapabilities(True),
             ),
         )
         result = await self.client.initialize_async(
@@ -64,6 +67,9 @@ class Editor:
 
     def _refresh(self) -> None:
         self.refreshes += 1
+
+    def _register(self, params: lsp.RegistrationParams) -> None:
+        self.registered += params.registrations
 
     def wait(self, work: Coroutine[Any, Any, R]) -> R:
         return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, SECONDS), self.loop).result()

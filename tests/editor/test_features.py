@@ -6,6 +6,7 @@ import asyncio
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lsprotocol import types as lsp
@@ -15,7 +16,9 @@ from mtfc.driver.cost import cost_record
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.simulate import simulate
+from mtfc.editor.jobs import FiguresQueue
 from mtfc.editor.outline import LEGEND
+from mtfc.editor.worker import Request
 from mtfc.frontend.syntax.format import format_source
 from mtfc.reports.step_report import seconds_text
 from tests.documents import ROOT
@@ -174,7 +177,13 @@ def test_target_of_the_settings(editor: Editor, two_layer: str) -> None:
 
     before = time_of_step()
     change = editor.client.workspace_did_change_configuration
-    for settings, machine in (({"mtfc": {"target": "tpu_v2"}}, "tpu_v2"), ({"mtfc": {"target": ""}}, "h100")):
+    cases: list[tuple[Any, str]] = [
+        ({"mtfc": {"target": "tpu_v2"}}, "tpu_v2"),
+        ({}, "tpu_v2"),
+        (None, "tpu_v2"),
+        ({"mtfc": {"target": ""}}, "h100"),
+    ]
+    for settings, machine in cases:
         editor._run(lambda settings=settings: change(lsp.DidChangeConfigurationParams(settings)))
         assert f"8 x {machine}" in time_of_step()
     assert time_of_step() == before
@@ -218,6 +227,35 @@ def test_typing_does_not_wait_for_a_search(editor: Editor, two_layer: str) -> No
     (replicated,) = (title for title in titles if "sends nothing" in title)
     best = min(answer["objective_seconds"], 1.0)
     assert seconds_text(best) in replicated or "best known" in replicated
+
+
+class _Forever:
+    """A worker that never answers. asked: the number of requests."""
+
+    asked = 0
+
+    async def ask(self, request: Request) -> object:
+        self.asked += 1
+        return await asyncio.Event().wait()
+
+    def stop(self) -> None: ...
+
+
+def test_a_stopped_queue_computes_nothing_more() -> None:
+    """The cases that wait are dropped, so that the server ends with the session."""
+
+    async def session() -> int:
+        queue, worker = FiguresQueue(), _Forever()
+        queue.worker = worker  # type: ignore[assignment]
+        queue.want("a.mtf", {}, None, [("m", "one"), ("m", "two")])
+        await asyncio.sleep(0.01)
+        queue.stop()
+        assert queue._runner is not None
+        await asyncio.wait({queue._runner}, timeout=1)
+        assert queue._runner.cancelled()
+        return worker.asked
+
+    assert asyncio.run(session()) == 1
 
 
 def test_report(editor: Editor, two_layer: str) -> None:
@@ -466,6 +504,34 @@ MODEL = (
             "return y",
             "return y, loss",
         ),
+        (MODEL.format("  y = x\n  y += 1.0\n"), "Write `y = y + 1.0`", "y += 1.0", "y = y + 1.0"),
+        (
+            MODEL.format("  y = x\n") + "layout l on grid = { parms: { batch: rows } }\n",
+            "Write `params`",
+            "parms",
+            "params",
+        ),
+        (
+            MODEL.format("  y = sum(x)\n") + "train m {\n  minimize y\n  optimizer = sgd(lr = 0.3)\n}\n",
+            "Write `learning_rate`",
+            "lr =",
+            "learning_rate =",
+        ),
+        (MODEL.format("  y = exp(n)\n"), "Write `cast(n, f32)`", "(n)", "(cast(n, f32))"),
+        (
+            MODEL.format("  y = x\n").replace("= 6", "= 8").replace(", cols: 2", "")
+            + "layout l on grid = { batch: rows, io: rows }\n",
+            "Remove the rule `io: rows`",
+            ", io: rows",
+            "",
+        ),
+        (
+            MODEL.format("  y = x\n").replace("= 6", "= 8").replace(", cols: 2", "")
+            + "layout l on grid = { batch: rows, io: rows }\n",
+            "Remove the rule `batch: rows`",
+            "batch: rows, ",
+            "",
+        ),
     ],
 )
 def test_quick_fixes(
@@ -525,3 +591,5 @@ def test_changed_files_are_read_again(editor: Editor, tmp_path: Path) -> None:
         lambda: editor.client.workspace_did_change_watched_files(lsp.DidChangeWatchedFilesParams([event]))
     )
     assert editor.diagnostics(main.as_uri()) == []
+    (wish,) = editor.registered  # an editor tells of such changes if it is asked to
+    assert wish.method == lsp.WORKSPACE_DID_CHANGE_WATCHED_FILES

@@ -287,6 +287,11 @@ LOADING: dict[str, tuple[str, str | None, str]] = {
         None,
         "lost_batches:batches: no module lost_batches in this directory or installed, and no file lost_batches",
     ),
+    "a file": (
+        "lost_batches.py:batches",
+        None,
+        "lost_batches.py:batches: a module has no .py in its name; write lost_batches:batches",
+    ),
     "no function": (
         "user_batches:batch",
         "def batches():\n    pass",

@@ -36,7 +36,7 @@ def import_jax() -> Any:
         import jax
     except ImportError as error:
         raise Unavailable(
-            f"the JAX backend needs the package jax, which cannot be imported ({error}): pip install jax"
+            f"the JAX backend needs the package jax, which cannot be imported ({error}): pip install 'mtfc[jax]'"
         ) from error
     return jax
 

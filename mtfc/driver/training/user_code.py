@@ -57,6 +57,9 @@ def imported_value(spec: str, option: str, expected: str, kind: str = "FUNCTION"
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
             raise UsageError(f"{module_name} needs the module {error.name}, which is not installed") from None
+        if module_name.endswith(".py"):
+            written = f"{module_name.removesuffix('.py')}:{value_name}"
+            raise UsageError(f"{name}: a module has no .py in its name; write {written}") from None
         raise UsageError(
             f"{name}: no module {error.name} in this directory or installed, and no file {module_name}"
         ) from None

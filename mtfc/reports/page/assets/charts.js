@@ -2,6 +2,7 @@
 // Curves over a common x, by uPlot: drag to zoom, double-click to see all. They are drawn again when the theme or the width changes.
 
 const curves = [];
+const WHOLE = Array.from({ length: 36 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
 
 // series: [{name, values, color: 1..8, dash, width, points}]; text: a value as text; xText, xName: of the x axis.
 // stacked: the series are areas on top of each other. log: the y axis is logarithmic. binary: its ticks are powers of two. free: it need not begin at 0.
@@ -15,7 +16,7 @@ function curve(place, { name, x, series, text, xName = "", xText = (v) => String
     const options = {
       width, height,
       scales: { x: { time: false }, y: log ? { distr: 3 } : free ? {} : { range: (u, low, high) => [Math.min(0, low ?? 0), (high ?? 1) * 1.05 || 1] } },
-      axes: [{ ...axis, label: xName, labelSize: 20, size: 34, labelFont: axis.font, values: (u, ticks) => ticks.map(xText) },
+      axes: [{ ...axis, label: xName, labelSize: 20, size: 34, labelFont: axis.font, ...(x.every(Number.isInteger) ? { incrs: WHOLE } : {}), values: (u, ticks) => ticks.map(xText) },
         { ...axis, size: 78, ...(binary ? { incrs: Array.from({ length: 60 }, (_, i) => 2 ** i) } : {}), values: (u, ticks) => ticks.map((v) => (v === null ? "" : text(v))) }],
       series: [{ label: xName, value: (u, v) => (v === null ? "" : xText(v)) }, ...series.map((each, i) => ({
         label: each.name,

@@ -86,7 +86,7 @@ function arrayDrawing(array, axes, chosen, onpart) {
     const part = degrees.map((_, i) => (i === down ? r : i === across ? c : chosen?.[i] ?? 0));
     const cell = svg("rect", {
       x: left + (c * width) / columns, y: top + (r * height) / rows, width: width / columns, height: height / rows,
-      fill: partColor(part, degrees), class: `part${String(part) === String(chosen) ? " chosen" : ""}`, "data-part": part.join(","), onclick: () => onpart(part),
+      fill: partColor(part, degrees), class: `part${Math.min(width / columns, height / rows) < 4 ? " thin" : ""}${String(part) === String(chosen) ? " chosen" : ""}`, "data-part": part.join(","), onclick: () => onpart(part),
     });
     drawn.append(tipped(cell, rangeText(array, degrees, part)));
   }
@@ -124,6 +124,7 @@ function timeline(place, lanes, events, total, onchoose) {
     const width = Math.max(320, place.clientWidth), inner = width - LEFT - 6, scale = inner / (view[1] - view[0]);
     const at = (time) => LEFT + (time - view[0]) * scale;
     root.setAttribute("width", width);
+    root.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const parts = [];
     for (let i = 0; i <= 6; i++) {
       const time = view[0] + ((view[1] - view[0]) * i) / 6, x = at(time);
@@ -192,9 +193,11 @@ function roofline(points, roofs, bandwidth, onchoose) {
   for (let i = x0; i <= x1; i++) drawn.append(svg("line", { class: "axis", x1: atX(10 ** i), x2: atX(10 ** i), y1: TOP, y2: HEIGHT - BOTTOM }), svg("text", { class: "faint", x: atX(10 ** i), y: HEIGHT - BOTTOM + 14, "text-anchor": "middle" }, 10 ** i < 1 ? digits(10 ** i, 3) : countText(10 ** i)));
   for (let i = y0; i <= y1; i++) drawn.append(svg("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: atY(10 ** i), y2: atY(10 ** i) }), svg("text", { class: "faint", x: LEFT - 6, y: atY(10 ** i) + 4, "text-anchor": "end" }, countText(10 ** i)));
   drawn.append(svg("text", { class: "faint", x: WIDTH - RIGHT, y: HEIGHT - 4, "text-anchor": "end" }, "FLOPs per byte of memory moved"), svg("text", { class: "faint", x: LEFT, y: 10 }, "FLOP/s"));
-  for (const [dtype, rate] of roofs) {
+  let free = TOP - 16;
+  for (const [dtype, rate] of [...roofs].sort((a, b) => b[1] - a[1])) {
+    free = atY(rate) - 4 < free + 12 ? Math.max(atY(rate), free) + 12 : atY(rate) - 4;
     const corner = bandwidth ? Math.max(10 ** x0, rate / bandwidth) : 10 ** x0;
-    drawn.append(svg("path", { class: "roof", d: `M${atX(corner)},${atY(rate)} H${WIDTH - RIGHT}` }), svg("text", { class: "faint", x: WIDTH - RIGHT - 4, y: atY(rate) - 4, "text-anchor": "end" }, `${dtype} ${countText(rate)}FLOP/s`));
+    drawn.append(svg("path", { class: "roof", d: `M${atX(corner)},${atY(rate)} H${WIDTH - RIGHT}` }), svg("text", { class: "faint", x: WIDTH - RIGHT - 4, y: free, "text-anchor": "end" }, `${dtype} ${countText(rate)}FLOP/s`));
   }
   if (bandwidth) {
     const from = Math.max(10 ** x0, 10 ** y0 / bandwidth);

@@ -41,12 +41,12 @@ const middle = (values) => { const sorted = values.filter((each) => each !== nul
 function chart([id, title, names, text]) {
   const found = names.filter((name) => figures[name]);
   if (!found.length) return null;
-  const place = el("div"), [steps, values] = joined(found), bad = found.flatMap((name) => figures[name][1]).filter((each) => each === null).length;
+  const place = el("div"), [steps, values] = joined(found), bad = found.flatMap((name) => figures[name][0].filter((_, i) => figures[name][1][i] === null)).sort((a, b) => a - b);
   const log = id === "step-time" && Math.max(...values.flat().filter(Number.isFinite)) > 20 * middle(values[0]);
   curve(place, { name: title, x: steps, xName: "step", xText: (step) => String(Math.round(step * 100) / 100), text, log, free: true,
     series: found.map((name, i) => ({ name: NAMES[name] ?? name, color: (i % 8) + 1, values: values[i], points: figures[name][0].length < 60, dash: name === "predicted_seconds" ? [6, 4] : undefined })),
     marks: id === "loss" ? checkpoints.map((step) => [step, ""]) : [] });
-  return [id, title, place, bad ? el("p", { class: "note bad" }, `${bad} values are not finite.`) : null,
+  return [id, title, place, bad.length ? el("p", { class: "note bad" }, bad.length === 1 ? `The value at step ${bad[0]} is not finite.` : `${bad.length} values are not finite, from step ${bad[0]} on.`) : null,
     id === "loss" && checkpoints.length ? el("p", { class: "note" }, "Dashed lines are checkpoints.") : null];
 }
 
@@ -56,6 +56,6 @@ const summary = [["steps", `${data.first} to ${last.step}`], ["loss", last.loss 
   ...(figures.predicted_seconds ? [["predicted step time", secondsText(figures.predicted_seconds[1].at(-1))]] : []),
   ["checkpoints", checkpoints.length ? checkpoints.join(", ") : "none"]];
 
-frame(`run ${data.name}`, `${data.steps.toLocaleString("en")} steps`, "", [
+frame(`run ${data.name}`, `${data.steps.toLocaleString("en")} step${data.steps === 1 ? "" : "s"}`, "", [
   ["summary", "At the end", table(["", ""], summary)], ...[...CHARTS, ...others()].map(chart).filter(Boolean),
 ]);
