@@ -12,6 +12,7 @@ EXAMPLES = """\
 examples:
   mtfc completion bash > ~/.local/share/bash-completion/completions/mtfc
   mtfc completion zsh > ~/.zfunc/_mtfc               with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
+  mtfc completion fish > ~/.config/fish/completions/mtfc.fish
   eval "$(mtfc completion bash)"                     for the shell at hand
 """
 
@@ -28,10 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, sources: Sources) -> int:
     from mtfc.cli.command import make_parser
     from mtfc.driver.data.packages import import_package
+    from mtfc.driver.help_pages import topics
+    from mtfc.frontend.hardware_targets import library_machines
 
     shtab = import_package("shtab", "shtab", "completion", "completion")
     parser = make_parser([], with_all_options=True)
+    names = {"topic": topics, "target": library_machines}
     for action in _actions(parser):
+        if action.dest in names:
+            action.choices = tuple(names[action.dest]())
         for word, sort in PLACES.items():
             if word in str(action.metavar):
                 action.complete = getattr(shtab, sort)  # type: ignore[attr-defined]

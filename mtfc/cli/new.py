@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+from pathlib import PurePath
 
 from mtfc.driver.errors import OK
 from mtfc.driver.loading.sources import Sources
@@ -21,9 +23,11 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     from mtfc.driver.new_project import new_project
 
     files = new_project(options.folder)
+    model = PurePath(options.folder, "model.mtf")
+    shown = f"./{model}" if str(model).startswith("-") else str(model)
     print(
         f"{options.folder}: {', '.join(files)}",
-        f"Start with `mtfc check {options.folder}/model.mtf`; README.md has the rest.",
+        f"Start with `mtfc check {shlex.quote(shown)}`; README.md has the rest.",
         sep="\n",
     )
     return OK

@@ -13,6 +13,8 @@ STARTER = Path(__file__).parents[1] / "starter"
 
 def new_project(folder: str) -> list[str]:
     """Make a folder with the files of a project, all or none, and return their names. Raises `UsageError`."""
+    if not folder:
+        raise UsageError("`mtfc new` takes the name of a new folder, and this name is empty")
     target = Path(folder).absolute()
     try:
         if target.is_symlink() or (target.exists() and not _is_empty_folder(target)):

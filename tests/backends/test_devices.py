@@ -12,6 +12,7 @@ import pytest
 
 from mtfc.backends.common import tpu_flags
 from mtfc.backends.common.tpu_flags import ALL_REDUCE_FLAG, TPU_FLAGS, TPU_VARIABLE, add_tpu_flags
+from tests.documents import ROOT
 
 
 def output(code: str, **environment: str) -> str:
@@ -98,8 +99,20 @@ def test_more_than_jax_can_make() -> None:
     assert "the mesh has 2049 processors, and JAX makes at most 2048 virtual devices" in output(refused)
 
 
+IN_PYTHON = f"""
+import mtfc
+compiled = mtfc.compile({str(ROOT / "examples/two_layer.mtf")!r}, layout="hybrid")
+for use in (compiled.init, lambda: mtfc.from_jax(abs, 1.0)):
+    try:
+        use()
+    except mtfc.Unavailable as error:
+        print(error)
+"""
+
+
 def test_jax_is_missing() -> None:
-    message = output("import sys; sys.modules['jax'] = None" + REFUSED)
+    message, *others = output("import sys; sys.modules['jax'] = None" + REFUSED + IN_PYTHON).splitlines()
+    assert others == [message] * 2
     assert message.startswith("the JAX backend needs the package jax") and message.endswith(
         "pip install 'mtfc[jax]'"
     )

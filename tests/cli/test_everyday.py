@@ -61,6 +61,8 @@ def test_a_new_project_has_no_warnings(mtfc: Mtfc, folder: Path, monkeypatch: py
     assert mtfc("check", "deep/spirals/model.mtf").out == "deep/spirals/model.mtf: no errors\n"
     assert mtfc("fmt", "--check", "deep/spirals/model.mtf").status == 0
     assert mtfc("new", "deep/spirals").status == 2
+    assert "name is empty" in mtfc("new", "").err
+    assert "`mtfc check 'two words/model.mtf'`" in mtfc("new", "two words").out
     (folder / "empty").mkdir()
     monkeypatch.chdir(folder / "empty")
     assert mtfc("new", ".").status == 0
@@ -109,10 +111,12 @@ def test_bash_completes_commands_options_and_files(mtfc: Mtfc, folder: Path) -> 
     pytest.importorskip("shtab")
     (folder / "complete.sh").write_text(mtfc("completion", "bash").out + COMPLETE)
     done = subprocess.run(["bash", "complete.sh"], cwd=folder, capture_output=True, text=True, check=True)
-    commands, options, files = done.stdout.splitlines()
+    commands, options, files, topics, machines = done.stdout.splitlines()
     assert set(commands.split()) == {name for name in SUBCOMMANDS if name.startswith("c")}
     assert {"--layout", "--layouts"} & set(options.split())
     assert "model.mtf" in files
+    assert {"training", "training_data"} <= set(topics.split())
+    assert {"h100", "h200"} == set(machines.split())
 
 
 COMPLETE = """
@@ -121,6 +125,8 @@ compopt() { :; }
 try mtfc c
 try mtfc check --layo
 try mtfc check mod
+try mtfc help trai
+try mtfc simulate --target h
 """
 
 

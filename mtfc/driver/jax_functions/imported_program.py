@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
+from mtfc.backends.common.devices import import_jax
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import EVERY, Layout, Mesh, Rules
@@ -249,7 +250,8 @@ def imported_program(
     parameters: Sequence[int] | None,
     merge: bool,
 ) -> ImportedProgram:
-    """Import a function. Raises `CompileError`."""
+    """Import a function. Raises `CompileError`, and `Unavailable` if JAX is missing."""
+    import_jax()
     try:
         found = imported(function, args, kwargs, names or {}, parameters, merge)
     except CompileError as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mtfc.backends.common.devices import import_jax
 from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.activity import doing
 from mtfc.compiler.ir.core import Program
@@ -41,6 +42,7 @@ def loaded(text: str, backend: str) -> Any:
 
 def jax_program(case: Case, text: str) -> JaxProgram:
     """Return the program of a module's text on JAX's devices. Raises `Unavailable`."""
+    import_jax()
     if isinstance(case, PlacementCase):
         from mtfc.placements.running.jax.placed_jax_program import PlacedJaxProgram
 
