@@ -12,6 +12,7 @@ import pytest
 
 import mtfc
 from mtfc.compiler.diagnostics import CompileError
+from mtfc.notebook import CellError
 from tests.cli.model import MODEL
 
 TUTORIAL = Path(__file__).parents[1] / "examples" / "tutorial.ipynb"
@@ -70,11 +71,29 @@ def test_warnings_of_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["1net", "net --dim batch", "net --dim batch=x", "net --layout", "net --other x", "net x y"]
+    "line",
+    [
+        "1net",
+        "class",
+        "'net",
+        "net --dim batch",
+        "net --dim batch=²",
+        "net --dim batch=x",
+        "net --layout",
+        "net --other x",
+        "net x y",
+    ],
 )
 def test_wrong_lines(line: str) -> None:
-    with pytest.raises(ValueError, match="%%mtf"):
+    with pytest.raises(CellError, match="%%mtf") as caught:
         Shell().mtf(line, MODEL)
+    assert caught.value._render_traceback_() == [f"mtfc: {caught.value}"]
+
+
+def test_a_cell_without_a_model() -> None:
+    with pytest.raises(CellError, match="declares no model") as caught:
+        Shell().mtf("net", "dim batch = 8\n")
+    assert caught.value._render_traceback_() == ["mtfc: <cell> declares no model"]
 
 
 def test_drawings() -> None:

@@ -36,8 +36,9 @@ class TrainState:
     optimizer: dict[str, Any]
 
     def __repr__(self) -> str:
-        arrays = f"{len(self.params)} parameters, {len(self.optimizer)} arrays of the optimizer"
-        return f"<TrainState after step {self.step}: {arrays}>"
+        params, arrays = len(self.params), len(self.optimizer)
+        parts = f"{params} parameter{'s' * (params != 1)}, {arrays} array{'s' * (arrays != 1)} of the optimizer"
+        return f"<TrainState after step {self.step}: {parts}>"
 
 
 jax.tree_util.register_dataclass(TrainState, ["step", "params", "optimizer"], [])
