@@ -502,6 +502,7 @@ def searched(
     from mtfc.compiler.search.found import VALUES
     from mtfc.driver.searching.meshes import MOST_DEVICES
     from mtfc.driver.searching.search import SPACES, search
+    from mtfc.reports.notebook import ShownRecord
 
     one_of("space", others["space"], SPACES)
     if others["objective"] is not None:
@@ -516,7 +517,8 @@ def searched(
         **others,
     )
     with _showing(sources := Sources()):
-        return cast("Search", search(options, sources).record())
+        found = search(options, sources)
+    return cast("Search", ShownRecord(found.record(), found.report))
 
 
 @contextmanager

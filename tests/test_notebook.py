@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import copy
+from html import unescape
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -107,6 +109,15 @@ def test_drawings() -> None:
     assert all(rule.startswith(".mtfc") for rule in style.split("}") if rule)
     with pytest.raises(ValueError, match="did you mean `bias`"):
         compiled.draw("bais")
+
+
+def test_results_of_searches(tmp_path: Path) -> None:
+    """A notebook shows what the command prints; programs have a dict."""
+    path = tmp_path / "model.mtf"
+    path.write_text(MODEL)
+    found = mtfc.search(path, target="h100", devices=4)
+    assert "<pre>" in found._repr_html_() and found["layout"] in unescape(found._repr_html_())  # type: ignore[attr-defined]
+    assert json.loads(json.dumps(found)) == found == copy(found) and type(copy(found)) is dict
 
 
 def test_diagnostics_keep_their_columns() -> None:

@@ -1,9 +1,10 @@
-"""A compiled model as a line of text, and as a table for notebooks."""
+"""A compiled model as a line of text, and as a table for notebooks; records as commands print them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
+from typing import Any
 
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.volumes import CostTotals, PlacedCost, layout_cost, total
@@ -11,6 +12,20 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text, layout_summary
 from mtfc.compiler.ir.types import Mesh
 from mtfc.reports.table import flops_text
+
+
+class ShownRecord(dict[str, Any]):
+    """A record that a notebook shows as the command prints it. Copies are plain dicts."""
+
+    def __init__(self, record: Mapping[str, Any], report: Callable[[], str]) -> None:
+        super().__init__(record)
+        self._report = report
+
+    def _repr_html_(self) -> str:
+        return preformatted(self._report())
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
+        return dict, (dict(self),)
 
 
 def line(program: Program) -> str:

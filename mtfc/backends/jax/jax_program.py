@@ -37,7 +37,9 @@ class TrainState:
 
     def __repr__(self) -> str:
         params, arrays = len(self.params), len(self.optimizer)
-        parts = f"{params} parameter{'s' * (params != 1)}, {arrays} array{'s' * (arrays != 1)} of the optimizer"
+        parts = (
+            f"{params} parameter{'s' * (params != 1)}, {arrays} array{'s' * (arrays != 1)} of the optimizer"
+        )
         return f"<TrainState after step {self.step}: {parts}>"
 
 
