@@ -69,7 +69,7 @@ def has_color(stream: TextIO) -> bool:
 
 
 def show_diagnostics(diagnostics: Iterable[Diagnostic], sources: Sources, format: str = "text") -> None:
-    """Print diagnostics on standard error, as text or JSON."""
+    """Print diagnostics on standard error, as text or JSON; a terminal also shows how to read more about them."""
     found = list(diagnostics)
     if not found and format == "text":
         return
@@ -81,6 +81,10 @@ def show_diagnostics(diagnostics: Iterable[Diagnostic], sources: Sources, format
         print(json.dumps(to_json(found), indent=2), file=sys.stderr)
     else:
         print(render(found, sources.around(found), color=has_color(sys.stderr)), file=sys.stderr, end="")
+        if sys.stderr.isatty():
+            codes = list(dict.fromkeys(each.code for each in found))
+            command, cases = ("CODE", f", for {', '.join(codes)}") if len(codes) > 1 else (codes[0], "")
+            print(f"`mtfc explain {command}` says more{cases}", file=sys.stderr)
 
 
 def diagnosed(action: Callable[[], int], sources: Sources, format: str) -> int:

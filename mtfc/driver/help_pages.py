@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 
 from mtfc.driver.errors import UsageError
@@ -16,6 +17,7 @@ FOLDERS = PACKAGE / "docs", PACKAGE.parent / "docs"
 """Folders that may hold the pages; the first one with pages is read."""
 
 CODE = re.compile(r"[EW]\d{3}", re.IGNORECASE)
+CODE_TITLE = re.compile(rf"### {CODE.pattern}")
 FOR_MAINTAINERS = "architecture", "contributing", "extending", "ir"
 """Pages that are listed last: users of the language do not need them."""
 
@@ -43,9 +45,21 @@ def page(topic: str) -> str:
     return (_folder() / f"{topic.lower()}.md").read_text("utf-8")
 
 
+@cache
+def code_places() -> dict[str, int]:
+    """Return the line of each diagnostic's section in `code_page()`."""
+    lines = code_page().read_text("utf-8").splitlines()
+    return {line.removeprefix("### "): i for i, line in enumerate(lines, 1) if CODE_TITLE.fullmatch(line)}
+
+
+def code_page() -> Path:
+    """Return the page about all diagnostics. Raises `UsageError`."""
+    return _folder() / "diagnostics.md"
+
+
 def code_section(code: str) -> str:
     """Return the section about a diagnostic, as Markdown without the title's marks. Raises `UsageError`."""
-    text = (_folder() / "diagnostics.md").read_text("utf-8")
+    text = code_page().read_text("utf-8")
     section = re.search(rf"^### {code.upper()}\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
     if section is None:
         raise UsageError(f"there is no diagnostic {code.upper()}: `mtfc help diagnostics` lists all of them")

@@ -8,6 +8,7 @@ import attrs
 from lsprotocol import types as lsp
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span
+from mtfc.driver import help_pages
 from mtfc.driver.check import check_source
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
@@ -102,10 +103,20 @@ def to_protocol(
         f"{where}{diagnostic.message}{help}",
         severity,
         diagnostic.code,
+        code_description=_page(diagnostic.code),
         source=SOURCE,
         tags=[lsp.DiagnosticTag.Unnecessary] if diagnostic.code in UNNECESSARY else None,
         related_information=list(_related(diagnostic, place, documents)) or None,
     )
+
+
+def _page(code: str) -> lsp.CodeDescription | None:
+    """Return the address of the section about a diagnostic, for editors that make a link of its code."""
+    try:
+        line = help_pages.code_places().get(code)
+    except UsageError:
+        return None
+    return lsp.CodeDescription(f"{help_pages.code_page().as_uri()}#L{line}") if line else None
 
 
 def _related(

@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from mtfc.cli.command import SUBCOMMANDS
+from mtfc.cli.errors import show_diagnostics
 from mtfc.driver import doctor, help_pages
+from mtfc.driver.check import check_file
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.sources import Sources
 from mtfc.frontend.codes import CODES
 from tests.cli.conftest import Mtfc
 
@@ -44,6 +48,18 @@ def test_wrong_usage(arguments: list[str], message: str, mtfc: Mtfc, folder: Pat
     assert (outcome.status, outcome.out) == (2, "")
     assert message in outcome.err
     assert sorted(path.name for path in folder.iterdir()) == ["model.mtf"]
+
+
+def test_a_terminal_shows_how_to_read_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "two.mtf").write_text("dim a = b\ndim c = d\nmodel m(x: [a]) {\n  return q\n}\n")
+    found = check_file("two.mtf", Choice(), sources := Sources())
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    show_diagnostics(found[:2], sources)
+    assert capsys.readouterr().err.endswith("`mtfc explain E103` says more\n")
+    show_diagnostics(found, sources)
+    assert capsys.readouterr().err.endswith("`mtfc explain CODE` says more, for E103, E101\n")
 
 
 def test_help_knows_pages_and_commands(mtfc: Mtfc) -> None:

@@ -146,6 +146,12 @@ def test_hostile_sources(editor: Editor, number: int) -> None:
     assert editor.edit(uri, (lsp.Range(position, position), "\n")) is not None
 
 
+def test_a_code_leads_to_its_page(editor: Editor) -> None:
+    (shown,) = editor.open("untitled:code", "dim a = b\n")
+    page, _, line = shown.code_description.href.removeprefix("file://").partition("#L")
+    assert Path(page).read_text("utf-8").splitlines()[int(line) - 1] == "### E103"
+
+
 def test_unsaved_imports(editor: Editor, tmp_path: Path) -> None:
     """The buffers count, not the files: an edit of a module is seen at once in the file that imports it."""
     module, main = tmp_path / "common.mtf", tmp_path / "main.mtf"
