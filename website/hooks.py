@@ -61,6 +61,8 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
     """Lead links to files of the repository to their pages, and leave words for the tests out of fences."""
     if page.file.src_uri.startswith("source/"):
         return markdown
+    if page.file.src_uri.startswith("decisions/"):
+        page.meta["search"] = {"boost": 0.25}  # results for users come first
     origin = _origin(page.file.src_uri)
     without_words = FENCE.sub(r"```\1", markdown)
     parts = re.split(r"(^```.*?^```$)", without_words, flags=re.MULTILINE | re.DOTALL)
