@@ -7,7 +7,6 @@ which pygls uses, ends lines at more characters, such as a form feed; so buffers
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from functools import cached_property
 
@@ -15,8 +14,7 @@ import attrs
 from lsprotocol.types import Position, Range, TextEdit
 
 from mtfc.compiler.diagnostics import Span
-
-END_OF_LINE = re.compile(r"\r\n|\r|\n")
+from mtfc.editor.token_kinds import END_OF_LINE
 
 WIDTHS: dict[str, tuple[int, ...]] = {"utf-8": (0x7F, 0x7FF, 0xFFFF), "utf-16": (0xFFFF,), "utf-32": ()}
 """For each encoding of positions, the last characters that take one unit, two units, and so on."""

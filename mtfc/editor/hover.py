@@ -12,10 +12,11 @@ from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import WRITTEN_BYTES, Mesh, TensorType
 from mtfc.editor import signatures
-from mtfc.editor.buffers import END_OF_LINE, TextBuffer
+from mtfc.editor.buffers import TextBuffer
 from mtfc.editor.declarations import Declarations, DeclaredSymbol, Project
 from mtfc.editor.figures import CaseFigures, LineFigures, ValueFigures, defined_in
 from mtfc.editor.names import Body, Occurrence, statements
+from mtfc.editor.token_kinds import END_OF_LINE
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
 from mtfc.frontend.syntax import ast
 from mtfc.reports.step_report import seconds_text

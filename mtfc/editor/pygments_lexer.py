@@ -20,8 +20,7 @@ from pygments.token import (
     _TokenType,
 )
 
-from mtfc.editor.buffers import END_OF_LINE
-from mtfc.editor.token_kinds import TokenKind, classified
+from mtfc.editor.token_kinds import END_OF_LINE, TokenKind, classified
 
 TYPES: dict[TokenKind, _TokenType] = {
     "comment": Comment.Single,

@@ -22,6 +22,9 @@ TokenKind = Literal[
     "comment", "keyword", "constant", "dtype", "number", "string", "operator", "builtin", "name", "punctuation", "error"
 ]  # fmt: skip
 
+END_OF_LINE = re.compile(r"\r\n|\r|\n")
+"""The only ends of lines that the compiler knows."""
+
 CONSTANTS = ("true", "false")
 
 LEADING = ("import", "dim", "mesh", "layout", "placement", "hardware", "device", "link", "model", "fn", "optimizer",

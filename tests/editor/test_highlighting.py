@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -155,6 +157,14 @@ def test_pygments_finds_the_lexer() -> None:
     module, _, name = project["entry-points"]["pygments.lexers"]["mtf"].partition(":")
     assert getattr(import_module(module), name) is MtfLexer
     assert "mtf" in MtfLexer.aliases
+
+
+def test_pygments_needs_no_other_package() -> None:
+    """Pygments loads the lexers of all packages for a name that it does not know: ours must load wherever mtfc is."""
+    code = (
+        f"import sys; sys.modules['lsprotocol'] = sys.modules['pygls'] = None; import {MtfLexer.__module__}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_words_are_words() -> None:
