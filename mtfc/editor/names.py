@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from typing import Literal
 
 import attrs
@@ -28,6 +29,12 @@ Body = ast.ModelDecl | ast.FnDecl | ast.OptimizerDecl
 
 DIM_KINDS = (kinds.dim, kinds.dims, kinds.mapping, kinds.windows)
 """The kinds of arguments that are dimensions."""
+
+OF_THE_STEP = ("forward", "backward", "update", "parameter", "state", "input")
+"""Words before the full names of equations and of arguments that a step stores."""
+
+OF_A_LOOP = ("carried", "invariant", "yielded")
+"""Words in full names for the values that a loop takes and gives."""
 
 NUMBERED = re.compile(r"_[0-9]+$")
 """The end of the name of a further scope: `layer_norm_2`."""
@@ -292,11 +299,16 @@ class _Resolver:
     def _value_path(self, path: ast.Name | ast.Path, models: list[ast.ModelDecl]) -> Iterator[Occurrence]:
         """Yield the names in the full name of a value, such as `layers.ffn.h`: loops, calls, and the value itself.
 
-        The name of a part of a layout may end with a loop or a call.
+        The name of a part of a layout may end with a loop or a call. Equations and stored arguments have a word before the
+        name, and an optimizer's state has another one behind it.
         """
         parts = (path.text,) if isinstance(path, ast.Name) else path.parts
-        for model in models:
-            found = list(self._steps(parts, path.span, model, self.file))
+        forms = [(parts, path.span)]
+        if len(parts) > 1 and parts[0] in OF_THE_STEP:
+            span = attrs.evolve(path.span, column=path.span.column + len(parts[0]) + 1)
+            forms += [(parts[1:], span), (parts[1:-1], span)]
+        for model, (names, span) in product(models, forms):
+            found = list(self._steps(names, span, model, self.file))
             if found:
                 yield from found
                 return
@@ -329,6 +341,8 @@ class _Resolver:
                 yield Occurrence(attrs.evolve(own, end_column=column + length), symbol, "used")
                 yield from self._steps(parts[1:], rest, function[0].node, function[1])
                 return
+        if part in OF_A_LOOP:
+            yield from self._steps(parts[1:], rest, decl, file)
 
     def _dim_of(self, name: ast.DimName, body: BodyNames, file: Declarations) -> Iterator[Occurrence]:
         return _Resolver(file, self.project)._dim(name, body)
