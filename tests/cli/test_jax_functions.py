@@ -60,6 +60,12 @@ def whole(x):
     return jnp.linalg.cholesky(y + 1) + x[::2].sum()
 
 
+def root_from_two(x):
+    return jnp.sqrt(x - 2)
+
+
+three = (jnp.full(8, 3.0),)
+some = (array(8),)
 square = (array(8, 8),)
 trees = (array(4),), {"x": array(4)}
 
@@ -122,6 +128,14 @@ def test_a_search_writes_a_plan_that_the_other_commands_read(mtfc: Mtfc, folder:
     assert (other.status, "other names of dimensions" in other.err) == (2, True)
     (folder / "broken.json").write_text("{}")
     assert mtfc("cost", *STEP, "--layout", "broken.json").status == 2
+
+
+def test_verify_takes_the_example_where_drawn_numbers_prove_nothing(mtfc: Mtfc) -> None:
+    function = "verify", "jax_user:root_from_two", "--layout", "batch:data", "--mesh", "data:2", "--no-exact"
+    assert mtfc(*function, "--args", "jax_user:three").status == 0
+    found = mtfc(*function, "--args", "jax_user:some")
+    assert found.status == 1
+    assert "100% of the numbers prove nothing: they are NaN or infinite" in found.out
 
 
 def test_verify_compares_all_roads(mtfc: Mtfc) -> None:

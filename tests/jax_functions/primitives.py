@@ -158,6 +158,14 @@ def foreign(name: str, function: Callable[..., Any]) -> Any:
 SWISH, SAME = foreign("swish", lambda x: x * jax.nn.sigmoid(x)), foreign("same", lambda x: x)
 
 
+def keys_of_examples(key: Any, x: Any) -> Any:
+    """Give each example a key, as dropout under `jax.vmap` has it, and move keys about."""
+    keys = jax.random.split(key, 4)
+    first, second = jax.random.split(keys[2].reshape(1)[0])
+    moved = jnp.where(jnp.arange(4) > 1, keys[::-1], jnp.stack([first, second, *keys[:2]]))
+    return jax.vmap(lambda k, r: jax.random.bernoulli(k, 0.5, r.shape) * r)(moved, x), moved.T[1]
+
+
 def raises(_: Any) -> Any:
     raise AssertionError("a branch that is not taken runs")
 
@@ -495,6 +503,7 @@ RANDOM: Mapping[str, Case] = {
     "split": (lambda k: jax.random.split(k, 2), ("key",)),
     "dropout": (lambda k, x: jnp.where(jax.random.bernoulli(k, 0.5, x.shape), x, 0), ("key", X)),
     "bits_16": (lambda k: jax.random.bits(k, (8, 6), "uint32"), ("key",)),
+    "keys_of_examples": (keys_of_examples, ("key", (4, 3))),
     "permutation": (lambda k: jax.random.permutation(k, 8), ("key",)),
     "categorical": (lambda k, x: jax.random.categorical(k, x), ("key", X)),
     "inside_a_loop": (

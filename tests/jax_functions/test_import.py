@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import mtfc
-from mtfc.frontend.jaxpr.flat import scan_counts
+from mtfc.frontend.jaxpr.equations import scan_counts
 from tests.jax_functions.models import MODELS, array
 
 

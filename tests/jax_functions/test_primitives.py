@@ -91,7 +91,7 @@ ON_JAX = (
     "lookup_default", "along_gradient", "depthwise_gradients", "max_pool_gradient", "update", "pad",
     "max_pool_with_a_rest", "empty", "gather_planes", "gather_own", "set_own", "ragged_dot_batches", "bytes", "quantized",
     "counted_while", "bounded_while", "while_inside", "while_with_a_long_counter", "long_branches", "random_branch",
-    "closing_over", "raising_branch", "set_in_constants", "betainc", "matrices",
+    "closing_over", "raising_branch", "keys_of_examples", "set_in_constants", "betainc", "matrices",
 )  # fmt: skip
 """The cases that run on JAX, too: calls, random keys, and ops that no example of the language has."""
 

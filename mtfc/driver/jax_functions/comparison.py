@@ -61,7 +61,12 @@ class PlanVerification:
     @property
     def ok(self) -> bool:
         agrees = all(each.ok for each in self.outputs) and (self.exact is None or self.exact.ok)
-        return agrees and not _proves_nothing(self.outputs)
+        return agrees and not self.proves_nothing
+
+    @property
+    def proves_nothing(self) -> bool:
+        """True if no number of the outputs says anything about the plan."""
+        return _proves_nothing(self.outputs)
 
     def __str__(self) -> str:
         lines = []

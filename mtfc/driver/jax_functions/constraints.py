@@ -14,20 +14,16 @@ from typing import Any
 
 import attrs
 
-from mtfc.frontend.jaxpr.flat import (
+from mtfc.frontend.jaxpr.equations import (
     INLINED,
     RECOMPUTING,
-    AppliedPrimitive,
-    Body,
-    Flat,
-    Var,
     bound,
-    chooses,
     has_elements,
     kept_apart,
     makes_step,
     scan_counts,
 )
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Flat, Var, chooses
 from mtfc.frontend.jaxpr.user_lines import at_line_of
 
 FREE = frozenset({"slice"})

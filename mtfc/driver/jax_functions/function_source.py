@@ -57,6 +57,10 @@ class FunctionSource:
     parameters: Sequence[int] | None = None
     merge: bool = True
 
+    def example(self, function: Callable[..., Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return the example arguments of the function, positional and named. Raises `UsageError`."""
+        return _arguments(self._value(self.args, "--args", ARGS), function, f"--args {self.args}")
+
     @cached_property
     def imported(self) -> ImportedProgram:
         """The imported function. Raises `CompileError` and `UsageError`."""
@@ -66,7 +70,7 @@ class FunctionSource:
         import_jax()
         with redirect_stdout(sys.stderr):  # standard output is for results alone
             function = imported_function(self.function, "", "a function of JAX")
-            args, kwargs = _arguments(self._value(self.args, "--args", ARGS), function, f"--args {self.args}")
+            args, kwargs = self.example(function)
             names = self._names()
             self._check_parameters(len(args))
             try:

@@ -58,6 +58,7 @@ class VerifiedPlan:
 def verify_function(options: VerifyOptions, sources: Sources) -> VerifiedPlan:
     """Compare the function with `plan.apply`, `plan.step` and the exact check, under one layout.
 
+    If nothing is finite on drawn arguments, the example arguments take their place, unless they are mere shapes.
     Raises `CompileError`, `UsageError` and `Unavailable`.
     """
     from mtfc.backends.common.devices import import_jax
@@ -71,9 +72,16 @@ def verify_function(options: VerifyOptions, sources: Sources) -> VerifiedPlan:
     for option, value in given.items():
         if value is not None:
             raise UsageError(f"{option} is for .mtf files: a function of JAX is verified on drawn arguments")
-    import_jax().config.update("jax_default_matmul_precision", "highest")
+    jax = import_jax()
+    jax.config.update("jax_default_matmul_precision", "highest")
     plan = plan_on_devices(options.file, options.choice, sources)
     found = verified(plan, (), {}, options.seed, options.exact)
+    if found.proves_nothing:
+        source = options.choice.source
+        assert isinstance(source, FunctionSource)
+        args, kwargs = source.example(plan.function)
+        if not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves((args, kwargs))):
+            found = verified(plan, args, kwargs, options.seed, options.exact)
     return VerifiedPlan(plan.program.name, plan.case.name, plan.case.mesh, found)
 
 

@@ -1,7 +1,8 @@
 """Find the simpler jaxpr that an equation stands for.
 
 Some primitives are evaluated by a function of JAX: `custom_linear_solve`, and most primitives of other libraries. Their steps are
-those of this function. Dots and moves of complex numbers are those of their real and imaginary parts.
+those of this function. Dots and moves of complex numbers are those of their real and imaginary parts, and moves of random keys
+are those of the keys' data.
 """
 
 from __future__ import annotations
@@ -21,13 +22,24 @@ BY_PARTS = frozenset({
 })  # fmt: skip
 """Primitives that do with a complex number what they do with its real and its imaginary part."""
 
+MOVING = frozenset({
+    "broadcast_in_dim", "concatenate", "copy", "dynamic_slice", "dynamic_update_slice", "gather", "reshape", "rev", "select_n",
+    "slice", "split", "squeeze", "stack", "transpose", "unstack",
+})  # fmt: skip
+"""Primitives that move random keys."""
+
 Evaluate = Callable[[Any, Sequence[Any]], Sequence[Any]]
 """(equation, operands) -> results."""
 
 
 def expansion(eqn: Any) -> Any | None:
-    """Return a jaxpr that computes the results of an equation from its operands; None if no simpler one is known."""
+    """Return a jaxpr that computes the results of an equation from its operands; None if no simpler one is known.
+
+    The data of random keys, with one axis more, take the keys' place.
+    """
     name = eqn.primitive.name
+    if moves_keys(eqn):
+        return _of_data(eqn)
     if any(map(_is_complex, eqn.outvars)):
         if name == "dot_general":
             return _traced(eqn, _complex_dot)
@@ -45,6 +57,31 @@ def _is_complex(var: Any) -> bool:
     import numpy as np
 
     return isinstance(var.aval.dtype, np.dtype) and var.aval.dtype.kind == "c"
+
+
+def moves_keys(eqn: Any) -> bool:
+    """Return True for an equation that only moves random keys."""
+    return eqn.primitive.name in MOVING and any(map(_has_keys, eqn.outvars))
+
+
+def _has_keys(var: Any) -> bool:
+    import jax
+
+    return bool(jax.numpy.issubdtype(var.aval.dtype, jax.dtypes.prng_key))
+
+
+def _of_data(eqn: Any) -> Any:
+    """Return the jaxpr of the primitive for each element of the keys' data."""
+    import jax
+
+    struct: Any = jax.ShapeDtypeStruct
+    avals = [struct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    axes = [-1 if _has_keys(v) else None for v in eqn.invars]
+    data = [
+        x if i is None else jax.eval_shape(jax.random.key_data, x) for x, i in zip(avals, axes, strict=True)
+    ]
+    function = jax.vmap(lambda *xs: eqn.primitive.bind(*xs, **eqn.params), axes, -1)
+    return jax.make_jaxpr(function)(*data)
 
 
 def _is_foreign(primitive: Any) -> bool:

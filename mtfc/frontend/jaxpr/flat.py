@@ -16,7 +16,17 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.compiler.ir.core import Stage
 from mtfc.compiler.ir.types import ARRAY_DTYPES, CARRIED_BYTES, FLOATS
 from mtfc.frontend.jaxpr.axis_annotations import Annotation
-from mtfc.frontend.jaxpr.expansions import expansion
+from mtfc.frontend.jaxpr.equations import (
+    INLINED,
+    bound,
+    has_elements,
+    kept_apart,
+    makes_step,
+    scan_counts,
+    stage_of,
+    takes_long,
+)
+from mtfc.frontend.jaxpr.expansions import expansion, moves_keys
 from mtfc.frontend.jaxpr.factors import Axis
 from mtfc.frontend.jaxpr.user_lines import line_of
 from mtfc.frontend.jaxpr.while_loops import WhileLoop
@@ -26,33 +36,6 @@ DTYPES = {name: dtype for dtype, name in ARRAY_DTYPES.items()}
 
 NUMBERS = frozenset(DTYPES.values()) - {"c64", "c128", "f8e4m3fn", "f8e5m2"}
 """The dtypes of scalars that are written in programs."""
-
-INLINED = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "custom_lin": "call_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-}
-"""Primitive that calls a jaxpr -> the parameter that has the jaxpr."""
-
-RECOMPUTING = ("remat2", "checkpoint")
-
-
-def kept_apart(eqn: Any) -> tuple[bool, ...]:
-    """Return for each operand of an equation if a barrier keeps what is computed again from it apart from the first computation.
-
-    Only the backward pass of `jax.checkpoint` has such operands.
-    """
-    apart = eqn.primitive.name in RECOMPUTING and eqn.params.get("differentiated", True)
-    prevented = eqn.params.get("prevent_cse", True)
-    each = prevented if isinstance(prevented, tuple) else (bool(prevented),) * len(eqn.invars)
-    return tuple(apart and is_prevented for is_prevented in each)
 
 
 @attrs.define(eq=False)
@@ -194,25 +177,6 @@ Env = dict[Any, Operand | Empty]
 """Variable of a jaxpr -> what stands for it."""
 
 
-def makes_step(eqn: Any) -> bool:
-    """Return False for an equation that makes no elements, or joins one array with empty ones."""
-    if eqn.primitive.name == "concatenate" and sum(map(has_elements, eqn.invars)) == 1:
-        return False
-    return any(map(has_elements, eqn.outvars))
-
-
-def has_elements(var: Any) -> bool:
-    """Return False for a variable of a jaxpr whose array has no elements."""
-    return 0 not in getattr(var.aval, "shape", ())
-
-
-LONG = frozenset({
-    "cholesky", "cond", "conv_general_dilated", "dot_general", "eig", "eigh", "fft", "householder_product", "lu",
-    "pallas_call", "pure_callback", "qr", "ragged_dot_general", "scan", "schur", "svd", "triangular_solve", "while",
-})  # fmt: skip
-"""Primitives that may take long, or that do more than to compute."""
-
-
 def chooses(eqn: Any) -> bool:
     """Return True for a conditional that becomes steps.
 
@@ -220,17 +184,9 @@ def chooses(eqn: Any) -> bool:
     """
     if eqn.primitive.name != "cond" or len(eqn.params["branches"]) == 1:
         return False
-    if not all(map(_takes_long, eqn.params["branches"])):
+    if not all(map(takes_long, eqn.params["branches"])):
         return True
     return all(DTYPES.get(v.aval.dtype.name) in NUMBERS for v in eqn.outvars)
-
-
-def _takes_long(closed: Any) -> bool:
-    for eqn in getattr(closed, "jaxpr", closed).eqns:
-        inner = eqn.params.get(INLINED.get(eqn.primitive.name, ""))
-        if eqn.primitive.name in LONG or eqn.effects or (inner is not None and _takes_long(inner)):
-            return True
-    return False
 
 
 class _WithEmpty:
@@ -348,7 +304,7 @@ class Flattener:
         return self._inline(closed, dict(zip(closed.jaxpr.invars, arguments, strict=True)), steps, span)
 
     def _equation(self, eqn: Any, env: Env, steps: list[AppliedPrimitive], outer: Span | None) -> None:
-        around, self._stage = self._stage, _stage(eqn, self._stage)
+        around, self._stage = self._stage, stage_of(eqn, self._stage)
         self._steps_of(eqn, env, steps, outer)
         self._stage = around
 
@@ -407,12 +363,27 @@ class Flattener:
     ) -> None:
         """Add the steps of a jaxpr that an equation stands for. They have the line of the equation."""
         before, around, self._place_of_all = len(steps), self._place_of_all, self._place_of_all or span
-        found = self._applied(simpler, operands, steps, span)
+        is_of_data = moves_keys(eqn)
+        given = [self._as_data(x, None, steps, span) if is_of_data else x for x in operands]
+        found = self._applied(simpler, given, steps, span)
         self._place_of_all = around
-        env.update(zip(eqn.outvars, found, strict=True))
+        for x, var in zip(found, eqn.outvars, strict=True):
+            env[var] = self._as_data(x, self.var(var.aval).key, steps, span) if is_of_data else x
         if len(steps) == before:
             self._step(_copy(), (TRUE,), self._like(TRUE), {}, steps, span)
         steps[-1].ends, steps[-1].is_expansion = eqn, True
+
+    def _as_data(
+        self, x: Operand | Empty, key: str | None, steps: list[AppliedPrimitive], span: Span | None
+    ) -> Operand | Empty:
+        """Return the data of random keys as an array of numbers, or numbers as the data of keys."""
+        if not isinstance(x, Var) or x.key == key:
+            return x
+        self._count += 1
+        result = Var(self._count, x.shape, x.dtype, key)
+        name = "random_wrap" if key else "random_unwrap"
+        steps.append(AppliedPrimitive(name, None, {}, (x,), (result,), span, self._stage))
+        return result
 
     def _choice(
         self,
@@ -431,7 +402,7 @@ class Flattener:
 
         lax, branches, (number, *given) = jax.lax, eqn.params["branches"], operands
         assert not isinstance(number, Empty)
-        takes_long, last = [*map(_takes_long, branches)], len(branches) - 1
+        is_long, last = [*map(takes_long, branches)], len(branches) - 1
 
         def compared(bind: Any, k: int) -> Var:
             limit = number, Number(k, number.dtype)
@@ -443,7 +414,7 @@ class Flattener:
 
         found: list[Operand | Empty] = []
         for k in range(len(branches)):
-            if takes_long[k]:
+            if is_long[k]:
                 continue
             results = self._applied(branches[k], given, steps, span)
             if not found:
@@ -457,7 +428,7 @@ class Flattener:
         if not found:
             found = [zeros(v) if has_elements(v) else Empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
         for k in range(len(branches)):
-            if takes_long[k]:
+            if is_long[k]:
                 bind, limit = (lax.lt_p, 1) if k == 0 else (lax.ge_p, k) if k == last else (lax.eq_p, k)
                 is_taken = compared(bind, limit)
                 with self._closing_loop(steps):
@@ -672,27 +643,6 @@ def _without_empty(
     return f"{name}_of_nothing", _WithEmpty(eqn, operands), eqn.params, given
 
 
-def bound(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
-    """Apply a primitive, and return its results."""
-    made = primitive.get_bind_params(dict(params))
-    functions, options = made if isinstance(made, tuple) else ((), made)  # JAX before 0.10 returns a pair
-    found = primitive.bind(*functions, *operands, **options)
-    return list(found) if primitive.multiple_results else [found]
-
-
 def _builtin(array: Any, dtype: str) -> bool | int | float:
     """Return a scalar as a number of Python's own."""
     return bool(array) if dtype == "bool" else float(array) if dtype in FLOATS else int(array)
-
-
-def _stage(eqn: Any, around: Stage) -> Stage:
-    """Return the stage of an equation; around: that of the equation whose jaxpr has it."""
-    return "backward" if "transpose(" in str(eqn.source_info.name_stack) else around
-
-
-def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the numbers of constants and of carries of a `scan`, from its parameters; JAX 0.12 states them as trees."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    consts, carries, _ = params["ft_in"].unpack()
-    return len(consts.vals), len(carries.vals)

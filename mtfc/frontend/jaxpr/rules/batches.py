@@ -10,17 +10,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtfc.compiler.ir.types import ARRAY_DTYPES
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, bound
+from mtfc.frontend.jaxpr.equations import bound
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Operand, Var
 
 
 def batch_axes(step: AppliedPrimitive) -> int:
     """Return the number of leading axes of all operands and results that are batches."""
     from jax.extend.core import Primitive
 
-    if step.has_keys or step.bodies or not isinstance(step.bind, Primitive):
+    if step.bodies or not isinstance(step.bind, Primitive):
         return 0
-    arrays, number = (*step.operands, *step.results), 0
-    for sizes in zip(*(x.shape for x in arrays), strict=False):
+    shapes, number = [_struct(x).shape for x in (*step.operands, *step.results)], 0
+    for sizes in zip(*shapes, strict=False):
         if len({*sizes}) > 1 or not _is_mapped(step, number):
             break
         number += 1
@@ -33,7 +34,7 @@ def _is_mapped(step: AppliedPrimitive, number: int) -> bool:
 
     def structs(first: int) -> list[Any]:
         struct: Any = jax.ShapeDtypeStruct
-        return [struct(x.shape[first:], ARRAY_DTYPES[x.dtype]) for x in step.operands]
+        return [struct(x.shape[first:], x.dtype) for x in map(_struct, step.operands)]
 
     def function(*operands: Any) -> Sequence[Any]:
         return bound(step.bind, operands, step.params)
@@ -44,6 +45,16 @@ def _is_mapped(step: AppliedPrimitive, number: int) -> bool:
         return eqn is not None and eqn.primitive is step.bind and dict(eqn.params) == dict(step.params)
     except Exception:  # a primitive without a batching rule, or one that asks for more axes
         return False
+
+
+def _struct(operand: Operand) -> Any:
+    """Return the shape and the dtype that JAX gives an array: random keys have no axis for their data."""
+    import jax
+
+    struct: Any = jax.ShapeDtypeStruct
+    if isinstance(operand, Var) and operand.key is not None:
+        return struct(operand.shape[:-1], jax.random.key(0, impl=operand.key).dtype)
+    return struct(operand.shape, ARRAY_DTYPES[operand.dtype])
 
 
 def _only_equation(jaxpr: Any) -> Any | None:

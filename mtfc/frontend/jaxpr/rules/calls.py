@@ -17,8 +17,9 @@ from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.ops.calls import FUNCTIONS, OnShards
 from mtfc.compiler.ir.types import Dim
 from mtfc.frontend.jaxpr.emitting import JaxprEmitter
+from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.factors import axis
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Var, bound
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Var
 from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules import elementwise, gathers
 from mtfc.frontend.jaxpr.rules.batches import batch_axes

@@ -185,6 +185,9 @@ RULES: dict[str, PrimitiveRule] = {
         link, lambda emitter, step: (_cast(emitter, step, operands(emitter, step)),), _is_cast, moves=True
     ),
     "clamp": rule(_clamp, NUMBERS),
-    "device_put": PrimitiveRule(_link_several, operands, takes_keys=True, moves=True),
+    **dict.fromkeys(
+        ("device_put", "random_wrap", "random_unwrap"),
+        PrimitiveRule(_link_several, operands, takes_keys=True, moves=True),
+    ),
     "optimization_barrier": PrimitiveRule(_link_several, _barrier, takes_keys=True, moves=True),
 }

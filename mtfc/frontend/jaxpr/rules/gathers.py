@@ -16,8 +16,9 @@ import attrs
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.ops.calls import OnShards
 from mtfc.frontend.jaxpr.emitting import JaxprEmitter
+from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.factors import Axis, axis
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, bound
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive
 from mtfc.frontend.jaxpr.linking import Linker
 
 

@@ -1,0 +1,85 @@
+"""Facts about equations of jaxprs: what they call, what they make, and how they are applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mtfc.compiler.ir.core import Stage
+
+INLINED = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_lin": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+"""Primitive that calls a jaxpr -> the parameter that has the jaxpr."""
+
+RECOMPUTING = ("remat2", "checkpoint")
+
+
+def kept_apart(eqn: Any) -> tuple[bool, ...]:
+    """Return for each operand of an equation if a barrier keeps what is computed again from it apart from the first computation.
+
+    Only the backward pass of `jax.checkpoint` has such operands.
+    """
+    apart = eqn.primitive.name in RECOMPUTING and eqn.params.get("differentiated", True)
+    prevented = eqn.params.get("prevent_cse", True)
+    each = prevented if isinstance(prevented, tuple) else (bool(prevented),) * len(eqn.invars)
+    return tuple(apart and is_prevented for is_prevented in each)
+
+
+def makes_step(eqn: Any) -> bool:
+    """Return False for an equation that makes no elements, or joins one array with empty ones."""
+    if eqn.primitive.name == "concatenate" and sum(map(has_elements, eqn.invars)) == 1:
+        return False
+    return any(map(has_elements, eqn.outvars))
+
+
+def has_elements(var: Any) -> bool:
+    """Return False for a variable of a jaxpr whose array has no elements."""
+    return 0 not in getattr(var.aval, "shape", ())
+
+
+LONG = frozenset({
+    "cholesky", "cond", "conv_general_dilated", "custom_linear_solve", "dot_general", "eig", "eigh", "fft",
+    "householder_product", "lu", "pallas_call", "pure_callback", "qr", "ragged_dot_general", "scan", "schur", "svd",
+    "triangular_solve", "while",
+})  # fmt: skip
+"""Primitives that may take long, or that do more than to compute."""
+
+
+def takes_long(closed: Any) -> bool:
+    """Return True for a jaxpr with a primitive that may take long, or with effects."""
+    for eqn in getattr(closed, "jaxpr", closed).eqns:
+        inner = eqn.params.get(INLINED.get(eqn.primitive.name, ""))
+        if eqn.primitive.name in LONG or eqn.effects or (inner is not None and takes_long(inner)):
+            return True
+    return False
+
+
+def bound(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
+    """Apply a primitive, and return its results."""
+    made = primitive.get_bind_params(dict(params))
+    functions, options = made if isinstance(made, tuple) else ((), made)  # JAX before 0.10 returns a pair
+    found = primitive.bind(*functions, *operands, **options)
+    return list(found) if primitive.multiple_results else [found]
+
+
+def stage_of(eqn: Any, around: Stage) -> Stage:
+    """Return the stage of an equation; around: that of the equation whose jaxpr has it."""
+    return "backward" if "transpose(" in str(eqn.source_info.name_stack) else around
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the numbers of constants and of carries of a `scan`, from its parameters; JAX 0.12 states them as trees."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carries, _ = params["ft_in"].unpack()
+    return len(consts.vals), len(carries.vals)
