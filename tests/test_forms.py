@@ -15,14 +15,16 @@ from mtfc.compiler.ir.core import walk
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.parser import ReadError, read_program
 from mtfc.compiler.ir.printer import print_program
-from mtfc.compiler.ir.types import Forms
+from mtfc.compiler.ir.types import GROUPS, Forms
 from mtfc.compiler.passes.pipelines import lower
+from mtfc.compiler.search.forms_search import forms_of
 from mtfc.compiler.search.global_layouts import global_search
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching.layouts import LayoutAnswer
 from mtfc.driver.searching.search import search
+from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.frontend.layouts.layout_text import layout_text
 from tests.harness import load
 
@@ -121,3 +123,23 @@ def test_a_search_finds_writes_and_explains_forms(tmp_path: Path) -> None:
     written = load(found.written())
     assert written.layouts[0].layout.forms == layout.forms
     assert json.loads(json.dumps(record))["forms"] == layout.forms.entries
+
+
+GROUPED = """
+dim rows = 64
+dim experts = 4
+dim d = 16
+dim f = 32
+model net(x: [rows, d], numbers: i32[rows]) {
+  param w: [experts, d, f] = normal(stddev = 0.1)
+  y = grouped_dot(x, w, numbers, experts -> [rows, f])
+  return y
+}
+"""
+
+
+def test_forms_of_groups_are_tried_where_there_are_dots_of_groups() -> None:
+    device = find_hardware("tpu_v2", {}).device
+    (grouped, plain) = (load(text).programs[0].function("forward") for text in (GROUPED, MODEL))
+    assert {forms.groups for forms in forms_of(device, grouped)} == set(GROUPS)
+    assert {forms.groups for forms in forms_of(device, plain)} == {"cheaper"}

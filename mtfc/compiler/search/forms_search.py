@@ -1,8 +1,9 @@
-"""The forms of the best layouts: whether equations between two sums run on parts, and whether sums of dots are joined.
+"""The forms of the best layouts: whether equations between two sums run on parts, whether sums of dots are joined, and what
+travels for dots of groups.
 
 A search finds layouts without forms. Then the forms of the best of them are priced on the machine, with those of layouts that do
 not fit into the memory: on parts they may. So the bound of a search is for layouts without forms. For layouts with regions on
-parts another bound is found by `bound_with_regions`. It does not hold for joined dots.
+parts another bound is found by `bound_with_regions`. It does not hold for joined dots, nor for forms of groups.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from mtfc.compiler.cost.hardware import Device, Hardware
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Function, walk
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.types import MOST_FLOPS_PER_BYTE, REGIONS, Forms, Layout, Mesh
+from mtfc.compiler.ir.types import GROUPS, MOST_FLOPS_PER_BYTE, REGIONS, Forms, Layout, Mesh
 from mtfc.compiler.search.found import Found, Objective, Price, Pricing, value_of
 
 CANDIDATES = 3
@@ -40,6 +41,14 @@ def flops_per_byte(device: Device, function: Function) -> int:
     return min(MOST_FLOPS_PER_BYTE, max(1, round(device.rate(dtype).peak / device.bandwidth.peak)))
 
 
+def forms_of(device: Device, function: Function) -> tuple[Forms, ...]:
+    """Return the forms to try for a function on a device. The forms of groups are tried only where there are dots of groups."""
+    has_groups = any(has_trait(eqn, "groups") for eqn in walk(function.body))
+    dots, groups = (0, flops_per_byte(device, function)), GROUPS if has_groups else GROUPS[:1]
+    every = (Forms(*each) for each in product(REGIONS, dots, groups))
+    return tuple(forms for forms in every if forms.entries)
+
+
 @attrs.frozen
 class RecordedPricing:
     """A pricing that keeps all prices."""
@@ -54,7 +63,7 @@ class RecordedPricing:
 
 @attrs.frozen
 class FormsSearch:
-    """A search for the forms of layouts. until: its end, a time of `monotonic`.
+    """A search for the forms of layouts. forms: those that are tried. until: its end, a time of `monotonic`.
 
     prices: those of layouts without forms. given: layouts with forms that are tried, too.
     """
@@ -62,7 +71,7 @@ class FormsSearch:
     pricing: Pricing
     objective: Objective
     hardware: Hardware
-    balance: int
+    forms: Sequence[Forms]
     prices: Mapping[tuple[Mesh, Layout], Price]
     until: float
     given: Sequence[tuple[Mesh, Layout]] = ()
@@ -120,10 +129,7 @@ class FormsSearch:
         for i, (mesh, layout) in enumerate(without):
             if i and monotonic() > self.until:
                 break
-            for regions, balance in product(REGIONS, (0, self.balance)):
-                forms = Forms(regions, balance)
-                if forms.entries:
-                    yield mesh, attrs.evolve(layout, forms=forms)
+            yield from ((mesh, attrs.evolve(layout, forms=forms)) for forms in self.forms)
 
     def _fits(self, price: Price) -> bool:
         return self.objective == "memory" or price.tiled <= self.hardware.device.memory

@@ -13,7 +13,7 @@ import attrs
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules
 from mtfc.compiler.passes.recompute import limit_on
-from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, flops_per_byte
+from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, forms_of
 from mtfc.compiler.search.found import (
     Found,
     NothingFits,
@@ -86,6 +86,15 @@ class LayoutFinder:
             return find(exact, until)
         return _with_value(best, value_of(price, self.objective))
 
+    def forms_search(
+        self, recorded: RecordedPricing, until: float, given: Sequence[tuple[Mesh, Layout]] = ()
+    ) -> FormsSearch:
+        """Return a search for the forms of priced layouts. given: layouts with forms that are tried, too."""
+        (function,) = self.pricer.program.functions
+        hardware, prices = self.pricer.hardware, recorded.prices
+        forms = forms_of(hardware.device, function)
+        return FormsSearch(recorded.pricing, self.objective, hardware, forms, prices, until, given)
+
     def best_per_equation(
         self,
         meshes: Sequence[Mesh],
@@ -154,7 +163,8 @@ class _GlobalRequest:
     def with_forms(self, pricing: Pricing, until: float) -> Found:
         """Find the best layout, whose forms are priced in a part of the time. Raises `NothingFits`."""
         recorded = RecordedPricing(pricing)
-        forms = self._forms(recorded, until)
+        given = [each for each in self.known if each[1].forms.entries]
+        forms = self.finder.forms_search(recorded, until, given)
         try:
             best = forms.improved(self.without_forms(recorded, until - FORMS_SHARE * (until - monotonic())))
             return self._bounded(best, until)
@@ -163,20 +173,12 @@ class _GlobalRequest:
                 return fitting
             raise
 
-    def _forms(self, recorded: RecordedPricing, until: float) -> FormsSearch:
-        pricer, objective = self.finder.pricer, self.finder.objective
-        (function,) = pricer.program.functions
-        balance = flops_per_byte(pricer.hardware.device, function)
-        given = [each for each in self.known if each[1].forms.entries]
-        return FormsSearch(
-            recorded.pricing, objective, pricer.hardware, balance, recorded.prices, until, given
-        )
-
     def _bounded(self, found: Found, until: float) -> Found:
-        """Return the best layout with forms, with a bound for all layouts with regions on parts. Joined dots have no bound."""
+        """Return the best layout with forms, with a bound for all layouts with regions on parts. Other forms have no bound."""
         from mtfc.compiler.search.global_layouts.global_search import bound_with_regions
 
-        if found.layout.forms.flops_per_byte or not found.layout.forms.entries or found.is_interrupted:
+        forms = found.layout.forms
+        if forms != Forms(forms.regions) or not forms.entries or found.is_interrupted:
             return found
         finder = self.finder
         try:

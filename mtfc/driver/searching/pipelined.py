@@ -2,7 +2,7 @@
 
 For each number of stages, the best global layout of a stage's devices is searched without regard to memory: it splits the work of
 a stage. Then each number of micro-batches is compiled and priced with it, with and without `checkpoint`, and with one chunk of
-layers on each stage or several. The stages lie on the
+layers on each stage or several. In the last part of the time the forms of the best pipelines are priced. The stages lie on the
 outermost axis of the mesh, whose links are the slowest: they send the least.
 """
 
@@ -21,8 +21,9 @@ from mtfc.compiler.ir.loops import carried, dim_of, region_of
 from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Pipeline, Rules
+from mtfc.compiler.search.forms_search import RecordedPricing
 from mtfc.compiler.search.found import Found, NothingFits, Price, value_of
-from mtfc.driver.searching.layouts import LayoutFinder, answer_of, finder_and_others
+from mtfc.driver.searching.layouts import FORMS_SHARE, LayoutFinder, answer_of, finder_and_others
 from mtfc.driver.searching.space import SearchAnswer, SearchTask
 
 if TYPE_CHECKING:
@@ -80,7 +81,9 @@ class PipelineSearch:
         loops = list(pipelined_loops(self.finder.program.function("forward")))
         if not loops:
             raise NothingFits("no `repeat` of the model can run as a pipeline")
-        pricing, room = self.finder.pricer.pricing(self.finder.objective), self._hardware.device.memory
+        pricing = RecordedPricing(self.finder.pricer.pricing(self.finder.objective))
+        forms, room = self.finder.forms_search(pricing, self.until), self._hardware.device.memory
+        until = self.until - FORMS_SHARE * (self.until - monotonic())
         best, least, evaluated, is_interrupted = None, inf, 0, False
         try:
             for mesh, layout in self._candidates(loops):
@@ -89,7 +92,7 @@ class PipelineSearch:
                 if price.tiled <= room and (best is None or value < best.objective):
                     best = Found(mesh, layout, value, 0.0, evaluated)
                 self.task.progress(f"{evaluated} pipelines compiled", best.objective if best else None, None)
-                if best is not None and monotonic() > self.until:
+                if best is not None and monotonic() > until:
                     break
         except KeyboardInterrupt:
             if best is None:
@@ -97,7 +100,8 @@ class PipelineSearch:
             is_interrupted = True
         if best is None:
             raise NothingFits(_nothing(least, room))
-        return attrs.evolve(best, evaluated=evaluated, is_interrupted=is_interrupted)
+        best = forms.improved(attrs.evolve(best, evaluated=evaluated, is_interrupted=is_interrupted))
+        return attrs.evolve(best, without_forms=None)
 
     @property
     def _hardware(self) -> Hardware:
