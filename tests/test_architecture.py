@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 MODULES = sorted(path for path in (ROOT / "mtfc").rglob("*.py") if path.parent.name != "starter")
 
 ORDER = [
+    "mtfc.compiler.records",
     "mtfc.compiler.diagnostics",
     "mtfc.compiler.activity",
     "mtfc.compiler.ir",

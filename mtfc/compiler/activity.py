@@ -12,10 +12,12 @@ from typing import TypeVar
 
 import attrs
 
+from mtfc.compiler.records import define
+
 T = TypeVar("T")
 
 
-@attrs.define
+@define
 class Activities:
     """The activities of the watched thread, the outermost first. figures: what a search has found, in place of activities."""
 

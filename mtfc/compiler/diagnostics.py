@@ -13,10 +13,12 @@ from typing import Literal
 
 import attrs
 
+from mtfc.compiler.records import frozen
+
 Severity = Literal["error", "warning"]
 
 
-@attrs.frozen(order=True)
+@frozen(order=True)
 class Span:
     """A range of a source file; lines and columns count from 1, and the end is exclusive.
 
@@ -63,7 +65,7 @@ class Located:
         return self.span.column
 
 
-@attrs.frozen
+@frozen
 class Label(Located):
     """A second place that matters to a diagnostic, with a message about the place."""
 
@@ -71,7 +73,7 @@ class Label(Located):
     message: str
 
 
-@attrs.frozen
+@frozen
 class Diagnostic(Located):
     """A problem: a stable code, the finding, the place, further places, and a remedy.
 

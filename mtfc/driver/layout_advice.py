@@ -19,6 +19,7 @@ from mtfc.compiler.ir.loops import pairs
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipelines import differentiation, partitioning
+from mtfc.compiler.records import define
 from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.frontend.layouts.efficiency import MACHINE, Faster
 
@@ -34,7 +35,7 @@ def predictor() -> Faster:
     return _Predictor(find_hardware(MACHINE, {}))
 
 
-@attrs.define
+@define
 class _Predictor:
     """Predicts speedups. `left` is the number of programs that may still be compiled."""
 

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-import attrs
-
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics, Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim, Mesh
+from mtfc.compiler.records import frozen
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, declare_layouts, named_once
 from mtfc.frontend.layouts.parts import MultiMeshLayout, declare_multi_mesh
 from mtfc.frontend.semantics.bodies.model_state import never_updated
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from mtfc.placements.declarations import DeclaredPlacement
 
 
-@attrs.frozen
+@frozen
 class Module:
     """The declarations of a file that have no error.
 

@@ -15,6 +15,7 @@ from itertools import accumulate
 import attrs
 
 from mtfc.compiler.diagnostics import MOST, Diagnostic, Span, rest_text
+from mtfc.compiler.records import frozen
 
 TAB = "    "
 WINDOW = 160
@@ -63,7 +64,7 @@ def _place(span: Span) -> dict[str, object]:
     return attrs.asdict(span, filter=lambda field, _: field.name != "call")
 
 
-@attrs.frozen
+@frozen
 class _Mark:
     """A range of one line, in characters from 0, underlined with `sign`: carets for the place, dashes for labels."""
 
@@ -74,7 +75,7 @@ class _Mark:
     message: str
 
 
-@attrs.frozen
+@frozen
 class _Renderer:
     diagnostic: Diagnostic
     sources: Mapping[str, Sequence[str]]
@@ -147,7 +148,7 @@ class _Renderer:
         return f"\x1b[{color}m{text}\x1b[0m" if self.color and text else text
 
 
-@attrs.frozen
+@frozen
 class _Window:
     """The part of a line that is shown. offsets: the columns on the terminal of its characters and of its end."""
 

@@ -16,13 +16,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
-import attrs
-
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import dim_of, is_over_micro_batches, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, Bridge, LayoutRule
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.records import frozen
 
 SINGLE = Mesh("single", ())
 """One processor, on which every array is whole."""
@@ -95,7 +94,7 @@ def uses_of(function: Function) -> dict[Value, list[Equation]]:
     return uses
 
 
-@attrs.frozen
+@frozen
 class DimensionNames:
     """The names of all values of a function: see the module.
 

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 from math import prod
 
-import attrs
-
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.types import Dim, Mesh
+from mtfc.compiler.records import frozen
 
 WORTH = 2
 """The operands are swapped if this transposes at least this many times fewer elements."""
@@ -83,7 +82,7 @@ def kept_order(eqn: Equation, mesh: Mesh) -> tuple[str, ...] | None:
     return tuple(name for name, _ in dot.made)
 
 
-@attrs.frozen
+@frozen
 class _Dot:
     """The dimensions of a dot: operands in the order of the multiplication, and the wanted order of the result."""
 

@@ -22,16 +22,15 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-import attrs
-
 from mtfc.compiler.analysis.buffer_kinds import enlarged, folded
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import carried, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.records import define
 
 
-@attrs.define(eq=False)
+@define(eq=False)
 class Buffer:
     """A buffer, the values that occupy it one after the other, and the equations `birth` to `death` (inclusive) that need it."""
 

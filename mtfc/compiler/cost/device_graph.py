@@ -26,6 +26,7 @@ from typing import Literal
 import attrs
 
 from mtfc.compiler.cost.hardware import Device, Hardware
+from mtfc.compiler.records import frozen
 
 GraphKind = Literal["wire", "ring", "switch", "bus"]
 GRAPH_KINDS: tuple[GraphKind, ...] = ("wire", "ring", "switch", "bus")
@@ -45,7 +46,7 @@ TYPICAL = 2.0**20
 """The bytes of the transfer for which a route is the fastest."""
 
 
-@attrs.frozen
+@frozen
 class DeviceKind:
     """Equal devices. A single device has the name of its kind, one of several a number, too: `gpu[2]`.
 
@@ -67,7 +68,7 @@ class DeviceKind:
         return self.name if self.count == 1 else f"{self.name}[{index}]"
 
 
-@attrs.frozen
+@frozen
 class GraphLink:
     """A link between members: devices by number, and links by `DeviceGraph.middle`.
 
@@ -103,7 +104,7 @@ class GraphLink:
         return tuple(found.values())
 
 
-@attrs.frozen
+@frozen
 class GraphPort:
     """One direction of a link between two members, as reports name it."""
 
@@ -111,7 +112,7 @@ class GraphPort:
     name: str
 
 
-@attrs.frozen
+@frozen
 class Edge:
     """A way from one node to the next, through a port."""
 
@@ -122,7 +123,7 @@ class Edge:
     bandwidth: float
 
 
-@attrs.frozen
+@frozen
 class DeviceGraph:
     """A machine with devices of several kinds, or with any links between them."""
 

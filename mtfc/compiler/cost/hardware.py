@@ -15,6 +15,8 @@ from typing import Literal
 
 import attrs
 
+from mtfc.compiler.records import frozen
+
 Kind = Literal["switch", "ring", "torus", "memory"]
 KINDS: tuple[Kind, ...] = ("switch", "ring", "torus", "memory")
 NEIGHBOURING: tuple[Kind, ...] = ("ring", "torus")
@@ -27,7 +29,7 @@ clears or rounds for a loop (`cost/tpu/tpu_fusion.py`).
 """
 
 
-@attrs.frozen
+@frozen
 class Rate:
     """A rate per second that depends on size: pairs (size, rate) in ascending order of sizes; a plain number is one pair.
 
@@ -54,7 +56,7 @@ class Rate:
         return exp(log(slow) + share * log(fast / slow))
 
 
-@attrs.frozen
+@frozen
 class DotShares:
     """The shares of the FLOP/s that a dot reaches, by the shape of its two matrices; None for all of them.
 
@@ -72,7 +74,7 @@ class DotShares:
         return prod(share.at(size) for share, size in sides if share is not None)
 
 
-@attrs.frozen
+@frozen
 class Scratchpad:
     """The memory on the chip of a TPU (VMEM, on v4 also CMEM).
 
@@ -88,7 +90,7 @@ class Scratchpad:
     results: float | None = None
 
 
-@attrs.frozen
+@frozen
 class Device:
     """One processor.
 
@@ -139,7 +141,7 @@ class Device:
         return self.flops[self.rated(dtype)]
 
 
-@attrs.frozen
+@frozen
 class Link:
     """A link between `sizes` neighbours. `sizes` is empty for an outermost switch that has room for any number.
 
@@ -177,7 +179,7 @@ class Link:
         return self.kind in NEIGHBOURING
 
 
-@attrs.frozen
+@frozen
 class Hardware:
     """A machine, the innermost link first."""
 

@@ -20,9 +20,10 @@ from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.opdef import BlockRewriter
 from mtfc.compiler.ir.types import Axes, Dim
+from mtfc.compiler.records import frozen
 
 
-@attrs.frozen(cache_hash=True)
+@frozen(cache_hash=True)
 class ShardedAmount:
     """An amount that is split over `dims`, and over each pair of `alike` if both of its dimensions are split alike."""
 
@@ -31,21 +32,21 @@ class ShardedAmount:
     alike: Pairs = frozenset()
 
 
-@attrs.frozen(cache_hash=True)
+@frozen(cache_hash=True)
 class Least:
     """The smallest of one or several terms."""
 
     terms: tuple[Term, ...]
 
 
-@attrs.frozen(cache_hash=True)
+@frozen(cache_hash=True)
 class Most:
     """The largest of one or several terms."""
 
     terms: tuple[Term, ...]
 
 
-@attrs.frozen(cache_hash=True)
+@frozen(cache_hash=True)
 class Total:
     """`times` times the sum of any number of terms."""
 
@@ -53,7 +54,7 @@ class Total:
     times: float = 1.0
 
 
-@attrs.frozen(cache_hash=True)
+@frozen(cache_hash=True)
 class Unless:
     """A term that counts only where no pair of dimensions may be split alike."""
 
@@ -61,7 +62,7 @@ class Unless:
     pairs: Pairs
 
 
-@attrs.frozen(cache_hash=True)
+@frozen(cache_hash=True)
 class Unmoved:
     """A term that counts only where an array is surely used as it is stored.
 
@@ -90,7 +91,7 @@ class MakeBlocks(Protocol):
     ) -> BlockRewriter: ...
 
 
-@attrs.frozen
+@frozen
 class CommonProgram:
     """An undistributed function on a device, and which of its equations all layouts in question have.
 
@@ -106,7 +107,7 @@ class CommonProgram:
     new_blocks: Callable[[], MakeBlocks]
 
 
-@attrs.frozen
+@frozen
 class WholeArray:
     """An array of `bytes` in all, which may be split over `dims`; `trips` times in a step."""
 

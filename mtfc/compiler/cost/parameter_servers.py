@@ -11,18 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import attrs
-
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
+from mtfc.compiler.records import frozen
 
 IN, OUT = "server receives", "server sends"
 """The lanes of the servers' ports."""
 
 
-@attrs.frozen
+@frozen
 class ParameterServers:
     """Some servers beside the devices of a mesh, and the all-reduces of gradients that they replace."""
 

@@ -11,10 +11,9 @@ from fractions import Fraction
 from math import ceil, prod
 from typing import Protocol
 
-import attrs
-
 from mtfc.compiler.cost.symbolic import Formula, Symbol
 from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Dim, Mesh, TensorType
+from mtfc.compiler.records import frozen
 
 Amount = int | Fraction | Formula
 """Elements, bytes or FLOPs on one processor."""
@@ -39,7 +38,7 @@ class Scale(Protocol):
         """Processors in a group over `axes`."""
 
 
-@attrs.frozen
+@frozen
 class Numbers:
     """Sizes as integers."""
 

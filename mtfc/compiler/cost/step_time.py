@@ -37,6 +37,7 @@ from mtfc.compiler.ir.loops import charged_equation, dim_of, region_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.records import frozen
 
 COMPUTE = "processor 0"
 """The device that computes. No link has this name."""
@@ -44,7 +45,7 @@ COMPUTE = "processor 0"
 IN_LOOPS = " in loops"
 
 
-@attrs.frozen
+@frozen
 class Seconds:
     """Seconds of one line: computing, communicating, and waiting for communication."""
 
@@ -66,7 +67,7 @@ class Seconds:
 Lines = Mapping[Span | None, Seconds]
 
 
-@attrs.frozen
+@frozen
 class Event:
     """One bar of a timeline: a device is busy from `start` to `end`, in seconds from the start of the step.
 
@@ -82,7 +83,7 @@ class Event:
     detail: Mapping[str, float | str]
 
 
-@attrs.frozen
+@frozen
 class StepTime:
     """The seconds of one execution of a function, in total and by source line, and its timeline.
 
@@ -117,7 +118,7 @@ def step_time(
     return _Simulator(topology, hardware.device, replacing).run(function)
 
 
-@attrs.frozen
+@frozen
 class _Item:
     """An equation in the graph: its seconds on each device, and its part of reports."""
 
@@ -142,7 +143,7 @@ class _Item:
         return self.inside is None and COMPUTE not in self.seconds
 
 
-@attrs.frozen
+@frozen
 class _Simulator:
     topology: Topology
     device: Device

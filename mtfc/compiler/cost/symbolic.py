@@ -12,8 +12,10 @@ from fractions import Fraction
 
 import attrs
 
+from mtfc.compiler.records import frozen
 
-@attrs.frozen(order=True)
+
+@frozen(order=True)
 class Symbol:
     """A dimension's or a mesh axis's size. `position` orders symbols when they are printed."""
 
@@ -26,7 +28,7 @@ Monomial = tuple[tuple[Symbol, int], ...]
 """Symbols in order, each with its power (never 0)."""
 
 
-@attrs.frozen(hash=False)
+@frozen(hash=False)
 class Formula:
     """The sum of `coefficient * monomial` over `terms`; no coefficient is 0."""
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import attrs
+from mtfc.compiler.records import frozen
 
 Id = tuple[int, ...]
 
 
-@attrs.frozen
+@frozen
 class Task:
     """A task that takes `seconds` on `device` after all tasks of `after` have ended."""
 
@@ -25,7 +25,7 @@ class Task:
     after: tuple[Id, ...] = ()
 
 
-@attrs.frozen
+@frozen
 class Slot:
     """The seconds at which a task could start, starts and ends."""
 

@@ -39,12 +39,13 @@ from mtfc.compiler.cost.hardware import Hardware, Link, Rate
 from mtfc.compiler.ir.collective_def import Sending
 from mtfc.compiler.ir.ops.collectives import SENDINGS
 from mtfc.compiler.ir.types import Axes, Mesh
+from mtfc.compiler.records import frozen
 
 COMBINED = 4 * 2**20
 """The bytes from which an array has its own collective; smaller arrays may share one latency."""
 
 
-@attrs.frozen
+@frozen
 class Lane:
     """A link or one side of a torus, on which transfers queue. `size` is None if there is room for any number."""
 
@@ -53,7 +54,7 @@ class Lane:
     size: int | None
 
 
-@attrs.frozen
+@frozen
 class AxisPart:
     """The part of a mesh axis on a lane: `size` members, `stride` places apart."""
 
@@ -62,7 +63,7 @@ class AxisPart:
     stride: int
 
 
-@attrs.frozen
+@frozen
 class Crossing:
     """The members of a group of processors on one lane; `inner` devices of the group belong to each."""
 
@@ -94,7 +95,7 @@ def lanes(hardware: Hardware) -> list[Lane]:
     return found
 
 
-@attrs.frozen
+@frozen
 class Topology:
     """A mesh on a machine: the parts of each axis on lanes, and the number of members in use on each lane."""
 

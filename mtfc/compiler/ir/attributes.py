@@ -15,10 +15,9 @@ import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar, cast
 
-import attrs
-
 from mtfc.compiler.ir.core import Attr
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim
+from mtfc.compiler.records import frozen
 
 T = TypeVar("T")
 
@@ -38,7 +37,7 @@ OVERFLOW: Mapping[str, int] = {
 """Float dtype -> the smallest number that rounds to infinity."""
 
 
-@attrs.frozen
+@frozen
 class Kind(Generic[T]):
     """The values that an attribute may have.
 
@@ -51,7 +50,7 @@ class Kind(Generic[T]):
     meaning: Callable[[T], Hashable] = lambda value: value
 
 
-@attrs.frozen
+@frozen
 class Attribute(Generic[T]):
     """One attribute of an op. An optional one may be missing."""
 

@@ -28,9 +28,10 @@ from mtfc.compiler.ir.opdef import (
     no_gradient,
 )
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
+from mtfc.compiler.records import frozen
 
 
-@attrs.frozen
+@frozen
 class ReshardGoal:
     """The changes that a chain of collectives may make to a type.
 
@@ -77,7 +78,7 @@ def ring_share(whole: float, members: int, inner: int) -> float:
     return whole * (members - 1) / (members * inner)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Sending:
     """The cost of a collective that sends data.
 
@@ -125,7 +126,7 @@ def same_arrays(shard: Shard, *arrays: Any) -> Any:
     return arrays if len(arrays) > 1 else arrays[0]
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class CollectiveDef:
     """One collective.
 
@@ -191,7 +192,7 @@ class CollectiveDef:
         )
 
 
-@attrs.frozen
+@frozen
 class ReshardStep:
     """One collective of a chain, and the types before and after it."""
 

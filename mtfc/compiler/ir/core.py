@@ -15,6 +15,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, TensorType
+from mtfc.compiler.records import frozen
 
 Attr = int | float | bool | str | Dim | tuple[Dim, ...] | tuple[str, ...] | tuple[tuple[Dim, Dim], ...]
 """The value of an attribute. A dimension is a `Dim`, a mesh axis a string, and `length -> memory` a pair of `Dim`s."""
@@ -24,7 +25,7 @@ Role = Literal["input", "parameter", "state", "step", "carried", "invariant", "s
 """The role of an argument. Arguments of a loop's region have one of the last three: see `loops.py`."""
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Value:
     """A result or an argument. Values are compared by identity; `name` is unique within the function."""
 
@@ -35,7 +36,7 @@ class Value:
         return f"%{self.name}"
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Equation:
     """`results = op operands {attrs}`, with the layout of its iteration space once one is assigned.
 
@@ -61,7 +62,7 @@ class Equation:
         return value
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Argument:
     """A function's argument, its role, and (once assigned) its layout at the start of the function.
 
@@ -75,7 +76,7 @@ class Argument:
     initial: float = 0.0
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Output:
     """A named result, and (once assigned) its layout at the end of the function.
 
@@ -88,7 +89,7 @@ class Output:
     layout: Mapping[str, Axes] | None = None
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Function:
     """Arguments, equations in order of definition, and named outputs.
 
@@ -114,7 +115,7 @@ def source_file(functions: Sequence[Function]) -> str | None:
     return next((span.file for span in spans if span), None)
 
 
-@attrs.frozen
+@frozen
 class Initializer:
     """The initial value of a parameter: the name of a distribution and its numbers, e.g. `normal`, {stddev: 0.05}."""
 
@@ -122,7 +123,7 @@ class Initializer:
     args: tuple[tuple[str, float], ...] = ()
 
 
-@attrs.frozen
+@frozen
 class Parameter:
     """A model's parameter: its full name, global type, initial value, and the place of its declaration.
 
@@ -136,7 +137,7 @@ class Parameter:
     is_state: bool = False
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Update:
     """The function that an optimizer applies to each of some parameters.
 
@@ -149,7 +150,7 @@ class Update:
     function: Function
 
 
-@attrs.frozen
+@frozen
 class LossScale:
     """The factor of the loss in the backward pass. `is_dynamic` means that steps change the factor; `start` is the first one."""
 
@@ -157,7 +158,7 @@ class LossScale:
     is_dynamic: bool = False
 
 
-@attrs.frozen
+@frozen
 class Training:
     """The contents of a `train` block: the output of `forward` to minimize, and the way to do it.
 
@@ -179,7 +180,7 @@ class Training:
     average: float | None = None
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Program:
     """One model, compiled for one mesh and layout (or for none yet).
 

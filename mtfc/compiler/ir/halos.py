@@ -6,11 +6,10 @@ communicates is `shift` along `blocks`: each processor hands its part to one oth
 
 from __future__ import annotations
 
-import attrs
-
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import BlockRewriter, Split
 from mtfc.compiler.ir.types import Dim
+from mtfc.compiler.records import frozen
 
 Part = tuple[Value, Dim]
 """A tensor, and the dimension that it has in place of `inner`."""
@@ -78,7 +77,7 @@ def extend_blocks(b: BlockRewriter, x: Value, s: Split, left: int, right: int, f
     return concat_parts(b, s, *parts)
 
 
-@attrs.frozen
+@frozen
 class NeededRange:
     """The elements of the source that each block of a result needs: block j needs `size`, from `first` + `drift` * j on.
 

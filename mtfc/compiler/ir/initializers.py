@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-import attrs
+from mtfc.compiler.records import frozen
 
 Draw = Literal["normal", "uniform"]
 """The standard draws: normal with mean 0 and deviation 1, or uniform on [0, 1)."""
 
 
-@attrs.frozen
+@frozen
 class Distribution:
     """One distribution.
 

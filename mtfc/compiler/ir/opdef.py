@@ -18,6 +18,7 @@ import attrs
 from mtfc.compiler.ir.attributes import Stated, kinds_error
 from mtfc.compiler.ir.core import Attr, Equation, Value
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
+from mtfc.compiler.records import frozen
 
 Attrs = Mapping[str, Attr]
 
@@ -38,7 +39,7 @@ class DTypeError(OpError):
     """The operands' dtypes differ, or the op does not take them."""
 
 
-@attrs.frozen
+@frozen
 class Bridge:
     """A dimension of the operand and one of the result that shards can process together, where both are split alike.
 
@@ -54,7 +55,7 @@ class Bridge:
     is_local: bool
 
 
-@attrs.frozen
+@frozen
 class LayoutRule:
     """The roles of an op's dimensions when a layout splits them. Dimensions that no field names need nothing special.
 
@@ -101,7 +102,7 @@ class Sizes(Protocol):
         """Return the number of elements of one processor's array."""
 
 
-@attrs.frozen
+@frozen
 class Shard:
     """The processor on which an op is evaluated.
 
@@ -116,7 +117,7 @@ class Shard:
     offset: Callable[[str], int]
 
 
-@attrs.frozen
+@frozen
 class Code:
     """The pieces that a backend gives to an op, to make its text from them.
 
@@ -164,7 +165,7 @@ class OpBuilder(Protocol):
     def broadcast(self, x: Value, type: TensorType) -> Value: ...
 
 
-@attrs.frozen
+@frozen
 class Split:
     """A dimension that the layout splits over `axes`, and the two dimensions [blocks, inner] that it is cut into.
 
@@ -267,7 +268,7 @@ Placement:
 """
 
 
-@attrs.frozen
+@frozen
 class SameAs:
     """The result equals an operand, up to its dimensions."""
 
@@ -278,7 +279,7 @@ Logic = Callable[[Sequence[bool | None]], "bool | SameAs | None"]
 """(for each operand: True or False if all of its elements are, else None) -> the same of the result, or the operand it equals."""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class OpDef:
     """One op.
 

@@ -48,13 +48,14 @@ from mtfc.compiler.ir.printer import equation_text
 from mtfc.compiler.ir.sharding_rules import PlacementError, operand_types
 from mtfc.compiler.ir.training import report_error, updates_error
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim, Mesh, TensorType
+from mtfc.compiler.records import frozen
 
 __all__ = ["LEVELS", "Level", "LevelRule", "Verifier", "VerifyError", "layout_error", "type_error", "verify"]
 
 Level = Literal["global", "assigned", "placed", "resharded", "lowered"]
 
 
-@attrs.frozen
+@frozen
 class LevelRule:
     """The forms of a program that a level allows.
 

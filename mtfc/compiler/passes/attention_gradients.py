@@ -25,6 +25,7 @@ from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.contraction import reduced_dims
 from mtfc.compiler.ir.ops.reductions import over
 from mtfc.compiler.ir.types import FLOATS, Dim
+from mtfc.compiler.records import define, frozen
 
 Monomial = frozenset[tuple[Hashable, int]]
 """Pairs of a symbol and its power. A symbol is a value, a `Condition`, a `KeySum`, or the name of a dot."""
@@ -39,7 +40,7 @@ LONGEST, DEEPEST = 16, 60
 """Values with more terms, or behind more equations, are symbols themselves."""
 
 
-@attrs.frozen
+@frozen
 class Condition:
     """A condition as a factor: 1 where it holds, or where it does not."""
 
@@ -47,7 +48,7 @@ class Condition:
     holds: bool
 
 
-@attrs.frozen
+@frozen
 class KeySum:
     """The sum of a monomial over the keys."""
 
@@ -104,7 +105,7 @@ def ratio(a: Polynomial, b: Polynomial) -> tuple[Monomial, float] | None:
     return None
 
 
-@attrs.frozen
+@frozen
 class FoundGradient:
     """An equation whose result is a gradient of the op, up to a factor.
 
@@ -129,7 +130,7 @@ class FoundGradient:
         return build.ordered(build.cast(found, type.dtype), type.dims)
 
 
-@attrs.frozen
+@frozen
 class Gradients:
     """The gradients of one attention. cotangent: of its result; None for 1. v: the values."""
 
@@ -138,7 +139,7 @@ class Gradients:
     sinks: Sequence[FoundGradient]
 
 
-@attrs.frozen
+@frozen
 class AttentionParts:
     """The parts of an attention that its gradient has, too.
 
@@ -156,7 +157,7 @@ class AttentionParts:
     conditions: Sequence[Condition]
 
 
-@attrs.define
+@define
 class GradientMatch:
     """The search for the gradients of one attention.
 

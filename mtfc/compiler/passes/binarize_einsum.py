@@ -27,6 +27,7 @@ from mtfc.compiler.ir.ops.contraction import iteration_dims
 from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Dim, Mesh, Rules
 from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.records import frozen
 
 EXHAUSTIVE = 8
 
@@ -34,7 +35,7 @@ Dims = frozenset[Dim]
 Tree = int | tuple["Tree", "Tree"]
 
 
-@attrs.frozen
+@frozen
 class BinarizeEinsum(Pass):
     name: ClassVar[str] = "binarize-einsum"
     most: int = 1 << 30
@@ -45,7 +46,7 @@ class BinarizeEinsum(Pass):
         return program.map_functions(lambda function: binarized(function, cost, self.most))
 
 
-@attrs.frozen
+@frozen
 class MultiplicationCost:
     """Multiplications on one processor: sizes are divided by the axes that split them, each axis once."""
 

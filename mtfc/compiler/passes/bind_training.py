@@ -20,9 +20,10 @@ from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.passes.dce import live_only
 from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.records import frozen
 
 
-@attrs.frozen
+@frozen
 class BindTraining(Pass):
     name: ClassVar[str] = "bind-training"
     training: bool = False

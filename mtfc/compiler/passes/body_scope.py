@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import attrs
-
 from mtfc.compiler.ir.attributes import fitted
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import pairs
@@ -13,6 +11,7 @@ from mtfc.compiler.ir.opdef import Trait
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.creation import DIMENSION, VALUE
 from mtfc.compiler.ir.types import FLOATS, Dim
+from mtfc.compiler.records import frozen
 
 
 def repeats(eqn: Equation) -> bool:
@@ -21,7 +20,7 @@ def repeats(eqn: Equation) -> bool:
     return is_cast or has_trait(eqn, "broadcast", "transpose", "stop_gradient")
 
 
-@attrs.frozen
+@frozen
 class BodyScope:
     """The equations of a function. inherited: invariant argument of a loop -> the operand, a value of the function around it."""
 
@@ -70,7 +69,7 @@ class BodyScope:
         return None if number is None else fitted(number, value.type.dtype)
 
 
-@attrs.frozen
+@frozen
 class Index:
     """A whole number that depends on indices: the sum of dimensions' indices times `weights`, and a constant."""
 

@@ -22,9 +22,10 @@ from mtfc.compiler.ir.loops import pairs
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.rewrite import Substitution
 from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.records import frozen
 
 
-@attrs.frozen
+@frozen
 class Cse(Pass):
     name: ClassVar[str] = "cse"
 

@@ -19,9 +19,10 @@ import attrs
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.loops import carried, has_condition, region_of
 from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.records import frozen
 
 
-@attrs.frozen
+@frozen
 class Dce(Pass):
     name: ClassVar[str] = "dce"
 

@@ -40,12 +40,13 @@ from mtfc.compiler.passes.cse import share
 from mtfc.compiler.passes.dce import live_only, used_values
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.simplify import simplified
+from mtfc.compiler.records import define, frozen
 
 CHANGES: tuple[Trait, ...] = ("choice", "add", "multiply", "divide")
 """Traits of the ops that may stand between the dot and the softmax, beside the soft cap."""
 
 
-@attrs.frozen
+@frozen
 class FuseAttention(Pass):
     """least: the smallest number of elements of a softmax. gradients: True to make ops of gradients that the program has, too.
 
@@ -68,7 +69,7 @@ class FuseAttention(Pass):
         return program.map_functions(changed)
 
 
-@attrs.frozen
+@frozen
 class FusionOptions:
     """The options of the pass for one program."""
 
@@ -85,7 +86,7 @@ class Unfused(Exception):
     """A softmax between two dots does not have the form of the op: `args[0]` says why."""
 
 
-@attrs.frozen
+@frozen
 class Reason:
     """A softmax between two dots that stays as it is, and why. eqn: the equation of its exponentials."""
 
@@ -217,7 +218,7 @@ def found_in(scope: BodyScope, options: FusionOptions) -> Iterator[Attention | R
                 yield from [found] if found else []
 
 
-@attrs.define
+@define
 class Masks:
     """The masks of logits.
 
@@ -250,7 +251,7 @@ Use = tuple[str, Equation | None]
 """A value that an equation reads, by a word for it, and the equation; None for an output."""
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Attention:
     """A softmax between two dots that becomes one op.
 
@@ -366,7 +367,7 @@ def _band(masks: Masks) -> tuple[tuple[Dim, ...], tuple[Dim, ...], int | None, i
     return (row,), (column,), low, high
 
 
-@attrs.frozen
+@frozen
 class Match:
     """The search for attention around the exponentials of a softmax.
 

@@ -36,9 +36,10 @@ from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, Rules
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.spatial.position_blocks import NewDims
+from mtfc.compiler.records import frozen
 
 
-@attrs.frozen
+@frozen
 class JoinDots(Pass):
     name: ClassVar[str] = "join-dots"
     takes: ClassVar[tuple[Level, ...]] = ("global",)
@@ -53,7 +54,7 @@ class JoinDots(Pass):
         return joiner.dims.declared_in(program.map_functions(joiner.function))
 
 
-@attrs.frozen
+@frozen
 class Term:
     """A dot of two operands that is added to others.
 
@@ -74,7 +75,7 @@ class Term:
         return self.own, self.split, frozenset(self.eqn.result.type.dims), self.eqn.result.type.dtype
 
 
-@attrs.frozen
+@frozen
 class DotJoiner:
     """Joins the dots of one program, by the rules of its layout."""
 

@@ -31,9 +31,10 @@ from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.wide_statistics import with_wide_statistics
+from mtfc.compiler.records import frozen
 
 
-@attrs.frozen
+@frozen
 class MixedPrecision(Pass):
     name: ClassVar[str] = "mixed-precision"
     takes: ClassVar[tuple[Level, ...]] = ("global",)

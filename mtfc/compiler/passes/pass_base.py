@@ -12,13 +12,14 @@ import attrs
 
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.verifier import LEVELS, Level
+from mtfc.compiler.records import frozen
 
 
 class PipelineError(Exception):
     """A pipeline's text names an unknown pass or option, or gives an option a wrong value."""
 
 
-@attrs.frozen
+@frozen
 class Pass:
     """Base of all passes.
 

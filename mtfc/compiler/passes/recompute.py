@@ -54,6 +54,7 @@ from mtfc.compiler.ir.types import Axes, Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.dce import live_only
 from mtfc.compiler.passes.pass_base import IN_PYTHON, Pass
+from mtfc.compiler.records import define, frozen
 
 TYPICAL = Hardware(
     "typical",
@@ -82,7 +83,7 @@ class MemoryLimitError(Exception):
         return sorted(found.items(), key=lambda each: -each[1])
 
 
-@attrs.frozen
+@frozen
 class Recompute(Pass):
     """memory: the bytes of a processor; 0 for no limit. must_fit: False to come as near to the limit as possible.
 
@@ -116,7 +117,7 @@ def limit_on(hardware: Hardware, must_fit: bool = True) -> Recompute:
     return Recompute(int(hardware.device.memory), must_fit, hardware)
 
 
-@attrs.frozen
+@frozen
 class Prices:
     """The bytes and seconds of placed equations on a machine."""
 
@@ -156,7 +157,7 @@ class Prices:
 # The choice of kept values
 
 
-@attrs.frozen
+@frozen
 class KeepingRule:
     """The numbers that decide which values are kept.
 
@@ -168,7 +169,7 @@ class KeepingRule:
     forced: frozenset[Value] = frozenset()
 
 
-@attrs.define
+@define
 class RewrittenStep:
     """A rewritten function. seconds: of all copies. kept: values kept between forward and backward pass, with their bytes."""
 
@@ -232,7 +233,7 @@ def _fastest(function: Function, limit: int, rewriter: Rewriter, stretches: int)
     return tight
 
 
-@attrs.frozen
+@frozen
 class Cut:
     """Equations to run again, and the values that are kept for them and for the backward pass."""
 
@@ -274,7 +275,7 @@ def cut(
 # Loops
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class LoopPair:
     """A loop and its backward loop, which alone reads the stacks of `needed` values, slice by slice.
 
@@ -432,7 +433,7 @@ class PairRewriter:
 # Functions
 
 
-@attrs.define
+@define
 class Rewriter:
     """Rewrites functions by a choice."""
 
@@ -493,7 +494,7 @@ class Rewriter:
         return code.rewritten(found, self.prices.mesh) if found.again else function
 
 
-@attrs.frozen
+@frozen
 class StraightCode:
     """The equations of a function outside of loops. forward: those that may run again."""
 
@@ -562,7 +563,7 @@ def _may_run_again(eqn: Equation) -> bool:
     return eqn.stage == "forward" and not eqn.regions and not is_bare
 
 
-@attrs.define
+@define
 class _Holder:
     """Puts operands of copies behind the last array that is stored before them, by `after`.
 

@@ -31,11 +31,12 @@ from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.records import frozen
 
 Definitions = Mapping[Value, Equation]
 
 
-@attrs.frozen
+@frozen
 class Simplify(Pass):
     name: ClassVar[str] = "simplify"
 
@@ -44,7 +45,7 @@ class Simplify(Pass):
         return program.map_functions(lambda function: simplified(function, named))
 
 
-@attrs.frozen
+@frozen
 class RewriteContext:
     """The definitions that a rule may read, and a builder for the replacement of the equation."""
 

@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-import attrs
-
 from mtfc.backends.common.devices import Unavailable
+from mtfc.compiler.records import frozen
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError, say
 
@@ -108,7 +107,7 @@ def cache() -> Path:
     return Path(root) / "mtfc"
 
 
-@attrs.frozen
+@frozen
 class RemoteFolder:
     """A folder of a remote file system, whose files are written whole. Names are relative to the folder.
 

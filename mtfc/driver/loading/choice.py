@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from mtfc.compiler.diagnostics import CompileError
+from mtfc.compiler.records import frozen
 from mtfc.driver.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class ProgramSource(Protocol):
         ...
 
 
-@attrs.frozen
+@frozen
 class Choice:
     """The chosen parts of a file, and the layouts; None leaves the choice to the file.
 

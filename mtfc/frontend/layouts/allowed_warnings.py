@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 import attrs
 
 from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.records import frozen
 from mtfc.frontend.codes import CODES
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
@@ -17,7 +18,7 @@ WARNINGS = tuple(code for code in CODES if code.startswith("W"))
 OF_LAYOUTS = ("W601", "W602")
 
 
-@attrs.frozen
+@frozen
 class Allowed:
     """The lines of a file on which a warning is allowed, by the code of the warning."""
 

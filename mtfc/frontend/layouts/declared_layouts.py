@@ -8,6 +8,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.types import EVERY, Axes, Layout, Mesh, Rules
+from mtfc.compiler.records import frozen
 from mtfc.frontend.layouts.allowed_warnings import in_layout
 from mtfc.frontend.layouts.declared_forms import resolve_forms
 from mtfc.frontend.layouts.pipelines import DeclaredPipeline, resolve_pipelines
@@ -15,7 +16,7 @@ from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
 
 
-@attrs.frozen
+@frozen
 class DeclaredRule:
     """A rule of a layout, resolved: dimension `dim` is split over `axes`.
 
@@ -35,7 +36,7 @@ Section = Mapping[str, DeclaredRule]
 """Rules by dimension."""
 
 
-@attrs.frozen
+@frozen
 class DeclaredLayout:
     """A layout on a mesh, with the place of each rule.
 

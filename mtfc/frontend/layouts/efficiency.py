@@ -16,6 +16,7 @@ from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.contraction import iteration_dims, reduced_dims
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh
+from mtfc.compiler.records import frozen
 from mtfc.frontend.layouts.allowed_warnings import Allowed
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, DeclaredRule, Section
 from mtfc.frontend.layouts.program_index import ProgramIndex, in_main_file
@@ -45,7 +46,7 @@ def no_predictions() -> Faster:
     return unpredicted
 
 
-@attrs.frozen(slots=False)
+@frozen(slots=False)
 class Advice:
     """Options of the warnings about layouts.
 

@@ -8,12 +8,13 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.records import frozen
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, mesh_of, resolve
 from mtfc.frontend.semantics.names.scope import Scope, Section
 from mtfc.frontend.syntax import ast
 
 
-@attrs.frozen
+@frozen
 class DeclaredPart:
     """A part of a layout: the rules on its mesh, and the places of the calls, variables and loops that run there.
 
@@ -29,7 +30,7 @@ class DeclaredPart:
         return self.rules.mesh
 
 
-@attrs.frozen
+@frozen
 class MultiMeshLayout:
     """A layout of several meshes. parts: in the order in which the file declares their meshes, one part for each mesh.
 

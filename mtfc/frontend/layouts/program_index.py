@@ -13,12 +13,13 @@ from mtfc.compiler.ir.loops import carried, dim_of, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.contraction import reduced_dims
 from mtfc.compiler.ir.types import Axes, Dim, TensorType
+from mtfc.compiler.records import frozen
 
 HEAVY = 100
 """An einsum is heavy if it does at least 1/HEAVY of the work of all einsums."""
 
 
-@attrs.frozen
+@frozen
 class Tensor:
     """A value of the program.
 
@@ -77,7 +78,7 @@ def nothing() -> Mapping[str, Tensor]:
     return {}
 
 
-@attrs.frozen(slots=False)
+@frozen(slots=False)
 class ProgramIndex:
     """Tensors, names and equations of `forward`; `find_targets` returns the layout targets that the compiler names."""
 

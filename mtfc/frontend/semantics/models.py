@@ -5,11 +5,10 @@ A model with errors gives a program of the parts without errors, so that layouts
 
 from __future__ import annotations
 
-import attrs
-
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Output, Program
 from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.bodies.function_builder import BlockBuilder, FunctionBuilder
 from mtfc.frontend.semantics.bodies.statements import BodyKind, ElaboratedBody
 from mtfc.frontend.semantics.calls.builtin_calls import elaborate_call
@@ -18,7 +17,7 @@ from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.bound_names import variables
 
 
-@attrs.frozen
+@frozen
 class Model:
     """An elaborated model.
 

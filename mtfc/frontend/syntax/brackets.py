@@ -15,6 +15,7 @@ from itertools import takewhile
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Diagnostics
+from mtfc.compiler.records import frozen
 from mtfc.frontend.syntax import syntax_errors
 from mtfc.frontend.syntax.lexer import BAD, COMMENT, END, SEPARATOR, STATEMENTS, WORD, Token
 
@@ -36,7 +37,7 @@ UNFINISHED = frozenset(
 )
 
 
-@attrs.frozen
+@frozen
 class TokenStream:
     """Tokens with matching brackets. All indices are of tokens.
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
-import attrs
-
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
+from mtfc.compiler.records import frozen
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.lexer import Token
 
@@ -20,7 +19,7 @@ LEVELS = (("or",), ("and",), ("not",), COMPARISONS, ("+", "-"), ("*", "/", "//",
 LEVEL = {operator: level for level, operators in enumerate(LEVELS) for operator in operators}
 
 
-@attrs.frozen
+@frozen
 class _Pending:
     """An operator whose right operand is being read."""
 

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mtfc.compiler.records import frozen
+
 if TYPE_CHECKING:
     from lark import Lark
     from lark.grammar import Rule as LarkRule
@@ -28,7 +30,7 @@ GRAMMAR = Path(__file__).parents[2] / "grammar" / "mtf.lark"
 TABLES = Path(__file__).with_suffix(".json")
 
 
-@attrs.frozen
+@frozen
 class GrammarRule:
     """A rule of the grammar, which reduces `size` symbols to one `origin`.
 
@@ -43,7 +45,7 @@ class GrammarRule:
     make: str | None
 
 
-@attrs.frozen
+@frozen
 class Tables:
     """The parser's tables. For each state, `moves` maps a terminal to the next state, or to ~r to reduce by rule r first."""
 

@@ -12,9 +12,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeGuard, TypeVar
 
-import attrs
-
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span, nearest
+from mtfc.compiler.records import frozen
 from mtfc.frontend.syntax import ast, precedence, syntax_errors
 from mtfc.frontend.syntax.ast import children
 from mtfc.frontend.syntax.bound_names import bound
@@ -46,7 +45,7 @@ class KeyedEntry(ast.Node):
     value: Any
 
 
-@attrs.frozen
+@frozen
 class TreeBuilder:
     file: str
 

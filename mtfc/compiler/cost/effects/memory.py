@@ -37,9 +37,10 @@ from mtfc.compiler.ir.loops import charged_equation, pairs, region_of
 from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.records import frozen
 
 
-@attrs.frozen
+@frozen
 class MemoryUse:
     """Bytes on one processor.
 
@@ -184,7 +185,7 @@ def _kept(function: Function, scale: Scale) -> Iterator[tuple[Span | None, Amoun
 # Lower bounds
 
 
-@attrs.frozen
+@frozen
 class LiveMemory:
     """The effect of holding arrays in memory, in bytes."""
 
@@ -195,7 +196,7 @@ class LiveMemory:
         return memory_bound(program.function, program.names, program.replaced)
 
 
-@attrs.frozen(cache_hash=True)
+@frozen(cache_hash=True)
 class Splitting:
     """Arrays that may be split over `dims`, and that count only where the dimensions `unless` are whole."""
 
@@ -203,7 +204,7 @@ class Splitting:
     unless: Dims
 
 
-@attrs.frozen
+@frozen
 class MemoryBound:
     """A lower bound on the bytes of a step under every layout: the bytes of `always` and the bytes of any one of the `points`."""
 
@@ -211,7 +212,7 @@ class MemoryBound:
     points: tuple[Mapping[Splitting, int], ...]
 
 
-@attrs.frozen
+@frozen
 class _Lifetime:
     """The time of a value from the equation `birth` to the equation `death` of one function."""
 
@@ -363,7 +364,7 @@ def _is_scaling(eqn: Equation) -> bool:
     return is_multiplied and set(dims) == {frozenset(), frozenset(eqn.result.type.dims)}
 
 
-@attrs.frozen
+@frozen
 class _LiveValues:
     """The values that are alive at each point of a function. without: values that do not count."""
 
@@ -411,7 +412,7 @@ class _LiveValues:
                 birth = use.last + 1
 
 
-@attrs.frozen
+@frozen
 class _LastUse:
     """A use of a value: the number of the equation, the share that is used, the views it is read as.
 
@@ -424,7 +425,7 @@ class _LastUse:
     mixed: Dims = frozenset()
 
 
-@attrs.frozen
+@frozen
 class _LastUses:
     """The uses of values in a function, by numbers of equations. A use of a view is a use of the array that it shows.
 

@@ -51,12 +51,13 @@ from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh, TensorType
+from mtfc.compiler.records import frozen
 
 REARRANGED = {"transposed": transposed_elements, "reordered": copied_elements}
 """Functions that count the elements rearranged for a dot, by the names of their rates."""
 
 
-@attrs.frozen
+@frozen
 class KernelWork:
     """FLOPs, bytes and seconds of one execution of an equation on one processor."""
 
@@ -152,7 +153,7 @@ def _local_sizes(type: TensorType, mesh: Mesh) -> dict[str, int]:
 # Lower bounds
 
 
-@attrs.frozen
+@frozen
 class Kernels:
     """The effect of computing, in seconds."""
 
@@ -166,7 +167,7 @@ class Kernels:
         return tuple(kernel_bounds(program, program.function, sums))
 
 
-@attrs.frozen
+@frozen
 class KernelBound:
     """A lower bound on the seconds of a kernel in one step.
 
@@ -179,7 +180,7 @@ class KernelBound:
     completing: tuple[tuple[Value, Term], ...] = ()
 
 
-@attrs.frozen
+@frozen
 class _KernelParts:
     """The parts of a kernel's bound: bytes in `moved`, seconds in all others.
 
@@ -321,7 +322,7 @@ def _joined(eqn: Equation) -> str:
     return "pool" if OPS[eqn.op].storage == "reduced" else eqn.op
 
 
-@attrs.frozen(eq=False, slots=False)
+@frozen(eq=False, slots=False)
 class _Reads:
     """The reads of the equations of a function, which must be queried in the order of the equations. known: values that are known
     to be stored or not. slices: slices of arguments of the whole function. before: arrays that were read before.

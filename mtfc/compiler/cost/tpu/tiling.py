@@ -16,8 +16,6 @@ from collections.abc import Iterable, Iterator, Set
 from itertools import pairwise, permutations
 from math import prod
 
-import attrs
-
 from mtfc.compiler.analysis.dot_operand_layout import dot_roles, is_dot
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.sizes import Numbers
@@ -25,12 +23,13 @@ from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.structure import reshape_groups
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
+from mtfc.compiler.records import frozen
 
 ROWS, LANES = 8, 128
 """The sides of a tile."""
 
 
-@attrs.frozen
+@frozen
 class Tiles(Numbers):
     """Sizes of one processor's arrays with the padding of a device. pixels: see `pixels_of`."""
 

@@ -25,8 +25,6 @@ from math import prod
 from string import ascii_letters
 from typing import Any
 
-import attrs
-
 from mtfc.compiler.ir.attributes import DIM_SET, DIMS, FLAG, INT, REAL, TEXT, Attribute
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
@@ -47,6 +45,7 @@ from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.ops.elementwise import align, check_dtypes, dims_text, numpy_dtype
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
+from mtfc.compiler.records import frozen
 
 DEPTH, MEMORY = Attribute("depth", DIM_SET), Attribute("memory", DIM_SET)
 RESULT_DIMS, ROLES = Attribute("dims", DIMS), Attribute("roles", TEXT)
@@ -182,7 +181,7 @@ def softmax(np: Any, logits: Any, axes: tuple[int, ...], part: bool) -> tuple[An
     return e / (np.where(total == 0, 1, total) if part else total), largest, total
 
 
-@attrs.frozen
+@frozen
 class _Evaluation:
     """The evaluation of one equation on one processor."""
 
@@ -375,7 +374,7 @@ def _form(eqn: Equation) -> tuple[str, dict[Dim, str]]:
     return f"{','.join(texts[:-2])}->{texts[-2]}->{texts[-1]}", letters
 
 
-@attrs.frozen
+@frozen
 class AttentionCall:
     """The call of a backend's function. options: keyword -> its value as text. letters: dimension -> letter."""
 

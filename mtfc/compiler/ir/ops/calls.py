@@ -16,8 +16,6 @@ from functools import partial
 from math import prod
 from typing import Any
 
-import attrs
-
 from mtfc.compiler.ir.attributes import DIM_LIST, DIMS, TEXT, Attribute
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
@@ -35,12 +33,13 @@ from mtfc.compiler.ir.opdef import (
 from mtfc.compiler.ir.ops.elementwise import dims_text
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
+from mtfc.compiler.records import frozen
 
 FUNCTION, DTYPES, RANKS = (Attribute(name, TEXT) for name in ("function", "dtypes", "ranks"))
 MAPPED, RESULTS = Attribute("mapped", DIMS), Attribute("results", DIM_LIST)
 
 
-@attrs.frozen
+@frozen
 class OnShards:
     """A function of all elements of a processor along the mapped dimensions: (their sizes, *arrays) -> a list of arrays.
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
-
 from mtfc.compiler.ir.attributes import DIM, DIMS, DTYPE, REAL, TEXT, Attribute, Stated
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.opdef import (
@@ -33,6 +31,7 @@ from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.ops.elementwise import check_dtypes, numpy_dtype
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
+from mtfc.compiler.records import frozen
 
 BELOW_ONE = {"bf16": 1 - 2.0**-8, "f16": 1 - 2.0**-11}
 """The largest number below 1 in the dtypes of 16 bits: a uniform number must not round up to 1."""
@@ -77,7 +76,7 @@ def _bernoulli_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Te
     return _drawn_type(types, attributes, "bool")
 
 
-@attrs.frozen
+@frozen
 class Drawn:
     """The part of a tensor that one processor draws, behind the mapped dimensions.
 

@@ -37,6 +37,7 @@ from mtfc.compiler.ir.opdef import (
 from mtfc.compiler.ir.ops.elementwise import align, dims_text
 from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import Dim, Mesh, TensorType
+from mtfc.compiler.records import frozen
 
 TARGET_DIMS = Attribute("dims", DIMS)
 RENAMED = Attribute("mapping", MAPPING)
@@ -172,7 +173,7 @@ def _reshape_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tens
     return (TensorType(types[0].dtype, dims),)
 
 
-@attrs.frozen
+@frozen
 class ReshapeGroup:
     """Adjacent dimensions of the operand, and the adjacent dimensions of the result that hold the same elements."""
 

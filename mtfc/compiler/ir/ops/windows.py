@@ -31,9 +31,10 @@ from mtfc.compiler.ir.ops.creation import VALUE, check_value, literal
 from mtfc.compiler.ir.ops.elementwise import NUMBERS, check_dtypes
 from mtfc.compiler.ir.ops.structure import linear_if_zero, need, structural
 from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.compiler.records import frozen
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Geometry:
     """The placement of `out` windows of `kernel` elements each on the dimension `source`."""
 

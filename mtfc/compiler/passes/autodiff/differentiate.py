@@ -57,9 +57,10 @@ from mtfc.compiler.passes.autodiff.parameter_averages import averages_of
 from mtfc.compiler.passes.autodiff.update_equations import Updater, gradient_norm, inlined, wide
 from mtfc.compiler.passes.autodiff.wide_sums import with_wide_sums
 from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.records import frozen
 
 
-@attrs.frozen
+@frozen
 class Differentiate(Pass):
     """`of` selects the functions to add.
 
@@ -164,7 +165,7 @@ def _times(builder: Builder, gradient: Value, scale: Value) -> Value:
     return builder.cast(builder("mul", product, builder.cast(scale, product.type.dtype)), gradient.type.dtype)
 
 
-@attrs.frozen
+@frozen
 class Differentiated:
     """Reported outputs, the loss first, and gradients of the parameters, in a builder's body.
 

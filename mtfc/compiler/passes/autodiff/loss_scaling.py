@@ -22,6 +22,7 @@ from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Argument, LossScale, Output, Value
 from mtfc.compiler.ir.training import LOSS_SCALE
 from mtfc.compiler.ir.types import scalar
+from mtfc.compiler.records import frozen
 
 GOOD_STEPS = "good_steps"
 PATIENCE = 2000
@@ -34,7 +35,7 @@ LARGEST_NUMBER = (2 - 2**-23) * 2.0**127
 """The largest finite f32."""
 
 
-@attrs.frozen
+@frozen
 class ScaleState:
     """The states of a dynamic scale at the start of a step."""
 

@@ -22,12 +22,13 @@ from mtfc.compiler.ir.core import Argument, Function, Output, Value
 from mtfc.compiler.ir.training import average_of
 from mtfc.compiler.ir.types import scalar
 from mtfc.compiler.passes.autodiff.update_equations import wide
+from mtfc.compiler.records import define
 
 AVERAGED = "averaged"
 """The name of the function that gives parameters their averages."""
 
 
-@attrs.define
+@define
 class Averages:
     """The averages of a step.
 

@@ -49,11 +49,12 @@ from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.partition.layout_rules import LayoutRules, owners
 from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.records import frozen
 
 Splits = Mapping[str, Axes]
 
 
-@attrs.frozen
+@frozen
 class AssignLayouts(Pass):
     name: ClassVar[str] = "assign-layouts"
     takes: ClassVar[tuple[Level, ...]] = ("global", "assigned")

@@ -41,6 +41,7 @@ from mtfc.compiler.ir.ops.attention import (
 )
 from mtfc.compiler.ir.types import Dim
 from mtfc.compiler.passes.spatial.position_blocks import NewDims
+from mtfc.compiler.records import frozen
 
 Tree = Any
 """Values in nested tuples."""
@@ -48,7 +49,7 @@ Tree = Any
 FRONT, BACK = 0, 1
 
 
-@attrs.frozen
+@frozen
 class Ring:
     """The dimensions of a ring.
 
@@ -176,7 +177,7 @@ class Sums(Protocol):
     def finished(self, b: Builder, x: Tree) -> tuple[Value, ...]: ...
 
 
-@attrs.frozen
+@frozen
 class WeightedMeans:
     """Merges results of `attention`: (weighted sum, largest logit, sum of the exponentials of the rest).
 
@@ -234,7 +235,7 @@ def filled(b: Builder, value: float | bool, dtype: str, dims: Sequence[Dim]) -> 
     return b("broadcast", b.constant(value, dtype), dims=tuple(dims))
 
 
-@attrs.frozen
+@frozen
 class RingBuilder:
     """Builds attention, or its gradients, as a ring.
 

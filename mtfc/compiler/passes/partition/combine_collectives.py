@@ -41,12 +41,13 @@ from mtfc.compiler.ir.ops.collectives import axes_of, operand_dims
 from mtfc.compiler.ir.types import Axes, Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.records import frozen
 
 FEW_BYTES = 64 << 10
 """Bytes whose transfer takes about as long as a latency: tens of microseconds at some GB/s, or one at a hundred."""
 
 
-@attrs.frozen
+@frozen
 class CombineCollectives(Pass):
     name: ClassVar[str] = "combine-collectives"
     takes: ClassVar[tuple[Level, ...]] = ("lowered",)
@@ -147,7 +148,7 @@ def completes(eqn: Equation) -> bool:
     return has_trait(eqn, "all_reduce", "reduce_scatter")
 
 
-@attrs.frozen
+@frozen
 class Bucket:
     """The properties that collectives share to be merged.
 

@@ -26,9 +26,10 @@ from mtfc.compiler.ir.sharding_rules import operand_type, operand_types
 from mtfc.compiler.ir.types import Axes, Mesh, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.records import frozen
 
 
-@attrs.frozen
+@frozen
 class InsertReshards(Pass):
     name: ClassVar[str] = "insert-reshards"
     takes: ClassVar[tuple[Level, ...]] = ("placed", "resharded")
@@ -39,7 +40,7 @@ class InsertReshards(Pass):
         return program.map_functions(lambda function: ReshardInserter(function, mesh).run())
 
 
-@attrs.frozen
+@frozen
 class PlacedVersion:
     """A value or a resharded copy of it, with its equation (None for an argument)."""
 

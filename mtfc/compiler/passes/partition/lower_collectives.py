@@ -22,9 +22,10 @@ from mtfc.compiler.ir.rewrite import names_of
 from mtfc.compiler.ir.types import Dim, Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.records import frozen
 
 
-@attrs.frozen
+@frozen
 class LowerCollectives(Pass):
     name: ClassVar[str] = "lower-collectives"
     takes: ClassVar[tuple[Level, ...]] = ("resharded", "lowered")

@@ -54,6 +54,7 @@ from mtfc.compiler.ir.sharding_rules import is_cast_of_terms, operand_type, oper
 from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.records import frozen
 
 Passed = Mapping[str, OperandGroup]
 """Axis -> the operands through which sums over the axis pass to a value, or () for what a loop carries or yields."""
@@ -68,7 +69,7 @@ MOST_CUTS = 256
 """Most minimum cuts for equations that depend on each other; if these do not suffice, the best solution so far counts."""
 
 
-@attrs.frozen
+@frozen
 class PlaceReductions(Pass):
     """in_loops: the least bytes of a sum on a processor that is completed in every iteration of a loop; 0 for none."""
 
@@ -155,7 +156,7 @@ def _passing(eqn: Equation, passed: Passed, names: Names) -> Iterator[Equation]:
     yield attrs.evolve(eqn, operands=tuple(operands))
 
 
-@attrs.frozen
+@frozen
 class LinearEquation:
     """An equation through which a sum can pass, and the groups of its operands that can all be pending, largest first.
 
@@ -195,7 +196,7 @@ Choice = Mapping[Value, OperandGroup]
 """The result of a linear equation with several groups -> the operands through which its sum passes."""
 
 
-@attrs.frozen
+@frozen
 class CutProblem:
     """The values in which a sum over one axis may be pending, as a walk over a function finds them.
 
@@ -385,7 +386,7 @@ def _largest_first(eqn: Equation, groups: Iterable[OperandGroup]) -> tuple[Opera
     return tuple(sorted(groups, key=size, reverse=True))
 
 
-@attrs.frozen
+@frozen
 class CutSolution:
     """A minimum cut: its cost in bytes, and the nodes on the source's side. `minimum_cut` says what the nodes mean."""
 

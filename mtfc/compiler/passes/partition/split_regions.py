@@ -46,6 +46,7 @@ from mtfc.compiler.ir.types import REGIONS, Axes, Dim, Mesh, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.partition.propagate_layouts import fixed
 from mtfc.compiler.passes.pass_base import Pass, PipelineError
+from mtfc.compiler.records import frozen
 
 FORMS = ("layout", *REGIONS)
 
@@ -64,7 +65,7 @@ Place = Equation | Argument | Output
 """A node with a label: an equation, an argument of a loop's region (for a carry also its output), or an output of it."""
 
 
-@attrs.frozen
+@frozen
 class SplitRegions(Pass):
     name: ClassVar[str] = "split-regions"
     takes: ClassVar[tuple[Level, ...]] = ("assigned",)
@@ -120,7 +121,7 @@ def _summed_over(eqn: Equation, axis: str) -> Iterator[Dim]:
         yield from (dim for dim in rule.reduced if axis in (eqn.layout or {}).get(dim.name, ()))
 
 
-@attrs.frozen
+@frozen
 class RegionCut:
     """The labels of all places for one axis and dimension. split: the places on parts. saved: bytes, beside no such places."""
 

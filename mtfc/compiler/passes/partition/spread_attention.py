@@ -52,11 +52,12 @@ from mtfc.compiler.passes.partition.attention_rings import PlainSums, Ring, Ring
 from mtfc.compiler.passes.partition.propagate_layouts import fixed
 from mtfc.compiler.passes.pass_base import Pass, PipelineError
 from mtfc.compiler.passes.spatial.position_blocks import NewDims
+from mtfc.compiler.records import frozen
 
 FORMS = ("auto", "gather", "ring", "heads")
 
 
-@attrs.frozen
+@frozen
 class SpreadAttention(Pass):
     name: ClassVar[str] = "spread-attention"
     takes: ClassVar[tuple[Level, ...]] = ("assigned",)
@@ -73,7 +74,7 @@ class SpreadAttention(Pass):
         return dims.declared_in(program.map_functions(each.function))
 
 
-@attrs.frozen
+@frozen
 class SharedKeys:
     """Attention in which the devices along `axes` have different queries, and different keys before these are gathered.
 
@@ -95,7 +96,7 @@ class SharedKeys:
         return {**rest, self.heads.name: (*rest.get(self.heads.name, ()), *self.axes)}
 
 
-@attrs.frozen
+@frozen
 class FormCost:
     """The cost of one form for a device: time in FLOPs that take as long, and bytes of keys and values."""
 
@@ -128,7 +129,7 @@ def form_costs(eqn: Equation, case: SharedKeys, mesh: Mesh, balance: int) -> dic
     return costs
 
 
-@attrs.frozen
+@frozen
 class AttentionSpreader:
     """Gives the attention of one program its forms.
 
@@ -240,7 +241,7 @@ def _are_siblings(eqn: Equation, other: Equation) -> bool:
     return both and eqn.operands == other.operands and eqn.attrs == other.attrs
 
 
-@attrs.frozen
+@frozen
 class _CaseFinder:
     """Finds the cases among the equations of a function whose equations have layouts. fixed: those that `value` rules name."""
 

@@ -27,9 +27,10 @@ from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.partition.layout_rules import LayoutRules
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.spatial.position_blocks import NewDims, PositionBlocks
+from mtfc.compiler.records import frozen
 
 
-@attrs.frozen
+@frozen
 class PartitionSpatial(Pass):
     name: ClassVar[str] = "partition-spatial"
     takes: ClassVar[tuple[Level, ...]] = ("global",)
@@ -43,7 +44,7 @@ class PartitionSpatial(Pass):
         return each.dims.declared_in(program.map_functions(each.function))
 
 
-@attrs.frozen
+@frozen
 class SpatialPartitioner:
     """Applies the `distribute` rules to the equations of one program."""
 

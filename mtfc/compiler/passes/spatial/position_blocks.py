@@ -17,6 +17,7 @@ from mtfc.compiler.ir.core import Equation, Program, Value
 from mtfc.compiler.ir.opdef import BlockRewriter, Split
 from mtfc.compiler.ir.types import Axes, Dim, Rules, TensorType
 from mtfc.compiler.passes.autodiff.backward import backward
+from mtfc.compiler.records import frozen
 
 
 class NewDims:
@@ -48,7 +49,7 @@ class NewDims:
         return attrs.evolve(program, dims={**program.dims, **dims}, layout=layout)
 
 
-@attrs.frozen
+@frozen
 class PositionBlocks:
     """The `BlockRewriter` of one equation.
 

@@ -41,9 +41,10 @@ from mtfc.compiler.passes.partition.layout_rules import LayoutRules
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.spatial.partition_spatial import SpatialPartitioner
 from mtfc.compiler.passes.spatial.position_blocks import NewDims
+from mtfc.compiler.records import frozen
 
 
-@attrs.frozen
+@frozen
 class SpreadGroups(Pass):
     """rows: if the parameters of groups have more than `rows` times as many elements as the rows, the rows travel.
 
@@ -65,7 +66,7 @@ class SpreadGroups(Pass):
         return dims.declared_in(spread)
 
 
-@attrs.frozen
+@frozen
 class BlockRows:
     """The rows that parts are right for: those whose number is in the block.
 
@@ -82,7 +83,7 @@ class BlockRows:
         return tuple(dict(self.new).get(dim, dim) for dim in dims)
 
 
-@attrs.frozen
+@frozen
 class BlockPart:
     """The value that stands for another one on each block. is_zero: True if it is 0 in rows of other blocks."""
 
@@ -91,7 +92,7 @@ class BlockPart:
     is_zero: bool
 
 
-@attrs.frozen
+@frozen
 class GroupSpreader:
     """Spreads the groups of one function.
 

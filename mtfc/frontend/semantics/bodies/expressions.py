@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from itertools import chain, repeat
 from typing import Any
 
-import attrs
-
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Attr, Equation, Value
 from mtfc.compiler.ir.opdef import DimsError, DTypeError, OpError
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
+from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.bodies.function_builder import BlockBuilder, FunctionBuilder
 from mtfc.frontend.semantics.names.constants import ConstantError, Number, convert, fold, plain, shown, truth
 from mtfc.frontend.semantics.names.scope import Scope, Section, count
@@ -48,7 +47,7 @@ OPERATORS = {
 SIGNS = {"-": "neg", "not": "not"}
 
 
-@attrs.frozen
+@frozen
 class Operand:
     """An operand of an operator or a call.
 
@@ -76,7 +75,7 @@ class Operand:
         return self.type.dims if self.type else ()
 
 
-@attrs.frozen
+@frozen
 class Site:
     """The place in the source that equations are made for, and the variables that their results are bound to, if any.
 

@@ -28,6 +28,7 @@ from mtfc.compiler.ir.core import (
 from mtfc.compiler.ir.loops import sliced_type, stacked_type
 from mtfc.compiler.ir.training import BUILT_IN
 from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.compiler.records import define
 from mtfc.frontend.semantics.names.scope import FileSize
 
 LARGEST = 50_000
@@ -171,7 +172,7 @@ class LoopBuilder(BlockBuilder):
         yield from self._sliced.items()
 
 
-@attrs.define
+@define
 class FunctionBuilder:
     """A function of the program, while its equations are collected.
 

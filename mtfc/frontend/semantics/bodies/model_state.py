@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import attrs
-
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
 from mtfc.compiler.ir.core import Initializer, Value
 from mtfc.compiler.ir.types import TensorType
+from mtfc.compiler.records import define
 from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Site
 from mtfc.frontend.semantics.bodies.function_builder import BlockBuilder
 from mtfc.frontend.syntax import ast
@@ -25,7 +24,7 @@ from mtfc.frontend.syntax.ast import walk
 NEVER_UPDATED = "W604"
 
 
-@attrs.define
+@define
 class DeclaredState:
     """A state of a body: its full name, type and place, the block that declares it, and the place of its update."""
 

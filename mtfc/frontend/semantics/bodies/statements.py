@@ -24,6 +24,7 @@ from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Initializer, Output, Value
 from mtfc.compiler.ir.loops import LOOP, WHILE, result_type, stacked_type
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
+from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.bodies import model_state
 from mtfc.frontend.semantics.bodies.expressions import CallRule, Expressions, Operand, Result, Site
 from mtfc.frontend.semantics.bodies.function_builder import FunctionBuilder, LoopBuilder
@@ -36,7 +37,7 @@ from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.bound_names import bound, bound_inside, variables, yielded
 
 
-@attrs.frozen
+@frozen
 class BodyKind:
     """The kind of a body.
 
@@ -372,7 +373,7 @@ def _may_nest(body: ElaboratedBody, node: ast.Repeat | ast.Scan) -> bool:
     return depth < MOST_LOOPS
 
 
-@attrs.frozen
+@frozen
 class Carried:
     """A variable that each iteration hands to the next.
 

@@ -10,6 +10,7 @@ import attrs
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.ops import elementwise
+from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Results, Site, Variables
 from mtfc.frontend.semantics.calls import argument_kinds as kinds
 from mtfc.frontend.semantics.calls import builtin_equations
@@ -21,7 +22,7 @@ from mtfc.frontend.semantics.names.unknown_names import unknown_function
 from mtfc.frontend.syntax import ast
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Builtin:
     """A built-in function.
 

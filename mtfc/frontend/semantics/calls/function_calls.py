@@ -13,6 +13,7 @@ import attrs
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import TensorType
+from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Results, Site, Variables
 from mtfc.frontend.semantics.bodies.function_builder import LARGEST
 from mtfc.frontend.semantics.bodies.shared_parameters import may_share
@@ -36,7 +37,7 @@ DEEPEST = 40
 """Most functions that are inlined in each other."""
 
 
-@attrs.frozen
+@frozen
 class DeclaredFunction:
     """The declaration of a function, and the scope of its file."""
 

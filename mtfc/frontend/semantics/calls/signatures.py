@@ -13,6 +13,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.types import Dim
+from mtfc.compiler.records import define, frozen
 from mtfc.frontend.semantics.bodies.expressions import Operand
 from mtfc.frontend.semantics.names.scope import ANY, Scope
 from mtfc.frontend.syntax import ast, other_libraries
@@ -24,7 +25,7 @@ class Mismatch(Exception):
     """An argument does not match its declared type; the message says why."""
 
 
-@attrs.frozen
+@frozen
 class GivenArgument:
     """An argument of a call, and the declared argument that it is for."""
 
@@ -32,7 +33,7 @@ class GivenArgument:
     operand: Operand
 
 
-@attrs.define
+@define
 class Bindings:
     """The bindings of the names in one signature.
 

@@ -17,6 +17,7 @@ import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Label, Span
 from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.records import define
 from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.semantics.names.dims_and_meshes import Sizes, declare_dims
 from mtfc.frontend.semantics.names.scope import Reports, Scope
@@ -38,7 +39,7 @@ def declarations_of(file: ast.File, kind: type[D]) -> list[D]:
     return [decl for decl in file.declarations if isinstance(decl, kind)]
 
 
-@attrs.define
+@define
 class Loader:
     """Loads the files of one run, each once.
 

@@ -11,11 +11,10 @@ from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from copy import copy
 from functools import cached_property
 
-import attrs
-
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span, nearest
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import WRITTEN_BYTES, Dim, TensorType
+from mtfc.compiler.records import define, frozen
 from mtfc.frontend.semantics.names.unused_values import Unused, find_unused
 from mtfc.frontend.syntax import ast, other_libraries
 
@@ -37,7 +36,7 @@ STEP = "step"
 """In an optimizer, the number of the training step."""
 
 
-@attrs.frozen
+@frozen
 class InlinedSize:
     """The part of a program's limit that a call takes: `own` without the calls in it, and `total` with all that it leads to."""
 
@@ -45,14 +44,14 @@ class InlinedSize:
     total: int = 0
 
 
-@attrs.define
+@define
 class FileSize:
     """The number of equations, parameters, watched values and inlined calls of all models and optimizers of a file so far."""
 
     size: int = 0
 
 
-@attrs.frozen
+@frozen
 class Section:
     """A call, a variable or a loop of a model. is_looped: True inside of a loop."""
 

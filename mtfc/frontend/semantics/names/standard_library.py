@@ -12,9 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import attrs
-
 from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.records import frozen
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
 
@@ -28,7 +27,7 @@ D = TypeVar("D")
 N = TypeVar("N", ast.DimDecl, ast.ImportDecl)
 
 
-@attrs.frozen
+@frozen
 class UnparsedDeclaration:
     """The text of one declaration of a module, and the line on which it begins."""
 

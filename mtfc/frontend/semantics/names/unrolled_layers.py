@@ -15,6 +15,7 @@ from itertools import repeat
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
+from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.names.unused_values import value_names
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.bound_names import bound
@@ -28,7 +29,7 @@ PERIODS = 8
 """The number of lengths of a copy that are tried at each statement."""
 
 
-@attrs.frozen
+@frozen
 class _Statement:
     """A statement of a body.
 
@@ -41,7 +42,7 @@ class _Statement:
     reads: tuple[int | str, ...]
 
 
-@attrs.frozen
+@frozen
 class _Copies:
     """Copies in a row: copy k has the statements from `start + k * period` on."""
 

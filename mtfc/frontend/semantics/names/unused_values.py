@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
+from mtfc.compiler.records import define, frozen
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import children
 from mtfc.frontend.syntax.bound_names import bound_inside
@@ -28,7 +29,7 @@ TAKE_VARIABLES = ("gradients", "stack")
 MOST_LABELS = 3
 
 
-@attrs.define(eq=False)
+@define(eq=False)
 class _Node:
     """A statement, or a variable that a loop carries; `reads` are the nodes whose values it needs."""
 
@@ -41,7 +42,7 @@ Environment = dict[str, _Node]
 """The node of each name at one place."""
 
 
-@attrs.frozen
+@frozen
 class Unused:
     """The dead statements of a body by place, and the warnings about them.
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-import attrs
-
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import pairs, region_of
@@ -14,6 +12,7 @@ from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.training import of_role
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS
+from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.models import Model
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.semantics.training.parameter_groups import ParameterGroups
@@ -54,7 +53,7 @@ def report_not_returned(name: ast.Name, model: Model, outputs: Iterable[str], sc
     scope.error("E401", message, name.span, [label], help)
 
 
-@attrs.frozen
+@frozen
 class _Loss:
     """A value to minimize, and the equations of its model.
 

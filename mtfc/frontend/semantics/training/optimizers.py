@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Iterable, Iterator
 
-import attrs
-
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.types import FLOATS, TensorType
+from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.semantics.names.scope import ANY, Scope
 from mtfc.frontend.syntax import ast, other_libraries
@@ -22,7 +21,7 @@ from mtfc.frontend.syntax.ast import is_override
 EXAMPLE = "for example `sgd(learning_rate = 0.1)`"
 
 
-@attrs.frozen
+@frozen
 class Optimizer:
     """An optimizer as a `train` block calls it: its declarations, and the scope of their file."""
 

@@ -15,6 +15,7 @@ from itertools import islice
 import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.models import Model
 from mtfc.frontend.semantics.names.scope import Scope, listing
 from mtfc.frontend.syntax import ast
@@ -31,7 +32,7 @@ MOST_PAIRS = 500_000
 """Most pairs of a pattern and a parameter in a `train` block: each is matched."""
 
 
-@attrs.frozen
+@frozen
 class ParameterGroups:
     """The entries of a `train` block, each with its parameters; `rest` are the parameters without an entry."""
 

@@ -7,6 +7,7 @@ import attrs
 from mtfc.compiler.diagnostics import Label
 from mtfc.compiler.ir.core import LossScale
 from mtfc.compiler.ir.types import FLOATS, WRITTEN_BYTES
+from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.names.constants import number
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
@@ -20,7 +21,7 @@ FIRST_SCALE = 2.0**15
 """The first scale of a dynamic loss scale. The next power of 2 is infinite in f16."""
 
 
-@attrs.frozen
+@frozen
 class TrainPrecision:
     """The precision of a training. reduce: the dtype of sums of gradients, None for the dtype of the computation."""
 

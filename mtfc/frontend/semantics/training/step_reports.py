@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import attrs
-
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.training import BUILT_IN, LEARNING_RATE, LOSS_SCALE
+from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.models import Model
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.semantics.training.loss import report_not_returned
@@ -21,7 +20,7 @@ MOST_LISTED = 20
 """Names that the help of an error lists."""
 
 
-@attrs.frozen
+@frozen
 class TrainReports:
     """The outputs to report besides the loss, in order, and the function of the learning rate if the rate is reported."""
 

@@ -16,6 +16,7 @@ from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Update, 
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
+from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Site
 from mtfc.frontend.semantics.bodies.function_builder import BlockBuilder, FunctionBuilder
 from mtfc.frontend.semantics.bodies.statements import BodyKind, ElaboratedBody
@@ -77,7 +78,7 @@ def elaborate_hyperparameter(optimizer: Optimizer, name: str, scope: Scope) -> F
     )
 
 
-@attrs.frozen
+@frozen
 class MatchingCase:
     """The declaration of an optimizer that fits a type, and the bindings of the names in its pattern."""
 
@@ -226,7 +227,7 @@ def _problem(eqn: Equation, own: tuple[Dim, ...]) -> str | None:
     return None
 
 
-@attrs.frozen
+@frozen
 class UpdatedVariable:
     """The parameter or a state: the place of its declaration, and its type.
 
