@@ -262,3 +262,25 @@ train m { minimize loss; optimizer = sgd(0.1) }
         return 4 * (jnp.sqrt(w) + jnp.sqrt(w - 0.25) + w - 0.5)
 
     np.testing.assert_allclose(np.ravel(found["w"]), [jax.grad(loss)(0.5)], rtol=1e-5)
+
+
+def test_verify_judges_gradients_whose_later_iterations_are_not_finite(tmp_path: Path) -> None:
+    file = tmp_path / "m.mtf"
+    file.write_text("""
+dim batch = 4; dim steps = 9; mesh line = [all: 2]
+layout split on line = { batch: all }
+model m(x: [batch]) {
+  param w: [batch] = constant(3.5)
+  left = w + 0 * x
+  total = zeros([batch])
+  repeat steps while all(left > 0.6) {
+    total = total + sqrt(left - 0.5) * w + log(left - 0.5) / (left - 0.5)
+    left = left - 1
+  }
+  loss = sum(total)
+  return loss
+}
+train m { minimize loss; optimizer = sgd(0.1) }
+""")
+    found = mtfc.verify(file, backend="numpy")
+    assert found["ok"] and not any(case["not_finite"] for case in found["cases"])

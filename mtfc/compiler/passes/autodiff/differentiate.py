@@ -36,7 +36,7 @@ from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS, Dim, scalar
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.autodiff.backward import backward
-from mtfc.compiler.passes.autodiff.loop_gradient import with_differentiable_loops
+from mtfc.compiler.passes.autodiff.loop_gradient import with_constant_unbounded_loops
 from mtfc.compiler.passes.autodiff.loss_scaling import (
     ScaleState,
     is_finite,
@@ -137,7 +137,7 @@ def gradients_function(program: Program) -> Function:
 
     States have no gradient. Results of unbounded loops count as constants.
     """
-    forward = with_differentiable_loops(bound(program.function("forward"), training=True))
+    forward = with_constant_unbounded_loops(bound(program.function("forward"), training=True))
     builder = _continue(forward)
     arguments = _float_arguments(forward, ("input", "parameter"))
     wanted = [value for value in arguments if value.name not in program.states]

@@ -220,11 +220,8 @@ def _blank(builder: Builder, like: Value) -> Value:
     return builder("full", dims=like.type.dims, value=number, dtype=like.type.dtype)
 
 
-def with_differentiable_loops(function: Function) -> Function:
-    """Return the function with loops that have gradients, for differentiation by others.
-
-    A loop with `while` runs all iterations. Float operands of unbounded loops get a `stop_gradient`.
-    """
+def with_constant_unbounded_loops(function: Function) -> Function:
+    """Return the function with a `stop_gradient` on the float operands of unbounded loops."""
     if not any(has_condition(eqn) for eqn in walk(function.body)):
         return function
     builder = Builder(names_of(function))
@@ -236,10 +233,26 @@ def with_differentiable_loops(function: Function) -> Function:
                 for v in eqn.operands
             ]
             eqn = attrs.evolve(eqn, operands=tuple(operands))
-        elif has_condition(eqn):
-            eqn = with_all_iterations(eqn)
-        builder.append(map_regions(eqn, with_differentiable_loops))
+        builder.append(map_regions(eqn, with_constant_unbounded_loops))
     return attrs.evolve(function, body=tuple(builder.body))
+
+
+def with_differentiable_loops(function: Function) -> Function:
+    """Return the function with loops that have gradients, for differentiation by others.
+
+    A loop with `while` runs all iterations. Float operands of unbounded loops get a `stop_gradient`.
+    """
+
+    def whole(each: Function) -> Function:
+        body = (
+            map_regions(
+                with_all_iterations(eqn) if has_condition(eqn) and not is_unbounded(eqn) else eqn, whole
+            )
+            for eqn in each.body
+        )
+        return attrs.evolve(each, body=tuple(body))
+
+    return whole(with_constant_unbounded_loops(function))
 
 
 def _leave_out(body: LoopBody) -> None:
