@@ -143,11 +143,17 @@ def published(
         files |= {place_of(diagnostic, each.file).file for diagnostic in each.diagnostics}
     found: dict[str, tuple[int | None, list[lsp.Diagnostic]]] = {}
     for file in sorted(files):
-        buffer = documents.of_file(file)
-        uri = buffer.uri if buffer else uri_of(file)
-        if uri is not None:
-            buffer = buffer or TextBuffer(uri, file, "")
-            rows = seen_in(file, checks.values())
+        rows = seen_in(file, checks.values())
+        for buffer in _buffers(file, documents):
             shown = [to_protocol(diagnostic, place, buffer, documents) for diagnostic, place in rows]
-            found[uri] = (buffer.version, shown)
+            found[buffer.uri] = (buffer.version, shown)
     return found
+
+
+def _buffers(file: str, documents: OpenDocuments) -> Iterator[TextBuffer]:
+    """Yield the buffers of a file, which may be open under several addresses, or one for a file that is not open."""
+    own = [buffer for buffer in documents.buffers.values() if buffer.file == file]
+    if own:
+        yield from own
+    elif (uri := uri_of(file)) is not None:
+        yield documents.of_file(file) or TextBuffer(uri, file, "")

@@ -603,7 +603,8 @@ def command(
             given = [each if isinstance(each, str) else None for each in arguments[:count]]
             if len(given) < required or None in given[:required]:
                 raise JsonRpcException(
-                    f"{name} needs {required} arguments", lsp.ErrorCodes.InvalidParams.value
+                    f"{name} needs {required} argument{'s' * (required > 1)}",
+                    lsp.ErrorCodes.InvalidParams.value,
                 )
             return await handler(*given, *[None] * (count - len(given)))
 

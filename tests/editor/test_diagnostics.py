@@ -211,6 +211,12 @@ def test_several_folders(editor: Editor, tmp_path: Path) -> None:
     assert editor.open((tmp_path / "b/main.mtf").as_uri(), text) == []
 
 
+def test_one_file_under_two_addresses(editor: Editor, tmp_path: Path) -> None:
+    uri = (tmp_path / "main.mtf").as_uri()
+    assert editor.open(uri, "dim a = 1\n") == []
+    assert [each.code for each in editor.open(uri.replace("main", "%6Dain"), "dim a = b\n")] == ["E103"]
+
+
 def test_edits_of_unknown_documents(editor: Editor) -> None:
     """A notification that no editor should send does not end the server."""
     uri = "untitled:unknown"
