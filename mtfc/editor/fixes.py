@@ -28,6 +28,9 @@ RULE = re.compile(r"([A-Za-z_][\w.]*): (?:\w+|\([\w, ]+\))")
 CALL = re.compile(r"[\w.]+(?:\[[^\]]*\])?\(([A-Za-z_]\w*)\b.*\)")
 WORD = re.compile(r"[A-Za-z_]\w*")
 KEYWORD = re.compile(r"[A-Za-z_]\w*(?= = )")
+SYNTAX = "E0"
+"""The first letters of the codes of syntax errors."""
+
 NUMBER = re.compile(r"\b\d[\w.]*")
 MEANT = re.compile(r"did you mean `([^`(]+)`")
 CLOSE = 0.6
@@ -84,6 +87,8 @@ def _works(
     after, errors = _counts(diagnostics)
     key = fixed.code, fixed.message
     has_gone = after.count(key) < before[0].count(key)
+    if not is_sure and any(code.startswith(SYNTAX) for code, _ in {*after} - {*before[0]}):
+        return False  # a syntax error hides others
     if fixed.severity == "error":
         return has_gone and errors < before[1] + is_sure
     return has_gone and errors <= before[1] and len(after) < len(before[0])
@@ -99,6 +104,10 @@ def applied(buffer: TextBuffer, changes: Iterable[Change]) -> str:
         )
         text = text[:start] + new + text[end:]
     return text
+
+
+def _joined(codes: Iterable[str]) -> str:
+    return ", and ".join(f"`{code}`" for code in codes)
 
 
 @attrs.frozen
@@ -121,15 +130,19 @@ class _Candidates:
         help = self.diagnostic.help or ""
         yield from self._meant(help)
         codes = [code for code in CODE.findall(help) if code not in WARNINGS]
-        added = [change for code in codes if DECLARATION.fullmatch(code) for change in self._declare(code)]
-        declared = ", and ".join(f"`{code}`" for code in codes if DECLARATION.fullmatch(code))
+        declarations = [code for code in codes if DECLARATION.fullmatch(code)]
         for code in codes:
-            if not DECLARATION.fullmatch(code):
-                yield from (
-                    Fix(f"{title}, with {declared}" if added else title, (change, *added))
-                    for title, change in self._uses(code)
-                )
-        yield from (Fix(f"Add {declared}", tuple(added), help.startswith("add `import")) for _ in added[:1])
+            if code not in declarations:
+                names = set(WORD.findall(code))
+                needed = [each for each in declarations if each.split()[1] in names]
+                added = [change for each in needed for change in self._declare(each)]
+                title_end = f", with {_joined(needed)}" if needed else ""
+                yield from (Fix(title + title_end, (change, *added)) for title, change in self._uses(code))
+        added = [change for each in declarations for change in self._declare(each)]
+        yield from (
+            Fix(f"Add {_joined(declarations)}", tuple(added), help.startswith("add `import"))
+            for _ in added[:1]
+        )
         yield from self._padded(help)
         yield from self._converted(codes)
         yield from self._resized(codes)
@@ -199,11 +212,11 @@ class _Candidates:
                 yield f"Write `{left} = ...`", (span, left)
 
     def _fits(self, code: str, place: Span) -> bool:
-        """Return True if a code may stand for a text: it keeps its numbers, and has no names but those of the text and
-        of the language.
+        """Return True if a code may stand for a text: a word for a word, and other code if it keeps the text's numbers, and has
+        no names but those of the text and of the language.
         """
         if re.fullmatch(r"[\w.]+|\W+", code):
-            return True
+            return " " not in self.buffer.span_text(place)
         if not set(NUMBER.findall(self.buffer.span_text(place))) <= set(NUMBER.findall(code)):
             return False
         known = {*WORD.findall(self.buffer.span_text(place)), *FUNCTIONS, *WRITTEN_BYTES, *keywords()}

@@ -555,6 +555,19 @@ def test_quick_fixes(
         assert len(now) < len(shown) or count
 
 
+def test_fixes_declare_only_what_they_use(editor: Editor) -> None:
+    """Words of a help's prose are no fixes, and what another remedy declares is left out."""
+    uri = "untitled:stored"
+    text = (ROOT / "tests/diagnostics/E301_stored.test").read_text("utf-8").partition("\n---\n")[0] + "\n"
+    shown = editor.open(uri, text)
+    actions = editor.ask(
+        lsp.TEXT_DOCUMENT_CODE_ACTION, uri, range=WHOLE, context=lsp.CodeActionContext(diagnostics=shown)
+    )
+    titles = [each.title for each in actions]
+    assert "Write `hidden: cols`" in titles
+    assert not any("hidden_whole" in title or title == "Write `cols`" for title in titles)
+
+
 def test_a_layout_that_wastes_work_gets_a_faster_rule(editor: Editor) -> None:
     uri = "untitled:waste"
     text = (ROOT / "tests/diagnostics/W601_duplicated_work.test").read_text("utf-8").partition("\n---\n")[
