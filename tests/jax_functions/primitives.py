@@ -158,6 +158,11 @@ def foreign(name: str, function: Callable[..., Any]) -> Any:
 SWISH, SAME = foreign("swish", lambda x: x * jax.nn.sigmoid(x)), foreign("same", lambda x: x)
 
 
+def over_axes(row: Any) -> Any:
+    """Compute with all rows, as batch normalization under `jax.vmap` does."""
+    return row - lax.pmean(row, "rows") + lax.pmax(row, "rows"), lax.psum((row > 0).astype(jnp.int8), "rows")
+
+
 def keys_of_examples(key: Any, x: Any) -> Any:
     """Give each example a key, as dropout under `jax.vmap` has it, and move keys about."""
     keys = jax.random.split(key, 4)
@@ -367,6 +372,7 @@ SHAPES: Mapping[str, Case] = {
         "while": lambda x: lax.while_loop(lambda c: c.sum() < 1e3, lambda c: c * 2 + 1, jnp.abs(x)),
         "closing_over": closing_over,
         "raising_branch": raising_branch,
+        "over_axes": jax.vmap(over_axes, axis_name="rows"),
         "foreign": lambda x: SAME.bind(SWISH.bind(SAME.bind(x) @ x.T)),
         "linear_call": lambda x: jax.custom_derivatives.linear_call(
             lambda r, x: r * x, lambda r, t: r * t, x + 1, x

@@ -37,6 +37,7 @@ def test_errors_have_codes_and_the_users_line() -> None:
     assert code_of(lambda x: x.reshape(2, 2, 3).sum(0), x, names={"x": "(a b c) d"}) == "E803"
     assert code_of(lambda x: x, array(0, 3)) == "E804"
     assert code_of(lambda x: x.astype("int4"), x) == "E804"
+    assert code_of(lambda x: jax.new_ref(x)[...], x) == "E805"
     assert code_of(lambda x: jax.experimental.io_callback(lambda y: y, x, x), x) == "E805"
 
 

@@ -80,6 +80,7 @@ def test_primitive(name: str) -> None:
         "betainc",
         "linear_call",
         "foreign",
+        "over_axes",
     ],
 )
 def test_no_device_computes_the_whole(name: str) -> None:

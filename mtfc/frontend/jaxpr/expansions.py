@@ -28,6 +28,9 @@ MOVING = frozenset({
 })  # fmt: skip
 """Primitives that move random keys."""
 
+OVER_AXES = {"psum": "sum", "pmax": "max", "pmin": "min"}
+"""Collective along axes that `jax.vmap` maps -> the reduction of these axes."""
+
 Evaluate = Callable[[Any, Sequence[Any]], Sequence[Any]]
 """(equation, operands) -> results."""
 
@@ -45,12 +48,22 @@ def expansion(eqn: Any) -> Any | None:
             return _traced(eqn, _complex_dot)
         if name in BY_PARTS:
             return _traced(eqn, _by_parts)
+    if name in OVER_AXES and all(isinstance(axis, int) for axis in eqn.params["axes"]):
+        return _traced(eqn, _reduced)
     if eqn.effects or not (name in OWN or name in LOOPING or _is_foreign(eqn.primitive)):
         return None
     try:
-        return _traced(eqn, _by_jax)
+        found = _traced(eqn, _by_jax)
     except Exception:  # a library may evaluate its primitive by anything
         return None
+    return None if _applies(found.jaxpr, eqn.primitive) else found
+
+
+def _applies(jaxpr: Any, primitive: Any) -> bool:
+    """Return True if a jaxpr, or one that it has inside, applies a primitive."""
+    inside = (getattr(x, "jaxpr", x) for eqn in jaxpr.eqns for x in eqn.params.values())
+    is_own = any(eqn.primitive is primitive for eqn in jaxpr.eqns)
+    return is_own or any(_applies(x, primitive) for x in inside if hasattr(x, "eqns"))
 
 
 def _is_complex(var: Any) -> bool:
@@ -85,10 +98,10 @@ def _of_data(eqn: Any) -> Any:
 
 
 def _is_foreign(primitive: Any) -> bool:
-    """Return True for a primitive of another library."""
+    """Return True for a primitive of another library, or of one that JAX has as an experiment, such as sparse matrices."""
     impl = getattr(primitive, "impl", None)
     module = getattr(getattr(impl, "func", impl), "__module__", None) or "jax"
-    return module.split(".")[0] not in ("jax", "jaxlib")
+    return module.split(".")[0] not in ("jax", "jaxlib") or module.startswith("jax.experimental.sparse")
 
 
 def _traced(eqn: Any, evaluate: Evaluate) -> Any:
@@ -100,6 +113,14 @@ def _traced(eqn: Any, evaluate: Evaluate) -> Any:
 
     struct: Any = jax.ShapeDtypeStruct
     return jax.make_jaxpr(function)(*(struct(v.aval.shape, v.aval.dtype) for v in eqn.invars))
+
+
+def _reduced(eqn: Any, operands: Sequence[Any]) -> Any:
+    import jax
+
+    reduce = getattr(jax.numpy, OVER_AXES[eqn.primitive.name])
+    found = [reduce(x, axis=eqn.params["axes"]).astype(x.dtype) for x in operands]
+    return found if eqn.primitive.multiple_results else found[0]
 
 
 def _by_jax(eqn: Any, operands: Sequence[Any]) -> Any:

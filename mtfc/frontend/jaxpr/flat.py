@@ -327,6 +327,11 @@ class Flattener:
                 {v: found[0] if has_elements(v) else Empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars}
             )
             return
+        if any("Ref" in type(v.aval).__name__ for v in (*eqn.invars, *eqn.outvars)):
+            message = f"`{name}` works on a reference to a mutable array, and programs have only values"
+            raise refused(
+                "E805", message, span or self.place, "write `x = x.at[i].set(y)` in the place of `x[i] = y`"
+            )
         if any("Ordered" in type(effect).__name__ or "IO" in type(effect).__name__ for effect in eqn.effects):
             message = f"`{name}` has a side effect, which a program on many processors cannot keep in order"
             raise refused("E805", message, span or self.place, "leave it out of the imported function")
