@@ -17,7 +17,8 @@ import attrs
 from mtfc.compiler.diagnostics import Diagnostic, Span
 from mtfc.compiler.ir.types import WRITTEN_BYTES
 from mtfc.editor.buffers import TextBuffer
-from mtfc.editor.declarations import parsed
+from mtfc.editor.declarations import Project, declarations, parsed
+from mtfc.editor.names import occurrences, statements
 from mtfc.editor.token_kinds import FUNCTIONS, keywords
 from mtfc.frontend.layouts.allowed_warnings import OF_LAYOUTS, WARNINGS
 from mtfc.frontend.syntax import ast
@@ -28,6 +29,7 @@ RULE = re.compile(r"([A-Za-z_][\w.]*): (?:\w+|\([\w, ]+\))")
 CALL = re.compile(r"[\w.]+(?:\[[^\]]*\])?\(([A-Za-z_]\w*)\b.*\)")
 WORD = re.compile(r"[A-Za-z_]\w*")
 KEYWORD = re.compile(r"[A-Za-z_]\w*(?= = )")
+RENAMED = re.compile(r"`rename\(\w+, (\w+) -> (\w+)\)`, with `(dim \w+ = \w+)`")
 SYNTAX = "E0"
 """The first letters of the codes of syntax errors."""
 
@@ -106,6 +108,10 @@ def applied(buffer: TextBuffer, changes: Iterable[Change]) -> str:
     return text
 
 
+def _text_of(dim: ast.Node) -> str:
+    return dim.text if isinstance(dim, ast.Name) else ""
+
+
 def _joined(codes: Iterable[str]) -> str:
     return ", and ".join(f"`{code}`" for code in codes)
 
@@ -147,6 +153,7 @@ class _Candidates:
         yield from self._converted(codes)
         yield from self._resized(codes)
         yield from self._kept(help)
+        yield from self._renamed(help)
         yield from self._removed(help)
         yield from self._allowed()
 
@@ -343,6 +350,38 @@ class _Candidates:
                         span = Span(rule.span.file, start.line, start.column, *last)
                     text = self.buffer.span_text(rule.span)
                     yield Fix(f"Remove the rule `{text}`", ((span, ""),))
+
+    def _renamed(self, help: str) -> Iterator[Fix]:
+        """Yield the fix that renames a dimension where a model reads its parameters and inputs, and in all that follows."""
+        match = RENAMED.search(help)
+        places = {place.line for place in self.places}
+        for decl in self.tree.declarations if match else ():
+            if (
+                match
+                and isinstance(decl, ast.ModelDecl)
+                and places & {*range(decl.span.line, decl.span.end_line)}
+            ):
+                old, new, code = match.groups()
+                changes = [*self._declare(code), *self._renamed_in(decl, old, new)]
+                yield Fix(f"Rename `{old}` to `{new}` where `{decl.name.text}` computes", tuple(changes))
+
+    def _renamed_in(self, decl: ast.ModelDecl, old: str, new: str) -> Iterator[Change]:
+        declared: list[ast.Input | ast.Param] = [
+            *decl.inputs,
+            *(each for each in statements(decl.body) if isinstance(each, ast.Param)),
+        ]
+        whole = {each.name.text for each in declared if old in map(_text_of, each.type.dims)}
+        text = self.buffer.text
+        file = declarations(text, self.buffer.file)
+        for each in occurrences(file, Project(lambda file: text if file == self.buffer.file else None)):
+            span, name = each.span, each.symbol.name
+            inside = decl.span.line <= span.line <= decl.span.end_line
+            if not inside or any(other.span.line <= span.line <= other.span.end_line for other in declared):
+                continue
+            if each.symbol.kind == "dimension" and name == old:
+                yield span, new
+            elif name in whole and each.role == "used":
+                yield span, f"rename({name}, {old} -> {new})"
 
     def _removed(self, help: str) -> Iterator[Fix]:
         """Yield the fix that removes the lines of an unused statement, for help that says so."""

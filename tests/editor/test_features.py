@@ -555,6 +555,26 @@ def test_quick_fixes(
         assert len(now) < len(shown) or count
 
 
+def test_a_dimension_is_renamed_where_a_model_computes(editor: Editor) -> None:
+    """Parameters keep their dimension; what is computed from them has the new one."""
+    uri = "untitled:rename"
+    text = TWO_LAYER.read_text("utf-8") + "layout both on line = { batch: all, hidden: all }\n"
+    shown = editor.open(uri, text)
+    actions = editor.ask(
+        lsp.TEXT_DOCUMENT_CODE_ACTION, uri, range=WHOLE, context=lsp.CodeActionContext(diagnostics=shown)
+    )
+    (fix,) = (each for each in actions if each.title.startswith("Rename `hidden`"))
+    result = editor.applied(fix.edit)[uri]
+    for part in (
+        "dim hidden_whole = hidden\n",
+        "param w:    f32[io, hidden] =",
+        "h = relu(einsum(x, rename(w, hidden -> hidden_whole) -> [batch, hidden_whole])",
+        "+ rename(bias, hidden -> hidden_whole))",
+    ):
+        assert part in result
+    assert all(each.severity == lsp.DiagnosticSeverity.Warning for each in editor.edit(uri, (None, result)))
+
+
 def test_fixes_declare_only_what_they_use(editor: Editor) -> None:
     """Words of a help's prose are no fixes, and what another remedy declares is left out."""
     uri = "untitled:stored"
