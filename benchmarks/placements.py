@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.figures import Figure, seconds
 from benchmarks.shared_cores import Recorder, processor_seconds, step_seconds
 from mtfc.backends.common.allocator import keep_memory
-from mtfc.backends.common.devices import import_jax
+from mtfc.backends.common.devices import import_jax, reserve
 from mtfc.backends.jax.runtime import load
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Program
@@ -101,6 +101,7 @@ def figures() -> Iterator[Figure]:
     keep_memory()
     use_compilation_cache()
     import_jax().config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    reserve(max(devices))
     recorder = Recorder()
     every: list[ComparedStep] = []
     for network in [each for each in SIZES if each in wanted] or SIZES:
@@ -134,7 +135,9 @@ def _distribution(what: str, pairs: Sequence[Pair]) -> Iterator[Figure]:
 def compared(network: str, devices: int, count: int, recorder: Recorder) -> Iterator[ComparedStep]:
     """Compare steps under random strategies."""
     path = EXAMPLES / f"{network}.mtf"
-    program = choose(path.read_text("utf-8"), str(path), Choice(dims=SIZES[network])).program
+    program = choose(
+        path.read_text("utf-8"), str(path), Choice(dims=SIZES[network]), skip_illegal=True
+    ).program
     space = placement_space(run(program, simplification()), find_machine("p100_cluster", {}), devices)
     dispatch = _dispatch()
     random = Random(devices)

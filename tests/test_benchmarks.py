@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import peer_jax, peer_moe
+import mtfc
+from benchmarks import peer_jax, peer_moe, shared_cores
 from benchmarks.programs import dense_chain
+from benchmarks.shared_cores import Call, CallTime, Recorder, processor_seconds, step_seconds
 from tests.harness import lowered
 
 SMALL = {"batch": 32, "io": 16, "hidden": 64}
@@ -46,3 +48,51 @@ def test_experts_by_hand_compute_what_the_library_computes_and_send_no_less(
     for theirs in peer_moe.handwritten(arrays).values():
         assert [theirs.run(), theirs.run()] == pytest.approx(losses, rel=1e-5)
         assert ours.sent <= theirs.sent
+
+
+def test_tasks_of_virtual_devices_share_the_cores() -> None:
+    """One core does one second of work in a second; a wide task takes the cores that are free; the host takes its share."""
+
+    def seconds(work: list[tuple[float, float]], *operands: tuple[int, ...], dispatch: float = 0.0) -> float:
+        calls = [Call((i,), operands[i] if operands else ()) for i in range(len(work))]
+        known = {(i,): CallTime(*each) for i, each in enumerate(work)}
+        return step_seconds(calls, known, dispatch, cores=2)
+
+    one, wide = (1.0, 1.0), (1.0, 2.0)
+    assert seconds([]) == 0
+    assert seconds([one, one]) == pytest.approx(1)
+    assert seconds([one, one, one]) == pytest.approx(1.5)
+    assert seconds([one, one, one], (), (0,), (1,)) == pytest.approx(3)
+    assert seconds([wide, wide]) == pytest.approx(2)
+    assert seconds([wide, one]) == pytest.approx(1.5)
+    assert seconds([(0.2, 0.2)] * 4, dispatch=0.1) == pytest.approx(0.5)
+
+
+def test_a_recorded_step_has_every_call_of_a_placed_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call waits for those that make its operands, and calls of equal programs are measured once."""
+    monkeypatch.setattr(shared_cores, "call_time", lambda call: CallTime(1.0, 1.0))
+    module = mtfc.compile_text(SMALL_PLACEMENT, layout="split").load("jax")
+    inputs = module.shard({"x": np.ones((4, 4), np.float32)}, module.INPUTS)
+    recorder, before = Recorder(), dict(vars(module))
+    calls = recorder.calls(module, lambda: module.train_step(module.init(0), {}, inputs, 0))
+    assert vars(module) == before
+    assert all(operand < number for number, each in enumerate(calls) for operand in each.operands)
+    assert any(each.operands for each in calls) and {"send"} < {str(each.key[0]) for each in calls}
+    assert len({each.key for each in calls}) == len(recorder.known) < len(calls)
+    assert processor_seconds(calls, recorder.known) == len(calls)
+    assert step_seconds(calls, recorder.known, 0.0, cores=1) == pytest.approx(len(calls))
+
+
+SMALL_PLACEMENT = """
+dim batch = 4; dim io = 4; dim hidden = 6
+model small(x: [batch, io]) {
+  param w: [io, hidden] = normal(stddev = 0.5)
+  param v: [hidden, io] = normal(stddev = 0.5)
+  h = tanh(einsum(x, w -> [batch, hidden]))
+  y = einsum(h, v -> [batch, io])
+  loss = mean(square(y - x))
+  return loss
+}
+train small { minimize loss; optimizer = sgd(0.1) }
+placement split on 2 = { h: { batch: 2 } on [0, 1], loss: {} on [1] }
+"""
