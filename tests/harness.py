@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any, Protocol
 from unittest.mock import patch
 
@@ -49,8 +50,12 @@ def diagnose(source: str) -> list[Diagnostic]:
         return list(check(source, FILE, layout_targets=layout_targets))
 
 
+@lru_cache(maxsize=4)
 def load(source: str) -> Module:
-    """Return the elaborated file. Raises `CompileError` if the file or one of its layouts has an error."""
+    """Return the elaborated file. Raises `CompileError` if the file or one of its layouts has an error.
+
+    Tests load a file again for each layout and function, so the last few are kept.
+    """
     with with_unused_values():
         check(source, FILE, layout_targets=layout_targets).raise_if_errors()
         return elaborate(parse(source, FILE, Diagnostics()), Diagnostics())

@@ -21,7 +21,7 @@ def minimized(program: Program) -> list[str]:
 
 
 def gradients_by_jax(placed: Program, arrays: Arrays) -> Arrays:
-    """Return gradients of float inputs and parameters, as `d_<name>`, by `jax.grad` of the module's `forward`.
+    """Return gradients of float inputs and parameters, as `d_<name>`, by compiled `jax.grad` of the module's `forward`.
 
     `placed` is a lowered program, and `arrays` are global.
     """
@@ -35,5 +35,7 @@ def gradients_by_jax(placed: Program, arrays: Arrays) -> Arrays:
         outputs = module.forward(*given)
         return sum((outputs[name].sum() for name in minimized(placed)), jnp.zeros(()))
 
-    found = jax.grad(objective)({name: x for name, x in {**params, **inputs}.items() if name in names})
+    found = jax.jit(jax.grad(objective))(
+        {name: x for name, x in {**params, **inputs}.items() if name in names}
+    )
     return {f"d_{name}": np.asarray(x) for name, x in found.items()}
