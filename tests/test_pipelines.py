@@ -219,6 +219,16 @@ def test_interleaved_layers_keep_their_shape_and_are_sent_once() -> None:
     assert not any(each[0] == "all_gather" for each in sent)
 
 
+def test_a_layout_chooses_where_interleaved_layers_are_stored() -> None:
+    source = with_chunks(LINEAR).replace("dim d = 16", "dim d = 16; dim e = 2").replace("w: [d]", "w: [d, e]")
+    source = source.replace("h = h * w", "h = h * sum(w -> [d])").replace(
+        "pipeline", "params: { e: stages }, pipeline"
+    )
+    program = lowered(source, layout="piped")
+    (weights,) = (a.value for a in program.function("step").arguments if a.role == "parameter")
+    assert weights.type.splits == ((), (), ("stages",))
+
+
 def test_xla_sends_what_is_predicted_for_interleaved_layers() -> None:
     program = lowered(with_chunks(LINEAR), layout="piped")
     compiled = jax_runtime.lowered(program, "step").compile()
