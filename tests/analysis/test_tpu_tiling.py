@@ -11,7 +11,8 @@ from mtfc.compiler.analysis.dot_operand_layout import is_dot
 from mtfc.compiler.cost.device_models import fusion_of
 from mtfc.compiler.cost.effects.memory import memory_on
 from mtfc.compiler.cost.hardware import Device, Rate
-from mtfc.compiler.cost.tpu.tiling import least_tiled_bytes, stored_bytes
+from mtfc.compiler.cost.sizes import bytes_of
+from mtfc.compiler.cost.tpu.tiling import Tiles, least_tiled_bytes, stored_bytes
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, TensorType
 from mtfc.compiler.passes.pipelines import lower
@@ -133,3 +134,11 @@ def test_arrays_take_whole_tiles_in_the_memory_of_a_tpu() -> None:
     found = lower(program, ONE_DEVICE, UNDISTRIBUTED).function("forward")
     assert memory_on(found, ONE_DEVICE, PLAIN).total == 2 * 4 * 4096 * 10
     assert memory_on(found, ONE_DEVICE, TPU).total == 2 * 4 * 4096 * 16
+
+
+@pytest.mark.parametrize("device", [PLAIN, TPU])
+def test_terms_of_16_bits_take_the_bytes_of_their_sums(device: Device) -> None:
+    mesh = Mesh("mesh", (("x", 2),))
+    type = attrs.evolve(tensor("f16", 256, 256), pending=frozenset({"x"}))
+    assert type.local_dtype == "f32"
+    assert bytes_of(type, Tiles(mesh, device, set())) == stored_bytes(type, mesh, device) == 4 * 256 * 256

@@ -37,7 +37,7 @@ class Tiles(Numbers):
     pixels: Set[Dim]
 
     def elements(self, type: TensorType) -> int:
-        return stored_bytes(type, self.mesh, self.device, self.pixels) // ITEM_BYTES[type.dtype]
+        return stored_bytes(type, self.mesh, self.device, self.pixels) // ITEM_BYTES[type.local_dtype]
 
 
 # Tiles in memory
