@@ -68,11 +68,23 @@ def test_held_out_files_are_not_trained_on(prepare: Any, data: Path) -> None:
     assert len(lines(held_out) & lines(train)) < 0.02 * len(lines(held_out))
 
 
+def entropy(text: bytes) -> float:
+    """Return the bits per byte of a model that knows how frequent each byte is, and nothing else."""
+    frequencies = np.bincount(np.frombuffer(text, np.uint8)) / len(text)
+    return float(
+        -np.sum(frequencies * np.log2(frequencies, where=frequencies > 0, out=np.zeros(len(frequencies))))
+    )
+
+
 def test_it_learns_and_writes(data: Path, learned: list[dict[str, Any]]) -> None:
-    """A run reaches its bits per byte; the most probable end of `se` is the same on one device and on eight."""
+    """A run learns more than frequencies of bytes; the most probable end of `se` is the same on one device and on eight.
+
+    The text is another one in each version of Python: 60 steps reach 0.76 of its entropy with 3.11, and 0.80 with 3.13.
+    """
     assert len(learned) == STEPS
     assert learned[0]["bits_per_byte"] > 8
-    assert learned[-1]["eval/bits_per_byte"] < (2.6 if IS_LONG else 3.5)
+    bits = entropy((data / "held_out.bin").read_bytes())
+    assert learned[-1]["eval/bits_per_byte"] < (0.58 if IS_LONG else 0.85) * bits
     written = set[str]()
     for layout in ("alone", "model_parallel"):
         model = ("--model", "generate", "--params", str(data / "run"), "--layout", layout, "--backend", "jax")
