@@ -205,8 +205,11 @@ class TensorBoard:
             raise Unavailable(f"cannot write to {self.folder}: {reason_of(error)}") from None
 
     def close(self) -> None:
-        with suppress(OSError):  # the part of an event that did not fit
+        try:
             self.writer.close()
+        except OSError:  # the part of an event that did not fit; Python 3.13 reports it again if the file stays open
+            with suppress(OSError):
+                self.writer._py_recordio_writer.close()
 
     def _write(self, **event: Any) -> None:
         events = import_package("tensorboardX.event_file_writer", "tensorboardX").event_pb2
