@@ -103,13 +103,30 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help as Python 3.13 prints it: the column fits the names of all commands, and an option's value stands once."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        indent = self._current_indent + self._indent_increment
+        if isinstance(action, argparse._SubParsersAction):
+            self._action_max_length = max(
+                self._action_max_length, *(indent + len(name) for name in action.choices)
+            )
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+
 def make_parser(arguments: Sequence[str], with_all_options: bool = False) -> argparse.ArgumentParser:
     """Return the parser of the subcommand that comes first in `arguments`, or of all subcommands without their options.
 
     with_all_options: return the parser of all subcommands with their options, which imports the module of each.
     """
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("mtfc", description=DESCRIPTION, epilog=EPILOG, formatter_class=layout)
+    parser = argparse.ArgumentParser("mtfc", description=DESCRIPTION, epilog=EPILOG, formatter_class=_Help)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Strict)
     named = [name for name in arguments[:1] if name in SUBCOMMANDS]
@@ -117,7 +134,7 @@ def make_parser(arguments: Sequence[str], with_all_options: bool = False) -> arg
     for name in detailed or SUBCOMMANDS:
         summary = SUBCOMMANDS[name]
         title = f"{summary[0].upper()}{summary[1:]}."
-        added = subparsers.add_parser(name, help=summary, description=title, formatter_class=layout)
+        added = subparsers.add_parser(name, help=summary, description=title, formatter_class=_Help)
         if name in detailed:
             added.epilog = _subcommand(name).EXAMPLES
             _subcommand(name).add_arguments(added)
