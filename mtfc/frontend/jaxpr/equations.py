@@ -66,9 +66,7 @@ def takes_long(closed: Any) -> bool:
 
 def bound(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
     """Apply a primitive, and return its results."""
-    made = primitive.get_bind_params(dict(params))
-    functions, options = made if isinstance(made, tuple) else ((), made)  # JAX before 0.10 returns a pair
-    found = primitive.bind(*functions, *operands, **options)
+    found = primitive.bind(*operands, **primitive.get_bind_params(dict(params)))
     return list(found) if primitive.multiple_results else [found]
 
 
