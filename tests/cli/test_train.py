@@ -375,7 +375,9 @@ def test_a_full_disk_ends_the_curves(folder: Path) -> None:
     with pytest.raises(Unavailable, match=r"cannot write to .*tb: no space left"):
         board.step(TrainingStep(1, 0.5, 1.0, "examples", 4.0, {}, {}, None))
     board.close()
-    assert board.writer._py_recordio_writer._writer.closed, "Python reports what a file left open cannot write"
+    assert board.writer._py_recordio_writer._writer.closed, (
+        "Python reports what a file left open cannot write"
+    )
     assert [TensorBoard.open(folder / "same", 0, None).close() for _ in range(2)]
     assert len(list((folder / "same").glob("events*"))) == 2  # in the same second
 

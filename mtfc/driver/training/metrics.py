@@ -207,8 +207,8 @@ class TensorBoard:
     def close(self) -> None:
         try:
             self.writer.close()
-        except OSError:  # the part of an event that did not fit; Python 3.13 reports it again if the file stays open
-            with suppress(OSError):
+        except OSError:  # the part of an event that did not fit
+            with suppress(OSError):  # Python 3.13 reports a file that stays open
                 self.writer._py_recordio_writer.close()
 
     def _write(self, **event: Any) -> None:
