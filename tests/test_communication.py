@@ -369,3 +369,23 @@ def test_gradients_of_windows_are_added_up_before_they_are_reduced() -> None:
     body = "y = einsum(window(rename(x, b -> f), a -> [a, k], padding = (1, 0)), w -> [a, d]); return y"
     found = along("{ b: cols, d: cols }", body, "x: [a, b], w: [k, f, d]", "gradients")
     assert found == [("all_gather", ("cols",), 32), ("reduce_scatter", ("cols",), 128)]
+
+
+def test_a_reshape_follows_its_operand_only_where_its_sizes_divide() -> None:
+    """The rows of an image, 5, run along its features, which are split by 2."""
+    source = """
+dim batch = 8; dim samples = batch; dim rows = 5; dim cols = 4; dim features = rows * cols; dim kept = features; dim out = 4
+mesh grid = [x: 2, y: 2]
+layout main = { batch: (x, y), features: x }
+model m(images: [batch, rows, cols]) {
+  param w: [rows, cols, out] = normal(stddev = 1.0)
+  param v: [features, kept] = normal(stddev = 1.0)
+  flat = reshape(rename(images, batch -> samples) -> [samples, features])
+  dense = rename(tanh(einsum(flat, v -> [samples, kept])), kept -> features)
+  back = reshape(dense -> [samples, rows, cols])
+  loss = mean(square(einsum(back, w -> [samples, out])))
+  return loss
+}
+train m { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+"""
+    assert communication(source, "step")

@@ -204,7 +204,8 @@ class LayoutPropagator:
             found = [*found, self._as_operand(eqn, operands[0])]
         for type in found:
             if all(
-                rule.allows(dim, axes, self.mesh) for dim, axes in zip(type.dims, type.splits, strict=True)
+                dim.size % self.mesh.size(axes) == 0 and rule.allows(dim, axes, self.mesh)
+                for dim, axes in zip(type.dims, type.splits, strict=True)
             ):
                 yield shown_layout(type)
 
