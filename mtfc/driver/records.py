@@ -186,6 +186,7 @@ class ExactRecord(TypedDict):
     not_judged: int
     unsure: dict[str, int]
     computed: int
+    cut_loops: int
 
 
 class Verification(TypedDict):

@@ -197,8 +197,8 @@ class _WithEmpty:
     def __init__(self, eqn: Any, operands: Sequence[Operand | Empty]) -> None:
         self.eqn, self.operands = eqn, operands
 
-    def get_bind_params(self, params: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
-        return (), {}
+    def get_bind_params(self, params: dict[str, Any]) -> dict[str, Any]:
+        return {}
 
     def bind(self, *given: Any) -> list[Any]:
         from jax import numpy as jnp

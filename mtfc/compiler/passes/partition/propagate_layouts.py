@@ -27,6 +27,7 @@ from mtfc.compiler.analysis.pending_values import axes_pending
 from mtfc.compiler.analysis.reshard_plans import needed_type, plan
 from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import dim_of, region_of, sliced_type
+from mtfc.compiler.ir.opdef import BY_NAME
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.pending_rule import IsPending, OperandGroup, passing_groups, pending_groups
 from mtfc.compiler.ir.printer import shown_layout
@@ -200,7 +201,8 @@ class LayoutPropagator:
     def _candidates(self, eqn: Equation, wanted: list[TensorType]) -> Iterator[dict[str, Axes]]:
         rule, operands = OPS[eqn.op].layout_rule(eqn), [self.placed[value] for value in eqn.operands]
         found = wanted if len(wanted) == 1 else []
-        if len(operands) == 1 and not operands[0].pending:
+        follows = rule is BY_NAME or has_trait(eqn, "reshape")
+        if len(operands) == 1 and follows and not operands[0].pending:
             found = [*found, self._as_operand(eqn, operands[0])]
         for type in found:
             if all(
