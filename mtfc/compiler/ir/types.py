@@ -13,6 +13,8 @@ from math import prod
 
 import attrs
 
+from mtfc.compiler.records import frozen
+
 Axes = tuple[str, ...]
 """Mesh axes that together split one dimension, the most major axis first."""
 
@@ -60,7 +62,7 @@ OF_ML_DTYPES = ("bf16", "f8e4m3fn", "f8e5m2")
 FLOATS = frozenset({"f32", "bf16", "f16", "f64"})
 
 
-@attrs.frozen(cache_hash=True)
+@frozen(cache_hash=True)
 class Dim:
     """A named dimension. Two dims of equal size and different name are different dimensions."""
 
@@ -68,7 +70,7 @@ class Dim:
     size: int
 
 
-@attrs.frozen
+@frozen
 class Mesh:
     """An n-dimensional array of processors with named axes, the first axis most major (paper, section 2)."""
 
@@ -107,7 +109,7 @@ EVERY = "*"
 """In rules of storage, the dimension of each parameter that can best be split: see `passes/partition/layout_rules.py`."""
 
 
-@attrs.frozen
+@frozen
 class Rules:
     """A partial map from dimension names, and `EVERY`, to the mesh axes that split them."""
 
@@ -125,7 +127,7 @@ class Rules:
         return Rules(tuple({**self.by_dim, **other.by_dim}.items()))
 
 
-@attrs.frozen
+@frozen
 class Pipeline:
     """Loops along the dimension `loop` run as pipelines: the axes that split the dimension are the stages.
 
@@ -161,7 +163,7 @@ GROUPS = ("cheaper", "rows", "parameters")
 """The forms of the pass `spread-groups`: what travels where a layout splits rows and groups of a grouped dot alike."""
 
 
-@attrs.frozen
+@frozen
 class Forms:
     """The choices of a layout that say how equations are computed, and change no results.
 
@@ -215,7 +217,7 @@ def is_form(key: str, value: str | float) -> bool:
     return value in FORMS[key] if FORMS[key] else type(value) is int and 1 <= value <= MOST_FLOPS_PER_BYTE
 
 
-@attrs.frozen
+@frozen
 class Layout:
     """A computation layout, and the rules of storage that differ from it.
 
@@ -253,7 +255,7 @@ class Layout:
         return {each.loop: self.rules.get(each.loop) for each in self.pipelines if each.chunks > 1}
 
 
-@attrs.frozen(cache_hash=True)
+@frozen(cache_hash=True)
 class TensorType:
     """`dtype[dim{axes}, ...]` and the axes over which a reduction is pending, in mesh order.
 

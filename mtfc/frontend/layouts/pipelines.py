@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import attrs
-
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.loops import dim_of, has_condition
 from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums, takes_batch
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, Pipeline
+from mtfc.compiler.records import frozen
 from mtfc.frontend.layouts.program_index import ProgramIndex, in_main_file
 from mtfc.frontend.semantics.names.constants import integer
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
 
 
-@attrs.frozen
+@frozen
 class DeclaredPipeline:
     """A pipeline and its place. `batch` is the dimension that is cut into micro-batches."""
 

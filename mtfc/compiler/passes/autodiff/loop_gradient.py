@@ -40,6 +40,7 @@ from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import equation_text
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
+from mtfc.compiler.records import define, frozen
 
 
 class NoGradient(VerifyError):
@@ -50,7 +51,7 @@ Backward = Callable[[Builder, Sequence[Equation], Mapping[Value, Value], Sequenc
 """The type of `backward.backward`, which is a parameter here because `backward.py` imports this module."""
 
 
-@attrs.define
+@define
 class LoopBody:
     """The forward and the backward equations of one iteration.
 
@@ -140,7 +141,7 @@ def _again(body: LoopBody, checkpoint: bool) -> list[Equation]:
     return again[::-1]
 
 
-@attrs.define
+@define
 class Residuals:
     """Forward values that the backward body needs.
 
@@ -272,7 +273,7 @@ def _zeros(builder: Builder, like: Value) -> Value:
     return builder("full", dims=like.type.dims, value=0.0, dtype=like.type.dtype)
 
 
-@attrs.frozen
+@frozen
 class Carry:
     """A carry of the backward loop: initial value, argument, updated value, and the forward argument whose cotangent it is."""
 
@@ -282,7 +283,7 @@ class Carry:
     owner: Argument
 
 
-@attrs.define
+@define
 class BackwardLoop:
     """Collects the arguments and outputs of the backward loop; `outer` builds around the loop, `inner` inside it."""
 

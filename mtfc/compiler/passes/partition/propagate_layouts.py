@@ -35,9 +35,10 @@ from mtfc.compiler.ir.sharding_rules import is_cast_of_terms, result_types
 from mtfc.compiler.ir.types import Axes, Dim, Mesh, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
+from mtfc.compiler.records import frozen
 
 
-@attrs.frozen
+@frozen
 class PropagateLayouts(Pass):
     name: ClassVar[str] = "propagate-layouts"
     takes: ClassVar[tuple[Level, ...]] = ("assigned",)
