@@ -135,12 +135,19 @@ def _not_donated(arguments: Any) -> Any:
     """Return arguments without donated arrays. Raises `ValueError`: their buffers hold other numbers by now."""
     jax = import_jax()
     arrays = (x for x in jax.tree.leaves(arguments) if isinstance(x, jax.Array))
-    if any(x.is_deleted() for x in arrays if not isinstance(x, jax.core.Tracer)):
+    if any(_is_donated(x) for x in arrays if not isinstance(x, jax.core.Tracer)):
         raise ValueError(
             "this state or its parameters were given to `train_step` before, which donates them: go on with the state that the"
             " step returned, or keep a copy with jax.tree.map(jax.numpy.copy, state)"
         )
     return arguments
+
+
+def _is_donated(x: Any) -> bool:
+    """Return True if a step has taken an array, or parts of it: on a CPU, parts that NumPy looks at too stay as they are."""
+    if x.is_deleted() or next(iter(x.devices())).platform != "cpu":
+        return bool(x.is_deleted())
+    return any(part.data.is_deleted() for part in x.addressable_shards)
 
 
 def _each_once(arguments: Any) -> Any:
