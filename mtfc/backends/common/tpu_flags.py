@@ -16,8 +16,10 @@ TPU_FLAGS = (
 )
 
 ALL_REDUCE_FLAG = "--xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true"
+"""A flag for chips from v5 on: docs/decisions/0052-collectives-overlap-inside-an-iteration.md has the measurements."""
 
 CHIPS_BEFORE_V5 = ("0x0027", "0x0056", "0x005e")
+"""The PCI device numbers of these TPUs, as JAX knows them; v2 and v3 have one."""
 
 
 def add_tpu_flags():

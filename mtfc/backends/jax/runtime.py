@@ -144,7 +144,10 @@ def _not_donated(arguments: Any) -> Any:
 
 
 def _is_donated(x: Any) -> bool:
-    """Return True if a step has taken an array, or parts of it: on a CPU, parts that NumPy looks at too stay as they are."""
+    """Return True if a step has taken an array, or a part of it.
+
+    On a CPU, a step leaves parts that share memory with a NumPy array, and JAX then says that the array is not deleted.
+    """
     if x.is_deleted() or next(iter(x.devices())).platform != "cpu":
         return bool(x.is_deleted())
     return any(part.data.is_deleted() for part in x.addressable_shards)

@@ -8,6 +8,7 @@ long as the step gets shorter. The search starts from the declared rules, and fr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import combinations
 from time import monotonic
 from typing import Any
@@ -120,27 +121,26 @@ class MultiMeshSearch:
         value, before = self._priced(now), None
         while value != before and monotonic() < self.task.until:
             before = value
-            for part, own in enumerate(self._dims()):
-                for dim in own:
-                    for rules in self._changes(part, dim, now[part].rules):
-                        changed = attrs.evolve(now[part], rules=rules)
-                        candidate = (*now[:part], changed, *now[part + 1 :])
-                        found = self._priced(candidate)
-                        if found < value:
-                            value, now = found, candidate
-                        if monotonic() > self.task.until:
-                            return
+            for part, dim in [(part, dim) for part, own in enumerate(self.dims) for dim in own]:
+                for rules in self._changes(part, dim, now[part].rules):
+                    changed = attrs.evolve(now[part], rules=rules)
+                    candidate = (*now[:part], changed, *now[part + 1 :])
+                    found = self._priced(candidate)
+                    if found < value:
+                        value, now = found, candidate
+                    if monotonic() > self.task.until:
+                        return
 
-    def _dims(self) -> Sequence[dict[Dim, set[Dim]]]:
-        """Return for each part its dimensions, each with those that share a tensor with it."""
-        programs = part_programs(self.task.selection.program, self.case.parts)
-        return [_beside(each) for each in programs]
+    @cached_property
+    def dims(self) -> Sequence[dict[Dim, set[Dim]]]:
+        """The dimensions of each part, each with those that share a tensor with it."""
+        return [_beside(each) for each in part_programs(self.task.selection.program, self.case.parts)]
 
     def _changes(self, part: int, dim: Dim, rules: Rules) -> Iterator[Rules]:
         """Yield the rules with any other axes for a dimension; dimensions of the same tensors lose these axes."""
         mesh = self.case.declared.parts[part].mesh
         names = [name for name, size in mesh.axes if size > 1]
-        beside = {each.name for each in self._dims()[part][dim]}
+        beside = {each.name for each in self.dims[part][dim]}
         for number in range(len(names) + 1):
             for axes in combinations(names, number):
                 if axes == rules.get(dim.name) or dim.size % mesh.size(axes):
@@ -191,10 +191,12 @@ class MultiMeshSearch:
         ]
         parts.sort(key=lambda each: bool(each.names))
         written = multi_mesh_text(name, declared.models, parts)
-        return name, f"{text}{'' if text.endswith(chr(10)) else chr(10)}\n{written}"
+        between = "\n" if text.endswith("\n") else "\n\n"
+        return name, f"{text}{between}{written}"
 
 
 def _beside(program: Program) -> dict[Dim, set[Dim]]:
+    """Return the dimensions of a program that can be split, each with those that share a tensor with it."""
     found: dict[Dim, set[Dim]] = {}
     forward = program.function("forward")
     values = [each.value for each in forward.arguments]
