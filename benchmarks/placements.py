@@ -21,7 +21,6 @@ from time import perf_counter, process_time
 from typing import Any
 
 import attrs
-import numpy as np
 
 from benchmarks.figures import Figure, seconds
 from benchmarks.shared_cores import Recorder, processor_seconds, step_seconds
@@ -42,7 +41,6 @@ from mtfc.placements.declarations import DeclaredPlacement, PlacedOperator
 from mtfc.placements.operators.strategy import Strategy, random_strategy
 from mtfc.placements.placement_search import PlacementSpace, placement_space
 from mtfc.placements.running.jax.module import generate
-from mtfc.placements.running.jax.part_times import least_seconds
 from mtfc.placements.running.placed_program import PlacedProgram
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -139,7 +137,6 @@ def compared(network: str, devices: int, count: int, recorder: Recorder) -> Iter
         path.read_text("utf-8"), str(path), Choice(dims=SIZES[network]), skip_illegal=True
     ).program
     space = placement_space(run(program, simplification()), find_machine("p100_cluster", {}), devices)
-    dispatch = _dispatch()
     random = Random(devices)
     for _ in range(count):
         strategy = random_strategy(space.choices, random)
@@ -147,7 +144,7 @@ def compared(network: str, devices: int, count: int, recorder: Recorder) -> Iter
         module, step = _started(program, text)
         calls = recorder.calls(module, step)
         wall, processor = _measured(step)
-        predicted = step_seconds(calls, recorder.known, dispatch)
+        predicted = step_seconds(calls, recorder.known)
         yield ComparedStep((predicted, wall), (processor_seconds(calls, recorder.known), processor))
 
 
@@ -161,13 +158,6 @@ def declared(space: PlacementSpace, strategy: Strategy) -> DeclaredPlacement:
         for operator, each in zip(space.graph.operators, strategy, strict=True)
     )
     return DeclaredPlacement("drawn", space.devices, tuple(entries), nowhere)
-
-
-def _dispatch() -> float:
-    """Measure the call of a jitted function that does next to nothing."""
-    jax = import_jax()
-    function, x = jax.jit(lambda x: x + 1), jax.device_put(np.float32(0), jax.devices()[0])
-    return least_seconds(lambda: function(x), process_time)
 
 
 def _started(program: Program, text: str) -> tuple[Any, Callable[[], None]]:

@@ -3,8 +3,8 @@
 FlexFlow's assumptions hold for devices of their own: a device runs one task at a time, and a transfer takes bytes over
 bandwidth. Virtual devices of the CPU differ. XLA runs the programs of all devices on one pool of threads, a transfer is a copy
 by a core, and the host needs time for each call, also for pieces that are cut, joined and added. So each call of the module is a
-task here. It is measured once for its program and sizes, alone. The tasks then share the cores, in the order in which the host
-starts them.
+task here. It is measured once for its program and sizes, alone, with arrays that no cache holds. The tasks then share the cores,
+in the order in which the host starts them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ HOST = -1
 LEAST = 1e-7
 """Least seconds of a task."""
 
-RUNS, RUN, MOST_CALLS = 4, 0.02, 1000
+RUNS, RUN, MOST_CALLS = 4, 0.05, 1000
 """Runs in which a call is measured; the seconds of a run, and its most calls."""
+
+QUEUED = 16
+"""Calls for which the host does not wait: JAX lets no more than 32 be under way on a device."""
 
 KEPT = 1 << 26
 """Most bytes that a run makes, about as many as a step."""
@@ -37,8 +40,9 @@ Key = tuple[object, ...]
 
 @attrs.frozen
 class CallTime:
-    """The seconds of one of many queued calls, and its processor seconds."""
+    """The seconds of the host for one of many queued calls, those until its result is there, and its processor seconds."""
 
+    host: float
     seconds: float
     processor: float
 
@@ -101,26 +105,39 @@ class Recorder:
         key = (text, *((str(x.dtype), x.shape) for x in arrays))
         if key not in self.known:
             import_jax().block_until_ready(list(arrays))
-            self.known[key] = call_time(lambda: function(*arguments))
+            self.known[key] = call_time(function, arguments)
         return key
 
 
-def call_time(call: Callable[[], Any]) -> CallTime:
+def call_time(function: Any, arguments: Sequence[Any]) -> CallTime:
     """Measure one of many queued calls: the least of several runs, after one that compiles.
 
-    Results are kept until a run ends, so that calls write to memory of their own, as in a step.
+    Results are kept until a run ends, and calls take turns with copies of the arguments, so that calls read and write memory that
+    no cache holds, as in a step.
     """
     jax = import_jax()
+    copies = [arguments]
 
-    def run(count: int) -> tuple[float, float]:
+    def run(count: int) -> tuple[float, float, float]:
         begin = perf_counter(), process_time()
-        jax.block_until_ready([call() for _ in range(count)])
-        return perf_counter() - begin[0], process_time() - begin[1]
+        results = [function(*copies[n % len(copies)]) for n in range(min(count, QUEUED))]
+        host = (perf_counter() - begin[0]) / len(results)
+        results += [function(*copies[n % len(copies)]) for n in range(QUEUED, count)]
+        jax.block_until_ready(results)
+        return host, (perf_counter() - begin[0]) / count, (process_time() - begin[1]) / count
 
-    size = sum(x.nbytes for x in jax.tree.leaves(call()))
-    count = int(min(MOST_CALLS, RUN / max(run(1)[0], LEAST), KEPT / max(size, 1))) or 1
+    results, operands = bytes_of(function(*arguments)), bytes_of(arguments)
+    count = int(min(MOST_CALLS, RUN / max(run(1)[1], LEAST), KEPT / max(results, 1))) or 1
+    for _ in range(min(count - 1, KEPT // max(operands, 1))):
+        copies.append(jax.tree.map(lambda x: x.copy() if hasattr(x, "nbytes") else x, arguments))
+    jax.block_until_ready(copies)
     found = [run(count) for _ in range(RUNS)]
-    return CallTime(min(wall for wall, _ in found) / count, min(used for _, used in found) / count)
+    return CallTime(*(min(each) for each in zip(*found, strict=True)))
+
+
+def bytes_of(tree: Any) -> int:
+    """Return the bytes of the arrays of a tree."""
+    return sum(getattr(x, "nbytes", 0) for x in import_jax().tree.leaves(tree))
 
 
 def processor_seconds(calls: Sequence[Call], known: Mapping[Key, CallTime]) -> float:
@@ -128,27 +145,26 @@ def processor_seconds(calls: Sequence[Call], known: Mapping[Key, CallTime]) -> f
     return sum(known[each.key].processor for each in calls)
 
 
-def step_seconds(
-    calls: Sequence[Call], known: Mapping[Key, CallTime], dispatch: float, cores: int | None = None
-) -> float:
-    """Return the seconds of a step. dispatch: the seconds of the host for a call.
+def step_seconds(calls: Sequence[Call], known: Mapping[Key, CallTime], cores: int | None = None) -> float:
+    """Return the seconds of a step.
 
     The host starts the calls in order, and needs a core for it. A task that uses several cores alone gets as many if they are
     free. If tasks ask for more cores than there are, all get slower alike.
     """
     cores = cores or os.cpu_count() or 1
-    lengths, widths = [], []
+    hosts, lengths, widths = [], [], []
     for each in calls:
         time = known[each.key]
-        work = max(time.processor - dispatch, LEAST)
-        lengths.append(max(time.seconds - dispatch, work / cores))
+        hosts.append(min(time.host, time.processor))
+        work = max(time.processor - hosts[-1], LEAST)
+        lengths.append(max(time.seconds - hosts[-1], work / cores))
         widths.append(min(cores, max(1.0, work / lengths[-1])))
     waiting = [len(each.operands) + 1 for each in calls]
     readers: list[list[int]] = [[] for _ in calls]
     for number, each in enumerate(calls):
         for operand in each.operands:
             readers[operand].append(number)
-    now, started, left = 0.0, 0, {HOST: dispatch} if calls else {}
+    now, started, left = 0.0, 0, {HOST: hosts[0]} if calls else {}
     while left:
         speed = min(1.0, cores / sum(1.0 if n == HOST else widths[n] for n in left))
         least = min(left.values())
@@ -159,7 +175,7 @@ def step_seconds(
             after = [started] if each_ended == HOST else readers[each_ended]
             if each_ended == HOST:
                 started += 1
-                left |= {HOST: dispatch} if started < len(calls) else {}
+                left |= {HOST: hosts[started]} if started < len(calls) else {}
             for reader in after:
                 waiting[reader] -= 1
                 left |= {reader: lengths[reader]} if not waiting[reader] else {}
