@@ -17,7 +17,7 @@ examples:
   mtfc diff model.mtf --layout "batch:rows" --layout "batch:rows;hidden:cols" --mesh "rows:2;cols:4"
   mtfc diff train:step --args train:example --layout plan.json --layout batch:data --mesh data:8
 
-All figures are of one device. The lines add up to the whole difference.
+All figures are of one device, or means of all devices if a layout has several meshes. The lines add up to the whole difference.
 """
 
 

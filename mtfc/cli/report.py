@@ -19,6 +19,7 @@ examples:
   mtfc report model.mtf --layout hybrid --dim batch=4096 -o report.html
   mtfc report model.mtf --search 30 -o report.html          also search for the best layout for 30 seconds, and show it
   mtfc report found.mtf --layout found -o placed.html       show a placement on its devices
+  mtfc report two.mtf --layout two -o meshes.html           show a layout of several meshes
   mtfc report train:step --args train:example --mesh data:8 --layout batch:data -o report.html     show a function of JAX
   mtfc report runs/lm -o run.html                           show the training run in this folder, which may be at gs://
 

@@ -9,12 +9,15 @@ import attrs
 
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.selection import select
+from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
+from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, target_of
 
 if TYPE_CHECKING:
+    from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.ir.types import Layout
+    from mtfc.meshes.multi_mesh_program import MultiMeshProgram
     from mtfc.reports.difference import ComparedLayout
 
 
@@ -36,7 +39,7 @@ def diff_text(file: str, choice: Choice, layouts: Sequence[str], target: str | N
 
     one, other = _priced(file, choice, layouts, target, sources)
     texts = sources.with_library(
-        charge.span.file for each in (one, other) for charge in each.cost.step if charge.span
+        charge.span.file for each in (one, other) for charge in each.charges if charge.span
     )
     caveat = one.hardware.caveat if one.hardware else ()
     return difference_report(one, other, texts) + "".join(f"{line}\n" for line in caveat)
@@ -53,16 +56,31 @@ def _priced(
     priced: list[ComparedLayout] = []
     chosen: Sequence[str | None] = layouts or [None]
     for layout in chosen:
-        selection = select(file, attrs.evolve(choice, layout=layout), sources, every_layout=not layouts)
-        for case in selection.cases[: 2 - len(priced)]:
+        asked = attrs.evolve(choice, layout=layout)
+        selection = select(file, asked, sources, every_layout=not layouts, or_multi_mesh=True)
+        cases: tuple[LayoutOnMesh | MultiMeshCase, ...] = (*selection.cases, *selection.multi_mesh)
+        for case in cases[: 2 - len(priced)]:
             hardware = target_of(target, selection.hardware, sources) if target else None
             if hardware is not None and target is not None:
                 check_room(hardware, case.mesh, target)
+            if isinstance(case, MultiMeshCase):
+                priced.append(_on_meshes(case.program(selection.program), hardware))
+                continue
             program = attrs.evolve(case, layout=_distinct(case.layout, priced)).lower(selection.program)
             priced.append(ComparedLayout.of(program, hardware))
     if len(priced) < 2:
         raise UsageError(f"{file} has no two layouts to compare: say --layout A --layout B")
     return priced
+
+
+def _on_meshes(program: MultiMeshProgram, hardware: Hardware | None) -> ComparedLayout:
+    from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
+    from mtfc.meshes.multi_mesh_step import multi_mesh_step
+    from mtfc.reports.difference import ComparedLayout
+
+    if hardware is None:
+        return ComparedLayout.of_meshes(multi_mesh_cost(program))
+    return ComparedLayout.of_step(multi_mesh_step(program, hardware), hardware)
 
 
 def _distinct(layout: Layout, before: list[ComparedLayout]) -> Layout:

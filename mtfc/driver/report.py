@@ -18,7 +18,15 @@ from mtfc.driver.data.files import parsed_json, write_text
 from mtfc.driver.data.remote import RemoteFolder, is_remote
 from mtfc.driver.errors import UsageError, reason_of
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.selection import UNDISTRIBUTED, LayoutOnMesh, Selection, say_left_out, select
+from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
+from mtfc.driver.loading.selection import (
+    UNDISTRIBUTED,
+    Case,
+    LayoutOnMesh,
+    Selection,
+    say_left_out,
+    select,
+)
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, machine_of, target_of
 from mtfc.driver.options import SearchOptions
@@ -78,13 +86,19 @@ def layouts_page(
     target: the machine of predicted times; None for the first that the file declares, else the default one. search_seconds: also
     search so long for the best layout, on as many devices as the first layout has, and show it beside the others.
     """
-    selection = select(file, choice, sources, every_layout=True, or_placement=True)
+    selection = select(file, choice, sources, every_layout=True, or_placement=True, or_multi_mesh=True)
+    if multi_mesh := _multi_mesh(selection):
+        if search_seconds is not None:
+            raise UsageError(
+                f"--search finds layouts: `mtfc search {file} --space meshes` finds those of several meshes"
+            )
+        return _multi_mesh_page(multi_mesh, selection, target, sources)
     if placements := _placements(selection):
         if search_seconds is not None:
             raise UsageError(f"--search finds layouts: `mtfc search {file} --space soap` finds placements")
         return _placements_page(placements, selection, target, sources)
-    say_left_out(selection, "the page lacks")
-    hardware = _hardware(target, selection, sources)
+    say_left_out(selection, "the page lacks", "`mtfc report --layout NAME` has such a layout")
+    hardware = _hardware(target, selection.cases, selection, sources)
     found, search = None, None
     if search_seconds is not None:
         found, search = _searched(
@@ -121,6 +135,33 @@ def _page(
         f"{layouts[0].program.name}: layouts side by side" if len(layouts) > 1 else layouts[0].program.name
     )
     return ReportPage(title, {**data, "version": installed_version()})
+
+
+def _multi_mesh(selection: Selection) -> tuple[MultiMeshCase, ...]:
+    """Return the layout of several meshes that was chosen, or all of a model that has no other layouts."""
+    has_layouts = any(case.layout is not UNDISTRIBUTED for case in selection.cases)
+    return () if has_layouts else selection.multi_mesh
+
+
+def _multi_mesh_page(
+    cases: Sequence[MultiMeshCase], selection: Selection, target: str | None, sources: Sources
+) -> ReportPage:
+    from mtfc.driver.version import installed_version
+    from mtfc.meshes.multi_mesh_step import multi_mesh_step
+    from mtfc.reports.meshes_report import SimulatedMeshes
+    from mtfc.reports.page.mesh_data import ReportedMeshes, meshes_json
+
+    hardware = _hardware(target, cases, selection, sources)
+    if target is None:
+        for case in cases:
+            check_room(hardware, case.mesh, hardware.name)
+    programs = [case.program(selection.program) for case in each_of(cases, "layout")]
+    found = [
+        ReportedMeshes(each, SimulatedMeshes(multi_mesh_step(each, hardware), hardware)) for each in programs
+    ]
+    data = meshes_json(found, hardware, sources.texts)
+    names = "layouts side by side" if len(cases) > 1 else f"layout {cases[0].name}"
+    return ReportPage(f"{selection.program.name}: {names}", {**data, "version": installed_version()})
 
 
 def _placements(selection: Selection) -> tuple[DeclaredPlacement, ...]:
@@ -194,7 +235,7 @@ def reported_layout(program: Program, case: LayoutOnMesh, hardware: Hardware) ->
     return ReportedLayout(lowered, program.dims, sent, reasons(program), step)
 
 
-def _has_room(hardware: Hardware, case: LayoutOnMesh) -> bool:
+def _has_room(hardware: Hardware, case: Case) -> bool:
     try:
         check_room(hardware, case.mesh, hardware.name)
     except CompileError:
@@ -202,20 +243,20 @@ def _has_room(hardware: Hardware, case: LayoutOnMesh) -> bool:
     return True
 
 
-def _hardware(target: str | None, selection: Selection, sources: Sources) -> Hardware:
+def _hardware(target: str | None, cases: Sequence[Case], selection: Selection, sources: Sources) -> Hardware:
     """Return the machine of the predictions. Raises `CompileError` if a mesh does not fit on the machine that was asked for."""
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.driver.searching.search import DEFAULT_TARGET
 
     if target is not None:
         hardware = target_of(target, selection.hardware, sources)
-        for case in selection.cases:
+        for case in cases:
             check_room(hardware, case.mesh, target)
         return hardware
     fitting = (
         each
         for each in selection.hardware.values()
-        if isinstance(each, Hardware) and all(_has_room(each, case) for case in selection.cases)
+        if isinstance(each, Hardware) and all(_has_room(each, case) for case in cases)
     )
     return next(fitting, None) or target_of(DEFAULT_TARGET, {}, sources)
 

@@ -27,8 +27,8 @@ GIVEN = "given"
 PLACEMENTS = "`mtfc run` and `mtfc train` take it, `mtfc simulate` shows a step under it, `mtfc search --space soap` compares it"
 
 MULTI_MESH = (
-    "`mtfc check`, `run`, `train`, `eval`, `verify`, `compile`, `cost`, `explain`, `simulate` and `draw` take it,"
-    " without --mesh"
+    "`mtfc check`, `run`, `train`, `eval`, `verify`, `compile`, `cost`, `explain`, `simulate`, `diff`, `report` and `draw`"
+    " take it, without --mesh"
 )
 
 ONE = "one"

@@ -10,7 +10,7 @@ from mtfc.compiler.cost.effects.memory import MemoryUse, memory_of
 from mtfc.compiler.cost.sizes import Numbers, whole
 from mtfc.compiler.cost.volumes import Charge, PlacedCost, charges
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.core import source_file
+from mtfc.compiler.ir.core import Function, source_file
 from mtfc.compiler.ir.types import Mesh
 from mtfc.meshes.multi_mesh_program import LoweredFunction, MeshPlace, MultiMeshProgram
 
@@ -88,7 +88,7 @@ def _charges(function: LoweredFunction, part: int, mesh: Mesh) -> Iterator[Charg
 def travels(multi_mesh: MultiMeshProgram, function: LoweredFunction) -> Iterator[Travel]:
     """Yield what a function sends, in the order of the segments that read it. Several readers in one place share a copy."""
     places, copies = multi_mesh.places_for(function.name), list[tuple[str, MeshPlace]]()
-    spans = {v.name: eqn.span for eqn in function.cut.function.body for v in eqn.results}
+    spans = _spans(function)
     makers = {name: n for n, each in enumerate(function.segments) for name in each.outputs}
 
     def travel(
@@ -122,7 +122,15 @@ def travels(multi_mesh: MultiMeshProgram, function: LoweredFunction) -> Iterator
             yield travel(name, places[output.updates], maker, found, None)
 
 
+def _spans(function: LoweredFunction) -> Mapping[str, Span | None]:
+    """Return the lines that make the values of a function."""
+    return {value.name: eqn.span for eqn in function.cut.function.body for value in eqn.results}
+
+
 # Memory
+
+_Held = tuple[Span | None, int]
+"""The line of a value, and its bytes on a device."""
 
 
 def _memory(multi_mesh: MultiMeshProgram, function: LoweredFunction, part: int) -> MemoryUse:
@@ -136,40 +144,50 @@ def _memory(multi_mesh: MultiMeshProgram, function: LoweredFunction, part: int) 
     stored = {n: p for n, p in multi_mesh.places_for(function.name).items() if p.part == part and n in roles}
     sizes = {name: place.type.local_bytes(mesh) for name, place in stored.items()}
     waiting = _waiting(multi_mesh, function, part)
-    new, most, peak = 0, 0, None
+    new, fullest, peak = list[_Held](), list[_Held](), None
     for number, each in enumerate(function.segments):
         if each.part != part:
             continue
         own = memory_of(each.function, mesh, Numbers(mesh))
-        new += sum(place.type.local_bytes(mesh) for place in each.updated.values())
-        there = whole(own.gradients) + whole(own.activations_peak) + new + waiting[number]
-        if there > most:
-            most, peak = there, own.peak
-    inputs = [name for name in stored if roles[name] == "input"]
+        new += [(spans[name], place.type.local_bytes(mesh)) for name, place in each.updated.items()]
+        there = [*_other_than_stored(each.function, own), *new, *waiting[number]]
+        if _bytes(there) > _bytes(fullest):
+            fullest, peak = there, own.peak
     if not any(each.part == part for each in function.segments):
-        most = sum(sizes[name] for name in inputs)
+        fullest = [(spans[name], sizes[name]) for name in stored if roles[name] == "input"]
     kept = [(spans[name], sizes[name]) for name in stored if roles[name] in ("parameter", "state")]
     return MemoryUse(
         parameters=sum(sizes[name] for name in stored if roles[name] == "parameter"),
         gradients=0,
         optimizer=sum(sizes[name] for name in stored if roles[name] == "state"),
-        activations_peak=most,
+        activations_peak=_bytes(fullest),
         peak=peak,
         kept=(),
         stored=tuple(kept),
-        occupied=tuple(kept),
+        occupied=(*kept, *fullest),
     )
 
 
-def _waiting(multi_mesh: MultiMeshProgram, function: LoweredFunction, part: int) -> Mapping[int, int]:
+def _other_than_stored(function: Function, own: MemoryUse) -> Iterator[_Held]:
+    """Yield the bytes of the values of a segment at its peak, without parameters and states, which come first."""
+    stored = sum(argument.role != "input" for argument in function.arguments)
+    return ((span, whole(amount)) for span, amount in own.occupied[stored:])
+
+
+def _bytes(held: Iterable[_Held]) -> int:
+    return sum(size for _, size in held)
+
+
+def _waiting(multi_mesh: MultiMeshProgram, function: LoweredFunction, part: int) -> Mapping[int, list[_Held]]:
     """Return for each segment the bytes of values on a mesh that only later segments read."""
-    mesh, found = multi_mesh.meshes[part], dict.fromkeys(range(len(function.segments)), 0)
+    mesh, spans = multi_mesh.meshes[part], _spans(function)
+    found: dict[int, list[_Held]] = {number: [] for number in range(len(function.segments))}
     for maker, segment in enumerate(function.segments):
         for name, place in segment.outputs.items():
             readers = [n for n, each in enumerate(function.segments) if name in each.arguments]
             if place.part == part:
                 for number in _between(maker, readers):
-                    found[number] += place.type.local_bytes(mesh)
+                    found[number].append((spans[name], place.type.local_bytes(mesh)))
     return found
 
 

@@ -6,7 +6,7 @@ value travels on the innermost link that connects both meshes. All devices of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 
 import attrs
@@ -33,11 +33,14 @@ class TravelTime:
 
 @attrs.frozen
 class MultiMeshStep:
-    """A simulated step. mesh_seconds: the seconds of the segments of each mesh. lines: the sums over all meshes."""
+    """A simulated step. mesh_seconds, mesh_lines: the seconds of the segments of each mesh, and by line. lines: the sums over all
+    meshes, with travels.
+    """
 
     cost: MultiMeshCost
     seconds: float
     mesh_seconds: tuple[float, ...]
+    mesh_lines: tuple[Lines, ...]
     travels: tuple[TravelTime, ...]
     lines: Lines
     ideal: float
@@ -47,6 +50,21 @@ class MultiMeshStep:
     @property
     def utilisation(self) -> float:
         return self.ideal / self.seconds if self.seconds else 0.0
+
+    @property
+    def mean_seconds(self) -> Mapping[Span | None, float]:
+        """The seconds in which devices compute and wait for collectives, by line, in the mean of all devices.
+
+        The rest of the step has no line: a mesh waits for another.
+        """
+        meshes = [each.mesh for each in self.cost.meshes]
+        devices = sum(mesh.devices for mesh in meshes)
+        found: dict[Span | None, float] = {}
+        for mesh, lines in zip(meshes, self.mesh_lines, strict=True):
+            for span, each in lines.items():
+                found[span] = found.get(span, 0.0) + (each.compute + each.exposed) * mesh.devices / devices
+        found[None] = found.get(None, 0.0) + self.seconds - sum(found.values())
+        return found
 
 
 def multi_mesh_step(multi_mesh: MultiMeshProgram, hardware: Hardware) -> MultiMeshStep:
@@ -70,6 +88,7 @@ def multi_mesh_step(multi_mesh: MultiMeshProgram, hardware: Hardware) -> MultiMe
         cost,
         makespan(timeline),
         timed.busy,
+        tuple(timed.mesh_lines(part) for part in range(len(multi_mesh.parts))),
         tuple(timed.travels),
         timed.lines,
         timed.ideal,
@@ -131,12 +150,14 @@ class _TimedStep:
     @property
     def lines(self) -> dict[Span | None, Seconds]:
         """The seconds of each line of the source, in all segments and travels."""
-        found: dict[Span | None, Seconds] = {}
         entries = [entry for step in self.steps for entry in step.lines.items()]
         entries += [(each.travel.span, Seconds(communication=each.seconds)) for each in self.travels]
-        for span, seconds in entries:
-            found[span] = found.get(span, Seconds()) + seconds
-        return found
+        return _sums(entries)
+
+    def mesh_lines(self, mesh: int) -> dict[Span | None, Seconds]:
+        """Return the seconds of each line of the source in the segments of a mesh."""
+        pairs = zip(self.parts, self.steps, strict=True)
+        return _sums(entry for part, step in pairs if part == mesh for entry in step.lines.items())
 
     @property
     def busy(self) -> tuple[float, ...]:
@@ -152,6 +173,13 @@ class _TimedStep:
         pairs = zip(self.parts, self.steps, strict=True)
         work = sum(step.ideal * self.meshes[part].devices for part, step in pairs)
         return work / sum(mesh.devices for mesh in self.meshes)
+
+
+def _sums(entries: Iterable[tuple[Span | None, Seconds]]) -> dict[Span | None, Seconds]:
+    found: dict[Span | None, Seconds] = {}
+    for span, seconds in entries:
+        found[span] = found.get(span, Seconds()) + seconds
+    return found
 
 
 # Links

@@ -123,7 +123,8 @@ class _Cut:
         given = [a for a in self.function.arguments if a.value in needed or a.value.name in updated]
         computed = needed - {argument.value for argument in given}
         arriving = [self._arriving(argument, part) for argument in given]
-        return (*arriving, *(Argument(value, "input") for value in self.makers if value in computed))
+        made = ((value, eqn.span) for value, eqn in self.makers.items() if value in computed)
+        return (*arriving, *(Argument(value, "input", span) for value, span in made))
 
     def _program(self, function: Function, part: int) -> Program:
         """Return a program with the function of a segment alone."""

@@ -1,9 +1,13 @@
-"""The difference in cost of two layouts, by line of the user's file; the lines add up to the difference of the whole step."""
+"""The difference in cost of two layouts, by line of the user's file; the lines add up to the difference of the whole step.
+
+Devices of different meshes do different things, so figures of a layout of several meshes are means of all devices. The time
+in which a mesh waits for another has no line.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import isclose
 from typing import Any
@@ -17,13 +21,15 @@ from mtfc.compiler.cost.volumes import Charge, PlacedCost, layout_cost, total
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
+from mtfc.meshes.multi_mesh_cost import MultiMeshCost, Travel
+from mtfc.meshes.multi_mesh_step import MultiMeshStep
 from mtfc.reports.cost_report import transfers
 from mtfc.reports.source_lines import Line, fitted, line_of, place_text, source_text
 from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, count_text
 
 Pair = tuple[float, float]
-"""A figure under the first layout and under the second. All figures but seconds are whole numbers."""
+"""A figure under the first layout and under the second. On one mesh all figures but seconds are whole numbers."""
 
 Seconds = Mapping[Span | None, float]
 
@@ -38,20 +44,24 @@ class ComparedFigure:
 
 FIGURES: Mapping[str, ComparedFigure] = {
     "time": ComparedFigure("seconds", seconds_text),
-    "FLOPs": ComparedFigure("flops_per_device", count_text),
-    "sent": ComparedFigure("bytes_per_device", bytes_text),
-    "memory": ComparedFigure("memory_per_device", bytes_text),
+    "FLOPs": ComparedFigure("flops_per_device", lambda count: count_text(round(count))),
+    "sent": ComparedFigure("bytes_per_device", lambda count: bytes_text(round(count))),
+    "memory": ComparedFigure("memory_per_device", lambda count: bytes_text(round(count))),
 }
 """The compared figures of the whole step and of every line; time needs a machine."""
 
 
 @attrs.frozen(slots=False)
 class ComparedLayout:
-    """The cost of a layout, and with a machine the seconds of each line there."""
+    """The cost of a layout on each of its meshes, and with a machine the seconds of each line there.
 
-    cost: PlacedCost
+    travels: the values that go from mesh to mesh.
+    """
+
+    costs: tuple[PlacedCost, ...]
     seconds: Seconds | None = None
     hardware: Hardware | None = None
+    travels: tuple[Travel, ...] = ()
 
     @classmethod
     def of(cls, program: Program, hardware: Hardware | None = None, overlaps: bool = True) -> ComparedLayout:
@@ -62,16 +72,40 @@ class ComparedLayout:
         """
         cost = layout_cost(program)
         if hardware is None:
-            return cls(cost)
+            return cls((cost,))
         step = step_time(program.function("step" if cost.trains else "forward"), cost.mesh, hardware)
-        return cls(
-            cost,
-            {
-                span: line.compute + (line.exposed if overlaps else line.communication)
-                for span, line in step.lines.items()
-            },
-            hardware,
-        )
+        seconds = {
+            span: line.compute + (line.exposed if overlaps else line.communication)
+            for span, line in step.lines.items()
+        }
+        return cls((cost,), seconds, hardware)
+
+    @classmethod
+    def of_meshes(cls, cost: MultiMeshCost) -> ComparedLayout:
+        """Return the cost of a layout of several meshes."""
+        return cls(cost.meshes, travels=cost.travels)
+
+    @classmethod
+    def of_step(cls, step: MultiMeshStep, hardware: Hardware) -> ComparedLayout:
+        """Return the cost of a layout of several meshes with the seconds of its step on a machine."""
+        return attrs.evolve(cls.of_meshes(step.cost), seconds=step.mean_seconds, hardware=hardware)
+
+    @property
+    def cost(self) -> PlacedCost:
+        """The cost on the first mesh, which has the names of the model and of the layout."""
+        return self.costs[0]
+
+    @property
+    def charges(self) -> list[Charge]:
+        return [charge for cost in self.costs for charge in cost.step]
+
+    @cached_property
+    def devices(self) -> int:
+        return sum(cost.mesh.devices for cost in self.costs)
+
+    @property
+    def between_meshes(self) -> int:
+        return sum(each.bytes for each in self.travels)
 
     @cached_property
     def names(self) -> list[str]:
@@ -81,12 +115,12 @@ class ComparedLayout:
     @cached_property
     def figures(self) -> Mapping[str, float]:
         """The figures of the whole step."""
-        sums = total(self.cost.step)
+        sums = [total(cost.step) for cost in self.costs]
         return {
             "time": sum((self.seconds or {}).values()),
-            "FLOPs": whole(sums.flops),
-            "sent": whole(sums.sent.bytes),
-            "memory": whole(self.cost.memory.total),
+            "FLOPs": self._mean(whole(each.flops) for each in sums),
+            "sent": self._mean((whole(each.sent.bytes) for each in sums), self.between_meshes),
+            "memory": self._mean(whole(cost.memory.total) for cost in self.costs),
         }
 
     @cached_property
@@ -95,27 +129,58 @@ class ComparedLayout:
         lines: dict[Line, _Found] = {}
 
         def at(span: Span | None) -> _Found:
-            return lines.setdefault(line_of(span.inside(self.cost.file) if span else None), _Found())
+            line = line_of(span.inside(self.cost.file) if span else None)
+            return lines.setdefault(line, _Found([[] for _ in self.costs]))
 
-        for charge in self.cost.step:
-            at(charge.span).charges.append(charge)
-        for span, amount in self.cost.memory.occupied:
-            at(span).figures["memory"] += whole(amount)
-        for span, amount in self.cost.memory.stored:
-            at(span).figures["stored"] += whole(amount)
+        for number, cost in enumerate(self.costs):
+            for charge in cost.step:
+                at(charge.span).charges[number].append(charge)
+            for span, amount in cost.memory.occupied:
+                at(span).memory[number] += whole(amount)
+            for span, amount in cost.memory.stored:
+                at(span).stored[number] += whole(amount)
+        for travel in self.travels:
+            at(travel.span).travels.append(travel)
         for span, seconds in (self.seconds or {}).items():
             at(span).figures["time"] += seconds
         for found in lines.values():
-            sums = total(found.charges)
-            found.figures.update(FLOPs=whole(sums.flops), sent=whole(sums.sent.bytes))
+            sums = list(map(total, found.charges))
+            sent = sum(travel.bytes for travel in found.travels)
+            found.figures.update(
+                FLOPs=self._mean(whole(each.flops) for each in sums),
+                sent=self._mean((whole(each.sent.bytes) for each in sums), sent),
+                memory=self._mean(found.memory[number] for number in range(len(self.costs))),
+                stored=self._mean(found.stored[number] for number in range(len(self.costs))),
+            )
         return lines
+
+    def collectives(self, found: _Found) -> Mapping[str, str]:
+        """Return what a line sends: `2 all_reduce{rows}` -> bytes of a device, and `x from front to back` -> bytes of all."""
+        names = [cost.mesh.name for cost in self.costs]
+        sent: dict[str, str] = {}
+        for name, charges in zip(names, found.charges, strict=False):
+            on = f" on {name}" if len(names) > 1 else ""
+            sent |= {f"{kind}{on}": size for kind, size in transfers(charges)}
+        between: defaultdict[str, int] = defaultdict(int)
+        for each in found.travels:
+            between[f"{each.value} from {names[each.source.part]} to {names[each.target.part]}"] += each.bytes
+        return sent | {key: bytes_text(size) for key, size in between.items()}
+
+    def _mean(self, amounts: Iterable[int], between: int = 0) -> float:
+        """Return the mean over all devices of amounts per device of each mesh, and of what travels between meshes."""
+        pairs = zip(amounts, self.costs, strict=False)
+        sum_of_all = sum(amount * cost.mesh.devices for amount, cost in pairs) + between
+        return sum_of_all // self.devices if sum_of_all % self.devices == 0 else sum_of_all / self.devices
 
 
 @attrs.define
 class _Found:
-    """The cost of a line under one layout."""
+    """The cost of a line under one layout. charges, memory, stored: those of each mesh, by its number."""
 
-    charges: list[Charge] = attrs.field(factory=list)
+    charges: Sequence[list[Charge]] = ()
+    memory: defaultdict[int, int] = attrs.field(factory=lambda: defaultdict(int))
+    stored: defaultdict[int, int] = attrs.field(factory=lambda: defaultdict(int))
+    travels: list[Travel] = attrs.field(factory=list)
     figures: defaultdict[str, float] = attrs.field(factory=lambda: defaultdict(int))
 
 
@@ -140,18 +205,12 @@ class ComparedLine:
 
 def differences(one: ComparedLayout, other: ComparedLayout) -> list[ComparedLine]:
     """Return the cost of each line under both layouts, in order."""
-    nothing = _Found()
-    return [
-        _compared(line, one.lines.get(line, nothing), other.lines.get(line, nothing))
-        for line in sorted({*one.lines, *other.lines})
-    ]
-
-
-def _compared(line: Line, one: _Found, other: _Found) -> ComparedLine:
-    figures: dict[str, Pair] = {
-        name: (one.figures[name], other.figures[name]) for name in (*FIGURES, "stored")
-    }
-    return ComparedLine(line, figures, (dict(transfers(one.charges)), dict(transfers(other.charges))))
+    layouts, compared = (one, other), list[ComparedLine]()
+    for line in sorted({*one.lines, *other.lines}):
+        left, right = (each.lines.get(line, _Found()) for each in layouts)
+        figures = {name: (left.figures[name], right.figures[name]) for name in (*FIGURES, "stored")}
+        compared.append(ComparedLine(line, figures, (one.collectives(left), other.collectives(right))))
+    return compared
 
 
 def difference_report(one: ComparedLayout, other: ComparedLayout, sources: Mapping[str, str]) -> str:
@@ -162,8 +221,10 @@ def difference_report(one: ComparedLayout, other: ComparedLayout, sources: Mappi
 def _totals(one: ComparedLayout, other: ComparedLayout) -> list[str]:
     layouts = [each.cost.layout.name for each in (one, other)]
     unit = "training step" if one.cost.trains else "forward pass"
-    heading = f"{one.cost.model}, one {unit} on one device: from layout {layouts[0]} to layout {layouts[1]}"
-    devices = [each.cost.mesh.devices for each in (one, other)]
+    several = len(one.costs) > 1 or len(other.costs) > 1
+    of = "in the mean of all devices" if several else "on one device"
+    heading = f"{one.cost.model}, one {unit} {of}: from layout {layouts[0]} to layout {layouts[1]}"
+    devices = [each.devices for each in (one, other)]
     rows = [
         ["", *layouts, "difference"],
         ["devices", *map(str, devices), signed(devices[1] - devices[0], str)],
@@ -171,6 +232,11 @@ def _totals(one: ComparedLayout, other: ComparedLayout) -> list[str]:
     for name in one.names:
         text, left, right = FIGURES[name].text, one.figures[name], other.figures[name]
         rows.append([name, text(left), text(right), signed(right - left, text)])
+    if several:
+        between = [each.between_meshes for each in (one, other)]
+        fullest = [max(whole(cost.memory.total) for cost in each.costs) for each in (one, other)]
+        for name, (first, second) in {"between meshes": between, "fullest device": fullest}.items():
+            rows.append([name, bytes_text(first), bytes_text(second), signed(second - first, bytes_text)])
     return [heading, *aligned(rows, right=range(1, 4))]
 
 
@@ -222,6 +288,7 @@ def difference_json(one: ComparedLayout, other: ComparedLayout) -> dict[str, Any
         "layouts": [one.cost.layout.name, other.cost.layout.name],
         **({"peak_figures": one.hardware.has_peak_figures} if one.hardware else {}),
         **{key: [one.figures[name], other.figures[name]] for name, key in keys.items()},
+        "bytes_between_meshes": [one.between_meshes, other.between_meshes],
         "lines": [
             {
                 "file": each.line[0],

@@ -84,7 +84,7 @@ class LayoutDifference:
     @property
     def files(self) -> set[str]:
         """The files whose lines the report shows."""
-        return {charge.span.file for each in self.priced for charge in each.cost.step if charge.span}
+        return {charge.span.file for each in self.priced for charge in each.charges if charge.span}
 
     def record(self) -> dict[str, Any]:
         """Return the price of the best layout with the rules, and the difference in the form of `mtfc diff`."""

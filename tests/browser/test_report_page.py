@@ -367,6 +367,23 @@ placement alone on 1 = {}
 """
 
 
+def test_several_meshes(pages: Open) -> None:
+    """The page has the figures of `mtfc simulate` for each mesh, and draws an array on its mesh."""
+    path = EXAMPLES / "two_meshes.mtf"
+    page = pages(mtfc.report(path, layout="two", target="p100_cluster"))
+    step = simulate(str(path), Choice(layout="two"), "p100_cluster", Sources()).record()
+    for each in step["by_mesh"]:
+        row = f'#meshes tr[data-mesh="{each["name"]}"]'
+        assert page.texts(f'{row} [data-figure="busy"]') == [seconds_text(each["seconds"])]
+        assert page.texts(f'{row} [data-figure="memory"]') == [bytes_text(each["memory"])]
+    assert page.view.locator("#between tbody tr").count() == len(step["travels"])
+    page.view.click('#arrays tr[data-array="x"]')
+    assert page.texts("aside [data-shown]") == ["x on front"]
+    assert page.view.locator("aside rect.device").count() == 4
+    page.view.click("#timeline rect.event >> nth=0")
+    assert page.view.locator("#source tr.chosen").count() == 1
+
+
 def test_placements(pages: Open, tmp_path: Path) -> None:
     """The page has the figures of `mtfc simulate`, and shows which parts are on which device."""
     path = tmp_path / "two.mtf"

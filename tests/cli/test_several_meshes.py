@@ -208,7 +208,10 @@ def test_jax_trains_and_checkpoints_move_between_layouts(tmp_path: Path) -> None
             ["compile", "--layout", "two", "--passes", "default"],
             "not lowered by passes as a whole: no --passes",
         ),
-        (["report", "--layout", "two", "-o", "x.html"], "this takes a layout of one"),
+        (
+            ["report", "--layout", "two", "--search", "1", "-o", "x.html"],
+            "--space meshes` finds those of several meshes",
+        ),
         (["draw", "--layout", "two", "-o", "x.svg", "--array", "ww"], "no array `ww`: did you mean `w`?"),
         (["run", "--layout", "{ part x on front: {} }"], "only a layout that a .mtf file declares has parts"),
         (["run", "--layout", "tw"], "did you mean `two`?"),
@@ -392,13 +395,11 @@ def test_commands_for_one_mesh_leave_none_out_silently(
 ) -> None:
     file = tmp_path / "net.mtf"
     file.write_text(ONLY, "utf-8")
-    assert main(["report", str(file), "-o", str(tmp_path / "net.html")]) == 2
+    assert main(["cost", str(file), "--symbolic"]) == 2
     assert (
         "has only layouts of several meshes, `two`, and this takes a layout of one" in capsys.readouterr().err
     )
     file.write_text(SOURCE, "utf-8")
-    assert main(["report", str(file), "-o", str(tmp_path / "net.html")]) == 0
-    assert "the page lacks `two`, of several meshes" in capsys.readouterr().err
     assert main(["search", str(file), "--devices", "4", "--target", "h100", "--budget", "5"]) == 0
     assert "the result is not compared with `two`, of several meshes" in capsys.readouterr().err
 
@@ -450,3 +451,66 @@ def test_the_search_of_parts_refuses_other_options(
     file.write_text(source + tiny, "utf-8")
     assert main(["search", str(file), "--space", "meshes", "--target", "h100", *options]) != 0
     assert message in capsys.readouterr().err
+
+
+def test_diff_takes_several_meshes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures are means of all devices, and lines add up to them; the time that a mesh waits for another has no line."""
+    file = tmp_path / "net.mtf"
+    file.write_text(SOURCE, "utf-8")
+    options = ["--layout", "one", "--layout", "two", "--target", "p100_cluster"]
+    assert main(["diff", str(file), *options, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["layouts"] == ["one", "two"]
+    assert main(["simulate", str(file), "--layout", "two", *options[-2:], "--format", "json"]) == 0
+    step = json.loads(capsys.readouterr().out)
+    assert main(["cost", str(file), "--layout", "two", "--format", "json"]) == 0
+    (cost,) = json.loads(capsys.readouterr().out)["layouts"]
+    devices = [2, 4]
+    assert found["bytes_between_meshes"] == [0, step["bytes_between_meshes"]]
+    assert found["seconds"][1] == pytest.approx(step["step_seconds"])
+    memory = [each["memory_per_device"]["total"] for each in cost["meshes"]]
+    assert found["memory_per_device"][1] == pytest.approx(np.average(memory, weights=devices))
+    flops = [each["step"]["flops_per_device"] for each in cost["meshes"]]
+    assert found["flops_per_device"][1] == pytest.approx(np.average(flops, weights=devices))
+    for figure in ("seconds", "flops_per_device", "bytes_per_device", "memory_per_device"):
+        sums = [sum(line[figure][which] for line in found["lines"]) for which in (0, 1)]
+        assert sums == pytest.approx(found[figure], rel=1e-12), figure
+    assert main(["diff", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert "one training step in the mean of all devices: from layout one to layout two" in text
+    assert "two: x from front to back 256 B" in text and "  between meshes " in text
+
+
+def test_a_report_shows_each_mesh(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page has the figures of `mtfc simulate` and `mtfc cost`, and where each array is; other layouts leave it out by name."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.mtf").write_text(SOURCE, "utf-8")
+    page = mtfc.report("net.mtf", layout="two", target="p100_cluster")
+    data = page.data
+    assert page.title == "net: layout two" and data["kind"] == "meshes"
+    assert (
+        main(["simulate", "net.mtf", "--layout", "two", "--target", "p100_cluster", "--format", "json"]) == 0
+    )
+    assert data["steps"] == [json.loads(capsys.readouterr().out)]
+    assert main(["cost", "net.mtf", "--layout", "two", "--format", "json"]) == 0
+    assert data["costs"] == json.loads(capsys.readouterr().out)["layouts"]
+    (layout,) = data["layouts"]
+    homes = {
+        data["texts"][array[0]]: (mesh["name"], array[7])
+        for mesh in layout["meshes"]
+        for array in mesh["arrays"]
+    }
+    assert homes["embed.table"] == ("front", [["all"], []]) and homes["w"] == ("back", [[], ["cols"]])
+    assert homes["x"] == ("front", [["all"], []]) and homes["z"] == ("back", [["rows"], []])
+    between = {line["line"]: line["between"] for line in layout["lines"] if line["between"]}
+    assert sum(between.values()) == data["steps"][0]["bytes_between_meshes"] and len(between) == 2
+    ends = [start + seconds for _, _, start, seconds, *_ in layout["events"]]
+    assert max(ends) == pytest.approx(data["steps"][0]["step_seconds"])
+    assert {layout["lanes"][lane] for lane in layout["between"]} == {"front -> back", "back -> front"}
+    assert main(["report", "net.mtf", "-o", "x.html"]) == 0
+    assert "the page lacks `two`, of several meshes" in capsys.readouterr().err
+    Path("net.mtf").write_text(SOURCE.replace(TWO.splitlines()[1], ""), "utf-8")
+    assert main(["report", "net.mtf", "-o", "y.html"]) == 0
+    assert "several meshes" in Path("y.html").read_text("utf-8") and not capsys.readouterr().err

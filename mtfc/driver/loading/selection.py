@@ -258,12 +258,10 @@ def _refuse_multi_mesh(module: Module, choice: Choice, model: str, file: str) ->
         )
 
 
-def say_left_out(selection: Selection, what: str) -> None:
-    """Say which layouts of several meshes a command leaves out. what: the begin of the sentence."""
+def say_left_out(selection: Selection, what: str, help: str) -> None:
+    """Say which layouts of several meshes a command leaves out. what: the begin of the sentence. help: where such layouts are."""
     if names := [f"`{each.name}`" for each in selection.multi_mesh]:
-        say(
-            f"{what} {', '.join(names)}, of several meshes: `mtfc cost` and `mtfc simulate --layout NAME` show such layouts"
-        )
+        say(f"{what} {', '.join(names)}, of several meshes: {help}")
 
 
 def _check_options(placement: DeclaredPlacement, choice: Choice) -> None:

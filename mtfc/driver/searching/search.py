@@ -172,7 +172,11 @@ def search(
     selection = select(options.file, options.choice, sources, every_layout=True, skip_illegal=True)
     space = SPACES[options.space]
     if not space.is_declared:
-        say_left_out(selection, "the result is not compared with")
+        say_left_out(
+            selection,
+            "the result is not compared with",
+            "`mtfc cost` and `mtfc simulate --layout NAME` show such layouts",
+        )
     hardware = _machine(options, space, selection, sources)
     options = attrs.evolve(options, objective=options.objective or space.objectives[0])
     meshes = _meshes(options, space, selection, hardware)

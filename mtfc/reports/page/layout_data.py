@@ -26,7 +26,7 @@ from mtfc.compiler.cost.step_time import COMPUTE
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.cost.volumes import CostTotals, PlacedCost, SentVolume, grouped, layout_cost, total
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.core import Equation, Function, Program
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of, kind_of
@@ -213,20 +213,24 @@ def _arrays(function: Function, mesh: Mesh, own: str | None, texts: Texts) -> It
 
     times: the iterations of the loops around the equation that makes the array.
     """
-
-    def array(value: Value, name: str, role: str, span: Span, times: int) -> list[Any]:
-        type: TensorType = value.type
-        dims = [[dim.name, dim.size] for dim in type.dims]
-        splits, pending = [list(axes) for axes in type.splits], list(type.pending)
-        place = [texts(span.file), span.line, _own_lines(span, own)]
-        return [texts(name), role, *place, type.dtype, dims, splits, pending, type.local_bytes(mesh), times]
-
     for argument in function.arguments:
-        if argument.span is not None:
-            yield array(argument.value, argument.value.name, argument.role, argument.span, 1)
+        value, span = argument.value, argument.span
+        if span is not None:
+            yield [*named_array(value.type, value.name, argument.role, span, mesh, own, texts), 1]
     for eqn, times in _with_trips(function):
         if eqn.path and eqn.span and eqn.stage == "forward" and not eqn.regions:
-            yield array(eqn.results[0], eqn.path, "value", eqn.span, times)
+            type = eqn.results[0].type
+            yield [*named_array(type, eqn.path, "value", eqn.span, mesh, own, texts), times]
+
+
+def named_array(
+    type: TensorType, name: str, role: str, span: Span, mesh: Mesh, own: str | None, texts: Texts
+) -> list[Any]:
+    """Return the entries of `ARRAY` for an array, but for the last."""
+    dims = [[dim.name, dim.size] for dim in type.dims]
+    splits, pending = [list(axes) for axes in type.splits], list(type.pending)
+    place = [texts(span.file), span.line, _own_lines(span, own)]
+    return [texts(name), role, *place, type.dtype, dims, splits, pending, type.local_bytes(mesh)]
 
 
 def _own_lines(span: Span | None, own: str | None) -> list[int]:
