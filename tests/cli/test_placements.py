@@ -102,11 +102,11 @@ def test_eval_takes_a_placement(mtfc: Mtfc, file: Path) -> None:
 
 
 def test_verify_runs_placements_on_both_backends(mtfc: Mtfc, file: Path) -> None:
-    outcome = mtfc("verify", "small.mtf", "--layout", "split", "--no-exact")
+    outcome = mtfc("verify", "small.mtf", "--layout", "split")
     assert outcome.status == 0, outcome.err
-    lines = [line.split()[:3] for line in outcome.out.splitlines()[:2]]
-    assert lines == [["split", "numpy", "ok"], ["split", "jax", "ok"]]
-    assert "training" in outcome.out.splitlines()[1]
+    lines = [line.split()[:3] for line in outcome.out.splitlines()[1:4]]
+    assert lines == [["split", "exact", "ok"], ["split", "numpy", "ok"], ["split", "jax", "ok"]]
+    assert "all " in outcome.out.splitlines()[1] and "training" in outcome.out.splitlines()[3]
 
 
 def test_compile_writes_a_module_that_runs_without_mtfc(mtfc: Mtfc, file: Path) -> None:

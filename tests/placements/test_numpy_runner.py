@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mtfc.backends.exact.check import ExactReference, ExactResult
 from mtfc.backends.interpreter import interpret
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate
 from mtfc.compiler.passes.pipelines import run
+from mtfc.driver.data.inputs import draw_batch
 from mtfc.frontend.hardware_targets import find_hardware
-from mtfc.placements.operators.strategy import random_strategy
+from mtfc.placements.operators.strategy import Strategy, random_strategy
 from mtfc.placements.placement_search import placement_space
-from mtfc.placements.running.numpy_runner import Executed, execute
+from mtfc.placements.running import numpy_runner
+from mtfc.placements.running.numpy_runner import Arithmetic, Executed, execute
 from mtfc.placements.simulator.evaluation import EvaluatedStrategy
 from mtfc.placements.strategy_tasks import StrategyTasks
+from tests.harness import load
 from tests.placements.placement_programs import PROGRAMS, arguments, prepared
 
 
@@ -54,3 +59,45 @@ def test_random_strategies_compute_the_program_and_send_what_the_task_graph_says
         assert found.gradients.keys() == parameters
         agree(found, wanted)
         assert found.sent == _before_the_update(space.evaluator.full(strategy), space.evaluator.tasks)
+
+
+def exact(name: str, strategies: list[Strategy]) -> list[ExactResult]:
+    """Compare strategies with the undistributed program over a finite field."""
+    program = load(PROGRAMS[name]).programs[0]
+    given = draw_batch(program.function("forward"), 0, 1)[0]
+    reference = ExactReference(program, given, attention=())
+    flow = placement_space(prepared(name), find_hardware("k80_cluster", {}), 4).evaluator.tasks.flow
+
+    def compute(strategy: Strategy, arrays: Any, *arithmetic: Any) -> dict[str, Any]:
+        found = execute(flow, strategy, arrays, Arithmetic(*arithmetic))
+        return {**found.outputs, **{f"d_{name}": array for name, array in found.gradients.items()}}
+
+    with np.errstate(over="ignore"):
+        return [reference.compare_computed("gradients", partial(compute, each)) for each in strategies]
+
+
+def drawn(name: str, number: int) -> list[Strategy]:
+    choices = placement_space(prepared(name), find_hardware("k80_cluster", {}), 4).choices
+    return [random_strategy(choices, Random(seed)) for seed in range(number)]
+
+
+@pytest.mark.parametrize(
+    "name", ["dense", "detached", "swapped", "scalars", "padding", "convolutions", "attention"]
+)
+def test_random_strategies_are_exact(name: str) -> None:
+    for found in exact(name, drawn(name, 2)):
+        assert not found.wrong and found.elements > found.not_judged
+
+
+def test_the_exact_check_sees_a_wrong_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last element of what arrives is off by far less than rounding."""
+
+    def moved(run: Any, array: Any, source: int, target: int) -> Any:
+        found = array.copy()
+        if source != target:
+            last = (-1,) * array.ndim
+            found[last] = found[last] + run.numpy.full((), 1e-12, array.dtype)
+        return found
+
+    monkeypatch.setattr(numpy_runner._Run, "_moved", moved)
+    assert any(found.wrong for found in exact("dense", drawn("dense", 3)))

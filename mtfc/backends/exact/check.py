@@ -169,6 +169,31 @@ class ExactReference:
         computed = len(self.draws) * sum(_computed(self.functions[f.name][0].body) for f in functions)
         return ExactResult(_first_of_each(wrong), elements, poison, unsure, computed, cut)
 
+    def compare_computed(
+        self, name: str, compute: Callable[[Arrays, ExactNumpy, RandomNumbers], Arrays]
+    ) -> ExactResult:
+        """Compare results of a function that something else than a module computes, as far as it has them.
+
+        compute: takes arguments by name, and functions of NumPy and of random numbers that compute on residues.
+        Raises `NotExact`.
+        """
+        function = self.functions[name][0]
+        if strange := _without_residues(function):
+            raise residues.NotExact(strange)
+        wrong: list[ExactDifference] = []
+        elements, poison, unsure = 0, 0, dict[str, int]()
+        for draw in self.draws:
+            (arguments, expected), field = self.expected(name, draw), self.field(draw, 0)
+            given = {argument: _moved(array, field) for argument, array in arguments.items()}
+            for output, array in compute(given, ExactNumpy(field), RandomNumbers(field)).items():
+                differ, unknown = compared(array, expected[output])
+                elements, poison = elements + array.size, poison + unknown
+                if differ:
+                    wrong.append(ExactDifference(name, output, differ))
+            unsure = {what: unsure.get(what, 0) + n for what, n in field.counts.items()}
+        computed = len(self.draws) * _computed(function.body)
+        return ExactResult(_first_of_each(wrong), elements, poison, unsure, computed)
+
     def wrong_gradients(self) -> tuple[str, ...]:
         """Return the arguments whose gradients the undistributed program computes wrongly, by forward mode."""
         found = (self.disagreeing(self.expected("gradients", draw)[1], draw) for draw in self.draws)

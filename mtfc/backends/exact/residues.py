@@ -119,6 +119,7 @@ class ExactArray:
         if self.is_float and isinstance(value, ExactArray) and value.is_residue and not self.is_residue:
             self.values, self.is_residue = self.residues().values, True
         given = self._like(value)
+        self.values = np.asarray(self.values)  # sums of scalars are no arrays
         if self.is_float and not self.is_residue:
             self.shadow = self.residues().copy()
             self.shadow[index] = given.residues()

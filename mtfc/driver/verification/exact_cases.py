@@ -13,7 +13,9 @@ from mtfc.compiler.passes.fuse_attention import FuseAttention
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.driver.data.inputs import draw_batch
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
+from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import LayoutOnMesh
+from mtfc.driver.verification.reference import run_placed
 from mtfc.reports.exact_report import ExactCase
 
 if TYPE_CHECKING:
@@ -31,9 +33,13 @@ QUICK = 1 << 24
 
 
 def exact_cases(
-    program: Program, cases: Sequence[LayoutOnMesh], seed: int, multi_mesh: Sequence[MultiMeshCase] = ()
+    program: Program,
+    cases: Sequence[LayoutOnMesh],
+    seed: int,
+    multi_mesh: Sequence[MultiMeshCase] = (),
+    placements: Sequence[PlacementCase] = (),
 ) -> Iterator[ExactCase]:
-    """Yield the exact comparison of the gradients of the undistributed program, and of each layout."""
+    """Yield the exact comparison of the gradients of the undistributed program, of each layout and of each placement."""
     size = elements(program)
     if size > LARGEST:
         reason = f"its values have {size:.1e} elements: choose smaller dimensions with --dim"
@@ -50,6 +56,10 @@ def exact_cases(
             yield _case(case.layout.name, program.name, found)
         for each in multi_mesh:
             yield _case(each.name, program.name, _compared(reference, each.program(program, of=BOTH)))
+        if placements:  # whose operators have attention as its parts
+            reference = ExactReference(program, given, seed, attention=())
+        for placed in each_of(placements, "exact check of placement"):
+            yield _case(placed.name, program.name, _placed(reference, placed))
     except NotExact as error:
         yield ExactCase("gradients", program.name, skipped=f"`{error}` has no meaning on residues")
 
@@ -60,6 +70,16 @@ def _compared(reference: ExactReference, multi_mesh: MultiMeshProgram) -> ExactR
 
     text = generate(multi_mesh, "numpy")
     return reference.compare_text(multi_mesh.differentiated.functions, text, ranks=multi_mesh.segment_ranks)
+
+
+def _placed(reference: ExactReference, case: PlacementCase) -> ExactResult:
+    """Return the exact comparison of outputs, and of gradients of parameters, of a program's operators under a placement."""
+
+    def compute(arguments: Mapping[str, Any], *arithmetic: Any) -> Mapping[str, Any]:
+        outputs, gradients = run_placed(case, reference.program, arguments, *arithmetic)
+        return {**outputs, **{f"d_{name}": array for name, array in gradients.items()}}
+
+    return reference.compare_computed("gradients", compute)
 
 
 def _attention(cases: Sequence[LayoutOnMesh]) -> tuple[Pass, ...]:

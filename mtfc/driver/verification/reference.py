@@ -168,7 +168,7 @@ class Reference:
 
     def placed(self, case: PlacementCase) -> Compared:
         """Compare the program's operators under a placement, on NumPy. Raises `CompileError`."""
-        outputs, gradients = _run_placed(case, self.program, {**self.batches[0], **self.parameters})
+        outputs, gradients = run_placed(case, self.program, {**self.batches[0], **self.parameters})
         found: list[tuple[Part, str, Array]] = [("outputs", *each) for each in outputs.items()]
         return self.runs.judged([*found, *(("gradients", *each) for each in gradients.items())])
 
@@ -313,20 +313,23 @@ def in_wide_numbers(backend: str) -> Any:
     return setting_kept("jax_enable_x64") if backend == "jax" else nullcontext()
 
 
-def _run_placed(case: PlacementCase, program: Program, arrays: Arrays) -> tuple[Arrays, Arrays]:
+def run_placed(
+    case: PlacementCase, program: Program, arrays: Mapping[str, Any], *arithmetic: Any
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Run a program's operators on the devices of a placement, on NumPy. Raises `CompileError` (E317, E319).
 
-    Return outputs, and gradients of parameters, by name; without training there are no gradients.
+    Return outputs, and gradients of parameters, by name; without training there are no gradients. arithmetic: the arguments of
+    `numpy_runner.Arithmetic`.
     """
     from mtfc.compiler.passes.pipelines import simplification
     from mtfc.placements.operators.cotangent_flow import cotangent_flow
     from mtfc.placements.operators.operator_graph import operators_of
-    from mtfc.placements.running.numpy_runner import execute
+    from mtfc.placements.running.numpy_runner import Arithmetic, execute
     from mtfc.placements.running.placed_program import PlacedProgram, strategy_for
 
     known = PlacedProgram(program, case.placement, case.declared).configurations()
     graph = operators_of(run_passes(program, simplification()))
-    found = execute(cotangent_flow(graph), strategy_for(graph, known), arrays)
+    found = execute(cotangent_flow(graph), strategy_for(graph, known), arrays, Arithmetic(*arithmetic))
     return dict(found.outputs), dict(found.gradients)
 
 

@@ -5,7 +5,8 @@ The comparison covers outputs, gradients of all floating-point inputs and parame
 the comparison covers parameters, optimizer state and reports after each of three training steps, too. Placements are cases,
 too: on JAX as layouts, on NumPy in outputs and gradients of parameters. Every model of the file is compared.
 
-First, the exact check compares the NumPy module of each layout with the undistributed program over a finite field.
+First, the exact check compares the NumPy module of each layout, and the operators of each placement on NumPy, with the
+undistributed program over a finite field.
 
 A case runs in the dtypes of its file and in f64, where hardly anything is rounded. `agreement.py` says what is rounding.
 It also runs with special numbers: NaN, infinities, ties and indices out of range (`special_numbers.py`).
@@ -111,8 +112,9 @@ def verify(
         for selection in selections:
             model = VerifiedModel.of(selection, backends, options)
             if options.exact:
+                placements = _placements(selection)
                 for found in exact_cases(
-                    selection.program, selection.cases, options.seed, selection.multi_mesh
+                    selection.program, selection.cases, options.seed, selection.multi_mesh, placements
                 ):
                     exact.append(found)
                     show(found)

@@ -38,12 +38,25 @@ class Executed:
     sent: int
 
 
-def execute(flow: CotangentFlow, strategy: Strategy, arrays: Mapping[str, Array]) -> Executed:
+@attrs.frozen(eq=False)
+class Arithmetic:
+    """Functions of NumPy and of random numbers, or others in their place: the exact check has some that compute on residues."""
+
+    numpy: Any = np
+    random: Any = random_numbers
+
+
+def execute(
+    flow: CotangentFlow,
+    strategy: Strategy,
+    arrays: Mapping[str, Array],
+    arithmetic: Arithmetic = Arithmetic(),
+) -> Executed:
     """Run the forward and backward pass of a graph under a strategy.
 
     arrays: the model's inputs and parameters by name. Arrays that loops slice are whole, and so are their gradients.
     """
-    run = _Run(flow, strategy, arrays)
+    run = _Run(flow, strategy, arrays, arithmetic)
     for step in flow.graph.steps:
         run.forward(step)
     for step in reversed(flow.graph.steps):
@@ -52,7 +65,7 @@ def execute(flow: CotangentFlow, strategy: Strategy, arrays: Mapping[str, Array]
     gradients: dict[str, Array] = {}
     for value, array in run.gradients():
         whole, at = flow.graph.slices.get(value.name, (value.name, ()))
-        of_slice(gradients.setdefault(whole, np.zeros_like(arrays[whole])), at)[...] = array
+        _put(gradients.setdefault(whole, arithmetic.numpy.zeros_like(arrays[whole])), at, array)
     outputs = {output.name: run.whole(output.value) for output in flow.graph.function.outputs}
     return Executed(outputs, gradients, run.sent)
 
@@ -62,6 +75,15 @@ def of_slice(array: Array, at: Slices) -> Array:
     for axis, index in at:
         array = array[(*(slice(None),) * axis, index, ...)]
     return array
+
+
+def _put(array: Array, at: Slices, part: Array) -> None:
+    """Write a part of an array, at the place that `of_slice` returns."""
+    where: list[Any] = [slice(None)] * array.ndim
+    axes = list(range(array.ndim))
+    for axis, index in at:
+        where[axes.pop(axis)] = index
+    array[tuple(where)] = part
 
 
 @attrs.frozen(eq=False)
@@ -76,13 +98,16 @@ class _Move:
 class _Run:
     """The stores of the devices: each part's results and their cotangents, and the gradients of parameters by region."""
 
-    def __init__(self, flow: CotangentFlow, strategy: Strategy, arrays: Mapping[str, Array]) -> None:
+    def __init__(
+        self, flow: CotangentFlow, strategy: Strategy, arrays: Mapping[str, Array], arithmetic: Arithmetic
+    ) -> None:
         self.flow, self.graph = flow, flow.graph
+        self.arithmetic, self.numpy = arithmetic, arithmetic.numpy
         self.arrays: dict[str, Array] = {}
         for argument in flow.graph.function.arguments:
             value = argument.value
             whole, at = flow.graph.slices.get(value.name, (value.name, ()))
-            array = of_slice(np.asarray(arrays[whole]), at)
+            array = of_slice(self.numpy.asarray(arrays[whole]), at)
             self.arrays[value.name] = array.astype(numpy_dtype(np, value.type.dtype))
         operators = zip(self.graph.operators, strategy, strict=True)
         self.placed: dict[Operator, tuple[OperatorParts, Configuration]] = {
@@ -108,7 +133,7 @@ class _Run:
             for value in step.arguments:
                 box = parts.box(parts.needs[step].values.get(value, {}), part)
                 known[local.values[value]] = self.arrays[value.name][_slices(value, box)]
-            _evaluate(local, local.forward, known)
+            self._evaluate(local, local.forward, known)
             self.locals[step, part] = (local, known)
             self.made |= {(value, part): known[local.values[value]] for value in step.outputs}
         for value in step.pending:
@@ -119,7 +144,7 @@ class _Run:
         parts, devices = self.of(step)
         maker, givers = self.of(self.graph.makers[value])
         wanted = [parts.box(parts.needs[step].values.get(value, {}), part) for part in range(parts.count)]
-        found = [np.empty(_shape(value, box), numpy_dtype(np, value.type.dtype)) for box in wanted]
+        found = [self._empty(value, box) for box in wanted]
         for move in self._moves(value, step):
             own = maker.box(maker.needs[self.graph.makers[value]].owned(value), move.source)
             piece = self.made[value, move.source][_slices(value, move.region, own)]
@@ -141,7 +166,7 @@ class _Run:
     def _moved(self, array: Array, source: int, target: int) -> Array:
         """Return an array on another device."""
         if source != target:
-            self.sent += array.nbytes
+            self.sent += array.size * array.itemsize
         return array.copy()
 
     def _sum(self, value: Value, step: OperatorStep, store: dict[tuple[Value, int], Array]) -> None:
@@ -170,7 +195,7 @@ class _Run:
         for part in range(parts.count):
             local, known = self.locals[step, part]
             known |= {d: self.cotangents[value, part] for value, d in local.cotangents.items()}
-            _evaluate(local, local.backward, known)
+            self._evaluate(local, local.backward, known)
             found.append({value: known[gradient] for value, gradient in local.gradients.items()})
         for value in step.inputs:
             if self.flow.returns(value, step):
@@ -183,7 +208,7 @@ class _Run:
         """Set cotangents without a contribution to 0. The cotangent of the loss is 1 on one of its holders."""
         parts, _ = self.of(step)
         for part in range(parts.count):
-            self.cotangents.setdefault((value, part), np.zeros_like(self.made[value, part]))
+            self.cotangents.setdefault((value, part), self.numpy.zeros_like(self.made[value, part]))
         if value is self.graph.loss:
             for group in parts.groups(value):
                 self.cotangents[value, int(group[0])] += 1
@@ -198,7 +223,7 @@ class _Run:
             piece = found[move.target][value][_slices(value, move.region, wanted)]
             piece = self._moved(piece, devices[move.target], givers[move.source])
             key = (value, move.source)
-            total = self.cotangents.setdefault(key, np.zeros_like(self.made[key]))
+            total = self.cotangents.setdefault(key, self.numpy.zeros_like(self.made[key]))
             own = maker.box(maker.needs[made_by].owned(value), move.source)
             total[_slices(value, move.region, own)] += piece
 
@@ -208,7 +233,7 @@ class _Run:
         for part, gradients in enumerate(found):
             key = (value, devices[part])
             box = parts.box(parts.needs[step].values.get(value, {}), part)
-            total = self.added.setdefault(key, np.zeros_like(self.arrays[value.name]))
+            total = self.added.setdefault(key, self.numpy.zeros_like(self.arrays[value.name]))
             total[_slices(value, box)] += gradients[value]
 
     def gradients(self) -> Iterator[tuple[Value, Array]]:
@@ -222,7 +247,7 @@ class _Run:
             }
             if not held:
                 continue
-            whole = np.zeros_like(self.arrays[parameter.name])
+            whole = self.numpy.zeros_like(self.arrays[parameter.name])
             for cell in replicated_pieces(parameter, held):
                 for box in cell.boxes:
                     where = tuple(slice(*ends) for ends in box)
@@ -245,23 +270,28 @@ class _Run:
             return self.arrays[value.name]
         step = self.graph.makers[value]
         parts, _ = self.of(step)
-        found = np.empty([dim.size for dim in value.type.dims], numpy_dtype(np, value.type.dtype))
+        found = self._empty(value, {})
         for part in range(parts.count):
             box = parts.box(parts.needs[step].owned(value), part)
             found[_slices(value, box)] = self.made[value, part]
         return found
 
+    def _empty(self, value: Value, box: Box) -> Array:
+        """Return an array for a region of a value, whose elements are still to be set."""
+        return self.numpy.zeros(_shape(value, box), numpy_dtype(np, value.type.dtype))
 
-def _evaluate(local: PartFunction, equations: Sequence[Equation], known: dict[Value, Array]) -> None:
-    """Add the results of a part's equations. Random numbers depend on an element's place in the whole tensor."""
-    for eqn in equations:
-        source, offsets = local.sources.get(eqn, (eqn, {}))
-        shape = tuple(dim.size for dim in eqn.results[0].type.dims)
-        seen = source if "stream" in eqn.attrs else eqn
-        shard = Shard(np, random_numbers, seen, shape, partial(_offset, offsets))
-        found = OPS[eqn.op].evaluate(shard, *(known[value] for value in eqn.operands))
-        results = found if len(eqn.results) > 1 else (found,)
-        known.update(zip(eqn.results, map(np.asarray, results), strict=True))
+    def _evaluate(
+        self, local: PartFunction, equations: Sequence[Equation], known: dict[Value, Array]
+    ) -> None:
+        """Add the results of a part's equations. Random numbers depend on an element's place in the whole tensor."""
+        for eqn in equations:
+            source, offsets = local.sources.get(eqn, (eqn, {}))
+            shape = tuple(dim.size for dim in eqn.results[0].type.dims)
+            seen = source if "stream" in eqn.attrs else eqn
+            shard = Shard(self.numpy, self.arithmetic.random, seen, shape, partial(_offset, offsets))
+            found = OPS[eqn.op].evaluate(shard, *(known[value] for value in eqn.operands))
+            results = found if len(eqn.results) > 1 else (found,)
+            known.update(zip(eqn.results, map(self.numpy.asarray, results), strict=True))
 
 
 def _offset(offsets: Mapping[str, int], dim: str) -> int:
