@@ -494,7 +494,7 @@ def searched(
     file: PathOption,
     choice: Choice,
     *,
-    target: PathOption,
+    target: PathOption | None,
     axes_names: Sequence[str] | None,
     **others: Any,
 ) -> Search:
@@ -512,7 +512,7 @@ def searched(
     options = SearchOptions(
         file_option(file),
         choice,
-        target_option(target),
+        None if target is None else target_option(target),
         axes_names=names_option("axes_names", axes_names),
         **others,
     )

@@ -122,14 +122,15 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def make_parser(arguments: Sequence[str], with_all_options: bool = False) -> argparse.ArgumentParser:
-    """Return the parser of the subcommand that comes first in `arguments`, or of all subcommands without their options.
+    """Return the parser of the subcommand in `arguments`, or of all subcommands without their options.
 
     with_all_options: return the parser of all subcommands with their options, which imports the module of each.
     """
     parser = argparse.ArgumentParser("mtfc", description=DESCRIPTION, epilog=EPILOG, formatter_class=_Help)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    _add_color(parser, "auto")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Strict)
-    named = [name for name in arguments[:1] if name in SUBCOMMANDS]
+    named = [name for name in arguments if name in SUBCOMMANDS][:1]
     detailed = SUBCOMMANDS if with_all_options else named
     for name in detailed or SUBCOMMANDS:
         summary = SUBCOMMANDS[name]
@@ -138,16 +139,17 @@ def make_parser(arguments: Sequence[str], with_all_options: bool = False) -> arg
         if name in detailed:
             added.epilog = _subcommand(name).EXAMPLES
             _subcommand(name).add_arguments(added)
-            _add_color(added)
+            _add_color(added, argparse.SUPPRESS)
     return parser
 
 
-def _add_color(parser: argparse.ArgumentParser) -> None:
+def _add_color(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
         "--color",
         choices=("auto", "always", "never"),
-        default="auto",
-        help="colours in diagnostics (default: on a terminal, unless NO_COLOR is set)",
+        default=default,
+        metavar="WHEN",
+        help="colours in diagnostics: always, never or auto, on a terminal unless NO_COLOR is set (default: auto)",
     )
 
 

@@ -170,3 +170,4 @@ def test_colors(
         monkeypatch.setenv(name, variables.get(name, ""))
     (folder / "wrong.mtf").write_text(WRONG)
     assert ("\x1b[" in mtfc("check", "wrong.mtf", *arguments).err) == is_coloured
+    assert ("\x1b[" in mtfc(*arguments, "check", "wrong.mtf").err) == is_coloured
