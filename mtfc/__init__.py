@@ -322,8 +322,8 @@ def search(
 ) -> Search:
     """Search for the best layout, or in the space `"soap"` for the best placement, of a .mtf file's model on a machine.
 
-    The record is that of `mtfc search --format json`, with seconds and bytes of one device. Without a `target`, the machine is the
-    first that the file declares, else `"h100"`. `axes_names` are names for the axes of searched meshes, and `budget` is in
+    The record is that of `mtfc search --format json`, with seconds and bytes of one device. Without a `target`, the machine is
+    the first that the file declares, else `"h100"`. `axes_names` are names for the axes of searched meshes, and `budget` is in
     seconds. Raises `NothingFits` if no layout fits into memory.
     """
     from mtfc.api import choice_of, searched
