@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.experimental import sparse
 from jax.extend.core import Primitive
 
 X, Y = (8, 6), (8, 6)
@@ -58,6 +60,73 @@ def ragged_batches(x: Any, w: Any, v: Any, sizes: Any) -> Any:
     rows = lax.RaggedDotDimensionNumbers((([2], [2]), ([0, 1], [0, 1])), [1], [])
     total = lax.ragged_dot_general(x, whole, sizes, sums)
     return own, same, whole, total, lax.ragged_dot_general(x, x, sizes[0], rows)
+
+
+def general_windows(x: Any) -> Any:
+    """Reductions by functions of the user, over windows and over whole axes, of one array and of two."""
+    number = jnp.arange(48, dtype="int32").reshape(8, 6)
+
+    def larger(a: Any, b: Any) -> Any:
+        return tuple(jnp.where(a[0] >= b[0], p, q) for p, q in zip(a, b, strict=True))
+
+    windows = (2, 1), (2, 1), "VALID"
+    return (
+        lax.reduce_window(x, 0.0, lambda a, b: a + 2 * b, (1, 1), (1, 1), "VALID"),
+        lax.reduce_window(x, 1.0, lax.mul, (3, 2), (1, 2), "SAME"),
+        lax.reduce_window(x, -jnp.inf, jnp.logaddexp, *windows),
+        lax.reduce_window(number, jnp.iinfo("int32").min, lax.max, *windows),
+        lax.reduce_window((x, number), (-jnp.inf, 0), larger, *windows),
+        lax.reduce(x, -jnp.inf, jnp.logaddexp, (1,)),
+        lax.reduce((x, number), (-jnp.inf, 0), larger, (0,)),
+        lax.reduce(x[:, 0], x[0, 0], jnp.logaddexp, (0,)),
+    )
+
+
+def largest_of_windows(x: Any) -> Any:
+    """The derivatives of windows' smallest and largest elements."""
+
+    def pooled(z: Any) -> Any:
+        low = lax.reduce_window(z, jnp.inf, lax.min, (2, 1), (2, 1), "VALID")
+        return (low**2).sum() + (lax.reduce_window(z, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID") ** 3).sum()
+
+    return jax.grad(pooled)(x), jax.jvp(pooled, (x,), (x + 1,))
+
+
+def sparse_products(x: Any, places: Any) -> Any:
+    """Products of sparse matrices, and their gradients."""
+    matrix = sparse.BCOO((x[0], places), shape=(8, 6))
+    several = sparse.bcoo_dot_general(
+        sparse.BCOO((x[:3], jnp.stack([places] * 3)), shape=(3, 8, 6)),
+        jnp.stack([x.T] * 3),
+        dimension_numbers=(((2,), (1,)), ((0,), (0,))),
+    )
+    loss = jax.grad(lambda d: ((sparse.BCOO((d, places), shape=(8, 6)) @ x.T) ** 2).sum())
+    return matrix @ x.T, several, loss(x[0])
+
+
+def counted_rows(x: Any, y: Any, labels: Any) -> Any:
+    """Elements of each row by `x[jnp.arange(n), labels]` and the like, and their gradients."""
+    rows, also = jnp.arange(4), np.arange(4)
+
+    def loss(x: Any, y: Any) -> Any:
+        each = jax.nn.log_softmax(x)[rows, labels] + x[also, labels]
+        columns = y[rows[:, None], labels[:, None] * jnp.arange(2), jnp.arange(2)]
+        return (each**2).sum() + (columns**2).sum() + (x[rows] * x[:, jnp.arange(3)]).sum()
+
+    changed = (
+        y.at[rows, labels].set(x[:, :2]),
+        x.at[rows, labels].max(0.5),
+        x.at[rows].multiply(2.0) + x.at[rows].set(x * 2) + x.at[rows].add(x),
+        x[rows - 1, labels],
+        x[jnp.arange(2), labels[:2]],
+        x[jnp.arange(3)[:, None], jnp.arange(3)],
+        x[rows, rows % 3],
+        y[rows, labels, rows % 2],
+        x.at[rows.astype("int8"), labels].add(x[:, 0], mode="clip"),
+        y.at[rows, :, labels].multiply(1.5),
+        lax.scan(lambda c, _: (c.at[rows, labels].add(1.0), c[rows, labels]), x, None, 2),
+    )
+    return changed, jax.grad(loss, (0, 1))(x, y)
 
 
 def long_branches(x: Any) -> Any:
@@ -318,6 +387,10 @@ SHAPES: Mapping[str, Case] = {
             lax.pad(x, x[0, 0], ((1, 0, 0), (6, 0, 0))),
             lax.pad((x * 9).astype(int), jnp.max(x).astype(int), ((-1, 2, 0), (0, 0, 1))),
         ),
+        "general_windows": general_windows,
+        "largest_of_windows": largest_of_windows,
+        "approx_top_k": lambda x: (lax.approx_max_k(x, 2), lax.approx_min_k(x, 3, reduction_dimension=0)),
+        "top_k_of_bytes": lambda x: lax.top_k((x * 9).astype("int8"), 3),
         "reshape_across": lambda x: (
             x.T.reshape(8, 6) + x,
             x.reshape(6, 8) @ x,
@@ -403,6 +476,8 @@ SHAPES: Mapping[str, Case] = {
 }
 
 INDICES: Mapping[str, Case] = {
+    "counted_rows": (counted_rows, ((4, 3), (4, 3, 2), ((4,), "int32"))),
+    "sparse": (sparse_products, ((8, 6), ((6, 2), "int32"))),
     "lookup": (lambda t, i: t[i], ((10, 4), ((8, 3), "int32"))),
     "lookup_default": (lambda t, i: jnp.take(t, i * 9, axis=0), ((10, 4), ((8, 3), "int32"))),
     "lookup_clipped": (lambda t, i: jnp.take(t, i * 9, axis=0, mode="clip"), ((10, 4), ((8, 3), "int32"))),
@@ -509,6 +584,24 @@ RANDOM: Mapping[str, Case] = {
     "split": (lambda k: jax.random.split(k, 2), ("key",)),
     "dropout": (lambda k, x: jnp.where(jax.random.bernoulli(k, 0.5, x.shape), x, 0), ("key", X)),
     "bits_16": (lambda k: jax.random.bits(k, (8, 6), "uint32"), ("key",)),
+    "bits_of_widths": (
+        lambda k: [jax.random.bits(k, (8, 6), dtype) for dtype in ("uint8", "uint16", "uint32")],
+        ("key",),
+    ),
+    "gamma": (
+        lambda k, x: (
+            jax.vmap(lambda k, a: jax.random.loggamma(k, a))(jax.random.split(k, 4), abs(x)),
+            jax.grad(lambda a: jax.random.gamma(k, a).sum())(abs(x[0]) + 0.1),
+        ),
+        ("key", (4, 2)),
+    ),
+    "other_generators": (
+        lambda k: [
+            jax.random.normal(jax.random.wrap_key_data(jax.random.bits(k, (4,)), impl=name), (4, 6))
+            for name in ("rbg", "unsafe_rbg")
+        ],
+        ("key",),
+    ),
     "keys_of_examples": (keys_of_examples, ("key", (4, 3))),
     "permutation": (lambda k: jax.random.permutation(k, 8), ("key",)),
     "categorical": (lambda k, x: jax.random.categorical(k, x), ("key", X)),

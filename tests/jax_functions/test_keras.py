@@ -172,7 +172,7 @@ def test_gradients_of_large_models(name: str) -> None:
     images = np.random.default_rng(0).standard_normal((4, 64, 64, 3)).astype("float32")
     variables = model.trainable_variables, model.non_trainable_variables
     program = mtfc.from_jax(function, *variables, images, np.arange(4, dtype="int32"))
-    assert program.coverage().share < 0.02
+    assert program.coverage().share.bytes < 0.02
     args = (*([v.value for v in each] for each in variables), images, np.arange(4, dtype="int32"))
     expected = [data(x).astype(np.float64) for x in jax.tree.leaves(jax.jit(function)(*args))]
     spread = rounding_spread(jax.jit(function), args, {}, expected)

@@ -81,6 +81,13 @@ def test_primitive(name: str) -> None:
         "linear_call",
         "foreign",
         "over_axes",
+        "counted_rows",
+        "sparse",
+        "approx_top_k",
+        "top_k_of_bytes",
+        "largest_of_windows",
+        "bits_of_widths",
+        "split",
     ],
 )
 def test_no_device_computes_the_whole(name: str) -> None:
@@ -93,6 +100,7 @@ ON_JAX = (
     "max_pool_with_a_rest", "empty", "gather_planes", "gather_own", "set_own", "ragged_dot_batches", "bytes", "quantized",
     "counted_while", "bounded_while", "while_inside", "while_with_a_long_counter", "long_branches", "random_branch",
     "closing_over", "raising_branch", "keys_of_examples", "set_in_constants", "betainc", "matrices",
+    "counted_rows", "sparse", "general_windows", "largest_of_windows", "approx_top_k", "bits_of_widths", "split",
 )  # fmt: skip
 """The cases that run on JAX, too: calls, random keys, and ops that no example of the language has."""
 

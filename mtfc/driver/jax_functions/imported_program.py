@@ -33,24 +33,25 @@ from mtfc.frontend.jaxpr.importing import Imported, imported
 
 if TYPE_CHECKING:
     from mtfc.driver.jax_functions.comparison import PlanVerification
+    from mtfc.frontend.jaxpr.work import Work
 
 Objective = Literal["time", "overlap", "memory"]
 
 
 @attrs.frozen
 class Coverage:
-    """The primitives that every processor evaluates as a whole. share: of the elements that the function computes."""
+    """The primitives that every processor evaluates as a whole. share: of all FLOPs, and of all bytes read and written."""
 
     opaque: Mapping[str, int]
     lines: tuple[str, ...]
-    share: float
+    share: Work
 
     def __str__(self) -> str:
         if not self.opaque:
             return "every primitive is known"
         names = ", ".join(f"{name} ({count})" for name, count in self.opaque.items())
         places = "".join(f"\n  {line}" for line in self.lines)
-        return f"computed whole on every device: {names}; {100 * self.share:.1f} % of all elements{places}"
+        return f"computed whole on every device: {names}; {self.share}{places}"
 
 
 @attrs.frozen(eq=False, slots=False, repr=False)
@@ -96,7 +97,7 @@ class ImportedProgram:
         for step in calls:
             counts[step.primitive] = counts.get(step.primitive, 0) + 1
         lines = dict.fromkeys(f"{step.primitive} at {step.span}" for step in calls)
-        return Coverage(counts, tuple(lines), self.imported.opaque_share)
+        return Coverage(counts, tuple(lines), self.imported.opaque_share())
 
     # Plans
 

@@ -42,7 +42,7 @@ def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Call
         last = [part for part in text.removesuffix("/value").split("/") if not part.isdigit()][-2:]
         annotation = flat.annotations[order]
         for j, each in enumerate(var.axes):
-            is_batch = role == "input" and j == 0
+            is_batch = role == "input" and j < len(var.shape) - (var.key is not None) and j == 0
             name = "batch" if is_batch else "_".join([*last, str(j)])
             own = annotation.names[j] if annotation else None
             if annotation and own is not None and own.isidentifier() and own not in RESERVED | OTHERS:

@@ -32,8 +32,9 @@ class Rename:
 
 @attrs.define
 class JaxprEmitter:
-    """Makes the equations of a body. dims: factor -> dimension, shared by all bodies. calls: the steps that became calls.
+    """Makes the equations of a body. dims: factor -> dimension, shared by all bodies.
 
+    calls: name of the function of an opaque call -> its steps.
     is_backward: True for the body of a loop of the backward pass, whose own steps do not say so.
     """
 
@@ -42,7 +43,7 @@ class JaxprEmitter:
     linker: Linker
     known: dict[Var, Value] = attrs.field(factory=dict)
     renames: list[Rename] = attrs.field(factory=list)
-    calls: list[AppliedPrimitive] = attrs.field(factory=list)
+    calls: dict[str, tuple[AppliedPrimitive, ...]] = attrs.field(factory=dict)
     is_backward: bool = False
     _renamed: dict[tuple[Value, Any], Value] = attrs.field(factory=dict)
 

@@ -8,13 +8,18 @@ are those of the keys' data.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 OWN = frozenset({"composite", "custom_linear_solve", "custom_vmap_call", "linear_call"})
 """Primitives of JAX itself that are evaluated by a function of JAX, for any operands."""
 
-LOOPING = {"regularized_incomplete_beta": "regularized_incomplete_beta_impl"}
-"""Primitive that JAX 0.10 cannot lower under `jax.shard_map` -> its function in JAX: the carries of its loop lack mesh axes."""
+IN_JAX = {
+    "regularized_incomplete_beta": ("jax._src.lax.special", "regularized_incomplete_beta_impl"),
+    "bcoo_dot_general": ("jax.experimental.sparse.bcoo", "_bcoo_dot_general_impl"),
+    "bcsr_dot_general": ("jax.experimental.sparse.bcsr", "_bcsr_dot_general_impl"),
+}
+"""Primitive that JAX lowers by a function of its own -> module and name of the function."""
 
 BY_PARTS = frozenset({
     "cumsum", "dynamic_slice", "dynamic_update_slice", "gather", "pad", "reduce_sum", "reduce_window_sum", "scatter",
@@ -50,7 +55,7 @@ def expansion(eqn: Any) -> Any | None:
             return _traced(eqn, _by_parts)
     if name in OVER_AXES and all(isinstance(axis, int) for axis in eqn.params["axes"]):
         return _traced(eqn, _reduced)
-    if eqn.effects or not (name in OWN or name in LOOPING or _is_foreign(eqn.primitive)):
+    if eqn.effects or not (name in OWN or name in IN_JAX or _is_foreign(eqn.primitive)):
         return None
     try:
         found = _traced(eqn, _by_jax)
@@ -125,12 +130,14 @@ def _reduced(eqn: Any, operands: Sequence[Any]) -> Any:
 
 def _by_jax(eqn: Any, operands: Sequence[Any]) -> Any:
     """Return the results by the function of JAX that evaluates the primitive."""
-    if eqn.primitive.name in LOOPING:
-        import jax
-        from jax._src.lax import special
+    if eqn.primitive.name in IN_JAX:
+        module, name = IN_JAX[eqn.primitive.name]
+        function = getattr(import_module(module), name)
+        if not eqn.params:  # the function for special numbers takes whole arrays, and their dtype
+            import jax
 
-        whole = jax.numpy.broadcast_arrays(*operands)
-        return getattr(special, LOOPING[eqn.primitive.name])(*whole, dtype=operands[0].dtype)
+            return function(*jax.numpy.broadcast_arrays(*operands), dtype=operands[0].dtype)
+        return function(*operands, **eqn.params)
     return eqn.primitive.impl(*operands, **eqn.params)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import attrs
@@ -14,9 +13,11 @@ from mtfc.compiler.activity import doing
 from mtfc.compiler.diagnostics import Diagnostic, Label, Span
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Initializer, Output, Parameter, Program, Role, Value
+from mtfc.compiler.ir.ops.calls import FUNCTION
 from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.compiler.ir.verifier import verify
 from mtfc.frontend.jaxpr.copies import merge_copies
+from mtfc.frontend.jaxpr.counted_indices import batch_counted_rows
 from mtfc.frontend.jaxpr.dimension_names import GivenNames, propose
 from mtfc.frontend.jaxpr.emitting import Dims, JaxprEmitter, Rename
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Flat, Operand, Var, all_steps
@@ -26,6 +27,7 @@ from mtfc.frontend.jaxpr.rules.calls import OTHER
 from mtfc.frontend.jaxpr.tracing import traced
 from mtfc.frontend.jaxpr.training_step import training_functions, update_results
 from mtfc.frontend.jaxpr.user_lines import definition
+from mtfc.frontend.jaxpr.work import Work, work_of
 
 
 @attrs.frozen
@@ -58,7 +60,7 @@ class Leaf:
 class Imported:
     """A JAX function as a program. inputs: the arguments' leaves, then the constants. renames: uses under other dimensions.
 
-    calls: the steps that every processor evaluates as a whole. steps: all steps of the function.
+    opaque: name of a function that every processor evaluates as a whole -> its steps.
     """
 
     program: Program
@@ -66,7 +68,7 @@ class Imported:
     inputs: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...]
     renames: tuple[Rename, ...]
-    calls: tuple[AppliedPrimitive, ...]
+    opaque: Mapping[str, tuple[AppliedPrimitive, ...]]
     _dims: Dims
 
     def dims_of(self, var: Var) -> tuple[tuple[Dim, ...], ...]:
@@ -84,13 +86,18 @@ class Imported:
         return replaced_arguments(self.flat, self.inputs, self.outputs)
 
     @property
-    def opaque_share(self) -> float:
-        """The share of all computed elements that calls compute."""
-        return self._share(self.calls)
+    def calls(self) -> tuple[AppliedPrimitive, ...]:
+        """The steps that every processor evaluates as a whole."""
+        return tuple(step for steps in self.opaque.values() for step in steps)
 
-    def _share(self, steps: Sequence[AppliedPrimitive]) -> float:
-        some, total = (sum(prod(v.shape) for s in each for v in s.results) for each in (steps, self.steps))
-        return some / total if total else 0.0
+    def opaque_share(self, primitive: str | None = None) -> Work:
+        """Return the share of an opaque primitive, or of all, in the work of the function."""
+        found = {name for name, (first, *_) in self.opaque.items() if primitive in (None, first.primitive)}
+        some, total = Work(), Work()
+        for eqn, work in work_of(self.main.body):
+            total += work
+            some += work if eqn.attrs.get(FUNCTION.name) in found else Work()
+        return some / total
 
     def warnings(self) -> list[Diagnostic]:
         """Return a warning for each primitive that every processor computes whole, at its first line."""
@@ -105,7 +112,7 @@ class Imported:
         more = f", and at {len(spans) - 1} further lines" if len(spans) > 2 else ""
         return Diagnostic(
             "W801",
-            f"every processor computes `{name}` whole: {100 * self._share(steps):.1f} % of all elements",
+            f"every processor computes `{name}` whole: {self.opaque_share(name)}",
             spans[0],
             tuple(Label(span, f"and here{more if i == 0 else ''}") for i, span in enumerate(spans[1:2])),
             "no layout splits its operands; docs/jax.md lists the primitives that layouts split",
@@ -142,6 +149,7 @@ def imported(
     """
     with doing("tracing"):
         flat = traced(function, args, kwargs)
+        batch_counted_rows(flat)
     linker = Linker(RULES, OTHER)
     linker.arguments(flat.body.arguments)
     with doing("linking the dimensions of arrays"):
@@ -291,7 +299,7 @@ class _Import:
             tuple(attrs.evolve(leaf, role=roles[leaf.name]) for leaf in inputs),
             tuple(leaf for _, leaf in outputs),
             tuple(emitter.renames),
-            tuple(emitter.calls),
+            emitter.calls,
             emitter.dims,
         )
 

@@ -3,7 +3,7 @@
 `FUNCTIONS` has the functions, so a program with calls runs in the process that made it. A namespace that `evaluate` gets instead
 of NumPy may have a `mapped_call` of its own. A function is *mapped* along the
 dimensions of the attribute `mapped`: it gets one element of each, so a layout may split them. Along all other dimensions it gets
-whole operands, and makes whole results.
+whole operands, and makes whole results. `flops` are those of one element along all mapped dimensions.
 
 Operands and results have their mapped dimensions in front, in the order of the attribute. An operand may lack some.
 """
@@ -16,7 +16,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from mtfc.compiler.ir.attributes import DIM_LIST, DIMS, TEXT, Attribute
+from mtfc.compiler.ir.attributes import DIM_LIST, DIMS, REAL, TEXT, Attribute
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
     NO_TRAITS,
@@ -37,6 +37,7 @@ from mtfc.compiler.records import frozen
 
 FUNCTION, DTYPES, RANKS = (Attribute(name, TEXT) for name in ("function", "dtypes", "ranks"))
 MAPPED, RESULTS = Attribute("mapped", DIMS), Attribute("results", DIM_LIST)
+FLOPS = Attribute("flops", REAL)
 
 
 @frozen
@@ -91,7 +92,11 @@ def _gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value | No
 
 
 def _flops(eqn: Equation, sizes: Sizes) -> Any:
-    return sum(sizes.elements(value.type) for value in eqn.results)
+    """Return the FLOPs of one element, which the attribute says, for all elements along the mapped dimensions."""
+    type, number = eqn.results[0].type, len(MAPPED.of(eqn.attrs))
+    return FLOPS.of(eqn.attrs) * sizes.elements(
+        TensorType(type.dtype, type.dims[:number], type.splits[:number])
+    )
 
 
 def _places(eqn: Equation) -> list[tuple[int, ...]]:
@@ -193,7 +198,7 @@ def _text(code: Code) -> str:
 CALL = OpDef(
     name="call",
     arity=(0, None),
-    attributes=(FUNCTION, MAPPED, RESULTS, RANKS, DTYPES),
+    attributes=(FUNCTION, MAPPED, RESULTS, RANKS, DTYPES, FLOPS),
     infer=_infer,
     place=place_by_layout,
     layout_rule=_rule,

@@ -11,18 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256
+from math import prod
 from typing import Any
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.ops.calls import FUNCTIONS, OnShards
-from mtfc.compiler.ir.types import Dim
+from mtfc.compiler.ir.types import ARRAY_DTYPES, Dim
 from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.factors import axis
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Var
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand, Var
 from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules import elementwise, gathers
 from mtfc.frontend.jaxpr.rules.batches import batch_axes
+from mtfc.frontend.jaxpr.rules.call_flops import call_flops
 
 ELEMENTWISE = frozenset({
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",
@@ -41,6 +43,9 @@ ALONG = {
     "argmax": "axes",
     "argmin": "axes",
     "rev": "dimensions",
+    "reduce": "dimensions",
+    "top_k": "axis",
+    "approx_top_k": "reduction_dimension",
     **dict.fromkeys(
         ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"),
         "axes",
@@ -48,7 +53,21 @@ ALONG = {
 }
 """Primitive that works along some axes, alike for all others -> the parameter that has the axes."""
 
-REDUCING = frozenset({"argmax", "argmin"}) | {name for name in ALONG if name.startswith("reduce_")}
+REDUCING = frozenset({"argmax", "argmin", "reduce"}) | {name for name in ALONG if name.startswith("reduce_")}
+
+WINDOWED = frozenset({
+    "reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum", "select_and_gather_add",
+})  # fmt: skip
+"""Primitives that work along the axes that have windows."""
+
+PLAIN_WINDOW = {
+    "window_dimensions": 1,
+    "window_strides": 1,
+    "padding": (0, 0),
+    "base_dilation": 1,
+    "window_dilation": 1,
+}
+"""Parameter of windows -> its value for an axis that has none."""
 
 
 def _is_elementwise(step: AppliedPrimitive) -> bool:
@@ -61,16 +80,39 @@ def _is_elementwise(step: AppliedPrimitive) -> bool:
 
 
 def _along(step: AppliedPrimitive) -> tuple[int, ...]:
-    rank = len(step.operands[0].shape)
+    """Return the axes along which a primitive works, alike for all others; none for other primitives.
+
+    Operands behind those with all axes are numbers, such as the first values of a reduction: JAX does not map others.
+    """
+    shape = step.operands[0].shape if step.operands else ()
+    if step.has_keys or not shape or any(x.shape != shape for x in step.operands if isinstance(x, Var)):
+        return ()
+    if step.primitive in WINDOWED:
+        rows = [step.params[name] for name in PLAIN_WINDOW]
+        moved = (j for j, row in enumerate(zip(*rows, strict=True)) if row != (*PLAIN_WINDOW.values(),))
+        return tuple(moved) or (0,)
+    if step.primitive not in ALONG:
+        return ()
     found = step.params[ALONG[step.primitive]]
-    return tuple(j % rank for j in (found if isinstance(found, tuple | list) else (found,)))
+    return tuple(j % len(shape) for j in (found if isinstance(found, tuple | list) else (found,)))
+
+
+def _params_along(step: AppliedPrimitive, own: Sequence[int], before: int) -> dict[str, Any]:
+    """Return the parameters for arrays that have, behind so many axes, only those along which the primitive works."""
+    if step.primitive in WINDOWED:
+        rows = {name: tuple(step.params[name][j] for j in own) for name in PLAIN_WINDOW}
+        return {**step.params} | {name: (PLAIN_WINDOW[name],) * before + row for name, row in rows.items()}
+    name = ALONG[step.primitive]
+    places = tuple(range(before, before + len(own)))
+    is_several = isinstance(step.params[name], tuple | list)
+    return {**step.params, name: places if is_several else places[0]}
 
 
 def link(linker: Linker, step: AppliedPrimitive) -> None:
     if _is_elementwise(step):
         elementwise.link(linker, step)
-    elif step.primitive in ALONG and all(x.shape == step.operands[0].shape for x in step.operands):
-        _link_along(linker, step)
+    elif own := _along(step):
+        _link_along(linker, step, own)
     elif shared := gathers.shared_axes(step):
         gathers.link(linker, step, shared)
     else:
@@ -82,23 +124,31 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
             linker.give(result, (*batch, *map(axis, result.shape[len(batch) :])))
 
 
-def _link_along(linker: Linker, step: AppliedPrimitive) -> None:
+def _link_along(linker: Linker, step: AppliedPrimitive, own: Sequence[int]) -> None:
     """Keep the mapped axes. The others are new in the results, but for axes whose elements only change places."""
-    own, first = _along(step), step.operands[0]
-    for i in range(1, len(step.operands)):
-        linker.fit(step, i, first.axes)
+    first = step.operands[0]
+    for i, operand in enumerate(step.operands):
+        if i and operand.shape:
+            linker.fit(step, i, first.axes)
     for result in step.results:
         if step.primitive in REDUCING:
             linker.give(result, tuple(a for j, a in enumerate(first.axes) if j not in own))
+        elif _makes_axes(step):
+            sizes = enumerate(result.shape)
+            linker.give(result, tuple(axis(n) if j in own else first.axes[j] for j, n in sizes))
         else:
             linker.give(result, first.axes)
+
+
+def _makes_axes(step: AppliedPrimitive) -> bool:
+    return step.primitive in WINDOWED or step.primitive.endswith("top_k")
 
 
 def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     if _is_elementwise(step):
         return _emit_elementwise(emitter, step)
-    if step.primitive in ALONG and all(x.shape == step.operands[0].shape for x in step.operands):
-        return _emit_along(emitter, step)
+    if own := _along(step):
+        return _emit_along(emitter, step, own)
     if shared := gathers.shared_axes(step):
         values, mapped, rest, on_shards = gathers.operands(emitter, step, shared)
         return add_call(emitter, step, on_shards, values, mapped, [rest])
@@ -108,8 +158,6 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     shapes = [x.shape[number:] for x in step.operands]
     results = [emitter.dims.of(f for each in var.axes[number:] for f in each) for var in step.results]
     mapped = emitter.dims.of(f for each in step.results[0].axes[:number] for f in each)
-    if not mapped:
-        emitter.calls.append(step)
     return add_call(emitter, step, partial(_bound, step, shapes), whole, mapped, results)
 
 
@@ -122,33 +170,47 @@ def _emit_elementwise(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
     )
 
 
-def _emit_along(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
-    """Call the primitive on arrays that have only the axes along which it works."""
-    own, first = _along(step), step.operands[0]
-    axes = first.axes
-    core = [emitter.dims.of(axes[j]) for j in own]
-    flat = tuple(dim for dims in core for dim in dims)
-    values = []
-    for i in range(len(step.operands)):
-        value = emitter.operand(step, i)
-        values.append(emitter.with_dims(value, (*(d for d in value.type.dims if d not in flat), *flat)))
+def _emit_along(emitter: JaxprEmitter, step: AppliedPrimitive, own: Sequence[int]) -> Sequence[Value]:
+    """Call the primitive on shards whose axes are the mapped ones, and then those along which it works."""
+    axes, values = step.operands[0].axes, []
+    flat = emitter.dims.of(f for j in own for f in axes[j])
+    for i, operand in enumerate(step.operands):
+        if isinstance(operand, Var):
+            value = emitter.operand(step, i)
+            values.append(emitter.with_dims(value, (*(d for d in value.type.dims if d not in flat), *flat)))
     mapped = tuple(dict.fromkeys(d for value in values for d in value.type.dims if d not in flat))
     values = [emitter.build.ordered(v, (*(d for d in mapped if d in v.type.dims), *flat)) for v in values]
-    shape = tuple(first.shape[j] for j in own)
-    params = {**step.params, ALONG[step.primitive]: _renumbered(step, len(own))}
-    results: list[tuple[Dim, ...]] = [() if step.primitive in REDUCING else flat] * len(step.results)
-    function = partial(_bound, step, [shape] * len(values), params=params)
+    results = [
+        () if step.primitive in REDUCING else emitter.dims.of(f for j in own for f in var.axes[j])
+        for var in step.results
+    ]
+    params, sizes = (
+        _params_along(step, own, len(mapped)),
+        [tuple(dim.size for dim in dims) for dims in results],
+    )
+    shape = tuple(step.operands[0].shape[j] for j in own)
+    function = OnShards(partial(_along_shards, step, params, shape, sizes), len(mapped))
     return add_call(emitter, step, function, values, mapped, results, params)
 
 
-def _renumbered(step: AppliedPrimitive, number: int) -> Any:
-    found = step.params[ALONG[step.primitive]]
-    return tuple(range(number)) if isinstance(found, tuple | list) else 0
-
-
-def _bound(
-    step: AppliedPrimitive, shapes: Sequence[tuple[int, ...]], *arrays: Any, params: Any = None
+def _along_shards(
+    step: AppliedPrimitive,
+    params: Any,
+    shape: tuple[int, ...],
+    results: Sequence[tuple[int, ...]],
+    sizes: Sequence[int],
+    *arrays: Any,
 ) -> list[Any]:
+    """Apply the primitive to shards. shape: along which it works. results: the other sizes of each result."""
+    from jax import numpy as jnp
+
+    given = [jnp.broadcast_to(x.reshape(*x.shape[: len(sizes)], *shape), (*sizes, *shape)) for x in arrays]
+    given += [jnp.asarray(x.value, ARRAY_DTYPES[x.dtype]) for x in step.operands if isinstance(x, Number)]
+    found = bound(step.bind, given, params)
+    return [y.reshape(*sizes, *own) for y, own in zip(found, results, strict=True)]
+
+
+def _bound(step: AppliedPrimitive, shapes: Sequence[tuple[int, ...]], *arrays: Any) -> list[Any]:
     """Apply a primitive to arrays, each reshaped to the shape that the user's program has."""
     import jax
 
@@ -158,7 +220,7 @@ def _bound(
         if isinstance(operand, Var) and operand.key is not None:
             y = jax.random.wrap_key_data(y, impl=operand.key)
         given.append(y)
-    results = bound(step.bind, given, step.params if params is None else params)
+    results = bound(step.bind, given, step.params)
     return [
         jax.random.key_data(y) if var.key is not None else y
         for y, var in zip(results, step.results, strict=True)
@@ -176,10 +238,17 @@ def add_call(
 ) -> Sequence[Value]:
     """Append a call. Results get their own shapes, which have one axis for each dimension.
 
-    An operand has each mapped dimension, so that it is split where the results are.
+    An operand has each mapped dimension, so that it is split where the results are. A call without them is opaque, unless its
+    arrays have no axes.
     """
     operands = _with_mapped(emitter, operands, mapped)
     name = _name(step, operands, results, params)
+    dims = (
+        *zip(step.operands, (x.type.dims for x in operands), strict=False),
+        *zip(step.results, results, strict=True),
+    )
+    if not mapped and any(_has_elements(*each) for each in dims):
+        emitter.calls[name] = (*emitter.calls.get(name, ()), step)
     sizes = [tuple(dim.size for dim in dims) for dims in results]
     is_whole = isinstance(function, OnShards)
     FUNCTIONS[name] = function if is_whole else partial(_shaped, function, sizes)
@@ -192,7 +261,14 @@ def add_call(
         results=tuple(dim for dims in results for dim in dims),
         ranks=" ".join(str(len(dims)) for dims in results),
         dtypes=" ".join(var.dtype for var in step.results),
+        flops=call_flops(step, prod(dim.size for dim in mapped)),
     )
+
+
+def _has_elements(operand: Operand, dims: Sequence[Dim]) -> bool:
+    """Return False for an array that repeats a single element, and for a single key."""
+    is_keys = isinstance(operand, Var) and operand.key is not None
+    return prod(dim.size for dim in (dims[:-1] if is_keys else dims)) > 1
 
 
 def _with_mapped(

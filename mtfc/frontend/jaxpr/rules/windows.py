@@ -186,8 +186,8 @@ def _all_windows(
 
 
 def _is_plain_scatter(step: AppliedPrimitive) -> bool:
-    """Accept the transpose of a largest element over windows without negative padding."""
-    plain = step.params["select_prim"].name == "ge" and step.operands[0].dtype in FLOATS
+    """Accept the transpose of a largest or smallest element over windows without negative padding."""
+    plain = step.params["select_prim"].name in ("ge", "le") and step.operands[0].dtype in FLOATS
     return plain and all(min(padding) >= 0 for padding in step.params["padding"])
 
 
@@ -202,10 +202,12 @@ def _link_scatter(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_scatter(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
-    """Add each source to the first largest element of its window."""
+    """Add each source to the first largest element of its window. The smallest is the largest of the negative numbers."""
     source, axes = step.operands[0], step.axes(0)
     build, y = emitter.build, emitter.operand(step, 0)
     value = emitter.operand(step, 1)
+    if step.params["select_prim"].name == "le":
+        value = build("neg", value)
     windows, kernels, outs = _all_windows(emitter, step, value, axes, source.shape, float("-inf"))
     folded = []
     for (j, _, stride, (low, high), _, _), kernel, (out, factors) in zip(

@@ -1,0 +1,239 @@
+"""Indices that count along an axis: `x[jnp.arange(n), y]` reads an element of each row, so the rows are a batch.
+
+JAX joins the indices of several axes to one array, so the count is a column of this array. A gather or scatter with such a column
+becomes one whose rows are batching dimensions, as `jax.vmap` makes them. Layouts may then split the rows. XLA's partitioner does
+the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, count
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.ir.attributes import INTEGER_RANGE
+from mtfc.frontend.jaxpr.equations import scan_counts
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Flat, Number, Operand, Var, all_steps
+
+
+def batch_counted_rows(flat: Flat) -> None:
+    """Let gathers and scatters have batching dimensions for the rows that their indices count."""
+    known = _Counts(count(1 + max((var.number for var in _variables(flat.body)), default=0)))
+    for var, value in zip(flat.body.arguments[len(flat.inputs) :], flat.constants, strict=True):
+        known.note_constant(var, value)
+    known.body(flat.body)
+
+
+def _variables(body: Body) -> Iterator[Var]:
+    yield from body.arguments
+    for step in all_steps(body.steps):
+        yield from step.results
+        yield from chain.from_iterable(inner.arguments for inner in step.bodies)
+
+
+@attrs.define
+class _Counts:
+    """Facts about arrays of indices. numbers: those of new variables.
+
+    axis: array -> the axis along which its elements are 0, 1, 2 and so on, alike along others. false: arrays of truth values of
+    which none is true. columns: array -> the columns that it joins along its last axis.
+    """
+
+    numbers: Iterator[int]
+    axis: dict[Operand, int] = attrs.field(factory=dict)
+    false: set[Operand] = attrs.field(factory=set)
+    columns: dict[Operand, tuple[Operand, ...]] = attrs.field(factory=dict)
+
+    def body(self, body: Body) -> None:
+        """Change the gathers and scatters of a body and of the bodies inside."""
+        changed: list[AppliedPrimitive] = []
+        for step in body.steps:
+            changed += self._batched(step)
+            self._note(step)
+            for inner in step.bodies:
+                for outside, inside in zip(step.operands, inner.arguments, strict=True):
+                    if (
+                        outside.shape == inside.shape
+                        and outside in self.axis
+                        and inside in self._constants(step)
+                    ):
+                        self.axis[inside] = self.axis[outside]
+                self.body(inner)
+        body.steps[:] = changed
+
+    def _constants(self, step: AppliedPrimitive) -> Sequence[Var]:
+        """Return the arguments of a loop's body that are alike in all iterations."""
+        return step.bodies[0].arguments[: scan_counts(step.params)[0]]
+
+    def note_constant(self, var: Var, value: Any) -> None:
+        import numpy as np
+
+        if var.key is not None or var.dtype not in ("bool", *INTEGER_RANGE):
+            return
+        array = np.asarray(value)
+        if var.dtype == "bool" and not array.any():
+            self.false.add(var)
+        elif var.dtype in INTEGER_RANGE:
+            for j, size in enumerate(var.shape):
+                if size > 1 and np.array_equal(array, _counting(var.shape, j)):
+                    self.axis[var] = j
+
+    def _note(self, step: AppliedPrimitive) -> None:
+        """Note what is known of the results of a step."""
+        if not step.operands and step.primitive == "iota":
+            self.axis[step.results[0]] = step.params["dimension"]
+        elif step.primitive in KEEPING and step.operands[0] in self.axis:
+            place = KEEPING[step.primitive](step, self.axis[step.operands[0]])
+            if place is not None:
+                self.axis[step.results[0]] = place
+        elif step.primitive == "lt" and step.operands[0] in self.axis:
+            limit = step.operands[1]
+            if isinstance(limit, Number) and limit.value <= 0:
+                self.false.add(step.results[0])
+        elif (
+            step.primitive == "select_n" and step.operands[0] in self.false and step.operands[1] in self.axis
+        ):
+            self.axis[step.results[0]] = self.axis[step.operands[1]]
+        elif _joins_columns(step):
+            self.columns[step.results[0]] = step.operands
+
+    def _batched(self, step: AppliedPrimitive) -> list[AppliedPrimitive]:
+        """Return the steps in the place of a step."""
+        names = NAMES.get(step.primitive.partition("-")[0].partition("_")[0])
+        if names is None or "dimension_numbers" not in step.params or step.has_keys:
+            return [step]
+        numbers, table, ids = step.params["dimension_numbers"], step.operands[0], step.operands[1]
+        columns = self.columns.get(ids, (ids,))
+        axes = getattr(numbers, names.axes)
+        if not table.shape or len(columns) != len(axes):
+            return [step]
+        batch: dict[int, int] = {}  # axis of the table -> axis of the indices
+        for d, column in zip(axes, columns, strict=True):
+            i = self.axis.get(column)
+            taken = (*batch.values(), *getattr(numbers, names.batch_of_ids))
+            is_whole = i is not None and i not in taken and table.shape[d] == ids.shape[i] > 1
+            if is_whole and d in getattr(numbers, names.gone) and i is not None:
+                batch[d] = i
+        if len(batch) == len(axes) > 1:
+            batch.pop(axes[-1])
+        rest = [(d, column) for d, column in zip(axes, columns, strict=True) if d not in batch]
+        if not batch or not rest:
+            return [_moved(step, *batch)] if batch else [step]
+        pairs = sorted(
+            [
+                *zip(numbers.operand_batching_dims, getattr(numbers, names.batch_of_ids), strict=True),
+                *batch.items(),
+            ]
+        )
+        changed = {
+            names.axes: tuple(d for d, _ in rest),
+            names.gone: tuple(d for d in getattr(numbers, names.gone) if d not in batch),
+            "operand_batching_dims": tuple(d for d, _ in pairs),
+            names.batch_of_ids: tuple(i for _, i in pairs),
+        }
+        joined, before = rest[0][1], list[AppliedPrimitive]()
+        if len(rest) > 1:
+            before = [self._joined(step, [column for _, column in rest])]
+            joined = before[0].results[0]
+        step.params = {**step.params, "dimension_numbers": type(numbers)(**{**_fields(numbers), **changed})}
+        step.operands = (table, joined, *step.operands[2:])
+        return [*before, step]
+
+    def _joined(self, step: AppliedPrimitive, columns: Sequence[Operand]) -> AppliedPrimitive:
+        import jax
+
+        shape, params = columns[0].shape, {"dimension": len(columns[0].shape) - 1}
+        result = Var(next(self.numbers), (*shape[:-1], len(columns)), columns[0].dtype)
+        bind = jax.lax.concatenate_p
+        return AppliedPrimitive("concatenate", bind, params, tuple(columns), (result,), step.span, step.stage)
+
+
+def _joins_columns(step: AppliedPrimitive) -> bool:
+    """Return True for a concatenation along the last axis of arrays that have size 1 along it."""
+    is_last = step.params.get("dimension") == len(step.results[0].shape) - 1
+    return step.primitive == "concatenate" and is_last and all(x.shape[-1] == 1 for x in step.operands)
+
+
+@attrs.frozen
+class _Names:
+    """The fields of dimension numbers: indexed axes, axes that updates lack, and batches of the indices."""
+
+    axes: str
+    gone: str
+    batch_of_ids: str
+
+
+NAMES = {
+    "gather": _Names("start_index_map", "collapsed_slice_dims", "start_indices_batching_dims"),
+    "scatter": _Names(
+        "scatter_dims_to_operand_dims", "inserted_window_dims", "scatter_indices_batching_dims"
+    ),
+}
+FIELDS = ("offset_dims", "update_window_dims", "operand_batching_dims")
+
+
+def _fields(numbers: Any) -> dict[str, Any]:
+    names = {*FIELDS, *(field for each in NAMES.values() for field in attrs.astuple(each))}
+    return {name: getattr(numbers, name) for name in names if hasattr(numbers, name)}
+
+
+def _moved(step: AppliedPrimitive, axis: int) -> AppliedPrimitive:
+    """Return a step without indices, which count all of one axis: a gather is its table, and a scatter its updates."""
+    import jax
+
+    table, numbers = step.operands[0], step.params["dimension_numbers"]
+    data = step.results[0] if step.primitive == "gather" else step.operands[2]
+    windows = numbers.offset_dims if step.primitive == "gather" else numbers.update_window_dims
+    if data.shape != table.shape or axis in windows:
+        return step
+    lax = jax.lax
+    made: dict[str, tuple[Any, tuple[Operand, ...]]] = {
+        "gather": (lax.copy_p, (table,)),
+        "scatter": (lax.copy_p, step.operands[2:]),
+        **dict.fromkeys(("scatter-add", "scatter_add"), (lax.add_p, (table, *step.operands[2:]))),
+    }
+    if step.primitive not in made:
+        return step
+    bind, operands = made[step.primitive]
+    return attrs.evolve(step, primitive=bind.name, bind=bind, params={}, operands=operands)
+
+
+def _counting(shape: Sequence[int], axis: int) -> Any:
+    import numpy as np
+
+    return np.broadcast_to(
+        np.arange(shape[axis]).reshape([-1 if j == axis else 1 for j in range(len(shape))]), shape
+    )
+
+
+def _spread(step: AppliedPrimitive, axis: int) -> int | None:
+    place = step.params["broadcast_dimensions"][axis]
+    return int(place) if step.results[0].shape[place] == step.operands[0].shape[axis] else None
+
+
+def _reshaped(step: AppliedPrimitive, axis: int) -> int | None:
+    """Follow an axis if only axes of size 1 come or go."""
+    before, after = (
+        [j for j, size in enumerate(x.shape) if size > 1] for x in (step.operands[0], step.results[0])
+    )
+    same = [step.operands[0].shape[j] for j in before] == [step.results[0].shape[j] for j in after]
+    return after[before.index(axis)] if same and axis in before else None
+
+
+def _cast(step: AppliedPrimitive, axis: int) -> int | None:
+    """Accept whole numbers that have all of the axis."""
+    fits = step.operands[0].shape[axis] - 1 in INTEGER_RANGE.get(step.results[0].dtype, ())
+    return axis if fits else None
+
+
+KEEPING: Mapping[str, Callable[[AppliedPrimitive, int], int | None]] = {
+    "broadcast_in_dim": _spread,
+    "reshape": _reshaped,
+    "squeeze": _reshaped,
+    "convert_element_type": _cast,
+    "copy": lambda step, axis: axis,
+    "transpose": lambda step, axis: tuple(step.params["permutation"]).index(axis),
+}
+"""Primitive that keeps an array which counts along an axis -> the function of a step and this axis to that of the result."""
