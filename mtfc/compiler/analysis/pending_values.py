@@ -61,14 +61,17 @@ def _is_split(end: Argument | Output, axis: str | None) -> bool:
     return axis is not None and is_split(end, axis)
 
 
-def _may_leave(eqn: Equation, axis: str | None, pending: Collection[Value]) -> bool:
+def _may_leave(eqn: Equation, axis: str | None, pending: set[Value]) -> bool:
     """Return True if the equation leaves a sum pending, or passes one on."""
     opdef = OPS[eqn.op]
     rule = opdef.layout_rule(eqn)
+    if leaves_sums(rule) and (axis is None or axis in own_axes(rule, eqn)):
+        return True
+    if pending.isdisjoint(eqn.operands):
+        return False
     if axis is None:
-        return leaves_sums(rule) or bool(pending_groups(opdef, eqn, pending.__contains__))
-    leaves = leaves_sums(rule) and axis in own_axes(rule, eqn)
-    return leaves or bool(passing_groups(opdef, eqn, axis, pending.__contains__))
+        return bool(pending_groups(opdef, eqn, pending.__contains__))
+    return bool(passing_groups(opdef, eqn, axis, pending.__contains__))
 
 
 def _in_loop(eqn: Equation, axis: str | None) -> set[Value]:

@@ -44,7 +44,9 @@ def leaves_sums(rule: LayoutRule) -> bool:
 
 def own_axes(rule: LayoutRule, eqn: Equation) -> Axes:
     """Return the axes over which an equation itself leaves a reduction pending, under its layout."""
-    return tuple(axis for dim in rule.reduced for axis in (eqn.layout or {}).get(dim.name, ()))
+    if not rule.reduced or not eqn.layout:
+        return ()
+    return tuple(axis for dim in rule.reduced for axis in eqn.layout.get(dim.name, ()))
 
 
 def linear_groups(opdef: OpDef, eqn: Equation) -> tuple[OperandGroup, ...]:

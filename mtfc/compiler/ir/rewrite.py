@@ -39,15 +39,17 @@ class Substitution:
     def __setitem__(self, old: Value, new: Value) -> None:
         self._new[old] = new
 
-    def all(self, values: Iterable[Value]) -> tuple[Value, ...]:
-        return tuple(self[value] for value in values)
+    def all(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
+        return values if self._keeps(values) else tuple([self[value] for value in values])
+
+    def _keeps(self, values: tuple[Value, ...]) -> bool:
+        return self._new.keys().isdisjoint(values)
 
     def equation(self, eqn: Equation) -> Equation:
         """Substitute operands and results; return the same object if none changes. Regions use neither, so they stay."""
-        operands, results = self.all(eqn.operands), self.all(eqn.results)
-        if operands == eqn.operands and results == eqn.results:
+        if self._keeps(eqn.operands) and self._keeps(eqn.results):
             return eqn
-        return attrs.evolve(eqn, operands=operands, results=results)
+        return attrs.evolve(eqn, operands=self.all(eqn.operands), results=self.all(eqn.results))
 
     def function(self, function: Function, body: Iterable[Equation]) -> Function:
         """Return the function with a body that is substituted already, and substitute its outputs."""

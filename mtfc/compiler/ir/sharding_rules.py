@@ -20,8 +20,7 @@ def operand_type(rule: LayoutRule, eqn: Equation, operand: int, pending: Axes = 
     """Return the type that operand number `operand` must have under the equation's layout."""
     type = eqn.operands[operand].type
     layout = eqn.layout or {}
-    axes = {dim.name: rule.operand_axes(dim.name, layout) for dim in type.dims}
-    return type.split_by(axes, pending)
+    return type.split_into(tuple([rule.operand_axes(dim.name, layout) for dim in type.dims]), pending)
 
 
 def result_types(eqn: Equation, rule: LayoutRule, passed: Axes, mesh: Mesh) -> tuple[TensorType, ...]:

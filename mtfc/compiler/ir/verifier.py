@@ -89,25 +89,29 @@ def verify(program: Program, level: Level) -> None:
 
 
 class Verifier:
-    """Checks the programs of one compilation. It remembers sound equations, and checks neither them nor equal ones again."""
+    """Checks the programs of one compilation. It remembers sound equations and functions, and does not check them again."""
 
     def __init__(self) -> None:
         self._context: tuple[Mapping[str, Dim], Mesh | None] = ({}, None)
         self._seen: dict[Level, set[Equation | Argument | Output]] = {}
         self._alike: dict[Level, set[tuple[object, ...]]] = {}
         self._types: set[TensorType] = set()
+        self._functions: dict[tuple[Level, str], tuple[object, ...]] = {}
 
     def check(self, program: Program, level: Level) -> None:
         """Check every invariant. Raise `VerifyError`."""
         if self._context != (program.dims, program.mesh):
             self._context, self._seen, self._alike = (program.dims, program.mesh), {}, {}
-            self._types = set()
+            self._types, self._functions = set(), {}
         if LEVELS[level].placed and program.mesh is None:
             raise VerifyError("a placed program has a mesh", f"program {program.name}")
         _check_program(program)
         equations = self._equations(program, level)
         for function in program.functions:
-            _FunctionCheck(program, function, LEVELS[level], equations).run()
+            place, found = (level, function.name), _contents(function, program)
+            if self._functions.get(place) != found:
+                _FunctionCheck(program, function, LEVELS[level], equations).run()
+                self._functions[place] = found
         if program.training is not None:
             self._check_updates(program, program.training)
 
@@ -124,6 +128,11 @@ class Verifier:
         rates = (training.learning_rate,) if training.learning_rate else ()
         for function in (*rates, *(update.function for update in training.updates)):
             _FunctionCheck(program, function, LEVELS["global"], equations, "training").run()
+
+
+def _contents(function: Function, program: Program) -> tuple[object, ...]:
+    """Return everything that the soundness of a function depends on, beside its level, the dimensions and the mesh."""
+    return (function.arguments, function.body, function.outputs, program.parameters)
 
 
 def _unique(names: Iterable[str], what: str, where: str) -> None:
@@ -384,17 +393,17 @@ class _FunctionCheck:
 
     def define(self, value: Value, eqn: Equation | None = None) -> None:
         """Bring a value into scope that `eqn` defines, or the function as an argument if there is no `eqn`."""
-        if value in self.visible:
-            raise self.wrong(f"{value} is defined twice", eqn)
-        if value.name in self.names:
-            raise self.wrong(f"another value is called {value}", eqn)
-        self.visible.add(value)
+        before = len(self.names)
         self.names.add(value.name)
+        if len(self.names) == before:
+            is_again = value in self.visible
+            raise self.wrong(f"{value} is defined twice" if is_again else f"another value is called {value}", eqn)
+        self.visible.add(value)
 
     def body(self, body: tuple[Equation, ...]) -> None:
         for eqn in body:
             self.used(eqn.operands, eqn)
-            if has_trait(eqn, "training") and not self.may_ask:
+            if not self.may_ask and has_trait(eqn, "training"):
                 raise self.wrong("`training` occurs only in `forward`", eqn)
             self.equations.check(eqn)
             for region in eqn.regions:

@@ -99,7 +99,8 @@ class ReshardInserter:
 
     def _equation(self, eqn: Equation) -> Equation:
         types = zip(eqn.operands, operand_types(OPS[eqn.op], eqn), strict=True)
-        return attrs.evolve(eqn, operands=tuple(self._version(value, type, eqn) for value, type in types))
+        operands = tuple([self._version(value, type, eqn) for value, type in types])
+        return eqn if operands == eqn.operands else attrs.evolve(eqn, operands=operands)
 
     def _version(self, value: Value, needed: TensorType, user: Equation | None) -> Value:
         """Return a version of the value of the needed type; insert its equation if there is none yet."""

@@ -107,7 +107,10 @@ def without_reshards(function: Function) -> Function:
 
 
 def with_types(function: Function, mesh: Mesh, passed: Mapping[Value, Passed]) -> Function:
-    """Return the function with types that follow from its layouts and from the sums that pass to its values."""
+    """Return the function with types that follow from its layouts and from the sums that pass to its values.
+
+    If sums are passed, the other values have such types already.
+    """
     new, names = Substitution(), names_of(function)
 
     def retyped(value: Value, type: TensorType) -> Value:
@@ -122,6 +125,9 @@ def with_types(function: Function, mesh: Mesh, passed: Mapping[Value, Passed]) -
     )
     body: list[Equation] = []
     for eqn in function.body:
+        if passed and not eqn.regions and eqn.results[0] not in passed:
+            body.append(new.equation(eqn))
+            continue
         operands, types = new.all(eqn.operands), _result_types(eqn, mesh, passed)
         results = tuple(retyped(value, type) for value, type in zip(eqn.results, types, strict=True))
         regions = tuple(with_types(region, mesh, passed) for region in eqn.regions)
@@ -250,6 +256,8 @@ class CutProblem:
             self._placed(output.value, output)
 
     def _equation(self, eqn: Equation) -> None:
+        if self.candidates.isdisjoint(eqn.operands) and self.candidates.isdisjoint(eqn.results):
+            return
         pending = {i: value for i, value in enumerate(eqn.operands) if self.can_be_pending(value)}
         groups = passing_groups(OPS[eqn.op], eqn, self.axis, self.can_be_pending) if pending else ()
         if groups:
