@@ -115,4 +115,5 @@ CODES = {
     "W607": "copies of statements that could be a loop",
     "W608": "a dimension of an einsum that is kept, and looks contracted",
     "W801": "a primitive of JAX that every processor computes whole",
+    "W802": "layers of a JAX function that could be a loop",
 }

@@ -55,6 +55,28 @@ def with_trees(p, batch):
     return p[0] * batch["x"]
 
 
+def unrolled(layers, x):
+    for p in layers:
+        x = x + jnp.tanh(x @ p["up"]) @ p["down"]
+    return x.sum()
+
+
+def counted(layers, x):
+    for i, p in enumerate(layers):
+        x = x + jnp.tanh(x @ p["up"]) @ p["down"] * (1 + i)
+    return x.sum()
+
+
+def one_for_all(layers, x):
+    for p in layers:
+        x = x + jnp.tanh(x @ layers[0]["up"]) @ layers[0]["down"]
+    return x.sum()
+
+
+twelve = [example[0]] * 12, array(8, 16)
+five = [example[0]] * 5, array(8, 16)
+
+
 def whole(x):
     y = jnp.linalg.cholesky(x @ x.T)
     return jnp.linalg.cholesky(y + 1) + x[::2].sum()
@@ -107,6 +129,22 @@ def test_primitives_that_no_layout_splits_are_named_once(mtfc: Mtfc) -> None:
     assert "and here" in found.err
     (record,) = mtfc("check", "jax_user:whole", "--args", "jax_user:square", "--format", "json").json
     assert (record["code"], record["severity"]) == ("W801", "warning")
+
+
+def test_unrolled_layers_that_differ_in_parameters_alone_are_named(mtfc: Mtfc) -> None:
+    found = mtfc("check", "jax_user:unrolled", "--args", "jax_user:twelve")
+    assert (found.status, found.out) == (0, "jax_user:unrolled: 1 warning\n")
+    assert "warning[W802]: at least 12 copies of a layer in a row" in found.err
+    assert 'x = x + jnp.tanh(x @ p["up"]) @ p["down"]' in found.err
+    assert "`jax.lax.scan`" in found.err
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"), [("unrolled", "five"), ("counted", "twelve"), ("one_for_all", "twelve")]
+)
+def test_other_layers_are_not(mtfc: Mtfc, function: str, arguments: str) -> None:
+    found = mtfc("check", f"jax_user:{function}", "--args", f"jax_user:{arguments}")
+    assert (found.status, found.out) == (0, f"jax_user:{function}: no errors\n")
 
 
 def test_a_search_writes_a_plan_that_the_other_commands_read(mtfc: Mtfc, folder: Path) -> None:

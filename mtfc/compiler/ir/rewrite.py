@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -39,10 +39,10 @@ class Substitution:
     def __setitem__(self, old: Value, new: Value) -> None:
         self._new[old] = new
 
-    def all(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
-        return values if self._keeps(values) else tuple([self[value] for value in values])
+    def all(self, values: Sequence[Value]) -> tuple[Value, ...]:
+        return tuple(values if self._keeps(values) else [self[value] for value in values])
 
-    def _keeps(self, values: tuple[Value, ...]) -> bool:
+    def _keeps(self, values: Sequence[Value]) -> bool:
         return self._new.keys().isdisjoint(values)
 
     def equation(self, eqn: Equation) -> Equation:

@@ -328,9 +328,7 @@ class TensorType:
         """Return the type of the same tensor split as `axes` says; dims that `axes` does not name are whole."""
         return self.split_into(tuple([axes.get(dim.name, ()) for dim in self.dims]), pending, reduction)
 
-    def split_into(
-        self, splits: tuple[Axes, ...], pending: Axes = (), reduction: str = "sum"
-    ) -> TensorType:
+    def split_into(self, splits: tuple[Axes, ...], pending: Axes = (), reduction: str = "sum") -> TensorType:
         """Return the type of the same tensor with a split of each dimension: the same object if it is split so already."""
         reduction = reduction if pending else "sum"
         if splits == self.splits and pending == self.pending and reduction == self.reduction:

@@ -397,7 +397,9 @@ class _FunctionCheck:
         self.names.add(value.name)
         if len(self.names) == before:
             is_again = value in self.visible
-            raise self.wrong(f"{value} is defined twice" if is_again else f"another value is called {value}", eqn)
+            raise self.wrong(
+                f"{value} is defined twice" if is_again else f"another value is called {value}", eqn
+            )
         self.visible.add(value)
 
     def body(self, body: tuple[Equation, ...]) -> None:

@@ -159,9 +159,7 @@ def _few_collections() -> Iterator[None]:
         gc.set_threshold(first, *later)
 
 
-def _run(
-    program: Program, passes: Iterable[Pass], observers: Sequence[Observer], level: Level
-) -> Program:
+def _run(program: Program, passes: Iterable[Pass], observers: Sequence[Observer], level: Level) -> Program:
     verifier = Verifier()
     for each in passes:
         if level not in each.takes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from mtfc.compiler.ir.core import Argument, Function, Initializer, Output, Param
 from mtfc.compiler.ir.ops.calls import FUNCTION
 from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.compiler.ir.verifier import verify
+from mtfc.compiler.search.repeated_layers import RepeatedLayers
 from mtfc.frontend.jaxpr.copies import merge_copies
 from mtfc.frontend.jaxpr.counted_indices import batch_counted_rows
 from mtfc.frontend.jaxpr.dimension_names import GivenNames, propose
@@ -100,11 +101,30 @@ class Imported:
         return some / total
 
     def warnings(self) -> list[Diagnostic]:
-        """Return a warning for each primitive that every processor computes whole, at its first line."""
+        """Return a warning for each primitive that every processor computes whole, at its first line, and one for layers that
+        a loop could run.
+        """
         by_name: dict[str, list[AppliedPrimitive]] = {}
         for step in self.calls:
             by_name.setdefault(step.primitive, []).append(step)
-        return [self._warning(name, steps) for name, steps in by_name.items()]
+        return [*(self._warning(name, steps) for name, steps in by_name.items()), *self._unrolled()]
+
+    def _unrolled(self) -> Iterator[Diagnostic]:
+        """Yield a warning for layers in a row that are equal but for their parameters."""
+        function = self.program.functions[0]
+        layers = RepeatedLayers.of(function)
+        if layers is None or len({*layers.owners.values()}) < layers.number:
+            return
+        first = min(run.start for run, _ in layers.runs)
+        if any(function.body[i].regions for run, _ in layers.runs for i in run.equations):
+            return
+        yield Diagnostic(
+            "W802",
+            f"at least {layers.number} copies of a layer in a row",
+            function.body[first].span or definition(self.flat.function),
+            (),
+            "stack their parameters, and run one layer with `jax.lax.scan`: it compiles faster",
+        )
 
     def _warning(self, name: str, steps: Sequence[AppliedPrimitive]) -> Diagnostic:
         place = definition(self.flat.function)
