@@ -100,7 +100,7 @@ CODES = {
     "E423": "an assignment to the state of a model",
     "E424": "a state in a `scan`, or in a loop with `while`",
     "E425": "a gradient for a value that the loss does not depend on",
-    "E801": "an argument of a JAX function that is no array",
+    "E801": "an argument or a result of a JAX function that is no array",
     "E802": "a JAX function whose Python code depends on values",
     "E803": "names that fit no array of a JAX function",
     "E804": "an array of a JAX function that no program has",

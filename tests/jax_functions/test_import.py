@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mtfc
@@ -39,6 +42,56 @@ def test_errors_have_codes_and_the_users_line() -> None:
     assert code_of(lambda x: x.astype("int4"), x) == "E804"
     assert code_of(lambda x: jax.new_ref(x)[...], x) == "E805"
     assert code_of(lambda x: jax.experimental.io_callback(lambda y: y, x, x), x) == "E805"
+    assert code_of(lambda x: jax.experimental.io_callback(lambda y: None, None, x) or x, x) == "E805"
+
+
+async def later(x: Any) -> Any:
+    return x
+
+
+def test_functions_whose_arguments_or_results_are_no_arrays() -> None:
+    x = array(4, 3)
+    static = jax.jit(lambda x, n: x * n, static_argnums=1)
+    assert code_of(static, x, 2) == "E801"
+    assert code_of(lambda x: x, np.array([1, "a"], object)) == "E801"
+    assert code_of(lambda x: x, np.zeros(3, [("a", "f4")])) == "E801"
+    assert code_of(lambda x: "text", x) == "E801"
+    assert code_of(lambda x, y: x, x) == "E801"
+    assert code_of(later, x) == "E801"
+    assert mtfc.from_jax(partial(static, n=2), x).dims == {"batch": 4, "x_1": 3}
+
+
+def test_an_error_points_at_the_expression() -> None:
+    with pytest.raises(mtfc.CompileError, match="E802") as caught:
+        mtfc.from_jax(branching, array(4))
+    (found,) = caught.value.diagnostics
+    text = Path(__file__).read_text("utf-8").splitlines()[found.line - 1]
+    assert text[found.column - 1 :].startswith("x if x.sum()") or text[found.column - 1 :].startswith(
+        "x.sum() > 0"
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"names": ["x"]},
+        {"names": {"x": ("a", "b")}},
+        {"parameters": (2,)},
+        {"parameters": (-1,)},
+        {"parameters": "x"},
+    ],
+)
+def test_options_of_the_wrong_kind(options: Any) -> None:
+    with pytest.raises(ValueError, match=r"names|parameters"):
+        mtfc.from_jax(lambda x: x, array(4, 3), **options)
+
+
+def test_names_of_arguments_in_any_script() -> None:
+    """Names in the language are ASCII."""
+    program = mtfc.from_jax(lambda größe, x: größe["ü/b"] * x, {"ü/b": array(4, 3)}, array(4, 3))
+    assert all(name.isascii() for name in program.dims)
+    assert program.plan({"batch": "data"}, {"data": 2}).rules == {"batch": ("data",)}
+    assert code_of(lambda x: x, array(4), names={"x": "größe"}) == "E803"
 
 
 def test_one_name_is_one_dimension() -> None:

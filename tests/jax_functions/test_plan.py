@@ -181,8 +181,19 @@ def test_wrong_arguments_are_refused(plan: Plan) -> None:
         plan.apply()(*jax.tree.map(lambda x: jnp.zeros((*x.shape, 1), x.dtype), plan.abstract_state))
     with pytest.raises(ValueError, match=r"has shape \(\)"):
         plan.step(*jax.tree.map(lambda x: 1.0, plan.abstract_state))
+    with pytest.raises(ValueError, match="array of int32, and the plan is for float32"):
+        plan.apply()(*jax.tree.map(lambda x: jnp.zeros(x.shape, "int32"), plan.abstract_state))
     with pytest.raises(ValueError, match="was imported"):
         plan.apply(lambda x: x)
+
+
+def test_verify_takes_plans_of_its_program(program: ImportedProgram, plan: Plan) -> None:
+    other = mtfc.from_jax(lambda x: 2 * x, array(4))
+    for wrong in (other.plan({"batch": "x"}, {"x": 2}), plan.mesh_text):
+        with pytest.raises(ValueError, match="a plan of this program"):
+            program.verify(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="structure"):
+        program.verify(plan, 1)
 
 
 def test_constraints_of_the_user_are_kept_or_dropped() -> None:

@@ -126,6 +126,7 @@ def verified(
 
     if not args and not kwargs:
         args, kwargs = drawn_arguments(plan, seed)
+    plan.check_arguments(args, kwargs)
     args, kwargs = jax.tree.map(value_of, (tuple(args), dict(kwargs)))
     leaves, plain = list(plan.imported.outputs), jax.jit(plan.function)
     with doing("the function on one device"):

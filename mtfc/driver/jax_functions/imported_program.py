@@ -30,6 +30,7 @@ from mtfc.driver.values import (
     one_of,
 )
 from mtfc.frontend.jaxpr.importing import Imported, imported
+from mtfc.frontend.jaxpr.user_lines import definition
 
 if TYPE_CHECKING:
     from mtfc.driver.jax_functions.comparison import PlanVerification
@@ -96,7 +97,8 @@ class ImportedProgram:
         counts: dict[str, int] = {}
         for step in calls:
             counts[step.primitive] = counts.get(step.primitive, 0) + 1
-        lines = dict.fromkeys(f"{step.primitive} at {step.span}" for step in calls)
+        place = definition(self.imported.flat.function)
+        lines = dict.fromkeys(f"{step.primitive} at {step.span or place}" for step in calls)
         return Coverage(counts, tuple(lines), self.imported.opaque_share())
 
     # Plans
@@ -162,6 +164,8 @@ class ImportedProgram:
         started = monotonic()
         one_of("objective", objective, SPACES["rules"].objectives)
         hardware = machine(target)
+        if devices is not None and (type(devices) is not int or devices < 1):
+            raise UsageError(f"`devices` is a whole number from 1 on, and not {devices!r}")
         if mesh is not None:
             given = mesh_option(mesh)
             assert given is not None
@@ -228,6 +232,10 @@ class ImportedProgram:
         """
         from mtfc.driver.jax_functions.comparison import verified
 
+        if not isinstance(plan, Plan) or plan.imported is not self.imported:
+            raise UsageError(
+                "`verify` takes a plan of this program: make it by `program.plan`, `search` or `load`"
+            )
         return verified(plan, args, kwargs, seed)
 
 
@@ -253,11 +261,37 @@ def imported_program(
 ) -> ImportedProgram:
     """Import a function. Raises `CompileError`, and `Unavailable` if JAX is missing."""
     import_jax()
+    _check_options(function, len(args), names, parameters)
     try:
         found = imported(function, args, kwargs, names or {}, parameters, merge)
     except CompileError as error:
         raise CompileError(_with_lines(error)) from None
     return ImportedProgram(found, found.flat.function)
+
+
+def _check_options(
+    function: Callable[..., Any],
+    number: int,
+    names: Mapping[str, str] | None,
+    parameters: Sequence[int] | None,
+) -> None:
+    """Raise `UsageError` for options of the wrong kind, and for numbers of arguments that there are not."""
+    if not callable(function):
+        raise UsageError(f"`from_jax` takes a function of JAX first, and found {function!r}")
+    is_mapping = names is None or isinstance(names, Mapping)
+    if not is_mapping or not all(isinstance(x, str) for item in (names or {}).items() for x in item):
+        raise UsageError(
+            "`names` are texts by texts, such as {'ids': 'batch length'}; an argument of this name of the function's own is "
+            "given by its place"
+        )
+    given = () if parameters is None else parameters
+    if isinstance(given, str) or not isinstance(given, Sequence) or not all(type(x) is int for x in given):
+        raise UsageError(f"`parameters` are numbers of arguments, such as (0,), and not {parameters!r}")
+    wrong = [x for x in given if not 0 <= x < number]
+    if wrong:
+        raise UsageError(
+            f"`parameters` has {wrong[0]}, and the function gets {number} positional arguments, numbered from 0"
+        )
 
 
 def _with_lines(error: CompileError) -> list[Any]:

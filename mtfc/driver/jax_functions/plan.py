@@ -304,11 +304,11 @@ class Plan:
                     used |= {*axes}
         return spec_of(dims, rules, self.case.mesh)
 
-    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the leaves of arguments. Raises `UsageError` if their places or shapes are not those that were imported."""
+    def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the leaves of arguments. Raises `UsageError` if they are not as those that were imported."""
         from jax.tree_util import keystr, tree_flatten_with_path
 
-        found = tree_flatten_with_path((args, kwargs))[0]
+        found = tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
         given = [keystr(path[1:]) for path, _ in found]
         known = [keystr(path[1:]) for path in self.imported.flat.inputs]
         if given != known:
@@ -321,7 +321,16 @@ class Plan:
             shape, found_shape = leaf.user_shape, tuple(getattr(x, "shape", ()))
             if found_shape != shape:
                 raise UsageError(f"{leaf.name} has shape {found_shape}, and the plan is for {shape}")
-        return [*map(value_of, leaves)]
+            if leaf.key is None and _dtype_of(x) != ARRAY_DTYPES[leaf.dtype]:
+                wanted, hint = ARRAY_DTYPES[leaf.dtype], "convert it, or import the function on such arrays"
+                raise UsageError(
+                    f"{leaf.name} is an array of {_dtype_of(x)}, and the plan is for {wanted}: {hint}"
+                )
+        return leaves
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Return the arrays of arguments. Raises `UsageError` if they are not as those that were imported."""
+        return [*map(value_of, self.check_arguments(args, kwargs))]
 
     @cached_property
     def _packed(self) -> PackedProgram:
@@ -504,6 +513,18 @@ class Plan:
             },
         }
         return f"{json.dumps(record, indent=2)}\n"
+
+
+def _dtype_of(x: Any) -> str:
+    """Return the name of the dtype that JAX gives a value; other types than arrays have their own names."""
+    import jax
+
+    try:
+        return str(
+            jax.dtypes.canonicalize_dtype(x.dtype) if hasattr(x, "dtype") else jax.numpy.result_type(x)
+        )
+    except (TypeError, ValueError):
+        return str(getattr(x, "dtype", type(x).__name__))
 
 
 def machine(target: str) -> Hardware:

@@ -45,11 +45,11 @@ def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Call
             is_batch = role == "input" and j < len(var.shape) - (var.key is not None) and j == 0
             name = "batch" if is_batch else "_".join([*last, str(j)])
             own = annotation.names[j] if annotation else None
-            if annotation and own is not None and own.isidentifier() and own not in RESERVED | OTHERS:
+            if annotation and own is not None and _can_name(own):
                 _want(each, ANNOTATED, own)
                 if annotation.is_of_flax:
                     unite(logical.setdefault(own, each), each)
-            _want(each, BATCH if is_batch else PLACE + order, re.sub(r"\W+", "_", name).strip("_"))
+            _want(each, BATCH if is_batch else PLACE + order, ascii_name(name))
     for pattern in names:
         if pattern not in used:
             raise _wrong(f"the pattern {pattern} in `names` matches no argument", function, places)
@@ -72,6 +72,15 @@ def matches(pattern: str, text: str) -> bool:
     if plain != pattern:
         return any(re.match(expression, "/".join(text.split("/")[i:])) for i in range(text.count("/") + 1))
     return re.match(expression, text) is not None
+
+
+def ascii_name(text: str) -> str:
+    """Return text as letters, digits and `_` of names in the language."""
+    return re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_")
+
+
+def _can_name(name: str) -> bool:
+    return name.isascii() and name.isidentifier() and name not in RESERVED | OTHERS
 
 
 def _want(factors: Axis, rank: int, name: str) -> None:
@@ -105,7 +114,7 @@ def _unite_named(
     name: str, part: Axis, where: str, function: Callable[..., Any], named: dict[str, Axis]
 ) -> None:
     """Give a name to an axis, and make the axis the same as others of this name."""
-    if not name.isidentifier() or name in RESERVED | OTHERS:
+    if not _can_name(name):
         raise _wrong(f"`{name}` cannot name a dimension of {where}", function)
     if not unite(named.setdefault(name, part), part):
         sizes = {size_of(leaves(each)) for each in (named[name], part)}

@@ -321,6 +321,9 @@ class Flattener:
             found = self._inline(inner, inside, steps, span)
             env.update(zip(eqn.outvars, found, strict=True))
             return
+        if any("IO" in name or "Error" in name for name in (type(effect).__name__ for effect in eqn.effects)):
+            message = f"`{name}` has a side effect, which a program on many processors cannot keep in order"
+            raise refused("E805", message, span or self.place, "leave it out of the imported function")
         if not makes_step(eqn):  # debugging prints, too; `plan.apply` keeps them
             found = _with_elements(operands)
             env.update(
@@ -332,9 +335,6 @@ class Flattener:
             raise refused(
                 "E805", message, span or self.place, "write `x = x.at[i].set(y)` in the place of `x[i] = y`"
             )
-        if any("Ordered" in type(effect).__name__ or "IO" in type(effect).__name__ for effect in eqn.effects):
-            message = f"`{name}` has a side effect, which a program on many processors cannot keep in order"
-            raise refused("E805", message, span or self.place, "leave it out of the imported function")
         env.update({v: Empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars if not has_elements(v)})
         if chooses(eqn):
             self._choice(eqn, operands, env, steps, span)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -19,7 +18,7 @@ from mtfc.compiler.ir.verifier import verify
 from mtfc.compiler.search.repeated_layers import RepeatedLayers
 from mtfc.frontend.jaxpr.copies import merge_copies
 from mtfc.frontend.jaxpr.counted_indices import batch_counted_rows
-from mtfc.frontend.jaxpr.dimension_names import GivenNames, propose
+from mtfc.frontend.jaxpr.dimension_names import GivenNames, ascii_name, propose
 from mtfc.frontend.jaxpr.emitting import Dims, JaxprEmitter, Rename
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Flat, Operand, Var, all_steps
 from mtfc.frontend.jaxpr.linking import Linker
@@ -273,7 +272,7 @@ def _role(path: tuple[Any, ...], parameters: Sequence[int]) -> Role:
 
 def _title(function: Callable[..., Any]) -> str:
     name = getattr(function, "__name__", type(function).__name__)
-    return re.sub(r"\W", "_", name).strip("_") or "program"
+    return ascii_name(name) or "program"
 
 
 def path_text(path: Sequence[Any], separator: str = "/") -> str:
@@ -371,5 +370,5 @@ def _argument_name(flat: Flat, path: tuple[Any, ...]) -> str:
 
 def identifier(text: str) -> str:
     """Return text as a name of the program."""
-    found = re.sub(r"\W+", "_", text).strip("_")
+    found = ascii_name(text)
     return found if found and not found[0].isdigit() else f"a{found}"

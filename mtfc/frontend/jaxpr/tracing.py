@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from mtfc.compiler.diagnostics import CompileError
 from mtfc.frontend.jaxpr.axis_annotations import axis_annotations
 from mtfc.frontend.jaxpr.changed_objects import returning_changed
 from mtfc.frontend.jaxpr.flat import Flat, Flattener, Operand, refused
@@ -18,7 +20,7 @@ def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     """Trace a function on arguments of any pytrees. Raises `CompileError` for what no program can have."""
     import jax
 
-    _check_leaves(function, args, kwargs)
+    _check_call(function, args, kwargs)
     leaves = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
     variables = {path: leaf.path for path, leaf in leaves if _is_variable(leaf)}
     args, kwargs = jax.tree.map(_as_array, (tuple(args), dict(kwargs)))
@@ -42,6 +44,35 @@ def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
             line_of_error(error) or definition(function),
             "use `jnp.where`, `jax.lax.cond` or `jax.lax.scan` in place of Python's own `if` and `for`",
         ) from None
+    except (TypeError, ValueError) as error:
+        shown = _of_signature(str(error), function)
+        if shown is None:
+            raise
+        raise shown from None
+
+
+NOT_HASHABLE = "Non-hashable static arguments"
+NOT_AN_ARRAY = re.compile(r"returned a value of type <class '([^']+)'>")
+
+
+def _of_signature(message: str, function: Callable[..., Any]) -> CompileError | None:
+    """Return the error of a function whose static arguments or results JAX refuses; None for other errors."""
+    found = NOT_AN_ARRAY.search(message)
+    if found is not None:
+        kind = found[1].removeprefix("builtins.")
+        return refused(
+            "E801",
+            f"the function returns a leaf of type {kind}, and must return arrays",
+            definition(function),
+        )
+    if message.startswith(NOT_HASHABLE):
+        return refused(
+            "E801",
+            "an argument is static under `jax.jit`, and all arguments of a program are arrays",
+            definition(function),
+            BY_CLOSURE,
+        )
+    return None
 
 
 def _objects(functional: Callable[..., Any], flat: Flat) -> list[Operand]:
@@ -66,7 +97,7 @@ def _flattened(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
         closed,
         tree_structure((tuple(args), dict(kwargs))),
         tree_structure(shapes),
-        _argument_names(function, len(args)),
+        argument_names(function, len(args)),
         function,
     )
 
@@ -88,7 +119,7 @@ def value_of(leaf: Any) -> Any:
     return leaf.value if _is_variable(leaf) else leaf
 
 
-def _argument_names(function: Callable[..., Any], number: int) -> tuple[str, ...]:
+def argument_names(function: Callable[..., Any], number: int) -> tuple[str, ...]:
     """Return names for positional arguments."""
     try:
         kinds = [*inspect.signature(function).parameters.values()]
@@ -98,17 +129,45 @@ def _argument_names(function: Callable[..., Any], number: int) -> tuple[str, ...
     return tuple(named[i] if i < len(named) else f"arg{i}" for i in range(number))
 
 
-def _check_leaves(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise `CompileError` for a leaf that is no array."""
+BY_CLOSURE = "pass other values by `functools.partial`, or by a closure"
+
+
+def _check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise `CompileError` for arguments that do not fit the function, and for a leaf that is no array."""
     from jax.tree_util import keystr, tree_flatten_with_path
 
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        raise refused(
+            "E801", f"the example arguments do not fit the function: {error}", definition(function)
+        ) from None
+    except ValueError:  # a function without a signature
+        pass
+    inner = inspect.unwrap(function)
+    if any(
+        is_other(inner)
+        for is_other in (inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.iscoroutinefunction)
+    ):
+        raise refused(
+            "E801", "the function has `yield` or `async`, and must return arrays", definition(function)
+        )
+    names = argument_names(function, len(args))
     for path, leaf in tree_flatten_with_path((tuple(args), dict(kwargs)))[0]:
-        if not hasattr(leaf, "shape") and not isinstance(leaf, bool | int | float | complex):
-            place = keystr(path[1:], simple=True, separator=".")
-            kind = type(leaf).__name__
-            raise refused(
-                "E801",
-                f"argument {place} has a leaf of type {kind}, and must have arrays",
-                definition(function),
-                "pass other values by `functools.partial`, or by a closure",
-            )
+        kind = _kind_of_other(leaf)
+        if kind is not None:
+            first = names[path[1].idx] if path[0].idx == 0 else keystr(path[1:2], simple=True)
+            place = "/".join([first, *(keystr((key,), simple=True) for key in path[2:])])
+            message = f"argument {place} has a leaf of type {kind}, and must have arrays"
+            raise refused("E801", message, definition(function), BY_CLOSURE)
+
+
+def _kind_of_other(leaf: Any) -> str | None:
+    """Return the type of a leaf that is no array of numbers; None for an array."""
+    import numpy as np
+
+    if not hasattr(leaf, "shape") and not isinstance(leaf, bool | int | float | complex):
+        return type(leaf).__name__
+    dtype = getattr(leaf, "dtype", None)
+    is_other = isinstance(dtype, np.dtype) and (dtype.kind in "OSUTMm" or dtype.names is not None)
+    return f"{type(leaf).__name__} of {dtype}" if is_other else None

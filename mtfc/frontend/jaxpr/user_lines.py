@@ -7,6 +7,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import cache
+from itertools import islice
 from typing import Any
 
 from mtfc.compiler.diagnostics import Span
@@ -46,12 +47,17 @@ def _frames(traceback: Any) -> Iterator[Span]:
 
 
 def line_of_error(error: Exception) -> Span | None:
-    """Return the innermost line of the user that an exception went through."""
+    """Return the innermost expression of the user that an exception went through."""
     place, traceback = None, error.__traceback__
     while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        if not is_library(file) and "/frontend/jaxpr/" not in file:
-            place = Span(file, traceback.tb_lineno, 1, traceback.tb_lineno, 2)
+        code = traceback.tb_frame.f_code
+        if not is_library(code.co_filename) and "/frontend/jaxpr/" not in code.co_filename:
+            positions = next(islice(code.co_positions(), traceback.tb_lasti // 2, None), (None,) * 4)
+            line, end_line, column, end_column = (each or 0 for each in positions)
+            line = line or traceback.tb_lineno
+            end_line = max(line, end_line)
+            least = column + 2 if end_line == line else 1
+            place = Span(code.co_filename, line, column + 1, end_line, max(end_column + 1, least))
         traceback = traceback.tb_next
     return place
 
