@@ -116,4 +116,5 @@ CODES = {
     "W608": "a dimension of an einsum that is kept, and looks contracted",
     "W801": "a primitive of JAX that every processor computes whole",
     "W802": "layers of a JAX function that could be a loop",
+    "W803": "a JAX function that closes over a large array",
 }

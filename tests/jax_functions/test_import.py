@@ -86,6 +86,13 @@ def test_options_of_the_wrong_kind(options: Any) -> None:
         mtfc.from_jax(lambda x: x, array(4, 3), **options)
 
 
+def test_large_constants_are_reported() -> None:
+    large, small = np.zeros((2048, 2048), "float32"), np.zeros(4, "float32")
+    program = mtfc.from_jax(lambda x: x + small @ jnp.asarray(large)[:4, :4], array(4))
+    (found,) = program.imported.warnings()
+    assert (found.code, found.span.file) == ("W803", __file__)
+
+
 def test_names_of_arguments_in_any_script() -> None:
     """Names in the language are ASCII."""
     program = mtfc.from_jax(lambda größe, x: größe["ü/b"] * x, {"ü/b": array(4, 3)}, array(4, 3))

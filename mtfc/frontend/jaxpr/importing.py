@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import attrs
@@ -13,7 +14,7 @@ from mtfc.compiler.diagnostics import Diagnostic, Label, Span
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Initializer, Output, Parameter, Program, Role, Value
 from mtfc.compiler.ir.ops.calls import FUNCTION
-from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
 from mtfc.compiler.ir.verifier import verify
 from mtfc.compiler.search.repeated_layers import RepeatedLayers
 from mtfc.frontend.jaxpr.copies import merge_copies
@@ -54,6 +55,14 @@ class Leaf:
     @property
     def flat_dims(self) -> tuple[Dim, ...]:
         return tuple(dim for dims in self.dims for dim in dims)
+
+
+LARGE_CONSTANT = 2**24
+"""The bytes from which on an array that a function closes over is reported."""
+
+
+def _bytes(leaf: Leaf) -> int:
+    return prod(leaf.shape) * ITEM_BYTES[leaf.dtype]
 
 
 @attrs.frozen(eq=False, slots=False)
@@ -100,13 +109,25 @@ class Imported:
         return some / total
 
     def warnings(self) -> list[Diagnostic]:
-        """Return a warning for each primitive that every processor computes whole, at its first line, and one for layers that
-        a loop could run.
+        """Return a warning for each primitive that every processor computes whole, at its first line, one for layers that a loop
+        could run, and one for each large constant.
         """
         by_name: dict[str, list[AppliedPrimitive]] = {}
         for step in self.calls:
             by_name.setdefault(step.primitive, []).append(step)
-        return [*(self._warning(name, steps) for name, steps in by_name.items()), *self._unrolled()]
+        large = [leaf for leaf in self.inputs if leaf.constant is not None and _bytes(leaf) >= LARGE_CONSTANT]
+        opaque = (self._warning(name, steps) for name, steps in by_name.items())
+        return [*opaque, *self._unrolled(), *map(self._large_constant, large)]
+
+    def _large_constant(self, leaf: Leaf) -> Diagnostic:
+        text = f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
+        return Diagnostic(
+            "W803",
+            f"the function closes over an array of {_bytes(leaf) / 2**20:.0f} MiB, {text}",
+            definition(self.flat.function),
+            (),
+            "make it an argument: a plan has no sharding for a constant, and `jax.jit` compiles it into the program",
+        )
 
     def _unrolled(self) -> Iterator[Diagnostic]:
         """Yield a warning for layers in a row that are equal but for their parameters."""
