@@ -196,27 +196,28 @@ class _Resolver:
         if decl.mesh is not None:
             yield from self._of(decl.mesh, self.file.meshes)
         axes = self.axes_of(decl)
-        yield from self._rules(decl, axes)
-        for rule in (rule for each in decl.values for rule in each.rules):
-            yield from self._rule(rule, axes)
+        yield from self._rules(decl, decl, axes)
         for part in decl.parts:
             for path in part.paths:
                 yield from self._value_path(path, self._models(decl.models))
             yield from self._of(part.mesh, self.file.meshes)
-            yield from self._rules(part, self.file.axes.get(part.mesh.text, {}))
-        for each in decl.values:
-            yield from self._value_path(each.path, self._models(decl.models))
-        for pipeline in decl.pipelines:
-            for dim in (pipeline.loop, *(cut.dim for cut in pipeline.cuts)):
-                yield from self._layout_dim(dim)
+            yield from self._rules(part, decl, self.file.axes.get(part.mesh.text, {}))
 
     def _rules(
-        self, node: ast.LayoutDecl | ast.PartRules, axes: Mapping[str, DeclaredSymbol]
+        self,
+        node: ast.LayoutDecl | ast.PartRules,
+        decl: ast.LayoutDecl,
+        axes: Mapping[str, DeclaredSymbol],
     ) -> Iterator[Occurrence]:
-        """Yield the names in rules for values, and in the sections for storage."""
-        for rules in (node.rules, *(each.rules for each in (node.params, node.optimizer) if each)):
-            for rule in rules:
-                yield from self._rule(rule, axes)
+        """Yield the names in the rules of a layout or of one of its parts."""
+        sections = [each.rules for each in (node.params, node.optimizer, *node.values) if each]
+        for rule in (rule for rules in (node.rules, *sections) for rule in rules):
+            yield from self._rule(rule, axes)
+        for each in node.values:
+            yield from self._value_path(each.path, self._models(decl.models))
+        for pipeline in node.pipelines:
+            for dim in (pipeline.loop, *(cut.dim for cut in pipeline.cuts)):
+                yield from self._layout_dim(dim)
 
     def _rule(self, rule: ast.SplitRule, axes: Mapping[str, DeclaredSymbol]) -> Iterator[Occurrence]:
         if not isinstance(rule.dim, ast.Every):

@@ -72,7 +72,7 @@ CODES = {
     "E324": "a wrong entry in the section `forms` of a layout",
     "E330": "a part of a layout that does not exist, or lies in a loop",
     "E331": "two parts with one mesh or one name",
-    "E332": "a rule that a layout of several meshes cannot have",
+    "E332": "an entry of a layout that a part of it cannot have",
     "E340": "a layout on a machine that is not uniform",
     "E341": "devices of a machine that no links connect",
     "E401": "a loss or reported value that the model does not return",

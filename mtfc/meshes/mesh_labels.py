@@ -61,6 +61,18 @@ def mesh_labels(
     return _Labelling(function, parts, training, slices).labels()
 
 
+def part_at(span: Span | None, parts: Sequence[MeshPart]) -> int | None:
+    """Return the part of a place, if a part names it; the innermost call decides, and of nested places the smallest."""
+    while span is not None:
+        inside = [
+            (place, number) for number, part in enumerate(parts) for place in part.places if _has(place, span)
+        ]
+        if inside:
+            return max(inside, key=lambda each: (_start(each[0]), _reversed_end(each[0])))[1]
+        span = span.call
+    return None
+
+
 class _Labelling:
     """The labels of one function, as far as they are known.
 
@@ -108,18 +120,7 @@ class _Labelling:
         self.copied = known | self.slices.keys()
 
     def _by_place(self, span: Span | None) -> int | None:
-        """Return the part of a place; the innermost call decides, and of nested places the smallest."""
-        while span is not None:
-            inside = [
-                (place, number)
-                for number, part in enumerate(self.parts)
-                for place in part.places
-                if _has(place, span)
-            ]
-            if inside:
-                return max(inside, key=lambda each: (_start(each[0]), _reversed_end(each[0])))[1]
-            span = span.call
-        return None
+        return part_at(span, self.parts)
 
     def _first_readers(self, own: Mapping[Equation, int | None]) -> dict[Value, int]:
         """Return the part of the first equation that reads an argument, before the update if there is one."""

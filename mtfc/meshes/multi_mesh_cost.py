@@ -8,10 +8,11 @@ import attrs
 
 from mtfc.compiler.cost.effects.memory import MemoryUse, memory_of
 from mtfc.compiler.cost.sizes import Numbers, whole
-from mtfc.compiler.cost.volumes import Charge, PlacedCost, charges
+from mtfc.compiler.cost.volumes import Charge, PipelineCost, PlacedCost, charges, pipeline_costs
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Function, source_file
 from mtfc.compiler.ir.types import Mesh
+from mtfc.meshes.mesh_labels import MeshPart
 from mtfc.meshes.multi_mesh_program import LoweredFunction, MeshPlace, MultiMeshProgram
 
 
@@ -64,19 +65,31 @@ def multi_mesh_cost(multi_mesh: MultiMeshProgram) -> MultiMeshCost:
     for number, part in enumerate(multi_mesh.parts):
         layout = attrs.evolve(part.layout, name=multi_mesh.name)
         own = [list(_charges(function, number, part.mesh)) for function in (forward, step)]
-        memory = _memory(multi_mesh, step, number)
-        found = (
-            multi_mesh.program.name,
-            file,
-            trains,
-            layout,
-            part.mesh,
-            tuple(own[0]),
-            tuple(own[1]),
-            memory,
+        on_mesh = [each.function for each in step.segments if each.part == number]
+        meshes.append(
+            PlacedCost(
+                multi_mesh.program.name,
+                file,
+                trains,
+                layout,
+                part.mesh,
+                tuple(own[0]),
+                tuple(own[1]),
+                _memory(multi_mesh, step, number),
+                tuple(_pipelines(on_mesh, part)),
+            )
         )
-        meshes.append(PlacedCost(*found, ()))
     return MultiMeshCost(multi_mesh.name, trains, tuple(meshes), tuple(travels(multi_mesh, step)))
+
+
+def _pipelines(functions: Iterable[Function], part: MeshPart) -> Iterator[PipelineCost]:
+    """Yield the pipelines on a mesh, each once, however many micro-batches run through it."""
+    seen = set[Span | None]()
+    for function in functions:
+        for each in pipeline_costs(function, part.mesh, part.layout, Numbers(part.mesh)):
+            if each.span not in seen:
+                seen.add(each.span)
+                yield each
 
 
 def _charges(function: LoweredFunction, part: int, mesh: Mesh) -> Iterator[Charge]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import attrs
 
 from mtfc.backends.common.forms import NAMES
 from mtfc.backends.common.module import STACKED, stacked_inputs
-from mtfc.compiler.ir.core import Function, Program, Value
-from mtfc.compiler.ir.types import Mesh, Rules, TensorType
+from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.types import Layout, Mesh, Rules, TensorType
+from mtfc.compiler.passes.pipeline_loops import LoopPipeliner
 from mtfc.compiler.passes.pipelines import differentiation, partitioning, run
-from mtfc.meshes.mesh_labels import MeshPart, rest_of
+from mtfc.compiler.passes.spatial.position_blocks import NewDims
+from mtfc.meshes.mesh_labels import MeshPart, part_at, rest_of
 from mtfc.meshes.segments import SEGMENT, CutFunction, Segment, cut
 
 
@@ -96,10 +98,31 @@ class MultiMeshProgram:
         return tuple(part.mesh for part in self.parts)
 
     @cached_property
+    def _pipelined(self) -> tuple[Program, tuple[MeshPart, ...]]:
+        """The program with the pipelines of all parts, and the parts with rules for the dimensions of pipelines."""
+        program, parts = self.program, list(self.parts)
+        for number, part in enumerate(self.parts):
+            if part.layout.pipelines:
+                dims = NewDims(program.dims)
+                takes = partial(self._runs_in, number)
+                changer = LoopPipeliner(part.mesh, part.layout, program.dims, dims, takes)
+                placed = attrs.evolve(program, layout=part.layout).map_functions(changer.function)
+                program = dims.declared_in(placed)
+                assert program.layout is not None, "it has the layout of the part"
+                parts[number] = attrs.evolve(part, layout=program.layout)
+        return attrs.evolve(program, layout=None), tuple(parts)
+
+    def _runs_in(self, part: int, eqn: Equation) -> bool:
+        found = part_at(eqn.span, self.parts)
+        return (rest_of(self.parts) if found is None else found) == part
+
+    @cached_property
     def differentiated(self) -> Program:
-        """The global program with its gradients, before it is cut."""
+        """The global program with its gradients, before it is cut. Values with rules of their own stay."""
         passes = differentiation() if self.of == "forward" else differentiation(self.of)
-        whole = run(self.program, passes)
+        program, parts = self._pipelined
+        named = Layout(self.name, values=tuple(rule for part in parts for rule in part.layout.values))
+        whole = attrs.evolve(run(attrs.evolve(program, layout=named), passes), layout=None)
         if self.of == "forward":
             return attrs.evolve(whole, functions=(whole.function("forward"),))
         return whole
@@ -107,7 +130,8 @@ class MultiMeshProgram:
     @cached_property
     def functions(self) -> tuple[LoweredFunction, ...]:
         whole = self.differentiated
-        return tuple(_lowered(cut(whole, function, self.parts)) for function in whole.functions)
+        _, parts = self._pipelined
+        return tuple(_lowered(cut(whole, function, parts)) for function in whole.functions)
 
     def function(self, name: str) -> LoweredFunction:
         return next(each for each in self.functions if each.name == name)
@@ -180,7 +204,7 @@ def _lowered(found: CutFunction) -> LoweredFunction:
         layout = segment.program.layout
         assert layout is not None, "a segment has a layout"
         values = tuple((f"input.{name}", _rules(place.type)) for name, place in there)
-        placed = attrs.evolve(segment.program, layout=attrs.evolve(layout, values=values))
+        placed = attrs.evolve(segment.program, layout=attrs.evolve(layout, values=(*layout.values, *values)))
         each = LoweredSegment(segment, run(placed, partitioning()))
         lowered.append(each)
         made |= each.outputs

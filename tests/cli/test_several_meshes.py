@@ -93,14 +93,7 @@ def test_only_values_that_are_read_elsewhere_travel() -> None:
     assert set(forward.segments[0].outputs) == {"x"}
 
 
-CASES = {
-    "tied parameters": (TIED, "part x on front: { batch: all }"),
-    "two names": (TIED, "part (x, logits) on front: { vocab: all }"),
-    "nothing on a mesh": (TIED.replace("return loss, h", "unused = 2.0 * h\n  return loss, h"),
-                          "part unused on front: { batch: all }"),
-    "everything on one": (TIED, "part (x, h, logits, loss) on front: { batch: all }"),
-    "a loop": (
-        """
+LAYERS = """
 model net(x: [batch, model], y: [batch, model]) {
   h = tanh(x)
   repeat layers {
@@ -112,9 +105,15 @@ model net(x: [batch, model], y: [batch, model]) {
 }
 dim layers = 2
 dim inner = 4
-""",
-        "part layers on front: { inner: all }",
-    ),
+"""
+
+CASES = {
+    "tied parameters": (TIED, "part x on front: { batch: all }"),
+    "two names": (TIED, "part (x, logits) on front: { vocab: all }"),
+    "nothing on a mesh": (TIED.replace("return loss, h", "unused = 2.0 * h\n  return loss, h"),
+                          "part unused on front: { batch: all }"),
+    "everything on one": (TIED, "part (x, h, logits, loss) on front: { batch: all }"),
+    "a loop": (LAYERS, "part layers on front: { inner: all }"),
     "a loop that ends on data": (
         """
 dim steps = 8
@@ -128,6 +127,12 @@ model net(x: [batch, model]) {
 }
 """,
         "part steps on front: { batch: all }",
+    ),
+    "values with rules of their own": (TIED, "value logits: { vocab: cols }, part x on front: { value x: { model: all } }"),
+    "a pipeline in a part": (LAYERS, "part layers on front: { layers: all, pipeline layers: { batch: 4 } }"),
+    "an interleaved pipeline beside a part": (
+        LAYERS.replace("dim layers = 2", "dim layers = 4"),
+        "layers: cols, pipeline layers checkpoint: { batch: 2, layers: 2 }, part h on front: { batch: all }",
     ),
     "outputs that are inputs": (
         """
@@ -154,6 +159,25 @@ def test_a_case_agrees_with_the_undistributed_program(
     file.write_text(text, "utf-8")
     assert main(["verify", str(file), "--backend", "numpy", "--layout", "two"]) == 0, capsys.readouterr()
     assert "two                  numpy  ok" in capsys.readouterr().out
+
+
+def test_rules_of_values_and_pipelines_hold_on_their_mesh(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A value is split as its rule says, and `cost` shows the stages of the mesh that has the pipeline."""
+    file = tmp_path / "net.mtf"
+    model, part = CASES["values with rules of their own"]
+    layout = f"layout two on back = {{ batch: rows, {part} }}"
+    file.write_text(f"{DIMS}{MESHES}{layout}\n{model}{TRAIN}", "utf-8")
+    assert main(["compile", str(file), "--layout", "two"]) == 0
+    text = capsys.readouterr().out
+    assert "%x: f32[batch, model{all}]" in text and "%logits: f32[batch, vocab{cols}]" in text
+    model, part = CASES["a pipeline in a part"]
+    layout = f"layout two on back = {{ batch: rows, {part} }}"
+    file.write_text(f"{DIMS}{MESHES}{layout}\n{model}{TRAIN}", "utf-8")
+    assert main(["cost", str(file), "--layout", "two"]) == 0
+    front, back = capsys.readouterr().out.split("on mesh back")
+    assert "layers: 2 stages, 4 micro-batches, idle in 1 of 5 ticks" in front and "stages" not in back
 
 
 def test_decisions_between_scalars_agree_on_every_mesh(
@@ -234,6 +258,23 @@ def test_a_part_must_be_legal_for_its_own_equations(
     file.write_text(SOURCE.replace("batch: all", "batch: all, model: all"), "utf-8")
     assert main(["check", str(file)]) == 1
     assert "E301" in capsys.readouterr().err
+
+
+def test_a_rule_of_a_value_stands_where_its_mesh_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A value may arrive on the mesh of the rule; others are errors, and so are syntax errors of parts, which show a part."""
+    file = tmp_path / "net.mtf"
+    rules = "value x: { batch: rows }, part embed on front: { value z: { batch: all }, value embd.table: {},"
+    file.write_text(SOURCE.replace("part embed on front: {", rules, 1), "utf-8")
+    assert main(["check", str(file)]) == 1
+    text = capsys.readouterr().err
+    assert text.count("error[") == 2
+    assert "error[E305]: value `z` is on mesh `back`, and this rule on `front`" in text
+    assert "error[E305]: no model has a value `embd.table`" in text and "mean `embed.table`?" in text
+    file.write_text(SOURCE.replace("part embed on front:", "part embed front:"), "utf-8")
+    assert main(["check", str(file)]) == 1
+    assert "a part is `part embed on front: { batch: all }`" in capsys.readouterr().err
 
 
 def test_compile_prints_the_segments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -197,7 +197,19 @@ def layouts() -> st.SearchStrategy[ast.LayoutDecl]:
     rule_sets = st.none() | st.builds(ast.RuleSet, here, rules())
     values = st.builds(ast.ValueRules, here, dotted(), rules())
     pipelines = st.builds(ast.PipelineRule, here, dotted(), st.booleans(), tuples(degrees()))
-    parts = st.builds(ast.PartRules, here, tuples(dotted(), 1, 2), names(), rules(), rule_sets, rule_sets)
+    allows = tuples(st.builds(ast.Allow, here, names()), 0, 2)
+    parts = st.builds(
+        ast.PartRules,
+        here,
+        tuples(dotted(), 1, 2),
+        names(),
+        rules(),
+        rule_sets,
+        rule_sets,
+        tuples(values, 0, 2),
+        tuples(pipelines, 0, 2),
+        allows,
+    )
     split = st.builds(ast.SplitRule, here, dotted(), tuples(names(), 1))
     numbers = st.builds(ast.Int, here, st.integers(0, 999))
     form_entries = split | st.builds(ast.FormFigure, here, dotted(), numbers)
@@ -214,7 +226,7 @@ def layouts() -> st.SearchStrategy[ast.LayoutDecl]:
         tuples(pipelines, 0, 2),
         tuples(parts, 0, 2),
         st.none() | st.builds(ast.FormSet, here, tuples(form_entries)),
-        tuples(st.builds(ast.Allow, here, names()), 0, 2),
+        allows,
     )
 
 

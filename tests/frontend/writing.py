@@ -210,7 +210,8 @@ def rules_of(node: ast.LayoutDecl | ast.PartRules) -> list[str]:
 @source.register
 def _(node: ast.PartRules) -> str:
     names = source(node.paths[0]) if len(node.paths) == 1 else f"({listed(node.paths)})"
-    return f"part {names} on {source(node.mesh)}: {{{', '.join(rules_of(node))}}}"
+    entries = [*rules_of(node), *map(source, (*node.values, *node.pipelines, *node.misplaced))]
+    return f"part {names} on {source(node.mesh)}: {{{', '.join(entries)}}}"
 
 
 @source.register

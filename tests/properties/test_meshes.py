@@ -82,16 +82,18 @@ def drawn_parts(module: Module, program: Program, random: Random, small: bool) -
 
 def _on_mesh(module: Module, name: str, random: Random) -> tuple[Mesh, Layout]:
     declared = random.choice(module.layouts)
-    layout = attrs.evolve(declared.layout, values=(), pipelines=())
-    return attrs.evolve(declared.mesh, name=name), layout
+    return attrs.evolve(declared.mesh, name=name), declared.layout
 
 
 def _legal(module: Module, program: Program, parts: tuple[MeshPart, ...]) -> tuple[MeshPart, ...]:
     """Return parts with no rules where those that were drawn are illegal."""
     found = []
     for part, own in zip(parts, part_programs(program, parts), strict=True):
-        declared = next(each for each in module.layouts if each.layout.rules == part.layout.rules)
-        plain = attrs.evolve(declared, mesh=part.mesh, layout=part.layout, values={}, paths={}, pipelines=())
-        errors = [each for each in check_layout(own, plain) if each.severity == "error"]
+        declared = next(each for each in module.layouts if each.layout == part.layout)
+        errors = [
+            each
+            for each in check_layout(own, attrs.evolve(declared, mesh=part.mesh))
+            if each.severity == "error"
+        ]
         found.append(attrs.evolve(part, layout=Layout("whole")) if errors else part)
     return tuple(found)

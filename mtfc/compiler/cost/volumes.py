@@ -124,12 +124,13 @@ def layout_cost(program: Program, scale: Scale | None = None) -> PlacedCost:
         forward=charges(forward, scale),
         step=charges(step, scale),
         memory=memory_of(step, program.mesh, scale),
-        pipelines=tuple(_pipelines(step, program.mesh, program.layout, scale)),
+        pipelines=tuple(pipeline_costs(step, program.mesh, program.layout, scale)),
         counted_iterations={eqn.span: dim_of(eqn).size for eqn in walk(step.body) if is_unbounded(eqn)},
     )
 
 
-def _pipelines(function: Function, mesh: Mesh, layout: Layout, scale: Scale) -> Iterator[PipelineCost]:
+def pipeline_costs(function: Function, mesh: Mesh, layout: Layout, scale: Scale) -> Iterator[PipelineCost]:
+    """Yield the costs of the loops of a function's forward pass that run as pipelines."""
     read_later = {value for eqn in function.body if eqn.stage == "backward" for value in eqn.operands}
     loops = [eqn for eqn in function.body if eqn.regions and eqn.stage == "forward"]
     for eqn, pipeline in product(loops, layout.pipelines):

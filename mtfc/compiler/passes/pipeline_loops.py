@@ -79,12 +79,13 @@ class PipelineLoops(Pass):
 
 @attrs.frozen
 class LoopPipeliner:
-    """Makes pipelines of the loops of one program."""
+    """Makes pipelines of the loops of one program. takes: tells which loops may become pipelines."""
 
     mesh: Mesh
     layout: Layout
     declared: Mapping[str, Dim]
     new: NewDims
+    takes: Callable[[Equation], bool] = lambda _: True
 
     def function(self, function: Function) -> Function:
         """Rewrite a function, or the region of a loop that is no pipeline."""
@@ -96,18 +97,17 @@ class LoopPipeliner:
                 build.append(map_regions(changed, self.function))
                 continue
             build.span, build.stage = eqn.span, eqn.stage
-            for old, value in zip(
-                eqn.results, self._grid(eqn, pipeline).equations(build, changed), strict=True
-            ):
+            results = self._grid(eqn, pipeline).equations(build, changed)
+            for old, value in zip(eqn.results, results, strict=True):
                 new[old] = value
         return new.function(function, build.body)
 
     def _pipeline(self, eqn: Equation) -> Pipeline | None:
-        if not eqn.regions:
+        if not eqn.regions or not self.takes(eqn):
             return None
         named = (each for each in self.layout.pipelines if each.loop == dim_of(eqn).name)
-        found = (each for each in named if takes_batch(eqn, self.declared[each.batch]))
-        return next((each for each in found if self.mesh.size(self.layout.rules.get(each.loop)) > 1), None)
+        staged = (each for each in named if self.mesh.size(self.layout.rules.get(each.loop)) > 1)
+        return next((each for each in staged if takes_batch(eqn, self.declared[each.batch])), None)
 
     def _grid(self, eqn: Equation, pipeline: Pipeline) -> PipelinedLoop:
         dim, batch = dim_of(eqn), self.declared[pipeline.batch]

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from mtfc.compiler.diagnostics import Diagnostic
+from mtfc.compiler.diagnostics import Diagnostic, nearest
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.frontend.layouts.legality import check_layout
+from mtfc.frontend.layouts.program_index import ProgramIndex
 
 if TYPE_CHECKING:
     from mtfc.frontend.layouts.parts import MultiMeshLayout
@@ -107,7 +108,31 @@ def check_multi_mesh(programs: Sequence[Program], layouts: Sequence[MultiMeshLay
     from mtfc.meshes.part_programs import part_programs
 
     for declared in layouts:
-        for program in (each for each in programs if declared.is_for(each.name)):
-            own = part_programs(program, parts_of(declared))
-            for part, each in zip(declared.parts, own, strict=True):
-                yield from check_layout(each, part.rules)
+        chosen = [each for each in programs if declared.is_for(each.name)]
+        own = [part_programs(program, parts_of(declared)) for program in chosen]
+        if own:
+            yield from _elsewhere(declared, own)
+        for each in own:
+            for part, program in zip(declared.parts, each, strict=True):
+                yield from check_layout(program, part.rules)
+
+
+def _elsewhere(declared: MultiMeshLayout, programs: Sequence[Sequence[Program]]) -> Iterator[Diagnostic]:
+    """Yield E305 for `value` rules of a part for values that are not on its mesh. programs: those of each part, by model."""
+    columns = zip(*programs, strict=True)
+    known = [{name for each in column for name in ProgramIndex(each).by_path} for column in columns]
+    for part, own in zip(declared.parts, known, strict=True):
+        for path, name in part.rules.paths.items():
+            if path in own or path in declared.unused:
+                continue
+            there = [
+                other.mesh.name for other, names in zip(declared.parts, known, strict=True) if path in names
+            ]
+            if there:
+                message = f"value `{path}` is on mesh `{there[0]}`, and this rule on `{part.mesh.name}`"
+                help = f"write the rule where the rules of mesh `{there[0]}` stand"
+                yield Diagnostic("E305", message, name.span, help=help)
+                continue
+            near = nearest(path, set().union(*known))
+            meant = f"did you mean `{near}`?" if near else None
+            yield Diagnostic("E305", f"no model has a value `{path}`", name.span, help=meant)

@@ -34,12 +34,14 @@ class DeclaredPart:
 class MultiMeshLayout:
     """A layout of several meshes. parts: in the order in which the file declares their meshes, one part for each mesh.
 
-    rest: the layout's own rules, for everything that no other part has.
+    rest: the layout's own rules, for everything that no other part has. unused: names of values that the models lack because
+    nothing uses them; rules may name these.
     """
 
     decl: ast.LayoutDecl
     parts: tuple[DeclaredPart, ...]
     rest: DeclaredPart
+    unused: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -76,7 +78,7 @@ def _resolved(
 ) -> MultiMeshLayout | None:
     errors = len(scope.diagnostics.errors)
     mesh = mesh_of(decl, meshes, scope)
-    _check_entries(decl, scope)
+    _check_entries(decl.parts, scope)
     if mesh is None:
         return None
     used = {mesh.name: decl.mesh.span if decl.mesh else decl.name.span}
@@ -96,25 +98,32 @@ def _resolved(
             )
     if len(scope.diagnostics.errors) > errors:
         return None
-    return MultiMeshLayout(decl, tuple(parts[name] for name in meshes if name in parts), rest)
+    own = tuple(parts[name] for name in meshes if name in parts)
+    return MultiMeshLayout(decl, own, rest, frozenset(scope.reports.dropped_dims))
 
 
 def _as_layout(part: ast.PartRules, decl: ast.LayoutDecl) -> ast.LayoutDecl:
     """Return the rules of a part as a layout of their own."""
-    rules = part.rules, part.params, part.optimizer
-    return ast.LayoutDecl(decl.span, decl.name, decl.models, part.mesh, *rules, (), (), (), None, decl.allows)
+    rules = part.rules, part.params, part.optimizer, part.values, part.pipelines
+    return ast.LayoutDecl(decl.span, decl.name, decl.models, part.mesh, *rules, (), None, decl.allows)
 
 
-def _check_entries(decl: ast.LayoutDecl, scope: Scope) -> None:
-    """Report entries that a layout of several meshes cannot have."""
-    first = decl.parts[0].span
-    for entry in (*decl.values, *decl.pipelines):
-        what = "`value` rules" if isinstance(entry, ast.ValueRules) else "pipelines"
-        labels = [Label(first, "a part on another mesh")]
-        help = "split the dimension in the rules of the part"
-        if isinstance(entry, ast.PipelineRule):
-            help = "micro-batches of `accumulate` go from mesh to mesh"
-        scope.error("E332", f"a layout of several meshes has no {what}", entry.span, labels, help)
+MISPLACED: Mapping[type[ast.Node], tuple[str, str]] = {
+    ast.FormSet: ("`forms`", "they hold on all meshes: write `forms` beside the part"),
+    ast.Allow: ("`allow`", "it holds on all meshes: write `allow` beside the part"),
+    ast.PartRules: (
+        "`part`",
+        "of calls inside of each other the innermost with a part decides: write the parts side by side",
+    ),
+}
+"""Entries that a part cannot have: their name, and help."""
+
+
+def _check_entries(parts: Iterable[ast.PartRules], scope: Scope) -> None:
+    """Report entries of a layout that a part cannot have."""
+    for entry in (entry for part in parts for entry in part.misplaced):
+        what, help = MISPLACED[type(entry)]
+        scope.error("E332", f"a part has no {what}", entry.span, help=help)
 
 
 def _mesh(

@@ -381,13 +381,16 @@ class PipelineRule(Node):
 
 
 class PartRules(Node):
-    """`part (embed, head) on front: { batch: all, params: { vocab: all } }`"""
+    """`part (embed, head) on front: { batch: all, params: { vocab: all } }`; `misplaced`: entries that only a layout has."""
 
     paths: tuple[Name | Path, ...]
     mesh: Name
     rules: tuple[SplitRule, ...]
     params: RuleSet | None
     optimizer: RuleSet | None
+    values: tuple[ValueRules, ...]
+    pipelines: tuple[PipelineRule, ...]
+    misplaced: tuple[FormSet | PartRules | Allow, ...]
 
 
 class LayoutDecl(Node):

@@ -13,6 +13,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+import attrs
+
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span
 from mtfc.frontend.syntax import ast, syntax_errors, tables
 from mtfc.frontend.syntax.brackets import NESTING_LIMIT, TOO_DEEP, TokenStream, arrange
@@ -123,7 +125,19 @@ class _Parser:
             expected = [kind for kind in self.moves[self.states[-1]] if self._accepts(kind)]
             previous = self.tokens[max(self.index - 1, 0)]
             error = syntax_errors.unexpected(previous, token, expected, self._instead(), self.file)
+            if error.help is None and self._is_in_part():
+                error = attrs.evolve(error, help=syntax_errors.A_PART)
             self._recover((error,), stuck=self.index)
+
+    def _is_in_part(self) -> bool:
+        """Return True if the entry of the current token begins with `part`, before any braces of its own."""
+        before = self.tokens[: self.index]
+        for token in reversed(before):
+            if token.text in ("{", "}", ",", ";", "\n"):
+                return False
+            if token.kind == "PART":
+                return True
+        return False
 
     def _instead(self) -> list[str]:
         """Return the keywords that may stand in the place of the previous token."""

@@ -28,6 +28,8 @@ CODES = {
     "E014": "IR text that is no program",
 }
 
+A_PART = "a part is `part embed on front: { batch: all }`, and of several names `part (embed, head) on front: { ... }`"
+
 NO_STRINGS = "the language has no strings"
 
 LOOKALIKES = {

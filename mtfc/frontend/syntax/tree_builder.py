@@ -175,10 +175,16 @@ class TreeBuilder:
         mesh: ast.Name,
         entries: tuple[ast.Node, ...],
     ) -> ast.PartRules | ast.Broken:
-        rules, *sections = _rules_of(entries, "a part")
+        forms = _by_key(entries, (*STORED, "forms"), "a part").get("forms")
+        rules, params, optimizer = _rules_of([each for each in entries if each is not forms], "a part")
         if any(isinstance(entry, ast.Broken) for entry in entries):
             return ast.Broken(span, frozenset())
-        return ast.PartRules(span, paths, mesh, rules, *sections)
+        values = tuple(entry for entry in entries if isinstance(entry, ast.ValueRules))
+        pipelines = tuple(entry for entry in entries if isinstance(entry, ast.PipelineRule))
+        misplaced = [entry for entry in entries if isinstance(entry, ast.PartRules | ast.Allow)]
+        chosen = [ast.FormSet(forms.span, forms.value)] if forms else []
+        more = values, pipelines, (*chosen, *misplaced)
+        return ast.PartRules(span, paths, mesh, rules, params, optimizer, *more)
 
     def pipeline(
         self, span: Span, loop: ast.DimName, checkpoint: Token | None, cuts: tuple[ast.Degree, ...]
