@@ -37,6 +37,7 @@ from benchmarks import (
     solver,
     soybean,
     startup,
+    throughput,
     tiling,
     training,
     weights,
@@ -72,6 +73,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "tiling": tiling.figures,
     "soybean": soybean.figures,
     "soap": soap.figures,
+    "throughput": throughput.figures,
 }
 
 

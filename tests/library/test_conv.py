@@ -69,6 +69,61 @@ def test_conv2d() -> None:
     agrees(network, expected)
 
 
+def test_same_and_valid_padding() -> None:
+    """`same = true` pads as SAME of XLA: for even kernels, strides, and a stride beyond the size."""
+    network = Network(
+        imports=["conv"],
+        dims=IMAGE | {"k2": 2, "low": 3, "narrow": 2, "one": 1, "once": 1},
+        layouts=["batch: a, f: b", "height: a, tall: a, width: b, wide: b"],
+        inputs={"x": "f32[batch, height, width, c]"},
+        body="""
+          even = conv.conv2d_no_bias[
+            out_height = height, out_width = width, k_height = k2, k_width = k5, filters = f
+          ](x, same = true) as even
+          half = conv.conv2d_no_bias[
+            out_height = tall, out_width = wide, k_height = k3, k_width = k2, filters = f
+          ](x, stride = 2, same = true) as half
+          far = conv.conv2d_no_bias[
+            out_height = one, out_width = once, k_height = k3, k_width = k2, filters = f
+          ](x, stride = 11, same = true) as far
+          valid = conv.conv2d_no_bias[
+            out_height = low, out_width = narrow, k_height = k3, k_width = k5, filters = f
+          ](x, stride = 2, same = true) as valid
+          most = conv.max_pool2d[out_height = tall, out_width = wide, k_height = k3, k_width = k2](x, same = true)
+          means = conv.avg_pool2d[out_height = tall, out_width = wide, k_height = k3, k_width = k2](x, same = true)
+        """,
+        outputs={
+            "even": "batch, height, width, f",
+            "half": "batch, tall, wide, f",
+            "far": "batch, one, once, f",
+            "valid": "batch, low, narrow, f",
+            "most": "batch, tall, wide, c",
+            "means": "batch, tall, wide, c",
+        },
+    )
+
+    def expected(x: Any, **p: Any) -> dict[str, Any]:
+        def convolved(name: str, stride: int, padding: str) -> Any:
+            numbers = ("NHWC", "HWIO", "NHWC")
+            return lax.conv_general_dilated(
+                x, p[f"{name}_filter"], (stride,) * 2, padding, dimension_numbers=numbers, precision="highest"
+            )
+
+        def pooled(operand: Any, start: float, reduce: Any) -> Any:
+            return lax.reduce_window(operand, start, reduce, (1, 3, 2, 1), (1, 2, 2, 1), "SAME")
+
+        return {
+            "even": convolved("even", 1, "SAME"),
+            "half": convolved("half", 2, "SAME"),
+            "far": convolved("far", 11, "SAME"),
+            "valid": convolved("valid", 2, "VALID"),
+            "most": pooled(x, -jnp.inf, lax.max),
+            "means": pooled(x, 0.0, lax.add) / pooled(jnp.ones_like(x), 0.0, lax.add),
+        }
+
+    agrees(network, expected)
+
+
 def test_conv1d_and_conv3d() -> None:
     network = Network(
         imports=["conv"],
