@@ -198,6 +198,9 @@ class GraphWriter:
 
     def operation(self, form: str, *operands: Argument) -> GraphTensor:
         """Append a statement with an operator."""
+        for each in operands:
+            if isinstance(each, list | tuple | dict):
+                self._no_argument(each)
         return self._made(form.format(*map(self.text_of, operands)), operands, 1)[0]
 
     def called(self, function: str, arguments: Sequence[Argument], keywords: Mapping[str, Argument]) -> Any:

@@ -329,3 +329,4 @@ def test_servers_share_the_parameters() -> None:
         assert (old.seconds, old.memory.tolist()) == (full.seconds, full.memory.tolist())
     best = placement_search(space, SearchBudget(60.0, 300))
     assert proven(space, best, 60.0).best.seconds <= best.best.seconds
+    assert {device for each in space.choices for own in each for device in own.devices} == {0, 1}

@@ -123,6 +123,8 @@ def _all_devices(options: SearchOptions, graph: DeviceGraph) -> Mesh:
         raise UsageError(f"{graph.name} has {graph.summary}, on which no mesh lies: leave out --mesh")
     if devices > graph.devices:
         raise UsageError(f"{graph.name} has {graph.summary}, and --devices is {devices}")
+    if set(graph.servers) >= set(range(devices)):
+        raise UsageError(f"the first {devices} of {graph.summary} are parameter servers, which run no parts")
     return Mesh("found_mesh", ((AXES[0], devices),))
 
 

@@ -73,7 +73,16 @@ def _graph(decl: ast.HardwareDecl, scope: Scope) -> DeviceGraph | None:
         if made is None or not _has_wires(made, graph, link, scope):
             return None
         graph = attrs.evolve(graph, links=(*graph.links, made))
-    return graph if _is_connected(graph, decl, scope) else None
+    return graph if _is_connected(graph, decl, scope) and _has_worker(graph, decl, scope) else None
+
+
+def _has_worker(graph: DeviceGraph, decl: ast.HardwareDecl, scope: Scope) -> bool:
+    """Report a machine of parameter servers alone."""
+    if len(graph.servers) < graph.devices:
+        return True
+    message = f"`{decl.name.text}` has parameter servers alone, which run no parts of a program"
+    scope.error("E315", message, decl.name.span, help="leave out `role` for a device that computes")
+    return False
 
 
 def _has_room(decl: ast.HardwareDecl, kinds: Iterable[DeviceKind], scope: Scope) -> bool:

@@ -228,9 +228,11 @@ def device_lists(machine: Machine, devices: int) -> dict[int, DeviceLists]:
 
 
 def _orders_of_devices(machine: Machine, devices: int) -> list[Sequence[int]]:
-    """Return orders of the first devices, in which neighbours on the machine stand together."""
+    """Return orders of the first devices, without servers, in which neighbours on the machine stand together."""
     if isinstance(machine, DeviceGraph):
-        return [[device for device in order if device < devices] for order in machine.orders()]
+        servers = machine.servers
+        orders = machine.orders()
+        return [[each for each in order if each < devices and each not in servers] for order in orders]
     strides, inner = [1], 1
     for link in machine.links:
         inner *= prod(link.sizes) if link.sizes else devices
@@ -240,11 +242,12 @@ def _orders_of_devices(machine: Machine, devices: int) -> list[Sequence[int]]:
 
 
 def main_devices(machine: Machine, devices: int) -> Sequence[int]:
-    """Return the devices on which known strategies run: all, or those of the kind that computes the most."""
+    """Return the devices on which known strategies run: all, or the workers of the kind that computes the most."""
     if not isinstance(machine, DeviceGraph):
         return range(devices)
     kinds = machine.kind_of[:devices]
-    main = max(dict.fromkeys(kinds), key=lambda kind: kinds.count(kind) * machine.kinds[kind].peak)
+    workers = (kind for kind in dict.fromkeys(kinds) if not machine.kinds[kind].is_server)
+    main = max(workers, key=lambda kind: kinds.count(kind) * machine.kinds[kind].peak)
     return [device for device, kind in enumerate(kinds) if kind == main]
 
 
