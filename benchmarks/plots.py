@@ -4,7 +4,8 @@
 layout, which takes about five minutes. `convergence`: FlexFlow's Figure 9, a residual network on digits. `search`: the bound
 and the best cost of two searches over time. `quality`: held-out bits of a byte by the size of a model, as `python -m
 benchmarks quality` trains them. `collectives`: what each collective does to the parts of an array. `soybean` and `speedups`:
-Figures 8 to 10 of SoyBean. Each is an SVG file in `docs/images/`, drawn from numbers that the program prints or computes.
+Figures 8 to 10 of SoyBean. `throughput`: FlexFlow's Figure 7, as `python -m benchmarks throughput` measures it. Each is an SVG
+file in `docs/images/`, drawn from numbers that the program prints or computes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import patches, pyplot
 
-from benchmarks import quality
+from benchmarks import quality, soap, throughput
 from benchmarks import soybean as experiments
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import SearchOptions
@@ -191,6 +192,25 @@ SEARCHES = {
 }
 
 
+def throughputs() -> Any:
+    """Draw the samples a second on each GPU by the number of GPUs, of the rows that are measured (FlexFlow, Figure 7)."""
+    figure, axes = pyplot.subplots(2, len(soap.TABLE), figsize=(13, 4.6), sharex=True)
+    for (row, cluster), (column, network) in product(enumerate(throughput.CLUSTERS), enumerate(soap.TABLE)):
+        rows = [throughput.stored(network, gpus, cluster) for gpus in throughput.SECONDS]
+        for i, strategy in enumerate(throughput.STRATEGIES):
+            known = [each for each in rows if each is not None and each[strategy] is not None]
+            sizes, rates = [r["gpus"] for r in known], [throughput.rate(r, strategy) for r in known]
+            axes[row][column].plot(sizes, rates, marker=".", label=strategy, color=COLOURS[i])
+        axes[row][column].set_xscale("log", base=2)
+        axes[row][column].set_xticks(list(throughput.SECONDS), throughput.SECONDS)
+        axes[row][column].set_ylim(bottom=0)
+        axes[row][column].set_title(f"{network}, {cluster.upper()}", loc="left", fontsize=9)
+    axes[0][0].legend([each.replace("_", " ") for each in throughput.STRATEGIES], frameon=False, fontsize=8)
+    figure.supxlabel("GPUs", fontsize=10)
+    figure.supylabel("samples a second on each GPU", fontsize=10)
+    return figure
+
+
 def searches() -> Any:
     """Draw the best cost and the bound of searches for global layouts, from their beginning to the proof."""
     figure, axes = pyplot.subplots(1, len(SEARCHES), figsize=(9, 3))
@@ -275,6 +295,7 @@ PLOTS: dict[str, Callable[[], Any]] = {
     "collectives": collectives,
     "soybean": soybean,
     "speedups": speedups,
+    "throughput": throughputs,
 }
 
 

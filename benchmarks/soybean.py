@@ -110,9 +110,22 @@ def speed_ups(network: str) -> dict[str, dict[int, float]]:
     }
 
 
-def best_on_line(program: Program) -> StepTime:
+@cache
+def by_gpus(network: str, batch: int = 256) -> dict[str, dict[int, float]]:
+    """Return the throughput over that of one GPU by the number of GPUs, for data parallelism and the best tiling."""
+    hardware, one, program = machine(), Mesh("one", ()), example(network, batch=batch)
+    single = step_time(lower(program, one, Layout("one")).function("step"), one, hardware).seconds
+    found: dict[str, dict[int, float]] = {DATA: {}, TILING: {}}
+    for gpus in GPUS:
+        data = lower(program, line(gpus), data_parallel(line(gpus))).function("step")
+        found[DATA][gpus] = single / step_time(data, line(gpus), hardware).seconds
+        found[TILING][gpus] = single / best_on_line(program, gpus).seconds
+    return found
+
+
+def best_on_line(program: Program, gpus: int = 8) -> StepTime:
     """Simulate the best tiling on a mesh of one axis."""
-    hardware, mesh = machine(), line(8)
+    hardware, mesh = machine(), line(gpus)
     topology = Topology.of(mesh, hardware)
     network = timed_network(prepared(program), topology, hardware.device, set(program.dims))
     found = best_layouts(network, None, monotonic() + BUDGET)
@@ -132,3 +145,6 @@ def figures() -> Iterator[Figure]:
             for strategy, found in speed_ups(network).items():
                 for batch, each in found.items():
                     yield Figure(f"Figure 10, {network}, batch {batch}, {strategy}", each, "x")
+            for strategy, found in by_gpus(network).items():
+                for gpus, each in found.items():
+                    yield Figure(f"{network}, batch 256, {gpus} GPUs, {strategy}", each, "x")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 import mtfc
-from tests.harness import communication
+from mtfc.backends.numpy import backend as numpy_backend
+from tests.harness import communication, lowered
 
 DIMS = """
 dim a = 8; dim b = 16; dim c = 4; dim d = 8; dim e = 4; dim f = 16
@@ -362,6 +364,18 @@ def test_random_numbers_and_positions_are_made_where_they_are_used() -> None:
     body = "y = x * random.normal([a, b]) * cast(range(b), f32) * one_hot(argmax(x, over = b), b); return y"
     assert along("{ a: cols, b: rows }", body.replace("argmax(x, over = b)", "range(a)")) == []
     assert along("{ a: (rows, cols) }", body) == []
+
+
+def test_the_coordinate_of_a_processor_is_its_element_of_a_range() -> None:
+    """The size of a dimension is that of its axis, and each processor has its own number, without communication."""
+    axes = f"{DIMS.replace('cols: 4', 'cols: parts')} dim parts = 4\n"
+    body = "own = range(parts); y = broadcast(x -> [parts, a]) * cast(own, f32) / parts; return own, y"
+    source = f"{axes}layout main = {{ parts: cols, a: rows }}\nmodel m(x: [a]) {{ {body} }}\n"
+    assert communication(source, "forward") == []
+    module = numpy_backend.load(numpy_backend.generate(lowered(source, "forward")))
+    outputs = module.forward({}, module.shard({"x": np.ones(8, np.float32)}, module.INPUTS))
+    assert outputs["own"].reshape(-1).tolist() == [0, 1, 2, 3]
+    assert (outputs["y"][:, :, 0] == np.arange(4)[None, :, None] / 4).all()
 
 
 def test_gradients_of_windows_are_added_up_before_they_are_reduced() -> None:

@@ -20,8 +20,27 @@ from mtfc.frontend.syntax.parser import parse
 CASES = sorted(Path(__file__).parent.glob("*.test"))
 
 
-def lowered_until(source: str, stop_after: str) -> str:
-    """The IR of the file's model under its layout, once the first pass of that name has run, with the options that are given."""
+STORED = """\
+# after: insert-reshards
+dim batch = 8
+dim vocab = 8
+dim io = 4
+mesh grid = [rows: 2, cols: 2]
+layout stored on grid = { batch: rows, vocab: cols, params: { *: rows } }
+model net(words: i32[batch]) {
+  param table: [vocab, io] = normal()
+  x = gather(table, words, vocab)
+  return x
+}
+"""
+"""An operand is gathered for an op without FLOPs, whose result is resharded."""
+
+
+def lowered_until(source: str, stop_after: str, times: int = 1) -> str:
+    """The IR of the file's model under its layout, once the first pass of that name has run, with the options that are given.
+
+    times: how often that pass runs.
+    """
     diagnostics = Diagnostics()
     module = elaborate(parse(source, "case.mtf", diagnostics), diagnostics)
     diagnostics.raise_if_errors()
@@ -31,7 +50,7 @@ def lowered_until(source: str, stop_after: str) -> str:
     (last,) = pipelines.parse_pipeline(stop_after)
     first = next(i for i, each in enumerate(passes) if each.name == last.name)
     chosen = last if "{" in stop_after else passes[first]
-    return print_program(pipelines.run(program, (*passes[:first], chosen)))
+    return print_program(pipelines.run(program, (*passes[:first], *[chosen] * times)))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
@@ -44,6 +63,13 @@ def test_ir_after_pass(case: Path, update_golden: bool) -> None:
         case.write_text(f"{source}---\n{actual}", "utf-8")
         return
     assert actual == expected
+
+
+@pytest.mark.parametrize("source", [STORED, *(case.read_text("utf-8") for case in CASES)])
+def test_every_pass_runs_again_on_its_own_result(source: str) -> None:
+    (last,) = pipelines.parse_pipeline(source.split("\n")[0].removeprefix("# after: "))
+    if (last.level or last.takes[0]) in last.takes:
+        lowered_until(source.split("---\n")[0], str(last), times=2)
 
 
 def test_every_pass_has_a_case() -> None:

@@ -104,10 +104,10 @@ class ReshardInserter:
 
     def _version(self, value: Value, needed: TensorType, user: Equation | None) -> Value:
         """Return a version of the value of the needed type; insert its equation if there is none yet."""
-        value = self.origins.get(value, value)
         found = self._existing(value, needed)
         if found is not None:
             return found
+        value = self.origins.get(value, value)
         versions = self.versions[value]
         origin = min(versions, key=lambda version: plan(version.value.type, needed, self.mesh)[0])
         sent = plan(origin.value.type, needed, self.mesh)[0]
@@ -116,7 +116,8 @@ class ReshardInserter:
         return eqn.result
 
     def _existing(self, value: Value, needed: TensorType) -> Value | None:
-        return next((each.value for each in self.versions[value] if each.value.type == needed), None)
+        versions = self.versions[self.origins.get(value, value)]
+        return next((each.value for each in versions if each.value.type == needed), None)
 
     def _recomputed(self, value: Value, needed: TensorType) -> Equation | None:
         """Insert the value's equation again under another layout, if that takes no FLOPs and no communication."""
