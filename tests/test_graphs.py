@@ -179,7 +179,7 @@ def test_dimensions_values_and_numbers_that_do_not_belong() -> None:
     refused(lambda: np.ones(4) * x, "E806", "an array of ndarray")
     refused(lambda: x + "two words", "E806", "'two words'")
     refused(lambda: x + None, "E806", "None")
-    refused(lambda: [1, 2] + x, "E806", "found \\[1, 2\\]")
+    refused(lambda: x * [1, 2], "E806", "found \\[1, 2\\]")
     refused(lambda: x * float("nan"), "E806", "nan")
     refused(lambda: g.dim("if x", 3), "E806", "cannot name a dimension")
     refused(lambda: g.dim("return", 3), "E806", "cannot name a dimension")
