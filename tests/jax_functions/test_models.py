@@ -17,6 +17,7 @@ from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.driver.jax_functions.comparison import drawn_arguments, rounding_spread
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
+from mtfc.driver.jax_functions.plan import Plan
 from tests.jax_functions.arguments import data, interpreted, program_arguments, run
 from tests.jax_functions.models import MODELS, array
 
@@ -119,3 +120,24 @@ def test_numbers_that_rounding_moves_prove_nothing() -> None:
         program = mtfc.from_jax(function, array(8, 4), names={"x": "batch embed"})
         found = program.verify(program.plan({"batch": "data"}, {"data": 2}))
         assert (found.ok, message in str(found)) == (is_ok, True), str(found)
+
+
+def test_a_small_output_is_compared_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong gradient is noticed beside a loss that is 10^12 times as large, and in a program that computes in bfloat16."""
+
+    def both(w: Any, x: Any) -> Any:
+        y = jnp.tanh(x.astype("bfloat16") @ w.astype("bfloat16")).astype("float32")
+        return y.sum() * 1e12, x.T @ y
+
+    program = mtfc.from_jax(both, array(6, 4), array(8, 6))
+    plan = program.plan({"batch": "data"}, {"data": 4})
+    assert program.verify(plan).ok
+    apply = Plan.apply
+
+    def doubled(plan: Plan, *args: Any) -> Any:
+        function = apply(plan, *args)
+        return lambda *xs: (function(*xs)[0], 2 * function(*xs)[1])
+
+    monkeypatch.setattr(Plan, "apply", doubled)
+    wrong = [(each.road, each.output) for each in program.verify(plan).outputs if not each.ok]
+    assert wrong == [("plan.apply", "a1")]

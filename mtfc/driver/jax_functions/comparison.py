@@ -27,12 +27,15 @@ LIMIT = {
     "f8e4m3fn": 0.2,
     "f8e5m2": 0.4,
 }
-"""dtype -> the largest difference of an output beyond rounding, as a share of the largest number of its dtype in all outputs."""
+"""dtype -> the largest difference of an output beyond rounding, as a share of the output's largest number.
+
+A program that computes in a narrower dtype has that dtype's limit.
+"""
 
 
 @attrs.frozen
 class OutputDifference:
-    """An output of `apply` or of `step` and its largest difference to the plain function, as a share of the largest output.
+    """An output of `apply` or of `step` and its largest difference to the plain function, as a share of the largest number in it.
 
     unstable: how many of its numbers move by more than the limit if the arguments are rounded otherwise, so that they prove
     nothing. not_finite: how many are NaN or infinite, which hide what they are computed from.
@@ -131,14 +134,15 @@ def verified(
     leaves, plain = list(plan.imported.outputs), jax.jit(plan.function)
     with doing("the function on one device"):
         expected = _numbers(plain(*args, **kwargs))
-        spread = rounding_spread(plain, args, kwargs, expected)
+        narrowest = narrowest_dtype(plan)
+        spread = rounding_spread(plain, args, kwargs, expected, narrowest)
     with jax.sharding.set_mesh(plan.mesh):
         with doing("plan.apply"):
             applied = _numbers(jax.jit(plan.apply())(*args, **kwargs))
         with doing("plan.step"):
             own = _numbers(jax.jit(plan.step)(*args, **kwargs))
     roads = {"plan.apply": applied, "plan.step": own}
-    found = [_compared(road, leaves, each, expected, spread) for road, each in roads.items()]
+    found = [_compared(road, leaves, each, expected, spread, narrowest) for road, each in roads.items()]
     differences = tuple(difference for each in found for difference in each)
     return PlanVerification(differences, exactly_verified(plan, seed) if exact else None)
 
@@ -147,28 +151,47 @@ PERTURBED = 4
 """The number of times that the plain function is computed on arguments that differ by a rounding."""
 
 
+ROUNDINGS = {8: 0.1, 16: 0.25}
+"""Bits of a float dtype -> how many roundings arguments change by; 4 for wider ones, whose limit is far above one rounding."""
+
+
+def narrowest_dtype(plan: Plan) -> str:
+    """Return the float dtype of the fewest bits that a plan's function computes in."""
+    dtypes = {result.dtype for step in plan.imported.steps for result in step.results}
+    dtypes |= {leaf.dtype for leaf in plan.imported.inputs}
+    return max(dtypes & LIMIT.keys(), key=LIMIT.__getitem__, default="f32")
+
+
 def rounding_spread(
-    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], expected: Sequence[Any]
+    function: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    expected: Sequence[Any],
+    narrowest: str = "f32",
 ) -> list[Any]:
-    """Return how far each number of the results moves if the arguments change by some roundings.
+    """Return how far each number of the results moves if the arguments change by some roundings of the narrowest dtype.
 
     Where a gradient is zero, as that of a key's bias, a step of Adam makes numbers of order 1 from rounding errors. Such numbers
-    say nothing about a layout.
+    say nothing about a layout. A number moves at least as far as half of its array do.
     """
     import jax
     import numpy as np
 
-    spread = [np.zeros(x.shape) for x in expected]
+    def rounding(dtype: Any) -> float:
+        finfo: Any = jax.numpy.finfo
+        info = finfo(dtype)
+        return float(info.eps) * ROUNDINGS.get(info.bits, 4)
+
+    spread, least = [np.zeros(x.shape) for x in expected], rounding(ARRAY_DTYPES[narrowest])
     for number in range(PERTURBED):
         random = np.random.default_rng(number)
 
         def moved(x: Any, random: Any = random) -> Any:
             if not jax.numpy.issubdtype(getattr(x, "dtype", int), jax.numpy.floating):
                 return x
-            info: Any = jax.numpy.finfo
-            eps = float(info(x.dtype).eps)
+            eps = max(rounding(x.dtype), least)
             wide = x if x.dtype.itemsize > 4 else x.astype("float32")
-            return (wide * (1 + 4 * eps * random.standard_normal(x.shape))).astype(x.dtype)
+            return (wide * (1 + eps * random.standard_normal(x.shape))).astype(x.dtype)
 
         changed_args, changed_kwargs = jax.tree.map(moved, (tuple(args), dict(kwargs)))
         found = _numbers(function(*changed_args, **changed_kwargs))
@@ -176,7 +199,7 @@ def rounding_spread(
             is_finite = np.isfinite(x) & np.isfinite(y)
             apart = np.subtract(x, y, out=np.zeros(x.shape), where=is_finite)
             spread[i] = np.maximum(spread[i], np.abs(apart))
-    return spread
+    return [np.maximum(moves, np.median(moves)) for moves in spread]
 
 
 def _numbers(results: Any) -> list[Any]:
@@ -229,21 +252,23 @@ def _drawn(leaf: Leaf, random: Any) -> Any:
 
 
 def _compared(
-    road: str, leaves: Sequence[Leaf], found: Sequence[Any], expected: Sequence[Any], spread: Sequence[Any]
+    road: str,
+    leaves: Sequence[Leaf],
+    found: Sequence[Any],
+    expected: Sequence[Any],
+    spread: Sequence[Any],
+    narrowest: str,
 ) -> list[OutputDifference]:
-    """Compare outputs. Errors are shares of the largest number among the outputs of one dtype: see `LIMIT`."""
+    """Compare outputs. Errors are shares of the largest number of an output: see `LIMIT`."""
     import numpy as np
 
-    largest: dict[str, float] = {}
-    for right, leaf in zip(expected, leaves, strict=True):
-        finite = np.abs(right[np.isfinite(right)])
-        largest[leaf.dtype] = max(largest.get(leaf.dtype, 0.0), float(finite.max(initial=0.0)))
     result = []
     for left, right, moves, leaf in zip(found, expected, spread, leaves, strict=True):
         finite = np.isfinite(left) & np.isfinite(right)
         same_kind = np.array_equal(left[~finite], right[~finite], equal_nan=True)
         beyond = np.abs(left[finite] - right[finite]) - 10 * moves[finite]
-        most, limit = largest[leaf.dtype] or 1.0, LIMIT.get(leaf.dtype, 0.0)
+        most = float(np.abs(right[np.isfinite(right)]).max(initial=0.0)) or 1.0
+        limit = max(LIMIT[leaf.dtype], LIMIT[narrowest]) if leaf.dtype in LIMIT else 0.0
         error = float(beyond.max(initial=0.0)) / most if same_kind else float("inf")
         unstable = int((10 * moves > limit * most).sum())
         nothing = int((~np.isfinite(right)).sum())

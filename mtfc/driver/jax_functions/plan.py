@@ -278,8 +278,11 @@ class Plan:
 
     def _own_spec(self, sharding: Any, step: AppliedPrimitive) -> Any:
         """Return the spec of a constraint of the user. Raises `UsageError` if the plan's mesh cannot have it."""
+        from jax.sharding import PartitionSpec
+
         spec, sizes = getattr(sharding, "spec", None), self.case.mesh.sizes
-        entries = [() if each is None else (each,) if isinstance(each, str) else each for each in spec or ()]
+        partitions = () if spec is None else tuple(getattr(spec, "partitions", spec))
+        entries = [() if each is None else (each,) if isinstance(each, str) else each for each in partitions]
         fits = spec is not None and all(
             {*axes} <= {*sizes} and size % self.case.mesh.size(axes) == 0
             for axes, size in zip(entries, step.operands[0].shape, strict=False)
@@ -290,7 +293,8 @@ class Plan:
                 f"the constraint {spec or sharding} at {step.span} does not fit the plan's mesh, {self.mesh_text}: "
                 f"name the axes alike, or drop all constraints by `apply(f, keep_constraints=False)`"
             )
-        return spec
+        make: Any = PartitionSpec
+        return make(*partitions)  # without the pending sums of explicit types
 
     def _spec_of_value(self, dims: Any) -> Any:
         """Return the spec of an intermediate value. A mesh axis splits the first dimension that asks for it."""
