@@ -177,6 +177,22 @@ def test_renames_of_all_layers_use_the_same_dimensions() -> None:
     assert pairs == {("length", "length_other"), ("length_other", "length")}
 
 
+def test_gradients_of_keys_get_the_dimension_of_the_sequence_back() -> None:
+    """So what comes before the attention is split like the sequence, in the backward pass, too."""
+
+    def loss(x: Any, w: Any) -> Any:
+        h = jnp.tanh(x)
+        q, k = h @ w["q"], h @ w["k"]
+        return jnp.sum(jnp.einsum("bld,bmd->blm", q, k) ** 2)
+
+    args = array(4, 6, 8), {"q": array(8, 5), "k": array(8, 5)}
+    program = mtfc.from_jax(jax.grad(loss), *args, names={"x": "batch length embed"})
+    backward = [e for e in program.imported.main.body if e.stage == "backward"]
+    makes = {e.op for e in backward if e.result.type.names == ("batch", "length_other", "embed")}
+    assert makes <= {"einsum"}
+    assert program.imported.main.outputs[0].value.type.names == ("batch", "length", "embed")
+
+
 def test_state_that_is_returned_anew_counts_as_the_model() -> None:
     function, args = MODELS["fused_decoder"]()
     program = mtfc.from_jax(function, *args)

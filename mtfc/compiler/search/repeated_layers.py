@@ -63,8 +63,27 @@ class RepeatedLayers:
 
     @classmethod
     def of(cls, function: Function) -> RepeatedLayers | None:
-        """Return the layers of a function, or None if it repeats none."""
-        found = sorted((r for r in _runs(_tokens(function)) if r.copies > FEWEST), key=lambda r: r.period)
+        """Return the layers of a function, or None if it repeats none that can be taken out.
+
+        Where a layer adds twice to its input, there are two equally good cuts: between layers, and in their middle. The first run
+        decides, and another one may allow one cut alone. So two orders are tried, and that with the most equations is taken.
+        """
+        found = [run for run in _runs(_tokens(function)) if run.copies > FEWEST]
+        first = _Members(function)
+        orders = (lambda run: bool(_handed_on(function, run)), first.number_of_cuts)
+        by_period = sorted(found, key=lambda run: run.period)
+        layers = (cls._cut(function, sorted(by_period, key=order)) for order in orders)
+        good = [each for each in layers if each is not None and each.shortened(1) is not None]
+        return max(good, key=lambda each: each._equations, default=None)
+
+    @property
+    def _equations(self) -> int:
+        """The number of equations of all layers."""
+        return sum(run.period * (len(layers) - layers.count(None)) for run, layers in self.runs)
+
+    @classmethod
+    def _cut(cls, function: Function, found: Sequence[Run]) -> RepeatedLayers | None:
+        """Return the layers if runs that use arguments are cut in the given order."""
         members = _Members(function)
         direct = [members.aligned(run) for run in found if members.uses_arguments(run)]
         others = [run for run in found if not members.uses_arguments(run)]
@@ -164,6 +183,23 @@ class _Members:
         It uses arguments, and what copies of other runs have made, but for what these hand on themselves. A cut between layers is
         where the fewest values are alive that a copy makes or alone uses.
         """
+        own, cuts = self._cuts(run)
+        shift = int(np.argmin(cuts))
+        found = run if shift == 0 else Run(run.start + shift, run.period, run.copies - 1)
+        for root, each in own.items():
+            first, last = ((place - shift) // run.period for place in (each[0], each[-1]))
+            if first == last and 0 <= first < found.copies:
+                self._join(root, (found, first))
+        self._makers |= self._made_in(found)
+        return found
+
+    def number_of_cuts(self, run: Run) -> int:
+        """Return the number of best cuts of a run. Runs with few of them go first: their layers tell how to cut others."""
+        cuts = self._cuts(run)[1]
+        return int(np.count_nonzero(cuts == cuts.min()))
+
+    def _cuts(self, run: Run) -> tuple[Mapping[Hashable, Sequence[int]], NDArray[np.int64]]:
+        """Return where a run uses what one copy alone uses, and for each place of a period the values alive there."""
         nodes = {**{value: value for value in self._arguments}, **self._makers}
         places: dict[Hashable, list[int]] = defaultdict(list)
         for i in run.equations:
@@ -174,14 +210,7 @@ class _Members:
         cuts = np.zeros(run.period, np.int64)
         for first, last in (*((each[0], each[-1]) for each in own.values()), *self._alive_in(run)):
             cuts[np.arange(first + 1, last + 1) % run.period] += 1
-        shift = int(np.argmin(cuts))
-        found = run if shift == 0 else Run(run.start + shift, run.period, run.copies - 1)
-        for root, each in own.items():
-            first, last = ((place - shift) // run.period for place in (each[0], each[-1]))
-            if first == last and 0 <= first < found.copies:
-                self._join(root, (found, first))
-        self._makers |= self._made_in(found)
-        return found
+        return own, cuts
 
     def _alive_in(self, run: Run) -> Iterable[tuple[int, int]]:
         """Return where each value of a run is made, and where the run uses it last, from the run's start."""

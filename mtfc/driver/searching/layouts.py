@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic
 from typing import cast
@@ -23,7 +24,7 @@ from mtfc.compiler.search.found import (
     silent,
     value_of,
 )
-from mtfc.compiler.search.pricer import LayoutPricer, of_layers
+from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer, of_layers
 from mtfc.driver.loading.layout_targets import layout_targets, prepared
 from mtfc.driver.loading.sources import known_as
 from mtfc.driver.searching.baselines import baselines
@@ -41,8 +42,23 @@ STARTING = 0.25
 FORMS_SHARE = 0.2
 """The part of the time of a search of global layouts in which the forms of the best of them are priced."""
 
+COLLECTIONS = 100_000, 50, 100
+"""Thresholds of the garbage collector during a search. A compilation makes many objects and drops few."""
+
 EXACT = 1.5
 """The time that is left to price the best layout of a model with repeated layers exactly, in expected times."""
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Collect garbage rarely. A garbage collector that is off stays off."""
+    before = gc.get_threshold()
+    if before[0]:
+        gc.set_threshold(*map(max, before, COLLECTIONS))
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @attrs.frozen
@@ -73,12 +89,18 @@ class LayoutFinder:
         """
         layers, short = of_layers(self.pricer)
         asked = _GlobalRequest(self, meshes, known, rules or Layout(""), progress, short)
+        with few_collections():
+            return self._found(asked, layers, until, with_forms)
+
+    def _found(
+        self, asked: _GlobalRequest, layers: LayersPricer | None, until: float, with_forms: bool
+    ) -> Found:
         find = asked.with_forms if with_forms else asked.without_forms
         exact = self.pricer.pricing(self.objective)
         if layers is None:
             return find(exact, until)
         pricing = layers.pricing(self.objective)
-        some = [*asked.plain, *((mesh, asked.rules) for mesh in meshes)]
+        some = [*asked.plain, *((mesh, asked.rules) for mesh in asked.meshes)]
         compiling = EXACT * min(_seconds(pricing, *each) for each in some[:2]) / layers.share
         best = find(pricing, until - compiling)
         price = exact(best.mesh, best.layout)

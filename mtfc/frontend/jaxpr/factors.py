@@ -22,6 +22,7 @@ class Factor:
     """A dimension, or a part of one. `spaces` are the numbers of the arrays and iteration spaces that have it.
 
     wanted: names for it, the best first. alternate: the factor that takes its place where an array would have it twice.
+    stands_in: True if it takes the place of its alternate.
     """
 
     size: int
@@ -30,6 +31,7 @@ class Factor:
     united: Factor | None = None
     parts: tuple[Factor, ...] = ()
     alternate: Factor | None = None
+    stands_in: bool = False
 
     def root(self) -> Factor:
         """Return the node that stands for all nodes united with this one."""
@@ -132,7 +134,7 @@ def alternate(factors: Sequence[Factor]) -> Axis:
     found = []
     for factor in leaves(factors):
         if factor.alternate is None:
-            factor.alternate = Factor(factor.size, alternate=factor)
+            factor.alternate = Factor(factor.size, alternate=factor, stands_in=True)
         found.append(factor.alternate)
     return tuple(found)
 
@@ -143,6 +145,7 @@ def _merge(x: Factor, y: Factor) -> None:
     y.united = x
     x.spaces |= y.spaces
     x.wanted += y.wanted
+    x.stands_in = x.stands_in or y.stands_in
     if x.alternate is None:
         x.alternate = y.alternate
     elif y.alternate is not None:
@@ -153,7 +156,7 @@ def _split(factor: Factor, minor_first: int) -> Axis:
     """Split a leaf into a major part of the given size and the rest."""
     root = factor.root()
     sizes = (minor_first, root.size // minor_first)
-    root.parts = tuple(Factor(size, set(root.spaces)) for size in sizes)
+    root.parts = tuple(Factor(size, set(root.spaces), stands_in=root.stands_in) for size in sizes)
     if root.alternate is not None and (found := cut((root.alternate,), sizes)):
         for part, (other, *more) in zip(root.parts, found, strict=True):
             if not more:

@@ -32,6 +32,8 @@ from mtfc.compiler.cost.serial_time import communication_of
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
+from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops.attention import MEMORY
 from mtfc.compiler.ir.ops.collectives import kinds_of_effect
 from mtfc.compiler.ir.types import Mesh
 
@@ -57,12 +59,27 @@ class Gate:
     path before the equation.
 
     carriers: for each dimension of the operand that may stay split, its size, the names under which it may be split, and the
-    pairs that must be split alike. dims: all dimensions that may split a value before the gate.
+    pairs that must be split alike. dims: all dimensions that may split a value before the gate. spread: see `SpreadKeys`.
     """
 
     bytes: int
     dims: Dims
     carriers: Carriers
+    spread: SpreadKeys | None = None
+
+
+@attrs.frozen
+class SpreadKeys:
+    """Keys or values of attention that need not be gathered (`spread-attention`): blocks of them travel around a ring, or they
+    are exchanged for another split, together with queries and results.
+
+    sequence: the dimension of the data that the attention needs whole. exchanged: the bytes of the data, and half of those of
+    queries and results. dims: all dimensions that may split one of these arrays.
+    """
+
+    sequence: Dims
+    exchanged: int
+    dims: Dims
 
 
 @attrs.frozen
@@ -203,6 +220,22 @@ class _PathFinder:
                     values = (*path.values, eqn.results[0])
                     reached[eqn.results[0]] = _Path(values, names, _bytes_after(eqn, path), gates)
                     waiting.append(eqn.results[0])
+
+            for eqn in self.uses.get(value, ()):
+                if has_trait(eqn, "attention") and value in eqn.operands[1:3] and not self.is_common(eqn):
+                    yield self._spread(eqn, reached[value])
+
+    def _spread(self, eqn: Equation, path: _Path) -> DataPath:
+        """Return the path to attention that may be spread. A split of its keys stays under their own names."""
+        memory = {dim.name: called(eqn, dim.name) for dim in MEMORY.of(eqn.attrs)}
+        sequence = frozenset(old for old, new, _ in path.names if new in memory)
+        arrays = (eqn.operands[0], eqn.results[0])
+        half = sum(value.type.local_bytes(SINGLE) for value in arrays) // 2
+        dims = self._dims(path)
+        every = dims.union(*(self.names.names[value] for value in arrays))
+        gate = Gate(path.bytes, dims, (), SpreadKeys(sequence, path.bytes + half, every))
+        names = tuple((old, memory.get(new or "", new), alike) for old, new, alike in path.names)
+        return DataPath(names, path.values, path.bytes, dims, (*path.gates, gate))
 
     def _carried(self, value: Value, path: _Path) -> DataPath:
         carriers = tuple(

@@ -71,13 +71,14 @@ class SumStop:
 class SumRoute:
     """The stops from an equation that sums over `reduced` to a use that needs the sum. moved: see `SumStop`, for this use.
 
-    item_bytes: the fewest bytes of an element on the route.
+    item_bytes: the fewest bytes of an element on the route. starts: the number of collectives that complete the sum in a step.
     """
 
     reduced: Dims
     stops: tuple[SumStop, ...]
     moved: Dims
     item_bytes: int
+    starts: int = 1
 
 
 def sum_routes(function: Function, names: DimensionNames, is_common: IsCommon) -> tuple[SumRoute, ...]:
@@ -85,6 +86,46 @@ def sum_routes(function: Function, names: DimensionNames, is_common: IsCommon) -
     graph = _SumGraph(names, is_common)
     graph.function(function)
     return tuple(graph.routes())
+
+
+def preceding(function: Function, routes: Sequence[SumRoute]) -> tuple[tuple[int, ...], ...]:
+    """Return for each route the last routes whose sums are complete before its own sum arises, because it depends on them."""
+    starts: dict[Value, int] = defaultdict(int)
+    ends: dict[Equation, int] = defaultdict(int)
+    for i, route in enumerate(routes):
+        starts[route.stops[0].value] |= 1 << i
+        for eqn in route.stops[-1].readers:
+            ends[eqn] |= 1 << i
+    known: dict[Value, int] = defaultdict(int)
+
+    def visit(body: Sequence[Equation], arisen: int) -> int:
+        """Visit equations in order. A sum that a loop carries arises after its reader, in the iteration before."""
+        for eqn in body:
+            found = ends.get(eqn, 0) & arisen
+            for value in eqn.operands:
+                found |= known[value]
+            if eqn.regions:
+                known.update((argument.value, known[value]) for value, argument in pairs(eqn))
+                arisen = visit(region_of(eqn).body, arisen)
+                for output in region_of(eqn).outputs:
+                    found |= known[output.value]
+            for value in eqn.results:
+                known[value] = found
+                arisen |= starts.get(value, 0)
+        return arisen
+
+    visit(function.body, 0)
+    before = [known[route.stops[0].value] for route in routes]
+    return tuple(_last(each, before) for each in before)
+
+
+def _last(some: int, before: Sequence[int]) -> tuple[int, ...]:
+    """Return the numbers in a set, without those that come before others of the set."""
+    numbers = [i for i in range(some.bit_length()) if some >> i & 1]
+    earlier = 0
+    for i in numbers:
+        earlier |= before[i]
+    return tuple(i for i in numbers if not earlier >> i & 1)
 
 
 def without_useless_stops(routes: Sequence[SumRoute], longer: Container[Value]) -> tuple[SumRoute, ...]:
@@ -241,7 +282,7 @@ class _SumGraph:
         stops = [self._stop(use, after) for use, after in zip(reached, (*uses, None), strict=True)]
         moved = self.needed.get(stops[-1].value, frozenset())
         item = min(ITEM_BYTES[stop.value.type.dtype] for stop in stops)
-        return SumRoute(reduced, tuple(stops), moved, item)
+        return SumRoute(reduced, tuple(stops), moved, item, min(stop.array.trips for stop in stops))
 
     def _stop(self, use: _LinearUse, after: _LinearUse | None) -> SumStop:
         own, made = self.names.own[use.to], self._made(use.to)

@@ -50,6 +50,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops.attention import HIGH, LOW, row_dims
 from mtfc.compiler.ir.types import Mesh, TensorType
 from mtfc.compiler.records import frozen
 
@@ -239,7 +240,7 @@ def kernel_bounds(
         if is_replaced and OPS[eqn.op].flops is not no_flops:
             found = (reads.operand(eqn, value) for value in dict.fromkeys(eqn.operands))
             moved = tuple(each for each in found if each is not None)
-            yield bound(_KernelParts(_left_of(eqn, reads), moved=moved))
+            yield bound(attrs.evolve(_left_of(eqn, reads), moved=moved))
 
 
 def is_binary(eqn: Equation) -> bool:
@@ -276,17 +277,25 @@ def _parts_of(eqn: Equation, operands: Mapping[Value, Term | None], reads: _Read
 
 
 RING = 0.5
-"""The share of the FLOPs of attention that remains where a ring leaves out hidden blocks."""
+"""The share of the FLOPs of masked attention that remains where a ring leaves out all hidden blocks."""
+
+OWN_BLOCK = 0.25
+"""The share of the FLOPs with a device's own block of keys that remains beside `RING`: a quarter of this block is hidden."""
 
 
-def _left_of(eqn: Equation, reads: _Reads) -> ShardedAmount:
-    """Return the seconds of arithmetic that surely remain of an equation which is replaced."""
+def _left_of(eqn: Equation, reads: _Reads) -> _KernelParts:
+    """Return the arithmetic that surely remains of an equation which is replaced."""
     if not has_trait(eqn, "attention", "attention_gradient"):
-        return ShardedAmount(0.0)
+        return _KernelParts()
     flops = OPS[eqn.op].flops(eqn, Numbers(SINGLE))
-    seconds = RING * flops / reads.fusion.device.rate(eqn.operands[0].type.dtype).peak
-    dims = (iteration(eqn, rule_of(eqn), value) | reads.names.names[value] for value in eqn.operands)
-    return ShardedAmount(seconds, frozenset[str]().union(*dims, own_dims(eqn, rule_of(eqn))))
+    seconds = flops / reads.fusion.device.rate(eqn.operands[0].type.dtype).peak
+    names = (iteration(eqn, rule_of(eqn), value) | reads.names.names[value] for value in eqn.operands)
+    dims = frozenset[str]().union(*names, own_dims(eqn, rule_of(eqn)))
+    if LOW.name not in eqn.attrs and HIGH.name not in eqn.attrs:
+        return _KernelParts(ShardedAmount(seconds, dims))
+    rows = frozenset(called(eqn, dim.name) for dim in row_dims(eqn))
+    own = ShardedAmount(OWN_BLOCK * seconds, dims, again=rows)
+    return _KernelParts(ShardedAmount(RING * seconds, dims), loads=(own,))
 
 
 def _completing(

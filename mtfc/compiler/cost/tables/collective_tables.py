@@ -66,6 +66,12 @@ class CollectiveTables:
         """Return a lower bound on a permute of `local` bytes of each processor."""
         return _longest(self._topology.latencies("permute", axes_of(mask, self.mesh), hops), local, 0)
 
+    @cached_property
+    def starting(self) -> Sequence[float]:
+        """For each axis a lower bound on the latency of an all-reduce over the axis, and others with it."""
+        least = [max((fixed for fixed, _ in lanes), default=0.0) for lanes in self._lanes["all_reduce"]]
+        return [min(x for mask, x in enumerate(least) if mask >> i & 1) for i in range(len(self.mesh.axes))]
+
     def reduction(self, size: int) -> Seconds:
         """Return a lower bound on one step of completing a sum of `size` bytes in all.
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mtfc.compiler.analysis.dimension_names import Dims, Pairs
 from mtfc.compiler.cost.effects.halo_exchange import Halo
-from mtfc.compiler.cost.effects.moved_data import DataPath, Gate, MovedData
+from mtfc.compiler.cost.effects.moved_data import DataPath, Gate, MovedData, SpreadKeys
 from mtfc.compiler.cost.effects.stored_parameters import StoredParameter
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.lower_bounds import Least, Most, ShardedAmount, Term, Total, Unless, Unmoved
@@ -129,12 +129,12 @@ class LayoutTerms:
 
     def _term(self, term: Term) -> Seconds:
         match term:
-            case ShardedAmount(amount, dims, alike):
+            case ShardedAmount(amount, dims, alike, again):
                 split = self.high(dims)
                 for pair in alike:
                     split = split | self._both(*pair)
                 shard: Seconds = (amount / self.setting.degrees)[split]
-                return shard
+                return shard / self.setting.degrees[self.high(again)] if again else shard
             case Least(terms):
                 return reduce(np.minimum, map(self._term, terms))
             case Most(terms):
@@ -282,12 +282,30 @@ class EffectBounds(LayoutTerms):
         collectives = self.setting.collectives
         table, every = collectives.exchanging(path.bytes), self.high(path.dims)[rows] | over
         most = collectives.completing(table, over, nothing, every, nothing)
+        if path.gates[-1].spread is not None:
+            most = np.zeros(len(rows))
         for gate in path.gates:
             gone, every = over & ~self._passing(gate)[rows], self.high(gate.dims)[rows]
             table = collectives.gathering(gate.bytes)
-            most = np.maximum(most, collectives.completing(table, gone, nothing, every & ~gone, gone))
+            gathered = collectives.completing(table, gone, nothing, every & ~gone, gone)
+            if gate.spread is not None:
+                gathered = np.minimum(gathered, self._spread(gate, gate.spread, gone, rows))
+            most = np.maximum(most, gathered)
         seconds[rows] = most / shared
         return seconds
+
+    def _spread(self, gate: Gate, spread: SpreadKeys, gone: Rows, rows: Integers) -> Seconds:
+        """Return the seconds of keys that are not gathered, where it is known which axes split their sequence."""
+        collectives, nothing = self.setting.collectives, np.zeros(len(rows), np.uint8)
+        table, every = collectives.exchanging(spread.exchanged), self.high(spread.dims)[rows] | gone
+        exchanged = collectives.completing(table, gone, nothing, every, nothing)
+        ring, degrees = np.zeros(len(rows)), self.setting.degrees
+        for mask in np.unique(gone[gone != 0]).tolist():
+            at = gone == mask
+            local = gate.bytes / degrees[every[at]]
+            ring[at] = (degrees[mask] - 1) * collectives.shifting(mask, 1, local)
+        found: Seconds = np.where(self.high(spread.sequence)[rows] == gone, np.minimum(exchanged, ring), 0.0)
+        return found
 
     def _passing(self, gate: Gate) -> Rows:
         """Return the axes that may split the data as it passes a gate."""

@@ -30,7 +30,7 @@ from mtfc.compiler.analysis.dimension_names import (
 from mtfc.compiler.cost.effects.halo_exchange import Halo, Halos
 from mtfc.compiler.cost.effects.memory import MemoryBound, Splitting, equal_in, merging_in
 from mtfc.compiler.cost.effects.moved_data import MovedData
-from mtfc.compiler.cost.effects.pending_sums import SumRoute, without_useless_stops
+from mtfc.compiler.cost.effects.pending_sums import SumRoute, preceding, without_useless_stops
 from mtfc.compiler.cost.effects.roofline import is_binary
 from mtfc.compiler.cost.effects.stored_parameters import StoredParameter, all_are_used
 from mtfc.compiler.cost.hardware import Device
@@ -62,6 +62,7 @@ class Facts:
 
     completing: for each value in which a sum may be completed, the kernels that this makes longer, without and with the sum.
     gathered_bytes: the fewest bytes of an element of each gathered parameter; 0 for a parameter that is never gathered.
+    preceding: for each route the routes whose sums are complete before its own arises; nothing if that is not known.
     """
 
     kernels: Mapping[Term, int]
@@ -71,6 +72,7 @@ class Facts:
     moved: tuple[MovedData, ...]
     stored: Mapping[StoredParameter, int]
     gathered_bytes: int
+    preceding: tuple[tuple[int, ...], ...] = ()
 
 
 @attrs.frozen(slots=False)
@@ -172,6 +174,7 @@ def _facts(program: CommonProgram) -> Facts:
         DATA_MOVEMENT.bound(program),
         Counter(stored),
         min((each.item_bytes for each in stored), default=0) if always else 0,
+        preceding(program.function, routes),
     )
 
 

@@ -9,6 +9,9 @@ axes it ends over there. No sum ends twice at one stop, and none costs more alon
 each stop add up to one, so all sums together cost no more than any choice of stops: a flow is no larger than a cut. Parts are in
 proportion to the cost of each sum by itself, so that cheap sums leave room for those that cost much everywhere.
 
+Small sums may travel with others, and then cost nothing but their bytes. But a sum that arises from another completed sum cannot
+travel with it: a chain of such sums takes the latency of as many collectives.
+
 A completed sum is sent, and therefore stored and read again. So kernels that would not store the sum take longer.
 
 When most columns are decided, layouts are few and stops are many. So all stops of all routes are looked up together.
@@ -105,8 +108,21 @@ class SumBound:
         number = max(1, AT_ONCE // max(1, len(self._stops)))
         for start in range(0, each.number if self._stops else 0, number):
             rows = slice(start, start + number)
-            total[rows] = self._flow(self._sums(each, rows, storage_is_open, with_kernels))
+            sums = self._sums(each, rows, storage_is_open, with_kernels)
+            total[rows] = np.maximum(self._flow(sums), self._latency(sums))
         return total
+
+    def _latency(self, sums: _SumTables) -> Seconds:
+        """Return the latency of collectives that surely run one after the other over one axis."""
+        found = np.zeros(sums.pending.shape[1])
+        for axis, seconds in enumerate(self.setting.collectives.starting):
+            number = (sums.pending >> axis & 1) * (1 - 0.5 * (sums.halved >> axis & 1))
+            for i, before in enumerate(self.facts.preceding):
+                number[i] *= self.facts.routes[i].starts
+                if before:
+                    number[i] += np.max(number[list(before)], axis=0)
+            found = np.maximum(found, seconds * np.max(number, axis=0, initial=0.0))
+        return found
 
     @cached_property
     def _stops(self) -> list[SumStop]:

@@ -29,7 +29,8 @@ def data(operand: Var) -> int:
 def link(linker: Linker, step: AppliedPrimitive) -> None:
     """Give the result the axes of the operand with the most data, and fit the others to them.
 
-    An operand may have size 1 along an axis, which the result then has from another operand.
+    An operand may have size 1 along an axis, which the result then has from another operand. A factor that stands in for a factor
+    of another operand gives way to it: so the gradient of renamed keys gets the dimension of the queries back.
     """
     arrays = {i: x for i, x in enumerate(step.operands) if isinstance(x, Var) and x.shape}
     if not arrays:
@@ -41,7 +42,10 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
     wanted: list[Axis] = []
     taken: set[Factor] = set()
     for j, size in enumerate(shape):
-        each = next((arrays[i].axes[j] for i in order if arrays[i].shape[j] == size), ())
+        axes = [arrays[i].axes[j] for i in order if arrays[i].shape[j] == size] or [()]
+        beside = {f for x in arrays.values() for k, a in enumerate(x.axes) if k != j for f in leaves(a)}
+        originals = (a for a in axes[1:] if _is_original(a, axes[0]) and beside.isdisjoint(leaves(a)))
+        each = next(originals, axes[0])
         wanted.append(each if taken.isdisjoint(leaves(each)) else linker.instead(each, taken))
         taken |= {*leaves(wanted[-1])}
     for result in step.results:
@@ -53,6 +57,15 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
     repeated = [x.repeated | {j for j in everywhere if x.shape[j] != shape[j]} for x in arrays.values()]
     for result in step.results:
         result.repeated = everywhere.intersection(*repeated)
+
+
+def _is_original(one: Axis, other: Axis) -> bool:
+    """Return True if all factors of the other axis stand in for those of the first."""
+    pairs = [*zip(leaves(one), leaves(other), strict=False)]
+    return bool(pairs) and all(
+        y.stands_in and not x.stands_in and y.alternate is not None and y.alternate.root() is x
+        for x, y in pairs
+    )
 
 
 def operands(emitter: JaxprEmitter, step: AppliedPrimitive) -> list[Value]:
