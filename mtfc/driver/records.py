@@ -37,6 +37,14 @@ class PipelineFigures(TypedDict):
     kept_bytes: int
 
 
+class LoopEndedByData(TypedDict):
+    """A loop whose number of iterations is unknown, and the number that all figures count."""
+
+    file: str | None
+    line: int | None
+    counted_iterations: int
+
+
 class LayoutCost(TypedDict):
     """The cost of a model under one layout. A model that is not trained has the figures of `forward` as `step`, too.
 
@@ -50,6 +58,7 @@ class LayoutCost(TypedDict):
     step: Totals
     memory_per_device: dict[str, int]
     pipelines: list[PipelineFigures]
+    loops_ended_by_data: list[LoopEndedByData]
     formulas: NotRequired[dict[str, Any]]
 
 

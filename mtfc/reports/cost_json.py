@@ -30,6 +30,14 @@ def layout_json(cost: PlacedCost) -> dict[str, Any]:
         "step": _totals(total(cost.step)),
         "memory_per_device": {name: _number(amount) for name, amount in cost.memory.parts().items()},
         "pipelines": [_pipeline(each) for each in cost.pipelines],
+        "loops_ended_by_data": [
+            {
+                "file": span.file if span else None,
+                "line": span.line if span else None,
+                "counted_iterations": number,
+            }
+            for span, number in cost.counted_iterations.items()
+        ],
     }
 
 

@@ -162,6 +162,7 @@ def test_json_of_a_model_that_does_not_train() -> None:
             "wire_bytes_per_device": 516,
         },
         "pipelines": [],
+        "loops_ended_by_data": [],
         "memory_per_device": {
             "parameters": 0,
             "gradients": 0,

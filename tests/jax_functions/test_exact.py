@@ -92,6 +92,8 @@ def test_a_loop_that_does_not_end_on_residues_is_cut(monkeypatch: pytest.MonkeyP
     assert found.ok
     assert "equal; of some loops only the first iterations are compared" in str(found)
     assert "loops     that only data ends, counted as 100 iterations in line" in plan.report()
+    counted = [each["counted_iterations"] for each in plan.cost()["loops_ended_by_data"]]
+    assert counted and {*counted} == {100}
     text, count = re.subn(
         r"(carry_4, carry_3_2 = ne_2, rename_2)\n", r"\1[..., ::-1]\n", backend.generate(plan.program)
     )
