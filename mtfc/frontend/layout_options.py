@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 GIVEN = "given"
 """The name of a layout or mesh that an option spells out."""
 
-PLACEMENTS = "`mtfc run` and `mtfc train` take it, `mtfc simulate` shows a step under it, `mtfc search --space soap` compares it"
+PLACEMENTS = (
+    "`mtfc run`, `train`, `eval`, `verify`, `compile --emit jax`, `simulate`, `report` and `draw` take it,"
+    " and `search --space soap` compares it"
+)
 
 MULTI_MESH = (
     "`mtfc check`, `run`, `train`, `eval`, `verify`, `compile`, `cost`, `explain`, `simulate`, `diff`, `report` and `draw`"

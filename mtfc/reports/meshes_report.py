@@ -187,7 +187,7 @@ class SimulatedMeshes:
 Ending = Literal["complete", "time", "interrupted"]
 
 ENDINGS: Mapping[Ending, str] = {
-    "complete": "No change of a single rule made the step shorter",
+    "complete": "No change of a single rule and no move of a single name made the step shorter",
     "time": "The time ended",
     "interrupted": "The search was interrupted",
 }
@@ -195,14 +195,16 @@ ENDINGS: Mapping[Ending, str] = {
 
 @attrs.frozen(eq=False)
 class MultiMeshSearchResult:
-    """The rules of each mesh that a search found. start, before: the layout from which the search started, and its step.
+    """The rules of each mesh that a search found, and the names of what runs there.
 
-    ending: the reason why the search ended: it was complete, its time ended, or it was interrupted.
+    start, before: the layout from which the search started, and its step. ending: the reason why the search ended: it was
+    complete, its time ended, or it was interrupted.
     """
 
     name: str
     meshes: tuple[Mesh, ...]
     rules: tuple[Layout, ...]
+    names: tuple[tuple[str, ...], ...]
     step: MultiMeshStep
     start: str
     before: MultiMeshStep
@@ -214,7 +216,7 @@ class MultiMeshSearchResult:
     def record(self) -> dict[str, Any]:
         """Return the record of the search; see `docs/command.md`."""
         memory = [whole(each.memory.total) for each in self.step.cost.meshes]
-        parts = zip(self.meshes, self.rules, self.step.mesh_seconds, memory, strict=True)
+        parts = zip(self.meshes, self.rules, self.names, self.step.mesh_seconds, memory, strict=True)
         return {
             "model": self.step.cost.model,
             "target": self.hardware.name,
@@ -224,11 +226,12 @@ class MultiMeshSearchResult:
                 {
                     "name": mesh.name,
                     "mesh": mesh.sizes,
+                    "part": list(names),
                     "rules": rules_text(layout),
                     "seconds": seconds,
                     "memory": held,
                 }
-                for mesh, layout, seconds, held in parts
+                for mesh, layout, names, seconds, held in parts
             ],
             "step_seconds": self.step.seconds,
             "declared": self.start,
@@ -241,13 +244,13 @@ class MultiMeshSearchResult:
 
     def report(self) -> str:
         """Return the rules of each mesh, and the step beside that of the declared layout."""
-        rows = [["mesh", "rules", "busy", "memory"]]
+        rows = [["mesh", "part", "rules", "busy", "memory"]]
         for number, (mesh, layout) in enumerate(zip(self.meshes, self.rules, strict=True)):
             held = bytes_text(whole(self.step.cost.meshes[number].memory.total))
             busy = seconds_text(self.step.mesh_seconds[number])
-            rows.append(
-                [f"{mesh.name} = [{mesh.axes_text}]", rules_text(layout) or "nothing is split", busy, held]
-            )
+            names = ", ".join(self.names[number]) or "everything else"
+            rules = rules_text(layout) or "nothing is split"
+            rows.append([f"{mesh.name} = [{mesh.axes_text}]", names, rules, busy, held])
         ratio = self.before.seconds / self.step.seconds if self.step.seconds else 1.0
         declared = [f"layout {self.start}, as declared", seconds_text(self.before.seconds), f"{ratio:.2f}"]
         steps = [[f"layout {self.name}", seconds_text(self.step.seconds), "1.00"], declared]
@@ -256,7 +259,7 @@ class MultiMeshSearchResult:
                 f"{self.step.cost.model}, a step on {self.hardware.name}",
                 *aligned(steps, right={1, 2}),
                 "",
-                *aligned(rows, right={2, 3}),
+                *aligned(rows, right={3, 4}),
                 "",
                 f"  {ENDINGS[self.ending]} after {self.evaluated} layouts. Nothing is proven.",
             ]

@@ -135,7 +135,7 @@ def _check_collectives(options: RunOptions, has_mesh: bool) -> None:
         return
     if options.backend != "jax" or not has_mesh:
         raise UsageError(
-            "--without-collectives takes --backend jax and a layout: it measures what devices send"
+            "--without-collectives takes --backend jax and a layout of one mesh: it measures what devices of a mesh send"
         )
     kept = "--save" if options.save is not None else "--eval" if options.eval is not None else None
     if options.generation is not None or kept is not None:
