@@ -131,8 +131,8 @@ class _Parser:
 
     def _is_in_part(self) -> bool:
         """Return True if the entry of the current token begins with `part`, before any braces of its own."""
-        before = self.tokens[: self.index]
-        for token in reversed(before):
+        for number in range(self.index - 1, -1, -1):
+            token = self.tokens[number]
             if token.text in ("{", "}", ",", ";", "\n"):
                 return False
             if token.kind == "PART":
