@@ -15,7 +15,7 @@ import mtfc
 from mtfc.backends.common.devices import devices
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.driver.jax_functions.comparison import drawn_arguments, rounding_spread
+from mtfc.driver.jax_functions.comparison import ON_ITS_MESH, drawn_arguments, rounding_spread
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
 from mtfc.driver.jax_functions.plan import Plan
 from tests.jax_functions.arguments import data, interpreted, program_arguments, run
@@ -141,3 +141,52 @@ def test_a_small_output_is_compared_by_itself(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Plan, "apply", doubled)
     wrong = [(each.road, each.output) for each in program.verify(plan).outputs if not each.ok]
     assert wrong == [("plan.apply", "a1")]
+
+
+def test_a_function_for_explicit_sharding() -> None:
+    """Its shardings give way to the plan's, and `verify` computes it on its own mesh, too."""
+    mesh = jax.make_mesh((2, 2), ("data", "model"), (AxisType.Explicit,) * 2, devices=devices(4))
+
+    def loss(params: Any, ids: Any) -> Any:
+        table = jax.sharding.reshard(params["table"], PartitionSpec(None, None, reduced={"data"}))
+        x = table.at[ids].get(out_sharding=PartitionSpec("data", None, None))
+
+        def layer(x: Any, w: Any) -> Any:
+            x = jnp.dot(x, w, out_sharding=PartitionSpec("data", None, "model"))
+            return jax.sharding.reshard(jax.nn.relu(x), PartitionSpec("data", None, None)), x.max()
+
+        return jax.lax.scan(jax.checkpoint(layer), x, params["layers"])[0].sum()
+
+    params = {"table": jnp.ones((8, 4)), "layers": jnp.ones((2, 4, 4))}
+    with jax.sharding.set_mesh(mesh):
+        placed = jax.device_put((params, jnp.zeros((4, 2), int)), PartitionSpec())
+        program = mtfc.from_jax(jax.value_and_grad(loss), *placed)
+    plan = program.plan({"batch": "data"}, {"data": 4})
+    for args in ((), placed):
+        found = program.verify(plan, *args)
+        assert found.ok, str(found)
+        assert {each.road for each in found.outputs} == {"plan.apply", "plan.step", ON_ITS_MESH}
+
+
+def test_verify_notices_a_wrong_gradient_on_the_users_mesh() -> None:
+    """The partitioner's fault with depthwise filters, in a function with a constraint: the plan's own step is right."""
+    mesh = jax.make_mesh((4, 2), ("x", "y"), (AxisType.Auto,) * 2, devices=devices(8))
+    numbers = ("NHWC", "HWIO", "NHWC")
+
+    def loss(filters: Any, x: Any) -> Any:
+        x = jax.lax.with_sharding_constraint(x, PartitionSpec("x"))
+        y = jax.lax.conv_general_dilated(
+            x, filters, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=32
+        )
+        return (y**2).sum()
+
+    gradient = jax.grad(loss)
+    with jax.sharding.set_mesh(mesh):
+        program = mtfc.from_jax(gradient, array(3, 3, 1, 32), array(8, 4, 4, 32))
+    plan = program.plan({"batch": "x"}, {"x": 4})
+    (filters, x), _ = drawn_arguments(plan, 0)
+    found = {each.road: each.ok for each in program.verify(plan).outputs}
+    with jax.sharding.set_mesh(mesh):
+        there = np.asarray(jax.jit(gradient)(np.asarray(filters), np.asarray(x)))
+    is_right = np.allclose(plan.step(filters, x), there, rtol=1e-3)
+    assert found == {"plan.apply": found["plan.apply"], "plan.step": True, ON_ITS_MESH: is_right}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -124,7 +125,10 @@ def exactly_verified(plan: Plan, seed: int) -> ExactCase:
 def verified(
     plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int, exact: bool = True
 ) -> PlanVerification:
-    """Compute the function on one device, and by the plan's two roads, on the same arguments. exact: run the exact check, too."""
+    """Compute the function on one device, and by the plan's two roads, on the same arguments. exact: run the exact check, too.
+
+    A function that was imported where a mesh was set is computed on this mesh, too.
+    """
     import jax
 
     if not args and not kwargs:
@@ -132,7 +136,10 @@ def verified(
     plan.check_arguments(args, kwargs)
     args, kwargs = jax.tree.map(value_of, (tuple(args), dict(kwargs)))
     leaves, plain = list(plan.imported.outputs), jax.jit(plan.function)
-    with doing("the function on one device"):
+    own_mesh = plan.imported.flat.mesh
+    if own_mesh is not None:
+        args, kwargs = jax.tree.map(_unplaced, (args, kwargs))
+    with doing("the function on one device"), on_mesh(own_mesh and of_one_device(own_mesh)):
         expected = _numbers(plain(*args, **kwargs))
         narrowest = narrowest_dtype(plan)
         spread = rounding_spread(plain, args, kwargs, expected, narrowest)
@@ -142,9 +149,45 @@ def verified(
         with doing("plan.step"):
             own = _numbers(jax.jit(plan.step)(*args, **kwargs))
     roads = {"plan.apply": applied, "plan.step": own}
+    if own_mesh is not None:
+        with doing("the function on its own mesh"), on_mesh(own_mesh):
+            roads[ON_ITS_MESH] = _numbers(plain(*args, **kwargs))
     found = [_compared(road, leaves, each, expected, spread, narrowest) for road, each in roads.items()]
     differences = tuple(difference for each in found for difference in each)
     return PlanVerification(differences, exactly_verified(plan, seed) if exact else None)
+
+
+ON_ITS_MESH = "the function on its own mesh"
+
+
+def on_mesh(mesh: Any) -> AbstractContextManager[Any]:
+    """Return a context with a mesh, or with none."""
+    import jax
+
+    return nullcontext() if mesh is None else jax.sharding.set_mesh(mesh)
+
+
+def of_one_device(mesh: Any) -> Any:
+    """Return a mesh of one device with the same axes."""
+    import jax
+
+    first = mesh.devices.ravel()[:1].reshape((1,) * mesh.devices.ndim)
+    return jax.sharding.Mesh(first, mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def _unplaced(x: Any) -> Any:
+    """Return an array that is on no devices yet."""
+    import jax
+    import numpy as np
+
+    if not isinstance(x, jax.Array):
+        return x
+    if not jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return np.asarray(x)
+    implementation: Any = jax.random.key_impl(x)
+    return jax.random.wrap_key_data(
+        jax.numpy.asarray(np.asarray(jax.random.key_data(x))), impl=implementation
+    )
 
 
 PERTURBED = 4

@@ -145,7 +145,8 @@ class Flat:
     variable_paths: place of an argument that is a variable of Keras -> the variable's own path, such as `dense/kernel`.
     annotations: for each argument the names that its owner gives to its axes.
     function: it returns the objects that the user's function changes, and is the user's own if that changes none.
-    The last arguments of the body are the constants. `closed` is the jaxpr, and the trees give the function's own signature.
+    mesh: the one that was set where the function was imported, or None. The last arguments of the body are the constants.
+    `closed` is the jaxpr, and the trees give the function's own signature.
     """
 
     body: Body
@@ -159,6 +160,7 @@ class Flat:
     function: Callable[..., Any]
     variable_paths: Mapping[tuple[Any, ...], str] = attrs.field(factory=dict)
     annotations: tuple[Annotation | None, ...] = ()
+    mesh: Any = None
 
     def parts(self, path: tuple[Any, ...]) -> tuple[str, ...]:
         """Return the parts of the place of a leaf inside of its argument. A variable of Keras is known by its own path."""

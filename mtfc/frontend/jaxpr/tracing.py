@@ -12,6 +12,7 @@ import attrs
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.frontend.jaxpr.axis_annotations import axis_annotations
 from mtfc.frontend.jaxpr.changed_objects import returning_changed
+from mtfc.frontend.jaxpr.explicit_types import without_explicit_types
 from mtfc.frontend.jaxpr.flat import Flat, Flattener, Operand, refused
 from mtfc.frontend.jaxpr.user_lines import definition, line_of_error
 
@@ -87,6 +88,7 @@ def _flattened(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
     from jax.tree_util import tree_flatten_with_path, tree_structure
 
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args, **kwargs)
+    closed, mesh = without_explicit_types(closed), jax.sharding.get_mesh()
     flattener = Flattener(definition(function))
     body = flattener.top(closed)
     return Flat(
@@ -99,6 +101,7 @@ def _flattened(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
         tree_structure(shapes),
         argument_names(function, len(args)),
         function,
+        mesh=None if mesh.empty else mesh,
     )
 
 

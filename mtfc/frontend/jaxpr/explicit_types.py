@@ -1,0 +1,85 @@
+"""Functions that are written for JAX's explicit sharding: their jaxpr has shardings in its types and parameters.
+
+A plan replaces these, so the import works on a jaxpr without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mtfc.frontend.jaxpr.user_lines import at_line_of
+
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+"""Primitive that only calls a jaxpr -> the parameter that has the jaxpr."""
+
+RESHARDING = ("reshard", "mesh_cast")
+
+
+def without_explicit_types(closed: Any) -> Any:
+    """Return a jaxpr without shardings in types, if the mesh of this context has Explicit axes; else the jaxpr itself."""
+    import jax
+
+    mesh, kinds = jax.sharding.get_abstract_mesh(), jax.sharding.AxisType
+    if mesh.empty or kinds.Explicit not in mesh.axis_types:
+        return closed
+    auto = jax.sharding.AbstractMesh(
+        mesh.axis_sizes, mesh.axis_names, axis_types=(kinds.Auto,) * len(mesh.axis_names)
+    )
+    with jax.sharding.use_abstract_mesh(auto):
+        return _converted(closed)
+
+
+def _converted(closed: Any) -> Any:
+    import jax
+
+    def function(*arrays: Any) -> list[Any]:
+        return _evaluated(closed.jaxpr, closed.consts, arrays)
+
+    struct: Any = jax.ShapeDtypeStruct
+    return jax.make_jaxpr(function)(
+        *(
+            struct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))
+            for v in closed.jaxpr.invars
+        )
+    )
+
+
+def _evaluated(jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, arrays, strict=True))
+
+    def read(v: Any) -> Any:
+        return v.val if hasattr(v, "val") else env[v]
+
+    for eqn in jaxpr.eqns:
+        with at_line_of(eqn):
+            found = _applied(eqn, [read(v) for v in eqn.invars])
+        env.update(zip(eqn.outvars, found, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _applied(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    name = eqn.primitive.name
+    if name in CALLS:
+        inner = eqn.params[CALLS[name]]
+        return _evaluated(inner.jaxpr, inner.consts, operands)
+    if name in RESHARDING:
+        return operands
+    params = {key: _without_shardings(value) for key, value in eqn.params.items()}
+    found = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
+    return list(found) if eqn.primitive.multiple_results else [found]
+
+
+def _without_shardings(value: Any) -> Any:
+    """Return a parameter without shardings on Explicit axes, also in its jaxprs."""
+    import jax
+    from jax.extend.core import ClosedJaxpr, Jaxpr
+
+    if isinstance(value, ClosedJaxpr):
+        return _converted(value)
+    if isinstance(value, Jaxpr):
+        return _converted(ClosedJaxpr(value, ())).jaxpr
+    if isinstance(value, tuple) and any(isinstance(x, ClosedJaxpr) for x in value):
+        return tuple(map(_without_shardings, value))
+    return None if isinstance(value, jax.sharding.NamedSharding) else value
