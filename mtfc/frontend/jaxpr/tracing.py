@@ -88,7 +88,7 @@ def _flattened(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
     from jax.tree_util import tree_flatten_with_path, tree_structure
 
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args, **kwargs)
-    closed, mesh = without_explicit_types(closed), jax.sharding.get_mesh()
+    closed = without_explicit_types(closed)
     flattener = Flattener(definition(function))
     body = flattener.top(closed)
     return Flat(
@@ -101,8 +101,19 @@ def _flattened(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
         tree_structure(shapes),
         argument_names(function, len(args)),
         function,
-        mesh=None if mesh.empty else mesh,
+        mesh=_mesh_of_context(),
     )
+
+
+def _mesh_of_context() -> Any:
+    """Return the mesh that is set; None if none is, and inside of `jax.jit`, where JAX knows no devices."""
+    import jax
+
+    try:
+        mesh = jax.sharding.get_mesh()
+    except ValueError:
+        return None
+    return None if mesh.empty else mesh
 
 
 def _is_variable(leaf: Any) -> bool:
