@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from benchmarks import (
     accuracy,
     compile_time,
+    cpu_memory,
     data,
     first_step,
     gpu,
@@ -54,6 +55,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "networks": networks.figures,
     "simulation": simulation.figures,
     "accuracy": accuracy.figures,
+    "cpu_memory": cpu_memory.figures,
     "placements": placements.figures,
     "gpu": gpu.figures,
     "sums": gradient_sums.figures,

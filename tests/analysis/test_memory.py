@@ -6,7 +6,8 @@ import pytest
 
 from mtfc.compiler.analysis.buffer_kinds import folded
 from mtfc.compiler.analysis.liveness import buffers, peak
-from mtfc.compiler.cost.effects.memory import MemoryUse, memory_of
+from mtfc.compiler.cost.effects.memory import MemoryUse, memory_of, memory_on
+from mtfc.compiler.cost.hardware import Device, Rate
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.parser import read_program
@@ -229,3 +230,80 @@ def test_old_value_used_after_the_update_keeps_its_buffer() -> None:
 
 def test_unchanged_parameter_needs_nothing_more() -> None:
     assert memory("parameter %w: f32[a, c]\noutput w = %w updates w").total == 4 * 8 * 16
+
+
+# On CPUs
+
+FLOPS = {dtype: Rate.constant(rate) for dtype, rate in {"f32": 2e10, "bf16": 1e10}.items()}
+CPU = Device(FLOPS, memory=1e10, bandwidth=Rate.constant(1e10), ops={"reordered": 1e9})
+GPU = Device({**FLOPS, "bf16": Rate.constant(4e10)}, memory=1e10, bandwidth=Rate.constant(1e10))
+
+
+def peak_on(device: Device, body: str, dtype: str = "f32") -> int:
+    read = program(body.replace("DTYPE", dtype))
+    assert read.mesh is not None
+    peak = memory_on(read.function("forward"), read.mesh, device).activations_peak
+    assert isinstance(peak, int)
+    return peak
+
+
+COPIED = """
+  input %x: DTYPE[a{all}, c, b]
+  input %y: DTYPE[a{all}, c, d]
+  %p: DTYPE[a{all}, c, b] = exp %x
+  %z: DTYPE[b, d] +{all} = einsum %p, %y dims=[b, d] layout {a: all}
+  %z_2: DTYPE[b, d] = all_reduce %z axes={all}
+  %q: DTYPE[a{all}, c, b] = add %p, %x
+  output z = %z_2
+  output q = %q
+"""
+X, Y, Z = 2 * 16 * 8, 2 * 16 * 3, 8 * 3
+"""Elements of a processor's arrays."""
+
+
+def test_a_dot_on_a_cpu_reads_a_copy_in_another_order_from_when_its_operand_is_made() -> None:
+    """The dot sums over [a, c], the first dimensions of `p`: XLA wants them last. `y` is the second operand, and stays."""
+    assert peak_on(GPU, COPIED) == 4 * (X + Y + X + Z)  # p and z
+    assert peak_on(CPU, COPIED) == 4 * (X + Y + X + Z + X)  # and a copy of p
+
+
+def test_an_operand_that_nothing_else_reads_is_written_in_the_wanted_order() -> None:
+    body = COPIED.replace("add %p, %x", "exp %x")
+    assert peak_on(CPU, body) == peak_on(GPU, body)
+
+
+def test_short_floats_take_32_bits_where_their_dots_are_no_faster() -> None:
+    """Arguments have their own bytes."""
+    assert peak_on(GPU, COPIED, "bf16") == 2 * (X + Y + X + Z)
+    assert peak_on(CPU, COPIED, "bf16") == 2 * (X + Y) + 4 * (X + Z + X)
+
+
+def test_an_all_reduce_on_a_cpu_has_a_result_of_its_own() -> None:
+    body = """
+      input %x: f32[a{all}, b]
+      %s: f32[b] +{all} = sum %x over=[a] layout {a: all}
+      %s_2: f32[b] = all_reduce %s axes={all}
+      output s = %s_2
+    """
+    assert peak_on(GPU, body) == 4 * (2 * 8 + 8)
+    assert peak_on(CPU, body) == 4 * (2 * 8 + 8 + 8)
+
+
+def test_short_floats_of_a_loop_take_32_bits_too() -> None:
+    body = """
+  input %x: bf16[a{all}, b]
+  input %w: bf16[d, b]
+  %h: bf16[a{all}, b], %s: bf16[d, a{all}, b] = loop %x, %w dim=d reverse=false checkpoint=false region r {
+    carried %k: bf16[a{all}, b]
+    sliced %v: bf16[b]
+    %m: bf16[a{all}, b] = mul %k, %v
+    output k = %m updates k
+    output s = %m
+  }
+  output h = %h
+  output s = %s
+"""
+    carry, stack, slice = 2 * 8, 3 * 2 * 8, 8
+    arguments = carry + 3 * 8
+    assert peak_on(CPU, body) - 2 * arguments == 2 * (peak_on(GPU, body) - 2 * arguments)
+    assert peak_on(GPU, body) >= 2 * (arguments + carry + stack + slice)

@@ -63,6 +63,16 @@ def copied_elements(eqn: Equation, mesh: Mesh) -> int:
     return 0 if dot is None or dot.is_of_matrices else dot.reordered
 
 
+def copied_operands(eqn: Equation, mesh: Mesh) -> tuple[Value, ...]:
+    """Return the operands that are copied into another order for a dot that is no matrix multiplication."""
+    dot, written = _dense_dot(eqn, mesh), _written(eqn, mesh)
+    if dot is None or written is None or dot.is_of_matrices:
+        return ()
+    is_swapped = written.first != _dims(eqn.operands[0], mesh)
+    first, other = reversed(eqn.operands) if is_swapped else eqn.operands
+    return (first,) * dot.copies_first + (other,) * dot.copies_other
+
+
 def swaps_operands(eqn: Equation, mesh: Mesh) -> bool:
     """Return True if the JAX backend swaps the operands of a matrix multiplication."""
     if [len(value.type.dims) for value in (*eqn.operands, *eqn.results)] != [2, 2, 2]:
@@ -128,13 +138,20 @@ class _Dot:
     @property
     def reordered(self) -> int:
         """Return the elements of the arrays that lack the last dimension that XLA needs."""
-        is_paired = len(self.summed) == len(self.others) == 1 and self.other[:-2] == self.shared
-        last = self.summed + self.others if is_paired else self.others or self.summed
         return (
-            _size(self.first) * (self.first[-1] not in self.summed)
-            + _size(self.other) * (self.other[-1] not in last)
+            _size(self.first) * self.copies_first
+            + _size(self.other) * self.copies_other
             + _size(self.result) * (self.result[-1:] != self.made[-1:])
         )
+
+    @property
+    def copies_first(self) -> bool:
+        return self.first[-1] not in self.summed
+
+    @property
+    def copies_other(self) -> bool:
+        is_paired = len(self.summed) == len(self.others) == 1 and self.other[:-2] == self.shared
+        return self.other[-1] not in (self.summed + self.others if is_paired else self.others or self.summed)
 
     @property
     def moved(self) -> int:

@@ -16,18 +16,30 @@ Arguments belong to the caller: their buffers live as long as the function runs,
 
 The final carries of a loop take over the buffers of the initial ones, if these have no later use. While a loop runs, it also
 needs the buffers of one iteration at its peak: copies of the slices, and the values of the body.
+
+A device may read an operand from a copy (`Copies`): a dot from one in another order, and an all-reduce because its result has a
+buffer of its own. For a dot the copy is made as soon as the operand is, or for windows when the dot runs, of their source. An
+operand that no other equation reads is written in that order, if its kernel computes element by element.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
-from mtfc.compiler.analysis.buffer_kinds import enlarged, folded
+from mtfc.compiler.analysis.buffer_kinds import enlarged, folded, is_elementwise, readers_of
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import carried, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.records import define
+
+Copies = Callable[[Equation], Sequence[Value]]
+"""Gives the operands that a device copies for an equation."""
+
+
+def no_copies(eqn: Equation) -> tuple[Value, ...]:
+    return ()
 
 
 @define(eq=False)
@@ -78,12 +90,12 @@ def _goes_around(eqn: Equation, operand: Value, result: Value) -> bool:
     return (operand, result) in zip(eqn.operands[:count], eqn.results[:count], strict=True)
 
 
-def _inside(eqn: Equation, number: int, mesh: Mesh) -> list[Buffer]:
+def _inside(eqn: Equation, number: int, mesh: Mesh, copies: Copies) -> list[Buffer]:
     """Return the buffers of one iteration at its peak, needed while equation `number`, the loop, runs."""
     region = region_of(eqn)
     last = last_uses(region)
     slices = [Buffer([a.value], 0, last.get(a.value, 0)) for a in region.arguments if a.role == "sliced"]
-    found = [*slices, *buffers(region, mesh)]
+    found = [*slices, *buffers(region, mesh, copies)]
     at = peak(found, mesh)
     return [Buffer(b.values, number, number) for b in found if b.birth <= at <= b.death]
 
@@ -99,7 +111,22 @@ def donated(function: Function, last: dict[Value, int]) -> set[Value]:
     }
 
 
-def buffers(function: Function, mesh: Mesh) -> list[Buffer]:
+def _copied(function: Function, copies: Copies) -> Iterator[Buffer]:
+    """Yield the buffers of operands that are copied for an equation."""
+    made = {value: (i, eqn) for i, eqn in enumerate(function.body) for value in eqn.results}
+    readers = readers_of(function)
+    for i, eqn in enumerate(function.body):
+        for value in copies(eqn):
+            birth, maker = made.get(value, (i, None))
+            if has_trait(eqn, "all_reduce"):
+                yield Buffer([value], i, i)
+            elif maker is not None and has_trait(maker, "window"):
+                yield Buffer([maker.operands[0]], i, i)
+            elif maker is None or len(readers[value]) > 1 or not is_elementwise(maker):
+                yield Buffer([value], birth, i)
+
+
+def buffers(function: Function, mesh: Mesh, copies: Copies = no_copies) -> list[Buffer]:
     """Return all buffers except those of the arguments."""
     last = last_uses(function)
     in_arguments = donated(function, last)
@@ -107,7 +134,7 @@ def buffers(function: Function, mesh: Mesh) -> list[Buffer]:
     found: list[Buffer] = []
     holder: dict[Value, Buffer] = {}
     for i, eqn in enumerate(function.body):
-        found += _inside(eqn, i, mesh) if eqn.regions else []
+        found += _inside(eqn, i, mesh, copies) if eqn.regions else []
         free = [value for value in dict.fromkeys(eqn.operands) if value in holder and last[value] == i]
         for result in eqn.results:
             if result in in_arguments or result in without:
@@ -121,7 +148,7 @@ def buffers(function: Function, mesh: Mesh) -> list[Buffer]:
             holder[result] = holder[donor]
             holder[result].values.append(result)
             holder[result].death = last[result]
-    return found
+    return found if copies is no_copies else [*found, *_copied(function, copies)]
 
 
 def peak(buffers: list[Buffer], mesh: Mesh) -> int:

@@ -90,6 +90,9 @@ class Scratchpad:
     results: float | None = None
 
 
+SHORT_FLOATS = ("bf16", "f16")
+
+
 @frozen
 class Device:
     """One processor.
@@ -130,6 +133,22 @@ class Device:
         rates = (*self.flops.values(), self.bandwidth)
         is_plain = self.mxu_size is None and not self.ops and self.dots is None
         return is_plain and all(len(rate.points) == 1 for rate in rates)
+
+    @property
+    def reorders_operands(self) -> bool:
+        """True if dots read copies of operands in another order: on CPUs, which have a rate for that."""
+        return "reordered" in self.ops
+
+    def widens(self, dtype: str) -> bool:
+        """Return True for 16-bit floats whose dots are stated to be no faster than those of f32: XLA keeps them in f32."""
+        short, wide = self.flops.get(dtype), self.flops.get("f32")
+        return dtype in SHORT_FLOATS and short is not None and wide is not None and short.peak <= wide.peak
+
+    @property
+    def stores_plainly(self) -> bool:
+        """True if arrays take their own bytes, and there are no others."""
+        widens = any(map(self.widens, SHORT_FLOATS))
+        return self.mxu_size is None and not self.reorders_operands and not widens
 
     def rated(self, dtype: str) -> str:
         """Return the dtype whose rate counts for a dtype: the dtype itself, else f32, else the slowest dtype."""

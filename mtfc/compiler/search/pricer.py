@@ -106,7 +106,7 @@ class LayoutPricer:
         seconds = seconds_of(function, Topology.of(mesh, self.hardware), self.hardware.device)
         device = self.hardware.device
         memory = memory_of(function, mesh, Numbers(mesh)).total
-        tiled = memory if device.mxu_size is None else memory_on(function, mesh, device).total
+        tiled = memory if device.stores_plainly else memory_on(function, mesh, device).total
         assert isinstance(memory, int) and isinstance(tiled, int), "sizes are numbers"
         sent = whole(total(charges(function, Numbers(mesh))).sent.wire_bytes)
         price = Price(*seconds, memory, tiled, sent)

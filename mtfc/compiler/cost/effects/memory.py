@@ -11,8 +11,8 @@ The model. There are four parts, and `total` is their sum:
 
 So `total` is an upper bound for a program that runs in this order. It is reached if the activations peak when the last gradient
 is made. XLA can need less: it fuses elementwise equations, reorders, and puts early gradients where late activations were. It can
-need more: it pads arrays to tiles (`memory_on` counts them for TPUs), keeps weights in a second dtype or order, and sends through
-buffers of its own.
+need more: it pads arrays to tiles, copies operands of dots into other orders, computes 16-bit floats in f32, and sends through
+buffers of its own. `memory_on` counts all but the last of these, on devices that have them.
 
 The formula of the peak is the sum at the equation where the peak is for the file's own sizes. For other sizes the peak may be
 elsewhere.
@@ -21,12 +21,14 @@ elsewhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 import attrs
 
 from mtfc.compiler.analysis.dimension_names import SINGLE, DimensionNames, Dims, bridge_of, rule_of
-from mtfc.compiler.analysis.liveness import Buffer, buffers, peak, takes_over, unstored
+from mtfc.compiler.analysis.dot_operand_layout import copied_operands
+from mtfc.compiler.analysis.liveness import Buffer, Copies, buffers, no_copies, peak, takes_over, unstored
 from mtfc.compiler.cost.hardware import Device, Hardware
 from mtfc.compiler.cost.lower_bounds import CommonProgram
 from mtfc.compiler.cost.sizes import Amount, Numbers, Scale, bytes_of, whole
@@ -76,11 +78,11 @@ ARGUMENTS: Mapping[str, tuple[Role, ...]] = {
 """The roles of the arguments that belong to each part."""
 
 
-def memory_of(function: Function, mesh: Mesh, scale: Scale) -> MemoryUse:
+def memory_of(function: Function, mesh: Mesh, scale: Scale, copies: Copies = no_copies) -> MemoryUse:
     """Return the memory of a placed function. The sizes of the file decide where activations peak, also if the amounts are
-    formulas.
+    formulas. copies: see `liveness`.
     """
-    of_gradients, alive, at = held(function, mesh)
+    of_gradients, alive, at = held(function, mesh, copies)
     kept = tuple(_kept(function, scale))
     arguments = {role: _arguments(function, *roles) for role, roles in ARGUMENTS.items()}
     everything = [*chain.from_iterable(arguments.values()), *of_gradients, *alive]
@@ -97,16 +99,55 @@ def memory_of(function: Function, mesh: Mesh, scale: Scale) -> MemoryUse:
 
 
 def memory_on(function: Function, mesh: Mesh, device: Device) -> MemoryUse:
-    """Return the memory of a placed function on a device. On TPUs arrays take whole tiles (`tpu/tiling.py`)."""
-    return memory_of(function, mesh, Tiles(mesh, device, pixels_of(walk(function.body), mesh)))
+    """Return the memory of a placed function on a device.
+
+    On TPUs arrays take whole tiles (`tpu/tiling.py`). XLA for CPUs copies operands of dots and of all-reduces, and keeps 16-bit
+    floats in f32.
+    """
+    stored = widened(function, device)
+    copies = partial(_copied_on_cpus, mesh=mesh) if device.reorders_operands else no_copies
+    return memory_of(stored, mesh, Tiles(mesh, device, pixels_of(walk(stored.body), mesh)), copies)
 
 
-def held(function: Function, mesh: Mesh) -> tuple[list[Value], list[Value], int]:
+def _copied_on_cpus(eqn: Equation, mesh: Mesh) -> Sequence[Value]:
+    return eqn.operands if has_trait(eqn, "all_reduce") else copied_operands(eqn, mesh)
+
+
+def widened(function: Function, device: Device) -> Function:
+    """Return the function with the dtypes in which a device keeps what it computes; arguments have their own."""
+    if not any(device.widens(value.type.dtype) for eqn in walk(function.body) for value in eqn.results):
+        return function
+    return _widened(function, {a.value: a.value for a in function.arguments}, device)
+
+
+def _widened(function: Function, new: dict[Value, Value], device: Device) -> Function:
+    """Widen the results of a function. new: its arguments, and then all its values, after the change."""
+
+    def wide(value: Value) -> Value:
+        is_wide = not device.widens(value.type.dtype)
+        new[value] = value if is_wide else attrs.evolve(value, type=value.type.with_dtype("f32"))
+        return new[value]
+
+    body = []
+    for eqn in function.body:
+        regions = tuple(
+            _widened(region, {a.value: wide(a.value) for a in region.arguments}, device)
+            for region in eqn.regions
+        )
+        operands = tuple([new[value] for value in eqn.operands])
+        results = tuple([wide(value) for value in eqn.results])
+        body.append(attrs.evolve(eqn, operands=operands, results=results, regions=regions))
+    arguments = tuple(attrs.evolve(a, value=new[a.value]) for a in function.arguments)
+    outputs = tuple(attrs.evolve(o, value=new[o.value]) for o in function.outputs)
+    return attrs.evolve(function, arguments=arguments, body=tuple(body), outputs=outputs)
+
+
+def held(function: Function, mesh: Mesh, copies: Copies = no_copies) -> tuple[list[Value], list[Value], int]:
     """Return the gradients, the other values alive at the peak, and the number of the equation at the peak.
 
     Each buffer has one value; arguments are left out.
     """
-    of_gradients, others = by_gradients(function, mesh)
+    of_gradients, others = by_gradients(function, mesh, copies)
     at = peak(others, mesh)
     alive = [buffer.values[0] for buffer in others if buffer.birth <= at <= buffer.death]
     return [buffer.values[0] for buffer in of_gradients], alive, at
@@ -129,12 +170,14 @@ def gradients(function: Function) -> list[Value]:
     return list(dict.fromkeys(value for value in read if value in made))
 
 
-def by_gradients(function: Function, mesh: Mesh) -> tuple[list[Buffer], list[Buffer]]:
+def by_gradients(
+    function: Function, mesh: Mesh, copies: Copies = no_copies
+) -> tuple[list[Buffer], list[Buffer]]:
     """Return the buffers that hold a gradient at some time, and all others."""
     values = set(gradients(function))
     inside: list[Buffer] = []
     outside: list[Buffer] = []
-    for buffer in buffers(function, mesh):
+    for buffer in buffers(function, mesh, copies):
         (outside if values.isdisjoint(buffer.values) else inside).append(buffer)
     return inside, outside
 
