@@ -193,19 +193,19 @@ SEARCHES = {
 
 
 def throughputs() -> Any:
-    """Draw the samples a second on each GPU by the number of GPUs, of the rows that are measured (FlexFlow, Figure 7)."""
+    """Draw the samples a second on each GPU by the number of GPUs (FlexFlow, Figure 7)."""
     figure, axes = pyplot.subplots(2, len(soap.TABLE), figsize=(13, 4.6), sharex=True)
     for (row, cluster), (column, network) in product(enumerate(throughput.CLUSTERS), enumerate(soap.TABLE)):
-        rows = [throughput.stored(network, gpus, cluster) for gpus in throughput.SECONDS]
+        rows = throughput.rows(network, cluster)
         for i, strategy in enumerate(throughput.STRATEGIES):
-            known = [each for each in rows if each is not None and each[strategy] is not None]
-            sizes, rates = [r["gpus"] for r in known], [throughput.rate(r, strategy) for r in known]
-            axes[row][column].plot(sizes, rates, marker=".", label=strategy, color=COLOURS[i])
+            fitting = {r["gpus"]: throughput.rate(r, strategy) for r in rows if r[strategy] is not None}
+            axes[row][column].plot(list(fitting), list(fitting.values()), marker=".", color=COLOURS[i])
         axes[row][column].set_xscale("log", base=2)
         axes[row][column].set_xticks(list(throughput.SECONDS), throughput.SECONDS)
         axes[row][column].set_ylim(bottom=0)
         axes[row][column].set_title(f"{network}, {cluster.upper()}", loc="left", fontsize=9)
-    axes[0][0].legend([each.replace("_", " ") for each in throughput.STRATEGIES], frameon=False, fontsize=8)
+    names = [each.replace("_", " ") for each in throughput.STRATEGIES]
+    figure.legend(axes[0][0].lines, names, ncols=3, loc="lower right", frameon=False, fontsize=9)
     figure.supxlabel("GPUs", fontsize=10)
     figure.supylabel("samples a second on each GPU", fontsize=10)
     return figure

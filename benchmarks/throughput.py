@@ -6,7 +6,7 @@ the first one ended. A search ends at a local optimum, or after `SECONDS` of pro
 environment, so that other work on the machine does not change results much. All rows take ten minutes of one core. A row that had
 less time is measured again. `THROUGHPUT` selects rows, as in `THROUGHPUT="nmt 64 k80"`.
 
-`python -m benchmarks.plots throughput` draws the rows that are measured.
+`python -m benchmarks.plots throughput` draws the rows.
 """
 
 from __future__ import annotations
@@ -34,21 +34,25 @@ CLUSTERS = {"p100": 16, "k80": 64}
 FOLDER = Path("build/throughput")
 SECONDS = {1: 0.1, 2: 3.0, 4: 3.0, 8: 6.0, 16: 10.0, 32: 15.0, 64: 20.0}
 """Seconds of processor time for a search, by the number of GPUs."""
+SCALE = float(os.environ.get("THROUGHPUT_SCALE", "1"))
 STRATEGIES = ("data_parallel", "expert", "found")
 
 
 def figures() -> Iterator[Figure]:
     wanted = set(os.environ.get("THROUGHPUT", "").split())
-    scale = float(os.environ.get("THROUGHPUT_SCALE", "1"))
     keep_memory()
     for gpus, network, cluster in product(SECONDS, TABLE, CLUSTERS):
         if gpus <= CLUSTERS[cluster] and wanted <= {network, str(gpus), cluster}:
-            row = measured(network, gpus, cluster, scale * SECONDS[gpus])
-            where = f"{network}, {gpus} {cluster}"
+            row = measured(network, gpus, cluster)
             for strategy in STRATEGIES:
                 problem = ", does not fit into memory" if row[strategy] is None else ""
-                what = f"{where}: {strategy}{problem}"
+                what = f"{network}, {gpus} {cluster}: {strategy}{problem}"
                 yield Figure(what, rate(row, strategy), "samples/s/GPU")
+
+
+def rows(network: str, cluster: str) -> list[dict[str, Any]]:
+    """Return the rows of a network on a cluster."""
+    return [measured(network, gpus, cluster) for gpus in SECONDS if gpus <= CLUSTERS[cluster]]
 
 
 def rate(row: dict[str, Any], strategy: str) -> float:
@@ -57,24 +61,14 @@ def rate(row: dict[str, Any], strategy: str) -> float:
     return 0.0 if seconds is None else row["samples"] / seconds / row["gpus"]
 
 
-def stored(network: str, gpus: int, cluster: str) -> dict[str, Any] | None:
-    """Return a row that an earlier call has measured, if any."""
-    file = _file(network, gpus, cluster)
-    found: dict[str, Any] | None = json.loads(file.read_text("utf-8")) if file.exists() else None
-    return found
-
-
-def _file(network: str, gpus: int, cluster: str) -> Path:
-    return FOLDER / f"{network}_{gpus}_{cluster}.json"
-
-
-def measured(network: str, gpus: int, cluster: str, seconds: float) -> dict[str, Any]:
-    """Return a row: the seconds of a step under each strategy, and what the search took."""
-    known = stored(network, gpus, cluster)
-    if known is not None and (known["locally_optimal"] or known["processor_seconds"] >= seconds):
-        return known
+def measured(network: str, gpus: int, cluster: str) -> dict[str, Any]:
+    """Return a row: the seconds of a step under each strategy, and what the search took. Read it if it is known."""
+    file, seconds = FOLDER / f"{network}_{gpus}_{cluster}.json", SCALE * SECONDS[gpus]
+    if file.exists():
+        known: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        if known["locally_optimal"] or known["processor_seconds"] >= seconds:
+            return known
     row = _searched(network, gpus, cluster, seconds)
-    file = _file(network, gpus, cluster)
     FOLDER.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
     part.write_text(json.dumps(row, indent=2), "utf-8")

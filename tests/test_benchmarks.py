@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import mtfc
-from benchmarks import peer_jax, peer_moe, shared_cores
+from benchmarks import peer_jax, peer_moe, shared_cores, throughput
 from benchmarks.programs import dense_chain
 from benchmarks.shared_cores import Call, CallTime, Recorder, processor_seconds, step_seconds
 from tests.harness import lowered
@@ -96,3 +98,12 @@ model small(x: [batch, io]) {
 train small { minimize loss; optimizer = sgd(0.1) }
 placement split on 2 = { h: { batch: 2 } on [0, 1], loss: {} on [1] }
 """
+
+
+def test_throughput_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throughput, "FOLDER", tmp_path)
+    monkeypatch.setattr(throughput, "SCALE", 0.003)
+    row = throughput.measured("alexnet", 2, "p100")
+    assert throughput.rate(row, "found") >= throughput.rate(row, "data_parallel") > 0
+    monkeypatch.setattr(throughput, "placement_search", None)
+    assert throughput.measured("alexnet", 2, "p100") == row

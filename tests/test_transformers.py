@@ -99,13 +99,21 @@ TABLE_3 = [
     (32768, 64, "1.48"),
     (65536, 128, "2.89"),
 ]
-"""d_ff, heads, and parameters in billions. The last row of the paper's table is left out: it is a model of other authors."""
+"""d_ff, heads, and parameters in billions, without the last row: it is a model of other authors."""
 
 
 @pytest.mark.parametrize(("d_ff", "heads", "printed"), TABLE_3)
 def test_translation_models_have_the_parameters_of_table_3(d_ff: int, heads: int, printed: str) -> None:
     assert program("transformer_seq2seq", heads=heads).dims["d_ff"].size == d_ff
     assert billions("transformer_seq2seq", heads=heads) == printed
+
+
+def test_the_last_row_of_table_3_has_one_table_of_words() -> None:
+    """Vaswani et al., 2017, use the table of words for predictions, too. Our model has a second one, of the same size."""
+    parameters = program("transformer_seq2seq", d_ff=4096, heads=16, d_k=64).parameters
+    sizes = {each.name: prod(dim.size for dim in each.type.dims) for each in parameters}
+    assert sizes["table"] == sizes.pop("decoder.dense_no_bias.w")
+    assert f"{sum(sizes.values()) / 1e9:.2f}" == "0.21"
 
 
 @pytest.mark.parametrize(
