@@ -227,11 +227,6 @@ class Compiled:
         state: then the first result is a pair of the loss and the parameters with the new state.
         """
         self._check_trained("value_and_grad")
-        if isinstance(self._case, PlacementCase):
-            name = self._case.name
-            raise UsageError(
-                f"`{name}` is a placement, whose updates are parts of `train_step`: it has no `value_and_grad`"
-            )
         return self._on_devices.value_and_grad(params, batch, step, **options)
 
     @public

@@ -180,6 +180,62 @@ def test_python_takes_a_placement_as_a_layout() -> None:
     assert placed.draw().svg.count("placement split on 2 devices") == 2
 
 
+SCALED = """
+model small(x: [batch, io]) {
+  param w: [io, hidden] = normal(stddev = 0.5)
+  param v: [hidden, io] = normal(stddev = 0.5)
+  state seen: [hidden] = 0.0
+  h = tanh(einsum(x, w -> [batch, hidden]))
+  update seen = 0.5 * seen + mean(stop_gradient(h), over = [batch])
+  y = einsum(h, v -> [batch, io])
+  loss = mean(square(y - x))
+  return y, loss
+}
+train small {
+  minimize loss
+  optimizer = momentum(learning_rate = 0.1)
+  accumulate = 2; clip = 0.1; frozen "v"
+  precision = { compute: f16, loss_scale: dynamic }
+}
+"""
+
+
+def test_python_takes_gradients_of_a_placement() -> None:
+    """Loss, gradients and new states are those of a layout: of a batch, of micro-batches, clipped, and without the loss scale."""
+    start, end = TEXT.index("model"), TEXT.index("mesh line")
+    text = TEXT[:start] + SCALED + TEXT[end:]
+    x = np.random.default_rng(0).standard_normal((2, 4, 4)).astype(np.float32)
+    found = []
+    for layout in ("split", "data"):
+        compiled = compile_text(text, layout=layout)
+        params = compiled.init(seed=1).params
+        each: list[Any] = []
+        for given, options in (
+            (x[0], {}),
+            (x, {"accumulate": True}),
+            (x, {"accumulate": True, "clip": True}),
+        ):
+            loss, gradients = compiled.value_and_grad(params, {"x": given}, 3, **options)
+            assert jax.tree.structure(gradients) == jax.tree.structure(params)
+            each += [loss, gradients]
+        (loss, new), _ = compiled.value_and_grad(params, {"x": x[0]}, with_state=True)
+        arrays = [a if isinstance(a, dict) else {"loss": a} for a in (*each, loss, new)]
+        found.append([_whole(compiled, a) for a in arrays])
+    for one, other in zip(*found, strict=True):
+        for name, array in one.items():
+            np.testing.assert_allclose(array, other[name], rtol=5e-3, atol=2e-4, err_msg=name)
+    assert np.abs(found[0][3]["w"]).max() > np.abs(found[0][5]["w"]).max() > 0
+    assert not found[0][3]["v"].any() and found[0][-1]["seen"].any()
+
+
+def _whole(compiled: Any, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Return whole arrays of parameters, which may be in pieces."""
+    if arrays.keys() != {"loss"}:
+        state = compiled.init()
+        arrays = compiled.whole(type(state)(state.step, arrays, state.optimizer)).params
+    return {name: np.asarray(array, np.float32) for name, array in arrays.items()}
+
+
 def test_python_says_what_a_placement_lacks() -> None:
     placed = compile_text(TEXT, layout="split")
     batch = {"x": np.ones((4, 4), np.float32)}
@@ -187,7 +243,7 @@ def test_python_says_what_a_placement_lacks() -> None:
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: placed.program, "`split` is a placement, whose processors run different programs"),
         (placed.numpy, "only a JAX module runs; `mtfc.verify` compares it on NumPy, too"),
-        (lambda: placed.value_and_grad(state.params, batch), "it has no `value_and_grad`"),
+        (lambda: placed.value_and_grad(state, batch), "`state.params`, and not the whole state"),
         (lambda: jax.jit(placed.forward)(state.params, batch), "which JAX cannot trace as one"),
         (lambda: placed.forward({"w": state.params["w"]}, batch), 'params lacks "v": it takes w, v'),
         (lambda: placed.forward(state.params, {}), 'inputs lacks "x": it takes x'),

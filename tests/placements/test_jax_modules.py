@@ -128,17 +128,35 @@ def trained(session: Session, program: Program) -> dict[str, Any]:
     for number in range(STEPS):
         outputs = session.train(batches.step(number, accumulate), number)
         found |= {f"step {number} {name}": x for name, x in outputs.items()}
+    found |= gradients_of(session, program, batches)
     averages = {f"given out {name}": x for name, x in session.averages().items()}
     return {**found, **session.parameters(), **session.optimizer_state(), **averages}
 
 
+def gradients_of(session: Session, program: Program, batches: Any) -> dict[str, Any]:
+    """Return loss and gradients of a step, as `value_and_grad` returns them with and without each of its options."""
+    module, training, found = session.module, program.training, dict[str, Any]()
+    assert training is not None
+    several = ({"accumulate": True},) if training.accumulate > 1 else ()
+    clips = ({"clip": True},) if training.clip is not None else ()
+    for options in ({}, *several, *clips):
+        accumulates = "accumulate" in options
+        batch = batches.step(0, training.accumulate) if accumulates else batches[0]
+        placed = module.shard(dict(batch), module.BATCHES if accumulates else module.INPUTS)
+        loss, gradients = module.value_and_grad(session.params, placed, 2, **options)
+        whole = module.unshard(gradients, module.PARAMETERS)
+        found |= {f"gradient {name} {options}": x for name, x in whole.items()}
+        found[f"loss {options}"] = np.asarray(loss).reshape(())
+    return found
+
+
 def undistributed(program: Program) -> dict[str, Any]:
-    text = LayoutOnMesh(ONE_DEVICE, UNDISTRIBUTED).source(program, "numpy")
+    text = LayoutOnMesh(ONE_DEVICE, UNDISTRIBUTED).source(program, "numpy", "module")
     return trained(Session.start(loaded(text, "numpy"), 0, {}), program)
 
 
 def placed(program: Program, case: PlacementCase) -> dict[str, Any]:
-    return trained(Session.start(loaded(case.source(program), "jax"), 0, {}), program)
+    return trained(Session.start(loaded(case.source(program, of="module"), "jax"), 0, {}), program)
 
 
 def agree(found: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float = 1e-5) -> None:

@@ -57,16 +57,12 @@ class PlacementCase:
         PlacedProgram(self.declared, self.placement, self.declared).configurations()
 
     def source(self, program: Program, backend: str = "jax", of: str = "step") -> str:
-        """Return the text of a variant of the program as a module, which has no `value_and_grad`.
-
-        Raises `CompileError` and `UsageError`.
-        """
+        """Return the text of a variant of the program as a module. Raises `CompileError` and `UsageError`."""
         if backend != "jax":
             raise UsageError(
                 f"`{self.name}` is a placement, which runs on JAX's devices: --backend jax"
                 " (`mtfc verify` compares it on NumPy, too)"
             )
-        of = "step" if of == "module" else of
         from mtfc.placements.running.jax.module import generate
         from mtfc.placements.running.placed_program import PlacedProgram
 

@@ -20,7 +20,7 @@ class PlacedProgram:
     """A global program, before any pass, and its placement.
 
     declared: the program as the file has it, whose operators the placement names. of: the function to make besides `forward`:
-    `step`, `gradients`, or `forward` for none.
+    `step`, `gradients`, `module` for a step with `value_and_grad`, or `forward` for none.
     """
 
     program: Program

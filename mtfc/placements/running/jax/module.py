@@ -23,6 +23,7 @@ from mtfc.backends.common.prelude import prelude
 from mtfc.backends.jax.backend import DRAWING, JAX, PRELUDE, RANDOM, dtype_text, in_jax
 from mtfc.backends.jax.backend import IMPORTS as MESH_IMPORTS
 from mtfc.compiler.ir.training import average_of
+from mtfc.placements.running.jax.gradients import value_and_grad
 from mtfc.placements.running.jax.pieces import table_text
 from mtfc.placements.running.jax.plan import PLACED, ModulePlan, function_text, outputs_of, seed_of, whole_on
 from mtfc.placements.running.jax.step import StepWriter
@@ -59,6 +60,9 @@ def bind(devices):
     filled.cache_clear()
 '''
 
+WITH_STEP = ("step", "module")
+"""Kinds of modules that train; `module` is the one with all public functions."""
+
 ALWAYS = ("shard", "unshard", "place", "at", "filled", "narrowed", "overflow", "mismatch", "raise_if")
 
 
@@ -68,9 +72,10 @@ def generate(placed: PlacedProgram) -> str:
     functions = [_forward(plan)]
     if placed.of == "gradients":
         functions.append(_gradients(plan))
-    elif placed.of == "step" and plan.trains:
+    elif placed.of in WITH_STEP and plan.trains:
         functions.append(StepWriter(plan).text())
         functions += [_averaged(plan)] if plan.training and plan.training.average is not None else []
+        functions += value_and_grad(plan) if placed.of == "module" else []
     sections = [_tables(plan), BINDING, *_initial(plan), *plan.functions.texts, *functions]
     if is_wide(plan.lowered):
         sections.insert(0, 'jax.config.update("jax_enable_x64", True)\n')
@@ -102,7 +107,7 @@ def _outputs(plan: ModulePlan) -> str:
     functions = {"forward": plan.lowered.function("forward")}
     if plan.placed.of == "gradients":
         functions["gradients"] = functions["forward"]
-    elif plan.trains and plan.placed.of == "step":
+    elif plan.trains and plan.placed.of in WITH_STEP:
         functions["train_step"] = plan.lowered.function("step")
     lines = ["OUTPUTS = {\n"]
     for name, function in functions.items():

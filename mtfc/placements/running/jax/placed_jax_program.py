@@ -59,6 +59,13 @@ class PlacedJaxProgram(JaxProgram):
             params if isinstance(params, TrainState) else self.place(params, "params"), batch
         )
 
+    def value_and_grad(
+        self, params: Arrays, batch: Arrays, step: Any = 0, **options: bool
+    ) -> tuple[Any, Any]:
+        """Return the loss of a training step, and the gradients of the parameters in pieces. The parameters may be whole."""
+        placed = params if isinstance(params, TrainState) else self.place(params, "params")
+        return super().value_and_grad(placed, batch, step, **options)
+
     def compile_forward(self) -> None:
         """Compile nothing: this is for several processes."""
 

@@ -36,7 +36,9 @@ from mtfc.placements.running.placed_program import PlacedProgram, strategy_for
 PLACED = ("common/checks.py", "../placements/running/jax/prelude.py")
 """The files of functions that placed modules are made of, from the folder of the backends."""
 
-LOCALS = ("params", "state", "inputs", "step", "outputs", "new_params", "new_state")
+LOCALS = (
+    "params", "state", "inputs", "step", "outputs", "new_params", "new_state", "gradients", "states", "clipped",
+)  # fmt: skip
 
 Seed = Callable[[int], str]
 """Device -> variable with the cotangent of the loss there."""

@@ -120,11 +120,11 @@ class StepWriter:
         training = self.plan.training
         assert training is not None
         self._state_variables()
-        runs = self._passes(training)
+        runs = self.passes(training, self.plan.accumulate)
         self.tasks.group = (self.plan.accumulate, 1)
         reduced = self.reduced(runs)
         if needs_norm(training) or GRAD_NORM in training.report:
-            self.shared[GRAD_NORM] = self._norm(training, reduced)
+            self.shared[GRAD_NORM] = self.norm(training, reduced)
         new_params, new_state = self._updates(training, reduced, runs[-1])
         outputs = self._reports(training, runs)
         further: dict[str, Mapping[str, Sequence[str]]] = {"new_params": new_params, "new_state": new_state}
@@ -140,16 +140,20 @@ class StepWriter:
                 self.state[name, i] = variable
                 if self.plan.owner(name) is None:
                     self.shared[name] = variable
+        self.number_variable()
+
+    def number_variable(self) -> None:
+        """Add the number of the step."""
         number = self.tasks.given("number", 0)
         self.first.append(f"{number} = numbered(step)")
         self.shared[STEP] = number
 
-    def _passes(self, training: Training) -> list[PlacedRun]:
-        """Add the passes of all micro-batches."""
+    def passes(self, training: Training, count: int) -> list[PlacedRun]:
+        """Add the passes of several micro-batches."""
         runs: list[PlacedRun] = []
         scale = training.loss_scale
         fixed = scale.start if scale and not scale.is_dynamic else 1.0
-        for micro in range(self.plan.accumulate):
+        for micro in range(count):
             self.tasks.group = (micro, 1)
             run_, lines = self.plan.start(self.placed, self.tasks, micro)
             self.first += [line for line in lines if micro == 0 or "inputs[" in line]
@@ -157,8 +161,8 @@ class StepWriter:
                 self._continue(runs[-1], run_)
             for argument in self.placed.graph.function.arguments:
                 if argument.role == "step":
-                    run_.held[argument.value] = self._numbers(micro)
-            share = fixed / self.plan.accumulate
+                    run_.held[argument.value] = self._numbers(micro, count)
+            share = fixed / count
             run_.seed = seed_of(self.placed, self.tasks, share, self.shared.get(LOSS_SCALE))
             run_.run()
             runs.append(run_)
@@ -169,9 +173,9 @@ class StepWriter:
         for argument in self.placed.graph.function.arguments:
             if argument.role == "parameter":
                 run_.held[argument.value] = before.held[argument.value]
-        run_.held.update(self._updated_states(before))
+        run_.held.update(self.updated_states(before))
 
-    def _updated_states(self, run_: PlacedRun) -> dict[Value, list[HeldPiece]]:
+    def updated_states(self, run_: PlacedRun) -> dict[Value, list[HeldPiece]]:
         """Return the new values of the model's states after a pass, where the states are stored."""
         found: dict[Value, list[HeldPiece]] = {}
         function = self.placed.graph.function
@@ -183,15 +187,15 @@ class StepWriter:
                 found.setdefault(given[piece.value.name], []).append(held)
         return found
 
-    def _numbers(self, micro: int) -> list[HeldPiece]:
+    def _numbers(self, micro: int, count: int) -> list[HeldPiece]:
         """Return the number of a micro-batch over all steps."""
-        number, count = self.shared[STEP], self.plan.accumulate
+        number = self.shared[STEP]
         if count > 1:
             text = f"counted({number}, {count}, at({micro}, 0))"
             number = self.tasks.add(0, text, [number], ["number"])[0]
         return [HeldPiece(0, (), number)]
 
-    def _norm(self, training: Training, reduced: Reduced) -> str:
+    def norm(self, training: Training, reduced: Reduced) -> str:
         """Return the joint norm of all gradients, on device 0: each element counts once."""
         terms = []
         for value, held in self.held.items():
@@ -204,15 +208,15 @@ class StepWriter:
                 name = self.tasks.cut(piece.name, piece.ends, region)
                 function = squares_function(training, region_type(held[0].value.type, region))
                 scales = [LOSS_SCALE] * (len(function.arguments) > 1)
-                operands = [name, *self._scalars(scales, piece.device)]
-                (term,) = self._called(function, "squares", piece.device, operands, ["square"])
+                operands = [name, *self.scalars(scales, piece.device)]
+                (term,) = self.called(function, "squares", piece.device, operands, ["square"])
                 terms.append(self.tasks.on(term, 0, 4))
         if not terms:
             return self.tasks.add(0, 'filled((), 0, "float32", 0)', [], ["grad_norm"])[0]
         total = self.tasks.total(0, terms, "squares")
         return self.tasks.add(0, f"root({total})", [total], ["grad_norm"])[0]
 
-    def _called(
+    def called(
         self, function: Function, name: str, device: int, operands: Sequence[str], wanted: Sequence[str]
     ) -> list[str]:
         """Add a call of a function of the update."""
@@ -220,7 +224,8 @@ class StepWriter:
         written = self.plan.functions.add(function, name, doc)
         return self.tasks.call(device, written, operands, wanted)
 
-    def _scalars(self, names: Iterable[str], device: int) -> list[str]:
+    def scalars(self, names: Iterable[str], device: int) -> list[str]:
+        """Return shared scalars on a device."""
         return [self.tasks.on(self.shared[name], device, 4) for name in names]
 
     # Updates
@@ -230,7 +235,7 @@ class StepWriter:
     ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
         """Add the updates of all pieces; return the variables of the new parameters and states."""
         held = {(v.name, p.device): p.name for v, each in last.held.items() for p in each}
-        for value, pieces in self._updated_states(last).items():
+        for value, pieces in self.updated_states(last).items():
             for new in pieces:
                 key = (value.name, new.device)
                 held[key] = self._kept(new, held[key], training)
@@ -243,7 +248,7 @@ class StepWriter:
             for i, piece in enumerate(self.plan.pieces[name]):
                 variable = self._variable(piece, name, i, held)
                 if name in changed:
-                    gradient = reduced.get((piece.value.name, piece.device)) or _zeros(piece)
+                    gradient = reduced.get((piece.value.name, piece.device)) or zeros(piece)
                     variable = self._update(training, name, i, variable, gradient, new_state)
                 own.append(variable)
         if training.loss_scale is not None and training.loss_scale.is_dynamic:
@@ -254,7 +259,7 @@ class StepWriter:
         """Return the new value of a state; the old one if the loss scale was too large."""
         if training.loss_scale is None or not training.loss_scale.is_dynamic:
             return new.name
-        (norm,) = self._scalars([GRAD_NORM], new.device)
+        (norm,) = self.scalars([GRAD_NORM], new.device)
         text = f"kept({norm}, {new.name}, {old})"
         return self.tasks.add(new.device, text, [norm, new.name, old], [new.name])[0]
 
@@ -288,9 +293,9 @@ class StepWriter:
                 states.append(key)
                 operands.append(self.state[key, number])
             else:
-                operands += self._scalars([STEP if argument.role == "step" else key], piece.device)
+                operands += self.scalars([STEP if argument.role == "step" else key], piece.device)
         wanted = [short(Value(output.name, piece.type)) for output in function.outputs]
-        results = self._called(function, f"update_{short(piece.value)}", piece.device, operands, wanted)
+        results = self.called(function, f"update_{short(piece.value)}", piece.device, operands, wanted)
         new = variable
         for output, result in zip(function.outputs, results, strict=True):
             if output.updates == name:
@@ -303,9 +308,9 @@ class StepWriter:
 
     def _next_scale(self, training: Training, new_state: dict[str, list[str]]) -> None:
         function = scale_function(training)
-        operands = self._scalars([argument.value.name for argument in function.arguments], 0)
+        operands = self.scalars([argument.value.name for argument in function.arguments], 0)
         wanted = [output.name for output in function.outputs]
-        results = self._called(function, "next_scale", 0, operands, wanted)
+        results = self.called(function, "next_scale", 0, operands, wanted)
         for output, result in zip(function.outputs, results, strict=True):
             new_state[str(output.updates)][0] = result
 
@@ -317,11 +322,11 @@ class StepWriter:
         for name in self.plan.reported():
             if name in values:
                 each = [whole_on(run_, values[name]) for run_ in runs]
-                found[name] = self._mean(each, values[name]) if len(each) > 1 else each[0]
+                found[name] = self.mean(each, values[name]) if len(each) > 1 else each[0]
             elif name == LEARNING_RATE:
                 function = rate_function(training)
-                operands = self._scalars([STEP] * len(function.arguments), 0)
-                (found[name],) = self._called(function, "learning_rate", 0, operands, [name])
+                operands = self.scalars([STEP] * len(function.arguments), 0)
+                (found[name],) = self.called(function, "learning_rate", 0, operands, [name])
             elif name in self.shared:
                 found[name] = self.shared[name]
             else:
@@ -330,7 +335,8 @@ class StepWriter:
                 (found[name],) = self.tasks.add(0, text, [], [name])
         return found
 
-    def _mean(self, names: Sequence[str], value: Value) -> str:
+    def mean(self, names: Sequence[str], value: Value) -> str:
+        """Return the mean of an output over micro-batches."""
         device, size = self.tasks.device[names[0]], ITEM_BYTES[value.type.dtype]
         there = [self.tasks.on(each, device, size * volume(whole_of(value))) for each in names]
         return self.tasks.add(device, f"mean({', '.join(there)})", there, [short(value)])[0]
@@ -345,5 +351,6 @@ def _regions(alike: Mapping[Ends, int]) -> Iterator[Ends]:
     yield from dict.fromkeys(cell for ends in alike for _, cell in cells(marks, ends))
 
 
-def _zeros(piece: StoredPiece) -> str:
+def zeros(piece: StoredPiece) -> str:
+    """Return the text of an array of zeros like a piece."""
     return f'filled({piece.shape}, 0, "{ARRAY_DTYPES[piece.value.type.dtype]}", {piece.device})'

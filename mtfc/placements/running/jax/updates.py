@@ -123,6 +123,26 @@ def _with(value: Any, sizes: Mapping[str, Dim | None]) -> Any:
     return tuple(each for each in (_with(each, sizes) for each in value) if each is not None)
 
 
+def unscaled_function(training: Training, type: TensorType) -> Function:
+    """Return the gradient of the loss itself, from a piece of the gradient of the loss times the scale of the first step."""
+    assert training.loss_scale is not None
+    b = Builder(Names(), training.span, "update")
+    gradient = Value(b.names.fresh("gradient"), type)
+    found = unscaled(b, {gradient: gradient}, training.loss_scale, None)[gradient]
+    return Function("unscaled", (Argument(gradient, "input"),), tuple(b.body), (Output("unscaled", found),))
+
+
+def clipped_function(training: Training, type: TensorType) -> Function:
+    """Return a clipped piece of a gradient. Its arguments are the piece, and the norm of all gradients."""
+    assert training.clip is not None
+    b = Builder(Names(), training.span, "update")
+    gradient = Value(b.names.fresh("gradient"), type)
+    norm = Value(b.names.fresh(GRAD_NORM), scalar("f32"))
+    found = clipped(b, {gradient: gradient}, norm, training.clip)[gradient]
+    given = (Argument(gradient, "input"), Argument(norm, "input"))
+    return Function("clipped", given, tuple(b.body), (Output("clipped", found),))
+
+
 def squares_function(training: Training, type: TensorType) -> Function:
     """Return the sum of squares of a piece of a gradient, f32[]: a term of the squared norm of all gradients.
 
