@@ -128,6 +128,22 @@ model net(x: [batch, model]) {
 """,
         "part steps on front: { batch: all }",
     ),
+    "a scan": (
+        """
+dim length = 4
+model net(x: [batch, length, model]) {
+  param w: [model] = normal(stddev = 0.5)
+  h = zeros([batch, model])
+  scan x_t = x along length {
+    h = tanh(h * w + x_t)
+    yield hs = 2.0 * h
+  }
+  loss = mean(square(hs))
+  return loss, h
+}
+""",
+        "part length on front: { model: all }",
+    ),
     "values with rules of their own": (TIED, "value logits: { vocab: cols }, part x on front: { value x: { model: all } }"),
     "a pipeline in a part": (LAYERS, "part layers on front: { layers: all, pipeline layers: { batch: 4 } }"),
     "an interleaved pipeline beside a part": (

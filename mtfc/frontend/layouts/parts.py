@@ -108,6 +108,9 @@ def _as_layout(part: ast.PartRules, decl: ast.LayoutDecl) -> ast.LayoutDecl:
     return ast.LayoutDecl(decl.span, decl.name, decl.models, part.mesh, *rules, (), None, decl.allows)
 
 
+MOST_NAMES = 12
+"""Names that an error lists."""
+
 MISPLACED: Mapping[type[ast.Node], tuple[str, str]] = {
     ast.FormSet: ("`forms`", "they hold on all meshes: write `forms` beside the part"),
     ast.Allow: ("`allow`", "it holds on all meshes: write `allow` beside the part"),
@@ -171,11 +174,13 @@ def _places(
         named[path.text] = path.span
         found = known.get(path.text)
         if found is None:
-            help = "a part has names of calls, variables or loops, such as `embed` for `embed(x)`"
-            near = scope.reports.nearest(path.text, known)
-            help = f"did you mean `{near}`?" if near else help
+            names = [
+                f"`{name}`" for name, places in known.items() if not any(each.is_looped for each in places)
+            ]
+            more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+            help = f"a part has names of calls, variables or loops: {', '.join(names[:MOST_NAMES])}{more}"
             message = f"no model of this layout has a call, a variable or a loop `{path.text}`"
-            scope.error("E330", message, path.span, help=help)
+            scope.unknown("E330", message, path, known, help)
         elif any(each.is_looped for each in found):
             message = f"`{path.text}` is in a loop, which runs on one mesh"
             scope.error("E330", message, path.span, help=_loop_help(path.text, known))

@@ -462,6 +462,8 @@ class Loop:
             self.region = self.builder.scope(self.prefix, self.node.dim.text, owns_parameters=True)
             self.expressions.note_section(self.prefix + self.region, self.node.span)
             self.expressions.prefix = f"{self.prefix}{self.region}."
+        else:
+            self.expressions.note_section(self.prefix + self.node.dim.text, self.node.span)
         for name, each in self.carried.items():
             self.expressions.values[name] = each.argument
         for node in self.node.slices:
