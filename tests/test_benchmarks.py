@@ -55,10 +55,10 @@ def test_experts_by_hand_compute_what_the_library_computes_and_send_no_less(
 def test_tasks_of_virtual_devices_share_the_cores() -> None:
     """One core does one second of work in a second; a wide task takes the cores that are free; the host takes its share."""
 
-    def seconds(work: list[tuple[float, float]], *operands: tuple[int, ...], dispatch: float = 0.0) -> float:
+    def seconds(work: list[tuple[float, float]], *operands: tuple[int, ...], host: float = 0.0) -> float:
         calls = [Call((i,), operands[i] if operands else ()) for i in range(len(work))]
-        known = {(i,): CallTime(*each) for i, each in enumerate(work)}
-        return step_seconds(calls, known, dispatch, cores=2)
+        known = {(i,): CallTime(host, *each) for i, each in enumerate(work)}
+        return step_seconds(calls, known, cores=2)
 
     one, wide = (1.0, 1.0), (1.0, 2.0)
     assert seconds([]) == 0
@@ -67,12 +67,12 @@ def test_tasks_of_virtual_devices_share_the_cores() -> None:
     assert seconds([one, one, one], (), (0,), (1,)) == pytest.approx(3)
     assert seconds([wide, wide]) == pytest.approx(2)
     assert seconds([wide, one]) == pytest.approx(1.5)
-    assert seconds([(0.2, 0.2)] * 4, dispatch=0.1) == pytest.approx(0.5)
+    assert seconds([(0.3, 0.3)] * 4, host=0.1) == pytest.approx(0.7)
 
 
 def test_a_recorded_step_has_every_call_of_a_placed_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call waits for those that make its operands, and calls of equal programs are measured once."""
-    monkeypatch.setattr(shared_cores, "call_time", lambda call: CallTime(1.0, 1.0))
+    monkeypatch.setattr(shared_cores, "call_time", lambda function, arguments: CallTime(0.0, 1.0, 1.0))
     module = mtfc.compile_text(SMALL_PLACEMENT, layout="split").load("jax")
     inputs = module.shard({"x": np.ones((4, 4), np.float32)}, module.INPUTS)
     recorder, before = Recorder(), dict(vars(module))
@@ -82,7 +82,7 @@ def test_a_recorded_step_has_every_call_of_a_placed_module(monkeypatch: pytest.M
     assert any(each.operands for each in calls) and {"send"} < {str(each.key[0]) for each in calls}
     assert len({each.key for each in calls}) == len(recorder.known) < len(calls)
     assert processor_seconds(calls, recorder.known) == len(calls)
-    assert step_seconds(calls, recorder.known, 0.0, cores=1) == pytest.approx(len(calls))
+    assert step_seconds(calls, recorder.known, cores=1) == pytest.approx(len(calls))
 
 
 SMALL_PLACEMENT = """
