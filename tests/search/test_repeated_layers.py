@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -147,6 +148,26 @@ def test_layers_are_taken_out_with_all_their_copies(program: ImportedProgram) ->
         }
     assert len({after - before for before, after in pairwise(sizes)}) == 1
     assert sizes[-1] == len(whole.functions[0].body)
+
+
+@pytest.mark.usefixtures("many")
+def test_the_whole_program_is_priced_only_where_values_must_be_computed_again(
+    program: ImportedProgram,
+) -> None:
+    plain = LayoutPricer.of(program.program, machine("h100"))
+    data, nothing = Layout("data", Rules((("batch", ("x", "y")),))), Layout("nothing")
+    small, large = plain(MESH, data), plain(MESH, nothing)
+    assert small.tiled < large.tiled
+    room = attrs.evolve(plain.hardware.device, memory=(small.tiled + large.tiled) // 2)
+    exact = attrs.evolve(plain, hardware=attrs.evolve(plain.hardware, device=room), recomputes=True, alike={})
+    layers = LayersPricer.of(exact, layers_of(exact))
+    assert layers is not None
+    pricing = layers.pricing("time")
+    fits = pricing(MESH, data)
+    assert fits.tiled == small.tiled
+    assert not exact.alike
+    again = pricing(MESH, nothing)
+    assert again == exact(MESH, nothing) if large.seconds < fits.seconds else again.tiled > room.memory
 
 
 @pytest.mark.parametrize("model", [twice, remembering_its_inputs])

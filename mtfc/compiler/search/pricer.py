@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from math import inf
 
 import attrs
 
@@ -24,7 +25,7 @@ from mtfc.compiler.passes.pipelines import (
     within_memory,
 )
 from mtfc.compiler.passes.recompute import limit_on
-from mtfc.compiler.search.found import Objective, Price, Pricing
+from mtfc.compiler.search.found import Objective, Price, Pricing, value_of
 from mtfc.compiler.search.repeated_layers import SHORT, RepeatedLayers, shortened_program
 
 
@@ -134,9 +135,9 @@ def layers_of(pricer: LayoutPricer) -> RepeatedLayers | None:
 
 
 def with_layers(pricer: LayoutPricer, layers: RepeatedLayers, kept: int) -> LayoutPricer | None:
-    """Return the pricer of a program with fewer layers, or None if that is no program."""
+    """Return the pricer of a program with fewer layers, which computes nothing again, or None if that is no program."""
     program = shortened_program(pricer.program, layers, kept)
-    return None if program is None else LayoutPricer(program, pricer.hardware, pricer.recomputes)
+    return None if program is None else LayoutPricer(program, pricer.hardware)
 
 
 def short_steps(
@@ -154,23 +155,25 @@ def short_steps(
 class LayersPricer:
     """Prices a model with repeated layers by two programs with fewer: see `repeated_layers.py`.
 
-    shorter, longer: the pricers of programs without these layers, and with one of them. number: of the layers.
+    shorter, longer: the pricers of programs without these layers, and with one of them. number: of the layers. recomputing: the
+    pricer of the whole program if it computes values again, None if it does not. What is computed again is chosen for the whole
+    program.
     """
 
     shorter: LayoutPricer
     longer: LayoutPricer
     number: int
+    recomputing: LayoutPricer | None = None
 
     @classmethod
     def of(cls, pricer: LayoutPricer, layers: RepeatedLayers | None) -> LayersPricer | None:
-        """Return the pricer of a program with repeated layers, or None if it has none.
-
-        What is computed again is chosen for the whole program, so a pricer that recomputes has none either.
-        """
-        if layers is None or pricer.recomputes:
+        """Return the pricer of a program with repeated layers, or None if it has none."""
+        if layers is None:
             return None
         shorter, longer = (with_layers(pricer, layers, kept) for kept in (0, 1))
-        return cls(shorter, longer, layers.number) if shorter is not None and longer is not None else None
+        if shorter is None or longer is None:
+            return None
+        return cls(shorter, longer, layers.number, pricer if pricer.recomputes else None)
 
     @property
     def share(self) -> float:
@@ -182,7 +185,29 @@ class LayersPricer:
     def pricing(self, objective: Objective) -> Pricing:
         """Return the pricing for an objective."""
         shorter, longer = self.shorter.pricing(objective), self.longer.pricing(objective)
-        return lambda mesh, layout: _extrapolated(shorter(mesh, layout), longer(mesh, layout), self.number)
+
+        def plain(mesh: Mesh, layout: Layout) -> Price:
+            return _extrapolated(shorter(mesh, layout), longer(mesh, layout), self.number)
+
+        if self.recomputing is None:
+            return plain
+        whole = self.recomputing.pricing(objective)
+        if objective == "memory":
+            return whole
+        best = inf
+
+        def recomputing(mesh: Mesh, layout: Layout) -> Price:
+            """Price the whole program where values must be computed again, and where that may be better than all before."""
+            nonlocal best
+            price = plain(mesh, layout)
+            room = self.shorter.hardware.device.memory
+            if price.tiled > room and value_of(price, objective) < best:
+                price = whole(mesh, layout)
+            if price.tiled <= room:
+                best = min(best, value_of(price, objective))
+            return price
+
+        return recomputing
 
 
 def of_layers(pricer: LayoutPricer) -> tuple[LayersPricer | None, tuple[tuple[Function, ...], int] | None]:
