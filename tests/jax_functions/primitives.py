@@ -400,7 +400,10 @@ SHAPES: Mapping[str, Case] = {
             x.reshape(4, 2, 6).transpose(1, 0, 2).reshape(8, 6) * x,
         ),
         "tile": lambda x: jnp.tile(x, (2, 3)),
-        "iota": lambda x: x + jnp.arange(6) + lax.broadcasted_iota(jnp.float32, (8, 6), 0),
+        "iota": lambda x: (
+            x + jnp.arange(6) + lax.broadcasted_iota(jnp.float32, (8, 6), 0),
+            jnp.arange(6, dtype="uint8"),
+        ),
         "constants": lambda x: (jnp.ones((3, 2)), jnp.zeros(()), jnp.full((8, 6), 2.0) + x, jnp.float32(3)),
         "sum_of_repeated": lambda x: (
             jnp.ones((4, 5)).sum(),

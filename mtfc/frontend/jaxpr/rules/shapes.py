@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.jaxpr.emitting import JaxprEmitter
@@ -384,6 +385,14 @@ def _link_iota(linker: Linker, step: AppliedPrimitive) -> None:
     result.repeated = frozenset(range(len(result.shape))) - {step.params["dimension"]}
 
 
+def _counts_exactly(step: AppliedPrimitive) -> bool:
+    """Accept dtypes of the language, and integers that have all numbers of the axis."""
+    (result,) = step.results
+    return result.dtype in EVERY or result.shape[step.params["dimension"]] - 1 in INTEGER_RANGE.get(
+        result.dtype, ()
+    )
+
+
 def _emit_iota(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     (result,), j = step.results, step.params["dimension"]
     own = emitter.dims.of(result.axes[j])
@@ -410,8 +419,6 @@ RULES: dict[str, PrimitiveRule] = {
         ("empty", "empty2"),
         PrimitiveRule(_link_empty, _emit_empty, lambda step: step.results[0].dtype in EVERY),
     ),
-    "iota": PrimitiveRule(
-        _link_iota, _emit_iota, lambda step: step.results[0].dtype in {*EVERY, "i64", "u64"}, moves=True
-    ),
+    "iota": PrimitiveRule(_link_iota, _emit_iota, _counts_exactly, moves=True),
 }
 """`expand_dims` is a `broadcast_in_dim` or a `reshape` in jaxprs."""
