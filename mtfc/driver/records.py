@@ -123,22 +123,26 @@ class LineDifference(TypedDict):
     file: str | None
     line: int | None
     seconds: NotRequired[list[float]]
-    flops_per_device: list[int]
-    bytes_per_device: list[int]
-    memory_per_device: list[int]
-    stored: list[int]
+    flops_per_device: list[float]
+    bytes_per_device: list[float]
+    memory_per_device: list[float]
+    stored: list[float]
 
 
 class Difference(TypedDict):
-    """`mtfc.diff`: figures in pairs, under the first layout and under the second; `seconds` are present with a machine."""
+    """`mtfc.diff`: figures in pairs, under the first layout and under the second; `seconds` are present with a machine.
+
+    Figures of a layout of several meshes are means of all devices. `bytes_between_meshes` are those of all devices together.
+    """
 
     model: str
     layouts: list[str]
     seconds: NotRequired[list[float]]
     peak_figures: NotRequired[bool]
-    flops_per_device: list[int]
-    bytes_per_device: list[int]
-    memory_per_device: list[int]
+    flops_per_device: list[float]
+    bytes_per_device: list[float]
+    memory_per_device: list[float]
+    bytes_between_meshes: list[int]
     lines: list[LineDifference]
 
 

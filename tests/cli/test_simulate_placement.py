@@ -207,7 +207,7 @@ def test_other_commands_say_that_it_is_no_layout(mtfc: Mtfc, folder: Path, comma
     second = ("--layout", "p") if command == "diff" else ()
     run = mtfc(command, "p.mtf", "--layout", "p", *second)
     assert run.status == 1
-    assert "`p` is a placement, and not a layout" in run.err and "`mtfc simulate` shows" in run.err
+    assert "`p` is a placement, and not a layout" in run.err and "`simulate`, `report`" in run.err
 
 
 def test_verify_of_one_placement(mtfc: Mtfc, folder: Path) -> None:
