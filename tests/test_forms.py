@@ -10,13 +10,19 @@ import attrs
 import pytest
 
 from mtfc import ir
+from mtfc.backends.jax.backend import generate
+from mtfc.compiler.cost.effects.memory_profile import memory_moments
+from mtfc.compiler.cost.sizes import Numbers
+from mtfc.compiler.cost.step_time import step_time
 from mtfc.compiler.cost.volumes import layout_cost, total
 from mtfc.compiler.ir.core import walk
+from mtfc.compiler.ir.loops import copies_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.parser import ReadError, read_program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.types import GROUPS, Forms
 from mtfc.compiler.passes.pipelines import lower
+from mtfc.compiler.passes.unroll_loops import largest_divisor
 from mtfc.compiler.search.forms_search import forms_of
 from mtfc.compiler.search.global_layouts import global_search
 from mtfc.driver.loading.choice import Choice
@@ -26,7 +32,8 @@ from mtfc.driver.searching.layouts import LayoutAnswer
 from mtfc.driver.searching.search import search
 from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.frontend.layouts.layout_text import layout_text
-from tests.harness import load
+from tests.harness import FINE, exact_data, load
+from tests.jax_gradients import gradients_by_jax
 
 FORMS = "forms: { regions: time, dots: joined, flops_per_byte: 300 }"
 
@@ -143,3 +150,64 @@ def test_forms_of_groups_are_tried_where_there_are_dots_of_groups() -> None:
     (grouped, plain) = (load(text).programs[0].function("forward") for text in (GROUPED, MODEL))
     assert {forms.groups for forms in forms_of(device, grouped)} == set(GROUPS)
     assert {forms.groups for forms in forms_of(device, plain)} == {"cheaper"}
+
+
+DEEP = """
+dim batch = 16
+dim io = 16
+dim hidden = 32
+dim layers = 6
+mesh line = [data: 8]
+layout plain on line = { batch: data, params: { io: data } }
+layout formed on line = { batch: data, params: { io: data }, forms: { unroll: 4 } }
+model net(x: [batch, io]) {
+  repeat layers {
+    param w: [io, hidden] = normal(stddev = 0.1)
+    param v: [hidden, io] = normal(stddev = 0.1)
+    x = einsum(tanh(einsum(x, w -> [batch, hidden])), v -> [batch, io])
+  }
+  loss = mean(square(x))
+  return loss
+}
+train net { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+"""
+
+
+@pytest.mark.parametrize(
+    ("trips", "most", "copies"),
+    [(6, 4, 3), (6, 1, 1), (7, 4, 1), (4, 4, 2), (4, 3, 2), (1, 9, 1), (2, 2, 1), (12, 9, 6)],
+)
+def test_a_loop_runs_the_largest_divisor_that_leaves_two_iterations(
+    trips: int, most: int, copies: int
+) -> None:
+    assert largest_divisor(trips, most) == copies
+
+
+def test_unrolled_loops_keep_costs_and_hide_collectives() -> None:
+    module = load(DEEP)
+    plain, formed = (lower(module.programs[0], each.mesh, each.layout) for each in module.layouts)
+    assert [copies_of(eqn) for eqn in formed.function("step").body if eqn.regions] == [3, 3]
+    one, other = (layout_cost(each) for each in (plain, formed))
+    assert total(one.step) == total(other.step)
+    peaks = [each.memory.activations_peak for each in (one, other)]
+    assert peaks[0] < peaks[1] < 3 * peaks[0]  # type: ignore[operator]
+    moments = memory_moments(formed.function("step"), formed.placed_on, Numbers(formed.placed_on))
+    rows = 2 * 16 * 4  # bytes of x
+    assert max(int(each.peak) for each in moments) + rows == peaks[1]  # type: ignore[call-overload]
+    machine = find_hardware("tpu_v2", {})
+    before, after = (step_time(each.function("step"), each.placed_on, machine) for each in (plain, formed))
+    assert after.total.compute == pytest.approx(before.total.compute)
+    assert after.total.communication == pytest.approx(before.total.communication)
+    assert after.total.exposed < before.total.exposed
+    assert "unroll=3" in print_program(read_program(print_program(formed)))
+
+
+def test_jax_differentiates_an_unrolled_forward() -> None:
+    module = load(DEEP)
+    plain, formed = (
+        lower(module.programs[0], each.mesh, each.layout, "gradients") for each in module.layouts
+    )
+    assert "unrolled_scan(" in generate(formed)
+    arrays = exact_data(plain.function("gradients"), seed=1)
+    ours, theirs = (gradients_by_jax(each, arrays) for each in (formed, plain))
+    FINE.check(ours, theirs, "jax.grad of forward")

@@ -35,7 +35,7 @@ from mtfc.backends.common.forms import FORMS
 from mtfc.backends.common.loop_codegen import IterationSlice, LoopCode
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Value, source_file
-from mtfc.compiler.ir.loops import dim_of, has_condition, is_unbounded, pairs, region_of
+from mtfc.compiler.ir.loops import copies_of, dim_of, has_condition, is_unbounded, pairs, region_of
 from mtfc.compiler.ir.opdef import Code, Text
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.pending_rule import holds_terms
@@ -72,7 +72,8 @@ class Dialect:
     dtype: an IR dtype as text.
     literal: (value, dtype) -> text of a number that keeps the dtype of arrays that it is combined with.
     after: a statement to follow a value's definition, or an empty text.
-    loop: the statements of a loop. blank: zeros, for the stack of a loop and the value that an iteration yields.
+    loop: the statements of a loop. blank: zeros, for the stack of a loop and the value that an iteration yields;
+        anything if all of the stack will be written.
     step: the number `step` as the array that equations need.
     reserved: names that the module uses.
     """
@@ -85,7 +86,7 @@ class Dialect:
     literal: Callable[[object, str], str]
     after: Callable[[Value, str], str]
     loop: Callable[[LoopCode], Iterator[str]]
-    blank: Callable[[TensorType, TensorType], str]
+    blank: Callable[[TensorType, TensorType, bool], str]
     step: str
     reserved: frozenset[str]
 
@@ -228,13 +229,16 @@ class Emitter:
             yields=leaving[count:],
             held=[self.identifier(value) for value in gathered_anew(eqn)],
             body=body,
-            blanks=self._blanks(eqn) if has_condition(eqn) else None,
+            blanks=self._blanks(eqn) if has_condition(eqn) or copies_of(eqn) > 1 else (),
+            has_condition=has_condition(eqn),
             is_unbounded=is_unbounded(eqn),
+            copies=copies_of(eqn),
         )
 
     def _blanks(self, eqn: Equation) -> list[str]:
         outputs = zip(eqn.results, region_of(eqn).outputs, strict=True)
-        return [self.dialect.blank(v.type, o.value.type) for v, o in outputs if o.updates is None]
+        is_written = not has_condition(eqn)
+        return [self.dialect.blank(v.type, o.value.type, is_written) for v, o in outputs if not o.updates]
 
     def equation(self, eqn: Equation) -> Iterator[str]:
         text = self.dialect.column(eqn)

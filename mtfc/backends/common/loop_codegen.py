@@ -30,8 +30,10 @@ class LoopCode:
         iteration, and their final values.
     stacks: the stacked results; `yields` are the values to stack.
     held: outer arrays that each iteration uses anew. body: the statements of one iteration.
-    blanks: for a loop that data may end, the zeros for each stack: of one iteration in NumPy, of all iterations in JAX. The first
-        carry is then the condition. None for other loops. is_unbounded: True if nothing else ends the loop.
+    blanks: the zeros for each stack of a loop that data may end, or that is unrolled: of one iteration in NumPy, of all
+        iterations in JAX.
+    has_condition: True if the first carry may end the loop. is_unbounded: True if nothing else ends the loop.
+    copies: the iterations that one iteration of a JAX loop runs.
     """
 
     name: str
@@ -47,14 +49,16 @@ class LoopCode:
     yields: Sequence[str]
     held: Sequence[str]
     body: Sequence[str]
-    blanks: Sequence[str] | None = None
+    blanks: Sequence[str] = ()
+    has_condition: bool = False
     is_unbounded: bool = False
+    copies: int = 1
 
     @property
     def is_branch(self) -> bool:
         """True for a loop of at most one iteration whose condition decides if it runs."""
         is_once = self.trips == 1 and not self.is_unbounded
-        return self.blanks is not None and is_once and not self.sliced and not self.stacks
+        return self.has_condition and is_once and not self.sliced and not self.stacks
 
 
 def group(names: Sequence[str]) -> str:
@@ -80,7 +84,7 @@ def numpy_loop(loop: LoopCode, lead: int) -> Iterator[str]:
     numbers = f"range({loop.trips})"
     order = f"reversed({numbers})" if loop.reverse else numbers
     yield f"for {loop.index} in {'iterations()' if loop.is_unbounded else order}:"
-    if loop.blanks is not None:
+    if loop.has_condition:
         yield f"    if not {loop.carried[0]}.all():"
         yield "        break"
     for part in loop.sliced:
@@ -91,14 +95,14 @@ def numpy_loop(loop: LoopCode, lead: int) -> Iterator[str]:
     if not (loop.sliced or loop.body or loop.stacks):
         yield "    pass"
     yield from _assign(loop.results, loop.carried)
-    for stack, blank in zip(loop.stacks, loop.blanks or (), strict=False):
+    for stack, blank in zip(loop.stacks, loop.blanks, strict=True) if loop.has_condition else ():
         yield f"{stack} += [{blank}] * ({loop.trips} - len({stack}))"
     order = "[::-1]" if loop.reverse else ""
     yield from (f"{stack} = np.stack({stack}{order}, axis={lead})" for stack in loop.stacks)
 
 
 def jax_loop(loop: LoopCode) -> Iterator[str]:
-    if loop.blanks is None:
+    if not loop.has_condition:
         return _scan(loop)
     return _branch(loop) if loop.is_branch else _while_loop(loop)
 
@@ -115,7 +119,6 @@ def _branch(loop: LoopCode) -> Iterator[str]:
 
 def _while_loop(loop: LoopCode) -> Iterator[str]:
     """Yield the function of one iteration, and `lax.while_loop` over it, which also carries the number of the iteration."""
-    assert loop.blanks is not None
     first, step, bound = (loop.trips - 1, "- 1", ">= 0") if loop.reverse else (0, "+ 1", f"< {loop.trips}")
     stacks = zip(loop.stacks, loop.blanks, strict=True)
     yield from (f"{stack} = {blank}" for stack, blank in stacks)
@@ -135,7 +138,7 @@ def _while_loop(loop: LoopCode) -> Iterator[str]:
 
 
 def _scan(loop: LoopCode) -> Iterator[str]:
-    """Yield the function of one iteration, and `lax.scan` over it."""
+    """Yield the function of one iteration, and `lax.scan` over it, or `unrolled_scan`."""
     numbers = [loop.index] if loop.held else []
     parts = [*(part.name for part in loop.sliced), *numbers]
     carry = loop.carried[0] if len(loop.carried) == 1 else "carry"
@@ -153,8 +156,13 @@ def _scan(loop: LoopCode) -> Iterator[str]:
     extent = "" if wholes else f", length={loop.trips}"
     reverse = ", reverse=True" if loop.reverse else ""
     targets = [group(names) if names else "_" for names in (loop.results, loop.stacks)]
-    arguments = f"{loop.name}, {group(loop.starts)}, {group(wholes)}{extent}{reverse}"
-    yield f"{', '.join(targets)} = lax.scan({arguments})"
+    arguments = f"{loop.name}, {group(loop.starts)}, {group(wholes)}"
+    if loop.copies == 1:
+        yield f"{', '.join(targets)} = lax.scan({arguments}{extent}{reverse})"
+    else:
+        yield from (f"{stack} = {blank}" for stack, blank in zip(loop.stacks, loop.blanks, strict=True))
+        arguments = f"{arguments}, {group(loop.stacks)}, {loop.trips}, {loop.copies}"
+        yield f"{', '.join(targets)} = unrolled_scan({arguments}{reverse})"
 
 
 def _held(loop: LoopCode) -> Iterator[str]:

@@ -246,11 +246,12 @@ class ReplicationTracker:
         self.indexed.update(axes)
         return f"lax.axis_index({_axes_text(axes)})"
 
-    def blank(self, stack: TensorType, each: TensorType) -> str:
-        """Return zeros for the stack of a loop."""
-        zeros = f"jnp.zeros({stack.local_shape(self.mesh)}, {dtype_text(stack.local_dtype)})"
+    def blank(self, stack: TensorType, each: TensorType, is_written: bool) -> str:
+        """Return zeros for the stack of a loop, or an array without values if all of it will be written."""
+        made = "lax.empty" if is_written else "jnp.zeros"
+        array = f"{made}({stack.local_shape(self.mesh)}, {dtype_text(stack.local_dtype)})"
         axes = stack.varying(self.mesh)
-        return f'lax.pcast({zeros}, {_axes_text(axes)}, to="varying")' if axes else zeros
+        return f'lax.pcast({array}, {_axes_text(axes)}, to="varying")' if axes else array
 
     def after(self, value: Value, name: str) -> str:
         """Return a statement that tells JAX of the axes it does not know of; an empty text if it knows all."""

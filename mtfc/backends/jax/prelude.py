@@ -171,6 +171,26 @@ def bound(number, *arrays):
     return held if len(held) > 1 else held[0]
 
 
+def unrolled_scan(body, carry, wholes, stacks, trips, copies, reverse=False):
+    """Return what `lax.scan` returns. An iteration of the loop runs `copies` of `body`: one sends while another computes.
+
+    wholes: arrays that are sliced. stacks: zeros in the place of the stacked results.
+    """
+
+    def several(found, number):
+        carry, stacks = found
+        for i in range(copies):
+            index = trips - 1 - number * copies - i if reverse else number * copies + i
+            taken = partial(lax.dynamic_index_in_dim, index=index, keepdims=False)
+            carry, parts = body(carry, jax.tree.map(taken, wholes))
+            put = partial(lax.dynamic_update_index_in_dim, index=index, axis=0)
+            stacks = jax.tree.map(put, stacks, parts)
+        return (carry, stacks), None
+
+    found, _ = lax.scan(several, (carry, stacks), jnp.arange(trips // copies))
+    return found
+
+
 def window(x, axis, size, stride, padding, dilation, value):
     """Return the sliding windows of `x`, with their number and `size` as two axes in place of `axis`."""
     before, after = padding

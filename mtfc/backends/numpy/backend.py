@@ -134,7 +134,7 @@ def dialect(mesh: Mesh, checked: bool) -> Dialect:
         literal=literal_text,
         after=look,
         loop=lambda loop: numpy_loop(loop, len(sizes)),
-        blank=lambda stack, each: (
+        blank=lambda stack, each, is_written: (
             f"np.zeros({(*lead(each), *each.local_shape(mesh))}, {DTYPES[each.local_dtype]})"
         ),
         step=f"np.full({(1,) * len(sizes)}, step, np.int32)",

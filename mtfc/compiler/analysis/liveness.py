@@ -29,7 +29,7 @@ from itertools import accumulate
 
 from mtfc.compiler.analysis.buffer_kinds import enlarged, folded, is_elementwise, readers_of
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import carried, region_of
+from mtfc.compiler.ir.loops import carried, copies_of, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.records import define
@@ -91,13 +91,17 @@ def _goes_around(eqn: Equation, operand: Value, result: Value) -> bool:
 
 
 def _inside(eqn: Equation, number: int, mesh: Mesh, copies: Copies) -> list[Buffer]:
-    """Return the buffers of one iteration at its peak, needed while equation `number`, the loop, runs."""
+    """Return the buffers of one iteration at its peak, needed while equation `number`, the loop, runs.
+
+    Of iterations that run in one, each has these buffers: XLA may begin one before another has ended.
+    """
     region = region_of(eqn)
     last = last_uses(region)
     slices = [Buffer([a.value], 0, last.get(a.value, 0)) for a in region.arguments if a.role == "sliced"]
     found = [*slices, *buffers(region, mesh, copies)]
     at = peak(found, mesh)
-    return [Buffer(b.values, number, number) for b in found if b.birth <= at <= b.death]
+    alive = [b.values for b in found if b.birth <= at <= b.death]
+    return [Buffer(values, number, number) for _ in range(copies_of(eqn)) for values in alive]
 
 
 def donated(function: Function, last: dict[Value, int]) -> set[Value]:

@@ -10,7 +10,7 @@ collective is tasks on the lanes that the collective uses (`topology.py`). So th
   computation after it waits.
 - The body of a loop is simulated once. As in XLA, an iteration starts when the one before has ended. In the graph around the
   loop, the loop is a task on `processor 0` with the time of all iterations, and a task on each lane with the time of its
-  collectives there.
+  collectives there. Iterations of an unrolled loop that run in one are simulated together.
 
 So `processor 0` pauses only for communication, and step = computation + exposed communication holds exactly. Exposed time is
 charged to
@@ -33,7 +33,7 @@ from mtfc.compiler.cost.task_graph import Id, Task, TaskGraph, Timeline
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import charged_equation, dim_of, region_of
+from mtfc.compiler.ir.loops import charged_equation, copies_of, dim_of, joined_iterations
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.types import Mesh
@@ -168,7 +168,7 @@ class _Simulator:
         return _Item(eqn, seconds, {eqn.span: Seconds(compute=work.seconds)} if seconds else {}, ideal)
 
     def _loop(self, eqn: Equation, work: KernelWork) -> _Item:
-        trips, inside = dim_of(eqn).size, self.run(region_of(eqn))
+        trips, inside = _trips(eqn), self.run(joined_iterations(eqn))
         seconds = {COMPUTE: inside.seconds, **inside.busy} if inside.seconds else {}
         seconds = {device: each * trips for device, each in seconds.items()}
         lines = {span: each.times(trips) for span, each in inside.lines.items()}
@@ -190,6 +190,10 @@ class _Simulator:
             share = size / sum(sizes) if sum(sizes) else 0.0
             lines[owner.span] = lines.get(owner.span, Seconds()) + Seconds(communication=whole * share)
         return _Item(eqn, seconds, lines if whole else {}, occupies=occupies, in_turn=in_turn)
+
+
+def _trips(loop: Equation) -> int:
+    return dim_of(loop).size // copies_of(loop)
 
 
 def _tasks(items: Sequence[_Item]) -> Iterator[Task]:
@@ -290,7 +294,7 @@ def _events(item: _Item, task: Task, start: float) -> Iterator[Event]:
         what = {"op": eqn.op} if not item.communicates else {"op": eqn.op, "axes": ", ".join(axes_of(eqn))}
         yield Event(task.device, name, start, start + task.seconds, span, eqn.stage, what)
         return
-    trips = dim_of(eqn).size
+    trips = _trips(eqn)
     name = f"{dim_of(eqn).name} x {trips}"
     yield Event(task.device, name, start, start + task.seconds, span, eqn.stage, {"iterations": str(trips)})
     for event in item.inside.events if task.device == COMPUTE else ():

@@ -26,6 +26,9 @@ gradient through the loop makes it run all iterations: see `autodiff/loop_gradie
 With `unbounded=true`, too, only the condition ends the loop, and nothing is sliced or stacked. The size of the dimension is then
 the number of iterations that costs count.
 
+With `unroll=2` a generated program runs two iterations in each one of its own loop, so that one sends while the other computes.
+The results are the same.
+
 A region sees only its arguments, so a pass treats it as it treats a function. `checkpoint` asks `differentiate` to keep only the
 carries for the backward pass, and to compute the other values again.
 """
@@ -33,13 +36,15 @@ carries for the backward pass, and to compute the other values again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import attrs
 
-from mtfc.compiler.ir.attributes import DIM, FLAG, Attribute, Stated
+from mtfc.compiler.ir.attributes import DIM, FLAG, INT, Attribute, Stated
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, walk
 from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.rewrite import Substitution, fresh_copy
 from mtfc.compiler.ir.types import Dim, TensorType
 
 LOOP = "loop"
@@ -49,12 +54,14 @@ MICRO_BATCHES = "micro_batches"
 LOOP_DIM = Attribute("dim", DIM)
 WHILE = Attribute("while", FLAG, optional=True)
 UNBOUNDED = Attribute("unbounded", FLAG, optional=True)
+UNROLL = Attribute("unroll", INT, optional=True)
 LOOP_ATTRIBUTES: Stated = (
     LOOP_DIM,
     Attribute("reverse", FLAG),
     Attribute("checkpoint", FLAG),
     WHILE,
     UNBOUNDED,
+    UNROLL,
 )
 
 ROLES = ("carried", "invariant", "sliced")
@@ -73,6 +80,11 @@ def has_condition(eqn: Equation) -> bool:
 def is_unbounded(eqn: Equation) -> bool:
     """Return True for a loop that may run more often than its dimension says."""
     return bool(eqn.attrs.get(UNBOUNDED.name))
+
+
+def copies_of(eqn: Equation) -> int:
+    """Return the number of iterations that one iteration of a generated loop runs."""
+    return UNROLL.of(eqn.attrs) if UNROLL.name in eqn.attrs else 1
 
 
 def looped_dims(function: Function) -> frozenset[Dim]:
@@ -113,6 +125,26 @@ def stacked_type(type: TensorType, dim: Dim) -> TensorType:
 
 def result_type(output: Output, dim: Dim) -> TensorType:
     return output.value.type if output.updates is not None else stacked_type(output.value.type, dim)
+
+
+def joined_iterations(eqn: Equation) -> Function:
+    """Return the region of a loop, for its costs. The iterations that run in one are one region, each with slices and stacks."""
+    first = region_of(eqn)
+    copies = [first, *(fresh_copy(first) for _ in range(copies_of(eqn) - 1))]
+    if len(copies) == 1:
+        return first
+    same, new = [a for a in first.arguments if a.role != "sliced"], Substitution()
+    for before, copy in pairwise(copies):
+        given = [*(output.value for output in before.outputs[: len(carried(first))])]
+        given += [a.value for a in before.arguments if a.role == "invariant"]
+        for argument, value in zip(copy.arguments, given, strict=False):
+            new[argument.value] = value
+    slices = [a for copy in copies for a in copy.arguments if a.role == "sliced"]
+    carries = [output for output in copies[-1].outputs if output.updates is not None]
+    stacks = [output for copy in copies for output in copy.outputs if output.updates is None]
+    body = [new.equation(each) for copy in copies for each in copy.body]
+    whole = attrs.evolve(first, arguments=(*same, *slices), outputs=(*carries, *stacks))
+    return new.function(whole, body)
 
 
 def make_loop(
@@ -159,7 +191,15 @@ def loop_error(eqn: Equation, fitting: bool = True) -> str | None:
         return "a loop with `unbounded` has `while`, and stacks nothing"
     if is_unbounded(eqn) and any(a.role == "sliced" for a in region.arguments):
         return "a loop with `unbounded` slices nothing"
+    if UNROLL.name in eqn.attrs and (has_condition(eqn) or not _divides(copies_of(eqn), dim_of(eqn).size)):
+        return (
+            "`unroll` is a divisor of the iterations that leaves at least 2, and such a loop has no `while`"
+        )
     return _types_error(eqn, region, (lambda type: type) if fitting else TensorType.unsplit)
+
+
+def _divides(copies: int, trips: int) -> bool:
+    return 1 < copies < trips and trips % copies == 0
 
 
 def _is_truth(type: TensorType) -> bool:

@@ -168,12 +168,13 @@ class Forms:
     """The choices of a layout that say how equations are computed, and change no results.
 
     regions: the form of the pass `split-regions`. flops_per_byte: the balance of the pass `join-dots`; 0 if no dots are joined.
-    groups: the form of the pass `spread-groups`.
+    groups: the form of the pass `spread-groups`. unroll: the most iterations of the pass `unroll-loops`; 1 if none is unrolled.
     """
 
     regions: str = "never"
     flops_per_byte: int = 0
     groups: str = "cheaper"
+    unroll: int = 1
 
     @property
     def entries(self) -> dict[str, str | int]:
@@ -185,6 +186,8 @@ class Forms:
             found["flops_per_byte"] = self.flops_per_byte
         if self.groups != "cheaper":
             found["groups"] = self.groups
+        if self.unroll != 1:
+            found["unroll"] = self.unroll
         return found
 
     @classmethod
@@ -195,7 +198,7 @@ class Forms:
                 raise ValueError(key)
         balance = entries.get("flops_per_byte", FLOPS_PER_BYTE) if entries.get("dots") == "joined" else 0
         regions, groups = (str(entries.get(key, FORMS[key][0])) for key in ("regions", "groups"))
-        return cls(regions, int(balance), groups)
+        return cls(regions, int(balance), groups, int(entries.get("unroll", 1)))
 
 
 FORMS: Mapping[str, tuple[str, ...]] = {
@@ -203,6 +206,7 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "dots": ("apart", "joined"),
     "flops_per_byte": (),
     "groups": GROUPS,
+    "unroll": (),
 }
 """The words of each entry of a layout's `forms`; without words it is a number of at least 1."""
 

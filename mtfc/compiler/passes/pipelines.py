@@ -36,6 +36,7 @@ from mtfc.compiler.passes.recompute import Recompute
 from mtfc.compiler.passes.simplify import Simplify
 from mtfc.compiler.passes.spatial.partition_spatial import PartitionSpatial
 from mtfc.compiler.passes.spatial.spread_groups import SpreadGroups
+from mtfc.compiler.passes.unroll_loops import UnrollLoops
 
 Observer = Callable[[Pass, Program, float], None]
 """Called after each pass with the pass, the new program, and the seconds that the pass took."""
@@ -63,6 +64,7 @@ PASSES: dict[str, type[Pass]] = {
         InsertReshards,
         LowerCollectives,
         CombineCollectives,
+        UnrollLoops,
         Recompute,
     )
 }
@@ -112,6 +114,7 @@ def spmd_lowering() -> tuple[Pass, ...]:
         Dce(),
         LowerCollectives(),
         CombineCollectives(),
+        UnrollLoops(),
         Recompute(),
     )
 

@@ -1,9 +1,11 @@
-"""The forms of the best layouts: whether equations between two sums run on parts, whether sums of dots are joined, and what
-travels for dots of groups.
+"""The forms of the best layouts: whether equations between two sums run on parts, whether sums of dots are joined, what travels
+for dots of groups, and how many iterations of a loop run in one.
 
 A search finds layouts without forms. Then the forms of the best of them are priced on the machine, with those of layouts that do
 not fit into the memory: on parts they may. So the bound of a search is for layouts without forms. For layouts with regions on
 parts another bound is found by `bound_with_regions`. It does not hold for joined dots, nor for forms of groups.
+
+Unrolled loops change only the time with overlap. So they are tried last, and by that time.
 """
 
 from __future__ import annotations
@@ -29,6 +31,31 @@ CANDIDATES = 3
 
 LEAST = 1e-3
 """The part of the price that forms must save, so that a layout has none where they make little difference."""
+
+
+UNROLLED = (2, 4)
+"""The numbers of iterations in one that are tried."""
+
+LEAST_OVERLAP = 1e-2
+"""The part of the step with overlap that unrolled loops must save each time that the program doubles."""
+
+
+def unrolled(found: Found, with_overlap: Pricing, objective: Objective, memory: float) -> Found:
+    """Return the found layout with the unrolled loops that shorten the step, if they fit into the memory."""
+    plain, best = found, with_overlap(found.mesh, found.layout).overlapping
+    try:
+        for number in UNROLLED:
+            layout = attrs.evolve(found.layout, forms=attrs.evolve(found.layout.forms, unroll=number))
+            price = with_overlap(found.mesh, layout)
+            if price.tiled > memory or price.overlapping >= (1 - LEAST_OVERLAP) * best:
+                break
+            best = price.overlapping
+            found = attrs.evolve(found, layout=layout, objective=value_of(price, objective))
+    except KeyboardInterrupt:
+        found = attrs.evolve(found, is_interrupted=True)
+    if objective == "overlap" and found.layout != plain.layout:
+        return attrs.evolve(found, lower_bound=0.0, without_forms=plain.without_forms or plain)
+    return found
 
 
 def flops_per_byte(device: Device, function: Function) -> int:

@@ -14,8 +14,9 @@ import attrs
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules
 from mtfc.compiler.passes.recompute import limit_on
-from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, forms_of
+from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, forms_of, unrolled
 from mtfc.compiler.search.found import (
+    IN_BYTES,
     Found,
     NothingFits,
     Objective,
@@ -87,6 +88,18 @@ class LayoutFinder:
         known: layouts to start from. rules: rules that the layout must have. Repeated layers are priced once, and at the end the
         best layout is priced exactly. with_forms: choose also the forms of the layout, in a part of the time.
         """
+        found = self._best_global(meshes, until, known, rules, progress, with_forms)
+        return self.unrolled(found) if with_forms else found
+
+    def _best_global(
+        self,
+        meshes: Sequence[Mesh],
+        until: float,
+        known: Sequence[tuple[Mesh, Layout]],
+        rules: Layout | None,
+        progress: Progress,
+        with_forms: bool,
+    ) -> Found:
         layers, short = of_layers(self.pricer)
         asked = _GlobalRequest(self, meshes, known, rules or Layout(""), progress, short)
         with few_collections():
@@ -107,6 +120,15 @@ class LayoutFinder:
         if price.tiled > self.pricer.hardware.device.memory and self.objective != "memory":
             return find(exact, until)
         return _with_value(best, value_of(price, self.objective))
+
+    def unrolled(self, found: Found) -> Found:
+        """Return the found layout with the unrolled loops that shorten the step, if the time of a step counts."""
+        (function,) = self.pricer.program.functions
+        has_loops = any(eqn.regions for eqn in function.body)
+        if not has_loops or found.is_interrupted or self.objective in IN_BYTES:
+            return found
+        memory = self.pricer.hardware.device.memory
+        return unrolled(found, self.pricer.with_overlap, self.objective, memory)
 
     def forms_search(
         self, recorded: RecordedPricing, until: float, given: Sequence[tuple[Mesh, Layout]] = ()
