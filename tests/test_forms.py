@@ -20,10 +20,11 @@ from mtfc.compiler.ir.loops import copies_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.parser import ReadError, read_program
 from mtfc.compiler.ir.printer import print_program
-from mtfc.compiler.ir.types import GROUPS, Forms
+from mtfc.compiler.ir.types import GROUPS, Forms, Layout, Mesh
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.passes.unroll_loops import largest_divisor
-from mtfc.compiler.search.forms_search import forms_of
+from mtfc.compiler.search.forms_search import forms_of, unrolled
+from mtfc.compiler.search.found import Found, Price
 from mtfc.compiler.search.global_layouts import global_search
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
@@ -211,3 +212,41 @@ def test_jax_differentiates_an_unrolled_forward() -> None:
     arrays = exact_data(plain.function("gradients"), seed=1)
     ours, theirs = (gradients_by_jax(each, arrays) for each in (formed, plain))
     FINE.check(ours, theirs, "jax.grad of forward")
+
+
+@pytest.mark.parametrize(
+    ("overlapping", "memory", "objective", "number"),
+    [
+        ((10.0, 9.0, 8.0), 100, "time", 4),
+        ((10.0, 9.0, 8.95), 100, "time", 2),
+        ((10.0, 9.95, 5.0), 100, "time", 1),
+        ((10.0, 9.0, 8.0), 2, "time", 2),
+        ((10.0, 9.0, 8.0), 100, "overlap", 4),
+    ],
+)
+def test_a_search_unrolls_loops_that_shorten_the_step_and_fit(
+    overlapping: tuple[float, ...], memory: int, objective: Any, number: int
+) -> None:
+    def price(mesh: Any, layout: Layout) -> Price:
+        unroll = layout.forms.unroll
+        return Price(7.0, 1.0, unroll, unroll, 0, overlapping[(1, 2, 4).index(unroll)])
+
+    plain = Found(Mesh("m", (("a", 2),)), Layout("found"), 8.0 if objective == "time" else 10.0, 3.0, 1)
+    found = unrolled(plain, price, objective, memory)
+    assert found.layout.forms.unroll == number
+    if objective == "time":
+        assert (found.objective, found.lower_bound, found.without_forms) == (8.0, 3.0, None)
+    else:
+        assert (found.objective, found.lower_bound, found.without_forms) == (8.0, 0.0, plain)
+
+
+def test_a_search_that_unrolls_loops_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "deep.mtf"
+    text = DEEP.replace("batch = 16", "batch = 16384")
+    file.write_text(text.replace("io = 16", "io = 4096").replace("hidden = 32", "hidden = 8192"))
+    options = SearchOptions(str(file), Choice(mesh="line"), "tpu_v5p", budget=4.0, storage=True)
+    found = search(options, Sources())
+    assert isinstance(found, LayoutAnswer)
+    assert found.result.found.layout.forms.unroll > 1 and found.result.found.without_forms is None
+    assert "iterations of a loop in one, the step with overlap takes" in " ".join(found.report().split())
+    assert load(found.written()).layouts[0].layout.forms == found.result.found.layout.forms
