@@ -16,7 +16,7 @@ from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.step_time import step_time
 from mtfc.compiler.cost.volumes import layout_cost, total
 from mtfc.compiler.ir.core import walk
-from mtfc.compiler.ir.loops import copies_of
+from mtfc.compiler.ir.loops import unroll_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.parser import ReadError, read_program
 from mtfc.compiler.ir.printer import print_program
@@ -187,7 +187,7 @@ def test_a_loop_runs_the_largest_divisor_that_leaves_two_iterations(
 def test_unrolled_loops_keep_costs_and_hide_collectives() -> None:
     module = load(DEEP)
     plain, formed = (lower(module.programs[0], each.mesh, each.layout) for each in module.layouts)
-    assert [copies_of(eqn) for eqn in formed.function("step").body if eqn.regions] == [3, 3]
+    assert [unroll_of(eqn) for eqn in formed.function("step").body if eqn.regions] == [3, 3]
     one, other = (layout_cost(each) for each in (plain, formed))
     assert total(one.step) == total(other.step)
     peaks = [each.memory.activations_peak for each in (one, other)]

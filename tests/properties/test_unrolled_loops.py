@@ -10,7 +10,7 @@ from mtfc.backends import hlo
 from mtfc.backends.interpreter import interpret
 from mtfc.backends.jax import runtime
 from mtfc.compiler.ir.core import walk
-from mtfc.compiler.ir.loops import copies_of
+from mtfc.compiler.ir.loops import unroll_of
 from mtfc.compiler.passes.pipelines import lower
 from tests.harness import HasSource, call, differentiated, exact_data, jax_module, load, tolerance
 from tests.properties.campaign import holds_for
@@ -47,7 +47,7 @@ def check_program(source: str) -> int:
     tolerance(original).check(actual, expected, "step on JAX")
     compiled = runtime.lowered(placed, "step").compile(compiler_options=AS_WRITTEN).as_text()
     assert _carried(hlo.collectives(compiled)) == _carried(predicted(placed, "step"))
-    return sum(copies_of(eqn) > 1 for eqn in walk(placed.function("step").body) if eqn.regions)
+    return sum(unroll_of(eqn) > 1 for eqn in walk(placed.function("step").body) if eqn.regions)
 
 
 @holds_for(st.integers(0, 2**32).map(unrolled_case), 1)

@@ -35,7 +35,7 @@ from mtfc.backends.common.forms import FORMS
 from mtfc.backends.common.loop_codegen import IterationSlice, LoopCode
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Value, source_file
-from mtfc.compiler.ir.loops import copies_of, dim_of, has_condition, is_unbounded, pairs, region_of
+from mtfc.compiler.ir.loops import dim_of, has_condition, is_unbounded, pairs, region_of, unroll_of
 from mtfc.compiler.ir.opdef import Code, Text
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.pending_rule import holds_terms
@@ -229,10 +229,10 @@ class Emitter:
             yields=leaving[count:],
             held=[self.identifier(value) for value in gathered_anew(eqn)],
             body=body,
-            blanks=self._blanks(eqn) if has_condition(eqn) or copies_of(eqn) > 1 else (),
+            blanks=self._blanks(eqn) if has_condition(eqn) or unroll_of(eqn) > 1 else (),
             has_condition=has_condition(eqn),
             is_unbounded=is_unbounded(eqn),
-            copies=copies_of(eqn),
+            unroll=unroll_of(eqn),
         )
 
     def _blanks(self, eqn: Equation) -> list[str]:

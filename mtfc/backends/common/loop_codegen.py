@@ -33,7 +33,7 @@ class LoopCode:
     blanks: the zeros for each stack of a loop that data may end, or that is unrolled: of one iteration in NumPy, of all
         iterations in JAX.
     has_condition: True if the first carry may end the loop. is_unbounded: True if nothing else ends the loop.
-    copies: the iterations that one iteration of a JAX loop runs.
+    unroll: the iterations that one iteration of a JAX loop runs.
     """
 
     name: str
@@ -52,7 +52,7 @@ class LoopCode:
     blanks: Sequence[str] = ()
     has_condition: bool = False
     is_unbounded: bool = False
-    copies: int = 1
+    unroll: int = 1
 
     @property
     def is_branch(self) -> bool:
@@ -157,11 +157,11 @@ def _scan(loop: LoopCode) -> Iterator[str]:
     reverse = ", reverse=True" if loop.reverse else ""
     targets = [group(names) if names else "_" for names in (loop.results, loop.stacks)]
     arguments = f"{loop.name}, {group(loop.starts)}, {group(wholes)}"
-    if loop.copies == 1:
+    if loop.unroll == 1:
         yield f"{', '.join(targets)} = lax.scan({arguments}{extent}{reverse})"
     else:
         yield from (f"{stack} = {blank}" for stack, blank in zip(loop.stacks, loop.blanks, strict=True))
-        arguments = f"{arguments}, {group(loop.stacks)}, {loop.trips}, {loop.copies}"
+        arguments = f"{arguments}, {group(loop.stacks)}, {loop.trips}, {loop.unroll}"
         yield f"{', '.join(targets)} = unrolled_scan({arguments}{reverse})"
 
 

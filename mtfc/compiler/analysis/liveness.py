@@ -29,7 +29,7 @@ from itertools import accumulate
 
 from mtfc.compiler.analysis.buffer_kinds import enlarged, folded, is_elementwise, readers_of
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import carried, copies_of, region_of
+from mtfc.compiler.ir.loops import carried, region_of, unroll_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.records import define
@@ -101,7 +101,7 @@ def _inside(eqn: Equation, number: int, mesh: Mesh, copies: Copies) -> list[Buff
     found = [*slices, *buffers(region, mesh, copies)]
     at = peak(found, mesh)
     alive = [b.values for b in found if b.birth <= at <= b.death]
-    return [Buffer(values, number, number) for _ in range(copies_of(eqn)) for values in alive]
+    return [Buffer(values, number, number) for _ in range(unroll_of(eqn)) for values in alive]
 
 
 def donated(function: Function, last: dict[Value, int]) -> set[Value]:

@@ -33,7 +33,7 @@ from mtfc.compiler.cost.task_graph import Id, Task, TaskGraph, Timeline
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import charged_equation, copies_of, dim_of, joined_iterations
+from mtfc.compiler.ir.loops import charged_equation, dim_of, joined_iterations, unroll_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.types import Mesh
@@ -193,7 +193,7 @@ class _Simulator:
 
 
 def _trips(loop: Equation) -> int:
-    return dim_of(loop).size // copies_of(loop)
+    return dim_of(loop).size // unroll_of(loop)
 
 
 def _tasks(items: Sequence[_Item]) -> Iterator[Task]:

@@ -82,7 +82,7 @@ def is_unbounded(eqn: Equation) -> bool:
     return bool(eqn.attrs.get(UNBOUNDED.name))
 
 
-def copies_of(eqn: Equation) -> int:
+def unroll_of(eqn: Equation) -> int:
     """Return the number of iterations that one iteration of a generated loop runs."""
     return UNROLL.of(eqn.attrs) if UNROLL.name in eqn.attrs else 1
 
@@ -130,7 +130,7 @@ def result_type(output: Output, dim: Dim) -> TensorType:
 def joined_iterations(eqn: Equation) -> Function:
     """Return the region of a loop, for its costs. The iterations that run in one are one region, each with slices and stacks."""
     first = region_of(eqn)
-    copies = [first, *(fresh_copy(first) for _ in range(copies_of(eqn) - 1))]
+    copies = [first, *(fresh_copy(first) for _ in range(unroll_of(eqn) - 1))]
     if len(copies) == 1:
         return first
     same, new = [a for a in first.arguments if a.role != "sliced"], Substitution()
@@ -191,7 +191,7 @@ def loop_error(eqn: Equation, fitting: bool = True) -> str | None:
         return "a loop with `unbounded` has `while`, and stacks nothing"
     if is_unbounded(eqn) and any(a.role == "sliced" for a in region.arguments):
         return "a loop with `unbounded` slices nothing"
-    if UNROLL.name in eqn.attrs and (has_condition(eqn) or not _divides(copies_of(eqn), dim_of(eqn).size)):
+    if UNROLL.name in eqn.attrs and (has_condition(eqn) or not _divides(unroll_of(eqn), dim_of(eqn).size)):
         return (
             "`unroll` is a divisor of the iterations that leaves at least 2, and such a loop has no `while`"
         )

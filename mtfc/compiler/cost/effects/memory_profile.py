@@ -14,7 +14,7 @@ from mtfc.compiler.analysis.liveness import Buffer, buffers, last_uses
 from mtfc.compiler.cost.effects.memory import by_gradients
 from mtfc.compiler.cost.sizes import Amount, Scale, bytes_of
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import copies_of, region_of
+from mtfc.compiler.ir.loops import region_of, unroll_of
 from mtfc.compiler.ir.types import Mesh
 
 KINDS = ("gradients", "activations", "temporaries")
@@ -81,5 +81,5 @@ def _moments(
         last = last_uses(region)
         sliced = [Buffer([a.value], 0, last.get(a.value, 0)) for a in region.arguments if a.role == "sliced"]
         for inside in _moments(region, [*sliced, *buffers(region, mesh)], mesh, scale, kind, eqn.stage):
-            several = {name: live[name] + inside.live[name] * copies_of(eqn) for name in KINDS}
+            several = {name: live[name] + inside.live[name] * unroll_of(eqn) for name in KINDS}
             yield MemoryMoment(inside.eqn, several)
