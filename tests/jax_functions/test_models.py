@@ -148,7 +148,7 @@ def test_a_function_for_explicit_sharding() -> None:
     mesh = jax.make_mesh((2, 2), ("data", "model"), (AxisType.Explicit,) * 2, devices=devices(4))
 
     def loss(params: Any, ids: Any) -> Any:
-        table = jax.sharding.reshard(params["table"], PartitionSpec(None, None, reduced={"data"}))
+        table = jax.sharding.reshard(params["table"], PartitionSpec(None, None))
         x = table.at[ids].get(out_sharding=PartitionSpec("data", None, None))
 
         def layer(x: Any, w: Any) -> Any:

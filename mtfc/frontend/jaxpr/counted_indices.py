@@ -219,7 +219,8 @@ def _reshaped(step: AppliedPrimitive, axis: int) -> int | None:
         [j for j, size in enumerate(x.shape) if size > 1] for x in (step.operands[0], step.results[0])
     )
     same = [step.operands[0].shape[j] for j in before] == [step.results[0].shape[j] for j in after]
-    return after[before.index(axis)] if same and axis in before else None
+    is_plain = step.params.get("dimensions") is None or step.primitive == "squeeze"
+    return after[before.index(axis)] if same and is_plain and axis in before else None
 
 
 def _cast(step: AppliedPrimitive, axis: int) -> int | None:
