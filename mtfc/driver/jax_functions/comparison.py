@@ -36,14 +36,16 @@ A program that computes in a narrower dtype has that dtype's limit.
 
 @attrs.frozen
 class OutputDifference:
-    """An output of `apply` or of `step` and its largest difference to the plain function, as a share of the largest number in it.
+    """An output of `apply` or of `step`, and its differences to the plain function as shares of the largest number in it.
 
-    unstable: how many of its numbers move by more than the limit if the arguments are rounded otherwise, so that they prove
-    nothing. not_finite: how many are NaN or infinite, which hide what they are computed from.
+    difference: the largest one. error: the largest one beyond rounding. unstable: how many of its numbers move by more than the
+    limit if the arguments are rounded otherwise, so that they prove nothing, and do not count in `difference`. not_finite: how
+    many are NaN or infinite, which hide what they are computed from.
     """
 
     road: str
     output: str
+    difference: float
     error: float
     limit: float
     numbers: int
@@ -76,10 +78,12 @@ class PlanVerification:
         lines = []
         for road in dict.fromkeys(each.road for each in self.outputs):
             own = [each for each in self.outputs if each.road == road]
-            worst = max(own, key=lambda each: (not each.ok, each.error))
+            worst = max(own, key=lambda each: (not each.ok, each.difference))
             state = "agrees with" if all(each.ok for each in own) else "DIFFERS from"
             state = "CANNOT BE COMPARED with" if _proves_nothing(own) else state
-            lines.append(f"{road} {state} the plain function: at most {worst.error:.1e} ({worst.output})")
+            lines.append(
+                f"{road} {state} the plain function: at most {worst.difference:.1e} ({worst.output})"
+            )
         lines += _unstable_note(self.outputs)
         if self.exact is not None:
             lines.append(exact_text(self.exact))
@@ -309,11 +313,19 @@ def _compared(
     for left, right, moves, leaf in zip(found, expected, spread, leaves, strict=True):
         finite = np.isfinite(left) & np.isfinite(right)
         same_kind = np.array_equal(left[~finite], right[~finite], equal_nan=True)
-        beyond = np.abs(left[finite] - right[finite]) - 10 * moves[finite]
         most = float(np.abs(right[np.isfinite(right)]).max(initial=0.0)) or 1.0
         limit = max(LIMIT[leaf.dtype], LIMIT[narrowest]) if leaf.dtype in LIMIT else 0.0
-        error = float(beyond.max(initial=0.0)) / most if same_kind else float("inf")
+        apart, rounding = np.abs(left[finite] - right[finite]), 10 * moves[finite]
+        error = _share(apart - rounding, most) if same_kind else float("inf")
+        difference = max(error, _share(apart[rounding <= limit * most], most))
         unstable = int((10 * moves > limit * most).sum())
         nothing = int((~np.isfinite(right)).sum())
-        result.append(OutputDifference(road, leaf.name, error, limit, right.size, unstable, nothing))
+        result.append(
+            OutputDifference(road, leaf.name, difference, error, limit, right.size, unstable, nothing)
+        )
     return result
+
+
+def _share(differences: Any, most: float) -> float:
+    """Return the largest of some differences as a share of a number."""
+    return float(differences.max(initial=0.0)) / most
