@@ -64,7 +64,7 @@ SIZES: Mapping[str, Mapping[str, int]] = {
 }
 DEVICES = (2, 4, 8)
 STRATEGIES = 20
-RUNS, MOST_RUNS, SECONDS = 9, 60, 4.0
+RUNS, MOST_RUNS, SECONDS = 9, 60, 2.0
 """Least and most measured steps, and the seconds for them."""
 
 APART = 1.2
