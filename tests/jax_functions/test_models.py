@@ -190,3 +190,23 @@ def test_verify_notices_a_wrong_gradient_on_the_users_mesh() -> None:
         there = np.asarray(jax.jit(gradient)(np.asarray(filters), np.asarray(x)))
     is_right = np.allclose(plan.step(filters, x), there, rtol=1e-3)
     assert found == {"plan.apply": found["plan.apply"], "plan.step": True, ON_ITS_MESH: is_right}
+
+
+@pytest.mark.skipif(jax.__version__ != "0.10.2", reason="a fault of this version")
+def test_verify_notices_a_wrong_gradient_of_a_reduced_embedding() -> None:
+    """This version multiplies the gradient by the size of an axis over which nothing is split: openxla/xla#42481."""
+    mesh = jax.make_mesh((2, 4), ("x", "y"), (AxisType.Explicit,) * 2, devices=devices(8))
+
+    def loss(table: Any, ids: Any) -> Any:
+        table = jax.sharding.reshard(table, PartitionSpec(None, None, reduced={"y"}))
+        return (table.at[ids].get(out_sharding=PartitionSpec("x", None, None)) ** 2).sum()
+
+    gradient = jax.grad(loss)
+    table, ids = np.linspace(-1, 1, 128, dtype=np.float32).reshape(16, 8), np.arange(32).reshape(8, 4) % 8
+    with jax.sharding.set_mesh(mesh):
+        placed = jax.device_put(table, PartitionSpec()), jax.device_put(ids, PartitionSpec("x"))
+        program = mtfc.from_jax(gradient, *placed)
+    plan = program.plan({"batch": "x"}, {"x": 2})
+    assert np.allclose(plan.step(table, ids), 2 * table * np.bincount(ids.ravel(), minlength=16)[:, None])
+    found = {each.road: each.ok for each in program.verify(plan, *placed).outputs}
+    assert found == {"plan.apply": True, "plan.step": True, ON_ITS_MESH: False}
