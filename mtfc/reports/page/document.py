@@ -21,8 +21,8 @@ ASSETS = Path(__file__).parent / "assets"
 STYLES = ("uPlot.min.css", "page.css")
 SCRIPTS: Mapping[str, Sequence[str]] = {
     "layouts": ("uPlot.iife.min.js", "page.js", "charts.js", "drawings.js", "what_if.js", "layouts.js"),
-    "placements": ("page.js", "drawings.js", "placements.js"),
-    "meshes": ("page.js", "drawings.js", "meshes.js"),
+    "placements": ("page.js", "drawings.js", "own_lines.js", "placements.js"),
+    "meshes": ("page.js", "drawings.js", "own_lines.js", "meshes.js"),
     "run": ("uPlot.iife.min.js", "page.js", "charts.js", "run.js"),
 }
 """The scripts of a page, by the kind of its data."""

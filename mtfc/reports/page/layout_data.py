@@ -22,7 +22,7 @@ from mtfc.compiler.cost.effects.roofline import KernelWork, work
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.serial_time import lanes_of
 from mtfc.compiler.cost.sizes import Numbers, whole
-from mtfc.compiler.cost.step_time import COMPUTE
+from mtfc.compiler.cost.step_time import COMPUTE, Event
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.cost.volumes import CostTotals, PlacedCost, SentVolume, grouped, layout_cost, total
 from mtfc.compiler.diagnostics import Span
@@ -288,19 +288,17 @@ def _timeline(simulated: SimulatedLayout, texts: Texts) -> dict[str, Any]:
     lanes = list(dict.fromkeys((COMPUTE, *step.busy, *(event.device for event in step.events))))
     numbers = {lane: i for i, lane in enumerate(lanes)}
     events = [
-        [
-            numbers[each.device],
-            texts(each.name),
-            float(f"{each.start:.11g}"),
-            short(each.end - each.start),
-            each.stage,
-            *place_of(each.span, own, texts),
-            each.detail.get("op", "loop"),
-        ]
+        [numbers[each.device], *bar(each, own, texts), each.detail.get("op", "loop")]
         for each in step.events
         if each.end > each.start
     ]
     return {"lanes": lanes, "seconds": step.seconds, "events": events}
+
+
+def bar(event: Event, own: str | None, texts: Texts) -> list[Any]:
+    """Return the entries of a bar of a timeline: its name, start and length in seconds, stage, file and line."""
+    start, length = float(f"{event.start:.11g}"), short(event.end - event.start)
+    return [texts(event.name), start, length, event.stage, *place_of(event.span, own, texts)]
 
 
 def short(seconds: float) -> float:

@@ -17,7 +17,7 @@ from mtfc.compiler.ir.printer import layout_summary
 from mtfc.meshes.multi_mesh_program import LoweredFunction, MultiMeshProgram
 from mtfc.reports.difference import ComparedLayout
 from mtfc.reports.meshes_report import SimulatedMeshes, multi_mesh_cost_json
-from mtfc.reports.page.layout_data import Texts, named_array, place_of, short, target_json
+from mtfc.reports.page.layout_data import Texts, bar, named_array, target_json
 
 FORMAT = 1
 """The version of the record."""
@@ -110,15 +110,5 @@ def _timeline(simulated: SimulatedMeshes, own: str | None, texts: Texts) -> dict
     return {
         "lanes": lanes,
         "between": [numbers[lane] for lane in lanes if lane in links],
-        "events": [
-            [
-                numbers[event.device],
-                texts(event.name),
-                float(f"{event.start:.11g}"),
-                short(event.end - event.start),
-                event.stage,
-                *place_of(event.span, own, texts),
-            ]
-            for event in events
-        ],
+        "events": [[numbers[event.device], *bar(event, own, texts)] for event in events],
     }

@@ -15,7 +15,7 @@ from mtfc.compiler.cost.device_graph import DeviceGraph, Machine
 from mtfc.compiler.cost.step_time import Event
 from mtfc.compiler.diagnostics import Span
 from mtfc.reports.drawing import DrawnOperator
-from mtfc.reports.page.layout_data import Texts, place_of, short, target_json
+from mtfc.reports.page.layout_data import Texts, bar, place_of, target_json
 
 FORMAT = 1
 """The version of the record."""
@@ -74,15 +74,7 @@ def _placement(each: ReportedPlacement, texts: Texts) -> dict[str, Any]:
         ],
         "lanes": lanes,
         "events": [
-            [
-                numbers[event.device],
-                texts(event.name),
-                float(f"{event.start:.11g}"),
-                short(event.end - event.start),
-                event.stage,
-                *place_of(event.span, each.file, texts),
-                event.detail["task"],
-            ]
+            [numbers[event.device], *bar(event, each.file, texts), event.detail["task"]]
             for event in sorted(longest, key=lambda event: event.start)
         ],
         "events_left_out": len(each.events) - len(longest),

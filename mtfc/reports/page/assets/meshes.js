@@ -2,20 +2,12 @@
 // The page about a model's layouts of several meshes.
 
 const { steps: records, costs, layouts, texts, target } = data;
-const STAGES = { forward: 1, backward: 2, update: 3 };
 const MEMORY = [["parameters", 1], ["optimizer", 2], ["activations_peak", 4]];
 const MEMORY_NAMES = { activations_peak: "activations at their peak", optimizer: "optimizer state" };
 const state = { layout: 0, mesh: 0, array: 0, part: null, line: null };
 const current = () => layouts[state.layout], record = () => records[state.layout], cost = () => costs[state.layout];
 const choose = (layout) => change({ layout, mesh: 0, array: 0, part: null }, "layout");
 const chooseMesh = (mesh) => change({ mesh, array: 0, part: null }, "array");
-const placeText = (line) => (line ? `line ${line}` : "added by the compiler");
-const placeLink = (line) => (line ? el("button", { class: "place code", onclick: () => goTo(line) }, placeText(line)) : placeText(line));
-const goTo = (line) => {
-  if (!line) return;
-  change({ line }, "line");
-  document.querySelector(`#source tr[data-line="${line}"]`)?.scrollIntoView({ block: "nearest" });
-};
 const chosenRow = (attributes, is, onchoose, ...cells) => el("tr", { tabindex: "0", class: is ? "chosen" : null, ...attributes, onclick: onchoose, onkeydown: (event) => { if (event.key === "Enter") onchoose(); } }, cells);
 const figure = (name, text, bad) => el("td", { class: `n${bad ? " bad" : ""}`, "data-figure": name }, text);
 const headed = (heads, numbers, rows) => el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, heads.map((each, i) => el("th", { class: numbers.includes(i) ? "n" : null }, each)))), el("tbody", {}, rows)));
@@ -61,10 +53,6 @@ function source(place) {
   });
   place.replaceChildren(el("p", { class: "note" }, "Figures of a line are means of all devices; bytes between meshes are those of all together. A click on a line number lists what the line sends."),
     el("div", { class: "source", tabindex: "0" }, el("table", {}, el("thead", {}, el("tr", {}, HEAT.map(([, name]) => el("th", { class: "n" }, name)), el("th", {}, ""), el("th", {}, data.own ?? ""))), el("tbody", {}, rows))));
-}
-
-function markSource(place) {
-  for (const row of place.querySelectorAll("tr[data-line]")) row.classList.toggle("chosen", Number(row.dataset.line) === state.line);
 }
 
 function lineSends(place) {

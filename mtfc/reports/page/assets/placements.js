@@ -2,19 +2,11 @@
 // The page about a model's placements.
 
 const { steps: records, placements, texts, target } = data;
-const STAGES = { forward: 1, backward: 2, update: 3 };
 const MEMORY = [["parameters", 1], ["optimizer", 2], ["gradients", 3], ["activations_peak", 4]];
 const MEMORY_NAMES = { activations_peak: "activations at their peak", optimizer: "optimizer state" };
 const state = { placement: 0, operator: 0, device: null, line: null };
 const record = () => records[state.placement], operators = () => placements[state.placement].operators;
 const choose = (placement) => change({ placement, operator: 0, device: null }, "placement", "operator", "device");
-const placeText = (line) => (line ? `line ${line}` : "added by the compiler");
-const placeLink = (line) => (line ? el("button", { class: "place code", onclick: () => goTo(line) }, placeText(line)) : placeText(line));
-const goTo = (line) => {
-  if (!line) return;
-  change({ line }, "line");
-  document.querySelector(`#source tr[data-line="${line}"]`)?.scrollIntoView({ block: "nearest" });
-};
 
 function overview(place) {
   const rows = records.map((step, i) => el("tr", { tabindex: "0", class: i === state.placement ? "chosen" : null, "data-placement": step.layout, onclick: () => choose(i), onkeydown: (event) => { if (event.key === "Enter") choose(i); } },
@@ -50,10 +42,6 @@ function source(place) {
   place.replaceChildren(el("p", { class: "note" }, "Time is that of the longest path through the step; memory is that of the fullest device. A line has the figures of the functions that it calls."),
     el("div", { class: "source", tabindex: "0" }, el("table", {}, el("thead", {}, el("tr", {}, HEAT.map(([, name]) => el("th", { class: "n" }, name)), el("th", {}, ""), el("th", {}, data.own ?? ""))), el("tbody", {}, rows))),
     rest.length ? table(["elsewhere", ...HEAT.map(([, name]) => name)], rest.map((each) => [each.line ? `${fileName(each.file)}:${each.line}` : "added by the compiler", ...HEAT.map(([key, , write]) => (each[key] ? write(each[key]) : ""))]), [1, 2, 3, 4]) : "");
-}
-
-function markSource(place) {
-  for (const row of place.querySelectorAll("tr[data-line]")) row.classList.toggle("chosen", Number(row.dataset.line) === state.line);
 }
 
 // Operators and devices
