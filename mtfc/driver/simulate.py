@@ -133,7 +133,7 @@ def simulate_layout(
 
     servers: see `simulate`. Raises `UsageError` if there are servers and they have nothing to do.
     """
-    from mtfc.compiler.cost.effects.memory import memory_on
+    from mtfc.compiler.cost.device_models import expected_memory
     from mtfc.compiler.cost.parameter_servers import IN
     from mtfc.compiler.cost.step_time import step_time
     from mtfc.compiler.cost.volumes import layout_cost
@@ -141,7 +141,7 @@ def simulate_layout(
 
     cost, mesh = layout_cost(program), program.placed_on
     function = program.function("step" if cost.trains else "forward")
-    cost = attrs.evolve(cost, memory=memory_on(function, mesh, hardware.device))
+    cost = attrs.evolve(cost, memory=expected_memory(function, mesh, hardware.device))
     with doing("simulating the step"):
         step = step_time(function, mesh, hardware, order, servers)
     if servers and IN not in step.busy:

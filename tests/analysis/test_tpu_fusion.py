@@ -5,6 +5,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from mtfc.compiler.cost.device_models import expected_memory
+from mtfc.compiler.cost.effects.memory import memory_on
 from mtfc.compiler.cost.effects.roofline import KernelWork, work
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate, Scratchpad
 from mtfc.compiler.cost.step_time import step_time
@@ -230,3 +232,66 @@ model net(x: [n, m], y: [n, m]) {{
 }}
 """
     assert sum(each.bytes for _, each in works(function(text))) == 4 * (2 + 2) * N**2
+
+
+CHAIN = "a = exp(x)\n  b = tanh(a) * a\n  y = sum(a - b, over = m)\n"
+IN_LOOP = """\
+dim steps = 4
+model net(x: [n, m], w: [m, m]) {
+  y = zeros([n])
+  repeat steps {
+    c = einsum(x, w -> [n, m]) + y
+    a = exp(c)
+    y = y + sum(a * tanh(a), over = m)
+  }
+  return y
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "arrays", "without_kernels"),
+    [
+        (f"model net(x: [n, m]) {{\n  {CHAIN}  return y\n}}\n", 1, 3),
+        (f"model net(x: [n, m]) {{\n  {CHAIN}  return y, b\n}}\n", 2, 3),
+        (f"model net(x: [n, m]) {{\n  {CHAIN}  z = einsum(b, x -> [n])\n  return y, z\n}}\n", 2, 3),
+        (
+            IN_LOOP.replace("[m, m]", "[m, p]").replace("[n, m])", "[n, p])").replace("over = m", "over = p"),
+            3,
+            4,
+        ),
+    ],
+    ids=["a chain up to a sum", "a value that is returned", "a value that a dot reads", "in a loop"],
+)
+def test_values_that_never_leave_a_kernel_take_no_memory(
+    body: str, arrays: int, without_kernels: int
+) -> None:
+    found = function(f"dim n = {N}\ndim m = {N}\ndim p = {N}\n{body}")
+    size, few = 4 * N * N, 16 * N
+    expected = expected_memory(found, ONE_DEVICE, TPU)
+    assert arrays * size <= expected.total <= arrays * size + few
+    whole = memory_on(found, ONE_DEVICE, TPU).total
+    assert without_kernels * size <= whole <= without_kernels * size + few
+    gpu = attrs.evolve(TPU, mxu_size=None)
+    assert expected_memory(found, ONE_DEVICE, gpu) == memory_on(found, ONE_DEVICE, gpu)
+
+
+def test_what_a_kernel_reads_through_others_lives_until_then() -> None:
+    """`early` is needed until the sum, because `late` is computed in the kernel of the sum."""
+    text = f"""\
+dim n = {N}
+dim m = {N}
+dim p = {N}
+model net(x: [n, m], w: [m, p], u: [m, p], v: [p, m]) {{
+  early = einsum(x, w -> [n, p])
+  late = exp(early)
+  other = einsum(x, u -> [n, p])
+  last = einsum(other, v -> [n, m])
+  y = sum(last * x, over = m)
+  z = sum(late, over = p)
+  return y, z
+}}
+"""
+    arguments, arrays, size = 4, ("early", "other", "last"), 4 * N * N
+    found = expected_memory(function(text), ONE_DEVICE, TPU).total
+    assert found == (arguments + len(arrays)) * size

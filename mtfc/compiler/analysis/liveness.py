@@ -20,11 +20,14 @@ needs the buffers of one iteration at its peak: copies of the slices, and the va
 A device may read an operand from a copy (`Copies`): a dot from one in another order, and an all-reduce because its result has a
 buffer of its own. For a dot the copy is made as soon as the operand is, or for windows when the dot runs, of their source. An
 operand that no other equation reads is written in that order, if its kernel computes element by element.
+
+A device may compute several equations in one kernel (`Inside`). Values that never leave their kernel have no buffer: the kernels
+that read them read what they are computed from, which is needed until then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import accumulate
 
 from mtfc.compiler.analysis.buffer_kinds import enlarged, folded, is_elementwise, readers_of
@@ -32,14 +35,34 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import carried, region_of, unroll_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.records import define
+from mtfc.compiler.records import define, frozen
 
 Copies = Callable[[Equation], Sequence[Value]]
 """Gives the operands that a device copies for an equation."""
 
 
+Inside = Callable[[Function], Collection[Value]]
+"""Gives the results of a function's equations, without those in its loops, that never leave a kernel."""
+
+
 def no_copies(eqn: Equation) -> tuple[Value, ...]:
     return ()
+
+
+def nothing_inside(function: Function) -> tuple[Value, ...]:
+    return ()
+
+
+@frozen
+class KernelArrays:
+    """Kernels of a device: what they read from copies, and what they do not store."""
+
+    copies: Copies = no_copies
+    inside: Inside = nothing_inside
+
+
+PLAIN = KernelArrays()
+"""Each equation reads its operands, and stores its results."""
 
 
 @define(eq=False)
@@ -51,13 +74,13 @@ class Buffer:
     death: int
 
 
-def unstored(function: Function) -> dict[Value, tuple[Value, ...]]:
-    """Return the views and windows without a buffer, in order of definition, with the values that are read instead."""
+def unstored(function: Function, inside: Inside = nothing_inside) -> dict[Value, tuple[Value, ...]]:
+    """Return the values without a buffer, such as views, in order of definition, with the values that are read instead."""
     arrays = {output.value for output in function.outputs}
     for eqn in function.body:
         if eqn.regions or has_trait(eqn, "sends"):
             arrays.update(eqn.operands)
-    views = {*enlarged(function.body), *folded(function)} - arrays
+    views = {*enlarged(function.body), *folded(function)} - arrays | {*inside(function)}
     return {
         eqn.results[0]: eqn.operands[:1] if has_trait(eqn, "after") else eqn.operands
         for eqn in function.body
@@ -65,11 +88,11 @@ def unstored(function: Function) -> dict[Value, tuple[Value, ...]]:
     }
 
 
-def last_uses(function: Function) -> dict[Value, int]:
+def last_uses(function: Function, inside: Inside = nothing_inside) -> dict[Value, int]:
     """Return the number of the last equation that uses each value or a view of it; for outputs, the number of equations."""
     last = {value: i for i, eqn in enumerate(function.body) for value in (*eqn.results, *eqn.operands)}
     last |= {output.value: len(function.body) for output in function.outputs}
-    for value, read in reversed(unstored(function).items()):
+    for value, read in reversed(unstored(function, inside).items()):
         last |= {source: max(last[value], last[source]) for source in read}
     return last
 
@@ -90,15 +113,15 @@ def _goes_around(eqn: Equation, operand: Value, result: Value) -> bool:
     return (operand, result) in zip(eqn.operands[:count], eqn.results[:count], strict=True)
 
 
-def _inside(eqn: Equation, number: int, mesh: Mesh, copies: Copies) -> list[Buffer]:
+def _of_iteration(eqn: Equation, number: int, mesh: Mesh, kernels: KernelArrays) -> list[Buffer]:
     """Return the buffers of one iteration at its peak, needed while equation `number`, the loop, runs.
 
     Of iterations that run in one, each has these buffers: XLA may begin one before another has ended.
     """
     region = region_of(eqn)
-    last = last_uses(region)
+    last = last_uses(region, kernels.inside)
     slices = [Buffer([a.value], 0, last.get(a.value, 0)) for a in region.arguments if a.role == "sliced"]
-    found = [*slices, *buffers(region, mesh, copies)]
+    found = [*slices, *buffers(region, mesh, kernels)]
     at = peak(found, mesh)
     alive = [b.values for b in found if b.birth <= at <= b.death]
     return [Buffer(values, number, number) for _ in range(unroll_of(eqn)) for values in alive]
@@ -130,15 +153,15 @@ def _copied(function: Function, copies: Copies) -> Iterator[Buffer]:
                 yield Buffer([value], birth, i)
 
 
-def buffers(function: Function, mesh: Mesh, copies: Copies = no_copies) -> list[Buffer]:
+def buffers(function: Function, mesh: Mesh, kernels: KernelArrays = PLAIN) -> list[Buffer]:
     """Return all buffers except those of the arguments."""
-    last = last_uses(function)
+    last = last_uses(function, kernels.inside)
     in_arguments = donated(function, last)
-    without = unstored(function)
+    without = unstored(function, kernels.inside)
     found: list[Buffer] = []
     holder: dict[Value, Buffer] = {}
     for i, eqn in enumerate(function.body):
-        found += _inside(eqn, i, mesh, copies) if eqn.regions else []
+        found += _of_iteration(eqn, i, mesh, kernels) if eqn.regions else []
         free = [value for value in dict.fromkeys(eqn.operands) if value in holder and last[value] == i]
         for result in eqn.results:
             if result in in_arguments or result in without:
@@ -152,7 +175,7 @@ def buffers(function: Function, mesh: Mesh, copies: Copies = no_copies) -> list[
             holder[result] = holder[donor]
             holder[result].values.append(result)
             holder[result].death = last[result]
-    return found if copies is no_copies else [*found, *_copied(function, copies)]
+    return found if kernels.copies is no_copies else [*found, *_copied(function, kernels.copies)]
 
 
 def peak(buffers: list[Buffer], mesh: Mesh) -> int:

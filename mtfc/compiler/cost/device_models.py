@@ -5,13 +5,14 @@ A device is a TPU if its declaration has the size of a matrix unit (`Device.mxu_
 
 from __future__ import annotations
 
-from mtfc.compiler.cost.effects.memory import memory_on
+from mtfc.compiler.analysis.liveness import nothing_inside
+from mtfc.compiler.cost.effects.memory import MemoryUse, memory_on
 from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.sizes import whole as whole_number
 from mtfc.compiler.cost.tpu.scratchpad import ScratchpadFusion
 from mtfc.compiler.cost.tpu.tpu_fusion import TpuFusion
-from mtfc.compiler.ir.core import Function
+from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.loops import is_loop_body
 from mtfc.compiler.ir.types import Mesh
 
@@ -29,3 +30,17 @@ def fusion_of_program(function: Function, mesh: Mesh, device: Device, is_placed:
     if vmem is None or has_loops or whole_number(memory_on(function, mesh, device).total) > vmem.bytes:
         return fusion_of(function, mesh, device)
     return ScratchpadFusion(function, mesh, device, vmem, is_placed)
+
+
+def expected_memory(function: Function, mesh: Mesh, device: Device) -> MemoryUse:
+    """Return the memory of a placed function; on TPUs without values that never leave a kernel.
+
+    `memory_on` counts these, so that a limit is kept also where XLA makes other kernels.
+    """
+
+    def inside(body: Function) -> set[Value]:
+        fusion = fusion_of(body, mesh, device)
+        single = (eqn.results[0] for eqn in body.body if len(eqn.results) == 1 and not eqn.regions)
+        return {*single} - fusion.stored - fusion.near
+
+    return memory_on(function, mesh, device, nothing_inside if device.mxu_size is None else inside)

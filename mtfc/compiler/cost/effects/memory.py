@@ -28,7 +28,18 @@ import attrs
 
 from mtfc.compiler.analysis.dimension_names import SINGLE, DimensionNames, Dims, bridge_of, rule_of
 from mtfc.compiler.analysis.dot_operand_layout import copied_operands
-from mtfc.compiler.analysis.liveness import Buffer, Copies, buffers, no_copies, peak, takes_over, unstored
+from mtfc.compiler.analysis.liveness import (
+    PLAIN,
+    Buffer,
+    Inside,
+    KernelArrays,
+    buffers,
+    no_copies,
+    nothing_inside,
+    peak,
+    takes_over,
+    unstored,
+)
 from mtfc.compiler.cost.hardware import Device, Hardware
 from mtfc.compiler.cost.lower_bounds import CommonProgram
 from mtfc.compiler.cost.sizes import Amount, Numbers, Scale, bytes_of, whole
@@ -78,12 +89,12 @@ ARGUMENTS: Mapping[str, tuple[Role, ...]] = {
 """The roles of the arguments that belong to each part."""
 
 
-def memory_of(function: Function, mesh: Mesh, scale: Scale, copies: Copies = no_copies) -> MemoryUse:
+def memory_of(function: Function, mesh: Mesh, scale: Scale, kernels: KernelArrays = PLAIN) -> MemoryUse:
     """Return the memory of a placed function. The sizes of the file decide where activations peak, also if the amounts are
-    formulas. copies: see `liveness`.
+    formulas. kernels: see `liveness`.
     """
-    of_gradients, alive, at = held(function, mesh, copies)
-    kept = tuple(_kept(function, scale))
+    of_gradients, alive, at = held(function, mesh, kernels)
+    kept = tuple(_kept(function, scale, kernels.inside))
     arguments = {role: _arguments(function, *roles) for role, roles in ARGUMENTS.items()}
     everything = [*chain.from_iterable(arguments.values()), *of_gradients, *alive]
     return MemoryUse(
@@ -98,15 +109,16 @@ def memory_of(function: Function, mesh: Mesh, scale: Scale, copies: Copies = no_
     )
 
 
-def memory_on(function: Function, mesh: Mesh, device: Device) -> MemoryUse:
-    """Return the memory of a placed function on a device.
+def memory_on(function: Function, mesh: Mesh, device: Device, inside: Inside = nothing_inside) -> MemoryUse:
+    """Return the memory of a placed function on a device. inside: see `liveness`.
 
     On TPUs arrays take whole tiles (`tpu/tiling.py`). XLA for CPUs copies operands of dots and of all-reduces, and keeps 16-bit
     floats in f32.
     """
     stored = widened(function, device)
     copies = partial(_copied_on_cpus, mesh=mesh) if device.reorders_operands else no_copies
-    return memory_of(stored, mesh, Tiles(mesh, device, pixels_of(walk(stored.body), mesh)), copies)
+    scale = Tiles(mesh, device, pixels_of(walk(stored.body), mesh))
+    return memory_of(stored, mesh, scale, KernelArrays(copies, inside))
 
 
 def _copied_on_cpus(eqn: Equation, mesh: Mesh) -> Sequence[Value]:
@@ -142,12 +154,14 @@ def _widened(function: Function, new: dict[Value, Value], device: Device) -> Fun
     return attrs.evolve(function, arguments=arguments, body=tuple(body), outputs=outputs)
 
 
-def held(function: Function, mesh: Mesh, copies: Copies = no_copies) -> tuple[list[Value], list[Value], int]:
+def held(
+    function: Function, mesh: Mesh, kernels: KernelArrays = PLAIN
+) -> tuple[list[Value], list[Value], int]:
     """Return the gradients, the other values alive at the peak, and the number of the equation at the peak.
 
     Each buffer has one value; arguments are left out.
     """
-    of_gradients, others = by_gradients(function, mesh, copies)
+    of_gradients, others = by_gradients(function, mesh, kernels)
     at = peak(others, mesh)
     alive = [buffer.values[0] for buffer in others if buffer.birth <= at <= buffer.death]
     return [buffer.values[0] for buffer in of_gradients], alive, at
@@ -171,13 +185,13 @@ def gradients(function: Function) -> list[Value]:
 
 
 def by_gradients(
-    function: Function, mesh: Mesh, copies: Copies = no_copies
+    function: Function, mesh: Mesh, kernels: KernelArrays = PLAIN
 ) -> tuple[list[Buffer], list[Buffer]]:
     """Return the buffers that hold a gradient at some time, and all others."""
     values = set(gradients(function))
     inside: list[Buffer] = []
     outside: list[Buffer] = []
-    for buffer in buffers(function, mesh, copies):
+    for buffer in buffers(function, mesh, kernels):
         (outside if values.isdisjoint(buffer.values) else inside).append(buffer)
     return inside, outside
 
@@ -208,10 +222,10 @@ def _always_stored(function: Function, scale: Scale) -> Iterator[tuple[Span | No
             yield argument.span, bytes_of(argument.value.type, scale)
 
 
-def _kept(function: Function, scale: Scale) -> Iterator[tuple[Span | None, Amount]]:
+def _kept(function: Function, scale: Scale, inside: Inside) -> Iterator[tuple[Span | None, Amount]]:
     """Yield (line, bytes) of each value that the forward pass keeps for the backward pass."""
     needed = {value for eqn in function.body if eqn.stage == "backward" for value in eqn.operands}
-    for value, read in reversed(unstored(function).items()):
+    for value, read in reversed(unstored(function, inside).items()):
         if value in needed:
             needed.remove(value)
             needed.update(read)
