@@ -48,6 +48,14 @@ def _transformer() -> Model:
     return _gradients(keras.Model(start, layers.Dense(8)(x)), (16, 16, 32), (16, 16))
 
 
+def resnet50() -> Model:
+    """Return the gradients of ResNet50 on 64 images of 224 x 224. The backend of Keras has to be JAX in this process."""
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    import keras
+
+    return _gradients(keras.applications.ResNet50(weights=None), (64, 224, 224, 3), (64,))
+
+
 def _gradients(model: Any, inputs: tuple[int, ...], labels: tuple[int, ...]) -> Model:
     """Return the gradients of a model's loss, and its arguments as shapes."""
     import jax

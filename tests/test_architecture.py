@@ -22,6 +22,7 @@ ORDER = [
     "mtfc.compiler.records",
     "mtfc.compiler.diagnostics",
     "mtfc.compiler.activity",
+    "mtfc.compiler.garbage",
     "mtfc.compiler.ir",
     "mtfc.compiler.analysis",
     "mtfc.compiler.cost",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 import attrs
 
 from mtfc.compiler.activity import doing
+from mtfc.compiler.garbage import few_collections
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.ir.verifier import LEVELS, Level, Verifier
@@ -140,26 +140,8 @@ def run(
 
     Raises `PipelineError` if a pass cannot run at the level of the program, and `VerifyError` if a pass breaks an invariant.
     """
-    with _few_collections():
+    with few_collections():
         return _run(program, passes, observers, level)
-
-
-OBJECTS = 1_000_000
-"""The number of new objects after which Python collects garbage during passes. They make many objects, and few are in circles."""
-
-
-@contextmanager
-def _few_collections() -> Iterator[None]:
-    """Let Python collect garbage rarely, unless it does so already, or never."""
-    first, *later = gc.get_threshold()
-    if not 0 < first < OBJECTS:
-        yield
-        return
-    gc.set_threshold(OBJECTS, *later)
-    try:
-        yield
-    finally:
-        gc.set_threshold(first, *later)
 
 
 def _run(program: Program, passes: Iterable[Pass], observers: Sequence[Observer], level: Level) -> Program:

@@ -12,6 +12,7 @@ import attrs
 
 from mtfc.backends.common.devices import import_jax
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
+from mtfc.compiler.garbage import few_collections
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import EVERY, Layout, Mesh, Rules
 from mtfc.driver.errors import UsageError, in_python, public
@@ -263,7 +264,8 @@ def imported_program(
     import_jax()
     _check_options(function, len(args), names, parameters)
     try:
-        found = imported(function, args, kwargs, names or {}, parameters, merge)
+        with few_collections():
+            found = imported(function, args, kwargs, names or {}, parameters, merge)
     except CompileError as error:
         raise CompileError(_with_lines(error)) from None
     return ImportedProgram(found, found.flat.function)

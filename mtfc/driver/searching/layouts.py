@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import cast
 
 import attrs
 
+from mtfc.compiler.garbage import few_collections
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules
 from mtfc.compiler.passes.recompute import limit_on
@@ -43,23 +43,8 @@ STARTING = 0.25
 FORMS_SHARE = 0.2
 """The part of the time of a search of global layouts in which the forms of the best of them are priced."""
 
-COLLECTIONS = 100_000, 50, 100
-"""Thresholds of the garbage collector during a search. A compilation makes many objects and drops few."""
-
 EXACT = 1.5
 """The time that is left to price the best layout of a model with repeated layers exactly, in expected times."""
-
-
-@contextmanager
-def few_collections() -> Iterator[None]:
-    """Collect garbage rarely. A garbage collector that is off stays off."""
-    before = gc.get_threshold()
-    if before[0]:
-        gc.set_threshold(*map(max, before, COLLECTIONS))
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 @attrs.frozen

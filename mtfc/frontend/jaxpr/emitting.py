@@ -6,7 +6,6 @@ transposes and reshapes along factors make no equations.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -160,14 +159,14 @@ class Dims:
     """The dimensions of factors. They are made on demand, when all axes are linked and named.
 
     free: (name, size) -> dimensions that rules have made for the equations of one step. Later steps use them again, so equal
-    steps make equal equations. used: the number of those that are in use.
+    steps make equal equations. used: the names and sizes of those that are in use.
     """
 
     known: dict[Factor, Dim] = attrs.field(factory=dict)
     names: dict[str, int] = attrs.field(factory=dict)
     sizes: dict[str, Dim] = attrs.field(factory=dict)
     free: dict[tuple[str, int], list[Dim]] = attrs.field(factory=dict)
-    used: Counter[tuple[str, int]] = attrs.field(factory=Counter)
+    used: list[tuple[str, int]] = attrs.field(factory=list)
 
     def of(self, factors: Iterable[Factor]) -> tuple[Dim, ...]:
         """Return the dimensions of factors."""
@@ -189,23 +188,25 @@ class Dims:
     def new(self, name: str, size: int) -> Dim:
         """Return a dimension that no other equation of this step has, but for those around it."""
         key = name, int(size)
-        free, used = self.free.setdefault(key, []), self.used[key]
+        free, used = self.free.setdefault(key, []), self.used.count(key)
         if used == len(free):
             free.append(self._made(name, size))
-        self.used[key] += 1
+        self.used.append(key)
         return free[used]
 
     @contextmanager
     def of_step(self) -> Iterator[None]:
         """Free the new dimensions of a step at its end."""
-        before = Counter(self.used)
+        before = len(self.used)
         yield
-        self.used = before
+        del self.used[before:]
 
     def keep(self, dims: Iterable[Dim]) -> None:
         """Let no later step use dimensions of the results of a step."""
         kept = {*dims}
-        self.free = {key: [dim for dim in free if dim not in kept] for key, free in self.free.items()}
+        for key, free in self.free.items():
+            if not kept.isdisjoint(free):
+                self.free[key] = [dim for dim in free if dim not in kept]
 
     def _made(self, name: str, size: int) -> Dim:
         """Make a dimension with a new name."""

@@ -106,7 +106,7 @@ def refine(a: Sequence[Factor], b: Sequence[Factor]) -> bool:
 
 def unite(a: Sequence[Factor], b: Sequence[Factor]) -> bool:
     """Make two axes the same. Return False, and change no result, if an array would have a factor twice."""
-    if leaves(a) == leaves(b):
+    if a == b or leaves(a) == leaves(b):
         return True
     if size_of(a) != size_of(b) or not refine(a, b):
         return False

@@ -230,11 +230,11 @@ class Flattener:
 
         self._count += 1
         shape, dtype = tuple(aval.shape), aval.dtype
-        if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
+        name = DTYPES.get(dtype.name)
+        if name is None and jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
             struct: Any = jax.ShapeDtypeStruct
             data = jax.eval_shape(jax.random.key_data, struct(shape, dtype))
             return Var(self._count, tuple(data.shape), "u32", key=str(dtype._impl.name))
-        name = DTYPES.get(dtype.name)
         if name is None:
             message = f"an array has dtype {dtype.name}, which no program has"
             raise refused("E804", message, span or self.place, f"the dtypes are {', '.join(DTYPES)}")
@@ -323,7 +323,8 @@ class Flattener:
             found = self._inline(inner, inside, steps, span)
             env.update(zip(eqn.outvars, found, strict=True))
             return
-        if any("IO" in name or "Error" in name for name in (type(effect).__name__ for effect in eqn.effects)):
+        effects = [type(effect).__name__ for effect in eqn.effects]
+        if any("IO" in each or "Error" in each for each in effects):
             message = f"`{name}` has a side effect, which a program on many processors cannot keep in order"
             raise refused("E805", message, span or self.place, "leave it out of the imported function")
         if not makes_step(eqn):  # debugging prints, too; `plan.apply` keeps them

@@ -78,7 +78,8 @@ class Linker:
         An axis that is None may be any, but no factor of `used`.
         """
         found = self.fitted(step.operands[i].axes, wanted, used)
-        if any(leaves(a) != leaves(b) for a, b in zip(found, step.operands[i].axes, strict=True)):
+        pairs = zip(found, step.operands[i].axes, strict=True)
+        if any(a != b and leaves(a) != leaves(b) for a, b in pairs):
             step.renamed[i] = found
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
 from itertools import islice
@@ -32,18 +32,22 @@ def definition(function: Callable[..., Any]) -> Span:
 
 def line_of(traceback: Any) -> Span | None:
     """Return the innermost line outside of libraries, or else outside of JAX."""
-    frames = [*_frames(traceback)] if traceback is not None else []
-    own = next((frame for frame in frames if not is_library(frame.file)), None)
-    return own or (frames[0] if frames else None)
-
-
-def _frames(traceback: Any) -> Iterator[Span]:
     from jax._src.source_info_util import user_frames
 
+    if traceback is None:
+        return None
+    first = None
     for frame in user_frames(traceback):
-        end = max(frame.end_line, frame.start_line)
-        column = max(1, frame.start_column + 1)
-        yield Span(frame.file_name, frame.start_line, column, end, max(frame.end_column + 1, column + 1))
+        if not is_library(frame.file_name):
+            return _span(frame)
+        first = first or frame
+    return None if first is None else _span(first)
+
+
+def _span(frame: Any) -> Span:
+    end = max(frame.end_line, frame.start_line)
+    column = max(1, frame.start_column + 1)
+    return Span(frame.file_name, frame.start_line, column, end, max(frame.end_column + 1, column + 1))
 
 
 def line_of_error(error: Exception) -> Span | None:

@@ -43,9 +43,11 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
     taken: set[Factor] = set()
     for j, size in enumerate(shape):
         axes = [arrays[i].axes[j] for i in order if arrays[i].shape[j] == size] or [()]
-        beside = {f for x in arrays.values() for k, a in enumerate(x.axes) if k != j for f in leaves(a)}
-        originals = (a for a in axes[1:] if _is_original(a, axes[0]) and beside.isdisjoint(leaves(a)))
-        each = next(originals, axes[0])
+        originals = [a for a in axes[1:] if a != axes[0] and _is_original(a, axes[0])]
+        if originals:
+            beside = {f for x in arrays.values() for k, a in enumerate(x.axes) if k != j for f in leaves(a)}
+            originals = [a for a in originals if beside.isdisjoint(leaves(a))]
+        each = originals[0] if originals else axes[0]
         wanted.append(each if taken.isdisjoint(leaves(each)) else linker.instead(each, taken))
         taken |= {*leaves(wanted[-1])}
     for result in step.results:
