@@ -38,7 +38,7 @@ FIRST_GROUP = re.compile(r"replica_groups=(?:\{\{([\d,]*)\}|\[\d+,(\d+)\])")
 AXIS_GROUPS = re.compile(r"replica_groups=mesh\[(.*?)\][^{]*\{(.*?)\}")
 MESH_AXIS = re.compile(r"'([^']*)'=(\d+)")
 GROUP_AXIS = re.compile(r"'([^']*)'(?::\(\d+\)(\d+))?")
-CHAIN = re.compile(r"channel_id=(\d+),.*\bchain_id=")
+CHAIN = re.compile(r'channel_id=(\d+),.*\bchain_id="?(\w+)')
 PAIRS = re.compile(r"source_target_pairs=\{(.*?\})\}")
 ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 
@@ -75,9 +75,9 @@ class Instruction:
 
     @property
     def chain(self) -> str | None:
-        """The channel of a collective that several kernels carry out together."""
+        """The channel and chain of a collective that several kernels carry out together. Collectives may share a channel."""
         found = CHAIN.search(self.rest) if self.collective else None
-        return found and found[1]
+        return found and f"{found[1]} {found[2]}"
 
     @property
     def operands(self) -> list[str]:

@@ -126,6 +126,20 @@ def test_collectives_that_a_chain_of_kernels_carries_out_count_once() -> None:
     assert collectives(entry(*PARAMETERS, *kernels, before=CHAINED)) == {"all_gather": traffic(1, 3, 6)}
 
 
+def test_chains_of_kernels_may_share_a_channel() -> None:
+    """As the all-reduces of one `psum` after another: each chain is a collective, in one computation or in several."""
+    again = CHAINED.replace("kernel.", "other.").replace('chain_id="0"', 'chain_id="1"')
+    kernels = [
+        f"%{name}.{number} = bf16[6]{{0}} fusion(%q), kind=kCustom, calls=%{name}.{number}"
+        for name in ("kernel", "other")
+        for number in range(3)
+    ]
+    kernels[5:] = [KERNEL.format(5), *kernels[5:]]
+    text = entry(*PARAMETERS, *kernels, before=CHAINED + again)
+    assert collectives(text) == {"all_gather": traffic(2, 6, 12)}
+    assert in_flight(text) == {"all_gather": InFlight(2, 1, 5, 12, 6)}
+
+
 KERNEL = (
     '%k{0} = f32[4,8]{{1,0}} fusion(%p), kind=kLoop, calls=%f, backend_config={{"estimated_cycles":"{0}"}}'
 )
