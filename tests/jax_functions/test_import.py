@@ -160,6 +160,33 @@ def test_layers_of_a_perceptron_are_no_copies() -> None:
     assert len(program.dims) == 5  # the batch, and four sides of the layers
 
 
+def test_layers_of_one_matrix_that_add_to_their_input_are_copies() -> None:
+    def outputs(params: Any, x: Any) -> Any:
+        for w in params:
+            x = x + jnp.tanh(x @ w)
+        return x
+
+    args = [array(8, 8)] * 8, array(4, 8)
+    merged, apart = (mtfc.from_jax(outputs, *args, merge=merge) for merge in (True, False))
+    assert len(merged.dims) == 3  # the batch, and both sides of a layer
+    assert len(apart.dims) == 10
+    assert [found.code for found in merged.imported.warnings()] == ["W802"]
+
+
+def test_matrices_of_one_layer_are_no_copies() -> None:
+    """Matrices with equal shapes may be for two inputs: what meets in one array keeps two dimensions."""
+
+    def products(params: Any, xs: Any) -> Any:
+        a, b = (x @ w for x, w in zip(xs, params, strict=True))
+        return a @ b.T
+
+    args = [array(6, 5)] * 2, (array(8, 6), array(8, 6))
+    merged, apart = (mtfc.from_jax(products, *args, merge=merge) for merge in (True, False))
+    assert (
+        len(apart.dims) - len(merged.dims) == 1
+    )  # the sums' dimensions are united, and the two batches are not
+
+
 def test_queries_and_keys_of_one_sequence_are_told_apart() -> None:
     def scores(x: Any) -> Any:
         return jnp.einsum("bld,bmd->blm", x, x)

@@ -123,6 +123,13 @@ def unite(a: Sequence[Factor], b: Sequence[Factor]) -> bool:
     return True
 
 
+def may_unite(a: Sequence[Factor], b: Sequence[Factor]) -> bool:
+    """Return True if two axes have factors of the same sizes, and no array has a factor of both."""
+    pairs = [*zip(leaves(a), leaves(b), strict=False)]
+    same_sizes = [f.size for f in leaves(a)] == [f.size for f in leaves(b)]
+    return same_sizes and all(x is y or x.spaces.isdisjoint(y.spaces) for x, y in pairs)
+
+
 def register(factors: Iterable[Factor], space: int) -> None:
     """Say that an array or an iteration space has factors."""
     for factor in leaves(factors):

@@ -17,7 +17,7 @@ from mtfc.compiler.ir.ops.calls import FUNCTION
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
 from mtfc.compiler.ir.verifier import verify
 from mtfc.compiler.search.repeated_layers import RepeatedLayers
-from mtfc.frontend.jaxpr.copies import merge_copies
+from mtfc.frontend.jaxpr.copies import merge_copies, merge_linked_copies
 from mtfc.frontend.jaxpr.counted_indices import batch_counted_rows
 from mtfc.frontend.jaxpr.dimension_names import GivenNames, ascii_name, propose
 from mtfc.frontend.jaxpr.emitting import Dims, JaxprEmitter, Rename
@@ -197,6 +197,8 @@ def imported(
             merge_copies(flat)
         linker.body(flat.body)
         _fit_returned(linker, flat)
+        if merge:
+            merge_linked_copies(flat)
     parameters = _model_arguments(flat, len(args)) if parameters is None else parameters
     roles = [_role(path, parameters) for path in flat.inputs]
     propose(flat, roles, names, function)
