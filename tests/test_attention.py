@@ -183,7 +183,7 @@ def test_jax_computes_gradients_in_blocks(form: str, layout: str) -> None:
     declared = chosen_layout(module, layout)
     placed = lower(fused, declared.mesh, declared.layout, "gradients")
     text = jax_backend.generate(placed)
-    small = text.replace("most=2**20, least=64", "most=70, least=1")
+    small = text.replace("most=2**19, least=64", "most=70, least=1")
     assert small != text
     arrays = generic_data(fused.function("forward"), 0)
     found = call(jax_runtime.load(small), placed.function("gradients"), arrays)

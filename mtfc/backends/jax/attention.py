@@ -38,7 +38,7 @@ def attention_origin():
     return jnp.zeros((), jnp.int32)
 
 
-def attention_blocks(function, arrays, terms, results, logits, most=2**20, least=64):
+def attention_blocks(function, arrays, terms, results, logits, most=2**19, least=64):
     """Return the results of a function, computed in blocks along the longest dimension that all results and the logits have.
 
     most: the largest number of logits in memory, unless a block then had less than `least` of the dimension's elements.
@@ -53,22 +53,20 @@ def attention_blocks(function, arrays, terms, results, logits, most=2**20, least
     if blocks == 1:
         return function(*arrays)
 
-    def split(x, axis):
-        return jnp.moveaxis(x.reshape(*x.shape[:axis], blocks, -1, *x.shape[axis + 1 :]), axis, 0)
-
     def joined(x, axis):
         x = jnp.moveaxis(x, 0, axis)
         return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
-    is_split = [letter in term for term in terms]
-    parts = [split(x, t.index(letter)) for x, t, own in zip(arrays, terms, is_split, strict=True) if own]
-
     @jax.checkpoint
-    def block(parts):
-        rest = iter(parts)
-        return function(*(next(rest) if own else x for x, own in zip(arrays, is_split, strict=True)))
+    def block(number):
+        def part(x, term):
+            axis = term.find(letter)
+            rows = size // blocks
+            return x if axis < 0 else lax.dynamic_slice_in_dim(x, number * rows, rows, axis)
 
-    found = lax.map(block, parts)
+        return function(*map(part, arrays, terms))
+
+    found = lax.map(block, jnp.arange(blocks, dtype=jnp.int32))
     return tuple(joined(x, term.index(letter)) for x, term in zip(found, results, strict=True))
 
 

@@ -344,11 +344,11 @@ class RingBuilder:
         rows, lost = fixed
         sent = self._shifted(b, columns)
         if self.ring.low is None:
-            ((mine, theirs),) = self._visits(b, (rows[0], columns[0]))
+            mine, theirs = self._visit(b, rows[0], columns[0])
             return (mine,), (), sent, (theirs,)
-        pairs = zip(rows, columns, strict=True)
-        (front, of_front), (back, of_back) = self._visits(b, *pairs, has_mask=True)
-        ((more, others),) = self._visits(b, (rows[BACK], columns[FRONT]))
+        front, of_front = self._visit(b, rows[FRONT], columns[FRONT], has_mask=True)
+        back, of_back = self._visit(b, rows[BACK], columns[BACK], has_mask=True)
+        more, others = self._visit(b, rows[BACK], columns[FRONT])
         back = self._merged(b, back, more)
         of_front, of_back = self._added(b, of_front, others), self._added(b, of_back, lost[FRONT])
         hidden = self._hidden_columns(b, columns[BACK])
@@ -360,12 +360,12 @@ class RingBuilder:
         rows, lost = fixed
         sums, hidden, columns, gradients = state
         if self.ring.low is None:
-            ((mine, theirs),) = self._visits(b, (rows[0], columns[0]))
+            mine, theirs = self._visit(b, rows[0], columns[0])
             added = self._added(b, gradients[0], theirs)
             return (self._merged(b, sums[0], mine),), hidden, columns, (added,)
         is_before = self.ring.comes_before(b, hops)
-        some = choice(b, is_before, *rows), choice(b, is_before, *columns)
-        always, sometimes = self._visits(b, (rows[BACK], columns[FRONT]), some)
+        always = self._visit(b, rows[BACK], columns[FRONT])
+        sometimes = self._visit(b, choice(b, is_before, *rows), choice(b, is_before, *columns))
         sums = sums[FRONT], self._merged(b, sums[BACK], always[0])
         found = self._merged(b, choice(b, is_before, *sums), sometimes[0])
         sums = choice(b, is_before, found, sums[FRONT]), choice(b, is_before, sums[BACK], found)
@@ -405,34 +405,16 @@ class RingBuilder:
 
     # Visits: some rows attend to some columns
 
-    def _visits(
-        self, b: Builder, *pairs: tuple[Tree, Tree], has_mask: bool = False
-    ) -> list[tuple[Tree, Tree]]:
-        """Return the sums for the rows and the gradients for the columns of one or two pairs, which are computed together."""
+    def _visit(self, b: Builder, rows: Tree, columns: Tree, has_mask: bool = False) -> tuple[Tree, Tree]:
+        """Return the sums for rows that attend to columns, and the gradients for the columns."""
         row, column = self.ring.row, self.ring.column
         mask: dict[str, Attr] = {}
         if has_mask:
             mask = {ROWS.name: (self.ring.part(row),), COLUMNS.name: (self.ring.part(column),)}
             mask |= {LOW.name: self.ring.low or 0}
-        rows, columns = pairs[0]
-        if len(pairs) == 2:
-            rows, columns = (self._stacked(b, *each) for each in zip(*pairs, strict=True))
-            dims = self.ring.cut_dims(RESULT_DIMS.of(self.eqns[0].attrs))
-            mask |= {RESULT_DIMS.name: (self.ring.two, *dims)}
         given = dict(zip(self._places(row), rows, strict=True))
         given |= zip(self._places(column), columns, strict=True)
-        found = self._computed(b, [given.get(i, x) for i, x in enumerate(self.operands)], **mask)
-        if len(pairs) == 1:
-            return [found]
-        return [like(found, (self.ring.one_of(b, x, i) for x in flat(found))) for i in range(2)]
-
-    def _stacked(self, b: Builder, x: Sequence[Value], y: Sequence[Value]) -> tuple[Value, ...]:
-        one, two = self.ring.one, self.ring.two
-        pairs = [
-            [b("reshape", each, dims=(one, *each.type.dims)) for each in pair]
-            for pair in zip(x, y, strict=True)
-        ]
-        return tuple(b("concat", *pair, sources=(one, one), target=two) for pair in pairs)
+        return self._computed(b, [given.get(i, x) for i, x in enumerate(self.operands)], **mask)
 
     def _computed(self, b: Builder, operands: Sequence[Value], **changed: Attr) -> tuple[Tree, Tree]:
         attributes: dict[str, Attr] = {
