@@ -191,6 +191,27 @@ def test_jax_computes_gradients_in_blocks(form: str, layout: str) -> None:
         np.testing.assert_allclose(found[name], wanted, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("form", ["biases", "segments", "groups", "a soft cap"])
+def test_the_matrix_unit_sums_exponentials(form: str) -> None:
+    """The module is told that it runs on TPUs."""
+    module = load(re.sub(r": \[", ": bf16[", source_of(form)))
+    fused = run(module.programs[0], (FuseAttention(least=1),))
+    placed = lower(fused, module.layouts[0].mesh, Layout("nothing"), "forward")
+    text = jax_backend.generate(placed)
+    on_tpu = text.replace('device is not None and device.platform == "tpu"', "True").replace(
+        "has_kernels = is_tpu()", "has_kernels = False"
+    )
+    assert on_tpu != text
+    arrays = generic_data(fused.function("forward"), 0)
+    found, wanted = (
+        call(jax_runtime.load(each), placed.function("forward"), arrays) for each in (on_tpu, text)
+    )
+    for name in wanted:
+        np.testing.assert_allclose(
+            np.float32(found[name]), np.float32(wanted[name]), rtol=0.02, atol=0.02, err_msg=name
+        )
+
+
 def with_long_rows(form: str) -> str:
     """Return a form with sizes that the kernels take."""
     source = re.sub(r"dim (length|memory) = \d+", r"dim \1 = 256", source_of(form))

@@ -2,7 +2,8 @@
 """Functions for attention that are copied into generated modules of both backends. In JAX modules `np.` is `jnp.`.
 
 The logits of all queries and keys are never in memory at once: `attention_blocks` computes the results block by block along their
-longest dimension. Each backend has its own `attention_blocks`, `attention_dot`, `attention_aligned` and `attention_origin`.
+longest dimension. Each backend has its own `attention_blocks`, `attention_mean`, `attention_dot`, `attention_aligned` and
+`attention_origin`.
 
 - form: the operands, the logits and the result in letters, such as `hld,hmd,hmd,lm->hlm->hld`. The letters of `memory` are the
   last of the logits.
@@ -13,7 +14,13 @@ The other arguments are the attributes of the op: see `compiler/ir/ops/attention
 
 import numpy as np
 
-from mtfc.backends.numpy.attention import attention_aligned, attention_blocks, attention_dot, attention_origin
+from mtfc.backends.numpy.attention import (
+    attention_aligned,
+    attention_blocks,
+    attention_dot,
+    attention_mean,
+    attention_origin,
+)
 
 
 def attention(form, q, k, v, *others, memory, dtype, part=False, **options):
@@ -24,10 +31,13 @@ def attention(form, q, k, v, *others, memory, dtype, part=False, **options):
 
     def block(q, k, v, *others):
         found, _, _ = attention_logits(terms, logits, (q, k, v, *others), kinds, **options)
-        weights, *numbers = attention_softmax(found, tuple(range(-len(memory), 0)), part)
-        mean = attention_dot(f"{logits},{terms[2]}->{result}", weights, v).astype(dtype)
+        axes = tuple(range(-len(memory), 0))
+        subscripts = f"{logits},{terms[2]}->{result}"
+        mean, *numbers = attention_mean(
+            lambda: attention_softmax(found, axes, part), subscripts, found, v, axes, part
+        )
         numbers = (x.reshape(x.shape[: x.ndim - len(memory)]) for x in numbers)
-        return mean, *(attention_aligned(x, rest, kept) for x in numbers)
+        return mean.astype(dtype), *(attention_aligned(x, rest, kept) for x in numbers)
 
     return attention_blocks(block, arrays, terms, (result, kept, kept), logits)
 

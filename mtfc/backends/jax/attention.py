@@ -27,6 +27,33 @@ def attention_dot(subscripts, x, y):
     return jnp.einsum(subscripts, x.astype(dtype), y.astype(dtype), preferred_element_type=accumulated)
 
 
+def attention_mean(softmax, subscripts, logits, v, axes, part):
+    """Return the mean of the values by the softmax of the logits over axes, and the numbers of the softmax.
+
+    softmax: computes what `attention_softmax` returns.
+
+    On TPUs the matrix unit sums the exponentials, too, by a column of ones beside 16-bit values: sums by the vector unit take
+    longer than the product.
+    """
+    operands, result = subscripts.split("->")
+    letters, term = operands.split(",")
+    own = [letter for letter in term if letter not in letters]
+    rest = letters[: -len(axes)]
+    if v.dtype.itemsize != 2 or not is_tpu() or sorted(result) != sorted([*own[:1], *rest]):
+        weights, *numbers = softmax()
+        return attention_dot(subscripts, weights, v), *numbers
+    largest = jnp.max(logits, axis=axes, keepdims=True)
+    largest = jnp.maximum(largest, jnp.finfo(largest.dtype).min) if part else largest
+    axis, depth = term.index(own[0]), v.shape[term.index(own[0])]
+    columns = jnp.concatenate([v, jnp.ones_like(lax.slice_in_dim(v, 0, 1, axis=axis))], axis)
+    found = attention_dot(subscripts, jnp.exp(logits - largest), columns)
+    axis = result.index(own[0])
+    mean = lax.slice_in_dim(found, 0, depth, axis=axis)
+    total = lax.slice_in_dim(found, depth, depth + 1, axis=axis)
+    mean = mean / (jnp.where(total == 0, 1, total) if part else total)
+    return mean, largest, attention_aligned(total.squeeze(axis), result.replace(own[0], ""), letters)
+
+
 def attention_aligned(x, term, letters):
     """Transpose an array with axes `term` to those of `letters`, with axes of size 1 for letters that it lacks."""
     x = x.transpose([term.index(letter) for letter in letters if letter in term])
@@ -70,12 +97,16 @@ def attention_blocks(function, arrays, terms, results, logits, most=2**19, least
     return tuple(joined(x, term.index(letter)) for x, term in zip(found, results, strict=True))
 
 
+def is_tpu():
+    """Return True under a mesh of TPUs."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device is not None and device.platform == "tpu"
+
+
 def on_tpu(kernel, plain, *arrays):
     """Return the results of `kernel` on TPUs from v4 on, and of `plain` elsewhere: older ones multiply no bf16 in kernels."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    has_kernels = (
-        device is not None and device.platform == "tpu" and device.device_kind not in ("TPU v2", "TPU v3")
-    )
+    mesh = jax.sharding.get_abstract_mesh()
+    has_kernels = is_tpu() and mesh.abstract_device.device_kind not in ("TPU v2", "TPU v3")
     return (kernel if has_kernels else plain)(*arrays)
 
 

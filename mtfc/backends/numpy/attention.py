@@ -13,6 +13,15 @@ def attention_dot(subscripts, x, y):
     return einsum(subscripts, wide(x), wide(y))
 
 
+def attention_mean(softmax, subscripts, logits, v, axes, part):
+    """Return the mean of the values by the softmax of the logits over axes, and the numbers of the softmax.
+
+    softmax: computes what `attention_softmax` returns.
+    """
+    weights, *numbers = softmax()
+    return attention_dot(subscripts, weights, v), *numbers
+
+
 def attention_aligned(x, term, letters):
     """Transpose an array with axes `term` to those of `letters`, with axes of size 1 for letters that it lacks."""
     mesh = range(len(MESH))
