@@ -173,6 +173,29 @@ def test_layers_of_one_matrix_that_add_to_their_input_are_copies() -> None:
     assert [found.code for found in merged.imported.warnings()] == ["W802"]
 
 
+def test_gradients_have_the_sides_of_their_matrices() -> None:
+    """Each layer renames its output, and the cotangent of it: the gradient of a square matrix is no other way round."""
+    optax = pytest.importorskip("optax")
+    optimizer = optax.adam(1e-3)
+
+    def loss(params: Any, x: Any) -> Any:
+        for w in params:
+            x = x + jnp.tanh(x @ w)
+        return (x**2).sum()
+
+    def step(params: Any, state: Any, x: Any) -> Any:
+        updates, state = optimizer.update(jax.grad(loss)(params, x), state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = [array(8, 8)] * 3
+    program = mtfc.from_jax(step, params, jax.eval_shape(optimizer.init, params), array(4, 8))
+    lines = [line.split(": ")[1] for line in program.arguments().splitlines()]
+    assert lines == ["f32[params_0, params_1]"] * 3 + ["i32[]"] + ["f32[params_0, params_1]"] * 6 + [
+        "f32[batch, params_0]"
+    ]
+    assert len(program.imported.renames) == 6
+
+
 def test_matrices_of_one_layer_are_no_copies() -> None:
     """Matrices with equal shapes may be for two inputs: what meets in one array keeps two dimensions."""
 

@@ -157,9 +157,9 @@ def test_steps_of_loops_keep_to_a_memory_limit(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     args = tuple(jnp.asarray(random.normal(size=s) * 0.1, "f") for s in ((4, 8, 8), (512, 8)))
     program = mtfc.from_jax(step, *args, names={"x": "batch embed"})
-    plan = program.plan({"batch": "data"}, {"data": 2}, memory="90kB")
+    plan = program.plan({"batch": "data"}, {"data": 2}, memory="93kB")
     plain = program.plan({"batch": "data"}, {"data": 2})
-    assert plan.memory <= 90_000 < plain.memory
+    assert plan.memory <= 93_000 < plain.memory
     assert plan.cost()["step"]["flops_per_device"] > plain.cost()["step"]["flops_per_device"]
     np.testing.assert_allclose(plan.step(*args), plain.step(*args), rtol=1e-5, atol=1e-5)
     assert program.verify(plan, *args).ok

@@ -42,7 +42,7 @@ NUMBERS = frozenset(DTYPES.values()) - {"c64", "c128", "f8e4m3fn", "f8e5m2"}
 class Var:
     """An array. number: its space. key: the implementation of random keys, whose data the array has; None for other arrays.
 
-    repeated: the axes along which it repeats its elements.
+    repeated: the axes along which it repeats its elements. is_backward: True if a step of the backward pass makes it.
     """
 
     number: int
@@ -51,6 +51,7 @@ class Var:
     key: str | None = None
     axes: tuple[Axis, ...] = ()
     repeated: frozenset[int] = frozenset()
+    is_backward: bool = False
 
 
 @attrs.frozen(eq=False)

@@ -63,6 +63,8 @@ class Linker:
 
     def body(self, body: Body) -> None:
         for step in body.steps:
+            for result in step.results:
+                result.is_backward = step.stage == "backward"
             self.rule(step).link(self, step)
 
     def give(self, var: Var, axes: Axes) -> None:

@@ -29,6 +29,8 @@ def data(operand: Var) -> int:
 def link(linker: Linker, step: AppliedPrimitive) -> None:
     """Give the result the axes of the operand with the most data, and fit the others to them.
 
+    Of operands with as much, one of the forward pass comes first: a derivative has the axes of what the gradient is for, and a
+    cotangent may have those of the next array.
     An operand may have size 1 along an axis, which the result then has from another operand. A factor that stands in for a factor
     of another operand gives way to it: so the gradient of renamed keys gets the dimension of the queries back.
     """
@@ -37,7 +39,7 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
         for result in step.results:
             linker.give(result, ())
         return
-    order = sorted(arrays, key=lambda i: -data(arrays[i]))
+    order = sorted(arrays, key=lambda i: (-data(arrays[i]), arrays[i].is_backward))
     shape = step.results[0].shape
     wanted: list[Axis] = []
     taken: set[Factor] = set()
