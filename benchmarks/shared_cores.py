@@ -26,7 +26,7 @@ HOST = -1
 LEAST = 1e-7
 """Least seconds of a task."""
 
-RUNS, RUN, MOST_CALLS = 4, 0.05, 1000
+RUNS, RUN, MOST_CALLS = 4, 0.02, 250
 """Runs in which a call is measured; the seconds of a run, and its most calls."""
 
 QUEUED = 16
