@@ -93,6 +93,17 @@ def test_without_locks_a_living_run_is_seen_by_its_counter(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("without_locks")
+def test_the_counter_is_never_gone_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_lock, "BEAT", 0.0)
+    with RunLock.hold(tmp_path) as lock:
+        for _ in range(20_000):
+            lock.check()
+    assert (tmp_path / LOCK).read_text() == ""
+
+
+@pytest.mark.usefixtures("without_locks")
 def test_without_locks_a_dead_run_is_seen_by_its_counter(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text(
         json.dumps({"host": "h", "pid": 7, "started": "now", "run": "dead", "count": 3})

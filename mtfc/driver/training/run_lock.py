@@ -58,7 +58,8 @@ class RunLock:
         """Take the lock. Raises `Unavailable` if another run has it, and `UsageError` if the folder cannot be written."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file = (folder / LOCK).open("ab", buffering=0)
+            (folder / LOCK).touch()
+            file = (folder / LOCK).open("r+b", buffering=0)
         except OSError as error:
             raise UsageError(f"cannot write to {folder}: {reason_of(error)}") from None
         with file:
@@ -105,23 +106,28 @@ class RunLock:
                 DEAD / 60
             )  # another run may have begun at the same moment: the last one to write stays
             self.check()
-            Thread(target=self._beat, daemon=True).start()
+        beat = Thread(target=self._beat, daemon=True)
+        if is_leased:
+            beat.start()
         try:
             yield
         finally:
             self.stopped.set()
+            if is_leased:
+                beat.join()  # what it still writes would outlive the run
             with suppress(OSError, Unavailable):  # the file stays: removing it would break others' locks
                 if self._is_own():
                     self.write(b"")
 
     def _wait_for_owner(self) -> None:
         """Wait until the run that the file names is known to be dead. Raises `Unavailable` if it lives."""
-        before, end = self.read(), time.monotonic() + DEAD
+        before = self.read()
         if before:
             say(
                 f"{self.folder} has no locks: waiting {DEAD:.0f} s for a sign of {_described(_owner(before))}"
             )
-        while before and time.monotonic() < end:
+        looks = 60 if before else 0  # looks are counted, not the time: a machine that slept proves nothing
+        for _ in range(looks):
             time.sleep(DEAD / 60)
             if not (now := self.read()):  # the other run has come to its end
                 return
@@ -182,8 +188,10 @@ def _content(path: Path) -> bytes | None:
 
 
 def _rewrite(file: IO[bytes], content: bytes) -> None:
-    file.truncate(0)
+    """Write over what the file holds. A reader never finds it empty on the way, as that would say that the run has ended."""
+    file.seek(0)
     file.write(content)
+    file.truncate()
 
 
 def _owner(content: bytes | None) -> dict[str, Any]:
