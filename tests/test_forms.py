@@ -23,7 +23,7 @@ from mtfc.compiler.ir.printer import print_program
 from mtfc.compiler.ir.types import GROUPS, Forms, Layout, Mesh
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.passes.unroll_loops import largest_divisor
-from mtfc.compiler.search.forms_search import forms_of, unrolled
+from mtfc.compiler.search.forms_search import forms_of, ordered
 from mtfc.compiler.search.found import Found, Price
 from mtfc.compiler.search.global_layouts import global_search
 from mtfc.driver.loading.choice import Choice
@@ -33,7 +33,7 @@ from mtfc.driver.searching.layouts import LayoutAnswer
 from mtfc.driver.searching.search import search
 from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.frontend.layouts.layout_text import layout_text
-from tests.harness import FINE, exact_data, load
+from tests.harness import FINE, agree, exact_data, load
 from tests.jax_gradients import gradients_by_jax
 
 FORMS = "forms: { regions: time, dots: joined, flops_per_byte: 300 }"
@@ -232,12 +232,62 @@ def test_a_search_unrolls_loops_that_shorten_the_step_and_fit(
         return Price(7.0, 1.0, unroll, unroll, 0, overlapping[(1, 2, 4).index(unroll)])
 
     plain = Found(Mesh("m", (("a", 2),)), Layout("found"), 8.0 if objective == "time" else 10.0, 3.0, 1)
-    found = unrolled(plain, price, objective, memory)
+    found = ordered(plain, price, objective, memory)
     assert found.layout.forms.unroll == number
     if objective == "time":
         assert (found.objective, found.lower_bound, found.without_forms) == (8.0, 3.0, None)
     else:
         assert (found.objective, found.lower_bound, found.without_forms) == (8.0, 0.0, plain)
+
+
+def test_a_search_puts_sums_after_loops_that_wait_for_them() -> None:
+    def price(mesh: Any, layout: Layout) -> Price:
+        forms = layout.forms
+        step = {("inside", 1): 10.0, ("after", 1): 9.0, ("after", 2): 8.0}.get(
+            (forms.sums, forms.unroll), 8.0
+        )
+        return Price(7.0, 0.5 if forms.sums == "after" else 1.0, 1, 1, 0, step)
+
+    plain = Found(Mesh("m", (("a", 2),)), Layout("found"), 8.0, 8.0, 1)
+    found = ordered(plain, price, "time", 100)
+    assert found.layout.forms == Forms(unroll=2, sums="after")
+    assert (found.objective, found.lower_bound, found.is_optimal) == (7.5, 7.5, True)
+
+
+WIDE = """
+dim batch = 16
+dim io = 512
+dim hidden = 512
+dim layers = 2
+mesh line = [data: 2]
+layout plain on line = { batch: data }
+layout formed on line = { batch: data, forms: { sums: after } }
+layout spread on line = { batch: data, params: { io: data }, forms: { sums: after } }
+model net(x: [batch, io]) {
+  repeat layers {
+    param w: [io, hidden] = normal(stddev = 0.1)
+    param v: [hidden, io] = normal(stddev = 0.1)
+    x = x + einsum(einsum(x, w -> [batch, hidden]), v -> [batch, io])
+  }
+  loss = mean(square(x))
+  return loss
+}
+train net { minimize loss; optimizer = sgd(learning_rate = 0.1) }
+"""
+
+
+def test_sums_after_loops_keep_results_and_bytes() -> None:
+    module = load(WIDE)
+    programs = [lower(module.programs[0], each.mesh, each.layout) for each in module.layouts]
+    steps = [program.function("step") for program in programs]
+    inside = [
+        sum(eqn.op == "all_reduce" for loop in step.body for region in loop.regions for eqn in region.body)
+        for step in steps
+    ]
+    assert inside == [1, 0, 0]  # of both parameters at once
+    one, other, _ = (layout_cost(program) for program in programs)
+    assert total(one.step).sent.wire_bytes == total(other.step).sent.wire_bytes
+    agree(WIDE, jax=False)
 
 
 def test_a_search_that_unrolls_loops_says_so(tmp_path: Path) -> None:

@@ -108,11 +108,8 @@ def simulate_case(
 
 def _for_servers(case: LayoutOnMesh) -> LayoutOnMesh:
     """Return a layout whose program sums the gradients of all layers after the backward pass, where servers take them."""
-    from mtfc.compiler.passes.pipelines import parse_pipeline
-
-    if case.passes is not None:
-        raise UsageError("--parameter-servers takes the default passes: leave out --passes")
-    return attrs.evolve(case, passes=parse_pipeline("default{place-reductions.in_loops=0}"))
+    forms = attrs.evolve(case.layout.forms, sums="after")
+    return attrs.evolve(case, layout=attrs.evolve(case.layout, forms=forms))
 
 
 def simulate_multi_mesh(

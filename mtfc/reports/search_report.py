@@ -259,19 +259,21 @@ def _shown(layout: Layout) -> tuple[Layout, list[str]]:
 
 
 def _proof(result: LayoutSearchResult) -> str:
-    return f"{_proven(result)}{_unrolling(result)}"
+    return f"{_proven(result)}{_order(result)}"
 
 
-def _unrolling(result: LayoutSearchResult) -> str:
-    """Return what unrolled loops save, or an empty text where the layout unrolls none."""
+def _order(result: LayoutSearchResult) -> str:
+    """Return what sums after loops and unrolled loops save, or an empty text where the layout has neither."""
     found = result.found
-    number = found.layout.forms.unroll
-    if number == 1 or result.objective != "time":
+    forms = found.layout.forms
+    if forms == forms.without_order or result.objective != "time":
         return ""
-    forms = attrs.evolve(found.layout.forms, unroll=1)
-    before = result.pricer.with_overlap(found.mesh, attrs.evolve(found.layout, forms=forms)).overlapping
+    plain = attrs.evolve(found.layout, forms=forms.without_order)
+    before = result.pricer.with_overlap(found.mesh, plain).overlapping
     less = 100 * (1 - over(result.price.overlapping, before))
-    return f" With {number} iterations of a loop in one, the step with overlap takes {less:.2g}% less."
+    parts = ["sums after loops"] if forms.sums == "after" else []
+    parts += [f"{forms.unroll} iterations of a loop in one"] if forms.unroll > 1 else []
+    return f" With {' and '.join(parts)}, the step with overlap takes {less:.2g}% less."
 
 
 def _proven(result: LayoutSearchResult) -> str:
@@ -281,7 +283,7 @@ def _proven(result: LayoutSearchResult) -> str:
         return f"The best of the pipelines that were compiled; nothing is proven about others. {tried}"
     if result.cuts:
         return _cuts_text(result)
-    if found.without_forms is not None or attrs.evolve(found.layout.forms, unroll=1).entries:
+    if found.without_forms is not None or found.layout.forms.without_order.entries:
         ended = "Interrupted. " if found.is_interrupted else ""
         return f"{ended}{_proof_without_forms(result)} {_proof_with_forms(found, unit)} {tried}"
     if found.is_optimal:

@@ -162,6 +162,9 @@ REGIONS = ("never", "time", "memory")
 GROUPS = ("cheaper", "rows", "parameters")
 """The forms of the pass `spread-groups`: what travels where a layout splits rows and groups of a grouped dot alike."""
 
+SUMS = ("inside", "after")
+"""The forms of the pass `place-reductions`: where large sums that loops stack are completed, if both send as much."""
+
 
 @frozen
 class Forms:
@@ -169,12 +172,19 @@ class Forms:
 
     regions: the form of the pass `split-regions`. flops_per_byte: the balance of the pass `join-dots`; 0 if no dots are joined.
     groups: the form of the pass `spread-groups`. unroll: the most iterations of the pass `unroll-loops`; 1 if none is unrolled.
+    sums: the form of the pass `place-reductions`.
     """
 
     regions: str = "never"
     flops_per_byte: int = 0
     groups: str = "cheaper"
     unroll: int = 1
+    sums: str = "inside"
+
+    @property
+    def without_order(self) -> Forms:
+        """The forms that say more than what is sent beside what: those without `sums` and `unroll`."""
+        return Forms(self.regions, self.flops_per_byte, self.groups)
 
     @property
     def entries(self) -> dict[str, str | int]:
@@ -188,6 +198,8 @@ class Forms:
             found["groups"] = self.groups
         if self.unroll != 1:
             found["unroll"] = self.unroll
+        if self.sums != "inside":
+            found["sums"] = self.sums
         return found
 
     @classmethod
@@ -197,8 +209,10 @@ class Forms:
             if not is_form(key, value) or (key == "flops_per_byte" and entries.get("dots") != "joined"):
                 raise ValueError(key)
         balance = entries.get("flops_per_byte", FLOPS_PER_BYTE) if entries.get("dots") == "joined" else 0
-        regions, groups = (str(entries.get(key, FORMS[key][0])) for key in ("regions", "groups"))
-        return cls(regions, int(balance), groups, int(entries.get("unroll", 1)))
+        regions, groups, sums = (
+            str(entries.get(key, FORMS[key][0])) for key in ("regions", "groups", "sums")
+        )
+        return cls(regions, int(balance), groups, int(entries.get("unroll", 1)), sums)
 
 
 FORMS: Mapping[str, tuple[str, ...]] = {
@@ -207,6 +221,7 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "flops_per_byte": (),
     "groups": GROUPS,
     "unroll": (),
+    "sums": SUMS,
 }
 """The words of each entry of a layout's `forms`; without words it is a number of at least 1."""
 

@@ -1,11 +1,11 @@
 """The forms of the best layouts: whether equations between two sums run on parts, whether sums of dots are joined, what travels
-for dots of groups, and how many iterations of a loop run in one.
+for dots of groups, where sums of loops are completed, and how many iterations of a loop run in one.
 
 A search finds layouts without forms. Then the forms of the best of them are priced on the machine, with those of layouts that do
 not fit into the memory: on parts they may. So the bound of a search is for layouts without forms. For layouts with regions on
 parts another bound is found by `bound_with_regions`. It does not hold for joined dots, nor for forms of groups.
 
-Unrolled loops change only the time with overlap. So they are tried last, and by that time.
+Unrolled loops, and sums after loops, change only what is sent beside what. So they are tried last, by the time with overlap.
 """
 
 from __future__ import annotations
@@ -37,20 +37,22 @@ UNROLLED = (2, 4)
 """The numbers of iterations in one that are tried."""
 
 LEAST_OVERLAP = 1e-2
-"""The part of the step with overlap that unrolled loops must save each time that the program doubles."""
+"""The part of the step with overlap that sums after loops must save, and unrolled loops each time that the program doubles."""
 
 
-def unrolled(found: Found, with_overlap: Pricing, objective: Objective, memory: float) -> Found:
-    """Return the found layout with the unrolled loops that shorten the step, if they fit into the memory."""
+def ordered(found: Found, with_overlap: Pricing, objective: Objective, memory: float) -> Found:
+    """Return the found layout with the sums after loops and the unrolled loops that shorten the step, if they fit in memory."""
     plain, best = found, with_overlap(found.mesh, found.layout).overlapping
     try:
-        for number in UNROLLED:
-            layout = attrs.evolve(found.layout, forms=attrs.evolve(found.layout.forms, unroll=number))
-            price = with_overlap(found.mesh, layout)
-            if price.tiled > memory or price.overlapping >= (1 - LEAST_OVERLAP) * best:
-                break
-            best = price.overlapping
-            found = attrs.evolve(found, layout=layout, objective=value_of(price, objective))
+        for steps in ([{"sums": "after"}], [{"unroll": number} for number in UNROLLED]):
+            for step in steps:
+                layout = attrs.evolve(found.layout, forms=attrs.evolve(found.layout.forms, **step))
+                price = with_overlap(found.mesh, layout)
+                if price.tiled > memory or price.overlapping >= (1 - LEAST_OVERLAP) * best:
+                    break
+                best, value = price.overlapping, value_of(price, objective)
+                bound = min(found.lower_bound, value)
+                found = attrs.evolve(found, layout=layout, objective=value, lower_bound=bound)
     except KeyboardInterrupt:
         found = attrs.evolve(found, is_interrupted=True)
     if objective == "overlap" and found.layout != plain.layout:

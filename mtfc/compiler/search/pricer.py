@@ -44,7 +44,7 @@ class LayoutPricer:
     recomputes: bool = False
     model: Program | None = None
     known: dict[tuple[Mesh, Layout], Price] = attrs.field(factory=dict)
-    alike: dict[tuple[bytes, int, bool], Price] = attrs.field(factory=dict)
+    alike: dict[tuple[bytes, int, str, bool], Price] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, program: Program, hardware: Hardware, recomputes: bool = False) -> LayoutPricer:
@@ -89,7 +89,7 @@ class LayoutPricer:
         placed = self._placed(mesh, layout)
         named = Layout("", values=layout.values)
         text = print_program(attrs.evolve(placed, layout=named))
-        key = blake2b(text.encode()).digest(), layout.forms.unroll, overlaps
+        key = blake2b(text.encode()).digest(), layout.forms.unroll, layout.forms.sums, overlaps
         if key not in self.alike:
             self.alike[key] = self._price(self._lowered(placed), mesh, overlaps)
         return self.alike[key]

@@ -14,7 +14,7 @@ from mtfc.compiler.garbage import few_collections
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules
 from mtfc.compiler.passes.recompute import limit_on
-from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, forms_of, unrolled
+from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, forms_of, ordered
 from mtfc.compiler.search.found import (
     IN_BYTES,
     Found,
@@ -74,7 +74,7 @@ class LayoutFinder:
         best layout is priced exactly. with_forms: choose also the forms of the layout, in a part of the time.
         """
         found = self._best_global(meshes, until, known, rules, progress, with_forms)
-        return self.unrolled(found) if with_forms else found
+        return self.ordered(found) if with_forms else found
 
     def _best_global(
         self,
@@ -106,14 +106,14 @@ class LayoutFinder:
             return find(exact, until)
         return _with_value(best, value_of(price, self.objective))
 
-    def unrolled(self, found: Found) -> Found:
-        """Return the found layout with the unrolled loops that shorten the step, if the time of a step counts."""
+    def ordered(self, found: Found) -> Found:
+        """Return the found layout with the forms of loops that shorten the step with overlap, if the time of a step counts."""
         (function,) = self.pricer.program.functions
         has_loops = any(eqn.regions for eqn in function.body)
         if not has_loops or found.is_interrupted or self.objective in IN_BYTES:
             return found
         memory = self.pricer.hardware.device.memory
-        return unrolled(found, self.pricer.with_overlap, self.objective, memory)
+        return ordered(found, self.pricer.with_overlap, self.objective, memory)
 
     def forms_search(
         self, recorded: RecordedPricing, until: float, given: Sequence[tuple[Mesh, Layout]] = ()

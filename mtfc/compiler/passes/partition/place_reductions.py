@@ -17,7 +17,8 @@ later equation makes smaller is completed there. For each mesh axis, a minimum c
 
 In a loop each value counts once for every iteration. A sum that a loop carries may stay pending in all iterations. A value that a
 loop yields may be completed once, as a stack, or in every iteration. If both send as much, a sum of at least `in_loops` bytes is
-completed in every iteration, where it can be sent while the loop computes. Smaller sums are completed as a stack.
+completed in every iteration, where it can be sent while the loop computes. Smaller sums are completed as a stack, and with
+`forms: { sums: after }` in the layout all are.
 
 Input:   %a: f32[io] = sum %x layout {batch: rows}; %b: f32[io] = sum %z layout {batch: rows}; %c: f32[io] = add %a, %b layout {}
 Output:  %a: f32[io] +{rows} = sum %x layout {batch: rows}; %b: f32[io] +{rows} = sum %z ...; %c: f32[io] +{rows} = add %a, %b
@@ -79,7 +80,11 @@ class PlaceReductions(Pass):
     in_loops: int = 1 << 20
 
     def run(self, program: Program) -> Program:
-        mesh, least = program.placed_on, self.in_loops or inf
+        mesh, is_after = (
+            program.placed_on,
+            program.layout is not None and program.layout.forms.sums == "after",
+        )
+        least = inf if is_after else self.in_loops or inf
         return program.map_functions(lambda function: with_sums_placed(function, mesh, least))
 
 
