@@ -199,7 +199,7 @@ def test_the_matrix_unit_sums_exponentials(form: str) -> None:
     placed = lower(fused, module.layouts[0].mesh, Layout("nothing"), "forward")
     text = jax_backend.generate(placed)
     on_tpu = text.replace('device is not None and device.platform == "tpu"', "True").replace(
-        "has_kernels = is_tpu()", "has_kernels = False"
+        "kernels.get(kernel_platform(), plain)", "plain"
     )
     assert on_tpu != text
     arrays = generic_data(fused.function("forward"), 0)
@@ -229,9 +229,9 @@ def test_kernels_compute_what_the_op_computes(form: str) -> None:
     fused = run(module.programs[0], (FuseAttention(least=1),))
     placed = lower(fused, module.layouts[0].mesh, Layout("nothing"), "gradients")
     text = jax_backend.generate(placed)
-    chooses = "return (kernel if has_kernels else plain)(*arrays)"
-    assert text.count("on_tpu(lambda") == 4 and chooses in text
-    interpreted = text.replace(chooses, "return kernel(*arrays)").replace("interpret=False", "interpret=True")
+    chooses = "kernels.get(kernel_platform(), plain)"
+    assert text.count("tpu=lambda") == 4 and chooses in text
+    interpreted = text.replace(chooses, 'kernels["tpu"]').replace("interpret=False", "interpret=True")
     arrays = generic_data(fused.function("forward"), 0)
     arrays |= {"ids": np.arange(512, dtype=np.int32).reshape(2, 256) // 100} if "ids" in arrays else {}
     differentiated = run(fused, (Differentiate("gradients"),))
@@ -258,7 +258,7 @@ def test_kernels_are_for_tpus_from_v4_on(kind: str, chosen: str, monkeypatch: py
     emitted = jax_module(lower(fused, module.layouts[0].mesh, Layout("nothing"), "gradients"))
     device = SimpleNamespace(platform=kind.split()[0].lower(), device_kind=kind)
     monkeypatch.setattr(jax.sharding, "get_abstract_mesh", lambda: SimpleNamespace(abstract_device=device))
-    assert emitted.on_tpu(lambda: "kernel", lambda: "plain") == chosen
+    assert emitted.on_device(lambda: "plain", tpu=lambda: "kernel") == chosen
 
 
 @pytest.mark.parametrize(
@@ -277,14 +277,22 @@ def test_no_kernel_takes_what_kernels_do_not_compute(form: str) -> None:
     module = load(with_long_rows(form))
     fused = run(module.programs[0], (FuseAttention(least=1),))
     text = jax_backend.generate(lower(fused, module.layouts[0].mesh, Layout("nothing"), "gradients"))
-    assert "on_tpu(" not in text
+    assert "tpu=lambda" not in text
 
 
 def test_no_kernel_takes_keys_that_are_split() -> None:
     module = load(with_long_rows("causal"))
     fused = run(module.programs[0], (FuseAttention(least=1),))
     declared = chosen_layout(module, "by_memory")
-    assert "on_tpu(" not in jax_backend.generate(lower(fused, declared.mesh, declared.layout, "gradients"))
+    assert "tpu=lambda" not in jax_backend.generate(lower(fused, declared.mesh, declared.layout, "gradients"))
+
+
+def test_no_kernel_takes_a_mask_that_hides_nothing() -> None:
+    """Beside a number of 0, hidden keys have weight, and kernels give them none."""
+    module = load(with_long_rows("causal").replace("-30000.0", "0.0"))
+    fused = run(module.programs[0], (FuseAttention(least=1),))
+    text = jax_backend.generate(lower(fused, module.layouts[0].mesh, Layout("nothing"), "gradients"))
+    assert "attention(" in text and "tpu=lambda" not in text
 
 
 def test_a_kernel_takes_a_part_of_the_rows() -> None:
@@ -324,7 +332,7 @@ def test_jax_differentiates_an_emitted_forward() -> None:
     module = load(with_long_rows("causal"))
     fused = run(module.programs[0], (FuseAttention(least=1),))
     placed = lower(fused, module.layouts[0].mesh, module.layouts[0].layout, "gradients")
-    assert "differentiable_on_tpu(lambda" in jax_backend.generate(placed)
+    assert "differentiable_on_device(lambda" in jax_backend.generate(placed)
     emitted = jax_module(placed)
     inputs = emitted.shard(generic_data(fused.function("forward"), 0), emitted.INPUTS)
     own = emitted.gradients({}, inputs)

@@ -1,4 +1,4 @@
-"""The rules of a layout that cause its collectives, and attention that stays separate ops, for `mtfc explain`."""
+"""The rules of a layout that cause its collectives, and attention that no kernel computes, for `mtfc explain`."""
 
 from __future__ import annotations
 
@@ -16,43 +16,46 @@ if TYPE_CHECKING:
     from mtfc.compiler.ir.core import Program
     from mtfc.compiler.passes.fuse_attention import Reason
     from mtfc.meshes.multi_mesh_cost import MultiMeshCost
+    from mtfc.reports.provenance_report import NoKernel
     from mtfc.reports.recompute_report import Recomputation
 
 
 def explain_record(file: str, choice: Choice, sources: Sources) -> dict[str, Any]:
     """Return the JSON record; see `docs/command.md`. Raises `CompileError` and `UsageError`."""
-    from mtfc.reports.provenance_report import provenance_json, separate_json
+    from mtfc.reports.provenance_report import kernels_json, provenance_json, separate_json
     from mtfc.reports.recompute_report import recompute_json
 
     selection = select(file, choice, sources, or_multi_mesh=True)
     if isinstance(selection.case, MultiMeshCase):
         return _multi_mesh_record(selection.case, selection.program)
-    cost, found, separate, limit = _explained(selection)
+    cost, found, separate, refused, limit = _explained(selection)
     selected = {"model": cost.model, "layout": cost.layout.name, "mesh": cost.mesh.sizes}
     record = {
         **selected,
         "collectives": provenance_json(found),
         "separate_attention": separate_json(separate),
+        "attention_without_kernel": kernels_json(refused),
     }
     return record | ({"recomputation": recompute_json(limit)} if limit is not None else {})
 
 
 def explain_text(file: str, choice: Choice, sources: Sources) -> str:
-    """Return the collectives with their causes, by line and by rule, and attention that stays separate ops.
+    """Return the collectives with their causes, by line and by rule, and attention that no kernel computes.
 
     Raises `CompileError` and `UsageError`.
     """
     from mtfc.reports.cost_report import heading
-    from mtfc.reports.provenance_report import provenance_report, separate_report
+    from mtfc.reports.provenance_report import kernels_report, provenance_report, separate_report
     from mtfc.reports.recompute_report import recompute_report
 
     selection = select(file, choice, sources, or_multi_mesh=True)
     if isinstance(selection.case, MultiMeshCase):
         return _multi_mesh_text(selection.case, selection.program, sources)
-    cost, found, separate, limit = _explained(selection)
+    cost, found, separate, refused, limit = _explained(selection)
     files = [*(each.span.file for each in found if each.span), *(limit.files if limit else ())]
     texts = sources.with_library(files)
-    report = provenance_report(found, cost.file, texts) + separate_report(separate, cost.file)
+    report = provenance_report(found, cost.file, texts)
+    report += separate_report(separate, cost.file) + kernels_report(refused, cost.file)
     return "\n".join([*heading(cost), "", report, *([recompute_report(limit, texts)] if limit else [])])
 
 
@@ -101,10 +104,11 @@ def _multi_mesh(case: MultiMeshCase, program: Program) -> tuple[MultiMeshCost, l
 
 def _explained(
     selection: Selection,
-) -> tuple[PlacedCost, list[SentArray], list[Reason], Recomputation | None]:
-    """Return the cost of a step, or of a forward pass, all arrays that a device sends, attention of separate ops, and what a
-    memory limit changes.
+) -> tuple[PlacedCost, list[SentArray], list[Reason], list[NoKernel], Recomputation | None]:
+    """Return the cost of a step, or of a forward pass, all arrays that a device sends, attention of separate ops, attention
+    without kernels, and what a memory limit changes.
     """
+    from mtfc.backends.jax.attention_kernels import refusals
     from mtfc.compiler.analysis.equation_names import names_by_place
     from mtfc.compiler.analysis.provenance import sent_arrays
     from mtfc.compiler.cost.volumes import layout_cost
@@ -117,4 +121,5 @@ def _explained(
     function = program.function("step" if cost.trains else "forward")
     separate = reasons(selection.program)
     limit = recomputation(selection.program, case, program)
-    return cost, list(sent_arrays(function, case.mesh, case.layout, names)), separate, limit
+    sent = list(sent_arrays(function, case.mesh, case.layout, names))
+    return cost, sent, separate, [*refusals(function, case.mesh)], limit

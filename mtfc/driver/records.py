@@ -107,6 +107,15 @@ class SeparateAttention(TypedDict):
     why: str
 
 
+class AttentionWithoutKernel(TypedDict):
+    """Attention that JAX computes in blocks on this kind of device, `TPU` or `GPU`, and why."""
+
+    file: str | None
+    line: int | None
+    device: str
+    why: str
+
+
 class Explanation(TypedDict):
     """`mtfc.explain`: the collectives of a layout and their causes."""
 
@@ -115,6 +124,7 @@ class Explanation(TypedDict):
     mesh: dict[str, int]
     collectives: list[Collective]
     separate_attention: list[SeparateAttention]
+    attention_without_kernel: list[AttentionWithoutKernel]
 
 
 class LineDifference(TypedDict):

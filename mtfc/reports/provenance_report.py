@@ -7,10 +7,14 @@ from typing import Any
 
 from mtfc.compiler.analysis.provenance import AppliedRule, CollectiveCause, SentArray
 from mtfc.compiler.diagnostics import Span
+from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.passes.fuse_attention import Reason
 from mtfc.reports.source_lines import Line, line_of, place_text, source_text
 from mtfc.reports.table import aligned
+
+NoKernel = tuple[Equation, str, str]
+"""An equation of attention, `TPU` or `GPU`, and why no kernel computes the equation there."""
 
 
 def provenance_report(found: Sequence[SentArray], own: str | None, texts: Mapping[str, str]) -> str:
@@ -86,6 +90,20 @@ def separate_report(found: Sequence[Reason], own: str | None) -> str:
 def separate_json(found: Sequence[Reason]) -> list[dict[str, Any]]:
     """Return a record for each softmax between two dots that stays separate ops."""
     return [{**_line("", each.eqn.span), "why": each.text} for each in found]
+
+
+def kernels_report(found: Sequence[NoKernel], own: str | None) -> str:
+    """Return the attention that a kind of device computes without a kernel, with the reason; an empty text if there is none."""
+    places = dict.fromkeys((line_of(eqn.span), device, text) for eqn, device, text in found)
+    rows = [[place_text(line, own), f"on {device}s", text] for line, device, text in places]
+    title = "\n  Attention that JAX computes in blocks, without a kernel:\n"
+    return title + "\n".join(aligned(rows, indent="    line ")) + "\n" if rows else ""
+
+
+def kernels_json(found: Sequence[NoKernel]) -> list[dict[str, Any]]:
+    """Return a record for each line of attention that a kind of device computes without a kernel."""
+    records = [{**_line("", eqn.span), "device": device, "why": text} for eqn, device, text in found]
+    return [each for i, each in enumerate(records) if each not in records[:i]]
 
 
 def provenance_json(found: Sequence[SentArray]) -> list[dict[str, Any]]:

@@ -47,3 +47,27 @@ def test_a_softmax_that_stores_its_weights_is_named(mtfc: Mtfc, folder: Path) ->
     assert f"    line 6  {why}" in mtfc("explain", "dropped.mtf").out
     record = mtfc("explain", "dropped.mtf", "--format", "json").json
     assert record["separate_attention"] == [{"file": "dropped.mtf", "line": 6, "why": why}]
+
+
+MASKED = """dim batch = 2; dim length = 1024; dim memory = 1024; dim d = 8
+mesh line = [all: 2]
+layout split on line = { batch: all }
+model net(q: [batch, length, d], k: [batch, memory, d], keep: bool[batch, memory]) {
+  s = where(keep, einsum(q, k -> [batch, length, memory]), -30000.0)
+  e = exp(s - stop_gradient(max(s, over = memory)))
+  y = einsum(e, k -> [batch, length, d]) / sum(e, over = memory)
+  return y
+}
+"""
+
+
+def test_attention_without_kernels_is_named(mtfc: Mtfc, folder: Path) -> None:
+    (folder / "masked.mtf").write_text(MASKED)
+    out = mtfc("explain", "masked.mtf").out
+    splash = "it has a bias, or a mask other than of positions and one sequence's segments"
+    assert f"    line 7  on TPUs  {splash}\n    line 7  on GPUs  its numbers are f32\n" in out
+    record = mtfc("explain", "masked.mtf", "--format", "json").json
+    assert record["attention_without_kernel"] == [
+        {"file": "masked.mtf", "line": 7, "device": "TPU", "why": splash},
+        {"file": "masked.mtf", "line": 7, "device": "GPU", "why": "its numbers are f32"},
+    ]

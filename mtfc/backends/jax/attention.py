@@ -1,10 +1,11 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Functions for attention that are copied into generated JAX modules: see `backends/common/attention.py`.
 
-On TPUs the splash attention kernels that ship with JAX take the place of the plain functions, where they can: see
-`attention_kernels.py`. The kernels have queries [batch, group, row, depth], keys and values [batch, memory, depth]: `group` is
-the queries that share keys. They do not say along which mesh axes their results vary, so they run in a `shard_map` without axes
-that does not ask, and the results are marked.
+Kernels take the place of the plain functions where they can: on TPUs the splash attention kernels that ship with JAX, on GPUs
+those of cuDNN (`attention_cudnn.py`). `attention_kernels.py` says which kernel takes which attention. The splash kernels have
+queries [batch, group, row, depth], keys and values [batch, memory, depth]: `group` is the queries that share keys. Kernels do not
+say along which mesh axes their results vary, so they run in a `shard_map` without axes that does not ask, and the results are
+marked.
 """
 
 import math
@@ -103,16 +104,26 @@ def is_tpu():
     return device is not None and device.platform == "tpu"
 
 
-def on_tpu(kernel, plain, *arrays):
-    """Return the results of `kernel` on TPUs from v4 on, and of `plain` elsewhere: older ones multiply no bf16 in kernels."""
-    mesh = jax.sharding.get_abstract_mesh()
-    has_kernels = is_tpu() and mesh.abstract_device.device_kind not in ("TPU v2", "TPU v3")
-    return (kernel if has_kernels else plain)(*arrays)
+def kernel_platform():
+    """Return "tpu" or "gpu" under a mesh of devices that have kernels for attention, else an empty text.
+
+    TPUs before v4 multiply no bf16 in kernels, and cuDNN wants a compute capability of 8.0. GPUs of other makers have none.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    if device is None or device.device_kind in ("TPU v2", "TPU v3"):
+        return ""
+    here = getattr(jax.devices()[0], "compute_capability", "8.0") if device.platform == "gpu" else "8.0"
+    return device.platform if here[0].isdigit() and float(here) >= 8 else ""
 
 
-def differentiable_on_tpu(kernel, plain, *arrays):
-    """Return what `on_tpu` returns, with the derivative of `plain`: the kernels have none."""
-    call = jax.custom_vjp(lambda *x: on_tpu(kernel, plain, *x))
+def on_device(plain, *arrays, **kernels):
+    """Return the results of the kernel for the devices of the mesh, and of `plain` where there is none."""
+    return kernels.get(kernel_platform(), plain)(*arrays)
+
+
+def differentiable_on_device(plain, *arrays, **kernels):
+    """Return what `on_device` returns, with the derivative of `plain`: kernels have none for all results."""
+    call = jax.custom_vjp(lambda *x: on_device(plain, *x, **kernels))
     call.defvjp(lambda *x: jax.vjp(plain, *x), lambda pull_back, given: pull_back(given))
     return call(*arrays)
 
@@ -127,9 +138,9 @@ def splash_attention(form, *arrays, row, block, varying, dtype, **options):
     found, (lse,) = splash_mapped(lambda made, q, k, v, ids: made(q, k, v, ids), made, parts)
     result = form.split("->")[-1]
     kept = "".join(letter for letter in result if letter not in groups["value"])
-    found = splash_joined(found, ("batch", "group", "row", "value"), result, groups, sizes)
-    lse = splash_joined(lse, ("batch", "group", "row"), kept, groups, sizes)
-    return splash_varying((found.astype(dtype), lse, jnp.ones_like(lse)), varying)
+    found = kernel_joined(found, ("batch", "group", "row", "value"), result, groups, sizes)
+    lse = kernel_joined(lse, ("batch", "group", "row"), kept, groups, sizes)
+    return kernel_varying((found.astype(dtype), lse, jnp.ones_like(lse)), varying)
 
 
 def splash_attention_dq(form, *arrays, row, block, varying, dtype, **options):
@@ -138,8 +149,8 @@ def splash_attention_dq(form, *arrays, row, block, varying, dtype, **options):
     made = splash_kernel(parts, block, **options)
     call = partial(splash._splash_attention_bwd_dq, bq=block, bkv=block)
     found = splash_mapped(splash_gradient(call, "dq_mask_info"), made, parts)
-    found = splash_joined(found, ("batch", "group", "row", "depth"), form.split(",")[0], groups, sizes)
-    return splash_varying((found.astype(dtype),), varying)[0]
+    found = kernel_joined(found, ("batch", "group", "row", "depth"), form.split(",")[0], groups, sizes)
+    return kernel_varying((found.astype(dtype),), varying)[0]
 
 
 def splash_attention_dkv(form, *arrays, row, block, varying, dtype, **options):
@@ -155,9 +166,9 @@ def splash_attention_dkv(form, *arrays, row, block, varying, dtype, **options):
     )
     _, dk, dv = splash_mapped(splash_gradient(call, "dkv_mask_info"), made, parts)
     _, keys, values, *_ = form.split("->")[0].split(",")
-    dk = splash_joined(dk, ("batch", "memory", "depth"), keys, groups, sizes)
-    dv = splash_joined(dv, ("batch", "memory", "value"), values, groups, sizes)
-    return splash_varying((dk.astype(dtype), dv.astype(dtype)), varying)
+    dk = kernel_joined(dk, ("batch", "memory", "depth"), keys, groups, sizes)
+    dv = kernel_joined(dv, ("batch", "memory", "value"), values, groups, sizes)
+    return kernel_varying((dk.astype(dtype), dv.astype(dtype)), varying)
 
 
 def splash_gradient(call, table):
@@ -218,57 +229,78 @@ def splash_part(table, number, shards):
 
 def splash_mapped(function, made, parts):
     """Call a function of a kernel for each element of a batch."""
-
-    def mapped(made, *parts):
-        return jax.vmap(partial(function, made))(*parts)
-
-    return jax.shard_map(mapped, in_specs=P(), out_specs=P(), axis_names=set(), check_vma=False)(made, *parts)
+    return kernel_mapped(lambda made, *parts: jax.vmap(partial(function, made))(*parts), made, *parts)
 
 
-def splash_varying(arrays, axes):
+def kernel_mapped(function, *arrays):
+    """Call a function in a `shard_map` without axes, which does not ask along which axes the results vary.
+
+    A dimension that comes and goes makes results of all kernels alike: JAX forgets there the axes that it knows of some.
+    """
+
+    def mapped(*arrays):
+        return jax.tree.map(lambda x: lax.squeeze(lax.expand_dims(x, (0,)), (0,)), function(*arrays))
+
+    return jax.shard_map(mapped, in_specs=P(), out_specs=P(), axis_names=set(), check_vma=False)(*arrays)
+
+
+def kernel_varying(arrays, axes):
     """Mark arrays as varying along mesh axes."""
     return tuple(lax.pcast(x, axes, to="varying") for x in arrays) if axes else tuple(arrays)
 
 
 def splash_parts(form, row, arrays):
     """Return the operands in the kernels' form, the letters of each of their dimensions, and the sizes of all letters."""
-    terms, logits, result = form.split("->")
-    terms = terms.split(",")
-    kept = "".join(letter for letter in result if letter in logits)
-    names = [*terms, kept, kept, result, kept][: len(arrays)]
-    sizes: dict[str, int] = {}
-    for x, term in zip(arrays, names, strict=True):
-        sizes.update(zip(term, x.shape, strict=True))
-    queries, keys = ("".join(x for x in term if x in logits) for term in terms[:2])
-    memory = logits[-1]
-    groups = {
-        "batch": keys.replace(memory, ""),
-        "group": "".join(letter for letter in queries if letter not in keys and letter != row),
-        "row": row,
-        "memory": memory,
-        "depth": "".join(letter for letter in terms[0] if letter not in logits),
-        "value": "".join(letter for letter in terms[2] if letter not in logits),
-    }
-    ends = ("depth", "value")
-    kinds = [("batch", "group", "row", "depth"), *(("batch", "memory", end) for end in ends)]
-    kinds += [("batch", "row"), ("batch", "memory")] * (len(terms) > 3)
+    terms, groups, sizes = kernel_groups(form, row, arrays)
+    count = len(form.split("->")[0].split(","))
+    kinds = [("batch", "group", "row", "depth"), *(("batch", "memory", end) for end in ("depth", "value"))]
+    kinds += [("batch", "row"), ("batch", "memory")] * (count > 3)
     lasts = ("batch", "group", "row")
     kinds += [lasts, lasts, (*lasts, "value"), lasts]
     found = [
-        splash_split(x, t, kind, groups, sizes) for x, t, kind in zip(arrays, names, kinds, strict=False)
+        kernel_split(x, t, kind, groups, sizes) for x, t, kind in zip(arrays, terms, kinds, strict=False)
     ]
-    ids = splash.SegmentIds(*found[3:5]) if len(terms) > 3 else None
-    return (*found[:3], ids, *found[len(terms) :]), groups, sizes
+    ids = splash.SegmentIds(*found[3:5]) if count > 3 else None
+    return (*found[:3], ids, *found[count:]), groups, sizes
 
 
-def splash_split(x, term, kind, groups, sizes):
+def kernel_groups(form, row, arrays, heads=""):
+    """Return the letters of each operand, the letters of each dimension of kernels, and the sizes of all letters.
+
+    heads: letters of keys that are no batch. The queries of a head are those of its group.
+    """
+    given, logits, result = form.split("->")
+    given = given.split(",")
+    kept = "".join(letter for letter in result if letter in logits)
+    terms = [*given, kept, kept, result, kept][: len(arrays)]
+    sizes: dict[str, int] = {}
+    for x, term in zip(arrays, terms, strict=True):
+        sizes.update(zip(term, x.shape, strict=True))
+    queries, keys = ("".join(x for x in term if x in logits) for term in given[:2])
+    memory = logits[-1]
+    group = "".join(letter for letter in queries if letter not in keys and letter != row)
+    groups = {
+        "batch": "".join(letter for letter in keys if letter not in (memory, *heads)),
+        "heads": heads,
+        "group": group,
+        "queries": heads + group,
+        "row": row,
+        "memory": memory,
+        "depth": "".join(letter for letter in given[0] if letter not in logits),
+        "value": "".join(letter for letter in given[2] if letter not in logits),
+        "one": "",
+    }
+    return terms, groups, sizes
+
+
+def kernel_split(x, term, kind, groups, sizes):
     """Return an array with one axis for each of some groups of letters."""
     letters = "".join(groups[name] for name in kind)
     whole = jnp.broadcast_to(attention_aligned(x, term, letters), [sizes[letter] for letter in letters])
     return whole.reshape([math.prod(sizes[letter] for letter in groups[name]) for name in kind])
 
 
-def splash_joined(x, kind, term, groups, sizes):
-    """Return an array with the axes of `term` from one with an axis for each of some groups: the reverse of `splash_split`."""
+def kernel_joined(x, kind, term, groups, sizes):
+    """Return an array with the axes of `term` from one with an axis for each of some groups: the reverse of `kernel_split`."""
     letters = "".join(groups[name] for name in kind)
     return attention_aligned(x.reshape([sizes[letter] for letter in letters]), letters, term)

@@ -109,7 +109,7 @@ def checked(*kinds):
 '''
 
 PRELUDE, RANDOM = ("common/checks.py", "jax/prelude.py"), ("common/random_numbers.py",)
-ATTENTION = ("common/attention.py", "jax/attention.py")
+ATTENTION = ("common/attention.py", "jax/attention.py", "jax/attention_cudnn.py")
 
 FLAGS = "common/tpu_flags.py"
 
