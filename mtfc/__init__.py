@@ -311,6 +311,7 @@ def search(
     target: _Path | None = None,
     devices: int | None = None,
     mesh: MeshOption | None = None,
+    layout: LayoutOption | None = None,
     model: str | None = None,
     dims: Mapping[str, int] | None = None,
     set: Mapping[str, object] | None = None,
@@ -323,13 +324,13 @@ def search(
     """Search for the best layout, or in the space `"soap"` for the best placement, of a .mtf file's model on a machine.
 
     The record is that of `mtfc search --format json`, with seconds and bytes of one device. Without a `target`, the machine is
-    the first that the file declares, else `"h100"`. `axes_names` are names for the axes of searched meshes, and `budget` is in
-    seconds. Raises `NothingFits` if no layout fits into memory.
+    the first that the file declares, else `"h100"`. `layout` is for the space `"forms"`, which keeps its rules. `axes_names` are
+    names for the axes of searched meshes, and `budget` is in seconds. Raises `NothingFits` if no layout fits into memory.
     """
     from mtfc.api import choice_of, searched
 
     return searched(
-        path, choice_of(model, None, mesh, dims, set), target=target, axes_names=axes_names,
+        path, choice_of(model, layout, mesh, dims, set), target=target, axes_names=axes_names,
         devices=devices, space=space, objective=objective, budget=budget, exhaustive=exhaustive,
     )  # fmt: skip
 

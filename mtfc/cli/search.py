@@ -35,6 +35,7 @@ examples:
   mtfc search model.mtf --mesh grid --why-not "batch:rows"  also print the cost of this rule, by line
   mtfc search train:step --args train:example --target h100 --devices 8 -o plan.json    search a plan of a function of JAX
 
+  mtfc search model.mtf --space forms --layout hybrid --target tpu_v2      keep the rules, and choose the forms
   mtfc search model.mtf --space kcuts --target p2_8xlarge      SoyBean's k-cuts, beside the fewest bytes of all tilings
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 -o placed.mtf
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 --exhaustive
@@ -147,6 +148,11 @@ def _add_processors(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument(
         "--mesh", metavar="NAME|SHAPE", help="a declared mesh, or a shape; `one` is a single device"
+    )
+    where.add_argument(
+        "--layout",
+        metavar="NAME|RULES",
+        help="with --space forms: a declared layout, or rules (default: the first layout that FILE declares)",
     )
     where.add_argument(
         "--target",

@@ -281,6 +281,8 @@ def _proven(result: LayoutSearchResult) -> str:
     tried = f"{found.evaluated} layouts were compiled." if found.evaluated != 1 else "1 layout was compiled."
     if result.space == "pipelines":
         return f"The best of the pipelines that were compiled; nothing is proven about others. {tried}"
+    if result.space == "forms":
+        return f"{_of_forms(result, unit)} {tried}"
     if result.cuts:
         return _cuts_text(result)
     if found.without_forms is not None or found.layout.forms.without_order.entries:
@@ -299,6 +301,20 @@ def _proven(result: LayoutSearchResult) -> str:
     ended = "Interrupted. " if found.is_interrupted else ""
     bound = f"{ended}No layout in the space `{result.space}` is below {unit(found.lower_bound)}"
     return f"{bound}, so this is at most {at_most(over(found.objective, found.lower_bound))}. {tried}"
+
+
+def _of_forms(result: LayoutSearchResult, unit: Callable[[float], str]) -> str:
+    """Return what the forms of one layout save."""
+    plain, ended = result.found.without_forms, "Interrupted. " if result.found.is_interrupted else ""
+    if plain is not None:
+        needs = "needs" if result.objective in IN_BYTES else "takes"
+        less = 100 * (1 - over(result.found.objective, plain.objective))
+        return (
+            f"{ended}Without `forms` this layout {needs} {unit(plain.objective)}, with them {less:.2g}% less."
+        )
+    if attrs.evolve(result.found.layout.forms, unroll=1).entries:
+        return f"{ended}This layout fits into the memory with these `forms`, and not without."
+    return f"{ended}No `forms` of this layout save a thousandth."
 
 
 def _proof_with_forms(found: Found, unit: Callable[[float], str]) -> str:

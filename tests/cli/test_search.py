@@ -267,6 +267,77 @@ def test_why_not_rules_that_a_space_does_not_have(
     assert message in run.err
 
 
+DECODER = """
+import losses
+import nn
+import transformer
+dim batch = 16; dim length = 1024; dim memory = length; dim vocab = 8192; dim width = 1024
+dim groups = 2; dim heads = 4; dim depth = 128; dim hidden = 4096; dim layers = 4
+mesh grid = [data: 2, model: 2]
+layout plain on grid = { batch: data, vocab: model, groups: model, hidden: model }
+layout chosen on grid = { batch: data, vocab: model, groups: model, hidden: model, forms: { regions: memory } }
+model lm(tokens: i32[batch, length]) {
+  x = nn.embedding[vocab = vocab, d_model = width](tokens)
+  repeat layers checkpoint {
+    x = transformer.llama_layer[memory = memory, groups = groups, heads = heads, d_k = depth, d_ff = hidden](x)
+  }
+  loss = losses.softmax_cross_entropy(nn.dense_no_bias[d_out = vocab](x), tokens)
+  return loss
+}
+train lm {
+  minimize loss
+  optimizer = adamw(learning_rate = 1e-3)
+  precision = { params: f32, compute: bf16 }
+}
+"""
+FORMS = ("search", "decoder.mtf", "--target", "tpu_v5p", "--space", "forms")
+
+
+def test_forms_of_one_layout_keep_its_rules(mtfc: Mtfc) -> None:
+    Path("decoder.mtf").write_text(DECODER)
+    found = mtfc(*FORMS, "--format", "json", "-o", "best.mtf").json
+    assert found["layout"].startswith("batch: data, vocab: model, groups: model, hidden: model")
+    assert found["forms"] == {"regions": "time", "dots": "joined", "flops_per_byte": 233}
+    assert found["objective_seconds"] < 0.999 * found["without_forms"]["objective_seconds"]
+    simulated = ("simulate", "best.mtf", "--target", "tpu_v5p", "--format", "json")
+    assert mtfc(*simulated, "--layout", "found").json["step_seconds"] == found["overlapping_seconds"]
+    declared = mtfc(*FORMS, "--layout", "chosen", "--format", "json").json
+    assert declared["objective_seconds"] == found["objective_seconds"]
+    assert list(declared["baselines"]) == ["chosen"] and found["baselines"] == {}
+
+
+def test_a_layout_that_no_forms_improve(mtfc: Mtfc) -> None:
+    Path("decoder.mtf").write_text(DECODER)
+    run = mtfc(*FORMS, "--layout", "{ batch: data }", "--mesh", "data:4")
+    assert run.status == 0 and "No `forms` of this layout save a thousandth. 6 layouts were" in run.out
+
+
+def test_a_layout_that_fits_only_with_forms(mtfc: Mtfc) -> None:
+    Path("decoder.mtf").write_text(
+        DECODER
+        + "hardware tight = { device: { flops: { f32: 1e14, bf16: 2e14 }, memory: 1.26e9, bandwidth: 1e12 }; link wire: { bandwidth: 1e11 } }"
+    )
+    run = mtfc("search", "decoder.mtf", "--space", "forms", "--target", "tight")
+    assert run.status == 0 and "fits into the memory with these `forms`, and not without" in run.out
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (("--space", "rules", "--layout", "plain"), "--layout takes --space forms"),
+        (("--devices", "4"), "`--space forms` takes the mesh of a declared layout: no --devices"),
+        (("--why-not", "batch: data"), "takes the mesh of a declared layout: no --why-not"),
+        (("--objective", "bytes"), "are chosen for their time or memory"),
+        (("--storage",), "--storage takes --space rules"),
+        (("--layout", "other"), "unknown layout `other`"),
+    ],
+)
+def test_wrong_options_of_forms(mtfc: Mtfc, asked: tuple[str, ...], message: str) -> None:
+    Path("decoder.mtf").write_text(DECODER)
+    run = mtfc(*FORMS, *asked)
+    assert run.status in (1, 2) and message in run.err
+
+
 CUTS = ("search", "model.mtf", "--target", "p100_cluster", "--space", "kcuts", "--budget", "20")
 
 

@@ -12,6 +12,7 @@ import attrs
 
 from mtfc.compiler.garbage import few_collections
 from mtfc.compiler.ir.core import Function, Program
+from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules
 from mtfc.compiler.passes.recompute import limit_on
 from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, forms_of, ordered
@@ -333,6 +334,34 @@ def _best_global(
     found = finder.best_global(task.meshes, until, known, whole, task.progress, with_forms)
     rules = Rules(tuple(each for each in found.layout.rules.axes if each[1]))
     return attrs.evolve(found, layout=attrs.evolve(found.layout, rules=rules))
+
+
+def search_forms(task: SearchTask) -> SearchAnswer:
+    """Find the best forms of one layout, whose rules stay. Raises `NothingFits`, `CompileError` and `UsageError`.
+
+    All forms are priced, and then unrolled loops.
+    """
+    options, program, case = task.options, task.selection.program, task.selection.cases[0]
+    pricer = LayoutPricer.of(program, task.hardware, options.recompute)
+    finder = LayoutFinder(program, pricer, cast("Objective", options.objective))
+    declared = (case.mesh, case.layout)
+    plain = attrs.evolve(case.layout, name="found", forms=Forms())
+    recorded = RecordedPricing(pricer.pricing(finder.objective))
+    price = recorded(case.mesh, plain)
+    forms = finder.forms_search(recorded, task.until, [declared] if case.layout.forms.entries else [])
+    start = Found(case.mesh, plain, value_of(price, finder.objective), 0.0, 1)
+    if price.tiled > task.hardware.device.memory and finder.objective != "memory":
+        found = forms.fitting()
+        if found is None:
+            least = bytes_text(min(each.tiled for each in recorded.prices.values()))
+            room = bytes_text(int(task.hardware.device.memory))
+            raise NothingFits(
+                f"layout {case.name} fits with no forms: a device has {room}, and the least is {least}"
+            )
+    else:
+        found = forms.improved(start)
+    others = {case.name: declared} if case.layout.forms.entries else {}
+    return answer_of(task, finder, finder.unrolled(found), others, None)
 
 
 def search_per_equation(task: SearchTask) -> SearchAnswer:

@@ -88,6 +88,31 @@ def _count(number: int, one: str, several: str | None = None) -> str:
     return f"{number} {one if number == 1 else several or f'{one}s'}"
 
 
+def declared_mesh(options: SearchOptions, space: SearchedSpace, selection: Selection) -> Mesh:
+    """Return the mesh of the layout that is searched, or the devices of all its meshes.
+
+    Raises `UsageError` for options about meshes, and without such a layout.
+    """
+    has_meshes = "layout" not in space.takes
+    given = {
+        "--devices": options.devices,
+        "--mesh": options.choice.mesh if has_meshes else None,
+        "--axes": options.axes,
+        "--axes-names": options.axes_names,
+        "--why-not": options.why_not,
+    }
+    of = "meshes" if has_meshes else "mesh"
+    for name in (name for name, value in given.items() if value is not None):
+        raise UsageError(f"`--space {space.name}` takes the {of} of a declared layout: no {name}")
+    if not has_meshes:
+        return selection.cases[0].mesh
+    if not selection.multi_mesh:
+        raise UsageError(
+            "`--space meshes` takes a file with a layout of several meshes, such as `part embed on front: {}`"
+        )
+    return selection.multi_mesh[0].mesh
+
+
 def searched_meshes(
     options: SearchOptions, space: SearchedSpace, selection: Selection, hardware: Machine
 ) -> tuple[Mesh, ...]:

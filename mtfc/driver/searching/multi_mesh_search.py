@@ -20,14 +20,13 @@ from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh, Rules
+from mtfc.compiler.ir.types import Axes, Dim, Layout, Rules
 from mtfc.compiler.search.found import NothingFits
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
-from mtfc.driver.loading.selection import Selection, choose
+from mtfc.driver.loading.selection import choose
 from mtfc.driver.loading.sources import known_as
-from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
 from mtfc.driver.searching.written import declared_name, resized
 from mtfc.frontend.layouts.layout_text import PartText, multi_mesh_text
@@ -35,24 +34,6 @@ from mtfc.meshes.mesh_labels import MeshPart, part_at, rest_of
 from mtfc.meshes.multi_mesh_step import MultiMeshStep, multi_mesh_step
 from mtfc.meshes.part_programs import part_programs
 from mtfc.reports.meshes_report import Ending, MultiMeshSearchResult
-
-
-def declared_meshes(options: SearchOptions, selection: Selection) -> tuple[Mesh, ...]:
-    """Return the devices of all meshes of the layout that is searched. Raises `UsageError` for options about meshes."""
-    given = {
-        "--devices": options.devices,
-        "--mesh": options.choice.mesh,
-        "--axes": options.axes,
-        "--axes-names": options.axes_names,
-        "--why-not": options.why_not,
-    }
-    for name in (name for name, value in given.items() if value is not None):
-        raise UsageError(f"`--space meshes` takes the meshes of a declared layout: no {name}")
-    if not selection.multi_mesh:
-        raise UsageError(
-            "`--space meshes` takes a file with a layout of several meshes, such as `part embed on front: {}`"
-        )
-    return (selection.multi_mesh[0].mesh,)
 
 
 @attrs.frozen

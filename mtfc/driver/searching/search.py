@@ -14,7 +14,7 @@ from mtfc.driver.loading.selection import Selection, say_left_out, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, machine_of, target_of
 from mtfc.driver.options import SearchOptions
-from mtfc.driver.searching.meshes import check_mesh_options, searched_meshes
+from mtfc.driver.searching.meshes import check_mesh_options, declared_mesh, searched_meshes
 from mtfc.driver.searching.space import SearchAnswer, SearchedSpace, SearchTask
 
 if TYPE_CHECKING:
@@ -28,6 +28,12 @@ def _search_global_layouts(task: SearchTask) -> SearchAnswer:
     from mtfc.driver.searching.layouts import search_global_layouts
 
     return search_global_layouts(task)
+
+
+def _search_forms(task: SearchTask) -> SearchAnswer:
+    from mtfc.driver.searching.layouts import search_forms
+
+    return search_forms(task)
 
 
 def _search_pipelines(task: SearchTask) -> SearchAnswer:
@@ -71,6 +77,14 @@ SPACES: Mapping[str, SearchedSpace] = {
             frozenset({"storage", "recompute"}),
         ),
         SearchedSpace(
+            "forms",
+            "the forms of one layout, whose rules stay",
+            _search_forms,
+            ("time", "overlap", "memory"),
+            frozenset({"layout", "recompute"}),
+            is_declared=True,
+        ),
+        SearchedSpace(
             "pipelines",
             "a pipeline of layers, with one rule for each other dimension",
             _search_pipelines,
@@ -112,6 +126,7 @@ SPACES: Mapping[str, SearchedSpace] = {
 
 REASONS = {
     "export": "the other spaces are not the solver's",
+    "layout": "the other spaces search all layouts, and compare the declared ones",
     "exhaustive": "searches of the other spaces always aim at a proof",
     "recompute": "tilings and placements keep all values that the backward pass needs",
     "storage": "tilings place all stored arrays themselves, and placements hold copies",
@@ -120,6 +135,7 @@ REASONS = {
 
 OBJECTIVES = {
     "rules": "a layout that splits nothing sends nothing; the spaces `tiling` and `kcuts` divide all work",
+    "forms": "forms send other bytes, but are chosen for their time or memory",
     "pipelines": "the space `pipelines` has the least time for its objective",
     "meshes": "the space `meshes` has no --objective but time",
     "tiling": "the space `tiling` has the least time or the fewest bytes for its objective",
@@ -136,6 +152,7 @@ def check_options(options: SearchOptions, exports: bool = False) -> None:
     given = {
         "export": exports,
         "exhaustive": options.exhaustive,
+        "layout": options.choice.layout is not None,
         "recompute": options.recompute,
         "storage": options.storage,
     }
@@ -152,7 +169,7 @@ def check_options(options: SearchOptions, exports: bool = False) -> None:
         raise UsageError(f"--space pipelines searches the loops of a .mtf file, and cannot take {taken}")
     if options.why_not is not None and space.has_cuts:
         raise UsageError("--why-not: cuts take no rules; --space tiling --objective bytes takes them")
-    if options.choice.source is not None and space.is_declared:
+    if options.choice.source is not None and space.is_declared and "layout" not in space.takes:
         raise UsageError(f"--space {space.name}: layouts of several meshes are for .mtf files")
     if options.choice.source is not None and not space.has_meshes:
         raise UsageError(f"--space {space.name}: operators of a function of JAX have no placements")
@@ -169,8 +186,9 @@ def search(
     """
     check_options(options, exports)
     started = monotonic()
-    selection = select(options.file, options.choice, sources, every_layout=True, skip_illegal=True)
     space = SPACES[options.space]
+    is_of_all = "layout" not in space.takes
+    selection = select(options.file, options.choice, sources, every_layout=is_of_all, skip_illegal=is_of_all)
     if not space.is_declared:
         say_left_out(
             selection,
@@ -188,12 +206,10 @@ def search(
 def _meshes(
     options: SearchOptions, space: SearchedSpace, selection: Selection, hardware: Machine
 ) -> tuple[Mesh, ...]:
-    """Return the candidate meshes, or all devices of a declared layout. Raises `CompileError` and `UsageError`."""
+    """Return the candidate meshes, or the mesh or all devices of a declared layout. Raises `CompileError` and `UsageError`."""
     if not space.is_declared:
         return searched_meshes(options, space, selection, hardware)
-    from mtfc.driver.searching.multi_mesh_search import declared_meshes
-
-    (mesh,) = declared_meshes(options, selection)
+    mesh = declared_mesh(options, space, selection)
     check_room(
         target_of(options.target or hardware.name, selection.hardware, Sources()),
         mesh,
