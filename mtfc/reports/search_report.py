@@ -312,7 +312,7 @@ def _of_forms(result: LayoutSearchResult, unit: Callable[[float], str]) -> str:
         return (
             f"{ended}Without `forms` this layout {needs} {unit(plain.objective)}, with them {less:.2g}% less."
         )
-    if attrs.evolve(result.found.layout.forms, unroll=1).entries:
+    if result.found.layout.forms.without_order.entries:
         return f"{ended}This layout fits into the memory with these `forms`, and not without."
     return f"{ended}No `forms` of this layout save a thousandth."
 

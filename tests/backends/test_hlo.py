@@ -366,13 +366,15 @@ COUNTED = f"""\
 """
 
 
-def test_cycles_of_loops_count_once_per_iteration_and_collectives_not_at_all() -> None:
+@pytest.mark.parametrize("counter", ["s32", "u32"])
+def test_cycles_of_loops_count_once_per_iteration_and_collectives_not_at_all(counter: str) -> None:
     instructions = (
         f"%r = f32[4,8]{{1,0}} convolution(%p, %p), dim_labels=bf_io->bf, {_expected(100)}",
         "%w = f32[5]{0} while(%r), condition=%until, body=%body",
         f"%z = f32[4,8]{{1,0}} all-reduce(%p), {PAIRS}, to_apply=%add, {_expected(5)}",
     )
-    assert cycles(entry(*PARAMETERS, *instructions, before=COUNTED)) == 100 + 6 * 7
+    before = COUNTED.replace("s32", counter)
+    assert cycles(entry(*PARAMETERS, *instructions, before=before)) == 100 + 6 * 7
 
 
 def test_a_loop_without_a_known_end_is_an_error() -> None:

@@ -313,10 +313,9 @@ def test_a_layout_that_no_forms_improve(mtfc: Mtfc) -> None:
 
 
 def test_a_layout_that_fits_only_with_forms(mtfc: Mtfc) -> None:
-    Path("decoder.mtf").write_text(
-        DECODER
-        + "hardware tight = { device: { flops: { f32: 1e14, bf16: 2e14 }, memory: 1.26e9, bandwidth: 1e12 }; link wire: { bandwidth: 1e11 } }"
-    )
+    device = "device: { flops: { f32: 1e14, bf16: 2e14 }, memory: 1.26e9, bandwidth: 1e12 }"
+    tight = f"hardware tight = {{ {device}; link wire: {{ kind: switch, size: 4, bandwidth: 1e11 }} }}"
+    Path("decoder.mtf").write_text(DECODER + tight)
     run = mtfc("search", "decoder.mtf", "--space", "forms", "--target", "tight")
     assert run.status == 0 and "fits into the memory with these `forms`, and not without" in run.out
 

@@ -339,7 +339,7 @@ def _best_global(
 def search_forms(task: SearchTask) -> SearchAnswer:
     """Find the best forms of one layout, whose rules stay. Raises `NothingFits`, `CompileError` and `UsageError`.
 
-    All forms are priced, and then unrolled loops.
+    All forms are priced, and then those of loops.
     """
     options, program, case = task.options, task.selection.program, task.selection.cases[0]
     pricer = LayoutPricer.of(program, task.hardware, options.recompute)
@@ -361,7 +361,7 @@ def search_forms(task: SearchTask) -> SearchAnswer:
     else:
         found = forms.improved(start)
     others = {case.name: declared} if case.layout.forms.entries else {}
-    return answer_of(task, finder, finder.unrolled(found), others, None)
+    return answer_of(task, finder, finder.ordered(found), others, None)
 
 
 def search_per_equation(task: SearchTask) -> SearchAnswer:
