@@ -369,8 +369,8 @@ def _alone(instruction: Instruction) -> bool:
 def _limit(name: str, instructions: list[Instruction], known: Mapping[str, int]) -> dict[str, int]:
     """Return the trip count of a loop, if the computation only compares its counter with a constant.
 
-    The counter starts at 0, as JAX and XLA's partitioner make it. A truth value beside the comparison may end the loop earlier: then this is the
-    largest trip count. XLA may fuse both.
+    The counter starts at 0, as JAX and XLA's partitioner make it. A truth value beside the comparison may end the loop earlier:
+    then this is the largest trip count. XLA may fuse both.
     """
     constants = [
         each for each in instructions if each.opcode == "constant" and each.type.startswith(("s32[]", "u32[]"))

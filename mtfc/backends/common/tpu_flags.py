@@ -13,6 +13,7 @@ TPU_FLAGS = (
     "--xla_enable_async_all_gather=true",
     "--xla_enable_async_all_reduce=true",
     "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
+    "--xla_tpu_prefer_async_allgather_to_allreduce=true",
 )
 
 ALL_REDUCE_FLAG = "--xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true"
