@@ -373,7 +373,9 @@ def _limit(name: str, instructions: list[Instruction], known: Mapping[str, int])
     then this is the largest trip count. XLA may fuse both.
     """
     constants = [
-        each for each in instructions if each.opcode == "constant" and each.type.startswith(("s32[]", "u32[]"))
+        each
+        for each in instructions
+        if each.opcode == "constant" and each.type.startswith(("s32[]", "u32[]"))
     ]
     if instructions[-1].opcode == "fusion" and not constants:
         fused = [known[callee] for callee in CALLED.findall(instructions[-1].rest) if callee in known]
