@@ -34,6 +34,8 @@ def test_errors_have_codes_and_the_users_line() -> None:
     x = array(4, 3)
     assert code_of(branching, x) == "E802"
     assert code_of(lambda n: jnp.arange(n), array(dtype="int32")) == "E802"
+    assert code_of(lambda x: {0: x}[x.sum()], x) == "E802"
+    assert code_of(lambda x: f"{x.sum():.2f}" and x, x) == "E802"
     assert code_of(lambda x, mode: x, x, "train") == "E801"
     assert code_of(lambda x: x, x, names={"y": "a b"}) == "E803"
     assert code_of(lambda x: x, x, names={"x": "a"}) == "E803"
@@ -120,6 +122,17 @@ def test_names_that_cannot_be_given(text: str) -> None:
 
 def test_one_name_of_two_sizes_is_refused() -> None:
     assert code_of(lambda x, y: (x, y), array(4), array(6), names={"x": "n", "y": "n"}) == "E803"
+
+
+def test_two_names_of_one_dimension_are_refused() -> None:
+    """A layout could not say the second one."""
+
+    def product(w: Any, x: Any) -> Any:
+        return x @ w
+
+    args = array(4, 3), array(8, 4)
+    assert code_of(product, *args, names={"w": "embed hidden", "x": "batch inner"}) == "E803"
+    assert mtfc.from_jax(product, *args, names={"w": "_ hidden", "x": "batch inner"}).dims["inner"] == 4
 
 
 def test_prints_are_left_out() -> None:
@@ -393,3 +406,17 @@ def test_scans_are_counted_in_both_forms_of_jax() -> None:
     constants, carries, slices = (SimpleNamespace(vals=(None,) * count) for count in (1, 2, 3))
     tree = SimpleNamespace(unpack=lambda: (constants, carries, slices))
     assert scan_counts({"ft_in": tree}) == scan_counts({"num_consts": 1, "num_carry": 2}) == (1, 2)
+
+
+def test_the_words_of_a_key_are_no_batch() -> None:
+    """A key of the old kind is an array of two integers."""
+
+    def loss(w: Any, key: Any, x: Any) -> Any:
+        return jnp.sum(x @ w * jax.random.bernoulli(jax.random.split(key)[0], 0.9, (8, 3)))
+
+    program = mtfc.from_jax(loss, array(4, 3), array(2, dtype="uint32"), array(8, 4))
+    assert program.dims["batch"] == 8
+    keys = mtfc.from_jax(
+        lambda w, keys: jax.vmap(jax.random.normal)(keys) + w, array(), array(8, 2, dtype="uint32")
+    )
+    assert keys.dims["batch"] == 8

@@ -34,6 +34,7 @@ def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Call
     used: set[str] = set()
     named: dict[str, Axis] = {}
     logical: dict[str, Axis] = {}
+    wrapped = {x for step in flat.body.steps if step.primitive == "random_wrap" for x in step.operands}
     for order, (var, text, role) in enumerate(zip(flat.body.arguments, places, roles, strict=False)):
         pattern = next((each for each in names if matches(each, text)), None)
         used |= {each for each in names if matches(each, text)}
@@ -41,8 +42,9 @@ def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Call
             _give(var.axes, names[pattern], text, function, named)
         last = [part for part in text.removesuffix("/value").split("/") if not part.isdigit()][-2:]
         annotation = flat.annotations[order]
+        is_key = var.key is not None or var in wrapped  # the last axis has the words of a key
         for j, each in enumerate(var.axes):
-            is_batch = role == "input" and j < len(var.shape) - (var.key is not None) and j == 0
+            is_batch = role == "input" and j == 0 and len(var.shape) > is_key
             name = "batch" if is_batch else "_".join([*last, str(j)])
             own = annotation.names[j] if annotation else None
             if annotation and own is not None and _can_name(own):
@@ -53,6 +55,12 @@ def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Call
     for pattern in names:
         if pattern not in used:
             raise _wrong(f"the pattern {pattern} in `names` matches no argument", function, places)
+    for var, text in zip(flat.body.arguments, places, strict=False):
+        for factor in (factor for each in var.axes for factor in leaves(each)):
+            given = list(dict.fromkeys(name for rank, name in factor.wanted if rank == GIVEN))
+            if len(given) > 1:
+                both = f"`{given[0]}` and `{given[1]}` name one dimension of {text}"
+                raise _wrong(f"{both}, because the function links the axes with these names", function)
 
 
 def place(flat: Flat, path: tuple[Any, ...]) -> str:

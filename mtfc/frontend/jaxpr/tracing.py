@@ -39,18 +39,27 @@ def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         jax.errors.NonConcreteBooleanIndexError,
     ) as error:
         first = next(iter(str(error).splitlines()), "")
-        raise refused(
-            "E802",
-            f"the Python code depends on the values of arrays: {first}",
-            line_of_error(error) or definition(function),
-            "use `jnp.where`, `jax.lax.cond` or `jax.lax.scan` in place of Python's own `if` and `for`",
-        ) from None
+        raise _of_values(error, first, function) from None
     except (TypeError, ValueError) as error:
         shown = _of_signature(str(error), function)
+        if shown is None and OF_TRACERS.search(str(error)):
+            shown = _of_values(error, OF_TRACERS.sub("traced array", str(error)), function)
         if shown is None:
             raise
         raise shown from None
 
+
+def _of_values(error: Exception, reason: str, function: Callable[..., Any]) -> CompileError:
+    return refused(
+        "E802",
+        f"the Python code depends on the values of arrays: {reason}",
+        line_of_error(error) or definition(function),
+        "use `jnp.where`, `jax.lax.cond` or `jax.lax.scan` in place of Python's own `if` and `for`",
+    )
+
+
+OF_TRACERS = re.compile(r"\w*Tracer\b")
+"""The type of an array in tracing: Python itself says that it has no hash, or no format."""
 
 NOT_HASHABLE = "Non-hashable static arguments"
 NOT_AN_ARRAY = re.compile(r"returned a value of type <class '([^']+)'>")
