@@ -48,9 +48,15 @@ def _add_tpu_flags_once() -> None:
 
 @contextmanager
 def setting_kept(name: str) -> Iterator[None]:
-    """Restore a setting of JAX that the block may change for the whole process. Raises `Unavailable`."""
+    """Restore a setting of JAX that the block may change for the whole process. Raises `Unavailable`.
+
+    The caller may be in a context of JAX that has another value, for this thread alone.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
     config = import_jax().config
-    before = getattr(config, name)
+    with ThreadPoolExecutor(1) as outside:
+        before = outside.submit(getattr, config, name).result()
     try:
         yield
     finally:

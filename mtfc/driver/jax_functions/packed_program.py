@@ -32,9 +32,11 @@ class PackedProgram:
 
     @cached_property
     def module(self) -> Any:
+        from mtfc.backends.common.devices import setting_kept
         from mtfc.backends.registry import BACKENDS
 
-        return BACKENDS["jax"].load(self.text)
+        with setting_kept("jax_enable_x64"):  # the caller decides, as for the function
+            return BACKENDS["jax"].load(self.text)
 
     @cached_property
     def roles(self) -> Mapping[str, str]:
