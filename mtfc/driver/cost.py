@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from mtfc.compiler.activity import each_of
 from mtfc.driver.errors import UsageError
+from mtfc.driver.explained_layout import recomputation
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
-from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
+from mtfc.driver.loading.selection import Selection, select
 from mtfc.driver.loading.sources import Sources
 
 if TYPE_CHECKING:
@@ -101,14 +100,3 @@ def _multi_mesh(selection: Selection) -> list[MultiMeshCost]:
     from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
 
     return [multi_mesh_cost(case.program(selection.program)) for case in selection.multi_mesh]
-
-
-def recomputation(program: Program, case: LayoutOnMesh, lowered: Program) -> Recomputation | None:
-    """Return the lowered program's step beside the step without the memory limit; None without a limit."""
-    from mtfc.compiler.cost.volumes import layout_cost
-    from mtfc.reports.recompute_report import Recomputation
-
-    if case.limit is None:
-        return None
-    without = attrs.evolve(case, limit=None).lower(program)
-    return Recomputation(case.limit.memory, layout_cost(without), layout_cost(lowered))

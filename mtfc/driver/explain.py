@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mtfc.driver.cost import recomputation
+from mtfc.driver.explained_layout import ExplainedLayout, explained_layout
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import Selection, select
@@ -12,12 +12,8 @@ from mtfc.driver.loading.sources import Sources
 
 if TYPE_CHECKING:
     from mtfc.compiler.analysis.provenance import SentArray
-    from mtfc.compiler.cost.volumes import PlacedCost
     from mtfc.compiler.ir.core import Program
-    from mtfc.compiler.passes.fuse_attention import Reason
     from mtfc.meshes.multi_mesh_cost import MultiMeshCost
-    from mtfc.reports.provenance_report import NoKernel
-    from mtfc.reports.recompute_report import Recomputation
 
 
 def explain_record(file: str, choice: Choice, sources: Sources) -> dict[str, Any]:
@@ -28,13 +24,14 @@ def explain_record(file: str, choice: Choice, sources: Sources) -> dict[str, Any
     selection = select(file, choice, sources, or_multi_mesh=True)
     if isinstance(selection.case, MultiMeshCase):
         return _multi_mesh_record(selection.case, selection.program)
-    cost, found, separate, refused, limit = _explained(selection)
+    each = _of_selection(selection)
+    cost, limit = each.cost, each.limit
     selected = {"model": cost.model, "layout": cost.layout.name, "mesh": cost.mesh.sizes}
     record = {
         **selected,
-        "collectives": provenance_json(found),
-        "separate_attention": separate_json(separate),
-        "attention_without_kernel": kernels_json(refused),
+        "collectives": provenance_json(each.sent),
+        "separate_attention": separate_json(each.separate),
+        "attention_without_kernel": kernels_json(each.refused),
     }
     return record | ({"recomputation": recompute_json(limit)} if limit is not None else {})
 
@@ -44,19 +41,11 @@ def explain_text(file: str, choice: Choice, sources: Sources) -> str:
 
     Raises `CompileError` and `UsageError`.
     """
-    from mtfc.reports.cost_report import heading
-    from mtfc.reports.provenance_report import kernels_report, provenance_report, separate_report
-    from mtfc.reports.recompute_report import recompute_report
-
     selection = select(file, choice, sources, or_multi_mesh=True)
     if isinstance(selection.case, MultiMeshCase):
         return _multi_mesh_text(selection.case, selection.program, sources)
-    cost, found, separate, refused, limit = _explained(selection)
-    files = [*(each.span.file for each in found if each.span), *(limit.files if limit else ())]
-    texts = sources.with_library(files)
-    report = provenance_report(found, cost.file, texts)
-    report += separate_report(separate, cost.file) + kernels_report(refused, cost.file)
-    return "\n".join([*heading(cost), "", report, *([recompute_report(limit, texts)] if limit else [])])
+    each = _of_selection(selection)
+    return each.text(sources.with_library(each.files))
 
 
 def _multi_mesh_record(case: MultiMeshCase, program: Program) -> dict[str, Any]:
@@ -102,24 +91,6 @@ def _multi_mesh(case: MultiMeshCase, program: Program) -> tuple[MultiMeshCost, l
     return cost, found
 
 
-def _explained(
-    selection: Selection,
-) -> tuple[PlacedCost, list[SentArray], list[Reason], list[NoKernel], Recomputation | None]:
-    """Return the cost of a step, or of a forward pass, all arrays that a device sends, attention of separate ops, attention
-    without kernels, and what a memory limit changes.
-    """
-    from mtfc.backends.jax.attention_kernels import refusals
-    from mtfc.compiler.analysis.equation_names import names_by_place
-    from mtfc.compiler.analysis.provenance import sent_arrays
-    from mtfc.compiler.cost.volumes import layout_cost
-    from mtfc.compiler.passes.fuse_attention import reasons
-    from mtfc.driver.loading.layout_targets import prepared
-
+def _of_selection(selection: Selection) -> ExplainedLayout:
     (case,) = selection.cases
-    cost = layout_cost(program := case.lower(selection.program))
-    names = names_by_place(prepared(selection.program, case.mesh, case.layout))
-    function = program.function("step" if cost.trains else "forward")
-    separate = reasons(selection.program)
-    limit = recomputation(selection.program, case, program)
-    sent = list(sent_arrays(function, case.mesh, case.layout, names))
-    return cost, sent, separate, [*refusals(function, case.mesh)], limit
+    return explained_layout(selection.program, case, case.lower(selection.program))

@@ -194,3 +194,12 @@ def test_a_plan_stores_no_weights_of_attention() -> None:
         assert compiled.memory_analysis().temp_size_in_bytes < alone / 3
         for a, b in zip(jax.tree.leaves(compiled(*given)), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * float(jnp.abs(b).max()))
+
+
+def test_a_plan_explains_attention_that_stays_separate_ops() -> None:
+    def outputs(x: Any) -> Any:
+        used = jax.nn.softmax(jnp.einsum("bld,bmd->blm", x, x))
+        return used @ x, used
+
+    plan = mtfc.from_jax(outputs, array(2, 1024, EMBED)).plan({"batch": "data"}, {"data": 2})
+    assert "the weights are used otherwise, too" in plan.explain()

@@ -345,13 +345,45 @@ def test_weights_of_scanned_layers_are_gathered_layer_by_layer() -> None:
     assert program.verify(plan).ok
 
 
-def test_search_finds_a_plan_and_its_bound() -> None:
+def test_search_finds_a_plan_and_its_bound(tmp_path: Path) -> None:
     function, args = MODELS["perceptron"]()
     program = mtfc.from_jax(function, *args)
     plan = program.search(8, "h100", budget=20)
     assert plan.found is not None
     assert plan.found.lower_bound == plan.found.objective
     assert plan.case.mesh.devices == 8
+    assert plan.predicted_step == plan.simulate("h100")["step_seconds"]
+    with pytest.raises(ValueError, match="budget=-1"):
+        program.search(8, "h100", budget=-1)
+    plan.save(str(tmp_path / "plan.json"))
+    with pytest.raises(ValueError, match="no machine"):
+        _ = program.load(str(tmp_path / "plan.json")).predicted_step
+    with pytest.raises(FileNotFoundError):
+        plan.save(str(tmp_path / "none" / "plan.json"))
+
+
+def test_a_searched_plan_is_explained_beside_the_next_best() -> None:
+    function, args = MODELS["perceptron"]()
+    plan = mtfc.from_jax(function, *args).search(mesh={"x": 4}, target="h100", budget=20)
+    assert plan.found is not None
+    assert plan.found.runner_up is not None
+    mesh, layout = plan.found.runner_up
+    assert (mesh, layout.rules) != (plan.case.mesh, plan.case.layout.rules)
+    text = plan.explain()
+    assert "from layout plan to layout next" in text
+    seconds = mtfc.from_jax(function, *args).plan(dict(layout.rules.axes), mesh.sizes).simulate("h100")
+    assert plan.predicted_step <= seconds["step_seconds"]
+
+
+def test_numbers_of_64_bits_stay_a_setting_of_the_user() -> None:
+    args = np.ones((4, 3)), np.ones((8, 4))
+    with jax.enable_x64(True):
+        program = mtfc.from_jax(lambda w, x: x @ w, *args)
+        plan = program.plan({"batch": "x"}, {"x": 4})
+        assert plan.step(*args).dtype == "float64"
+    assert not jax.config.jax_enable_x64
+    with pytest.raises(ValueError, match="float64: the function was imported under `jax_enable_x64`"):
+        plan.step(*map(jnp.asarray, args))
 
 
 @jax.tree_util.register_pytree_node_class

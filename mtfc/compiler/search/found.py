@@ -68,6 +68,7 @@ class Found:
     evaluated: the number of layouts that were compiled and priced. is_interrupted: True if `KeyboardInterrupt` ended the search.
     refuted: a layout whose price is below its bound. That is an error of the cost model, and nothing is proven then.
     without_forms: for a layout with forms, the result of the search for layouts without, which has the bound for these.
+    runner_up: the next best of the layouts that were priced with forms, which splits something else; None if none fits.
     """
 
     mesh: Mesh
@@ -78,6 +79,7 @@ class Found:
     is_interrupted: bool = False
     refuted: Layout | None = None
     without_forms: Found | None = None
+    runner_up: tuple[Mesh, Layout] | None = None
 
     @property
     def is_optimal(self) -> bool:

@@ -29,6 +29,7 @@ from mtfc.driver.values import (
     memory_option,
     mesh_option,
     one_of,
+    seconds_option,
 )
 from mtfc.frontend.jaxpr.importing import Imported, imported
 from mtfc.frontend.jaxpr.user_lines import definition
@@ -167,6 +168,7 @@ class ImportedProgram:
         hardware = machine(target)
         if devices is not None and (type(devices) is not int or devices < 1):
             raise UsageError(f"`devices` is a whole number from 1 on, and not {devices!r}")
+        seconds_option("budget", budget)
         if mesh is not None:
             given = mesh_option(mesh)
             assert given is not None
@@ -184,7 +186,9 @@ class ImportedProgram:
         layout = attrs.evolve(found.layout, name="plan")
         layout = attrs.evolve(layout, rules=_without_empty(layout.rules))
         limit = limit_on(hardware) if recompute else None
-        return Plan(self.imported, LayoutOnMesh(found.mesh, layout, limit=limit), self.function, found)
+        return Plan(
+            self.imported, LayoutOnMesh(found.mesh, layout, limit=limit), self.function, found, hardware
+        )
 
     def unsplit(self) -> Layout:
         """Return rules that leave dimensions whole which no argument has: they are parts that rules have made."""

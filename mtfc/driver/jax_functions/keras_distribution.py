@@ -23,14 +23,14 @@ UNSPLIT = "unsplit"
 
 def model_parallel(imported: Imported, on: Mesh, stored: Stored) -> Any:
     """Return the distribution. Raises `UsageError` if Keras cannot express the plan."""
-    from keras import distribution
-
     paths = imported.flat.variable_paths
     variables = {paths[leaf.path]: leaf for leaf in imported.inputs if leaf.path in paths}
     if not variables:
         raise UsageError(
             "no argument is a variable of Keras: import the function on `model.trainable_variables` themselves"
         )
+    from keras import distribution
+
     batch = _batch_axis(imported, on, stored)
     sizes = {**({} if batch in on.sizes else {batch: 1}), **on.sizes}
     devices = distribution.list_devices()[: on.devices]

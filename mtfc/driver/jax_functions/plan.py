@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mtfc.compiler.ir.core import Function, Program, walk
+from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, Forms, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.data.files import parsed_json, read_bytes, write_text
@@ -47,8 +48,9 @@ LARGEST = 2**24
 
 @attrs.frozen(eq=False, slots=False, repr=False)
 class Plan:
-    """A layout of an imported function on a mesh. found: what the search says of it; None for a layout of the user.
+    """A layout of an imported function on a mesh.
 
+    found: what the search says of it; None for a layout of the user. hardware: the machine of the search; None for other plans.
     has_explicit_axes: True if the axes of `mesh` have the type Explicit, and False for Auto.
 
     >>> plan = program.search(devices=8, target="h100")             # doctest: +SKIP
@@ -59,6 +61,7 @@ class Plan:
     case: LayoutOnMesh
     function: Callable[..., Any]
     found: Found | None = None
+    hardware: Hardware | None = None
     has_explicit_axes: bool = False
 
     def with_explicit_axes(self) -> Plan:
@@ -310,6 +313,7 @@ class Plan:
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """Return the leaves of arguments. Raises `UsageError` if they are not as those that were imported."""
+        import jax
         from jax.tree_util import keystr, tree_flatten_with_path
 
         found = tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
@@ -327,6 +331,8 @@ class Plan:
                 raise UsageError(f"{leaf.name} has shape {found_shape}, and the plan is for {shape}")
             if leaf.key is None and _dtype_of(x) != ARRAY_DTYPES[leaf.dtype]:
                 wanted, hint = ARRAY_DTYPES[leaf.dtype], "convert it, or import the function on such arrays"
+                if str(jax.dtypes.canonicalize_dtype(wanted)) != wanted:
+                    hint = "the function was imported under `jax_enable_x64`, which is off now"
                 raise UsageError(
                     f"{leaf.name} is an array of {_dtype_of(x)}, and the plan is for {wanted}: {hint}"
                 )
@@ -443,27 +449,63 @@ class Plan:
 
     @public
     def explain(self) -> str:
-        """Return what is sent, by line of the user's Python, with the rules that cause it."""
-        from mtfc.compiler.analysis.equation_names import names_by_place
-        from mtfc.compiler.analysis.provenance import sent_arrays
-        from mtfc.compiler.cost.volumes import layout_cost
-        from mtfc.driver.loading.layout_targets import prepared
-        from mtfc.reports.cost_report import heading
-        from mtfc.reports.provenance_report import provenance_report
+        """Return what is sent, by line of the user's Python, with the rules that cause it.
 
-        cost, case = layout_cost(self.program), self.case
-        names = names_by_place(prepared(self.imported.program, case.mesh, case.layout))
-        found = list(sent_arrays(self._main, case.mesh, case.layout, names))
-        text = provenance_report(found, cost.file, _texts(each.span for each in found))
-        return "\n".join([*heading(cost), "", text, *map(str, self.unsaid)])
+        For a plan that a search has found, also the next best plan of the search, with its price and the lines that differ.
+        """
+        from mtfc.driver.explained_layout import explained_layout
+
+        found = explained_layout(self.imported.program, self.case, self.program)
+        parts = [
+            found.text(_texts_of(found.files)),
+            *(f"{each}\n" for each in self.unsaid),
+            self._runner_up(),
+        ]
+        return "\n".join(part for part in parts if part)
+
+    def _runner_up(self) -> str:
+        """Return the price of the search's next best plan, and its difference by line."""
+        from mtfc.frontend.layouts.layout_text import rules_text
+        from mtfc.reports.difference import ComparedLayout, difference_report
+        from mtfc.reports.step_report import seconds_text
+
+        if self.found is None or self.found.runner_up is None or self.hardware is None:
+            return ""
+        mesh, layout = self.found.runner_up
+        case = attrs.evolve(self.case, mesh=mesh, layout=attrs.evolve(layout, name="next"))
+        one, other = (
+            ComparedLayout.of(program, self.hardware)
+            for program in (self.program, case.lower(self.imported.program))
+        )
+        files = [charge.span.file for each in (one, other) for charge in each.charges if charge.span]
+        seconds, memory = other.figures["time"], other.figures["memory"]
+        rules = rules_text(layout) or "nothing is split"
+        title = (
+            f"The next best plan of the search: {rules} on {_sizes_text(mesh.sizes)}. It takes {seconds_text(seconds)} and "
+            f"{bytes_text(round(memory))}.\n"
+        )
+        return title + difference_report(one, other, _texts_of(files))
 
     @public
     def simulate(self, target: str) -> Step:
         """Predict the time of a step on a machine, as `mtfc simulate --format json` does."""
+        return self._simulated(machine(target), target)
+
+    @property
+    @public
+    def predicted_step(self) -> float:
+        """The predicted seconds of a step on the machine of the search, as `simulate` says.
+
+        Raises `ValueError` for a plan that no search of this process has found.
+        """
+        if self.hardware is None:
+            raise UsageError("the plan has no machine: `plan.simulate(target)` predicts a step on one")
+        return self._simulated(self.hardware, self.hardware.name)["step_seconds"]
+
+    def _simulated(self, hardware: Hardware, target: str) -> Step:
         from mtfc.driver.loading.target import check_room
         from mtfc.driver.simulate import simulate_layout
 
-        hardware = machine(target)
         check_room(hardware, self.case.mesh, target)
         return simulate_layout(self.program, hardware).record()  # type: ignore[return-value]
 
@@ -496,6 +538,7 @@ class Plan:
 
     # Files
 
+    @public
     def save(self, path: str) -> None:
         """Write the mesh and the layout to a JSON file, whole or not at all."""
         write_text(path, self.text())
@@ -601,12 +644,16 @@ def fingerprint(program: Program) -> str:
 
 
 def _texts(spans: Any) -> dict[str, str]:
-    """Return the user's files that spans point into, by name. Files that cannot be read are left out."""
+    """Return the user's files that spans point into, by name."""
+    return _texts_of(span.file for span in spans if span is not None)
+
+
+def _texts_of(files: Iterable[str]) -> dict[str, str]:
+    """Return the texts of files by name. Files that cannot be read are left out."""
     found: dict[str, str] = {}
-    for span in spans:
-        if span is not None and span.file not in found:
-            try:
-                found[span.file] = Path(span.file).read_text("utf-8")
-            except (OSError, UnicodeDecodeError):
-                continue
+    for file in dict.fromkeys(files):
+        try:
+            found[file] = Path(file).read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
     return found

@@ -197,7 +197,7 @@ class _GlobalRequest:
         forms = self.finder.forms_search(recorded, until, given)
         try:
             best = forms.improved(self.without_forms(recorded, until - FORMS_SHARE * (until - monotonic())))
-            return self._bounded(best, until)
+            return attrs.evolve(self._bounded(best, until), runner_up=forms.runner_up(best))
         except NothingFits:
             if (fitting := forms.fitting()) is not None:
                 return fitting
