@@ -56,7 +56,7 @@ class JaxprEmitter:
             self.build.span = step.span
             self.build.stage = "backward" if self.is_backward else step.stage
             with self.dims.of_step():
-                found = self.linker.rule(step).emit(self, step)
+                found = self.linker.rule(step).emit(self, self._at_use(step))
                 self.dims.keep(dim for value in found for dim in value.type.dims)
             for var, value in zip(step.results, found, strict=True):
                 self.known[var] = value
@@ -70,19 +70,21 @@ class JaxprEmitter:
 
     def operand(self, step: AppliedPrimitive, i: int) -> Value:
         """Return an operand with the dimensions that it has at this use. It may lack some."""
-        value = self.raw(step.operands[i])
-        if i not in step.renamed:
-            return value
-        return self.renamed(step, value, step.operands[i].axes, step.renamed[i])
+        return self.raw(step.operands[i])
+
+    def _at_use(self, step: AppliedPrimitive) -> AppliedPrimitive:
+        """Return a step whose operands have the axes of this use."""
+        if not step.renamed:
+            return step
+        operands = [*step.operands]
+        for i, axes in step.renamed.items():
+            if isinstance(x := operands[i], Var):
+                operands[i] = at_use = attrs.evolve(x, axes=axes)
+                self.known[at_use] = self.renamed(step, self.raw(x), x.axes, axes)
+        return attrs.evolve(step, operands=tuple(operands), renamed={})
 
     def renamed(self, step: AppliedPrimitive, value: Value, before: Axes, after: Axes) -> Value:
         """Return a value under other axes."""
-        key = (value, tuple(tuple(map(id, leaves(a))) for a in after))
-        if key not in self._renamed:
-            self._renamed[key] = self._rename(step, value, before, after)
-        return self._renamed[key]
-
-    def _rename(self, step: AppliedPrimitive, value: Value, before: Axes, after: Axes) -> Value:
         pairs: list[tuple[Dim, Dim]] = []
         for a, b in zip(before, after, strict=True):
             if [f.size for f in leaves(a)] != [f.size for f in leaves(b)]:
@@ -91,8 +93,11 @@ class JaxprEmitter:
         mapping = tuple((x, y) for x, y in pairs if x is not y and x in value.type.dims)
         if not mapping:
             return value
-        self.renames.append(Rename(step, *map(tuple, zip(*mapping, strict=True))))
-        return self.build("rename", value, mapping=mapping)
+        key = value, frozenset(mapping)
+        if key not in self._renamed:
+            self.renames.append(Rename(step, *map(tuple, zip(*mapping, strict=True))))
+            self._renamed[key] = self.build("rename", value, mapping=mapping)
+        return self._renamed[key]
 
     def whole(self, value: Value, axes: Axes) -> Value:
         """Return a value with all dimensions of its axes, in order."""

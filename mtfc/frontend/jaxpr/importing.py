@@ -23,6 +23,7 @@ from mtfc.frontend.jaxpr.dimension_names import GivenNames, ascii_name, propose
 from mtfc.frontend.jaxpr.emitting import Dims, JaxprEmitter, Rename
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Flat, Operand, Var, all_steps
 from mtfc.frontend.jaxpr.linking import Linker
+from mtfc.frontend.jaxpr.renames import place_renames
 from mtfc.frontend.jaxpr.rules import RULES
 from mtfc.frontend.jaxpr.rules.calls import OTHER
 from mtfc.frontend.jaxpr.tracing import traced
@@ -199,6 +200,7 @@ def imported(
         _fit_returned(linker, flat)
         if merge:
             merge_linked_copies(flat)
+        place_renames(linker, flat)
     parameters = _model_arguments(flat, len(args)) if parameters is None else parameters
     roles = [_role(path, parameters) for path in flat.inputs]
     propose(flat, roles, names, function)
