@@ -278,7 +278,7 @@ class Compiled:
 
         if not isinstance(self._case, LayoutOnMesh):
             return cast("LayoutCost", case_cost(self._case, self._placed))
-        (entry,) = costs_json([layout_cost(self.program)])["layouts"]
+        (entry,) = costs_json([layout_cost(self.program, device=self._case.device)])["layouts"]
         return cast("LayoutCost", entry)
 
     @public

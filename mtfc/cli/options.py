@@ -224,7 +224,7 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
     """Add the memory limit."""
     parser.add_argument(
         "--memory",
-        metavar="SIZE|HW",
+        metavar="SIZE|HW|SIZE@HW",
         help="the memory of a device, such as 80GiB, or a machine: the backward pass computes values again that would not fit",
     )
 

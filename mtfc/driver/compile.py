@@ -29,7 +29,7 @@ from mtfc.compiler.passes.pipelines import (
 from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.ir_files import is_ir, read_ir
-from mtfc.driver.loading.memory_limit import run_limited
+from mtfc.driver.loading.memory_limit import limit_of, run_limited
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import LayoutOnMesh, select
@@ -105,7 +105,7 @@ def _read(options: CompileOptions, sources: Sources) -> tuple[Program | Emitted,
     Instead of a program it may be the text for a placement or a layout of several meshes, which passes do not lower as a whole.
     """
     if is_ir(options.file):
-        return *read_ir(options.file, options.choice, sources), options.choice.limit({})
+        return *read_ir(options.file, options.choice, sources), limit_of(options.choice.memory, {})
     selection = select(options.file, options.choice, sources, or_placement=True, or_multi_mesh=True)
     case = selection.case
     if not isinstance(case, LayoutOnMesh):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mtfc.compiler.activity import each_of
@@ -14,6 +15,7 @@ from mtfc.driver.loading.selection import Selection, select
 from mtfc.driver.loading.sources import Sources
 
 if TYPE_CHECKING:
+    from mtfc.compiler.cost.volumes import PlacedCost
     from mtfc.compiler.ir.core import Program
     from mtfc.driver.jax_functions.sent_bytes import BytesComparison
     from mtfc.meshes.multi_mesh_cost import MultiMeshCost
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
 def cost_record(file: str, choice: Choice, sources: Sources, symbolic: bool = False) -> dict[str, Any]:
     """Return the JSON record, with formulas if `symbolic`; see `docs/command.md`. Raises `CompileError` and `UsageError`."""
-    from mtfc.compiler.cost.volumes import layout_cost
     from mtfc.reports.cost_json import costs_json
     from mtfc.reports.formula_report import formulas
     from mtfc.reports.meshes_report import multi_mesh_cost_json
@@ -30,7 +31,7 @@ def cost_record(file: str, choice: Choice, sources: Sources, symbolic: bool = Fa
 
     selection, programs, limits = _programs(file, choice, sources, symbolic)
     symbols = [formulas(program) for program in programs] if symbolic else []
-    costs = [layout_cost(program) for program in programs]
+    costs = _costs(selection, programs)
     record: dict[str, Any] = {"model": selection.program.name, "layouts": []}
     record |= costs_json(costs, symbols) if costs else {}
     for entry, limit in zip(record["layouts"], limits, strict=True):
@@ -41,7 +42,6 @@ def cost_record(file: str, choice: Choice, sources: Sources, symbolic: bool = Fa
 
 def cost_text(file: str, choice: Choice, sources: Sources, symbolic: bool = False) -> str:
     """Return the costs by line and side by side, or as formulas if `symbolic`. Raises `CompileError` and `UsageError`."""
-    from mtfc.compiler.cost.volumes import layout_cost
     from mtfc.reports.cost_report import comparison, layout_report
     from mtfc.reports.formula_report import formula_report, formulas
     from mtfc.reports.meshes_report import multi_mesh_cost_text
@@ -50,7 +50,7 @@ def cost_text(file: str, choice: Choice, sources: Sources, symbolic: bool = Fals
     selection, programs, limits = _programs(file, choice, sources, symbolic)
     if symbolic:
         return formula_report([formulas(program) for program in programs])
-    costs, multi_mesh = [layout_cost(program) for program in programs], _multi_mesh(selection)
+    costs, multi_mesh = _costs(selection, programs), _multi_mesh(selection)
     every = [*costs, *(cost for each in multi_mesh for cost in each.meshes)]
     files = [charge.span.file for cost in every for charge in cost.step if charge.span]
     texts = sources.with_library([*files, *(name for each in limits if each for name in each.files)])
@@ -93,6 +93,14 @@ def _programs(
     programs = [case.lower(selection.program) for case in each_of(selection.cases, "layout")]
     pairs = zip(selection.cases, programs, strict=True)
     return selection, programs, [recomputation(selection.program, case, program) for case, program in pairs]
+
+
+def _costs(selection: Selection, programs: Sequence[Program]) -> list[PlacedCost]:
+    """Return the costs of the layouts of one mesh."""
+    from mtfc.compiler.cost.volumes import layout_cost
+
+    pairs = zip(selection.cases, programs, strict=True)
+    return [layout_cost(program, device=case.device) for case, program in pairs]
 
 
 def _multi_mesh(selection: Selection) -> list[MultiMeshCost]:

@@ -66,8 +66,9 @@ def _priced(
             if isinstance(case, MultiMeshCase):
                 priced.append(_on_meshes(case.program(selection.program), hardware))
                 continue
+            case = case if hardware is None else case.on(hardware)
             program = attrs.evolve(case, layout=_distinct(case.layout, priced)).lower(selection.program)
-            priced.append(ComparedLayout.of(program, hardware))
+            priced.append(ComparedLayout.of(program, hardware, device=case.device))
     if len(priced) < 2:
         raise UsageError(f"{file} has no two layouts to compare: say --layout A --layout B")
     return priced

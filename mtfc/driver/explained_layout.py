@@ -64,7 +64,7 @@ def explained_layout(program: Program, case: LayoutOnMesh, lowered: Program) -> 
     from mtfc.compiler.passes.fuse_attention import reasons
     from mtfc.driver.loading.layout_targets import prepared
 
-    cost = layout_cost(lowered)
+    cost = layout_cost(lowered, device=case.device)
     names = names_by_place(prepared(program, case.mesh, case.layout))
     function = lowered.function("step" if cost.trains else "forward")
     sent = [*sent_arrays(function, case.mesh, case.layout, names)]
@@ -80,4 +80,6 @@ def recomputation(program: Program, case: LayoutOnMesh, lowered: Program) -> Rec
     if case.limit is None:
         return None
     without = attrs.evolve(case, limit=None).lower(program)
-    return Recomputation(case.limit.memory, layout_cost(without), layout_cost(lowered))
+    before, after = (layout_cost(each, device=case.device) for each in (without, lowered))
+    machine = case.limit.hardware.name if case.limit.hardware else None
+    return Recomputation(case.limit.memory, machine, before, after)

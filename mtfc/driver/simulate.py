@@ -74,7 +74,9 @@ def simulate(
     check_room(hardware, case.mesh, target)
     if servers:
         case = _for_servers(case)
-    return simulate_layout(case.lower(selection.program), hardware, _order(place, case.mesh), servers)
+    return simulate_layout(
+        case.on(hardware).lower(selection.program), hardware, _order(place, case.mesh), servers
+    )
 
 
 def _check_options(
@@ -130,17 +132,15 @@ def simulate_layout(
 
     servers: see `simulate`. Raises `UsageError` if there are servers and they have nothing to do.
     """
-    from mtfc.compiler.cost.device_models import expected_memory
     from mtfc.compiler.cost.parameter_servers import IN
     from mtfc.compiler.cost.step_time import step_time
     from mtfc.compiler.cost.volumes import layout_cost
     from mtfc.reports.step_report import SimulatedLayout
 
-    cost, mesh = layout_cost(program), program.placed_on
+    cost = layout_cost(program, device=hardware.device)
     function = program.function("step" if cost.trains else "forward")
-    cost = attrs.evolve(cost, memory=expected_memory(function, mesh, hardware.device))
     with doing("simulating the step"):
-        step = step_time(function, mesh, hardware, order, servers)
+        step = step_time(function, cost.mesh, hardware, order, servers)
     if servers and IN not in step.busy:
         raise UsageError(
             "--parameter-servers: this layout does not sum gradients over devices before the update"

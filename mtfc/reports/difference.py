@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.hardware import Device, Hardware
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.step_time import step_time
 from mtfc.compiler.cost.volumes import Charge, PlacedCost, layout_cost, total
@@ -64,15 +64,21 @@ class ComparedLayout:
     travels: tuple[Travel, ...] = ()
 
     @classmethod
-    def of(cls, program: Program, hardware: Hardware | None = None, overlaps: bool = True) -> ComparedLayout:
-        """Return the cost of a lowered program.
+    def of(
+        cls,
+        program: Program,
+        hardware: Hardware | None = None,
+        overlaps: bool = True,
+        device: Device | None = None,
+    ) -> ComparedLayout:
+        """Return the cost of a lowered program. device: the one whose memory counts without a machine.
 
         The seconds of a line are its part of the step that `mtfc simulate` predicts. Without overlap they are all its computation
         and communication, as in searches.
         """
-        cost = layout_cost(program)
         if hardware is None:
-            return cls((cost,))
+            return cls((layout_cost(program, device=device),))
+        cost = layout_cost(program, device=hardware.device)
         step = step_time(program.function("step" if cost.trains else "forward"), cost.mesh, hardware)
         seconds = {
             span: line.compute + (line.exposed if overlaps else line.communication)

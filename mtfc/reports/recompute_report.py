@@ -34,9 +34,10 @@ class KeptLine:
 
 @attrs.frozen
 class Recomputation:
-    """A step without and with a memory limit of `limit` bytes, under one layout."""
+    """A step without and with a memory limit of `limit` bytes, under one layout. machine: the one whose memory counts."""
 
     limit: int
+    machine: str | None
     without: PlacedCost
     within: PlacedCost
 
@@ -70,7 +71,8 @@ class Recomputation:
 def recompute_report(found: Recomputation, sources: Mapping[str, str]) -> str:
     """Return what the limit keeps and what is computed again, by line; `sources` holds each file's text by name."""
     before, after = (bytes_text(whole(each.memory.total)) for each in (found.without, found.within))
-    limit, total = f"  Memory limit {bytes_text(found.limit)}:", found.total
+    on = f" on {found.machine}" if found.machine else ""
+    limit, total = f"  Memory limit {bytes_text(found.limit)}{on}:", found.total
     if not (total.saved or total.flops or total.sent):
         return f"{limit} the step takes {before}, so nothing is computed again.\n"
     more = [flops_text(total.flops)] + ([f"{bytes_text(total.sent)} sent"] if total.sent else [])
@@ -78,6 +80,10 @@ def recompute_report(found: Recomputation, sources: Mapping[str, str]) -> str:
         f"{limit} {after} in place of {before}, for {' and '.join(more)} more.",
         "  By line: bytes kept for the backward pass, bytes no longer kept, and what computing again adds.",
     ]
+    if found.machine is None:
+        head.append(
+            "  Each value counts with its own size: `--memory SIZE@HW` counts the arrays that a machine stores."
+        )
     rows = [["line", "source", "kept", "no longer", "FLOPs", "sent"]]
     rows += line_rows(found.lines(), found.within.file, sources, _cells)
     return "\n".join([*head, *fitted(rows)]) + "\n"
@@ -96,6 +102,7 @@ def recompute_json(found: Recomputation) -> dict[str, Any]:
     """Return the record: the limit, the memory without and with it, and the figures of each place."""
     return {
         "limit": found.limit,
+        "machine": found.machine,
         "memory_without": whole(found.without.memory.total),
         "memory_within": whole(found.within.memory.total),
         "lines": [_line(span, line) for span, line in found.lines()],

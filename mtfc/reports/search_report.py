@@ -114,7 +114,7 @@ def _layout_record(result: LayoutSearchResult) -> dict[str, Any]:
         "communication_seconds": price.communication,
         "bytes_sent": price.sent,
         "objective_bytes": None if in_seconds else round(found.objective),
-        "memory_per_device": price.memory,
+        "memory_per_device": _memory(price, result),
         "recomputed": result.is_recomputed,
         "baselines": {name: result.seconds_of(each) for name, each in result.compared.items()},
         "overlapping_seconds": price.overlapping,
@@ -380,11 +380,16 @@ def _bytes(size: float) -> str:
     return bytes_text(int(size))
 
 
+def _memory(price: Price, result: LayoutSearchResult) -> int:
+    """Return the bytes that are reported: those on the machine, or those that are minimized."""
+    return price.memory if result.objective == "memory" else price.tiled
+
+
 def _row(name: str, mesh: Mesh, price: Price, result: LayoutSearchResult) -> list[str]:
     shape = "x".join(str(size) for _, size in mesh.axes)
     times = (price.seconds, price.compute, price.communication)
     sends = [_bytes(price.sent)] if result.objective == "bytes" else []
-    memory = bytes_text(price.memory)
+    memory = bytes_text(_memory(price, result))
     if price.tiled > result.pricer.hardware.device.memory:
         memory = f"{bytes_text(price.tiled)}, too much"
     ratio = over(value_of(price, result.objective), value_of(result.price, result.objective))

@@ -409,8 +409,8 @@ def test_a_tiling_is_written_and_exported(mtfc: Mtfc, tmp_path: Path) -> None:
     assert found["objective_seconds"] <= min(found["baselines"].values())
     assert mtfc("check", out).status == 0
     assert mtfc("verify", out, "--layout", "found", "--backend", "numpy").status == 0
-    cost = mtfc("cost", out, "--layout", "found", "--format", "json").json["layouts"][0]
-    assert cost["memory_per_device"]["total"] == found["memory_per_device"]
+    step = mtfc("simulate", out, "--layout", "found", "--target", "tpu_v2", "--format", "json").json
+    assert step["memory_per_device"]["total"] == found["memory_per_device"]
     solved = mtfc("solve", exported).json
     assert solved["cost"] == solved["lower_bound"]
 

@@ -165,6 +165,11 @@ def test_steps_of_loops_keep_to_a_memory_limit(tmp_path: Path) -> None:
     assert program.verify(plan, *args).ok
     plan.save(str(tmp_path / "plan.json"))
     assert program.load(str(tmp_path / "plan.json")).memory == plan.memory
+    on_machine = program.plan({"batch": "data"}, {"data": 2}, memory="93kB@tpu_v5p")
+    on_machine.save(str(tmp_path / "machine.json"))
+    assert program.load(str(tmp_path / "machine.json")).case.limit == on_machine.case.limit
+    searched = program.search(2, "tpu_v2", budget=5.0)
+    assert searched.memory == searched.simulate("tpu_v2")["memory_per_device"]["total"] != plain.memory
 
 
 def test_illegal_layouts_are_refused(program: ImportedProgram) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,19 @@ import pytest
 
 import mtfc
 from mtfc.backends.jax import runtime
+from mtfc.compiler.cost.device_models import expected_memory
+from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.core import walk
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
-from mtfc.driver.loading.choice import bytes_in
+from mtfc.compiler.passes.pipelines import run
+from mtfc.compiler.passes.recompute import Recompute
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.memory_limit import bytes_in
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.simulate import simulate
+from mtfc.frontend.hardware_targets import find_hardware
 
 LAYERS = """
 import losses
@@ -202,6 +211,64 @@ def test_explanations_say_what_is_kept(tmp_path: Any) -> None:
         assert sum(line["saved_bytes"] for line in found["lines"]) > 0
         assert sum(line["added_flops"] for line in found["lines"]) > 0
     assert "recomputation" not in mtfc.explain(path)
+
+
+LARGE_LLAMA = {"layout": "fsdp", "mesh": "data: 8; model: 8"}
+
+
+@pytest.fixture(scope="module")
+def large_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of 8 B parameters whose layers keep all values."""
+    path = tmp_path_factory.mktemp("llama") / "llama.mtf"
+    text = (Path(__file__).parents[2] / "examples" / "llama.mtf").read_text()
+    path.write_text(text.replace("repeat layers checkpoint {", "repeat layers {"))
+    return path
+
+
+def test_commands_agree_on_the_memory_of_a_machine(large_llama: Path) -> None:
+    """The embedding leaves a pending sum, which no loop can stack."""
+    file, limit = large_llama, "40GiB@tpu_v5p"
+    on_machine = mtfc.cost(file, memory=limit, **LARGE_LLAMA)["layouts"][0]
+    size = on_machine["memory_per_device"]
+    assert 30 * 2**30 < size["total"] <= 40 * 2**30
+    for memory in (limit, "40GiB"):
+        choice = Choice(memory=memory, **LARGE_LLAMA)
+        step = simulate(str(file), choice, "tpu_v5p", Sources()).record()
+        assert step["memory_per_device"] == size and step["fits"]
+    found = on_machine["recomputation"]
+    assert found["machine"] == "tpu_v5p" and found["memory_within"] == size["total"]
+    assert found["memory_without"] > 95 * 2**30
+    with pytest.raises(CompileError, match="E321"):
+        mtfc.cost(file, memory="40GiB", **LARGE_LLAMA)
+
+
+def test_a_limit_on_a_machine_is_met_exactly_or_refused() -> None:
+    program, machine = compiled(LOOP, None).program, find_hardware("tpu_v5p", {})
+    tightest = run(program, [Recompute(1, must_fit=False, hardware=machine)], level="lowered")
+    fewest = whole(expected_memory(tightest.function("step"), program.placed_on, machine.device).total)
+    assert total(compiled(LOOP, f"{fewest}@tpu_v5p")) == fewest
+    with pytest.raises(CompileError, match="E321") as raised:
+        total(compiled(LOOP, f"{fewest - 1}@tpu_v5p"))
+    assert "@tpu_v5p`" in str(raised.value.diagnostics[0].help)
+    assert flops(compiled(LOOP, "900TiB@tpu_v5p")) == flops(compiled(LOOP, None))
+
+
+def test_a_machine_may_be_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "box.mtf"
+    device = "device: { flops: { f32: 1e12 }, memory: 3e5, bandwidth: 1e11 }"
+    path.write_text(
+        f"hardware box = {{\n{device}\nlink l: {{ kind: switch, size: 8, bandwidth: 1e9, latency: 1e-6 }}\n}}\n"
+    )
+    for limit in (str(path), f"200KiB@{path}"):
+        assert total(compiled(LOOP, limit)) <= 3e5
+    with pytest.raises(FileNotFoundError, match="no_such"):
+        compiled(LOOP, f"1GiB@{tmp_path / 'no_such.mtf'}")
+
+
+@pytest.mark.parametrize("memory", ["40GiB@", "@h100", "2x@h100", "40GiB@h100@h100", "40GiB@nothing"])
+def test_wrong_machines_are_refused(memory: str) -> None:
+    with pytest.raises(ValueError, match="`memory`: "):
+        compiled(LOOP, memory)
 
 
 @pytest.mark.parametrize("memory", ["2x", "", "-1GiB", "0", "1e99", "GiB", 0, -5])

@@ -5,6 +5,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
+from mtfc.compiler.analysis.liveness import PLAIN, KernelArrays
+from mtfc.compiler.cost.device_models import inside_kernels
+from mtfc.compiler.cost.effects.memory import memory_of
+from mtfc.compiler.cost.sizes import Numbers, whole
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
@@ -30,18 +34,27 @@ def test_no_layout_holds_less_than_its_bound(program: HasSource) -> None:
 
 
 def check_memory(source: str, most: int | None = None) -> None:
-    """Compare under all layouts, or a fixed number of them, with all of a layout's rules decided and with only some. The machine
-    does not pad arrays.
+    """Compare under all layouts, or a fixed number of them, with all of a layout's rules decided and with only some.
+
+    Arrays count without the tiles of the TPU, which would hide a bound that is a little too large.
     """
-    module, hardware = load(source), find_hardware("k80_cluster", {})
+    module, hardware = load(source), find_hardware("tpu_v2", {})
     program, mesh = module.programs[0], module.layouts[0].mesh
+    inside = KernelArrays(inside=inside_kernels(mesh, hardware.device))
     pricer, space = LayoutPricer.of(program, hardware), space_of(program.function("forward"), storage=True)
     bound = LayoutBound(space, StepFacts.of(pricer.undistributed(), hardware.device), mesh, hardware)
     rows, columns = layouts(space, mesh, most), range(len(space.columns))
     chosen = [layout_of(space, row.tolist(), mesh) for row in rows]
-    held = [pricer(mesh, layout).memory for layout in chosen]
+    lowered = [pricer.lowered(mesh, layout) for layout in chosen]
+    held, on_tpu = (
+        [whole(memory_of(each, mesh, Numbers(mesh), kernels).total) for each in lowered]
+        for kernels in (PLAIN, inside)
+    )
     for number in (len(columns), len(columns) - len(space.storing), len(columns) // 2, 0):
         decided = frozenset(columns[:number])
         known = rows * np.isin(columns, sorted(decided)).astype(np.uint8)
-        for layout, bytes, least in zip(chosen, held, bound.memory(bound.known(known, decided)), strict=True):
+        masks = bound.known(known, decided)
+        for layout, bytes, least in zip(chosen, held, bound.memory(masks), strict=True):
             assert least <= bytes, (layout, decided)
+        for layout, bytes, least in zip(chosen, on_tpu, bound.memory_on_device(masks), strict=True):
+            assert least <= bytes, (layout, decided, "on a TPU")

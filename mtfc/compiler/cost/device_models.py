@@ -5,7 +5,7 @@ A device is a TPU if its declaration has the size of a matrix unit (`Device.mxu_
 
 from __future__ import annotations
 
-from mtfc.compiler.analysis.liveness import nothing_inside
+from mtfc.compiler.analysis.liveness import Inside, nothing_inside
 from mtfc.compiler.cost.effects.memory import MemoryUse, memory_on
 from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import Device
@@ -33,14 +33,16 @@ def fusion_of_program(function: Function, mesh: Mesh, device: Device, is_placed:
 
 
 def expected_memory(function: Function, mesh: Mesh, device: Device) -> MemoryUse:
-    """Return the memory of a placed function; on TPUs without values that never leave a kernel.
+    """Return the memory of a placed function on a device: the figure of each command that knows the device."""
+    return memory_on(function, mesh, device, inside_kernels(mesh, device))
 
-    `memory_on` counts these, so that a limit is kept also where XLA makes other kernels.
-    """
+
+def inside_kernels(mesh: Mesh, device: Device) -> Inside:
+    """Return what gives the values that never leave a kernel of a TPU; on other devices they count as stored."""
 
     def inside(body: Function) -> set[Value]:
         fusion = fusion_of(body, mesh, device)
         single = (eqn.results[0] for eqn in body.body if len(eqn.results) == 1 and not eqn.regions)
         return {*single} - fusion.stored - fusion.near
 
-    return memory_on(function, mesh, device, nothing_inside if device.mxu_size is None else inside)
+    return nothing_inside if device.mxu_size is None else inside

@@ -13,7 +13,9 @@ from typing import TypeVar
 
 import attrs
 
+from mtfc.compiler.cost.device_models import expected_memory
 from mtfc.compiler.cost.effects.memory import MemoryUse, memory_of
+from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.sizes import Amount, Numbers, Scale, bytes_of
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value, source_file, walk
@@ -109,12 +111,18 @@ class PlacedCost:
     counted_iterations: Mapping[Span | None, int] = attrs.field(factory=dict)
 
 
-def layout_cost(program: Program, scale: Scale | None = None) -> PlacedCost:
-    """Return the cost of a program in which every value is placed and every collective is explicit."""
+def layout_cost(program: Program, scale: Scale | None = None, device: Device | None = None) -> PlacedCost:
+    """Return the cost of a program in which every value is placed and every collective is explicit.
+
+    device: the one whose memory counts; without a device, or in formulas, each value has an array of its own size.
+    """
     assert program.mesh is not None and program.layout is not None, "only a placed program has a cost"
     scale = scale or Numbers(program.mesh)
     trains = program.has_function("step")
     forward, step = program.function("forward"), program.function("step" if trains else "forward")
+    memory = memory_of(step, program.mesh, scale)
+    if device is not None and isinstance(scale, Numbers):
+        memory = expected_memory(step, program.mesh, device)
     return PlacedCost(
         model=program.name,
         file=source_file(program.functions),
@@ -123,7 +131,7 @@ def layout_cost(program: Program, scale: Scale | None = None) -> PlacedCost:
         mesh=program.mesh,
         forward=charges(forward, scale),
         step=charges(step, scale),
-        memory=memory_of(step, program.mesh, scale),
+        memory=memory,
         pipelines=tuple(pipeline_costs(step, program.mesh, program.layout, scale)),
         counted_iterations={eqn.span: dim_of(eqn).size for eqn in walk(step.body) if is_unbounded(eqn)},
     )

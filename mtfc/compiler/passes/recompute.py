@@ -35,8 +35,8 @@ import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import storage
 from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, FlowNetwork
-from mtfc.compiler.cost.device_models import fusion_of
-from mtfc.compiler.cost.effects.memory import MemoryUse, memory_on
+from mtfc.compiler.cost.device_models import expected_memory, fusion_of
+from mtfc.compiler.cost.effects.memory import MemoryUse
 from mtfc.compiler.cost.effects.roofline import computation_of, work_in
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
 from mtfc.compiler.cost.serial_time import communication_of, lanes_of
@@ -69,11 +69,14 @@ TYPICAL = Hardware(
 
 
 class MemoryLimitError(Exception):
-    """No choice of kept values fits. least: the smallest memory that was found, and what holds it, by line."""
+    """No choice of kept values fits. least: the smallest memory that was found, and what holds it, by line.
 
-    def __init__(self, function: str, limit: int, least: MemoryUse) -> None:
+    machine: the name of the limit's machine, if there is one.
+    """
+
+    def __init__(self, function: str, limit: int, least: MemoryUse, machine: str | None) -> None:
         super().__init__(f"{function} needs {whole(least.total)} bytes, more than {limit}")
-        self.function, self.limit, self.least = function, limit, least
+        self.function, self.limit, self.least, self.machine = function, limit, least, machine
 
     def lines(self) -> list[tuple[Span | None, int]]:
         """Return the bytes of each line, the largest first."""
@@ -108,7 +111,8 @@ class Recompute(Pass):
         """Return the function within the limit. Functions beside the step come as near as they can."""
         found = within(function, self.memory, prices)
         if is_main and self.must_fit and prices.total(found) > self.memory:
-            raise MemoryLimitError(function.name, self.memory, prices.memory(found))
+            machine = self.hardware.name if self.hardware else None
+            raise MemoryLimitError(function.name, self.memory, prices.memory(found), machine)
         return found
 
 
@@ -129,7 +133,7 @@ class Prices:
         return Topology.of(self.mesh, self.hardware)
 
     def memory(self, function: Function) -> MemoryUse:
-        return memory_on(function, self.mesh, self.hardware.device)
+        return expected_memory(function, self.mesh, self.hardware.device)
 
     def total(self, function: Function) -> int:
         return whole(self.memory(function).total)
@@ -470,7 +474,8 @@ class Rewriter:
         free |= (stacked - set(pair.needed)) | choice.forced
 
         def bytes(value: Value) -> float:
-            return inf if dim in value.type.dims else dim.size * self.prices.bytes(value)
+            is_no_slice = dim in value.type.dims or value.type.pending
+            return inf if is_no_slice else dim.size * self.prices.bytes(value)
 
         seconds = {eqn: each * dim.size for eqn, each in self.prices.seconds(region).items()}
         found = cut(region.body, pair.needed, free, bytes, seconds, choice.rate)

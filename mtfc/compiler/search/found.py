@@ -15,7 +15,7 @@ from mtfc.compiler.ir.types import Layout, Mesh
 class Price:
     """The price of a step for one processor: seconds of computing, seconds of communicating, bytes of memory.
 
-    `seconds` is the time without overlap. tiled: bytes with the padding of the machine's memory. sent: bytes that the processor
+    `seconds` is the time without overlap. tiled: bytes as the machine stores them. sent: bytes that the processor
     sends. overlapping: seconds of the step if communication overlaps with independent computation; infinite unless it was asked
     for.
     """

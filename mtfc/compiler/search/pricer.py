@@ -7,7 +7,8 @@ from math import inf
 
 import attrs
 
-from mtfc.compiler.cost.effects.memory import memory_of, memory_on
+from mtfc.compiler.cost.device_models import expected_memory
+from mtfc.compiler.cost.effects.memory import memory_of
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.serial_time import seconds_of
 from mtfc.compiler.cost.sizes import Numbers, whole
@@ -107,7 +108,7 @@ class LayoutPricer:
         seconds = seconds_of(function, Topology.of(mesh, self.hardware), self.hardware.device)
         device = self.hardware.device
         memory = memory_of(function, mesh, Numbers(mesh)).total
-        tiled = memory if device.stores_plainly else memory_on(function, mesh, device).total
+        tiled = memory if device.stores_plainly else expected_memory(function, mesh, device).total
         assert isinstance(memory, int) and isinstance(tiled, int), "sizes are numbers"
         sent = whole(total(charges(function, Numbers(mesh))).sent.wire_bytes)
         price = Price(*seconds, memory, tiled, sent)

@@ -17,8 +17,8 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import EVERY, Layout, Mesh, Rules
 from mtfc.driver.errors import UsageError, in_python, public
 from mtfc.driver.jax_functions.plan import Plan, fingerprint, machine, read_plan
-from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.layout_targets import layout_targets
+from mtfc.driver.loading.memory_limit import limit_of
 from mtfc.driver.loading.selection import ONE_DEVICE, LayoutOnMesh
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.values import (
@@ -112,7 +112,7 @@ class ImportedProgram:
         memory: the memory of a device, such as "80GiB", or a machine; the backward pass of `plan.step` computes values again that
         would not fit. Raises `CompileError` for an illegal layout, and for dimensions that the program lacks.
         """
-        limit = Choice(memory=memory_option(memory)).limit({})
+        limit = limit_of(memory_option(memory), {})
         case = attrs.evolve(self._case(layout_option(layout), mesh_option(mesh)), limit=limit)
         return Plan(self.imported, case, self.function)
 

@@ -31,7 +31,7 @@ from mtfc.frontend.jaxpr.importing import Imported, Leaf
 from mtfc.frontend.jaxpr.tracing import value_of
 
 if TYPE_CHECKING:
-    from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.compiler.cost.hardware import Device, Hardware
     from mtfc.compiler.search.found import Found
     from mtfc.driver.draw import Drawing
     from mtfc.driver.jax_functions.sent_bytes import BytesComparison
@@ -412,14 +412,14 @@ class Plan:
         from mtfc.compiler.cost.volumes import layout_cost
         from mtfc.reports.cost_json import costs_json
 
-        return costs_json([layout_cost(self.program)])["layouts"][0]  # type: ignore[no-any-return]
+        return costs_json([layout_cost(self.program, device=self._device)])["layouts"][0]  # type: ignore[no-any-return]
 
     def report(self) -> str:
         """Return the cost by line of the user's Python."""
         from mtfc.compiler.cost.volumes import layout_cost
         from mtfc.reports.cost_report import layout_report
 
-        cost = layout_cost(self.program)
+        cost = layout_cost(self.program, device=self._device)
         return layout_report(cost, _texts(charge.span for charge in cost.step))
 
     @public
@@ -443,8 +443,13 @@ class Plan:
         return compared_bytes(self.program, step, applied, alone)
 
     @property
+    def _device(self) -> Device | None:
+        """The device whose memory counts: that of the memory limit, or of the search."""
+        return self.case.device or (self.hardware.device if self.hardware else None)
+
+    @property
     def memory(self) -> int:
-        """The bytes that one device needs, as predicted."""
+        """The bytes that one device needs, as predicted: on the machine of the memory limit or of the search, if there is one."""
         return int(self.cost()["memory_per_device"]["total"])
 
     @public
@@ -551,6 +556,7 @@ class Plan:
             "program": fingerprint(self.imported.program),
             "mesh": self.case.mesh.sizes,
             "memory": self.case.limit.memory if self.case.limit else None,
+            "machine": _machine_name(self.case.limit),
             "layout": {
                 "rules": _record(layout.rules),
                 "params": _record(layout.params),
@@ -611,11 +617,26 @@ def case_of(record: Mapping[str, Any]) -> LayoutOnMesh:
     mesh = Mesh("mesh", tuple((str(name), int(size)) for name, size in record["mesh"].items()))
     stored = rules(layout["params"]), rules(layout.get("optimizer", {}))
     memory = record.get("memory")
-    limit = Recompute(int(memory)) if memory else None
+    limit = Recompute(int(memory), hardware=_machine_named(record.get("machine"))) if memory else None
     forms = Forms.of(layout.get("forms", {}))
     return LayoutOnMesh(
         mesh, Layout("plan", rules(layout["rules"]), *stored, values, forms=forms), limit=limit
     )
+
+
+def _machine_name(limit: Recompute | None) -> str | None:
+    """Return the name of a limit's machine, if it is one of the library."""
+    hardware = limit.hardware if limit else None
+    return hardware.name if hardware is not None and hardware == _machine_named(hardware.name) else None
+
+
+def _machine_named(name: str | None) -> Hardware | None:
+    """Return the machine of the library with this name, as equal devices; None for others."""
+    from mtfc.compiler.cost.hardware import Hardware
+    from mtfc.frontend.hardware_targets import find_machine, library_machines
+
+    found = find_machine(name, {}) if name in library_machines() else None
+    return found if isinstance(found, Hardware) else None
 
 
 def read_plan(path: str) -> tuple[LayoutOnMesh, str]:

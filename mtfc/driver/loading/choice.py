@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.records import frozen
 from mtfc.driver.errors import UsageError
 
 if TYPE_CHECKING:
-    from mtfc.compiler.cost.device_graph import Machine
     from mtfc.compiler.diagnostics import Diagnostic
     from mtfc.compiler.ir.core import Program
     from mtfc.compiler.ir.types import Layout, Mesh
@@ -67,7 +64,7 @@ class Choice:
 
     layout: a name, or rules as text. mesh: a name, or a shape as text. settings: entries of the model's `train` block, each
     `KEY=VALUE`. passes: the passes that lower a program, as text or as passes, in place of the default ones.
-    source: what makes the program; None for a .mtf file. memory: the most memory of a device, such as `80GiB`, or a machine.
+    source: what makes the program; None for a .mtf file. memory: see `memory_limit.py`.
     """
 
     model: str | None = None
@@ -92,42 +89,6 @@ class Choice:
         except PipelineError as error:
             raise UsageError(f"--passes: {error}") from None
         return passes
-
-    def limit(self, declared: Mapping[str, Machine]) -> Recompute | None:
-        """Return the pass that keeps to the memory limit; a machine also gives it its rates. Raises `UsageError`.
-
-        declared: the machines of the file; those of the library are known, too.
-        """
-        if self.memory is None:
-            return None
-        from mtfc.compiler.passes.recompute import Recompute, limit_on
-        from mtfc.frontend.hardware_targets import find_hardware, library_machines, split_target
-
-        name, _ = split_target(self.memory)
-        if name in declared or name in library_machines():
-            try:
-                return limit_on(find_hardware(self.memory, declared))
-            except CompileError as error:
-                (wrong,) = error.diagnostics
-                raise UsageError(f"--memory: {wrong.message}; {wrong.help}") from None
-        try:
-            return Recompute(bytes_in(self.memory))
-        except ValueError as error:
-            raise UsageError(f"--memory: {error}, or a machine such as h100") from None
-
-
-UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**i for i, p in enumerate("kMGT", 1)}}
-UNITS |= {f"{p}iB": 1024**i for i, p in enumerate("KMGT", 1)}
-
-
-def bytes_in(text: str) -> int:
-    """Return the bytes of a size such as `80GiB`, `95 GB` or `1.5e9`. Raises `ValueError`."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\d{1,2})?)\s*([A-Za-z]*)\s*", text)
-    units = {unit.lower(): size for unit, size in UNITS.items()}
-    size = int(float(match[1]) * units.get(match[2].lower(), 0)) if match and len(match[1]) < 30 else 0
-    if not 0 < size < 2**63:
-        raise ValueError(f"expected a size such as 80GiB, 95GB or 500MiB, not `{text}`")
-    return size
 
 
 def settings_of(values: Mapping[str, object]) -> tuple[str, ...]:

@@ -1,10 +1,18 @@
-"""Run passes under a memory limit, and say what fills the memory where no choice of kept values fits."""
+"""Read a memory limit, run passes under it, and say what fills the memory where no choice of kept values fits.
+
+A limit is a size, the memory of a machine, or a size on a machine: `80GiB`, `h100`, `40GiB@h100`. The machine decides what takes
+memory and what it costs to compute again. A size alone counts memory as `mtfc cost` does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 
+import attrs
+
+from mtfc.compiler.cost.device_graph import Machine
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.diagnostics import CompileError, Label
 from mtfc.compiler.ir.core import Program
@@ -12,11 +20,50 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipelines import Observer, run
-from mtfc.compiler.passes.recompute import MemoryLimitError
-from mtfc.frontend.hardware_targets import memory_error
+from mtfc.compiler.passes.recompute import MemoryLimitError, Recompute, limit_on
+from mtfc.driver.errors import UsageError
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.target import target_of
+from mtfc.frontend.hardware_targets import is_path, library_machines, memory_error, split_target
+
+UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**i for i, p in enumerate("kMGT", 1)}}
+UNITS |= {f"{p}iB": 1024**i for i, p in enumerate("KMGT", 1)}
 
 SHOWN = 3
 """The lines that an error names: those that fill most of the memory."""
+
+
+def limit_of(memory: str | None, declared: Mapping[str, Machine]) -> Recompute | None:
+    """Return the pass that keeps to a limit. Raises `UsageError`.
+
+    declared: the machines of the file, beside those of the library. A machine may be in a file of its own, too.
+    """
+    if memory is None:
+        return None
+    size, at, machine = memory.rpartition("@")
+    machine = machine.strip()
+    is_machine = is_path(machine) or split_target(machine)[0] in (*declared, *library_machines())
+    try:
+        if not (at or is_machine):
+            return Recompute(bytes_in(memory))
+        limit = limit_on(target_of(machine, declared, Sources()))
+        return attrs.evolve(limit, memory=bytes_in(size)) if at else limit
+    except CompileError as error:
+        wrong, *_ = error.diagnostics
+        said = [text for text in (wrong.message, wrong.help) if text]
+        raise UsageError(f"--memory: {'; '.join(said)}") from None
+    except ValueError as error:
+        raise UsageError(f"--memory: {error}, or a machine such as h100") from None
+
+
+def bytes_in(text: str) -> int:
+    """Return the bytes of a size such as `80GiB`, `95 GB` or `1.5e9`. Raises `ValueError`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\d{1,2})?)\s*([A-Za-z]*)\s*", text)
+    units = {unit.lower(): size for unit, size in UNITS.items()}
+    size = int(float(match[1]) * units.get(match[2].lower(), 0)) if match and len(match[1]) < 30 else 0
+    if not 0 < size < 2**63:
+        raise ValueError(f"expected a size such as 80GiB, 95GB or 500MiB, not `{text}`")
+    return size
 
 
 def run_limited(
@@ -45,5 +92,6 @@ def _error(program: Program, error: MemoryLimitError) -> CompileError:
     )
     lines = [(span, size) for span, size in error.lines() if span is not None]
     labels = tuple(Label(span, f"{bytes_text(size)} in this line") for span, size in lines[:SHOWN])
-    help = f"split more dimensions, make `batch` or another dimension smaller, or allow `--memory {_rounded_up(least)}`"
+    enough = _rounded_up(least) + (f"@{error.machine}" if error.machine else "")
+    help = f"split more dimensions, make `batch` or another dimension smaller, or allow `--memory {enough}`"
     return memory_error(message, labels, help)

@@ -19,7 +19,7 @@ from mtfc.driver.data.files import read_neighbour
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.choice import Choice, ProgramSource
 from mtfc.driver.loading.layout_targets import layout_targets
-from mtfc.driver.loading.memory_limit import run_limited
+from mtfc.driver.loading.memory_limit import limit_of, run_limited
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase, check_multi_mesh
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.sources import Sources
@@ -42,6 +42,7 @@ from mtfc.frontend.syntax.parser import parse
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.device_graph import Machine
+    from mtfc.compiler.cost.hardware import Device, Hardware
     from mtfc.frontend.layouts.parts import MultiMeshLayout
     from mtfc.frontend.semantics.names.scope import Scope
     from mtfc.placements.declarations import DeclaredPlacement
@@ -69,6 +70,17 @@ class LayoutOnMesh:
     @property
     def name(self) -> str:
         return self.layout.name
+
+    @property
+    def device(self) -> Device | None:
+        """The device of the memory limit's machine, whose memory counts."""
+        return self.limit.hardware.device if self.limit is not None and self.limit.hardware else None
+
+    def on(self, hardware: Hardware) -> LayoutOnMesh:
+        """Return the layout for a machine, on which a memory limit without a machine counts, too."""
+        if self.limit is None or self.limit.hardware is not None:
+            return self
+        return attrs.evolve(self, limit=attrs.evolve(self.limit, hardware=hardware))
 
     def placed(self, program: Program) -> Program:
         """Return the global program with this mesh and layout, ready to be compiled for them."""
@@ -313,7 +325,7 @@ def _chosen(
     if skip_illegal:
         declared = tuple(each for each in declared if not _errors(program, each))
     _check_legal(program, declared, diagnostics)
-    passes, limit = choice.pipeline(), choice.limit(module.hardware)
+    passes, limit = choice.pipeline(), limit_of(choice.memory, module.hardware)
     chosen = _cases(declared, module, choice.mesh)
     cases = tuple(attrs.evolve(each, passes=passes, limit=limit) for each in chosen)
     placements = tuple(each for each in module.placements if each.devices == 1 or not is_one)

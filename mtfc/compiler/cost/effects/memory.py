@@ -20,12 +20,13 @@ elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import chain
 
 import attrs
 
+from mtfc.compiler.analysis.buffer_kinds import folded, is_elementwise, is_view, readers_of, storage
 from mtfc.compiler.analysis.dimension_names import SINGLE, DimensionNames, Dims, bridge_of, rule_of
 from mtfc.compiler.analysis.dot_operand_layout import copied_operands
 from mtfc.compiler.analysis.liveness import (
@@ -252,6 +253,13 @@ class LiveMemory:
     def bound(self, program: CommonProgram) -> MemoryBound:
         return memory_bound(program.function, program.names, program.replaced)
 
+    def bound_on_device(self, program: CommonProgram) -> MemoryBound:
+        """Return a bound of the memory on the program's device, where kernels of TPUs keep values to themselves."""
+        inside = (
+            () if program.device.mxu_size is None else may_stay_inside(program.function, program.replaced)
+        )
+        return memory_bound(program.function, program.names, program.replaced, {*inside})
+
 
 @frozen(cache_hash=True)
 class Splitting:
@@ -280,12 +288,15 @@ class _Lifetime:
 
 
 def memory_bound(
-    function: Function, names: DimensionNames, replaced: Mapping[Equation, Dims | None]
+    function: Function,
+    names: DimensionNames,
+    replaced: Mapping[Equation, Dims | None],
+    inside: Set[Value] = frozenset(),
 ) -> MemoryBound:
     """Return the bytes of arguments and gradients, and of other values at each point of an undistributed function.
 
     replaced: equations that a layout may replace, with the dimensions that are split then; None for dots of several operands,
-    which are always replaced.
+    which are always replaced. inside: values that may have no buffer, which do not count.
 
     While an equation runs, each value made before it and read by it or later is alive in some placement, in a buffer of its own.
     The buffer has at least the bytes that remain if all axes split the value that may (`analysis/dimension_names.py`). For under
@@ -307,11 +318,11 @@ def memory_bound(
       (`_LastUses.multiplied`).
     - Values that differ here may become equal (`equal_in`).
     """
-    equal = equal_in(function, replaced)
-    without = _shared_with_gradients(function) | equal | merging_in(function)
+    unsure = equal_in(function, replaced) | inside
+    without = _shared_with_gradients(function) | unsure | merging_in(function)
     always: dict[Dims, int] = {}
     for values in _always_alive(function):
-        if equal.isdisjoint(values):
+        if unsure.isdisjoint(values):
             dims = frozenset[str]().union(*(names.names[value] for value in values))
             always[dims] = always.get(dims, 0) + values[0].type.local_bytes(SINGLE)
     return MemoryBound(always, tuple(_LiveValues(names, replaced, without).points(function)))
@@ -337,6 +348,51 @@ def _shared_with_gradients(function: Function) -> set[Value]:
 
 def _are_alike(one: Value, other: Value) -> bool:
     return one.type.local_bytes(SINGLE) == other.type.local_bytes(SINGLE)
+
+
+def may_stay_inside(function: Function, replaced: Mapping[Equation, Dims | None]) -> Iterator[Value]:
+    """Yield the values, also those in loops, that some layout keeps inside a kernel of a TPU (`tpu/tpu_fusion.py`).
+
+    An elementwise value is surely stored if a dot of two arrays or a loop reads it, or if the function returns it, and the result
+    of a dot if it is added to nothing.
+    """
+    readers, fused = readers_of(function), folded(function)
+    returned = {output.value for output in function.outputs}
+    for eqn in function.body:
+        yield from chain.from_iterable(may_stay_inside(region, replaced) for region in eqn.regions)
+        if is_elementwise(eqn):
+            stored = returned.intersection(eqn.results) or _is_read_whole(eqn.result, readers, replaced)
+        elif has_trait(eqn, "dot"):
+            users = () if eqn.result in returned else _behind_views(eqn.result, readers)
+            is_one_kernel = eqn.result in fused or any(has_trait(user, "add") for user in users)
+            stored = _multiplies_arrays(eqn, replaced) and not is_one_kernel
+        else:
+            stored = storage(eqn) not in ("view", "made")
+        yield from eqn.results if not stored else ()
+
+
+def _behind_views(value: Value, readers: Mapping[Value, Sequence[Equation]]) -> Iterator[Equation]:
+    """Yield the equations that read a value or a view of it."""
+    for eqn in readers.get(value, ()):
+        yield from _behind_views(eqn.results[0], readers) if is_view(eqn) else (eqn,)
+
+
+def _is_read_whole(
+    value: Value, readers: Mapping[Value, Sequence[Equation]], replaced: Mapping[Equation, Dims | None]
+) -> bool:
+    """Return True if under every layout a dot, a loop or a collective reads a value, or a view of it."""
+    return any(
+        _is_read_whole(eqn.results[0], readers, replaced)
+        if is_view(eqn)
+        else bool(eqn.regions) or (has_trait(eqn, "dot") and _multiplies_arrays(eqn, replaced))
+        for eqn in readers.get(value, ())
+        if eqn not in replaced
+    )
+
+
+def _multiplies_arrays(eqn: Equation, replaced: Mapping[Equation, Dims | None]) -> bool:
+    """Return True for a dot that is a dot under every layout: one by a scalar may become a `mul`."""
+    return replaced.get(eqn, frozenset()) is not None and all(value.type.dims for value in eqn.operands)
 
 
 def equal_in(function: Function, replaced: Mapping[Equation, Dims | None]) -> set[Value]:

@@ -173,7 +173,7 @@ class Branching:
         return self.bound.seconds(known, is_open, until) if is_due else np.zeros(len(known.low))
 
     def _too_large(self, known: MaskRange) -> Seconds:
-        return np.where(self.bound.memory(known) > self.bound.hardware.device.memory, np.inf, 0.0)
+        return np.where(self.bound.memory_on_device(known) > self.bound.hardware.device.memory, np.inf, 0.0)
 
     def row(self, rules: Rules) -> Rows:
         """Return the row of some rules, without storage. No other dimension is split, but those that must be."""
@@ -210,12 +210,17 @@ class Branching:
         `until`.
         """
         known = self.bound.exactly(rows)
-        lacking = self.bound.memory(known) / self.bound.hardware.device.memory
+        lacking = self.bound.memory_on_device(known) / self.bound.hardware.device.memory
         return np.where(lacking > 1, NEVER * lacking, self.bound.seconds(known, until=until))
 
-    def least_memory(self, row: Rows) -> float:
-        """Return the bound on the memory of a layout."""
-        return float(self.bound.memory(self.bound.exactly(row[None]))[0])
+    def claims(self, row: Rows, price: Price) -> list[tuple[float, float]]:
+        """Return the bounds on the memory of a layout, and its memory, without a device and on the device."""
+        known = self.bound.exactly(row[None])
+        bounds = self.bound.memory(known), self.bound.memory_on_device(known)
+        return [
+            (float(least[0]), actual)
+            for least, actual in zip(bounds, (price.memory, price.tiled), strict=True)
+        ]
 
     def layout(self, row: Rows) -> Layout:
         return layout_of(self.bound.space, row.tolist(), self.bound.mesh)
@@ -255,7 +260,7 @@ class BranchAndBound:
         """Price a layout whose bound is `bound`."""
         mesh, layout = on.bound.mesh, on.layout(row)
         price = self.try_out(mesh, layout)
-        claims = ((bound, value_of(price, self.objective)), (on.least_memory(row), price.memory))
+        claims = [(bound, value_of(price, self.objective)), *on.claims(row, price)]
         if any(least * (1 - ROUNDING) > actual for least, actual in claims):
             self.refuted = layout
 
@@ -263,7 +268,7 @@ class BranchAndBound:
         """Compile a layout, and keep it if it is the best so far."""
         price = self.pricing(mesh, layout)
         self.evaluated += 1
-        self.least_memory = min(price.memory, self.least_memory or price.memory)
+        self.least_memory = min(price.tiled, self.least_memory or price.tiled)
         if price.tiled <= self.room and value_of(price, self.objective) < self.limit:
             self.best = price, mesh, layout
             self._report()

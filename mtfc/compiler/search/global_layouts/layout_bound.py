@@ -30,11 +30,14 @@ from mtfc.compiler.search.global_layouts.effect_bounds import (
     SearchSetting,
 )
 from mtfc.compiler.search.global_layouts.layout_space import Columns, Integers, Rows, union
-from mtfc.compiler.search.global_layouts.step_facts import Facts
+from mtfc.compiler.search.global_layouts.step_facts import Facts, MemoryFacts
 from mtfc.compiler.search.global_layouts.sum_bound import SumBound
 
 BLOCK = 1 << 12
 """Layouts that are bounded between two looks at the clock."""
+
+Alive = dict[tuple[Columns, Columns], Seconds]
+"""Bytes at each point, by the columns that split them and the columns that must be whole."""
 
 
 @attrs.frozen(slots=False, eq=False)
@@ -68,23 +71,36 @@ class LayoutBound(SearchSetting):
 
     def memory(self, known: MaskRange) -> Seconds:
         """Return the bytes of arguments and gradients, plus the most bytes of other live values, without gathered copies."""
+        return self._held(known, self.step.memory, self._alive)
+
+    def memory_on_device(self, known: MaskRange) -> Seconds:
+        """Return the bytes of `memory` that surely have buffers on the device."""
+        return self._held(known, self.step.memory_on_device, self._alive_on_device)
+
+    def _held(self, known: MaskRange, facts: MemoryFacts, alive: Alive) -> Seconds:
         unions: dict[Columns, Rows] = {}
-        shares = np.ones((len(known.low), len(self._alive)))
-        for i, (columns, unless) in enumerate(self._alive):
+        shares = np.ones((len(known.low), len(alive)))
+        for i, (columns, unless) in enumerate(alive):
             for each in (columns, unless):
                 if each not in unions:
                     unions[each] = union(known.high, each)
             shares[:, i] = (1 / self.degrees)[unions[columns]] * (unions[unless] == 0)
-        most: Seconds = np.max(shares @ np.stack(list(self._alive.values())), axis=1)
-        always = ((self.columns(dims), size) for dims, size in self.step.memory.always.items())
+        most: Seconds = np.max(shares @ np.stack(list(alive.values())), axis=1)
+        always = ((self.columns(dims), size) for dims, size in facts.always.items())
         return self._split(known, always) + most
 
     @cached_property
-    def _alive(self) -> dict[tuple[Columns, Columns], Seconds]:
-        """Bytes that are alive at each point, by the columns that split them and the columns that must be whole."""
-        kinds, bytes = self.step.largest_points
-        found: dict[tuple[Columns, Columns], Seconds] = {(frozenset(), frozenset()): np.zeros(len(bytes))}
-        for kind, column in zip(kinds, bytes.T, strict=True):
+    def _alive(self) -> Alive:
+        return self._alive_of(self.step.memory)
+
+    @cached_property
+    def _alive_on_device(self) -> Alive:
+        return self._alive_of(self.step.memory_on_device)
+
+    def _alive_of(self, facts: MemoryFacts) -> Alive:
+        """Return the bytes that are alive at each point, by the columns that split them and the columns that must be whole."""
+        found: Alive = {(frozenset(), frozenset()): np.zeros(len(facts.bytes))}
+        for kind, column in zip(facts.kinds, facts.bytes.T, strict=True):
             key = self.columns(kind.dims), self.columns(kind.unless)
             found[key] = found.get(key, 0) + column
         return found

@@ -75,6 +75,15 @@ class Facts:
     preceding: tuple[tuple[int, ...], ...] = ()
 
 
+@attrs.frozen(eq=False)
+class MemoryFacts:
+    """A lower bound of memory: the bytes of `always`, and the most that one of the largest points has, as in `largest_points`."""
+
+    always: Mapping[Dims, int]
+    kinds: list[Splitting]
+    bytes: Seconds
+
+
 @attrs.frozen(slots=False)
 class StepFacts:
     """The facts of an undistributed function.
@@ -110,14 +119,17 @@ class StepFacts:
         return DimensionNames.of(self.function)
 
     @cached_property
-    def memory(self) -> MemoryBound:
-        bound = MEMORY.bound(self._program(is_binary))
-        return attrs.evolve(bound, points=({},)) if self.recomputes else bound
+    def memory(self) -> MemoryFacts:
+        """The bound of the memory without a device."""
+        return self._memory(MEMORY.bound(self._program(is_binary)))
 
     @cached_property
-    def largest_points(self) -> tuple[list[Splitting], Seconds]:
-        """The points of the program at which most memory is in use: see `largest_points`."""
-        return largest_points(self.memory.points)
+    def memory_on_device(self) -> MemoryFacts:
+        """The bound of the memory on the device."""
+        return self._memory(MEMORY.bound_on_device(self._program(is_binary)))
+
+    def _memory(self, bound: MemoryBound) -> MemoryFacts:
+        return MemoryFacts(bound.always, *largest_points(({},) if self.recomputes else bound.points))
 
     def _program(self, is_common: IsCommon) -> CommonProgram:
         return CommonProgram(self.function, self.names, self.device, is_common, self._replaced, new_blocks)

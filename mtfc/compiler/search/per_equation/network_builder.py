@@ -12,7 +12,7 @@ from math import inf
 import attrs
 import numpy as np
 
-from mtfc.compiler.analysis.liveness import takes_over, unstored
+from mtfc.compiler.analysis.liveness import Inside, nothing_inside, takes_over, unstored
 from mtfc.compiler.analysis.pending_values import may_be_pending
 from mtfc.compiler.cost.tables.reshard_costs import Conversions, Indices, Numbers, TensorPlacements, in_time
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value
@@ -87,13 +87,14 @@ def _splits(type: TensorType, names: Collection[str]) -> tuple[Axes, ...]:
 class ValueNetwork:
     """Collects nodes and edges. For each value, it knows the node that makes the value and the nodes that use it.
 
-    gradients: the weight of communicating gradients to the update. until: the time of `time.monotonic` after which `TimeoutError`
-    is raised. unstored: values without memory of their own, with the values that they are read from.
+    gradients: the weight of communicating gradients to the update. inside: see `liveness`. until: the time of `time.monotonic`
+    after which `TimeoutError` is raised. unstored: values without memory of their own, with the values that they are read from.
     """
 
     mesh: Mesh
     conversions: Conversions
     gradients: float = attrs.field(default=1.0, kw_only=True)
+    inside: Inside = attrs.field(default=nothing_inside, kw_only=True)
     until: float = attrs.field(default=inf, kw_only=True)
     nodes: list[ChoiceNode] = attrs.field(factory=list, init=False)
     edges: list[ChoiceEdge] = attrs.field(factory=list, init=False)
@@ -226,7 +227,7 @@ class NetworkBuilder(ValueNetwork):
 
     def _body(self, function: Function, times: int) -> None:
         replaced = {output.value for output in function.outputs if output.updates is not None}
-        self.unstored |= unstored(function)
+        self.unstored |= unstored(function, self.inside)
         for eqn in in_time(function.body, self.until):
             self.clock += 1
             if eqn.regions:

@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.analysis.equation_names import layout_target_names
+from mtfc.compiler.cost.device_models import inside_kernels
 from mtfc.compiler.cost.effects.memory import memory_of
 from mtfc.compiler.cost.equation_layouts import EquationTimes, least_dot_seconds
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate
@@ -99,6 +100,7 @@ def timed_network(
         times.seconds,
         times.copying,
         gradients=weights.gradients,
+        inside=inside_kernels(topology.mesh, device),
         until=until,
     )
     return builder.network(function)
