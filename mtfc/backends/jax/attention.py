@@ -40,7 +40,7 @@ def attention_mean(softmax, subscripts, logits, v, axes, part):
     letters, term = operands.split(",")
     own = [letter for letter in term if letter not in letters]
     rest = letters[: -len(axes)]
-    if v.dtype.itemsize != 2 or not is_tpu() or sorted(result) != sorted([*own[:1], *rest]):
+    if v.dtype.itemsize != 2 or mesh_platform() != "tpu" or sorted(result) != sorted([*own[:1], *rest]):
         weights, *numbers = softmax()
         return attention_dot(subscripts, weights, v), *numbers
     largest = jnp.max(logits, axis=axes, keepdims=True)
@@ -98,22 +98,22 @@ def attention_blocks(function, arrays, terms, results, logits, most=2**19, least
     return tuple(joined(x, term.index(letter)) for x, term in zip(found, results, strict=True))
 
 
-def is_tpu():
-    """Return True under a mesh of TPUs."""
+def mesh_platform():
+    """Return the platform of the devices of the mesh, such as "tpu" or "gpu". The mesh of JAX 0.10.0 does not know it."""
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return device is not None and device.platform == "tpu"
+    return getattr(device, "platform", jax.default_backend())
 
 
 def kernel_platform():
-    """Return "tpu" or "gpu" under a mesh of devices that have kernels for attention, else an empty text.
+    """Return "tpu" or "gpu" under a mesh of devices that have kernels for attention, else another text.
 
     TPUs before v4 multiply no bf16 in kernels, and cuDNN wants a compute capability of 8.0. GPUs of other makers have none.
     """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    if device is None or device.device_kind in ("TPU v2", "TPU v3"):
-        return ""
-    here = getattr(jax.devices()[0], "compute_capability", "8.0") if device.platform == "gpu" else "8.0"
-    return device.platform if here[0].isdigit() and float(here) >= 8 else ""
+    platform, device = mesh_platform(), jax.sharding.get_abstract_mesh().abstract_device
+    if getattr(device, "device_kind", "") in ("TPU v2", "TPU v3"):
+        return "old"
+    here = getattr(jax.devices()[0], "compute_capability", "8.0") if platform == "gpu" else "8.0"
+    return platform if here[0].isdigit() and float(here) >= 8 else "old"
 
 
 def on_device(plain, *arrays, **kernels):
@@ -235,11 +235,11 @@ def splash_mapped(function, made, parts):
 def kernel_mapped(function, *arrays):
     """Call a function in a `shard_map` without axes, which does not ask along which axes the results vary.
 
-    A dimension that comes and goes makes results of all kernels alike: JAX forgets there the axes that it knows of some.
+    There JAX forgets the axes along which an array varies when a dimension comes and goes. So all kernels are alike.
     """
 
     def mapped(*arrays):
-        return jax.tree.map(lambda x: lax.squeeze(lax.expand_dims(x, (0,)), (0,)), function(*arrays))
+        return function(*jax.tree.map(lambda x: lax.squeeze(lax.expand_dims(x, (0,)), (0,)), arrays))
 
     return jax.shard_map(mapped, in_specs=P(), out_specs=P(), axis_names=set(), check_vma=False)(*arrays)
 
