@@ -84,6 +84,10 @@ FORMS = {
         f"{Q}, b: [heads, length, memory], c: [memory, heads]",
         f"s = where({CAUSAL}, b + einsum(q, k -> [batch, heads, length, memory]) * 0.25 + c, -30000.0) {SOFTMAX}",
     ),
+    "a bias that is subtracted": (
+        f"{Q}, b: [heads, length, memory]",
+        f"s = where({CAUSAL}, einsum(q, k -> [batch, heads, length, memory]) * 0.25 - b, -30000.0) {SOFTMAX}",
+    ),
     "a bias per head": (
         f"{Q}, b: [heads, length]",
         f"s = einsum(q, k -> [batch, heads, length, memory]) + b {SOFTMAX}",
@@ -388,6 +392,10 @@ DROPOUT = "p = where(random.bernoulli([batch, heads, length, memory], 0.5), e / 
 SEPARATE = {
     f"e = exp(s - max(s, over = memory))\n  {DROPOUT}\n  y = einsum(p, v -> [batch, heads, length, d_v])": (
         "the weights are changed"
+    ),
+    "e = exp(s)\n  y = einsum(e, v -> [batch, heads, length, d_v]) / sum(e, over = memory)": "its weights are not computed",
+    "e = exp(s - log(sum(exp(s), over = memory)))\n  y = einsum(e, v -> [batch, heads, length, d_v])": (
+        "its weights are not computed"
     ),
     f"{SOFTMAX} z = sum(e)": "the weights are used otherwise",
     f"{SOFTMAX} z = sum(s)": "the logits are used otherwise",

@@ -14,7 +14,8 @@ import pytest
 import mtfc
 from mtfc.backends.interpreter import interpret
 from mtfc.compiler.ir.core import Program, walk
-from mtfc.compiler.passes.fuse_attention import FuseAttention
+from mtfc.compiler.ir.ops.attention import limits_of
+from mtfc.compiler.passes.fuse_attention import FuseAttention, reasons
 from mtfc.compiler.passes.mixed_precision import everything_in
 from mtfc.compiler.passes.pipelines import run
 from tests.harness import generic_data
@@ -63,6 +64,24 @@ def grouped(p: Any, x: Any) -> Any:
     q, k, v = (each.swapaxes(1, 2) for each in projected(p, x))
     found = jax.nn.dot_product_attention(q, k[:, :, :1], v[:, :, :1], is_causal=True)
     return jnp.einsum("blhd,hde->ble", found, p["o"])
+
+
+def windowed(p: Any, x: Any) -> Any:
+    """A window of `jax.nn.dot_product_attention`, whose positions are arrays that the function closes over."""
+    q, k, v = (each.swapaxes(1, 2) for each in projected(p, x))
+    found = jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=(4, 0))
+    return jnp.einsum("blhd,hde->ble", found, p["o"])
+
+
+def of_documents(p: Any, x: Any) -> Any:
+    """ALiBi, a causal mask, and documents that do not see each other; positions are made outside."""
+    q, k, v = projected(p, x)
+    ahead = POSITIONS[:, None] - POSITIONS
+    slopes = 0.5 ** jnp.arange(1, 1 + HEADS)[:, None, None]
+    scores = jnp.einsum("bhld,bhmd->bhlm", q, k) * SIZE**-0.5 - slopes * ahead
+    document = POSITIONS // 5
+    seen = (ahead >= 0) & (document[:, None] == document)
+    return jnp.einsum("bhlm,bhmd,hde->ble", jax.nn.softmax(jnp.where(seen, scores, -1e9)), v, p["o"])
 
 
 def scanned(p: Any, x: Any) -> Any:
@@ -119,12 +138,15 @@ def of_haiku() -> Model:
 
 
 X = array(BATCH, LENGTH, EMBED)
+POSITIONS = jnp.arange(LENGTH)
 
 MODELS: dict[str, Callable[[], Model]] = {
     "causal": lambda: (causal, (weights(), X)),
     "by hand": lambda: (by_hand, (weights(), X)),
     "capped": lambda: (capped, ({**weights(), "bias": array(HEADS, LENGTH)}, X)),
     "grouped": lambda: (grouped, (weights(), X)),
+    "windowed": lambda: (windowed, (weights(), X)),
+    "of documents": lambda: (of_documents, (weights(), X)),
     "scanned": lambda: (scanned, (weights(2), X)),
     "two layers": lambda: (two_layers, ([weights(), weights()], X)),
     "nnx": of_nnx,
@@ -175,6 +197,48 @@ def test_gradients_of_jax_become_the_ops_for_gradients(name: str) -> None:
     expected, found = interpret(function, plain, given), interpret(new, fused, given)
     for key, wanted_array in expected.items():
         np.testing.assert_allclose(found[key], wanted_array, rtol=1e-7, atol=1e-7, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("name", "roles", "limits"), [("windowed", "", (0, 4)), ("of documents", "bias same_ids", (0, None))]
+)
+def test_masks_are_those_that_kernels_know(
+    name: str, roles: str, limits: tuple[int | None, int | None]
+) -> None:
+    (function,) = run(imported(name, with_gradients=False), (FuseAttention(least=1),)).functions
+    (eqn,) = (eqn for eqn in walk(function.body) if eqn.op == "attention")
+    assert eqn.attrs["roles"] == roles and limits_of(eqn) == limits
+
+
+SOFTMAXES: dict[str, Callable[[Any], Any]] = {
+    "a mask behind the exponentials": lambda s: jax.nn.softmax(s, where=POSITIONS[:, None] >= POSITIONS),
+    "no maximum": lambda s: jnp.exp(s) / jnp.sum(jnp.exp(s), axis=-1, keepdims=True),
+    "log_softmax": lambda s: jnp.exp(jax.nn.log_softmax(s)),
+    "logsumexp": lambda s: jnp.exp(s - jax.nn.logsumexp(s, -1, keepdims=True)),
+}
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_other_softmaxes_are_named(name: str) -> None:
+    def function(p: Any, x: Any) -> Any:
+        q, k, v = projected(p, x)
+        found = SOFTMAXES[name](jnp.einsum("bhld,bhmd->bhlm", q, k))
+        return jnp.einsum("bhlm,bhmd->bhld", found, v)
+
+    program = mtfc.from_jax(function, weights(), X).imported.program
+    assert [each.text.partition(" as ")[0] for each in reasons(program, 1)] == [
+        "its weights are not computed"
+    ]
+
+
+def test_a_softmax_of_a_loss_is_not_named() -> None:
+    def loss(p: Any, x: Any) -> Any:
+        logits = jax.nn.relu(x @ p["a"]) @ p["b"]
+        return jnp.mean(jax.nn.logsumexp(logits, -1) - logits[:, 0])
+
+    args = {"a": array(6, 5), "b": array(5, 12)}, array(8, 6)
+    program = mtfc.from_jax(jax.value_and_grad(loss), *args).imported.program
+    assert reasons(program, 1) == []
 
 
 def test_a_plan_stores_no_weights_of_attention() -> None:

@@ -256,8 +256,8 @@ class Attention:
     """A softmax between two dots that becomes one op.
 
     last: the equation whose result it is; None if only the gradients are used. factors: ops, and the values, that scale the
-    logits. dot: that of queries and keys. total: the sum of the exponentials. squashed: the tanh of the soft cap.
-    uses: equations that must go, because they read logits or weights.
+    logits. biases: values, and False if they are subtracted. dot: that of queries and keys. total: the sum of the exponentials.
+    squashed: the tanh of the soft cap. uses: equations that must go, because they read logits or weights.
     """
 
     exponential: Equation
@@ -271,7 +271,7 @@ class Attention:
     factors: Sequence[tuple[str, Value]]
     cap: float | None
     squashed: Value | None
-    biases: Sequence[Value]
+    biases: Sequence[tuple[Value, bool]]
     masks: Masks
     uses: Sequence[Use]
     gradients: Gradients | None = None
@@ -280,7 +280,7 @@ class Attention:
     def operands(self) -> dict[int, Value]:
         """Return queries, keys, values and biases by their numbers among the operands of the op."""
         values = {0: self.q, 1: self.k} | ({} if self.v is None else {2: self.v})
-        return values | dict(enumerate(self.biases, 3))
+        return values | dict(enumerate((x for x, _ in self.biases), 3))
 
     def what_else_is_used(self, live: set[Value]) -> str:
         """Return the name of the values that equations of a changed function still read, or an empty text."""
@@ -297,14 +297,15 @@ class Attention:
         q, k, v = (build.cast(x, dtype) for x in (self.q, self.k, self._v))
         for op, factor in self.factors:
             q = build(op, q, build.cast(factor, dtype))
+        biases = [x if is_added else build("neg", x) for x, is_added in self.biases]
         others = [x if counts else build("not", x) for x, counts in masks.others]
-        roles = ["bias"] * len(self.biases) + ["mask"] * len(others)
+        roles = ["bias"] * len(biases) + ["mask"] * len(others)
         roles += ["same_ids" if same else "ids" for _, _, same in masks.ids]
         rows, columns, low, high = _band(masks)
         limits = {name: x for name, x in (("low", low), ("high", high), ("cap", self.cap)) if x is not None}
         result, *_ = build.several(
             "attention",
-            *(q, k, v, *self.biases, *others),
+            *(q, k, v, *biases, *others),
             *(value for left, right, _ in masks.ids for value in (left, right)),
             names=("attention" if self.last is None else place.result.name, "largest", "total"),
             depth=reduced_dims(self.dot),
@@ -387,11 +388,12 @@ class Match:
         """
         shifted = self.scope.definition(self.exponential.operands[0], "subtract")
         largest = shifted and self.scope.definition(self.scope.source(shifted.operands[1]), "largest")
-        if not shifted or not largest:
+        total = self._total(over(largest)) if largest else None
+        if not shifted or not largest or not total:
+            self._refuse_other_form()
             return None
         logits, memory = self.scope.source(shifted.operands[0]), over(largest)
-        total = self._total(memory)
-        if prod(dim.size for dim in memory) < self.options.least or not total:
+        if prod(dim.size for dim in memory) < self.options.least:
             return None
         if self.scope.source(largest.operands[0]) != logits or not self._comes_from_dot(logits):
             return None
@@ -417,7 +419,7 @@ class Match:
         self.uses.extend((what, eqn) for eqn in self._readers(value) if eqn not in wanted)
 
     def _comes_from_dot(self, value: Value) -> bool:
-        eqn = self.scope.definition(self.scope.uncast(value), "dot", *CHANGES, "hyperbolic")
+        eqn = self.scope.definition(self.scope.uncast(value), "dot", *CHANGES, "subtract", "hyperbolic")
         if eqn is None or has_trait(eqn, "dot"):
             return eqn is not None and len(eqn.operands) == 2 and bool(reduced_dims(eqn))
         return any(map(self._comes_from_dot, self._as_large(eqn)))
@@ -428,17 +430,45 @@ class Match:
         return [x for x in eqn.operands if {*x.type.dims} == dims and x.type.dtype in FLOATS]
 
     def _reaches_dot(self, value: Value, memory: tuple[Dim, ...]) -> bool:
-        """Return True if a dot sums what is computed element by element from a value."""
+        """Return True if a dot sums what is computed element by element from a value, with all dimensions of the softmax."""
+        return any(has_trait(eqn, "dot") for eqn in self._reductions(value, memory))
+
+    def _reductions(
+        self, value: Value, dims: Sequence[Dim] = (), changes: tuple[Trait, ...] = CHANGES
+    ) -> Iterator[Equation]:
+        """Yield the dots and sums of what masks and `changes` compute from a value, and has these dimensions."""
         work, seen = [value], set[Value]()
         while work:
             for eqn in filter(None, self._readers(work.pop())):
-                if has_trait(eqn, "dot"):
-                    return True
-                is_elementwise = has_trait(eqn, *CHANGES, "mask") and {*memory} <= {*eqn.result.type.dims}
+                if has_trait(eqn, "dot", "sum"):
+                    yield eqn
+                is_elementwise = has_trait(eqn, *changes, "mask") and {*dims} <= {*eqn.result.type.dims}
                 if is_elementwise and eqn.result not in seen:
                     seen.add(eqn.result)
                     work.append(eqn.result)
-        return False
+
+    def _refuse_other_form(self) -> None:
+        """Raise `Unfused` for a softmax between two dots whose exponentials are not shifted or summed as those of the op."""
+        logits, subtracted = self.exponential.operands[0], list[Value]()
+        while eqn := self.scope.definition(self.scope.uncast(logits), "subtract"):
+            logits = eqn.operands[0]
+            subtracted.append(eqn.operands[1])
+        if not self._comes_from_dot(logits):
+            return
+        changes: tuple[Trait, ...] = ("choice", "multiply", "divide")
+        reductions = [*self._reductions(self.exponential.result, changes=changes)]
+        sums = [{*over(eqn)} for eqn in reductions if has_trait(eqn, "sum")]
+        for dot in reductions:
+            memory = {*reduced_dims(dot)} & {*logits.type.dims} if has_trait(dot, "dot") else set[Dim]()
+            is_softmax = memory in sums or any(memory.isdisjoint(self._own_dims(x)) for x in subtracted)
+            if memory and is_softmax and prod(dim.size for dim in memory) >= self.options.least:
+                raise Unfused(
+                    "its weights are not computed as `exp(s - max(s))`, divided by the sum of all exponentials"
+                )
+
+    def _own_dims(self, value: Value) -> set[Dim]:
+        """Return the dimensions along which a value may differ."""
+        return {*self.scope.source(value).type.dims}
 
     # From the exponentials to the result
 
@@ -494,10 +524,11 @@ class Match:
         """Return the attention, by the equations from the logits back to the dot of queries and keys."""
         masks = Masks()
         value = self._masks(logits, masks, memory)
-        biases: list[Value] = []
-        while (eqn := self.scope.definition(value, "add")) is not None:
+        biases: list[tuple[Value, bool]] = []
+        while (eqn := self.scope.definition(value, "add", "subtract")) is not None:
             value, bias = self._inner(eqn)
-            biases += [] if self.scope.number(bias) == 0 else [self.scope.uncast(bias)]
+            is_zero = self.scope.number(bias) == 0
+            biases += [] if is_zero else [(self.scope.uncast(bias), has_trait(eqn, "add"))]
         value, cap, squashed = self._cap(value)
         factors: list[tuple[str, Value]] = []
         while (eqn := self.scope.definition(value, "multiply", "divide")) is not None:
@@ -527,7 +558,7 @@ class Match:
     def _inner(self, eqn: Equation) -> tuple[Value, Value]:
         """Return the operand that comes from the dot, without casts, and the other operand. Only this equation may read it."""
         found = [x for x in self._as_large(eqn) if self._comes_from_dot(x)]
-        if len(found) != 1 or (has_trait(eqn, "divide") and eqn.operands[0] != found[0]):
+        if len(found) != 1 or (has_trait(eqn, "divide", "subtract") and eqn.operands[0] != found[0]):
             raise Unfused("its logits come from two dots")
         (other,) = [x for x in eqn.operands if x != found[0]] or found
         inner = self.scope.uncast(found[0])

@@ -291,10 +291,10 @@ class Flattener:
         """Add the steps of a jaxpr, whose arguments `env` has, and return its outputs. outer: the place of the call."""
         jaxpr = getattr(closed, "jaxpr", closed)
         for var, value in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=False):
-            env[var] = self._constant(value)
+            env[var] = self._counted(value, steps) or self._constant(value)
         for eqn in jaxpr.eqns:
             self._equation(eqn, env, steps, outer)
-        return tuple(self._operand(v, env) for v in jaxpr.outvars)
+        return tuple(self._operand(v, env, steps) for v in jaxpr.outvars)
 
     def _applied(
         self,
@@ -312,7 +312,7 @@ class Flattener:
         self._stage = around
 
     def _steps_of(self, eqn: Any, env: Env, steps: list[AppliedPrimitive], outer: Span | None) -> None:
-        operands = tuple(self._operand(v, env) for v in eqn.invars)
+        operands = tuple(self._operand(v, env, steps) for v in eqn.invars)
         name, span = eqn.primitive.name, self._place_of_all or line_of(eqn.source_info.traceback) or outer
         inner = eqn.params.get(INLINED[name]) if name in INLINED else None
         if inner is not None:
@@ -587,10 +587,21 @@ class Flattener:
         steps.append(AppliedPrimitive("optimization_barrier", None, {}, (*copies,), made, span, self._stage))
         return tuple(x if isinstance(x, Empty) else copies.get(x, x) for x in operands)
 
-    def _operand(self, v: Any, env: Env) -> Operand | Empty:
+    def _operand(self, v: Any, env: Env, steps: list[AppliedPrimitive]) -> Operand | Empty:
         if hasattr(v, "val"):
-            return self._constant(v.val)
+            return self._counted(v.val, steps) or self._constant(v.val)
         return env[v]
+
+    def _counted(self, value: Any, steps: list[AppliedPrimitive]) -> Var | None:
+        """Return an array of 0, 1, 2 and so on as the result of a step, or None. It may come from outside of the function."""
+        import jax
+        import numpy as np
+
+        size = value.shape[0] if len(getattr(value, "shape", ())) == 1 else 0
+        if size < 2 or value.dtype != np.int32 or not np.array_equal(value, np.arange(size)):
+            return None
+        params = {"dtype": value.dtype, "shape": value.shape, "dimension": 0, "sharding": None}
+        return self._step(jax.lax.iota_p, (), self.var(value), params, steps, None)
 
     def _constant(self, value: Any) -> Operand | Empty:
         """Return a scalar as a number, and an array as a further argument."""
