@@ -45,6 +45,12 @@ WEIGHTS = """
   p = e / sum(e, over = memory)
   y = einsum(p, v -> [batch, heads, length, d_v])
 """
+DROPPED = """
+  keep = random.bernoulli([batch, heads, length, memory], 0.75)
+  e = exp(s - stop_gradient(max(s, over = memory)))
+  w = e / sum(e, over = memory)
+"""
+MEAN = "\n  y = einsum(p, v -> [batch, heads, length, d_v])"
 Q = "q: [batch, heads, length, d_k], k: [batch, heads, memory, d_k], v: [batch, heads, memory, d_v]"
 S = "s = einsum(q, k -> [batch, heads, length, memory])"
 CAUSAL = "broadcast(range(memory) -> [length, memory]) <= range(length)"
@@ -96,6 +102,12 @@ FORMS = {
         Q,
         f"""t = einsum(q, k -> [batch, heads, length, memory]) * 0.5
   s = where({CAUSAL}, 2.0 * tanh(t / 2.0), -30000.0) {SOFTMAX}""",
+    ),
+    "dropout": (Q, f"{S} {DROPPED}\n  p = where(keep, w / 0.75, 0.0) {MEAN}"),
+    "dropout under a flag": (
+        Q,
+        f"""s = where({CAUSAL}, einsum(q, k -> [batch, heads, length, memory]), -30000.0) {DROPPED}
+  p = where(training, where(keep, w * 1.25, 0.0), w) {MEAN}""",
     ),
     "groups": (
         "q: [batch, groups, heads, length, d_k], k: [batch, groups, memory, d_k], v: [batch, groups, memory, d_k]",
@@ -178,7 +190,14 @@ def test_layouts_are_exact(form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "layout"), [("biases", "by_both"), ("segments", "by_length"), ("a soft cap", "by_rest")]
+    ("form", "layout"),
+    [
+        ("biases", "by_both"),
+        ("segments", "by_length"),
+        ("a soft cap", "by_rest"),
+        ("dropout", "by_both"),
+        ("dropout under a flag", "by_rest"),
+    ],
 )
 def test_jax_computes_gradients_in_blocks(form: str, layout: str) -> None:
     """Blocks have few rows here; in modules they have many."""
@@ -195,7 +214,20 @@ def test_jax_computes_gradients_in_blocks(form: str, layout: str) -> None:
         np.testing.assert_allclose(found[name], wanted, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("form", ["biases", "segments", "groups", "a soft cap"])
+def test_no_dropout_is_left_outside_of_training() -> None:
+    """Then kernels compute the attention."""
+    module = load(with_long_rows("dropout under a flag"))
+    fused = run(module.programs[0], (FuseAttention(least=1),))
+    placed = lower(fused, module.layouts[0].mesh, Layout("nothing"), "forward+gradients")
+    roles = [
+        [eqn.attrs["roles"] for eqn in walk(f.body) if has_trait(eqn, "attention")] for f in placed.functions
+    ]
+    assert roles == [[""], ["keep"]]
+    text = jax_backend.generate(placed)
+    assert "random_uniform(" not in text[: text.index("def gradients")]
+
+
+@pytest.mark.parametrize("form", ["biases", "segments", "groups", "a soft cap", "dropout"])
 def test_the_matrix_unit_sums_exponentials(form: str) -> None:
     """The module is told that it runs on TPUs."""
     module = load(re.sub(r": \[", ": bf16[", source_of(form)))
@@ -387,12 +419,8 @@ def test_half_precision_is_rounded_once() -> None:
         )
 
 
-DROPOUT = "p = where(random.bernoulli([batch, heads, length, memory], 0.5), e / sum(e, over = memory), 0.0)"
-
 SEPARATE = {
-    f"e = exp(s - max(s, over = memory))\n  {DROPOUT}\n  y = einsum(p, v -> [batch, heads, length, d_v])": (
-        "the weights are changed"
-    ),
+    f"{DROPPED}\n  p = where(keep, w * w, 0.0) {MEAN}": "the weights are changed",
     "e = exp(s)\n  y = einsum(e, v -> [batch, heads, length, d_v]) / sum(e, over = memory)": "its weights are not computed",
     "e = exp(s - log(sum(exp(s), over = memory)))\n  y = einsum(e, v -> [batch, heads, length, d_v])": (
         "its weights are not computed"

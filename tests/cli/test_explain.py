@@ -28,13 +28,13 @@ def test_json_adds_up_to_the_cost(mtfc: Mtfc) -> None:
     assert all(each["causes"] for each in record["collectives"])
 
 
-DROPPED = """dim length = 1024; dim memory = 1024; dim d = 4
+SQUARED = """dim length = 1024; dim memory = 1024; dim d = 4
 mesh line = [all: 2]
 layout split on line = { length: all }
 model net(q: [length, d], k: [memory, d]) {
   s = einsum(q, k -> [length, memory])
   e = exp(s - stop_gradient(max(s, over = memory)))
-  p = where(random.bernoulli([length, memory], 0.9), e / sum(e, over = memory), 0.0)
+  p = (e / sum(e, over = memory)) ** 2
   y = einsum(p, k -> [length, d])
   return y
 }
@@ -42,11 +42,11 @@ model net(q: [length, d], k: [memory, d]) {
 
 
 def test_a_softmax_that_stores_its_weights_is_named(mtfc: Mtfc, folder: Path) -> None:
-    (folder / "dropped.mtf").write_text(DROPPED)
+    (folder / "squared.mtf").write_text(SQUARED)
     why = "the weights are changed before they are multiplied with values"
-    assert f"    line 6  {why}" in mtfc("explain", "dropped.mtf").out
-    record = mtfc("explain", "dropped.mtf", "--format", "json").json
-    assert record["separate_attention"] == [{"file": "dropped.mtf", "line": 6, "why": why}]
+    assert f"    line 6  {why}" in mtfc("explain", "squared.mtf").out
+    record = mtfc("explain", "squared.mtf", "--format", "json").json
+    assert record["separate_attention"] == [{"file": "squared.mtf", "line": 6, "why": why}]
 
 
 MASKED = """dim batch = 2; dim length = 1024; dim memory = 1024; dim d = 8

@@ -33,9 +33,13 @@ def attention(form, q, k, v, *others, memory, dtype, part=False, **options):
         found, _, _ = attention_logits(terms, logits, (q, k, v, *others), kinds, **options)
         axes = tuple(range(-len(memory), 0))
         subscripts = f"{logits},{terms[2]}->{result}"
-        mean, *numbers = attention_mean(
-            lambda: attention_softmax(found, axes, part), subscripts, found, v, axes, part
-        )
+        drops = "keep" in kinds
+
+        def softmax():
+            weights, *numbers = attention_softmax(found, axes, part)
+            return attention_kept(weights, terms, logits, (q, k, v, *others), kinds), *numbers
+
+        mean, *numbers = attention_mean(softmax, subscripts, found, v, axes, part, drops)
         numbers = (x.reshape(x.shape[: x.ndim - len(memory)]) for x in numbers)
         return mean.astype(dtype), *(attention_aligned(x, rest, kept) for x in numbers)
 
@@ -71,10 +75,9 @@ def attention_gradients(form, operands, last, wanted, dtype, **options):
         found, counts, slope = attention_logits(terms, logits, given, kinds, **options)
         largest, total = (attention_aligned(x, kept, logits) for x in (largest, total))
         weights = np.exp(found - largest) / total
-        change = attention_dot(f"{result},{terms[2]}->{logits}", cotangent, given[2]) - attention_aligned(
-            delta, kept, logits
-        )
-        change = weights * change
+        change = attention_dot(f"{result},{terms[2]}->{logits}", cotangent, given[2])
+        change = attention_kept(change, terms, logits, given, kinds) - attention_aligned(delta, kept, logits)
+        change, weights = weights * change, attention_kept(weights, terms, logits, given, kinds)
         change = change if counts is None else np.where(counts, change, np.zeros((), change.dtype))
         scaled = change if slope is None else change * slope
         factors = {
@@ -143,6 +146,15 @@ def attention_logits(terms, logits, operands, kinds, fill, cap=None, band=None, 
     if counts is not None:
         found = np.where(counts, found, fill).astype(found.dtype)
     return found, counts, slope
+
+
+def attention_kept(weights, terms, logits, operands, kinds):
+    """Return weights, or their cotangents, without those that dropout removes."""
+    for x, term, kind in zip(operands[3:], terms[3:], kinds, strict=True):
+        if kind == "keep":
+            keep = attention_aligned(x, term, logits)
+            weights = np.where(keep, weights, np.zeros((), weights.dtype))
+    return weights
 
 
 def attention_softmax(logits, axes, part):

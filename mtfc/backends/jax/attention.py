@@ -28,10 +28,10 @@ def attention_dot(subscripts, x, y):
     return jnp.einsum(subscripts, x.astype(dtype), y.astype(dtype), preferred_element_type=accumulated)
 
 
-def attention_mean(softmax, subscripts, logits, v, axes, part):
+def attention_mean(softmax, subscripts, logits, v, axes, part, drops):
     """Return the mean of the values by the softmax of the logits over axes, and the numbers of the softmax.
 
-    softmax: computes what `attention_softmax` returns.
+    softmax: computes what `attention_softmax` returns. drops: True if it leaves out weights that count in the sum.
 
     On TPUs the matrix unit sums the exponentials, too, by a column of ones beside 16-bit values: sums by the vector unit take
     longer than the product.
@@ -40,7 +40,12 @@ def attention_mean(softmax, subscripts, logits, v, axes, part):
     letters, term = operands.split(",")
     own = [letter for letter in term if letter not in letters]
     rest = letters[: -len(axes)]
-    if v.dtype.itemsize != 2 or mesh_platform() != "tpu" or sorted(result) != sorted([*own[:1], *rest]):
+    if (
+        drops
+        or v.dtype.itemsize != 2
+        or mesh_platform() != "tpu"
+        or sorted(result) != sorted([*own[:1], *rest])
+    ):
         weights, *numbers = softmax()
         return attention_dot(subscripts, weights, v), *numbers
     largest = jnp.max(logits, axis=axes, keepdims=True)

@@ -121,6 +121,8 @@ def _form(eqn: Equation, mesh: Mesh) -> KernelForm:
     q, k = (value.type for value in eqn.operands[:2])
     memory, depth, value = MEMORY.of(eqn.attrs), DEPTH.of(eqn.attrs), value_dims(eqn)
     own = [dim for dim in q.dims if dim not in (*k.dims, *depth)]
+    if "keep" in ROLES.of(eqn.attrs).split():
+        raise NoKernel("dropout leaves out weights, by numbers that no kernel draws")
     if not own:
         raise NoKernel("there is one query for the keys")
     if {*map(len, (memory, depth, value))} != {1}:

@@ -13,10 +13,10 @@ def attention_dot(subscripts, x, y):
     return einsum(subscripts, wide(x), wide(y))
 
 
-def attention_mean(softmax, subscripts, logits, v, axes, part):
+def attention_mean(softmax, subscripts, logits, v, axes, part, drops):
     """Return the mean of the values by the softmax of the logits over axes, and the numbers of the softmax.
 
-    softmax: computes what `attention_softmax` returns.
+    softmax: computes what `attention_softmax` returns. drops: True if it leaves out weights that count in the sum.
     """
     weights, *numbers = softmax()
     return attention_dot(subscripts, weights, v), *numbers

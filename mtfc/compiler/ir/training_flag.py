@@ -17,6 +17,7 @@ from mtfc.compiler.ir.core import Attr, Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import pairs, region_of
 from mtfc.compiler.ir.opdef import SameAs
 from mtfc.compiler.ir.ops import OPS, has_trait
+from mtfc.compiler.ir.ops.attention import without_operands
 from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.types import FLOATS
 
@@ -47,6 +48,8 @@ def _equation(eqn: Equation, training: bool, known: Truths) -> Equation:
     if isinstance(found, bool):
         known[eqn.result] = found
         return _made(eqn, found)
+    if has_trait(eqn, "attention", "attention_gradient"):
+        return without_operands(eqn, {value for value, truth in known.items() if truth})
     if has_trait(eqn, "cast") and eqn.operands[0] in known:
         return _made(eqn, known[eqn.operands[0]])
     return _renamed(eqn, eqn.operands[found.operand]) if found else eqn

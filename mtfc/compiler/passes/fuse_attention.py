@@ -34,6 +34,7 @@ from mtfc.compiler.ir.ops.reductions import over
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.compiler.ir.verifier import Level
+from mtfc.compiler.passes.attention_dropout import Dropout, dropout_of
 from mtfc.compiler.passes.attention_gradients import AttentionParts, Condition, GradientMatch, Gradients
 from mtfc.compiler.passes.body_scope import BodyScope, differences, index_of, repeats
 from mtfc.compiler.passes.cse import share
@@ -258,6 +259,7 @@ class Attention:
     last: the equation whose result it is; None if only the gradients are used. factors: ops, and the values, that scale the
     logits. biases: values, and False if they are subtracted. dot: that of queries and keys. total: the sum of the exponentials.
     squashed: the tanh of the soft cap. uses: equations that must go, because they read logits or weights.
+    dropout: what becomes of the weights, which are then divided by their sum.
     """
 
     exponential: Equation
@@ -274,6 +276,7 @@ class Attention:
     biases: Sequence[tuple[Value, bool]]
     masks: Masks
     uses: Sequence[Use]
+    dropout: Dropout | None = None
     gradients: Gradients | None = None
 
     @property
@@ -301,12 +304,15 @@ class Attention:
         others = [x if counts else build("not", x) for x, counts in masks.others]
         roles = ["bias"] * len(biases) + ["mask"] * len(others)
         roles += ["same_ids" if same else "ids" for _, _, same in masks.ids]
+        kept = [] if self.dropout is None else [self.dropout.keeps(build)]
+        roles += ["keep"] * len(kept)
         rows, columns, low, high = _band(masks)
         limits = {name: x for name, x in (("low", low), ("high", high), ("cap", self.cap)) if x is not None}
         result, *_ = build.several(
             "attention",
             *(q, k, v, *biases, *others),
             *(value for left, right, _ in masks.ids for value in (left, right)),
+            *kept,
             names=("attention" if self.last is None else place.result.name, "largest", "total"),
             depth=reduced_dims(self.dot),
             memory=self.memory,
@@ -319,6 +325,7 @@ class Attention:
         )
         if self.last is None:
             return build.body
+        result = result if self.dropout is None else self.dropout.scaled(build, result)
         if dtype != place.result.type.dtype:
             build.cast(result, place.result.type.dtype)
         *before, end = build.body
@@ -400,12 +407,15 @@ class Match:
         if not self._reaches_dot(self.exponential.result, memory):
             return None
         last, v, why = self._mean(memory, total)
+        dropout = None
+        if last is None and (dropped := self._dropped_mean(memory, total)):
+            (last, v, dropout), why = dropped, None
         self._only(logits, "logits", shifted, largest)
         found = self._with_queries(logits, memory, total, last, v)
-        gradients = self._gradients(found) if self.options.gradients else None
+        gradients = self._gradients(found) if self.options.gradients and dropout is None else None
         if why is not None and gradients is None:
             raise why
-        return attrs.evolve(found, gradients=gradients)
+        return attrs.evolve(found, dropout=dropout, gradients=gradients)
 
     def _readers(self, value: Value) -> list[Equation | None]:
         """Return the equations that read a value, or what only repeats it; None for each output."""
@@ -501,6 +511,21 @@ class Match:
                         raise Unfused("the values lack a dimension of the softmax")
                     return last, v, None
         return None, None, why
+
+    def _dropped_mean(self, memory: tuple[Dim, ...], total: Value) -> tuple[Equation, Value, Dropout] | None:
+        """Return what `_mean` does for weights that dropout changes before they are multiplied with values, and the dropout."""
+        readers = filter(None, self._readers(self.exponential.result))
+        weights = next((x.result for x in readers if self._divided(x, self.exponential.result, total)), None)
+        if weights is None:
+            return None
+        for dot in self._reductions(weights, memory, ("choice", "multiply", "divide")):
+            if not has_trait(dot, "dot") or len(dot.operands) != 2 or {*reduced_dims(dot)} != {*memory}:
+                continue
+            for i, x in enumerate(dot.operands):
+                dropout, v = dropout_of(self.scope, x, weights), dot.operands[1 - i]
+                if dropout is not None and {*memory} <= {*v.type.dims}:
+                    return dot, v, dropout
+        return None
 
     def _divided(self, eqn: Equation, value: Value, total: Value) -> bool:
         """Return True for the equation that divides a value by the sum of the exponentials."""

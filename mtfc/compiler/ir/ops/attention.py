@@ -5,6 +5,7 @@ queries and keys without `depth`. The softmax is over the dimensions `memory`. A
 
 - `roles`: a word for each operand behind q, k and v. `bias`: is added to the logits. `mask`: tells which logits count. `ids`: two
   operands in a row, whose equal elements count; `same_ids` says that both are one sequence, so that each query sees a key.
+  `keep`: tells which weights stay, as dropout has it; the others become 0, and count in the softmax all the same.
 - `rows`, `columns`, `low`, `high`: a logit counts if its row minus its column is at least `low` and at most `high`. Row and
   column are indices along these dimensions, the first most major. So a causal mask is `low=0`.
 - `fill`: the number in the place of logits that do not count. `cap`: the soft cap.
@@ -19,11 +20,13 @@ Under the exact check the shift is 0, because exp(x - y) is not exp(x) / exp(y) 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from math import prod
 from string import ascii_letters
 from typing import Any
+
+import attrs
 
 from mtfc.compiler.ir.attributes import DIM_SET, DIMS, FLAG, INT, REAL, TEXT, Attribute
 from mtfc.compiler.ir.core import Equation, Value
@@ -57,8 +60,14 @@ PART = Attribute("part", FLAG, optional=True)
 
 ATTRIBUTES = (DEPTH, MEMORY, RESULT_DIMS, ROLES, ROWS, COLUMNS, LOW, HIGH, FILL, CAP)
 
-OPERANDS = {"bias": 1, "mask": 1, "ids": 2, "same_ids": 2}
+OPERANDS = {"bias": 1, "mask": 1, "ids": 2, "same_ids": 2, "keep": 1}
 """Role -> the number of operands."""
+
+DTYPES = {
+    **dict.fromkeys(("mask", "keep"), frozenset({"bool"})),
+    **dict.fromkeys(("ids", "same_ids"), frozenset({"i32"})),
+}
+"""Role -> the dtypes of its operands, if they are no floats."""
 
 WIDE = {"f16": "f32", "bf16": "f32"}
 """Dtype -> the dtype of `largest` and `total`."""
@@ -101,7 +110,7 @@ def _check(types: Sequence[TensorType], attributes: Attrs) -> None:
     if not {*ROWS.of(attributes), *COLUMNS.of(attributes)} <= {*logits}:
         raise OpError("a row or column of the mask is no dimension of the logits")
     for role, type in zip(roles_of(attributes), others, strict=True):
-        check_dtypes((type,), {"bias": FLOATS, "mask": frozenset({"bool"})}.get(role, frozenset({"i32"})))
+        check_dtypes((type,), DTYPES.get(role, FLOATS))
         if not {*type.dims} <= {*logits}:
             raise OpError(f"the logits {dims_text(logits)} lack a dimension of {dims_text(type.dims)}")
 
@@ -145,6 +154,19 @@ def _rule(eqn: Equation) -> LayoutRule:
         whole=frozenset(dim.name for dim in found if dim.name in mixed),
         reduced=reduced,
     )
+
+
+def without_operands(eqn: Equation, all_true: Container[Value]) -> Equation:
+    """Return attention without the masks that let all logits count, and without dropout that keeps all weights."""
+    roles, operands = list[str](), [*eqn.operands[:3]]
+    others = iter(eqn.operands[3:])
+    for role in ROLES.of(eqn.attrs).split():
+        given = [next(others) for _ in range(OPERANDS[role])]
+        if role not in ("mask", "keep") or given[0] not in all_true:
+            roles.append(role)
+            operands += given
+    attributes = {**eqn.attrs, ROLES.name: " ".join(roles)}
+    return attrs.evolve(eqn, operands=(*operands, *others), attrs=attributes)
 
 
 def limits_of(eqn: Equation) -> tuple[int | None, int | None]:
@@ -251,15 +273,21 @@ class _Evaluation:
             return logits, True, slope
         return np.where(counts, logits, FILL.of(attributes)).astype(logits.dtype), counts, slope
 
+    def kept(self, weights: Any) -> Any:
+        """Return weights, or their cotangents, without those that dropout removes."""
+        for keep in self.others("keep"):
+            weights = self.shard.np.where(keep, weights, 0).astype(weights.dtype)
+        return weights
+
     def sensitivities(self) -> tuple[Any, Any, Any]:
-        """Return the weights, the cotangents of the logits with biases, and the slope of the soft cap."""
+        """Return the weights that stay, the cotangents of the logits with biases, and the slope of the soft cap."""
         np, eqn = self.shard.np, self.shard.eqn
         logits, counts, slope = self.logits()
         spread = [self.spread(self.arrays[i], eqn.operands[i].type.dims) for i in (-4, -3, -1)]
         largest, total, delta = spread
         weights = np.exp(logits - largest) / total
         cotangent = self.dot(self.operand(len(eqn.operands) - 2), self.operand(2), logits_dims(eqn))
-        found = weights * (cotangent - delta)
+        found, weights = weights * (self.kept(cotangent) - delta), self.kept(weights)
         return weights, found if counts is True else np.where(counts, found, 0).astype(found.dtype), slope
 
 
@@ -269,7 +297,7 @@ def _evaluate(shard: Shard, *arrays: Any) -> tuple[Any, Any, Any]:
     axes = tuple(dims.index(dim) for dim in MEMORY.of(eqn.attrs))
     own = getattr(np, "attention_softmax", partial(softmax, np))
     found, *numbers = own(logits, axes, PART.name in eqn.attrs)
-    result = each.dot((found, dims), each.operand(2), eqn.results[0].type.dims)
+    result = each.dot((each.kept(found), dims), each.operand(2), eqn.results[0].type.dims)
     rest = [dim.name for dim in dims if dim not in MEMORY.of(eqn.attrs)]
     largest, total = (
         align(x.reshape(x.shape[: len(rest)]), rest, eqn.results[1].type.names) for x in numbers

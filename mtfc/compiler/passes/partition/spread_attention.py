@@ -261,7 +261,7 @@ class _CaseFinder:
                     can_travel = is_causal or not (LOW.name in eqn.attrs or HIGH.name in eqn.attrs)
                     shards = self.mesh.size(axes) * (2 if is_causal else 1)
                     can_travel &= row.size % shards == column.size % shards == 0
-                    can_travel &= "bias" not in roles_of(eqn.attrs)
+                    can_travel &= {"bias", "keep"}.isdisjoint(roles_of(eqn.attrs))
                     can_travel &= not any({row, column} <= {*x.type.dims} for x in others)
                     heads = None if eqn in self.fixed else self._heads(eqn, row, axes)
                     return SharedKeys(row, column, axes, heads, can_travel, low)
