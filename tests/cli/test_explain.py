@@ -34,7 +34,8 @@ layout split on line = { length: all }
 model net(q: [length, d], k: [memory, d]) {
   s = einsum(q, k -> [length, memory])
   e = exp(s - stop_gradient(max(s, over = memory)))
-  p = (e / sum(e, over = memory)) ** 2
+  w = e / sum(e, over = memory)
+  p = w * w
   y = einsum(p, k -> [length, d])
   return y
 }
