@@ -56,6 +56,22 @@ def test_a_split_that_no_spec_says_is_reported(plan: Plan) -> None:
     found = [each for each in plan.unsaid if each.leaf.name == "layers_0_qkv"]
     assert [(each.dim.name, each.ratio) for each in found] == [("heads", 2)]
     assert "layers_0_qkv: axis 1 is three 3 x heads 4 x head_dim 8" in plan.explain()
+    assert "stores 12 KiB in place of 6 KiB: reshape the array to [32, 3, 32]" in plan.explain()
+
+
+def test_the_shape_that_a_report_tells_needs_no_more_memory() -> None:
+    def heads(w: Any, x: Any) -> Any:
+        return (x @ w.reshape(8, 24)).reshape(4, 3, 4, 2).sum(1)
+
+    names = {"x": "batch embed", "w": "embed (three heads head_dim)"}
+    program = mtfc.from_jax(heads, array(8, 24), array(4, 8), names=names)
+    rules, mesh = {"heads": "x", "embed": "y"}, {"x": 4, "y": 2}
+    (found,) = program.plan(rules, mesh).unsaid
+    assert (found.bytes, found.ratio, found.reshaped) == (8 * 24 * 4 // 2, 4, (8, 3, 8))
+    names["w"] = "embed three (heads head_dim)"
+    other = mtfc.from_jax(heads, array(*found.reshaped), array(4, 8), names=names).plan(rules, mesh)
+    assert not other.unsaid
+    assert other.in_shardings[0].spec == P("y", None, "x")
 
 
 def test_a_leading_factor_can_be_split() -> None:

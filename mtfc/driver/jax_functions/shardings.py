@@ -7,11 +7,13 @@ axis of 3 x heads x head_dim it can split the 3, or the 3 and the heads. `spec_o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import attrs
 
-from mtfc.compiler.ir.types import Axes, Dim, Mesh
+from mtfc.compiler.ir.printer import bytes_text
+from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Dim, Mesh
 from mtfc.frontend.jaxpr.importing import Leaf
 
 
@@ -19,20 +21,30 @@ from mtfc.frontend.jaxpr.importing import Leaf
 class Unsaid:
     """A split that no `PartitionSpec` of a leaf says: mesh axes, the axis of the array, and its factors.
 
-    ratio: how many times as many elements a device has therefore.
+    bytes: what a device stores of the array. ratio: how many times as much that is therefore.
     """
 
     leaf: Leaf
     axis: int
     dim: Dim
     axes: Axes
+    bytes: int
     ratio: int
+
+    @property
+    def reshaped(self) -> tuple[int, ...]:
+        """The shape of an array whose `PartitionSpec` can say the split: the dimension begins an axis."""
+        dims = self.leaf.dims[self.axis]
+        place = dims.index(self.dim)
+        parts = (prod(dim.size for dim in part) for part in (dims[:place], dims[place:]))
+        return (*self.leaf.shape[: self.axis], *parts, *self.leaf.shape[self.axis + 1 :])
 
     def __str__(self) -> str:
         factors = " x ".join(f"{dim.name} {dim.size}" for dim in self.leaf.dims[self.axis])
         return (
             f"{self.leaf.name}: axis {self.axis} is {factors}, and {', '.join(self.axes)} splits {self.dim.name}; "
-            f"reshape the array to one axis for each of them, or use `plan.step`"
+            f"a device stores {bytes_text(self.bytes)} in place of {bytes_text(self.bytes // self.ratio)}: "
+            f"reshape the array to {[*self.reshaped]}, or use `plan.step`"
         )
 
 
@@ -105,9 +117,11 @@ def only_axes(spec: Any, names: frozenset[str]) -> Any:
 
 def unsaid(leaf: Leaf, rules: Mapping[str, Axes], mesh: Mesh) -> list[Unsaid]:
     """Return the splits of a leaf that its `PartitionSpec` cannot say."""
+    said = prod(mesh.size(axes_of(dims, rules, mesh)[0]) for dims in leaf.dims)
+    bytes = prod(leaf.shape) * ITEM_BYTES[leaf.dtype] // said
     found = []
     for j, dims in enumerate(leaf.dims):
         for dim in axes_of(dims, rules, mesh)[1]:
             axes = rules[dim.name]
-            found.append(Unsaid(leaf, j, dim, axes, mesh.size(axes)))
+            found.append(Unsaid(leaf, j, dim, axes, bytes, mesh.size(axes)))
     return found
