@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+import pytest
 from flax import nnx
 
 import mtfc
@@ -87,3 +88,49 @@ def test_functions_that_change_nothing_stay_as_they_are() -> None:
     for function in (outputs, nnx.jit(outputs)):
         program = mtfc.from_jax(function, model, array(8, 32))
         assert [leaf.shape for leaf in program.imported.outputs] == [(8, 8)]
+
+
+def _in_tuple(both: Any, x: Any, y: Any) -> Any:
+    return step(*both, x, y)
+
+
+def _in_dict(x: Any, y: Any, *, state: Any) -> Any:
+    return step(state["model"], state["optimizer"], x, y)
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_objects_inside_of_arguments_are_returned_with_these(is_named: bool) -> None:
+    both, data = start(), batch(0)
+    if is_named:
+        function, args, kwargs = _in_dict, data, {"state": {"model": both[0], "optimizer": both[1]}}
+    else:
+        function, args, kwargs = _in_tuple, (both, *data), {}
+    program = mtfc.from_jax(function, *args, **kwargs)
+    plan = program.plan({"batch": "x"}, {"x": 4})
+    with jax.sharding.set_mesh(plan.mesh):
+        new, value = jax.jit(plan.apply())(*args, **kwargs)
+    np.testing.assert_allclose(value, step(*both, *data), rtol=1e-5)
+    model, optimizer = new.values() if is_named else new
+    for a, b in zip(jax.tree.leaves((model, optimizer)), jax.tree.leaves(both), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_random_streams_and_metrics_are_returned() -> None:
+    """A second step must draw other numbers."""
+
+    def noisy(model: Any, rngs: Any, metric: Any, x: Any) -> Any:
+        y = model.first(nnx.Dropout(0.5)(x, rngs=rngs))
+        metric.update(values=y)
+        return y
+
+    args = start()[0], nnx.Rngs(dropout=1), nnx.metrics.Average(), batch(0)[0]
+    program = mtfc.from_jax(noisy, *args)
+    plan = program.plan({"batch": "x"}, {"x": 4})
+    rngs, metric, first = plan.step(*args)
+    assert int(rngs.dropout.count[...]) == 1
+    assert int(args[1].dropout.count[...]) == 0
+    assert float(metric.count[...]) == first.size
+    again = plan.step(args[0], rngs, metric, args[3])[-1]
+    np.testing.assert_allclose(first, noisy(*args), rtol=1e-5)
+    np.testing.assert_allclose(again, noisy(*args), rtol=1e-5)
+    assert not np.allclose(first, again)
