@@ -396,6 +396,19 @@ def test_a_searched_plan_is_explained_beside_the_next_best() -> None:
     assert plan.predicted_step <= seconds["step_seconds"]
 
 
+@pytest.mark.parametrize(("storage", "recompute"), [(False, True), (True, False), (True, True)])
+def test_a_search_in_vain_names_what_it_has_not_tried(tmp_path: Path, storage: bool, recompute: bool) -> None:
+    path = tmp_path / "small.mtf"
+    device = "flops: { f32: 1e9 }, memory: 64, bandwidth: 1e9"
+    path.write_text(
+        f"hardware small = {{ device: {{ {device} }}, link wires: {{ kind: switch, bandwidth: 1e9 }} }}"
+    )
+    function, args = MODELS["perceptron"]()
+    with pytest.raises(mtfc.NothingFits) as caught:
+        mtfc.from_jax(function, *args).search(8, str(path), budget=5, storage=storage, recompute=recompute)
+    assert ("storage" in str(caught.value), "recompute" in str(caught.value)) == (not storage, not recompute)
+
+
 def test_numbers_of_64_bits_stay_a_setting_of_the_user() -> None:
     args = np.ones((4, 3)), np.ones((8, 4))
     with jax.enable_x64(True):

@@ -398,14 +398,16 @@ class BranchAndBound:
             entry = (float(block.bounds[0]), -block.depth, block.on.axes, next(self.order), block)
             heapq.heappush(self.queue, entry)
 
-    def nothing_fits(self) -> NothingFits:
+    def nothing_fits(self, storage: bool) -> NothingFits:
+        """Return the error of a search without a result. storage: True if it has searched how parameters are stored, too."""
         is_open = self.queue or self.refuted
         found = "no layout was found whose memory suffices" if is_open else "no layout's memory suffices"
         has = f": a device has {bytes_text(int(self.room))}" if self.room < float("inf") else ""
         least = self.least_memory
-        remedy = "--storage" if self.recomputes else "--storage or --recompute"
+        others = [*["--storage"] * (not storage), *["--recompute"] * (not self.recomputes)]
         needs = f", and the least that was seen is {bytes_text(least)}" if least is not None else ""
-        return NothingFits(f"{found}{has}{needs}; {remedy} may need less")
+        remedy = f"; {' or '.join(others)} may need less" if others else ""
+        return NothingFits(f"{found}{has}{needs}{remedy}")
 
 
 def search(
@@ -442,7 +444,7 @@ def search(
     if searching.best is None and searching.is_interrupted:
         raise KeyboardInterrupt
     if searching.best is None:
-        raise searching.nothing_fits()
+        raise searching.nothing_fits(storage)
     _, mesh, layout = searching.best
     bound = min(searching.bound, searching.limit) if searching.refuted is None else 0.0
     return Found(
