@@ -7,7 +7,8 @@ operand exists. The bucket runs when one of its results is used, or when it hold
 gradients are sent in the order in which they are computed (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.2).
 Equations between scalars wait together with the all-reduces that they use.
 
-All-reduces that only the update waits for have buckets of their own. Otherwise the sum over the batch in a batch normalization
+All-reduces that only the update or results of the function wait for have buckets of their own, and what rearranges their arrays,
+such as a transpose, waits together with them. Otherwise the sum over the batch in a batch normalization
 would wait for megabytes of gradients. If such a bucket holds at most `FEW_BYTES`, it joins the next one that runs.
 
 Reduce-scatters of at most a quarter of `max_bytes` wait in buckets, too. Their operands are copied into one array, so those of a
@@ -33,6 +34,7 @@ from typing import ClassVar, get_args
 
 import attrs
 
+from mtfc.compiler.analysis.buffer_kinds import storage
 from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value
 from mtfc.compiler.ir.loops import is_loop_body, map_regions, pairs
 from mtfc.compiler.ir.opdef import Trait
@@ -163,20 +165,30 @@ class Bucket:
     is_patient: bool
 
 
-def patient(function: Function) -> set[Equation]:
-    """Return the collectives of sums that only the update uses, directly or through scalars and further such collectives."""
+def patient(function: Function, mesh: Mesh) -> set[Equation]:
+    """Return the collectives of sums that only the update or results of the function use, and what rearranges their arrays.
+
+    They may be used through scalars and through further such equations.
+    """
     found: set[Equation] = set()
     needed: set[Value] = set()
     for eqn in reversed(function.body):
-        passes_on = completes(eqn) or not (
-            eqn.regions or any(v.type.dims for v in (*eqn.operands, *eqn.results))
-        )
+        is_scalar = not (eqn.regions or any(v.type.dims for v in (*eqn.operands, *eqn.results)))
+        passes_on = completes(eqn) or is_scalar or _rearranges(eqn, mesh)
         is_patient = eqn.stage == "update" or (passes_on and needed.isdisjoint(eqn.results))
         if not is_patient:
             needed.update(eqn.operands)
-        elif completes(eqn):
+        elif completes(eqn) or (_rearranges(eqn, mesh) and eqn.stage != "update"):
             found.add(eqn)
     return found
+
+
+def _rearranges(eqn: Equation, mesh: Mesh) -> bool:
+    """Return True for an equation of one array that another kernel can compute, and that saves no memory if it runs early."""
+    if eqn.regions or has_trait(eqn, "sends") or (len(eqn.operands), len(eqn.results)) != (1, 1):
+        return False
+    before, after = eqn.operands[0].type.local_bytes(mesh), eqn.result.type.local_bytes(mesh)
+    return storage(eqn) in ("view", "fused") and before <= after
 
 
 STAGES = get_args(Stage)
@@ -216,7 +228,7 @@ class ReductionCombiner:
         self.reductions: dict[Value, list[Equation]] = {}
 
     def run(self, function: Function) -> list[Equation]:
-        self.patient = patient(function)
+        self.patient = patient(function, self.mesh)
         for eqn in function.body:
             if self._is_joinable(eqn):
                 self.reductions.setdefault(eqn.operands[0], []).append(eqn)
@@ -244,13 +256,16 @@ class ReductionCombiner:
         self.body.append(eqn)
 
     def _can_wait(self, eqn: Equation) -> bool:
-        """Return True for an equation that computes a scalar, without an all-reduce, from a scalar that waits."""
+        """Return True for an equation that computes a scalar, without an all-reduce, from a scalar that waits, or that rearranges
+        an array which waits patiently.
+        """
         if len(eqn.results) != 1 or eqn.result in self.reductions or not eqn.operands or eqn.regions:
             return False
         if completes(eqn):
             return False
-        is_patient = any(value in self.bucket_of or value in self.deferred for value in eqn.operands)
-        return is_patient and not any(value.type.dims for value in (*eqn.operands, eqn.result))
+        waits = any(value in self.bucket_of or value in self.deferred for value in eqn.operands)
+        is_scalar = not any(value.type.dims for value in (*eqn.operands, eqn.result))
+        return waits and (is_scalar or eqn in self.patient)
 
     def _settle(self) -> None:
         """Emit every waiting equation."""
