@@ -199,7 +199,7 @@ def test_bounds_are_those_of_the_whole_program(
 ) -> None:
     """The facts of a few layers give the same bounds, for layouts that are decided and for others."""
     # facts of a few layers lack chains of sums, and the norm of all gradients
-    monkeypatch.setattr(SumBound, "_latency", lambda self, sums: np.zeros(sums.pending.shape[1]))
+    monkeypatch.setattr(SumBound, "_in_turn", lambda self, latencies: np.zeros(latencies.shape[1]))
     found = imported(model)
     pricer = LayoutPricer.of(found.program, machine("h100"))
     layers = layers_of(pricer)

@@ -72,6 +72,8 @@ class SumRoute:
     """The stops from an equation that sums over `reduced` to a use that needs the sum. moved: see `SumStop`, for this use.
 
     item_bytes: the fewest bytes of an element on the route. starts: the number of collectives that complete the sum in a step.
+    needing: all equations that need the sum complete, on this and other ways: those that are not linear, and those that have all
+    summed dimensions.
     """
 
     reduced: Dims
@@ -79,6 +81,7 @@ class SumRoute:
     moved: Dims
     item_bytes: int
     starts: int = 1
+    needing: tuple[Equation, ...] = ()
 
 
 def sum_routes(function: Function, names: DimensionNames, is_common: IsCommon) -> tuple[SumRoute, ...]:
@@ -94,7 +97,7 @@ def preceding(function: Function, routes: Sequence[SumRoute]) -> tuple[tuple[int
     ends: dict[Equation, int] = defaultdict(int)
     for i, route in enumerate(routes):
         starts[route.stops[0].value] |= 1 << i
-        for eqn in route.stops[-1].readers:
+        for eqn in route.needing:
             ends[eqn] |= 1 << i
     known: dict[Value, int] = defaultdict(int)
 
@@ -282,7 +285,20 @@ class _SumGraph:
         stops = [self._stop(use, after) for use, after in zip(reached, (*uses, None), strict=True)]
         moved = self.needed.get(stops[-1].value, frozenset())
         item = min(ITEM_BYTES[stop.value.type.dtype] for stop in stops)
-        return SumRoute(reduced, tuple(stops), moved, item, min(stop.array.trips for stop in stops))
+        starts = min(stop.array.trips for stop in stops)
+        return SumRoute(reduced, tuple(stops), moved, item, starts, tuple(self._needing(eqn, reduced)))
+
+    def _needing(self, eqn: Equation, reduced: Dims) -> Iterator[Equation]:
+        """Yield the equations that need a sum complete, wherever it goes."""
+        found, waiting = {eqn.results[0]}, [eqn.results[0]]
+        for value in waiting:
+            yield from self.needing.get(value, ())
+            for use in self.linear_uses.get(value, ()):
+                if use.by is not None and reduced <= use.crossed:
+                    yield use.by
+                elif use.to not in found:
+                    found.add(use.to)
+                    waiting.append(use.to)
 
     def _stop(self, use: _LinearUse, after: _LinearUse | None) -> SumStop:
         own, made = self.names.own[use.to], self._made(use.to)

@@ -67,10 +67,21 @@ class CollectiveTables:
         return _longest(self._topology.latencies("permute", axes_of(mask, self.mesh), hops), local, 0)
 
     @cached_property
-    def starting(self) -> Sequence[float]:
-        """For each axis a lower bound on the latency of an all-reduce over the axis, and others with it."""
-        least = [max((fixed for fixed, _ in lanes), default=0.0) for lanes in self._lanes["all_reduce"]]
-        return [min(x for mask, x in enumerate(least) if mask >> i & 1) for i in range(len(self.mesh.axes))]
+    def starting(self) -> Seconds:
+        """For each axis the part that it has in the latency of an all-reduce; parts of several axes add up to no more than the
+        latency of an all-reduce over all of these, and over others.
+        """
+        latency = [max((fixed for fixed, _ in lanes), default=0.0) for lanes in self._lanes["all_reduce"]]
+        axes = range(len(self.mesh.axes))
+        parts = np.zeros(len(axes))
+        for axis in sorted(axes, key=lambda i: -latency[1 << i]):
+            others = (
+                latency[mask] - sum(parts[i] for i in axes if mask >> i & 1)
+                for mask in range(len(latency))
+                if mask >> axis & 1
+            )
+            parts[axis] = max(0.0, min(others))
+        return parts
 
     def reduction(self, size: int) -> Seconds:
         """Return a lower bound on one step of completing a sum of `size` bytes in all.
@@ -108,10 +119,18 @@ class CollectiveTables:
             self.tables[key] = self._steps_of(kind, (size,), size_alone)[..., 0]
         return self.tables[key]
 
-    def _steps_of(self, kind: str, sizes: Sequence[int], size_alone: int) -> Seconds:
-        """Return the tables of several sizes. No axis splits an array that is reduced or gathered over it."""
+    def _steps_of(self, kind: str, sizes: Sequence[int], size_alone: int | None) -> Seconds:
+        """Return the tables of several sizes, without latencies if `size_alone` is None.
+
+        No axis splits an array that is reduced or gathered over it.
+        """
         local, sets = np.array(sizes) / self.degrees[:, None], range(len(self.degrees))
-        every = np.stack([_longest(lanes, local, size_alone) for lanes in self._lanes[kind]])
+        every = np.stack(
+            [
+                _added(lanes, local) if size_alone is None else _longest(lanes, local, size_alone)
+                for lanes in self._lanes[kind]
+            ]
+        )
         if kind == "all_reduce":
             masks = np.array(sets)[:, None]
             every = every[masks, masks.T & ~masks]
@@ -129,6 +148,10 @@ class CollectiveTables:
         """
         whole, alone = (self._steps_of("all_reduce", sizes, size) for size in (COMBINED, size_alone))
         return self.completing(whole, *self._codes, alone)
+
+    def transferred(self, sizes: Sequence[int]) -> Seconds:
+        """Return the table of `completed` without any latency: the time that each sum adds to a collective that runs anyway."""
+        return self.completing(self._steps_of("all_reduce", sizes, None), *self._codes)
 
     @cached_property
     def _codes(self) -> tuple[Masks, Masks, Masks, Masks]:
@@ -201,3 +224,10 @@ def _longest(lanes: Sequence[tuple[float, float]], bytes: Seconds, size_alone: i
     times = [fixed * alone + bytes * each for fixed, each in lanes]
     longest: Seconds = np.max([np.zeros_like(bytes), *times], axis=0)
     return longest
+
+
+def _added(lanes: Sequence[tuple[float, float]], bytes: Seconds) -> Seconds:
+    """Return the time by which bytes make a collective longer than its latency. Twice the bytes add at least twice the time."""
+    latency = max((fixed for fixed, _ in lanes), default=0.0)
+    added: Seconds = _longest(lanes, bytes, 0) - latency
+    return added

@@ -175,13 +175,17 @@ class EffectBounds(LayoutTerms):
 
     # Halos
 
-    def halos(self) -> tuple[Seconds, Seconds]:
+    def halos(self, some: Mapping[int, Mapping[Halo, int]] | None = None) -> tuple[Seconds, Seconds]:
         """Return the seconds on links and the seconds of kernels for halos, if all dimensions of a region are split over the same
         axes.
+
+        some: the halos to count, by the number of shards; all halos if None.
         """
         sent, joined = np.zeros(self.number), np.zeros(self.number)
         for mask in np.flatnonzero(self.setting.degrees > 1).tolist():
-            for halo, times in self.setting.step.halos(int(self.setting.degrees[mask])).items():
+            shards = int(self.setting.degrees[mask])
+            halos = self.setting.step.halos(shards) if some is None else some.get(shards, {})
+            for halo, times in halos.items():
                 rows = np.flatnonzero(
                     np.logical_or.reduce([self._all_are(dims, mask) for dims in halo.alike])
                 )

@@ -32,9 +32,10 @@ from mtfc.compiler.search.found import (
     silent,
     value_of,
 )
+from mtfc.compiler.search.global_layouts.column_elimination import ColumnElimination, ColumnEliminations
 from mtfc.compiler.search.global_layouts.effect_bounds import Booleans, MaskRange
 from mtfc.compiler.search.global_layouts.layout_bound import BLOCK, LayoutBound, RegionsBound
-from mtfc.compiler.search.global_layouts.layout_space import Integers, Rows, layout_of, space_of
+from mtfc.compiler.search.global_layouts.layout_space import Columns, Integers, Rows, layout_of, space_of
 from mtfc.compiler.search.global_layouts.repeated_facts import RepeatedFacts
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
 
@@ -46,6 +47,9 @@ COMPILED = 6
 
 DIVING = 0.2
 """The part of the time for a dive if no layout is known."""
+
+ELIMINATING = 0.4
+"""The part of the time in which eliminations are begun; later meshes have none."""
 
 ROUNDING = 1e-9
 """The relative error of a bound."""
@@ -83,28 +87,37 @@ class PartialLayouts:
 
 @attrs.frozen(eq=False)
 class Branching:
-    """A mesh, its bound, and the order in which columns are decided: columns with the heaviest work first, storage last.
+    """A mesh, its bound, and the order in which columns are decided: first those of a single choice, storage last.
 
-    joints: axes that another searched mesh joins with the next axis.
+    Between them are the columns with the heaviest work first, or, if columns are eliminated, those eliminated last. joints: axes
+    that another searched mesh joins with the next axis.
     """
 
     bound: LayoutBound
     order: tuple[int, ...]
     joints: tuple[int, ...]
     objective: Objective
+    closed: int = 0
+    elimination: ColumnElimination | None = None
 
     @classmethod
-    def on(cls, bound: LayoutBound, any_shape: bool, objective: Objective) -> Branching:
-        """Return the branching of a mesh. any_shape: meshes of the same devices with fewer axes are searched too."""
-        columns = range(len(bound.space.columns))
-        heavy = dict.fromkeys([*(i for each, _ in bound.heavy for i in sorted(each)), *columns])
+    def on(
+        cls,
+        bound: LayoutBound,
+        any_shape: bool,
+        objective: Objective,
+        eliminations: ColumnEliminations | None = None,
+    ) -> Branching:
+        """Return the branching of a mesh. any_shape: meshes of the same devices with fewer axes are searched too.
+
+        eliminations: eliminates the columns, if it pays.
+        """
         pairs = range(len(bound.mesh.axes) - 1) if any_shape else ()
         joints = tuple(first for first in pairs if lie_as_one(bound.mesh, bound.hardware, first))
-        order = [i for i in heavy if i not in bound.space.storing]
-        for i in (i for i in heavy if i in bound.space.storing):
-            base = bound.space.columns[i].base
-            order += [each for each in (base, i) if each is not None and each not in order]
-        return cls(bound, tuple(order), joints, objective)
+        closed = bound.space.decided(bound.mesh)
+        elimination = eliminations.on(bound, closed) if eliminations and objective != "memory" else None
+        order = elimination.order if elimination else _heaviest_first(bound, closed)
+        return cls(bound, (*sorted(closed), *order), joints, objective, len(closed), elimination)
 
     @property
     def axes(self) -> int:
@@ -114,13 +127,16 @@ class Branching:
     @property
     def storage(self) -> int:
         """The depth from which on storage is decided."""
-        return len(self.order) - len(self.bound.space.storing)
+        return len(self.order) - len(self.bound.space.storing.intersection(self.order[self.closed :]))
 
     def start(self) -> PartialLayouts:
-        rows = np.zeros((1, len(self.order)), np.uint8)
-        known = self.bound.known(rows, frozenset())
+        rows = self.bound.space.start(frozenset(self.order[: self.closed]), self.bound.mesh)
+        known = self.bound.known(rows, frozenset(self.order[: self.closed]))
         is_time = self.objective != "memory"
-        return PartialLayouts(self, 0, rows, self.bound.flops(known) if is_time else self.bound.memory(known))
+        bounds = self.bound.flops(known) if is_time else self.bound.memory(known)
+        if self.elimination:
+            bounds = np.maximum(bounds, self._eliminated(known, self.closed))
+        return PartialLayouts(self, self.closed, rows, bounds)
 
     def children(self, block: PartialLayouts, limit: float, until: float) -> PartialLayouts:
         """Return the rows with one more column decided that may fit and be below the limit, as far as is known `until` then."""
@@ -159,8 +175,13 @@ class Branching:
         if self.objective == "memory":
             yield self.bound.memory
             return
-        yield self.bound.flops
+        if self.elimination:
+            yield lambda known: self._eliminated(known, block.depth)
+        else:
+            yield self.bound.flops
         yield self._too_large
+        if self.elimination and block.depth < len(self.order):
+            return
         if len(block.rows) >= MANY or block.depth in (self.storage, len(self.order)):
             is_open = block.depth <= self.storage < len(self.order)
             yield lambda known: self.bound.sure_seconds(known, is_open, until)
@@ -171,6 +192,10 @@ class Branching:
         """Return full bounds if there are many rows, or where storage begins; whole rows wait for theirs."""
         is_due = len(known.low) >= MANY or depth == self.storage
         return self.bound.seconds(known, is_open, until) if is_due else np.zeros(len(known.low))
+
+    def _eliminated(self, known: MaskRange, depth: int) -> Seconds:
+        assert self.elimination is not None
+        return self.elimination.seconds(known.low, depth - self.closed) / (1 + self.bound.at_once)
 
     def _too_large(self, known: MaskRange) -> Seconds:
         return np.where(self.bound.memory_on_device(known) > self.bound.hardware.device.memory, np.inf, 0.0)
@@ -192,6 +217,19 @@ class Branching:
             block = self.children(block, np.inf, until)
             block = block.where(np.argsort(block.bounds, kind="stable")[:BEAM])
         return self.full(block, np.inf, until) if block.depth == len(self.order) else block
+
+    def least(self) -> PartialLayouts:
+        """Return the whole row of the least bound by elimination, as far as the elimination is exact."""
+        block = self.start()
+        while block.depth < len(self.order):
+            column, before = self.order[block.depth], frozenset(self.order[: block.depth])
+            rows, _ = self.bound.space.extended(block.rows, column, before, self.bound.mesh)
+            depth = block.depth + 1
+            bounds = self._eliminated(self.bound.known(rows, before | {column}), depth)
+            best = int(np.argmin(bounds))
+            some = slice(best, best + 1)
+            block = attrs.evolve(block, depth=depth, rows=rows[some], bounds=bounds[some])
+        return attrs.evolve(block, bounds=self.bound.seconds(self.bound.exactly(block.rows)))
 
     def neighbours(self, row: Rows) -> Rows:
         """Return the row, and all rows that differ in the split of one dimension; storage follows the computation."""
@@ -224,6 +262,19 @@ class Branching:
 
     def layout(self, row: Rows) -> Layout:
         return layout_of(self.bound.space, row.tolist(), self.bound.mesh)
+
+
+def _heaviest_first(bound: LayoutBound, closed: Columns) -> tuple[int, ...]:
+    """Return the columns that are not closed: those with the heaviest work first, storage last."""
+    space = bound.space
+    columns = dict.fromkeys(
+        [*(i for each, _ in bound.heavy for i in sorted(each)), *range(len(space.columns))]
+    )
+    order = [i for i in columns if i not in space.storing]
+    for i in (i for i in columns if i in space.storing):
+        base = space.columns[i].base
+        order += [each for each in (base, i) if each is not None and each not in order]
+    return tuple(i for i in order if i not in closed)
 
 
 def _is_new(rows: Rows, joints: Sequence[int]) -> Booleans:
@@ -323,6 +374,7 @@ class BranchAndBound:
         If that proves nothing in a part of the time, descend to good layouts before branching goes on.
         """
         started, seconds = monotonic(), self.until - monotonic()
+        self._try_leasts(branchings)
         if self.best is None:
             for on in reversed(self.waiting):
                 self._dive(on, started + DIVING * seconds)
@@ -348,6 +400,16 @@ class BranchAndBound:
             heapq.heappop(self.queue)
             self._work_out(self.working_on)
             self.working_on = None
+
+    def _try_leasts(self, branchings: Sequence[Branching]) -> None:
+        """Price the layout of the least bound on each mesh whose columns are eliminated, until one is not better than before."""
+        blocks = [on.least() for on in branchings if on.elimination]
+        for block in sorted(blocks, key=lambda each: float(each.bounds[0])):
+            before = self.limit
+            if block.bounds[0] < before and monotonic() < self.until:
+                self.try_row(block.on, block.rows[0], float(block.bounds[0]))
+            if self.limit == before:
+                break
 
     def _dive(self, on: Branching, until: float) -> None:
         """Price the layout that seems best on a mesh among those that seem to fit."""
@@ -439,7 +501,11 @@ def search(
     room = hardware.device.memory if objective != "memory" else float("inf")
     searching = BranchAndBound(pricing, objective, room, until, progress, recomputes)
     bounds = (LayoutBound(space, facts, mesh, hardware, objective == "overlap") for mesh in meshes)
-    branchings = [Branching.on(bound, len(meshes) > 1, objective) for bound in bounds]
+    eliminations, eliminating = ColumnEliminations(), monotonic() + ELIMINATING * (until - monotonic())
+    branchings = [
+        Branching.on(bound, len(meshes) > 1, objective, eliminations if monotonic() < eliminating else None)
+        for bound in bounds
+    ]
     searching.run(branchings, known)
     if searching.best is None and searching.is_interrupted:
         raise KeyboardInterrupt
@@ -478,7 +544,11 @@ def bound_with_regions(
         return 0.0
     space, facts = space_of(forward, fixed, storage), StepFacts.of(step, hardware.device, recomputes)
     bounds = (RegionsBound(space, facts, mesh, hardware, objective == "overlap") for mesh in meshes)
-    branchings = [Branching.on(bound, len(meshes) > 1, objective) for bound in bounds]
+    eliminations, eliminating = ColumnEliminations(), monotonic() + ELIMINATING * (until - monotonic())
+    branchings = [
+        Branching.on(bound, len(meshes) > 1, objective, eliminations if monotonic() < eliminating else None)
+        for bound in bounds
+    ]
     return BranchAndBound(_unpriced, objective, float("inf"), until).least(branchings, limit)
 
 

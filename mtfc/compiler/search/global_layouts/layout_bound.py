@@ -16,6 +16,7 @@ from time import monotonic
 import attrs
 import numpy as np
 
+from mtfc.compiler.analysis.dimension_names import Dims
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.model import regimes
 from mtfc.compiler.cost.tables.collective_tables import Seconds
@@ -178,6 +179,11 @@ class LayoutBound(SearchSetting):
         splits, groups = np.unique(known.high[:, self._mixed] != 0, axis=0, return_inverse=True)
         return splits, groups.reshape(-1)
 
+    def mixed_split(self, known: MaskRange) -> Dims:
+        """Return the mixed dimensions that one of some layouts may split."""
+        may = frozenset(np.flatnonzero(known.high.any(axis=0)).tolist())
+        return frozenset(name for name in self.step.mixed if self.space.number.get(name) in may)
+
     def _of_common(self, known: MaskRange, storage_is_open: bool, until: float) -> Seconds:
         mixed = frozenset(name for name in self.step.mixed if self.space.number.get(name) in self._mixed)
         total = np.zeros(len(known.low))
@@ -200,6 +206,11 @@ class LayoutBound(SearchSetting):
         for i, (_, bound) in enumerate(self._bounds):
             if (rows := np.flatnonzero(regime == i)).size:
                 yield bound, rows
+
+    def least_regime(self, known: MaskRange) -> tuple[float, LayoutBound]:
+        """Return the first regime in which a program of these layouts may be: its most bytes, and the bound in it."""
+        least = float(np.min(self.memory(known)))
+        return next(each for each in self._bounds if least <= each[0])
 
     @cached_property
     def _bounds(self) -> list[tuple[float, LayoutBound]]:

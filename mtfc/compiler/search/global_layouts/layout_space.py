@@ -12,7 +12,7 @@ Each axis that storage adds is added to one dimension.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from operator import or_
 from typing import TypeAlias
 
@@ -82,7 +82,7 @@ class LayoutSpace:
         return frozenset(i for i, column in enumerate(self.columns) if column.base is not None)
 
     @cached_property
-    def _below(self) -> tuple[Columns, ...]:
+    def below(self) -> tuple[Columns, ...]:
         """For each column the columns whose axes it has at least."""
         found: list[Columns] = []
         for column in self.columns:
@@ -95,25 +95,38 @@ class LayoutSpace:
         if dim.name in self.fixed.by_dim and column not in self.storing:
             return [sum(1 << mesh.names.index(axis) for axis in self.fixed.get(dim.name))]
         units = sum(1 << i for i, (_, size) in enumerate(mesh.axes) if size == 1)
-        sets = (mask for mask in range(1 << len(mesh.axes)) if not mask & units)
-        return [mask for mask in sets if dim.size % degree(mask, mesh) == 0]
+        divides = dim.size % _degrees(mesh) == 0
+        return [mask for mask in np.flatnonzero(divides).tolist() if not mask & units]
+
+    def decided(self, mesh: Mesh) -> Columns:
+        """Return the columns that have a single choice on a mesh."""
+        single = {i for i in range(len(self.columns)) if len(self.masks(i, mesh)) == 1}
+        return frozenset(i for i in single if self.below[i] <= single)
+
+    def start(self, decided: Columns, mesh: Mesh) -> Rows:
+        """Return one row, in which columns with a single choice are decided."""
+        rows = np.zeros((1, len(self.columns)), np.uint8)
+        for i in sorted(decided):
+            base = self.columns[i].base
+            rows[:, i] = min(self.masks(i, mesh)) | (0 if base is None else rows[0, base])
+        return rows
 
     def extended(self, rows: Rows, column: int, decided: Columns, mesh: Mesh) -> tuple[Rows, Integers]:
         """Return each row with each set of axes that the column may have with the decided columns, and the numbers of the old
         rows.
         """
         base, beside = self.columns[column].base, self.columns[column].beside
-        above = frozenset(i for i in decided if not beside.isdisjoint(self._below[i]))
+        above = frozenset(i for i in decided if not beside.isdisjoint(self.below[i]))
         taken = union(rows, (beside & decided) | above)
         start = np.zeros(len(rows), np.uint8)
         if base is not None:
             start = rows[:, base]
-            bases = frozenset[int]().union(*(self._below[i] for i in beside))
+            bases = frozenset[int]().union(*(self.below[i] for i in beside))
             taken = taken | union(rows, bases) | start | self._added(rows, column, decided)
         found, origins = [], []
+        divides = self.columns[column].dim.size % _degrees(mesh) == 0
         for mask in self.masks(column, mesh):
-            sizes = np.array([degree(mask | each, mesh) for each in range(1 << len(mesh.axes))])
-            legal = ((taken & mask) == 0) & (self.columns[column].dim.size % sizes[start] == 0)
+            legal = ((taken & mask) == 0) & divides[start | mask]
             more = rows[legal].copy()
             more[:, column] = start[legal] | mask
             found.append(more)
@@ -140,6 +153,12 @@ class LayoutSpace:
             if base is not None and self.columns[i].name.startswith(f"{kind}."):
                 added |= rows[:, i] & ~rows[:, base]
         return added
+
+
+@lru_cache
+def _degrees(mesh: Mesh) -> Integers:
+    """Return the number of processors along each set of axes."""
+    return np.array([degree(mask, mesh) for mask in range(1 << len(mesh.axes))])
 
 
 def union(rows: Rows, columns: Columns) -> Rows:

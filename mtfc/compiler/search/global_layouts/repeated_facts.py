@@ -11,7 +11,7 @@ short one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,7 @@ from mtfc.compiler.cost.effects.pending_sums import SumRoute
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.lower_bounds import Term, Total
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.search.global_layouts.step_facts import Facts, StepFacts
+from mtfc.compiler.search.global_layouts.step_facts import Facts, StepFacts, sharing
 
 FEW = 1e-3
 """The share of all bytes that facts which join all layers may have."""
@@ -115,8 +115,9 @@ class _CanonicalFacts:
             stops = (stop for route in group for stop in route.stops)
             return tuple(tuple(facts.completing.get(stop.value, ())) for stop in stops)
 
-        sums = {(group, longer(group)): group for group in _sharing(facts.routes)}
-        moved = {(group, ()): group for group in _sharing(facts.moved)}
+        routes = (attrs.evolve(route, needing=()) for route in facts.routes)  # of use to `preceding` alone
+        sums = {(group, longer(group)): group for group in sharing(routes)}
+        moved = {(group, ()): group for group in sharing(facts.moved)}
         sum_forms, moved_forms = ([_form(each, rename, {}) for each in every] for every in (sums, moved))
         return cls(
             _counted(facts.kernels, rename),
@@ -236,22 +237,3 @@ def _form(x: Any, rename: Rename, numbers: dict[Value, int]) -> Any:
         fields = (each.name for each in attrs.fields(type(x)) if each.init)
         return type(x)(*(_form(getattr(x, name), rename, numbers) for name in fields))
     return x
-
-
-def _values(fact: SumRoute | MovedData) -> Iterator[Value]:
-    if isinstance(fact, SumRoute):
-        yield from (stop.value for stop in fact.stops)
-    else:
-        yield from (value for path in fact.paths for value in path.values)
-
-
-def _sharing(facts: Iterable[SumRoute | MovedData]) -> list[tuple[Any, ...]]:
-    """Return the facts in groups: those of different groups share no value."""
-    groups: dict[Value, dict[int, Any]] = {}
-    for i, fact in enumerate(facts):
-        joined = {i: fact}
-        for group in {id(group): group for v in _values(fact) if (group := groups.get(v))}.values():
-            joined |= group
-        groups.update((value, joined) for each in joined.values() for value in _values(each))
-    distinct = {id(group): group for group in groups.values()}
-    return [tuple(group[i] for i in sorted(group)) for group in distinct.values()]

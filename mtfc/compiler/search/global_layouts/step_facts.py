@@ -9,10 +9,11 @@ operand is gathered.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 from math import gcd
+from typing import Any
 
 import attrs
 import numpy as np
@@ -297,3 +298,22 @@ def largest_points(points: Iterable[Mapping[Splitting, int]]) -> tuple[list[Spli
         for weights in (share * whole, share * always):
             kept.update(np.argsort(-(bytes @ weights), kind="stable")[:KEPT].tolist())
     return list(number), bytes[sorted(kept)]
+
+
+def sharing(facts: Iterable[SumRoute | MovedData]) -> list[tuple[Any, ...]]:
+    """Return the facts in groups: those of different groups share no value."""
+    groups: dict[Value, dict[int, Any]] = {}
+    for i, fact in enumerate(facts):
+        joined = {i: fact}
+        for group in {id(group): group for v in _values(fact) if (group := groups.get(v))}.values():
+            joined |= group
+        groups.update((value, joined) for each in joined.values() for value in _values(each))
+    distinct = {id(group): group for group in groups.values()}
+    return [tuple(group[i] for i in sorted(group)) for group in distinct.values()]
+
+
+def _values(fact: SumRoute | MovedData) -> Iterator[Value]:
+    if isinstance(fact, SumRoute):
+        yield from (stop.value for stop in fact.stops)
+    else:
+        yield from (value for path in fact.paths for value in path.values)

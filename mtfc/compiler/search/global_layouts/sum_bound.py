@@ -10,7 +10,8 @@ each stop add up to one, so all sums together cost no more than any choice of st
 proportion to the cost of each sum by itself, so that cheap sums leave room for those that cost much everywhere.
 
 Small sums may travel with others, and then cost nothing but their bytes. But a sum that arises from another completed sum cannot
-travel with it: a chain of such sums takes the latency of as many collectives.
+travel with it: a chain of such sums takes the latency of as many collectives. All sums together add the time of their bytes to
+that, wherever they travel.
 
 A completed sum is sent, and therefore stored and read again. So kernels that would not store the sum take longer.
 
@@ -19,7 +20,7 @@ When most columns are decided, layouts are few and stops are many. So all stops 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TypeAlias
 
@@ -104,25 +105,61 @@ class SumBound:
 
         with_kernels: add the time by which completed sums make kernels longer.
         """
+
+        def seconds(sums: _SumTables, rows: slice) -> Seconds:
+            apart = self._flow(sums, self._sizes)
+            if not self.facts.preceding:
+                return apart
+            waiting = sum(map(self._in_turn, self._latencies(sums)), np.zeros_like(apart))
+            return np.maximum(apart, waiting + self._flow(sums, self._added))
+
+        return self._by_parts(each, storage_is_open, with_kernels, seconds)
+
+    def chained(self, each: EffectBounds, chains: Sequence[tuple[Container[int], Rows]]) -> Seconds:
+        """Return the seconds of all sums, some of which are completed one after the other.
+
+        chains: numbers of such sums, and the axes in each layout over which their latency counts.
+        """
+
+        def seconds(sums: _SumTables, rows: slice) -> Seconds:
+            total = self._flow(sums, self._added)
+            for axis, latencies in enumerate(self._latencies(sums)):
+                for numbers, axes in chains:
+                    some = [i for i in range(len(latencies)) if i in numbers]
+                    total += np.where(axes[rows] >> axis & 1, np.sum(latencies[some], axis=0), 0.0)
+            return total
+
+        return self._by_parts(each, False, True, seconds)
+
+    def _by_parts(
+        self,
+        each: EffectBounds,
+        storage_is_open: bool,
+        with_kernels: bool,
+        seconds: Callable[[_SumTables, slice], Seconds],
+    ) -> Seconds:
         total = np.zeros(each.number)
         number = max(1, AT_ONCE // max(1, len(self._stops)))
         for start in range(0, each.number if self._stops else 0, number):
             rows = slice(start, start + number)
-            sums = self._sums(each, rows, storage_is_open, with_kernels)
-            total[rows] = np.maximum(self._flow(sums), self._latency(sums))
+            total[rows] = seconds(self._sums(each, rows, storage_is_open, with_kernels), rows)
         return total
 
-    def _latency(self, sums: _SumTables) -> Seconds:
-        """Return the latency of collectives that surely run one after the other over one axis."""
-        found = np.zeros(sums.pending.shape[1])
+    def _latencies(self, sums: _SumTables) -> Iterator[Seconds]:
+        """Yield for each axis its part in the latency of completing each sum: [route, layout]."""
+        starts = np.array([[route.starts] for route in self.facts.routes])
         for axis, seconds in enumerate(self.setting.collectives.starting):
-            number = (sums.pending >> axis & 1) * (1 - 0.5 * (sums.halved >> axis & 1))
-            for i, before in enumerate(self.facts.preceding):
-                number[i] *= self.facts.routes[i].starts
-                if before:
-                    number[i] += np.max(number[list(before)], axis=0)
-            found = np.maximum(found, seconds * np.max(number, axis=0, initial=0.0))
-        return found
+            share = (sums.pending >> axis & 1) * (1 - 0.5 * (sums.halved >> axis & 1))
+            yield seconds * share * starts
+
+    def _in_turn(self, latencies: Seconds) -> Seconds:
+        """Return the latency of sums that surely run one after the other over an axis."""
+        total = latencies.copy()
+        for i, before in enumerate(self.facts.preceding):
+            if before:
+                total[i] += np.max(total[list(before)], axis=0)
+        longest: Seconds = np.max(total, axis=0, initial=0.0)
+        return longest
 
     @cached_property
     def _stops(self) -> list[SumStop]:
@@ -164,6 +201,13 @@ class SumBound:
         )
 
     @cached_property
+    def _added(self) -> tuple[Integers, Seconds, Seconds]:
+        """The same without latencies."""
+        found, numbers = np.unique([stop.array.bytes for stop in self._stops], return_inverse=True)
+        added = self.setting.collectives.transferred(found.tolist())
+        return numbers.reshape(-1), added, added
+
+    @cached_property
     def _levels(self) -> list[tuple[list[int], list[SumStop]]]:
         """For each number on a route: the routes that have a stop of this number, and the stops."""
         routes = self.facts.routes
@@ -173,11 +217,13 @@ class SumBound:
             (some, [routes[i].stops[level] for i in some]) for level, some in zip(levels, found, strict=True)
         ]
 
-    def _flow(self, sums: _SumTables) -> Seconds:
-        """Return the cost of all routes together."""
+    def _flow(self, sums: _SumTables, sizes: tuple[Integers, Seconds, Seconds]) -> Seconds:
+        """Return the cost of all routes together. sizes: as `_sizes`."""
         number = sums.pending.shape[1]
         total, together = np.zeros(number), np.full((self._values.max() + 1) * number, LEAST)
-        groups = [self._alike(sums, axes) for axes in np.unique(sums.pending[sums.pending != 0]).tolist()]
+        groups = [
+            self._alike(sums, axes, sizes) for axes in np.unique(sums.pending[sums.pending != 0]).tolist()
+        ]
         alone = [each.least()[each.sums] + LEAST for each in groups]
         places = [self._values[each.stops] * number + each.layouts[each.sums] for each in groups]
         for group, seconds, at in zip(groups, alone, places, strict=True):
@@ -186,7 +232,7 @@ class SumBound:
             total += np.bincount(group.layouts, group.least(seconds / together[at]), number)
         return total
 
-    def _alike(self, sums: _SumTables, axes: int) -> _AlikeSums:
+    def _alike(self, sums: _SumTables, axes: int, sizes: tuple[Integers, Seconds, Seconds]) -> _AlikeSums:
         """Return the sums that are pending over these axes."""
         routes, layouts = np.nonzero(sums.pending == axes)
         start, lengths = (each[routes] for each in self._runs)
@@ -195,7 +241,7 @@ class SumBound:
         at = stops, layouts[which]
         left, made, most = sums.left[at], sums.made[at], sums.most[at]
         halved, again = sums.halved[routes, layouts][which], sums.again[routes, layouts][which]
-        collectives, (numbers, completed, gathered), costs = self.setting.collectives, self._sizes, {}
+        collectives, (numbers, completed, gathered), costs = self.setting.collectives, sizes, {}
         for pending in _subsets(axes):
             split = collectives.splitting[made & (ANY & ~pending), most & (ANY & ~pending)]
             for over in _subsets(pending):

@@ -1,0 +1,318 @@
+"""The lower bound of all layouts that complete a partial one, by elimination of columns.
+
+The bound of a whole layout is a sum, and each of its terms depends on few columns. So each term becomes a table over the masks of
+its columns. The columns are eliminated, the last of the branching order first: the tables with the column are added, and their
+minimum over the column's masks is a table over the other columns (bucket elimination; Dechter, 1999). The tables that are left
+when some columns are decided give the least sum of every partial layout at once. Elsewhere an open column is as if each term
+could choose its masks for itself.
+
+If a sum had too many entries, its tables are added in several parts, and each part has a minimum of its own (mini-buckets;
+Dechter and Rish, 2003). A term of too many columns is bounded with some of them open. The result is then smaller, and still a
+bound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import attrs
+import numpy as np
+
+from mtfc.compiler.analysis.dimension_names import Dims
+from mtfc.compiler.cost.effects.halo_exchange import Halo
+from mtfc.compiler.cost.effects.moved_data import MovedData
+from mtfc.compiler.cost.effects.pending_sums import SumRoute
+from mtfc.compiler.cost.tables.collective_tables import Seconds
+from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.search.global_layouts.effect_bounds import EffectBounds, MaskRange
+from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
+from mtfc.compiler.search.global_layouts.layout_space import Columns, Rows
+from mtfc.compiler.search.global_layouts.step_facts import Facts, StepFacts, sharing
+from mtfc.compiler.search.global_layouts.sum_bound import SumBound
+
+BITS = 18
+"""The size of the largest table of an elimination: 2 to the power of this."""
+
+TERM_BITS = 15
+"""The size of the largest table of a term, which takes more time for each entry."""
+
+MANY_COLUMNS = 24
+"""With fewer columns, branching is faster than an elimination."""
+
+
+@attrs.frozen(eq=False)
+class ColumnTable:
+    """Seconds by the masks of some columns, in ascending order of their depth: an axis for each column. Illegal masks take
+    infinitely long.
+    """
+
+    columns: tuple[int, ...]
+    seconds: Seconds
+
+    def of(self, rows: Rows) -> Seconds:
+        """Return the seconds of each row."""
+        found: Seconds = self.seconds[tuple(rows[:, column] for column in self.columns)]
+        return found
+
+    def spread(self, columns: Sequence[int]) -> Seconds:
+        """Return the table with an axis for each of more columns, in the same order."""
+        sizes = dict(zip(self.columns, self.seconds.shape, strict=True))
+        return self.seconds.reshape([sizes.get(column, 1) for column in columns])
+
+
+@attrs.frozen(eq=False)
+class ColumnElimination:
+    """The bounds of partial layouts by the number of decided columns in `order`, which has those with a choice."""
+
+    order: tuple[int, ...]
+    tables: Sequence[Sequence[ColumnTable]]
+
+    @classmethod
+    def of(cls, tables: Iterable[ColumnTable], order: Sequence[int], axes: int) -> ColumnElimination:
+        """Eliminate columns from tables. axes: of the mesh."""
+        depth = {column: i for i, column in enumerate(order)}
+        decided = [list[ColumnTable]() for _ in range(len(order) + 1)]
+        """The tables whose last column has the depth before; the first are constants."""
+        for table in tables:
+            decided[1 + depth[table.columns[-1]] if table.columns else 0].append(table)
+        found = [list[ColumnTable]() for _ in range(len(order) + 1)]
+        found[-1] = [each for some in decided for each in some]
+        for i in reversed(range(len(order))):
+            buckets, lost = _minibuckets(decided[i + 1], depth, axes), set(map(id, decided[i + 1]))
+            messages = [ColumnTable(each.columns[:-1], each.seconds.min(axis=-1)) for each in buckets]
+            for each in messages:
+                decided[1 + depth[each.columns[-1]] if each.columns else 0].append(each)
+            found[i] = [each for each in found[i + 1] if id(each) not in lost] + messages
+        return cls(tuple(order), found)
+
+    def seconds(self, rows: Rows, depth: int) -> Seconds:
+        """Return the bounds of rows of which the first columns of the order, and those of a single choice, are decided."""
+        total = np.zeros(len(rows))
+        for table in self.tables[depth]:
+            total += table.of(rows)
+        return total
+
+
+def _minibuckets(tables: Iterable[ColumnTable], depth: Mapping[int, int], axes: int) -> list[ColumnTable]:
+    """Add tables that end with the same column, as far as the sums are not too large."""
+    found: list[ColumnTable] = []
+    for table in sorted(tables, key=lambda each: -len(each.columns)):
+        for i, other in enumerate(found):
+            columns = tuple(sorted({*table.columns, *other.columns}, key=depth.__getitem__))
+            if len(columns) * axes <= BITS:
+                found[i] = ColumnTable(columns, other.spread(columns) + table.spread(columns))
+                break
+        else:
+            found.append(table)
+    return found
+
+
+@attrs.frozen(eq=False)
+class ColumnEliminations:
+    """The eliminations of one step. terms: those of the step, by the mixed dimensions that layouts may split and by regime."""
+
+    terms: dict[tuple[Dims, float], StepTerms] = attrs.field(factory=dict)
+
+    def on(self, bound: LayoutBound, closed: Columns) -> ColumnElimination | None:
+        """Return the elimination of all columns that are not closed, or None if they are few."""
+        if len(bound.space.columns) - len(closed) < MANY_COLUMNS:
+            return None
+        start = bound.space.start(closed, bound.mesh)
+        possible = bound.known(start, closed)
+        limit, bound = bound.least_regime(possible)
+        split = bound.mixed_split(possible)
+        if (split, limit) not in self.terms:
+            shards = (n for n in range(2, bound.mesh.devices + 1) if bound.mesh.devices % n == 0)
+            self.terms[split, limit] = StepTerms.of(bound.step, split, shards)
+        columns = frozenset(range(len(bound.space.columns))) - closed
+        return ColumnTerms.of(bound, self.terms[split, limit], columns).eliminated(start, closed)
+
+
+# The terms
+
+
+@attrs.frozen(eq=False)
+class SumChains:
+    """Two chains of sums each of which arises from the one before, as identities of routes.
+
+    own: sums over the name that most sums have. other: other sums. The first count over axes that split this name, the others
+    over those that do not.
+    """
+
+    name: str
+    own: frozenset[int]
+    other: frozenset[int]
+
+    @classmethod
+    def of(cls, facts: Facts) -> SumChains:
+        often = Counter(name for route in facts.routes for name in route.reduced)
+        name = max(sorted(often), key=often.__getitem__, default="")
+        own, other = (frozenset(_longest_chain(facts, name, has)) for has in (True, False))
+        return cls(name, own, other)
+
+    def among(self, routes: Sequence[SumRoute], each: EffectBounds) -> list[tuple[Container[int], Rows]]:
+        """Return the numbers of the routes that are in a chain, and the axes over which they count."""
+        names = frozenset((self.name,))
+        own, other = (
+            {i for i, route in enumerate(routes) if id(route) in some} for some in (self.own, self.other)
+        )
+        return [(own, each.low(names)), (other, ~each.high(names))]
+
+
+def _longest_chain(facts: Facts, name: str, has: bool) -> Iterator[int]:
+    """Yield the identities of the longest chain of sums, counting those over a name, or all others."""
+    lengths: list[int] = []
+    last: list[int | None] = []
+    counts = [(name in route.reduced) is has for route in facts.routes]
+    for i, before in enumerate(facts.preceding):
+        last.append(max(before, key=lengths.__getitem__, default=None))
+        own = facts.routes[i].starts if counts[i] else 0
+        lengths.append(own + (0 if last[-1] is None else lengths[last[-1]]))
+    at = max(range(len(lengths)), key=lengths.__getitem__, default=None)
+    while at is not None:
+        if counts[at]:
+            yield id(facts.routes[at])
+        at = last[at]
+
+
+@attrs.frozen(eq=False)
+class _Terms:
+    """Terms that depend on the same columns, each with its number; sums and moved data in groups that share values."""
+
+    kernels: Counter[Any] = attrs.field(factory=Counter)
+    stored: Counter[Any] = attrs.field(factory=Counter)
+    sums: list[tuple[SumRoute, ...]] = attrs.field(factory=list)
+    moved: list[tuple[MovedData, ...]] = attrs.field(factory=list)
+    halos: dict[int, dict[Halo, int]] = attrs.field(factory=lambda: defaultdict(dict))
+
+    def seconds(self, each: EffectBounds, step: StepTerms) -> Seconds:
+        """Return the seconds of all terms."""
+        total = each.total(self.kernels) + each.stored(self.stored)
+        for routes in self.sums:
+            sums = SumBound(each.setting, attrs.evolve(step.facts, routes=routes, preceding=()))
+            chains = step.chains.among(routes, each)
+            total += sums.chained(each, chains) if step.facts.preceding else sums.seconds(each, False)
+        for moved in self.moved:
+            total += each.moved(moved)
+        sent, joined = each.halos(self.halos)
+        return total + sent + joined
+
+
+@attrs.frozen(eq=False)
+class StepTerms:
+    """The terms of a step by the names that they depend on, for layouts that split the same of its mixed dimensions."""
+
+    facts: Facts
+    chains: SumChains
+    terms: Mapping[Dims, _Terms]
+
+    @classmethod
+    def of(cls, step: StepFacts, split: Dims, shards: Iterable[int]) -> StepTerms:
+        facts = step.facts(split)
+        chains = SumChains.of(facts)
+        found: dict[Dims, _Terms] = defaultdict(_Terms)
+        for term, times in facts.kernels.items():
+            found[_names(term)].kernels[term] += times
+        for parameter, times in facts.stored.items():
+            found[_names(parameter)].stored[parameter] += times
+        for routes in sharing(facts.routes):
+            longer = [facts.completing.get(stop.value, ()) for route in routes for stop in route.stops]
+            found[_names(routes, longer, chains.name)].sums.append(routes)
+        for moved in sharing(facts.moved):
+            found[_names(moved)].moved.append(moved)
+        for number in shards:
+            for halo, times in step.halos(number).items():
+                found[_names(halo)].halos[number][halo] = times
+        return cls(facts, chains, found)
+
+
+@attrs.frozen(eq=False)
+class ColumnTerms:
+    """The terms of a step on a mesh by the columns that they depend on, among those with a choice."""
+
+    bound: LayoutBound
+    step: StepTerms
+    terms: Mapping[Columns, Sequence[_Terms]]
+
+    @classmethod
+    def of(cls, bound: LayoutBound, step: StepTerms, columns: Columns) -> ColumnTerms:
+        found: dict[Columns, list[_Terms]] = defaultdict(list)
+        for names, terms in step.terms.items():
+            found[bound.columns(names) & columns].append(terms)
+        return cls(bound, step, found)
+
+    def order(self, columns: Iterable[int]) -> list[int]:
+        """Return columns in an order for branching. The last one has the fewest columns beside it in terms, and is eliminated
+        first. Columns of storage follow their bases, and are the last.
+        """
+        around: dict[int, set[int]] = defaultdict(set)
+        for some in self.terms:
+            for column in some:
+                around[column] |= some
+        storing, bases = self.bound.space.storing, [column.base for column in self.bound.space.columns]
+        order, left = list[int](), sorted(columns, reverse=True)
+        while left:
+            below = {bases[column] for column in left}
+            free = [i for i in left if i not in below and (i in storing or storing.isdisjoint(left))]
+            column = min(free, key=lambda each: len(around[each]))
+            left.remove(column)
+            order.append(column)
+            others = around.pop(column, set()) - {column}
+            for other in others:
+                around[other] = (around[other] | others) - {column}
+        return order[::-1]
+
+    def eliminated(self, start: Rows, closed: Columns) -> ColumnElimination:
+        """Return the elimination of all columns but those that are decided in `start`, the only row."""
+        order = self.order(frozenset(range(len(self.bound.space.columns))) - closed)
+        return ColumnElimination.of(self._tables(start, closed, order), order, len(self.bound.mesh.axes))
+
+    def _tables(self, start: Rows, closed: Columns, order: Sequence[int]) -> Iterator[ColumnTable]:
+        """Yield a table for each set of columns."""
+        bound, axes = self.bound, len(self.bound.mesh.axes)
+        often = Counter(column for columns in self.terms for column in columns)
+        for every, terms in self.terms.items():
+            columns = every.union(*(bound.space.below[column] for column in every)) - closed
+            while len(columns) * axes > TERM_BITS:
+                bases = frozenset[int]().union(*(bound.space.below[column] for column in columns))
+                columns -= {min(columns - bases, key=often.__getitem__)}
+            scope, is_whole = tuple(each for each in order if each in columns), every <= columns
+            yield self._table(start, closed, scope, is_whole, terms)
+
+    def _table(
+        self, rows: Rows, closed: Columns, scope: tuple[int, ...], is_whole: bool, terms: Sequence[_Terms]
+    ) -> ColumnTable:
+        decided = closed
+        for column in scope:
+            rows, _ = self.bound.space.extended(rows, column, decided, self.bound.mesh)
+            decided |= {column}
+        known = MaskRange(rows, rows) if is_whole else self.bound.known(rows, decided)
+        each = EffectBounds(self.bound, known)
+        found = sum((some.seconds(each, self.step) for some in terms), np.zeros(len(rows)))
+        seconds = np.full([1 << len(self.bound.mesh.axes)] * len(scope), np.inf)
+        seconds[tuple(rows[:, column] for column in scope)] = found if scope else found[0]
+        return ColumnTable(scope, seconds)
+
+
+def _names(*facts: Any) -> Dims:
+    """Return all names in facts."""
+    found: set[str] = set()
+    waiting: list[Any] = list(facts)
+    while waiting:
+        x = waiting.pop()
+        if isinstance(x, str):
+            found.add(x)
+        elif isinstance(x, tuple | frozenset | list):
+            waiting.extend(x)
+        elif not isinstance(x, Value | Equation | int | float | None):
+            kind: Any = type(x)
+            waiting.extend(getattr(x, name) for name in _fields(kind))
+    return frozenset(found)
+
+
+@cache
+def _fields(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in attrs.fields(kind)) if attrs.has(kind) else ()
