@@ -25,6 +25,8 @@ from benchmarks.figures import Figure
 from benchmarks.keras_models import keras_models
 from mtfc.compiler.ir.types import EVERY, Layout, Mesh, Rules
 from mtfc.compiler.passes.partition.combine_collectives import CombineCollectives
+from mtfc.compiler.passes.partition.place_reductions import PlaceReductions
+from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipelines import default_pipeline
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
 from mtfc.driver.jax_functions.plan import Plan
@@ -49,7 +51,10 @@ SECONDS = 10
 """The seconds of a search."""
 
 BUCKET = 1 << 10
-"""The bytes of collectives that `plan.step` combines: as few as the models have. Combined arrays are in memory together."""
+"""The bytes of collectives that `plan.step` combines: as few as the models have. Combined arrays are in memory together.
+
+For the same reason all sums of loops are completed inside, as those of large models are.
+"""
 
 BATCH = {"haiku_lstm": 1}
 """Model -> the axis of its inputs that is the batch, if it is not the first one."""
@@ -107,11 +112,14 @@ def _searched(program: ImportedProgram, memory: int, storage: bool) -> Plan:
         path = Path(folder, "small.mtf")
         path.write_text(MACHINE.format(memory=memory))
         plan = program.search(DEVICES, str(path), budget=SECONDS, storage=storage)
-    passes = tuple(
-        attrs.evolve(each, max_bytes=BUCKET) if isinstance(each, CombineCollectives) else each
-        for each in default_pipeline("step")
-    )
+    passes = tuple(map(_for_small_arrays, default_pipeline("step")))
     return attrs.evolve(plan, case=attrs.evolve(plan.case, passes=passes))
+
+
+def _for_small_arrays(each: Pass) -> Pass:
+    if isinstance(each, CombineCollectives):
+        return attrs.evolve(each, max_bytes=BUCKET)
+    return attrs.evolve(each, in_loops=1) if isinstance(each, PlaceReductions) else each
 
 
 def _lean(program: ImportedProgram, batch: int) -> Plan | None:
