@@ -20,9 +20,10 @@ from mtfc.compiler.ir.loops import unroll_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.parser import ReadError, read_program
 from mtfc.compiler.ir.printer import print_program
-from mtfc.compiler.ir.types import GROUPS, Forms, Layout, Mesh
+from mtfc.compiler.ir.types import GROUPS, Forms, Layout, Mesh, Rules
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.passes.unroll_loops import largest_divisor
+from mtfc.compiler.search import forms_search
 from mtfc.compiler.search.forms_search import forms_of, ordered
 from mtfc.compiler.search.found import Found, Price
 from mtfc.compiler.search.global_layouts import global_search
@@ -288,6 +289,28 @@ def test_sums_after_loops_keep_results_and_bytes() -> None:
     one, other, _ = (layout_cost(program) for program in programs)
     assert total(one.step).sent.wire_bytes == total(other.step).sent.wire_bytes
     agree(WIDE, jax=False)
+
+
+@pytest.mark.parametrize("late", [0, 1, 2, 3])
+def test_forms_of_other_layouts_are_priced_while_there_is_time(
+    late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = Mesh("m", (("a", 2),))
+    layouts = [Layout(name, Rules(((name, ("a",)),))) for name in ("found", "other")]
+    prices = {(mesh, layout): Price(8.0 + i, 1.0, 1, 1, 0, 9.0) for i, layout in enumerate(layouts)}
+    priced: list[Layout] = []
+
+    def price(_: Any, layout: Layout) -> Price:
+        priced.append(layout)
+        return Price(8.0, 1.0, 1, 1, 0, 9.0)
+
+    monkeypatch.setattr(forms_search, "monotonic", lambda: float(len(priced)))
+    forms = (Forms("time"), Forms("memory"))
+    machine = find_hardware("tpu_v2", {})
+    asked = forms_search.FormsSearch(price, "time", machine, forms, prices, 0.5 + late)
+    asked.improved(Found(mesh, layouts[0], 9.0, 8.0, 2))
+    assert len(priced) == 2 + max(0, late - 1)
+    assert [layout.name for layout in priced[:2]] == ["found"] * 2
 
 
 def test_a_search_that_unrolls_loops_says_so(tmp_path: Path) -> None:

@@ -165,9 +165,10 @@ class FormsSearch:
         """Yield the given layouts, and layouts without forms with each of their forms while there is time."""
         yield from self.given
         for i, (mesh, layout) in enumerate(without):
-            if i and monotonic() > self.until:
-                break
-            yield from ((mesh, attrs.evolve(layout, forms=forms)) for forms in self.forms)
+            for forms in self.forms:
+                if i and monotonic() > self.until:
+                    return
+                yield mesh, attrs.evolve(layout, forms=forms)
 
     def _fits(self, price: Price) -> bool:
         return self.objective == "memory" or price.tiled <= self.hardware.device.memory

@@ -538,17 +538,21 @@ def bound_with_regions(
 ) -> float:
     """Return a lower bound for all layouts with regions on parts, at most `limit`; the later `until` is, the larger.
 
+    It is 0 if the time does not suffice to bound each mesh once.
+
     Other arguments are as in `search`. Nothing is compiled.
     """
     if RegionsBound.may_split_loops(forward):
         return 0.0
     space, facts = space_of(forward, fixed, storage), StepFacts.of(step, hardware.device, recomputes)
-    bounds = (RegionsBound(space, facts, mesh, hardware, objective == "overlap") for mesh in meshes)
     eliminations, eliminating = ColumnEliminations(), monotonic() + ELIMINATING * (until - monotonic())
-    branchings = [
-        Branching.on(bound, len(meshes) > 1, objective, eliminations if monotonic() < eliminating else None)
-        for bound in bounds
-    ]
+    branchings = []
+    for mesh in meshes:
+        if monotonic() > until:
+            return 0.0
+        bound = RegionsBound(space, facts, mesh, hardware, objective == "overlap")
+        usual = eliminations if monotonic() < eliminating else None
+        branchings.append(Branching.on(bound, len(meshes) > 1, objective, usual))
     return BranchAndBound(_unpriced, objective, float("inf"), until).least(branchings, limit)
 
 
