@@ -108,7 +108,7 @@ class FormsSearch:
     def improved(self, found: Found) -> Found:
         """Return the best layout with forms, or what was found without forms if no forms save anything.
 
-        The forms of the found layout are priced in any case, those of others while there is time.
+        The forms of the found layout are priced first. All are priced while there is time.
         """
         if found.is_interrupted:
             return found
@@ -164,9 +164,9 @@ class FormsSearch:
     def _candidates(self, without: Sequence[tuple[Mesh, Layout]]) -> Iterator[tuple[Mesh, Layout]]:
         """Yield the given layouts, and layouts without forms with each of their forms while there is time."""
         yield from self.given
-        for i, (mesh, layout) in enumerate(without):
+        for mesh, layout in without:
             for forms in self.forms:
-                if i and monotonic() > self.until:
+                if monotonic() > self.until:
                     return
                 yield mesh, attrs.evolve(layout, forms=forms)
 
