@@ -6,7 +6,7 @@ layers, and each length costs a pass over the graph. Here a pass takes paths of 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 Node = Hashable
 INFINITE = float("inf")
@@ -18,6 +18,7 @@ class FlowNetwork:
 
     def __init__(self) -> None:
         self._number: dict[Node, int] = {SOURCE: 0, SINK: 1}
+        self._nodes: list[Node] = [SOURCE, SINK]
         self._arcs: list[list[int]] = [[], []]
         self._head: list[int] = []
         self._left: list[float] = []
@@ -29,17 +30,24 @@ class FlowNetwork:
             self._head.append(end)
             self._left.append(free)
 
-    def source_side(self) -> set[Node]:
-        """Return the smallest set of nodes with the source that a minimum cut separates from the sink."""
-        while self._pass():
-            pass
-        reached = self._reached()
-        return {node for node, number in self._number.items() if reached[number]}
+    def source_side(self, open: Callable[[Node], bool] = lambda node: False) -> set[Node]:
+        """Return the smallest set of nodes with the source that a minimum cut separates from the sink.
+
+        open: adds the arcs of a node of the set, if it has none yet, and returns True if it added any. So large networks are made
+        only as far as the source's side goes.
+        """
+        while True:
+            while self._pass():
+                pass
+            reached, is_complete = self._reached(open)
+            if is_complete:
+                return reached
 
     def _numbered(self, node: Node) -> int:
         number = self._number.setdefault(node, len(self._arcs))
         if number == len(self._arcs):
             self._arcs.append([])
+            self._nodes.append(node)
         return number
 
     def _pass(self) -> bool:
@@ -82,14 +90,14 @@ class FlowNetwork:
         del path[full:]
         return node
 
-    def _reached(self) -> bytearray:
-        """Return 1 for each node that arcs with free capacity lead to."""
-        reached = bytearray(len(self._arcs))
-        reached[0] = 1
-        stack = [0]
+    def _reached(self, open: Callable[[Node], bool]) -> tuple[set[Node], bool]:
+        """Return the nodes that arcs with free capacity lead to, and True if all of them had their arcs before."""
+        reached, stack, is_complete = {0}, [0], True
         while stack:
-            for arc in self._arcs[stack.pop()]:
-                if self._left[arc] > 0 and not reached[self._head[arc]]:
-                    reached[self._head[arc]] = 1
+            number = stack.pop()
+            is_complete &= not open(self._nodes[number])
+            for arc in self._arcs[number]:
+                if self._left[arc] > 0 and self._head[arc] not in reached:
+                    reached.add(self._head[arc])
                     stack.append(self._head[arc])
-        return reached
+        return {self._nodes[number] for number in reached}, is_complete

@@ -13,13 +13,15 @@ all that uncut nets connect do so together. The result is the least for two labe
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from itertools import combinations, pairwise
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import combinations
 from math import inf
 from typing import Any
 
 import attrs
+
+from mtfc.compiler.analysis.mincut import SINK, SOURCE, FlowNetwork, Node
 
 Label = Any
 Net = tuple["CutArray", int]
@@ -210,16 +212,12 @@ def _joints(place: CutPlace) -> set[CutArray | Space]:
     return {place.space, *(array for array, _ in place.nets)}
 
 
-Node = Hashable
-"""A place, a label, or an end of a net."""
-
-
 @attrs.define
 class Network:
-    """A flow network between two labels, made where the flow goes. left: node -> node -> what may still flow."""
+    """The flow network of two labels, the second of which is the source. It is made as far as the source's side goes."""
 
     swap: Swap
-    left: dict[Node, dict[Node, float]] = attrs.field(factory=dict)
+    flow: FlowNetwork = attrs.field(factory=FlowNetwork)
     free: dict[CutPlace, None] = attrs.field(factory=dict)
     _joined: set[Net] = attrs.field(factory=set)
     _opened: set[CutPlace] = attrs.field(factory=set)
@@ -233,18 +231,22 @@ class Network:
         array, j = net
         pins = [*dict.fromkeys(row[j] for row in array.rows if self.swap.has(row[j]))]
         if len(pins) == 2:
-            self._edge(pins[0], pins[1], array.bytes)
-            self._edge(pins[1], pins[0], array.bytes)
+            self.flow.arc(pins[0], pins[1], array.bytes)
+            self.flow.arc(pins[1], pins[0], array.bytes)
         elif pins:
-            self._edge((net, "in"), (net, "out"), array.bytes)
+            self.flow.arc((net, "in"), (net, "out"), array.bytes)
             for pin in pins:
-                self._edge(pin, (net, "in"), inf)
-                self._edge((net, "out"), pin, inf)
+                self.flow.arc(pin, (net, "in"), inf)
+                self.flow.arc((net, "out"), pin, inf)
         self._waiting += [pin for pin in pins if pin.label == self.swap.labels[1]]
 
-    def _open(self, place: CutPlace) -> None:
-        """Join all nets of a place that may take either label, or else join the place to its own label."""
-        self._waiting.append(place)
+    def _open(self, node: Node) -> bool:
+        """Join all nets of a place that may take either label, or else join the place to its own label.
+
+        Return False if that has been done, and for nodes that are no places.
+        """
+        known = len(self._opened)
+        self._waiting += [node] if isinstance(node, CutPlace) else []
         while self._waiting:
             place = self._waiting.pop()
             if place in self._opened:
@@ -254,64 +256,13 @@ class Network:
                 self.free[place] = None
                 for net in place.nets:
                     self.join(net)
+            elif place.label == self.swap.labels[1]:
+                self.flow.arc(SOURCE, place, inf)
             else:
-                self._edge(place, place.label, inf)
-                self._edge(place.label, place, inf)
-
-    def _edge(self, a: Node, b: Node, capacity: float) -> None:
-        row = self.left.setdefault(a, {})
-        row[b] = row.get(b, 0) + capacity
-        self.left.setdefault(b, {}).setdefault(a, 0)
+                self.flow.arc(place, SINK, inf)
+        return len(self._opened) > known
 
     def seconds(self) -> set[Node]:
-        """Return the fewest nodes on the second label's side of a minimum cut: those from which more may flow to the label.
-
-        This is Dinic's algorithm.
-        """
-        source, sink = self.swap.labels
-        while self._waiting:
-            self._open(self._waiting[-1])
-        while True:
-            known = len(self._opened)
-            distances = self._distances(source, sink)
-            if source in distances:
-                self._fill(source, sink, distances)
-            elif known == len(self._opened):
-                return {*distances}
-
-    def _distances(self, source: Node, sink: Node) -> dict[Node, int]:
-        """Return how far the sink is from each node from which something may flow to it, up to the source."""
-        found, queue = {sink: 0}, deque([sink])
-        while queue:
-            node = queue.popleft()
-            if found[node] >= found.get(source, inf):
-                break
-            if isinstance(node, CutPlace):
-                self._open(node)
-            for other in self.left.get(node, ()):
-                if other not in found and self.left[other][node]:
-                    found[other] = found[node] + 1
-                    queue.append(other)
-        return found
-
-    def _fill(self, source: Node, sink: Node, distances: Mapping[Node, int]) -> None:
-        """Let as much flow as shortest paths take. edges: those of each node, without the ones that serve no more."""
-        edges = {node: [*self.left[node]] for node in distances}
-        nodes = [source]
-        while nodes:
-            node, rest = nodes[-1], edges[nodes[-1]]
-            if node == sink:
-                path = [*pairwise(nodes)]
-                amount = min(self.left[a][b] for a, b in path)
-                for a, b in path:
-                    self.left[a][b] -= amount
-                    self.left[b][a] += amount
-                nodes = [source]
-            elif not rest:
-                nodes.pop()
-                if nodes:
-                    edges[nodes[-1]].pop()
-            elif self.left[node][rest[-1]] and distances.get(rest[-1], -1) == distances[node] - 1:
-                nodes.append(rest[-1])
-            else:
-                rest.pop()
+        """Return the fewest nodes on the second label's side of a minimum cut."""
+        self._open(SOURCE)
+        return self.flow.source_side(self._open)
