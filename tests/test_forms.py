@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from mtfc.compiler.ir.types import GROUPS, Forms, Layout, Mesh, Rules
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.passes.unroll_loops import largest_divisor
 from mtfc.compiler.search import forms_search
-from mtfc.compiler.search.forms_search import forms_of, ordered
+from mtfc.compiler.search.forms_search import forms_of, with_loop_forms
 from mtfc.compiler.search.found import Found, Price
 from mtfc.compiler.search.global_layouts import global_search
 from mtfc.driver.loading.choice import Choice
@@ -233,7 +234,7 @@ def test_a_search_unrolls_loops_that_shorten_the_step_and_fit(
         return Price(7.0, 1.0, unroll, unroll, 0, overlapping[(1, 2, 4).index(unroll)])
 
     plain = Found(Mesh("m", (("a", 2),)), Layout("found"), 8.0 if objective == "time" else 10.0, 3.0, 1)
-    found = ordered(plain, price, objective, memory)
+    found = with_loop_forms(plain, price, objective, memory)
     assert found.layout.forms.unroll == number
     if objective == "time":
         assert (found.objective, found.lower_bound, found.without_forms) == (8.0, 3.0, None)
@@ -250,7 +251,7 @@ def test_a_search_puts_sums_after_loops_that_wait_for_them() -> None:
         return Price(7.0, 0.5 if forms.sums == "after" else 1.0, 1, 1, 0, step)
 
     plain = Found(Mesh("m", (("a", 2),)), Layout("found"), 8.0, 8.0, 1)
-    found = ordered(plain, price, "time", 100)
+    found = with_loop_forms(plain, price, "time", 100)
     assert found.layout.forms == Forms(unroll=2, sums="after")
     assert (found.objective, found.lower_bound, found.is_optimal) == (7.5, 7.5, True)
 
@@ -308,6 +309,10 @@ def test_forms_are_priced_while_there_is_time(late: int, monkeypatch: pytest.Mon
     asked = forms_search.FormsSearch(price, "time", machine, forms, prices, 0.5 + late)
     asked.improved(Found(mesh, layouts[0], 9.0, 8.0, 2))
     assert [layout.name for layout in priced] == ["found", "found", "other", "other"][: 1 + late]
+    priced.clear()
+    monkeypatch.setattr(forms_search, "monotonic", lambda: inf)
+    assert asked.fitting() is not None, "an answer that comes late is better than none"
+    assert [layout.name for layout in priced] == ["found", "found"]
 
 
 def test_a_search_that_unrolls_loops_says_so(tmp_path: Path) -> None:

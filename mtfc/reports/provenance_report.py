@@ -102,8 +102,10 @@ def kernels_report(found: Sequence[NoKernel], own: str | None) -> str:
 
 def kernels_json(found: Sequence[NoKernel]) -> list[dict[str, Any]]:
     """Return a record for each line of attention that a kind of device computes without a kernel."""
-    records = [{**_line("", eqn.span), "device": device, "why": text} for eqn, device, text in found]
-    return [each for i, each in enumerate(records) if each not in records[:i]]
+    by_line = {(line_of(eqn.span), device, text): eqn for eqn, device, text in found}
+    return [
+        {**_line("", eqn.span), "device": device, "why": text} for (_, device, text), eqn in by_line.items()
+    ]
 
 
 def provenance_json(found: Sequence[SentArray]) -> list[dict[str, Any]]:

@@ -259,16 +259,16 @@ def _shown(layout: Layout) -> tuple[Layout, list[str]]:
 
 
 def _proof(result: LayoutSearchResult) -> str:
-    return f"{_proven(result)}{_order(result)}"
+    return f"{_proven(result)}{_loop_forms(result)}"
 
 
-def _order(result: LayoutSearchResult) -> str:
+def _loop_forms(result: LayoutSearchResult) -> str:
     """Return what sums after loops and unrolled loops save, or an empty text where the layout has neither."""
     found = result.found
     forms = found.layout.forms
-    if forms == forms.without_order or result.objective != "time":
+    if forms == forms.without_loop_forms or result.objective != "time":
         return ""
-    plain = attrs.evolve(found.layout, forms=forms.without_order)
+    plain = attrs.evolve(found.layout, forms=forms.without_loop_forms)
     before = result.pricer.with_overlap(found.mesh, plain).overlapping
     less = 100 * (1 - over(result.price.overlapping, before))
     parts = ["sums after loops"] if forms.sums == "after" else []
@@ -285,7 +285,7 @@ def _proven(result: LayoutSearchResult) -> str:
         return f"{_of_forms(result, unit)} {tried}"
     if result.cuts:
         return _cuts_text(result)
-    if found.without_forms is not None or found.layout.forms.without_order.entries:
+    if found.without_forms is not None or found.layout.forms.without_loop_forms.entries:
         ended = "Interrupted. " if found.is_interrupted else ""
         return f"{ended}{_proof_without_forms(result)} {_proof_with_forms(found, unit)} {tried}"
     if found.is_optimal:
@@ -312,7 +312,7 @@ def _of_forms(result: LayoutSearchResult, unit: Callable[[float], str]) -> str:
         return (
             f"{ended}Without `forms` this layout {needs} {unit(plain.objective)}, with them {less:.2g}% less."
         )
-    if result.found.layout.forms.without_order.entries:
+    if result.found.layout.forms.without_loop_forms.entries:
         return f"{ended}This layout fits into the memory with these `forms`, and not without."
     return f"{ended}No `forms` of this layout save a thousandth."
 

@@ -182,8 +182,8 @@ class Forms:
     sums: str = "inside"
 
     @property
-    def without_order(self) -> Forms:
-        """The forms that say more than what is sent beside what: those without `sums` and `unroll`."""
+    def without_loop_forms(self) -> Forms:
+        """The forms without `sums` and `unroll`, which change only what is sent while something else is computed."""
         return Forms(self.regions, self.flops_per_byte, self.groups)
 
     @property

@@ -40,8 +40,8 @@ LEAST_OVERLAP = 1e-2
 """The part of the step with overlap that sums after loops must save, and unrolled loops each time that the program doubles."""
 
 
-def ordered(found: Found, with_overlap: Pricing, objective: Objective, memory: float) -> Found:
-    """Return the found layout with the sums after loops and the unrolled loops that shorten the step, if they fit in memory."""
+def with_loop_forms(found: Found, with_overlap: Pricing, objective: Objective, memory: float) -> Found:
+    """Return the found layout with the forms of loops that shorten the step with overlap, if they fit in memory."""
     plain, best = found, with_overlap(found.mesh, found.layout).overlapping
     try:
         for steps in ([{"sums": "after"}], [{"unroll": number} for number in UNROLLED]):
@@ -108,7 +108,7 @@ class FormsSearch:
     def improved(self, found: Found) -> Found:
         """Return the best layout with forms, or what was found without forms if no forms save anything.
 
-        The forms of the found layout are priced first. All are priced while there is time.
+        The forms of the found layout are priced first, while there is time.
         """
         if found.is_interrupted:
             return found
@@ -152,7 +152,7 @@ class FormsSearch:
         """Return the best layout with forms below a limit, if any, the number of priced ones, and True after an interrupt."""
         best, evaluated = None, 0
         try:
-            for mesh, chosen in self._candidates(candidates):
+            for mesh, chosen in self._candidates(candidates, is_needed=limit == inf):
                 price, evaluated = self.pricing(mesh, chosen), evaluated + 1
                 value = value_of(price, self.objective)
                 if self._fits(price) and value < limit:
@@ -161,12 +161,17 @@ class FormsSearch:
             return best, evaluated, True
         return best, evaluated, False
 
-    def _candidates(self, without: Sequence[tuple[Mesh, Layout]]) -> Iterator[tuple[Mesh, Layout]]:
-        """Yield the given layouts, and layouts without forms with each of their forms while there is time."""
+    def _candidates(
+        self, without: Sequence[tuple[Mesh, Layout]], is_needed: bool
+    ) -> Iterator[tuple[Mesh, Layout]]:
+        """Yield the given layouts, and layouts without forms with each of their forms while there is time.
+
+        is_needed: True if nothing fits without forms. Then those of the first layout come in any case.
+        """
         yield from self.given
-        for mesh, layout in without:
+        for i, (mesh, layout) in enumerate(without):
             for forms in self.forms:
-                if monotonic() > self.until:
+                if monotonic() > self.until and (i or not is_needed):
                     return
                 yield mesh, attrs.evolve(layout, forms=forms)
 

@@ -15,7 +15,7 @@ from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules
 from mtfc.compiler.passes.recompute import limit_on
-from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, forms_of, ordered
+from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, forms_of, with_loop_forms
 from mtfc.compiler.search.found import (
     IN_BYTES,
     Found,
@@ -75,7 +75,7 @@ class LayoutFinder:
         best layout is priced exactly. with_forms: choose also the forms of the layout, in a part of the time.
         """
         found = self._best_global(meshes, until, known, rules, progress, with_forms)
-        return self.ordered(found) if with_forms else found
+        return self.with_loop_forms(found) if with_forms else found
 
     def _best_global(
         self,
@@ -107,14 +107,14 @@ class LayoutFinder:
             return find(exact, until)
         return _with_value(best, value_of(price, self.objective))
 
-    def ordered(self, found: Found) -> Found:
+    def with_loop_forms(self, found: Found) -> Found:
         """Return the found layout with the forms of loops that shorten the step with overlap, if the time of a step counts."""
         (function,) = self.pricer.program.functions
         has_loops = any(eqn.regions for eqn in function.body)
         if not has_loops or found.is_interrupted or self.objective in IN_BYTES:
             return found
         memory = self.pricer.hardware.device.memory
-        return ordered(found, self.pricer.with_overlap, self.objective, memory)
+        return with_loop_forms(found, self.pricer.with_overlap, self.objective, memory)
 
     def forms_search(
         self, recorded: RecordedPricing, until: float, given: Sequence[tuple[Mesh, Layout]] = ()
@@ -339,7 +339,7 @@ def _best_global(
 def search_forms(task: SearchTask) -> SearchAnswer:
     """Find the best forms of one layout, whose rules stay. Raises `NothingFits`, `CompileError` and `UsageError`.
 
-    All forms are priced, and then those of loops.
+    All forms are priced while there is time, and then those of loops.
     """
     options, program, case = task.options, task.selection.program, task.selection.cases[0]
     pricer = LayoutPricer.of(program, task.hardware, options.recompute)
@@ -361,7 +361,7 @@ def search_forms(task: SearchTask) -> SearchAnswer:
     else:
         found = forms.improved(start)
     others = {case.name: declared} if case.layout.forms.entries else {}
-    return answer_of(task, finder, finder.ordered(found), others, None)
+    return answer_of(task, finder, finder.with_loop_forms(found), others, None)
 
 
 def search_per_equation(task: SearchTask) -> SearchAnswer:

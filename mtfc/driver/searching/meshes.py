@@ -93,18 +93,17 @@ def declared_mesh(options: SearchOptions, space: SearchedSpace, selection: Selec
 
     Raises `UsageError` for options about meshes, and without such a layout.
     """
-    has_meshes = "layout" not in space.takes
     given = {
         "--devices": options.devices,
-        "--mesh": options.choice.mesh if has_meshes else None,
+        "--mesh": None if space.has_one_layout else options.choice.mesh,
         "--axes": options.axes,
         "--axes-names": options.axes_names,
         "--why-not": options.why_not,
     }
-    of = "meshes" if has_meshes else "mesh"
+    of = "mesh" if space.has_one_layout else "meshes"
     for name in (name for name, value in given.items() if value is not None):
         raise UsageError(f"`--space {space.name}` takes the {of} of a declared layout: no {name}")
-    if not has_meshes:
+    if space.has_one_layout:
         return selection.cases[0].mesh
     if not selection.multi_mesh:
         raise UsageError(

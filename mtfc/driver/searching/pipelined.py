@@ -101,7 +101,7 @@ class PipelineSearch:
         if best is None:
             raise NothingFits(_nothing(least, room))
         best = forms.improved(attrs.evolve(best, evaluated=evaluated, is_interrupted=is_interrupted))
-        return self.finder.ordered(attrs.evolve(best, without_forms=None))
+        return self.finder.with_loop_forms(attrs.evolve(best, without_forms=None))
 
     @property
     def _hardware(self) -> Hardware:

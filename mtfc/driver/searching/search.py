@@ -169,7 +169,7 @@ def check_options(options: SearchOptions, exports: bool = False) -> None:
         raise UsageError(f"--space pipelines searches the loops of a .mtf file, and cannot take {taken}")
     if options.why_not is not None and space.has_cuts:
         raise UsageError("--why-not: cuts take no rules; --space tiling --objective bytes takes them")
-    if options.choice.source is not None and space.is_declared and "layout" not in space.takes:
+    if options.choice.source is not None and space.is_declared and not space.has_one_layout:
         raise UsageError(f"--space {space.name}: layouts of several meshes are for .mtf files")
     if options.choice.source is not None and not space.has_meshes:
         raise UsageError(f"--space {space.name}: operators of a function of JAX have no placements")
@@ -187,8 +187,8 @@ def search(
     check_options(options, exports)
     started = monotonic()
     space = SPACES[options.space]
-    is_of_all = "layout" not in space.takes
-    selection = select(options.file, options.choice, sources, every_layout=is_of_all, skip_illegal=is_of_all)
+    has_all = not space.has_one_layout
+    selection = select(options.file, options.choice, sources, every_layout=has_all, skip_illegal=has_all)
     if not space.is_declared:
         say_left_out(
             selection,

@@ -101,3 +101,8 @@ class SearchedSpace:
     has_meshes: bool = True
     has_cuts: bool = False
     is_declared: bool = False
+
+    @property
+    def has_one_layout(self) -> bool:
+        """True if the rules of one layout stay."""
+        return "layout" in self.takes
