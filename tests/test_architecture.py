@@ -52,8 +52,11 @@ APART = {
 }
 """(importer, imported): packages that do not use the lower one."""
 
-APART_BUT_FOR = {("mtfc.frontend.semantics.calls.gradient_calls", "mtfc.compiler.passes.autodiff.backward")}
-"""(importer, imported): a call of `gradients` makes equations while the model is elaborated."""
+APART_BUT_FOR = {
+    ("mtfc.frontend.semantics.calls.gradient_calls", "mtfc.compiler.passes.autodiff.backward"),
+    ("mtfc.frontend.jaxpr.cuts", "mtfc.compiler.analysis.mincut"),
+}
+"""(importer, imported): a call of `gradients` makes equations while the model is elaborated; renames are placed by a flow."""
 
 HEAVY = {
     "numpy",

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mtfc.driver.training.run_lock import LOCK, RunLock
 
 HOLDER = """
 import sys
+from itertools import pairwise
 from pathlib import Path
 from mtfc.driver.training.run_lock import RunLock
 with RunLock.hold(Path(sys.argv[1])):
@@ -101,6 +103,20 @@ def test_the_counter_is_never_gone_while_it_is_written(
         for _ in range(20_000):
             lock.check()
     assert (tmp_path / LOCK).read_text() == ""
+
+
+def test_a_counter_that_is_half_written_names_the_owner(tmp_path: Path) -> None:
+    """A reader may see the first bytes of one count and the last of another, and the size of either."""
+    with RunLock.hold(tmp_path) as lock:
+        counts = []
+        for count in (9, 10, 99, 100, 1_000_000_000):
+            lock._count(count)
+            counts.append((tmp_path / LOCK).read_bytes())
+        for old, new in pairwise(counts):
+            for split in range(len(new) + 1):
+                for size in (len(old), len(new)):
+                    (tmp_path / LOCK).write_bytes((new[:split] + old[split:])[:size])
+                    lock.check()
 
 
 @pytest.mark.usefixtures("without_locks")

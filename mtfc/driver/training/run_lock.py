@@ -146,7 +146,8 @@ class RunLock:
         return bool(_owner(self.read()).get("run") == self.owner["run"])
 
     def _count(self, count: int) -> None:
-        self.write(json.dumps({**self.owner, "count": count}).encode())
+        """Write the counter in as many digits each time: whatever a reader finds while it is written names the owner."""
+        self.write(json.dumps({**self.owner, "count": f"{count:012d}"}).encode())
 
     def _taken(self) -> str:
         return (
