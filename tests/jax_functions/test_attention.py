@@ -231,6 +231,60 @@ def test_other_softmaxes_are_named(name: str) -> None:
     ]
 
 
+DROPOUTS: dict[str, Callable[[Any, Any], Any]] = {
+    "a choice": lambda w, keep: jnp.where(keep, w / 0.75, 0),
+    "a product": lambda w, keep: w * keep / 0.75,
+    "Flax": lambda w, keep: w * (keep.astype(w.dtype) / jnp.asarray(0.75, w.dtype)),
+    "truth values first": lambda w, keep: ~keep * (w * 1.25),
+}
+
+
+def attends(change: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return a function that changes the weights of its attention by truth values, and its arguments."""
+
+    def function(p: Any, x: Any, keep: Any) -> Any:
+        q, k, v = projected(p, x)
+        return change(jax.nn.softmax(q @ k.swapaxes(-1, -2)), keep) @ v
+
+    return function, (weights(), X, jax.ShapeDtypeStruct((LENGTH, LENGTH), jnp.bool_))
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_dropout_of_weights_is_inside_the_op(name: str) -> None:
+    function, args = attends(DROPOUTS[name])
+    plain = everything_in(mtfc.from_jax(function, *args).imported.program, "f64")
+    fused = run(plain, (FuseAttention(least=1),))
+    assert counts(fused)["attention"] == 1 and counts(fused)["exp"] == 0
+    given = generic_data(plain.functions[0], 0)
+    expected, found = (interpret(each.functions[0], each, given) for each in (plain, fused))
+    for key, wanted in expected.items():
+        np.testing.assert_allclose(found[key], wanted, rtol=1e-7, atol=1e-7, err_msg=key)
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_gradients_of_dropped_weights_are_named(name: str) -> None:
+    function, args = attends(DROPOUTS[name])
+    gradient = jax.grad(lambda p, x, keep: jnp.sum(function(p, x, keep) ** 2))
+    found = reasons(mtfc.from_jax(gradient, *args).imported.program, 1)
+    assert [each.text for each in found] == ["the weights are used otherwise, too"]
+
+
+NO_DROPOUTS: dict[str, Callable[[Any, Any], Any]] = {
+    "a divisor": lambda w, keep: w / (keep + 1.0),
+    "a reciprocal": lambda w, keep: 0.75 / w * keep,
+    "squares": lambda w, keep: w * keep * w,
+    "zeros": lambda w, keep: w * keep * 0,
+    "two": lambda w, keep: w * keep * ~keep,
+}
+
+
+@pytest.mark.parametrize("name", NO_DROPOUTS)
+def test_other_changes_of_weights_are_named(name: str) -> None:
+    function, args = attends(NO_DROPOUTS[name])
+    found = reasons(mtfc.from_jax(function, *args).imported.program, 1)
+    assert [each.text for each in found] == ["the weights are changed before they are multiplied with values"]
+
+
 def test_a_softmax_of_a_loss_is_not_named() -> None:
     def loss(p: Any, x: Any) -> Any:
         logits = jax.nn.relu(x @ p["a"]) @ p["b"]

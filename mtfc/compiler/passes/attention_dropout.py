@@ -1,10 +1,14 @@
 """Dropout of the weights of attention: `where(keep, weights * factor, 0)`, perhaps under a flag such as `training`.
 
+Flax writes `weights * (cast(keep) / rate)` instead: the truth values are a factor, too.
+
 The op leaves out weights by an operand, and the factor scales its result. So numbers are those of separate ops, by global index
 under every layout, and of the weights only the truth values are stored.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import attrs
 
@@ -41,28 +45,38 @@ def dropout_of(scope: BodyScope, value: Value, weights: Value) -> Dropout | None
     """Return the dropout by which a value comes from weights, or None."""
     eqn = scope.definition(scope.source(value), "choice", "mask")
     if eqn is None:
-        return None
+        return _dropout(weights, *_product(scope, value, weights))
     condition, chosen, *others = eqn.operands
     if not others or scope.number(others[0]) == 0:
-        factor = _factor(scope, chosen, weights)
-        is_mask = {*condition.type.dims} <= {*weights.type.dims}
-        return Dropout(condition, factor) if factor is not None and is_mask else None
+        factors, number = _product(scope, chosen, weights)
+        return _dropout(weights, [*factors, condition], number)
     if condition.type.dims or scope.source(others[0]) != scope.source(weights):
         return None
     found = dropout_of(scope, chosen, weights)
     return attrs.evolve(found, flag=condition) if found and found.flag is None else None
 
 
-def _factor(scope: BodyScope, value: Value, weights: Value) -> float | None:
-    """Return the number by which weights are multiplied, or None."""
-    value, weights = scope.source(value), scope.source(weights)
-    eqn = scope.definition(value, "multiply", "divide")
-    if value == weights or eqn is None:
-        return 1.0 if value == weights else None
-    left, right = (scope.source(x) for x in eqn.operands)
-    number = scope.number(eqn.operands[1 if left == weights else 0])
-    if not number or weights not in (left, right):
-        return None
-    if has_trait(eqn, "divide"):
-        return 1 / number if left == weights else None
-    return float(number)
+def _dropout(weights: Value, factors: Sequence[Value], number: float) -> Dropout | None:
+    """Return the dropout that multiplies weights by truth values and a number, or None for other factors."""
+    keep = [x for x in factors if x.type.dtype == "bool" and {*x.type.dims} <= {*weights.type.dims}]
+    is_dropout = len(keep) == 1 and len(factors) == 2 and weights in factors
+    return Dropout(keep[0], number) if is_dropout and number else None
+
+
+def _product(scope: BodyScope, value: Value, weights: Value) -> tuple[list[Value], float]:
+    """Return the factors of a product, among them the weights and truth values, and the product of its numbers.
+
+    A divisor that is no number is no factor: then the product is not that of dropout, and the number is 0.
+    """
+    value = scope.source(value)
+    eqn, number = scope.definition(value, "multiply", "divide", "cast"), scope.number(value)
+    if number is not None:
+        return [], float(number)
+    if eqn is None or value == scope.source(weights):
+        return [weights if value == scope.source(weights) else value], 1.0
+    if has_trait(eqn, "cast"):
+        return [eqn.operands[0]], 1.0
+    (left, first), (right, second) = (_product(scope, x, weights) for x in eqn.operands)
+    if not has_trait(eqn, "divide"):
+        return [*left, *right], first * second
+    return left, first / second if second and not right else 0.0

@@ -63,7 +63,8 @@ class BodyScope:
     def number(self, value: Value) -> float | bool | None:
         """Return the number that all elements of a value are, if it is written in the program."""
         eqn, scope = self.definition_in_scopes(value)
-        if eqn is None or not repeats(eqn):
+        is_cast = eqn is not None and has_trait(eqn, "cast") and value.type.dtype in FLOATS
+        if eqn is None or not (is_cast or repeats(eqn)):
             return VALUE.of(eqn.attrs) if eqn is not None and has_trait(eqn, "filled") else None
         number = scope.number(eqn.operands[0])
         return None if number is None else fitted(number, value.type.dtype)

@@ -375,6 +375,10 @@ def _band(masks: Masks) -> tuple[tuple[Dim, ...], tuple[Dim, ...], int | None, i
     return (row,), (column,), low, high
 
 
+Mean = tuple[Equation | None, Value | None, Dropout | None, Unfused | None]
+"""The equation of a weighted mean, the values that it is the mean of, dropout of the weights; and why there is none."""
+
+
 @frozen
 class Match:
     """The search for attention around the exponentials of a softmax.
@@ -406,10 +410,7 @@ class Match:
             return None
         if not self._reaches_dot(self.exponential.result, memory):
             return None
-        last, v, why = self._mean(memory, total)
-        dropout = None
-        if last is None and (dropped := self._dropped_mean(memory, total)):
-            (last, v, dropout), why = dropped, None
+        last, v, dropout, why = self._dropped_mean(memory, total) or self._mean(memory, total)
         self._only(logits, "logits", shifted, largest)
         found = self._with_queries(logits, memory, total, last, v)
         gradients = self._gradients(found) if self.options.gradients and dropout is None else None
@@ -487,9 +488,7 @@ class Match:
         sums = (x for x in self._readers(self.exponential.result) if x and has_trait(x, "sum"))
         return next((x.result for x in sums if {*over(x)} == {*memory}), None)
 
-    def _mean(
-        self, memory: tuple[Dim, ...], total: Value
-    ) -> tuple[Equation | None, Value | None, Unfused | None]:
+    def _mean(self, memory: tuple[Dim, ...], total: Value) -> Mean:
         """Return the equation of the weighted mean and the values that it is the mean of; or else why there is none."""
         weights = self.exponential.result
         why, makers = Unfused("the weights are used otherwise, too"), self.scope.makers
@@ -509,10 +508,10 @@ class Match:
                     (v,) = [x for x in dot.operands if self.scope.source(x) != source] or [source]
                     if not {*memory} <= {*v.type.dims}:
                         raise Unfused("the values lack a dimension of the softmax")
-                    return last, v, None
-        return None, None, why
+                    return last, v, None, None
+        return None, None, None, why
 
-    def _dropped_mean(self, memory: tuple[Dim, ...], total: Value) -> tuple[Equation, Value, Dropout] | None:
+    def _dropped_mean(self, memory: tuple[Dim, ...], total: Value) -> Mean | None:
         """Return what `_mean` does for weights that dropout changes before they are multiplied with values, and the dropout."""
         readers = filter(None, self._readers(self.exponential.result))
         weights = next((x.result for x in readers if self._divided(x, self.exponential.result, total)), None)
@@ -524,7 +523,7 @@ class Match:
             for i, x in enumerate(dot.operands):
                 dropout, v = dropout_of(self.scope, x, weights), dot.operands[1 - i]
                 if dropout is not None and {*memory} <= {*v.type.dims}:
-                    return dot, v, dropout
+                    return dot, v, dropout, None
         return None
 
     def _divided(self, eqn: Equation, value: Value, total: Value) -> bool:
