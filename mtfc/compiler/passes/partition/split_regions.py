@@ -33,7 +33,6 @@ from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.analysis.equation_names import LayoutTarget
 from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, FlowNetwork, Node
 from mtfc.compiler.analysis.pending_values import may_be_pending
 from mtfc.compiler.analysis.reshard_plans import needed_type
@@ -86,10 +85,10 @@ class SplitRegions(Pass):
         return program.map_functions(lambda function: chosen._split(function, program.placed_on, named))
 
     def _split(self, function: Function, mesh: Mesh, named: set[str]) -> Function:
-        for axis, size in mesh.axes:
-            dims = candidates(function, axis) if size > 1 else ()
-            kept = fixed(function, named)
-            cases = [RegionCut.of(function, axis, dim, mesh, kept, self) for dim in dims]
+        for axis, _ in (each for each in mesh.axes if each[1] > 1):
+            dims = candidates(function, axis)
+            facts = AxisFacts(function, axis, mesh, named, self)
+            cases = [RegionCut.of(function, dim, facts) for dim in dims]
             most = max((case.saved for case in cases), default=0.0)
             best = next((case for case in cases if case.split and case.saved >= NEARLY * most), None)
             if best is not None and best.saved >= self.least:
@@ -131,20 +130,12 @@ class RegionCut:
     saved: float
 
     @classmethod
-    def of(
-        cls,
-        function: Function,
-        axis: str,
-        dim: Dim,
-        mesh: Mesh,
-        kept: set[LayoutTarget],
-        options: SplitRegions,
-    ) -> RegionCut:
-        network = RegionNetwork(axis, dim, mesh, kept, options, may_be_pending(function, axis))
+    def of(cls, function: Function, dim: Dim, facts: AxisFacts) -> RegionCut:
+        network = RegionNetwork(dim, facts)
         network.function(function)
         before, _ = network.cheapest(may_split=False)
         after, split = network.cheapest(may_split=True)
-        return cls(axis, dim.name, split, before - after)
+        return cls(facts.axis, dim.name, split, before - after)
 
     def applied(self, function: Function) -> Function:
         """Return the function, or a loop's region, with the layouts of the places on parts."""
@@ -185,6 +176,53 @@ def _cut(arcs: Iterable[Arc]) -> tuple[float, set[Node]]:
     return sum(size for tail, head, size in arcs if tail in side and head not in side), side
 
 
+class AxisFacts:
+    """The facts of one axis, which the networks of all dimensions share.
+
+    kept: the places with layouts of their own. pending: the values in which a sum over the axis may be pending. dims: the
+    dimensions of each equation, those of its region included. An equation has no arcs in the networks of other dimensions.
+    """
+
+    def __init__(
+        self, function: Function, axis: str, mesh: Mesh, named: set[str], options: SplitRegions
+    ) -> None:
+        self.axis, self.mesh, self.options = axis, mesh, options
+        self.size = mesh.sizes[axis]
+        self.others = 1 - 1 / self.size
+        self.kept = fixed(function, named)
+        self.pending = may_be_pending(function, axis)
+        self.dims: dict[Equation, frozenset[Dim]] = {}
+        self._costs: dict[Equation, float] = {}
+        self._note(function.body)
+
+    def _note(self, body: Iterable[Equation]) -> None:
+        for eqn in body:
+            dims = {dim for value in (*eqn.operands, *eqn.results) for dim in value.type.dims}
+            for region in eqn.regions:
+                self._note(region.body)
+                dims |= {dim for a in region.arguments for dim in a.value.type.dims}
+                dims |= {dim for each in region.body for dim in self.dims[each]}
+            self.dims[eqn] = frozenset(dims)
+
+    def bytes(self, type: TensorType) -> int:
+        """Return the bytes of a value that the axis does not split."""
+        return type.local_bytes(self.mesh) * (self.size if self.axis in type.split_axes else 1)
+
+    def cost(self, eqn: Equation) -> float:
+        """Return the cost of the part of an equation's work that others do too, if it is not on parts."""
+        if eqn not in self._costs:
+            self._costs[eqn] = self._cost(eqn)
+        return self._costs[eqn]
+
+    def _cost(self, eqn: Equation) -> float:
+        operands = (Value(v.name, needed_type(eqn, i)) for i, v in enumerate(eqn.operands))
+        results = tuple(Value(v.name, v.type.split_by(eqn.layout or {})) for v in eqn.results)
+        placed = attrs.evolve(eqn, operands=tuple(operands), results=results)
+        flops = float(OPS[eqn.op].flops(placed, Numbers(self.mesh)))
+        written = sum(self.bytes(value.type) for value in results) if flops else 0
+        return self.others * max(flops / self.options.balance, written / self.options.traffic)
+
+
 class RegionNetwork:
     """The arcs of one function. Node (place, k) is on the source's side if the label of the place is below k. Node (value, k) is
     there if no use needs a label of k or more.
@@ -194,19 +232,9 @@ class RegionNetwork:
     the operands with the dimension that must be whole then.
     """
 
-    def __init__(
-        self,
-        axis: str,
-        dim: Dim,
-        mesh: Mesh,
-        kept: Set[LayoutTarget],
-        options: SplitRegions,
-        pending: Set[Value],
-    ) -> None:
-        self.axis, self.dim, self.mesh, self.kept, self.options = axis, dim, mesh, kept, options
-        self.pending = pending
-        self.size = mesh.sizes[axis]
-        self.others = 1 - 1 / self.size
+    def __init__(self, dim: Dim, facts: AxisFacts) -> None:
+        self.dim, self.facts = dim, facts
+        self.axis, self.mesh, self.options = facts.axis, facts.mesh, facts.options
         self.arcs: list[Arc] = []
         self.free: dict[Place, None] = {}
         self.makers: dict[Value, Place | int] = {}
@@ -248,7 +276,7 @@ class RegionNetwork:
             self._needed(output.value, output.value.type.split_by(output.layout or {}))
 
     def _body(self, body: Iterable[Equation], times: int) -> None:
-        for eqn in body:
+        for eqn in (each for each in body if self.dim in self.facts.dims[each]):
             if eqn.regions:
                 self._loop(eqn, times)
             elif any(self.axis in axes for axes in (eqn.layout or {}).values()):
@@ -278,10 +306,6 @@ class RegionNetwork:
         others = (axes for dim, axes in zip(type.dims, type.splits, strict=True) if dim != self.dim)
         return self.dim in type.dims and any(self.axis in axes for axes in others)
 
-    def _bytes(self, type: TensorType) -> int:
-        """Return the bytes of a value that the axis does not split."""
-        return type.local_bytes(self.mesh) * (self.size if self.axis in type.split_axes else 1)
-
     def _has_dim(self, value: Value) -> bool:
         return self.dim in value.type.dims
 
@@ -290,7 +314,7 @@ class RegionNetwork:
         if not self._has_dim(value):
             return
         self.makers[value] = by
-        sent = times * (self.others * self._bytes(type) + self.options.start)
+        sent = times * (self.facts.others * self.facts.bytes(type) + self.options.start)
         for k in (PARTS, WHOLE):
             if not isinstance(by, int):
                 self.arcs.append(((by, k), (value, k), sent))
@@ -322,7 +346,7 @@ class RegionNetwork:
 
     def _exchanged(self, place: Place, type: TensorType, times: int) -> None:
         """Add the cost of an all-to-all, if a place is on parts."""
-        sent = self.others * self._bytes(type) / self.size + self.options.start
+        sent = self.facts.others * self.facts.bytes(type) / self.facts.size + self.options.start
         self.arcs.append(((place, WHOLE), SINK, times * sent))
 
     # Equations
@@ -368,7 +392,7 @@ class RegionNetwork:
         rule, layout = OPS[split.op].layout_rule(split), split.layout or {}
         is_reduced = self.dim in rule.reduced
         made = [self._has_dim(value) for value in eqn.results]
-        if eqn in self.kept or eqn.stage == "update" or not (is_reduced or all(made)):
+        if eqn in self.facts.kept or eqn.stage == "update" or not (is_reduced or all(made)):
             return False
         if not rule.allows(self.dim, layout[self.dim.name], self.mesh) or (
             is_reduced and not leaves_sums(rule)
@@ -382,7 +406,7 @@ class RegionNetwork:
 
     def _group(self, eqn: Equation) -> OperandGroup:
         """Return operands with the dimension through which a sum may stay pending, or ()."""
-        for group in passing_groups(OPS[eqn.op], eqn, self.axis, self.pending.__contains__):
+        for group in passing_groups(OPS[eqn.op], eqn, self.axis, self.facts.pending.__contains__):
             makers = [self.makers.get(eqn.operands[i], WHOLE) for i in group]
             if all(each == PENDING or not isinstance(each, int) for each in makers):
                 return group
@@ -390,18 +414,14 @@ class RegionNetwork:
 
     def _work(self, eqn: Equation, times: int) -> None:
         """Add the cost of work that others do too, and that of completing a sum over parts."""
-        operands = (Value(v.name, needed_type(eqn, i)) for i, v in enumerate(eqn.operands))
-        results = tuple(Value(v.name, v.type.split_by(eqn.layout or {})) for v in eqn.results)
-        placed = attrs.evolve(eqn, operands=tuple(operands), results=results)
-        flops = float(OPS[eqn.op].flops(placed, Numbers(self.mesh)))
-        written = sum(self._bytes(value.type) for value in results) if flops else 0
-        cost = times * self.others * max(flops / self.options.balance, written / self.options.traffic)
+        cost = times * self.facts.cost(eqn)
         self.arcs.append((SOURCE, (eqn, WHOLE), cost))
         self.arcs.append(((eqn, WHOLE), (eqn, PARTS), times * self.options.start / EQUATIONS))
         self.arcs.append(((eqn, PARTS), SINK, cost))
-        for value in results:
+        for value in eqn.results:
             if self.dim not in value.type.dims:
-                sent = 2 * (self.others * self._bytes(value.type) + self.options.start)
+                made = value.type.split_by(eqn.layout or {})
+                sent = 2 * (self.facts.others * self.facts.bytes(made) + self.options.start)
                 self.arcs.append(((eqn, WHOLE), SINK, times * sent))
 
     # Loops
@@ -437,7 +457,7 @@ class RegionNetwork:
         layout = more_split(end, self.dim.name, self.axis)
         is_split = any(self.axis in axes for axes in (end.layout or {}).values())
         divides = self.dim.size % self.mesh.size(layout[self.dim.name]) == 0
-        if not self._has_dim(value) or is_split or not divides or end in self.kept:
+        if not self._has_dim(value) or is_split or not divides or end in self.facts.kept:
             return self._state(value.type.split_by(end.layout or {}))
         self._label(end, (PARTS, WHOLE))
         return end
@@ -457,7 +477,7 @@ class RegionNetwork:
         if isinstance(by, int) or maker == PENDING:
             return
         if not isinstance(maker, int):
-            self.arcs.append(((maker, WHOLE), (by, WHOLE), float(times * self._bytes(type))))
+            self.arcs.append(((maker, WHOLE), (by, WHOLE), float(times * self.facts.bytes(type))))
             self.arcs.append(((by, WHOLE), (maker, WHOLE), INFINITE))
         elif maker == WHOLE:
             self.arcs.append(((by, WHOLE), SINK, INFINITE))
@@ -465,4 +485,4 @@ class RegionNetwork:
     def _stored(self, type: TensorType, by: Place | int, each: float) -> None:
         """Add the cost of the bytes that a processor stores of a carry, or of a stack, that is whole."""
         if not isinstance(by, int):
-            self.arcs.append((SOURCE, (by, WHOLE), each * self.others * self._bytes(type)))
+            self.arcs.append((SOURCE, (by, WHOLE), each * self.facts.others * self.facts.bytes(type)))
