@@ -19,6 +19,7 @@ from mtfc.compiler.passes.binarize_einsum import BinarizeEinsum
 from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.cse import Cse
 from mtfc.compiler.passes.dce import Dce
+from mtfc.compiler.passes.factor_sums import FactorSums
 from mtfc.compiler.passes.fuse_attention import FuseAttention
 from mtfc.compiler.passes.join_dots import JoinDots
 from mtfc.compiler.passes.mixed_precision import MixedPrecision
@@ -50,6 +51,7 @@ PASSES: dict[str, type[Pass]] = {
         Differentiate,
         BindTraining,
         Simplify,
+        FactorSums,
         Cse,
         Dce,
         SpreadGroups,
@@ -90,6 +92,7 @@ def differentiation(of: str = "step") -> tuple[Pass, ...]:
         *added,
         BindTraining(),
         Simplify(),
+        FactorSums(),
         Cse(),
         Dce(),
     )
