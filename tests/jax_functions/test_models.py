@@ -210,3 +210,18 @@ def test_verify_notices_a_wrong_gradient_of_a_reduced_embedding() -> None:
     assert np.allclose(plan.step(table, ids), 2 * table * np.bincount(ids.ravel(), minlength=16)[:, None])
     found = {each.road: each.ok for each in program.verify(plan, *placed).outputs}
     assert found == {"plan.apply": True, "plan.step": True, ON_ITS_MESH: False}
+
+
+def test_verify_compiles_no_program_for_an_array() -> None:
+    """The function, `plan.apply` and `plan.step` are compiled once each, and one program changes all arguments."""
+    compiled: list[str] = []
+
+    def listen(event: str, seconds: float, **kwargs: object) -> None:
+        compiled.extend([event] if event.endswith("/backend_compile_duration") else [])
+
+    function, args = MODELS["perceptron"]()
+    program = mtfc.from_jax(function, *args)
+    plan = program.plan({"batch": "data"}, {"data": 4})
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    assert program.verify(plan).ok
+    assert 3 <= len(compiled) <= 5, compiled

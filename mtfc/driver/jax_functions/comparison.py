@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -149,9 +149,9 @@ def verified(
         spread = rounding_spread(plain, args, kwargs, expected, narrowest)
     with jax.sharding.set_mesh(plan.mesh):
         with doing("plan.apply"):
-            applied = _numbers(jax.jit(plan.apply())(*args, **kwargs))
+            applied = _numbers(_run_once(plan.apply())(*args, **kwargs))
         with doing("plan.step"):
-            own = _numbers(jax.jit(plan.step)(*args, **kwargs))
+            own = _numbers(_run_once(plan.step)(*args, **kwargs))
     roads = {"plan.apply": applied, "plan.step": own}
     if own_mesh is not None:
         with doing("the function on its own mesh"), on_mesh(own_mesh):
@@ -159,6 +159,19 @@ def verified(
     found = [_compared(road, leaves, each, expected, spread, narrowest) for road, each in roads.items()]
     differences = tuple(difference for each in found for difference in each)
     return PlanVerification(differences, exactly_verified(plan, seed) if exact else None)
+
+
+QUICK_TO_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Options under which XLA for CPUs partitions a program as ever, and LLVM optimizes nothing."""
+
+
+def _run_once(function: Callable[..., Any]) -> Any:
+    """Compile a function that runs once, which takes a CPU less time than to compile the function well."""
+    import jax
+
+    is_cpu = jax.default_backend() == "cpu"
+    options: Any = QUICK_TO_COMPILE if is_cpu else None
+    return jax.jit(function, compiler_options=options)
 
 
 ON_ITS_MESH = "the function on its own mesh"
@@ -230,23 +243,35 @@ def rounding_spread(
         return float(info.eps) * ROUNDINGS.get(info.bits, 4)
 
     spread, least = [np.zeros(x.shape) for x in expected], rounding(ARRAY_DTYPES[narrowest])
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+    floats = {i: x for i, x in enumerate(leaves) if _is_float(x)}
+    moves = {i: max(rounding(x.dtype), least) for i, x in floats.items()}
+
+    @jax.jit
+    def moved(arrays: dict[int, Any], noise: dict[int, Any]) -> dict[int, Any]:
+        wide = {i: x if x.dtype.itemsize > 4 else x.astype("float32") for i, x in arrays.items()}
+        return {i: (wide[i] * (1 + noise[i])).astype(x.dtype) for i, x in arrays.items()}
+
     for number in range(PERTURBED):
         random = np.random.default_rng(number)
-
-        def moved(x: Any, random: Any = random) -> Any:
-            if not jax.numpy.issubdtype(getattr(x, "dtype", int), jax.numpy.floating):
-                return x
-            eps = max(rounding(x.dtype), least)
-            wide = x if x.dtype.itemsize > 4 else x.astype("float32")
-            return (wide * (1 + eps * random.standard_normal(x.shape))).astype(x.dtype)
-
-        changed_args, changed_kwargs = jax.tree.map(moved, (tuple(args), dict(kwargs)))
+        noise = {
+            i: (moves[i] * random.standard_normal(x.shape)).astype(np.promote_types(x.dtype, np.float32))
+            for i, x in floats.items()
+        }
+        changed = {**dict(enumerate(leaves)), **moved(floats, noise)}
+        changed_args, changed_kwargs = jax.tree.unflatten(tree, [changed[i] for i in range(len(leaves))])
         found = _numbers(function(*changed_args, **changed_kwargs))
         for i, (x, y) in enumerate(zip(found, expected, strict=True)):
             is_finite = np.isfinite(x) & np.isfinite(y)
             apart = np.subtract(x, y, out=np.zeros(x.shape), where=is_finite)
             spread[i] = np.maximum(spread[i], np.abs(apart))
-    return [np.maximum(moves, np.median(moves)) for moves in spread]
+    return [np.maximum(each, np.median(each)) for each in spread]
+
+
+def _is_float(x: Any) -> bool:
+    import jax
+
+    return bool(jax.numpy.issubdtype(getattr(x, "dtype", int), jax.numpy.floating))
 
 
 def _numbers(results: Any) -> list[Any]:
@@ -295,7 +320,7 @@ def _drawn(leaf: Leaf, random: Any) -> Any:
     ties = np.round(numbers * 4) / 4
     mixed = np.where(random.random(leaf.shape) < 0.1, ties, numbers)
     mixed = 0.05 + abs(numbers) if is_state else mixed
-    return jax.numpy.asarray(mixed, ARRAY_DTYPES[leaf.dtype])
+    return np.asarray(mixed, jax.numpy.dtype(ARRAY_DTYPES[leaf.dtype]))
 
 
 def _compared(
