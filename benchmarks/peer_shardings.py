@@ -201,7 +201,8 @@ def _jitted(program: ImportedProgram, mesh: Any, shardings: Sequence[Any]) -> Co
 
 def _replaced(imported: Imported) -> tuple[int, ...]:
     """Return the arguments that a training step returns anew, which callers donate."""
-    return tuple(returned_arguments(imported.flat)) if imported.main.name == "step" else ()
+    returned = returned_arguments(imported.flat) if imported.main.name == "step" else {}
+    return tuple(argument for argument in returned if isinstance(argument, int))
 
 
 def _parallax(program: ImportedProgram, args: Sequence[Any]) -> Compiled | None:

@@ -140,7 +140,7 @@ def test_a_small_output_is_compared_by_itself(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Plan, "apply", doubled)
     wrong = [(each.road, each.output) for each in program.verify(plan).outputs if not each.ok]
-    assert wrong == [("plan.apply", "a1")]
+    assert wrong == [("plan.apply", "result_1")]
 
 
 def test_a_function_for_explicit_sharding() -> None:

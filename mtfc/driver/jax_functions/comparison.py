@@ -11,7 +11,7 @@ import attrs
 from mtfc.compiler.activity import doing
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.types import ARRAY_DTYPES
-from mtfc.frontend.jaxpr.tracing import value_of
+from mtfc.frontend.jaxpr.tracing import by_place, value_of
 from mtfc.reports.exact_report import ExactCase, exact_text
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def verified(
     if not args and not kwargs:
         args, kwargs = drawn_arguments(plan, seed)
     plan.check_arguments(args, kwargs)
-    args, kwargs = jax.tree.map(value_of, (tuple(args), dict(kwargs)))
+    args, kwargs = jax.tree.map(value_of, by_place(plan.function, args, kwargs))
     leaves, plain = list(plan.imported.outputs), jax.jit(plan.function)
     own_mesh = plan.imported.flat.mesh
     if own_mesh is not None:
@@ -316,7 +316,8 @@ def _drawn(leaf: Leaf, random: Any) -> Any:
     if leaf.dtype in INTEGER_RANGE:
         return random.integers(0, 2, leaf.shape).astype(ARRAY_DTYPES[leaf.dtype])
     numbers = random.standard_normal(leaf.shape) * 0.3
-    is_state = leaf.role == "state" or (leaf.role == "parameter" and leaf.path[1].idx != 0)
+    is_later = leaf.path[0].idx == 0 and leaf.path[1].idx > 0
+    is_state = leaf.role == "state" or (leaf.role == "parameter" and is_later)
     ties = np.round(numbers * 4) / 4
     mixed = np.where(random.random(leaf.shape) < 0.1, ties, numbers)
     mixed = 0.05 + abs(numbers) if is_state else mixed

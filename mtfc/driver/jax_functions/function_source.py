@@ -66,13 +66,14 @@ class FunctionSource:
         """The imported function. Raises `CompileError` and `UsageError`."""
         from mtfc.backends.common.devices import import_jax
         from mtfc.driver.jax_functions.imported_program import imported_program
+        from mtfc.frontend.jaxpr.tracing import by_place
 
         import_jax()
         with redirect_stdout(sys.stderr):  # standard output is for results alone
             function = imported_function(self.function, "", "a function of JAX")
             args, kwargs = self.example(function)
             names = self._names()
-            self._check_parameters(len(args))
+            self._check_parameters(len(by_place(function, args, kwargs)[0]))
             try:
                 with doing(f"importing {self.function}"):
                     return imported_program(function, args, kwargs, names, self.parameters, self.merge)

@@ -32,6 +32,7 @@ from mtfc.driver.values import (
     seconds_option,
 )
 from mtfc.frontend.jaxpr.importing import Imported, imported
+from mtfc.frontend.jaxpr.tracing import by_place
 from mtfc.frontend.jaxpr.user_lines import definition
 
 if TYPE_CHECKING:
@@ -224,7 +225,8 @@ class ImportedProgram:
         case, program = read_plan(path)
         if program != fingerprint(self.program):
             raise UsageError(
-                f"{path} is the plan of a program with other arguments, or other names of dimensions"
+                f"{path} is the plan of a program with other arguments, or other names of dimensions, or is of another version "
+                f"of mtfc: make it again by `program.plan` or `program.search`"
             )
         return case
 
@@ -266,6 +268,7 @@ def imported_program(
 ) -> ImportedProgram:
     """Import a function. Raises `CompileError`, and `Unavailable` if JAX is missing."""
     import_jax()
+    args, kwargs = by_place(function, args, kwargs)
     _check_options(function, len(args), names, parameters)
     try:
         with few_collections():

@@ -28,7 +28,7 @@ from mtfc.driver.jax_functions.shardings import (
 )
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
-from mtfc.frontend.jaxpr.tracing import value_of
+from mtfc.frontend.jaxpr.tracing import by_place, value_of
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Device, Hardware
@@ -316,7 +316,7 @@ class Plan:
         import jax
         from jax.tree_util import keystr, tree_flatten_with_path
 
-        found = tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
+        found = tree_flatten_with_path(by_place(self.function, args, kwargs))[0]
         given = [keystr(path[1:]) for path, _ in found]
         known = [keystr(path[1:]) for path in self.imported.flat.inputs]
         if given != known:

@@ -201,21 +201,27 @@ def imported(
         if merge:
             merge_linked_copies(flat)
         place_renames(linker, flat)
-    parameters = _model_arguments(flat, len(args)) if parameters is None else parameters
-    roles = [_role(path, parameters) for path in flat.inputs]
+    model = _model_arguments(flat, len(args)) if parameters is None else set[int | str](parameters)
+    roles = [_role(path, model) for path in flat.inputs]
     propose(flat, roles, names, function)
     with doing("making equations"):
         return _Import(flat, linker, roles, definition(function)).run(_title(function))
 
 
-def _model_arguments(flat: Flat, number: int) -> tuple[int, ...]:
+def _model_arguments(flat: Flat, number: int) -> set[int | str]:
     """Return the first of several arguments, all that the function returns anew, and all with variables of Keras."""
-    variables = {path[1].idx for path in flat.variable_paths if path[0].idx == 0}
-    return tuple(sorted({*returned_arguments(flat), *variables, *([0] if number > 1 else [])}))
+    variables = map(argument_of, flat.variable_paths)
+    return {*returned_arguments(flat), *variables, *([0] if number > 1 else [])}
 
 
-def returned_arguments(flat: Flat) -> dict[int, tuple[Any, ...]]:
-    """Return the arguments whose trees and shapes a result, or a part of it, has: number of the argument -> place of the result.
+def argument_of(path: tuple[Any, ...]) -> int | str:
+    """Return the number of the argument that has a leaf, or the name of one that is given by keyword alone."""
+    found: int | str = path[1].idx if path[0].idx == 0 else path[1].key
+    return found
+
+
+def returned_arguments(flat: Flat) -> dict[int | str, tuple[Any, ...]]:
+    """Return the arguments whose trees and shapes a result, or a part of it, has: the argument -> place of the result.
 
     Gradients have the tree of the model, and are no new model: the backward pass makes them. Places near the root come first.
     """
@@ -226,19 +232,18 @@ def returned_arguments(flat: Flat) -> dict[int, tuple[Any, ...]]:
         for i in range(len(path)):
             leaf = (path[i:], output.shape, output.dtype, *[None] * is_gradient)
             results.setdefault(path[:i], []).append(leaf)
-    given: dict[int, list[Any]] = {}
+    given: dict[int | str, list[Any]] = {}
     for path, var in zip(flat.inputs, flat.body.arguments, strict=False):
-        if path[0].idx == 0:
-            given.setdefault(path[1].idx, []).append((path[2:], var.shape, var.dtype))
-    found: dict[int, tuple[Any, ...]] = {}
-    for i, leaves in given.items():
+        given.setdefault(argument_of(path), []).append((path[2:], var.shape, var.dtype))
+    found: dict[int | str, tuple[Any, ...]] = {}
+    for argument, leaves in given.items():
         places = [
             place
             for place, other in sorted(results.items(), key=lambda item: len(item[0]))
             if other == leaves and not any(_overlap(place, each) for each in found.values())
         ]
         if len(leaves) > 1 and places:
-            found[i] = places[0]
+            found[argument] = places[0]
     return found
 
 
@@ -256,11 +261,8 @@ def _place_among(places: Iterable[tuple[Any, ...]], path: tuple[Any, ...]) -> tu
 def _fit_returned(linker: Linker, flat: Flat) -> None:
     """Let arrays that are returned anew have the axes of the arguments that they replace."""
     places = {place: i for i, place in returned_arguments(flat).items()}
-    arguments = {
-        (path[1].idx, *path[2:]): var
-        for path, var in zip(flat.inputs, flat.body.arguments, strict=False)
-        if path[0].idx == 0
-    }
+    pairs = zip(flat.inputs, flat.body.arguments, strict=False)
+    arguments = {(argument_of(path), *path[2:]): var for path, var in pairs}
     for i, (path, output) in enumerate(zip(flat.outputs, flat.body.outputs, strict=True)):
         place = _place_among(places, path)
         if place is not None:
@@ -270,29 +272,28 @@ def _fit_returned(linker: Linker, flat: Flat) -> None:
             flat.body.renamed[i] = wanted
 
 
-def replaced_arguments(flat: Flat, inputs: Sequence[Leaf], outputs: Sequence[Leaf]) -> dict[str, str]:
-    """Return name of an output -> name of the argument that it replaces, for arguments that a function returns anew."""
+def returned_leaves(flat: Flat, inputs: Sequence[Leaf]) -> dict[tuple[Any, ...], Leaf]:
+    """Return place of a result -> the array that it replaces, for arguments that a function returns anew."""
     places = {place: i for i, place in returned_arguments(flat).items()}
-    names = {
-        (leaf.path[1].idx, *leaf.path[2:]): leaf.name
-        for leaf in inputs
-        if leaf.path and leaf.path[0].idx == 0
-    }
-    roles = {leaf.name: leaf.role for leaf in inputs}
+    given = {(argument_of(leaf.path), *leaf.path[2:]): leaf for leaf in inputs if leaf.path}
     found = {}
-    for leaf in outputs:
-        place = _place_among(places, leaf.path)
+    for path in flat.outputs:
+        place = _place_among(places, path)
         if place is not None:
-            name = names[(places[place], *leaf.path[len(place) :])]
-            if roles[name] != "input":
-                found[leaf.name] = name
+            found[path] = given[(places[place], *path[len(place) :])]
     return found
 
 
-def _role(path: tuple[Any, ...], parameters: Sequence[int]) -> Role:
-    """Return `parameter` for a leaf of an argument that holds the model's arrays. `path` begins with 0 for positional ones."""
-    is_positional = path[0].idx == 0
-    return "parameter" if is_positional and path[1].idx in parameters else "input"
+def replaced_arguments(flat: Flat, inputs: Sequence[Leaf], outputs: Sequence[Leaf]) -> dict[str, str]:
+    """Return name of an output -> name of the parameter or state that it replaces."""
+    returned = returned_leaves(flat, inputs)
+    pairs = ((leaf.name, returned[leaf.path]) for leaf in outputs if leaf.path in returned)
+    return {name: argument.name for name, argument in pairs if argument.role != "input"}
+
+
+def _role(path: tuple[Any, ...], model: set[int | str]) -> Role:
+    """Return `parameter` for a leaf of an argument that holds the model's arrays."""
+    return "parameter" if argument_of(path) in model else "input"
 
 
 def _title(function: Callable[..., Any]) -> str:
@@ -321,7 +322,7 @@ class _Import:
             self._argument(leaf, var) for leaf, var in zip(inputs, self.flat.body.arguments, strict=True)
         ]
         self.emitter.run(self.flat.body.steps)
-        outputs = [*self._outputs()]
+        outputs = [*self._outputs(inputs)]
         replaced = replaced_arguments(self.flat, inputs, [leaf for _, leaf in outputs])
         arguments.sort(key=lambda argument: argument.role != "input")
         whole = Function(
@@ -351,10 +352,9 @@ class _Import:
         variables, paths = self.flat.body.arguments, self.flat.inputs
         for var, path, role in zip(variables, paths, self.roles, strict=False):
             # (positional or named, number or name, the path inside of the argument)
-            inner = "_".join(self.flat.parts(path)) or path_text(path[1:2], "_")
-            yield self._leaf(
-                inner if role == "parameter" else f"{_argument_name(self.flat, path)}", path, var, role
-            )
+            inner = "_".join(self.flat.parts(path))
+            is_enough = role == "parameter" and inner and not inner[0].isdigit()
+            yield self._leaf(inner if is_enough else _argument_name(self.flat, path), path, var, role)
         for i, var in enumerate(variables[len(paths) :]):
             yield self._leaf("constant", (), var, "input", self.flat.constants[i])
 
@@ -371,11 +371,14 @@ class _Import:
         self.emitter.known[var] = value
         return Argument(value, leaf.role, self.place)
 
-    def _outputs(self) -> Iterable[tuple[Output, Leaf]]:
+    def _outputs(self, inputs: Sequence[Leaf]) -> Iterable[tuple[Output, Leaf]]:
+        """Yield the outputs. One that replaces an argument has its name, and an element of a tuple is `result_1`."""
         names = Names()
-        body = self.flat.body
+        body, arguments = self.flat.body, returned_leaves(self.flat, inputs)
         for i, (path, var) in enumerate(zip(self.flat.outputs, body.outputs, strict=True)):
-            name = names.fresh(identifier(path_text(path, "_")) if path else "result")
+            own = path_text(path, "_")
+            own = f"result_{own}".rstrip("_") if not own or own[0].isdigit() else own
+            name = names.fresh(arguments[path].name if path in arguments else identifier(own))
             value, axes = self.emitter.raw(var), body.renamed.get(i, var.axes)
             if isinstance(var, Var) and i in body.renamed and body.steps:
                 value = self.emitter.renamed(body.steps[-1], value, var.axes, axes)

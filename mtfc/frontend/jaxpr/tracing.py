@@ -142,14 +142,26 @@ def value_of(leaf: Any) -> Any:
     return leaf.value if _is_variable(leaf) else leaf
 
 
+def by_place(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the same arguments, by keyword only those that have no place in the function's signature, or do not fit it."""
+    try:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return tuple(args), dict(kwargs)
+    return bound.args, bound.kwargs
+
+
 def argument_names(function: Callable[..., Any], number: int) -> tuple[str, ...]:
-    """Return names for positional arguments."""
+    """Return names for positional arguments. Those of `*xs` are `xs0`, `xs1` and so on."""
     try:
         kinds = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):
         kinds = []
     named = [p.name for p in kinds if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return tuple(named[i] if i < len(named) else f"arg{i}" for i in range(number))
+    rest = next((p.name for p in kinds if p.kind == p.VAR_POSITIONAL), "arg")
+    return (*named[:number], *(f"{rest}{i}" for i in range(number - len(named))))
 
 
 BY_CLOSURE = "pass other values by `functools.partial`, or by a closure"
