@@ -231,6 +231,7 @@ def test_queries_and_keys_of_one_sequence_are_told_apart() -> None:
     (rename,) = program.imported.renames
     assert [dim.name for dim in rename.before] == ["x_1"]
     assert [dim.name for dim in rename.after] == ["x_1_other"]
+    assert repr(rename) == f"<{rename.step.span}: dot_general of x_1 under x_1_other>"
 
 
 def test_renames_of_all_layers_use_the_same_dimensions() -> None:

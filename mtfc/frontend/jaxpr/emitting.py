@@ -20,13 +20,18 @@ from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand, Var
 from mtfc.frontend.jaxpr.linking import Axes, Linker
 
 
-@attrs.define
+@attrs.define(repr=False)
 class Rename:
     """A use of an array under other dimensions: see `Linker.fit`."""
 
     step: AppliedPrimitive
     before: tuple[Dim, ...]
     after: tuple[Dim, ...]
+
+    def __repr__(self) -> str:
+        before, after = (" x ".join(dim.name for dim in dims) for dims in (self.before, self.after))
+        place = f"{self.step.span}: " if self.step.span else ""
+        return f"<{place}{self.step.primitive} of {before} under {after}>"
 
 
 @attrs.define
