@@ -100,7 +100,8 @@ class CommonProgram:
     """An undistributed function on a device, and which of its equations all layouts in question have.
 
     replaced: equations that some layout replaces by others, with the dimensions that are split then; None for dots of several
-    operands, which every layout replaces. new_blocks: begins the new dimensions of one function.
+    operands, which every layout replaces. new_blocks: begins the new dimensions of one function. has_short_routes: True if sums
+    are followed on the routes of the fewest stops.
     """
 
     function: Function
@@ -109,6 +110,7 @@ class CommonProgram:
     is_common: IsCommon
     replaced: Mapping[Equation, Dims | None]
     new_blocks: Callable[[], MakeBlocks]
+    has_short_routes: bool = False
 
 
 @frozen

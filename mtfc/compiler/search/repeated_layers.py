@@ -26,7 +26,7 @@ from mtfc.compiler.ir.verifier import verify
 FEWEST = 6
 """The fewest copies that are worth taking out."""
 
-SHORT = 1, 2, 3
+SHORT = 1, 2, 3, 4
 """The numbers of layers of the programs that show what a further layer adds to the facts of a step: see `RepeatedFacts`."""
 
 PERIODS = 64

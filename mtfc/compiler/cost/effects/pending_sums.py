@@ -11,6 +11,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import count
+from typing import TypeAlias
 
 import attrs
 
@@ -44,7 +45,7 @@ class PendingSums:
         return communication_of(function, Topology.of(mesh, hardware), kinds_of_effect("pending sums"))
 
     def bound(self, program: CommonProgram) -> tuple[SumRoute, ...]:
-        return sum_routes(program.function, program.names, program.is_common)
+        return sum_routes(program.function, program.names, program.is_common, program.has_short_routes)
 
 
 @attrs.frozen
@@ -84,9 +85,15 @@ class SumRoute:
     needing: tuple[Equation, ...] = ()
 
 
-def sum_routes(function: Function, names: DimensionNames, is_common: IsCommon) -> tuple[SumRoute, ...]:
-    """Return a route for each pending sum that some use needs complete."""
-    graph = _SumGraph(names, is_common)
+def sum_routes(
+    function: Function, names: DimensionNames, is_common: IsCommon, are_short: bool = False
+) -> tuple[SumRoute, ...]:
+    """Return a route for each pending sum that some use needs complete. are_short: routes of the fewest stops.
+
+    Other routes are those whose smallest array is largest, which bound single sums best. But a sum may then travel through all
+    layers of a step, as the gradients of a residual stream are added.
+    """
+    graph = _SumGraph(names, is_common, are_short)
     graph.function(function)
     return tuple(graph.routes())
 
@@ -170,6 +177,10 @@ class _LinearUse:
     moved: Dims = frozenset()
 
 
+_QueuedRoute: TypeAlias = tuple[tuple[int, int], int, int, int, Value, _LinearUse | None]
+"""The rank of a route to its end, the order of entries, its smallest array, its steps, its first value, and the next use."""
+
+
 @attrs.frozen
 class _SumGraph:
     """The linear uses through which sums pass.
@@ -181,6 +192,7 @@ class _SumGraph:
 
     names: DimensionNames
     is_common: IsCommon
+    has_short_routes: bool = False
     arrays: dict[Value, WholeArray] = attrs.field(factory=dict)
     whole: dict[Value, Dims] = attrs.field(factory=dict)
     linear_uses: dict[Value, list[_LinearUse]] = attrs.field(factory=lambda: defaultdict(list))
@@ -247,11 +259,11 @@ class _SumGraph:
             self.linear_uses[output.value] += (_LinearUse(value, moved=moved) for value in leaving)
 
     def routes(self) -> Iterator[SumRoute]:
-        """Yield for each sum the route whose smallest array is largest; any route gives a bound.
+        """Yield a route for each sum; any route gives a bound.
 
         Where the route goes on to the next iteration of a loop, yield also one that leaves the loop there.
         """
-        following = self._widest()
+        following = self._best_uses()
         for eqn, reduced, may_pass in self.sources:
             value = eqn.results[0]
             if value not in following:
@@ -312,26 +324,29 @@ class _SumGraph:
         """Return the dimensions along which a value is computed whole, but which loops may split."""
         return self.names.own[value] & self.whole.get(value, frozenset())
 
-    def _widest(self) -> dict[Value, _LinearUse | None]:
-        """Return for each value with a route the next use on its widest route; None where the route ends."""
+    def _best_uses(self) -> dict[Value, _LinearUse | None]:
+        """Return for each value with a route the next use on its best route; None where the route ends."""
         before: dict[Value, list[tuple[Value, _LinearUse]]] = defaultdict(list)
         for value, uses in self.linear_uses.items():
             for use in uses:
                 before[use.to].append((value, use))
+
+        def entry(width: int, steps: int, value: Value, onward: _LinearUse | None) -> _QueuedRoute:
+            rank = (steps, -width) if self.has_short_routes else (-width, steps)
+            return rank, next(order), width, steps, value, onward
+
         order = count()
-        queue: list[tuple[int, int, int, Value, _LinearUse | None]] = [
-            (-self._size(value), 0, next(order), value, None) for value in self.needed
-        ]
+        queue = [entry(self._size(value), 0, value, None) for value in self.needed]
         heapq.heapify(queue)
         found: dict[Value, _LinearUse | None] = {}
         while queue:
-            width, steps, _, value, onward = heapq.heappop(queue)
+            _, _, width, steps, value, onward = heapq.heappop(queue)
             if value in found:
                 continue
             found[value] = onward
             for earlier, through in before[value]:
-                narrow = max(width, -self._size(earlier))
-                heapq.heappush(queue, (narrow, steps + 1, next(order), earlier, through))
+                narrow = min(width, self._size(earlier))
+                heapq.heappush(queue, entry(narrow, steps + 1, earlier, through))
         return found
 
     def _size(self, value: Value) -> int:

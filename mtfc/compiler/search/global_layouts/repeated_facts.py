@@ -1,8 +1,9 @@
-"""The facts of a step with repeated layers, from three steps with fewer layers.
+"""The facts of a step with repeated layers, from steps with fewer layers.
 
 The facts of all layers are the same, but for the values that they are about and for names of dimensions that no layout splits. So
 facts are put into a form without both, and counted. Sums that share a value are one fact together, and so is moved data. If a
-second and a third layer add the same facts, each further layer adds them, too; else the facts are those of the long step itself.
+second and a third layer add the same facts, each further layer adds them, too; or a third and a fourth one, where the last layer
+lies too near the first. Else the facts are those of the long step itself.
 
 The bound of a layout is that of the long step, but for sums of few bytes that join all layers, and takes as long as that of a
 short one.
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -33,9 +34,13 @@ WHOLE = ""
 """The name of all dimensions that no layout splits."""
 
 
+Form = TypeVar("Form")
+Found = TypeVar("Found")
+
+
 @attrs.frozen(slots=False, kw_only=True)
 class RepeatedFacts(StepFacts):
-    """The facts of a long step. short: steps with 1, 2 and 3 of its `number` layers. split: dimensions that may be split."""
+    """The facts of a long step. short: steps with 1, 2, … of its `number` layers. split: dimensions that may be split."""
 
     short: tuple[StepFacts, ...]
     number: int
@@ -45,8 +50,13 @@ class RepeatedFacts(StepFacts):
     def of_layers(
         cls, whole: StepFacts, short: Iterable[Function], number: int, split: Dims
     ) -> RepeatedFacts:
-        """Return the facts of a step with a number of layers, from steps with 1, 2 and 3 of them."""
-        steps = tuple(StepFacts.of(each, whole.device, whole.recomputes) for each in short)
+        """Return the facts of a step with a number of layers, from steps with 1, 2, … of them.
+
+        Sums are followed on short routes: those of a layer have stops in few layers, so that each further layer adds the same.
+        """
+        steps = tuple(
+            StepFacts.of(each, whole.device, whole.recomputes, has_short_routes=True) for each in short
+        )
         return cls(
             function=whole.function,
             device=whole.device,
@@ -72,8 +82,9 @@ class RepeatedFacts(StepFacts):
     def facts(self, split: Dims) -> Facts:
         """Return the facts under layouts that split no dimensions of `mixed` but some of `split`."""
         if split not in self.found:
-            forms = [_CanonicalFacts.of(each.facts(split), self._plain) for each in self.short]
-            found = _extrapolated(forms, self.number)
+            found = self._extended(
+                lambda each: _CanonicalFacts.of(each.facts(split), self._plain), _extrapolated
+            )
             if found is None:
                 return super().facts(split)
             self.found[split] = found
@@ -82,11 +93,21 @@ class RepeatedFacts(StepFacts):
     def halos(self, shards: int) -> Mapping[Halo, int]:
         """Return the halos where a dimension is split over a number of shards."""
         if shards not in self.sent:
-            found = _further([_counted(each.halos(shards), self._plain) for each in self.short], self.number)
+            found = self._extended(lambda each: _counted(each.halos(shards), self._plain), _further)
             if found is None:
                 return super().halos(shards)
             self.sent[shards] = found
         return self.sent[shards]
+
+    def _extended(
+        self, form: Callable[[StepFacts], Form], further: Callable[[Sequence[Form], int], Found | None]
+    ) -> Found | None:
+        """Return what all layers have by the first three short steps in a row that differ by the same; None if there are none."""
+        for first in range(len(self.short) - 2):
+            forms = [form(each) for each in self.short[first : first + 3]]
+            if (found := further(forms, self.number - first)) is not None:
+                return found
+        return None
 
     def _plain(self, name: str) -> str:
         own = name.removeprefix(PARAMS).removeprefix(OPTIMIZER)

@@ -91,29 +91,35 @@ class StepFacts:
 
     positions: equations that mix positions, and attention, with the sets of dimensions that replace the equation when split.
     Enough is known of the replacements of windows (`opdef.Bridge`), and little of those of other ops. recomputes: True if values
-    may be computed again, so that none needs memory for long.
+    may be computed again, so that none needs memory for long. has_short_routes: True if sums are followed on the routes of the
+    fewest stops.
     """
 
     function: Function
     device: Device
     positions: Mapping[Equation, DimSets]
     recomputes: bool = False
+    has_short_routes: bool = False
     found: dict[Dims, Facts] = attrs.field(factory=dict)
     sent: dict[int, Mapping[Halo, int]] = attrs.field(factory=dict)
 
     @classmethod
-    def of(cls, function: Function, device: Device, recomputes: bool = False) -> StepFacts:
+    def of(
+        cls, function: Function, device: Device, recomputes: bool = False, has_short_routes: bool = False
+    ) -> StepFacts:
         positions = replaced_in(function, lambda eqn: bridge_of(eqn) is None)
         makers = {value: eqn for eqn in walk(function.body) for value in eqn.results}
         for eqn in filter(_is_attention, walk(function.body)):
             sets = shared_splits(eqn, makers)
             own = frozenset(frozenset(called(eqn, name) for name in each) for each in sets)
             positions[eqn] = positions.get(eqn, frozenset()) | own
-        return cls(function, device, positions, recomputes)
+        return cls(function, device, positions, recomputes, has_short_routes)
 
     def on(self, device: Device) -> StepFacts:
         """Return the same step on another device."""
-        return self if device == self.device else StepFacts.of(self.function, device, self.recomputes)
+        if device == self.device:
+            return self
+        return StepFacts.of(self.function, device, self.recomputes, self.has_short_routes)
 
     @cached_property
     def names(self) -> DimensionNames:
@@ -133,7 +139,15 @@ class StepFacts:
         return MemoryFacts(bound.always, *largest_points(({},) if self.recomputes else bound.points))
 
     def _program(self, is_common: IsCommon) -> CommonProgram:
-        return CommonProgram(self.function, self.names, self.device, is_common, self._replaced, new_blocks)
+        return CommonProgram(
+            self.function,
+            self.names,
+            self.device,
+            is_common,
+            self._replaced,
+            new_blocks,
+            self.has_short_routes,
+        )
 
     @cached_property
     def _replaced(self) -> Mapping[Equation, Dims | None]:
