@@ -19,7 +19,7 @@ import attrs
 from benchmarks.figures import Figure
 from benchmarks.steps import EXAMPLES
 from mtfc.backends import hlo
-from mtfc.backends.common.tpu_flags import ALL_REDUCE_FLAG, TPU_FLAGS, TPU_VARIABLE
+from mtfc.backends.common.tpu_flags import FUSION_FLAGS, TPU_FLAGS, TPU_VARIABLE
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.backends.jax import tpu_compiler
 from mtfc.compiler.ir.core import Program
@@ -82,7 +82,7 @@ def _generated(case: LlamaCase) -> dict[str, float]:
 
 def _by_hand(case: LlamaCase) -> dict[str, float]:
     os.environ["JAX_PLATFORMS"] = "cpu"
-    flags = (*TPU_FLAGS, ALL_REDUCE_FLAG)
+    flags = (*TPU_FLAGS, *FUSION_FLAGS)
     os.environ[TPU_VARIABLE] = " ".join(flag.replace("=true", "=false") for flag in flags)
     import jax
     from jax.experimental import mesh_utils

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import product
@@ -13,6 +14,7 @@ import pytest
 
 from mtfc.backends import hlo
 from mtfc.backends.common.devices import Unavailable
+from mtfc.backends.common.tpu_flags import FUSION_FLAGS, TPU_VARIABLE
 from mtfc.backends.jax import backend, tpu_compiler
 from tests.harness import lowered
 
@@ -44,6 +46,30 @@ def test_a_program_that_jax_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None
         Unavailable, match=r"JAX 0.10.2 cannot read what libtpu 0.0.52 compiled.*async-update"
     ):
         tpu_compiler.text(Unreadable())
+
+
+@pytest.mark.parametrize(("topology", "wanted"), [("v5p:2x2x1", ""), ("v5e:2x4", " ".join(FUSION_FLAGS))])
+def test_a_topology_gets_the_flags_of_its_chips(
+    topology: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other flags of the environment stay, also one for these kernels."""
+    pytest.importorskip("jax")
+    from jax.experimental import topologies
+
+    class Described:
+        devices = ()
+
+    monkeypatch.setattr(tpu_compiler, "find_spec", lambda name: True)
+    monkeypatch.setattr("importlib.metadata.version", {"libtpu": "0.0.50.1"}.__getitem__)
+    monkeypatch.setattr(topologies, "get_topology_desc", lambda **options: Described)
+    for given in ("--a=1", f"--a=1 {' '.join(FUSION_FLAGS)}"):
+        monkeypatch.setenv(TPU_VARIABLE, given)
+        tpu_compiler.topology(topology)
+        assert os.environ[TPU_VARIABLE] == f"--a=1 {wanted}".strip()
+    off = FUSION_FLAGS[0].replace("true", "false")
+    monkeypatch.setenv(TPU_VARIABLE, off)
+    tpu_compiler.topology(topology)
+    assert os.environ[TPU_VARIABLE] == (f"{off} {FUSION_FLAGS[1]}" if wanted else off)
 
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")

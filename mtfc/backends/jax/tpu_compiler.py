@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from mtfc.backends.common.devices import Unavailable, import_jax
-from mtfc.backends.common.tpu_flags import ALL_REDUCE_FLAG, TPU_VARIABLE
+from mtfc.backends.common.tpu_flags import FUSION_FLAGS, TPU_VARIABLE, V5E, fusion_flags
 from mtfc.backends.jax.runtime import lowered
 from mtfc.compiler.ir.core import Program
 
@@ -22,20 +22,22 @@ ISCA 2023. The others follow from their peaks: a v5e chip has 4 matrix units of 
 equivalent of 16.
 """
 
-BEFORE_V5 = ("v2", "v3", "v4")
-"""Generations that get the flags of `CHIPS_BEFORE_V5`. libtpu reads flags once: the first topology decides."""
+CHIPS = {"v2": "0x0027", "v3": "0x0027", "v4": "0x005e", "v5e": V5E}
+"""Generation -> the PCI device number of its chips, of those whose flags differ."""
 
 CONFIGURATIONS = {"v4": "megacore"}
 """Generation -> the chip configuration to ask libtpu for. On v4, `megacore` makes one device of the two cores, as on v5p."""
 
 
 def topology(name: str) -> list[Any]:
-    """Return the devices of a topology such as `v5e:4x4`. Raises `Unavailable` if libtpu is missing or does not know it."""
+    """Return the devices of a topology such as `v5e:4x4`. Raises `Unavailable` if libtpu is missing or does not know it.
+
+    libtpu reads flags once: the first topology of a process decides.
+    """
     import_jax()
     if find_spec("libtpu") is None:
         raise Unavailable("compiling for TPUs needs the package libtpu: pip install libtpu")
-    if name.split(":")[0] in BEFORE_V5:
-        os.environ[TPU_VARIABLE] = os.environ[TPU_VARIABLE].replace(ALL_REDUCE_FLAG, "")
+    os.environ[TPU_VARIABLE] = _flags(os.environ[TPU_VARIABLE], CHIPS.get(name.split(":")[0], ""))
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU to ask about itself
     from jax.experimental import topologies
 
@@ -46,6 +48,14 @@ def topology(name: str) -> list[Any]:
         return list(described.devices)
     except Exception as error:  # whatever the plugin raises
         raise Unavailable(f"libtpu does not describe the topology {name}: {error}") from error
+
+
+def _flags(given: str, chip: str) -> str:
+    """Return flags with those for sending inside dots that a chip takes. A flag of the user's stays as it is."""
+    kept = [flag for flag in given.split() if flag not in FUSION_FLAGS]
+    names = {flag.split("=")[0] for flag in kept}
+    added = fusion_flags(chip)  # type: ignore[no-untyped-call]
+    return " ".join([*kept, *(flag for flag in added if flag.split("=")[0] not in names)])
 
 
 def compiled(program: Program, name: str, function: str | None = None) -> Any:
