@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from ast import literal_eval
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -127,7 +127,26 @@ def mapped_call(
 
     sizes: of the mapped axes on this processor. places, ranks: for each array the mapped axes that it has, and the number of its
     other axes. In front of the mapped axes, arrays may have further ones, which are mapped too.
+
+    A call on arrays of NumPy is compiled as a whole: JAX would compile it step by step.
     """
+    import jax
+
+    given = name, tuple(sizes), tuple(places), tuple(ranks)
+    is_numpy = not any(isinstance(x, jax.Array) for x in arrays)
+    return _compiled(*given)(*arrays) if arrays and is_numpy else _mapped(*given, *arrays)
+
+
+@cache
+def _compiled(*given: Any) -> Callable[..., Any]:
+    import jax
+
+    return jax.jit(partial(_mapped, *given))
+
+
+def _mapped(
+    name: str, sizes: tuple[int, ...], places: Sequence[tuple[int, ...]], ranks: Sequence[int], *arrays: Any
+) -> tuple[Any, ...]:
     import jax
     from jax import numpy as jnp
 
@@ -139,11 +158,11 @@ def mapped_call(
         spread.append(jnp.asarray(x).reshape(*front, *middle, *x.shape[x.ndim - rank :]))
     spread = _varying_alike(spread)
     if isinstance(function, OnShards):
-        function = partial(function.function, tuple(sizes))
+        function = partial(function.function, sizes)
         ranks, sizes = [rank + len(sizes) for rank in ranks], ()
     lead = [x.shape[: x.ndim - rank] for x, rank in zip(spread, ranks, strict=True)]
     longest = max(map(len, lead), default=0)
-    shape = jnp.broadcast_shapes((1,) * max(0, longest - len(sizes)) + tuple(sizes), *lead)
+    shape = jnp.broadcast_shapes((1,) * max(0, longest - len(sizes)) + sizes, *lead)
     count = prod(shape)
     cores = [x.shape[x.ndim - rank :] for x, rank in zip(spread, ranks, strict=True)]
     if count == 1:
