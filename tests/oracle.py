@@ -7,6 +7,7 @@ gradients must match `jax.grad` of the oracle.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -84,7 +85,11 @@ REDUCTIONS: dict[str, Callable[..., Array]] = {
 
 
 def evaluate(function: Function, arrays: Sequence[Array]) -> dict[str, Array]:
-    """Return the function's outputs by name, given its arguments in order."""
+    """Return the function's outputs by name, given its arguments in order. XLA compiles once, rather than op by op."""
+    return jax.jit(partial(_evaluate, function))(list(arrays))
+
+
+def _evaluate(function: Function, arrays: Sequence[Array]) -> dict[str, Array]:
     known: dict[Value, Array] = {
         a.value: jnp.asarray(x) for a, x in zip(function.arguments, arrays, strict=True)
     }

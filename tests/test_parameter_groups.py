@@ -114,10 +114,13 @@ def by_optax(optimizer: optax.GradientTransformation, start: Arrays, accumulate:
     def mean(params: Arrays, batches: Any) -> Any:
         return sum(loss(params, batch) for batch in batches) / accumulate
 
+    @jax.jit
+    def updated(params: Arrays, state: Any, batches: Any) -> Any:
+        updates, state = optimizer.update(jax.grad(mean)(params, batches), state, params)
+        return optax.apply_updates(params, updates), state
+
     for step in range(STEPS):
-        gradients = jax.grad(mean)(params, tokens(step, accumulate).reshape(accumulate, 4))
-        updates, state = optimizer.update(gradients, state, params)
-        params = optax.apply_updates(params, updates)
+        params, state = updated(params, state, tokens(step, accumulate).reshape(accumulate, 4))
         found.append(params)
     return found
 

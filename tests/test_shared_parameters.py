@@ -76,7 +76,7 @@ def test_towers_share_parameters_and_their_gradients() -> None:
     whole = differentiated(program, "gradients")
     arrays = generic_data(whole.function("gradients"), seed=2)
     found = interpret(whole.function("gradients"), whole, arrays)
-    value, grads = jax.value_and_grad(loss)(arrays)
+    value, grads = jax.jit(jax.value_and_grad(loss))(arrays)
     np.testing.assert_allclose(found["loss"], value, rtol=1e-4)
     for name, wanted in grads.items():
         np.testing.assert_allclose(found[f"d_{name}"], wanted, rtol=1e-3, atol=1e-4, err_msg=name)

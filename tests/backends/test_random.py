@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -208,8 +208,9 @@ def test_the_index_is_the_global_one(drawn: Any) -> None:
     expected: Any = np.zeros((), object)
     for n, index in zip(whole, places, strict=True):
         expected = expected[..., None] * n + index
-    for functions, np_ in ((on_numpy, np), (ON_JAX, jnp)):
-        words = functions.global_index(sizes, whole, tuple(np_.int32(first) for first in start))
+    by_jax = jax.jit(partial(ON_JAX.global_index, sizes, whole))
+    for function, np_ in ((partial(on_numpy.global_index, sizes, whole), np), (by_jax, jnp)):
+        words = function(tuple(np_.int32(first) for first in start))
         high, low = (np.broadcast_to(np.asarray(word)[..., 0], sizes).astype(object) for word in words)
         assert ((high << 32) + low == np.broadcast_to(expected, sizes)).all()
 

@@ -109,5 +109,5 @@ def _expected(network: Network, expected: Expected, arrays: Arrays) -> Arrays:
         found = {"loss": loss, **outputs}
         return sum(x.sum() for x in found.values()), found
 
-    (_, outputs), gradients = jax.value_and_grad(total, has_aux=True)(floats)
+    (_, outputs), gradients = jax.jit(jax.value_and_grad(total, has_aux=True))(floats)
     return {**outputs, **{f"d_{name}": x for name, x in gradients.items()}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -33,8 +34,9 @@ def expert(x: Any, number: int, p: Any) -> Any:
     return h @ p["moe_routed_feed_forwards_wo"][number]
 
 
-def taken(gates: Any, rank: int, capacity: int) -> Any:
+def taken(rank: int, capacity: int, gates: Any) -> Any:
     """Return a mask of [group, token, expert] within the capacity: better ranks first, then earlier tokens."""
+    gates = np.asarray(gates)
     left = np.full((GROUPS, gates.shape[-1]), capacity)
     order = np.argsort(-gates, axis=-1)
     found = np.zeros(gates.shape, np.float32)
@@ -74,7 +76,8 @@ def mixed(rank: int, capacity: int, experts: int = EXPERTS) -> Expected:
         gates = jax.nn.softmax(x @ p["moe_router"])
         best = jnp.sort(gates, -1)[..., ::-1][..., :rank]
         share = gates / (best.sum(-1, keepdims=True) if rank > 1 else 1)
-        share = share * taken(jax.lax.stop_gradient(gates), rank, capacity)
+        mask = jax.ShapeDtypeStruct(gates.shape, "float32")
+        share *= jax.pure_callback(partial(taken, rank, capacity), mask, jax.lax.stop_gradient(gates))
         y = sum(share[..., number, None] * expert(x, number, p) for number in range(experts))
         used = jax.nn.one_hot(gates.argmax(-1), experts).mean(1)
         return {"y": y, "balance": experts * (used * gates.mean(1)).sum(-1).mean()}
