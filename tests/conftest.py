@@ -29,7 +29,7 @@ settings.register_profile(
     "mtfc",
     deadline=None,
     derandomize=True,
-    max_examples=30,
+    max_examples=20,
     phases=(Phase.explicit, Phase.generate),
     print_blob=False,
 )

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.properties.failures import failure
 
-EXAMPLES = 18
-FEW_EXAMPLES = 9
+EXAMPLES = 12
+FEW_EXAMPLES = 6
 """The number of examples where each takes about a second."""
 
 Check = Callable[[Any], None]

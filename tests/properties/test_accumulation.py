@@ -12,7 +12,7 @@ SINGLE_PRECISION = programs(
     Options(reals=("f32",), rough=False, constants=False, accumulated=True, statements=5, layouts=1)
 )
 
-EXAMPLES, FEW_EXAMPLES = 12, 5
+EXAMPLES, FEW_EXAMPLES = 8, 4
 
 test_passes_keep_results = holds_for(ACCUMULATED, EXAMPLES)(
     test_passes.test_every_pass_keeps_the_results.check

@@ -14,7 +14,7 @@ SINGLE_PRECISION = programs(
 DOUBLE_PRECISION = programs(Options(reals=("f64",), spatial=True, statements=5, layouts=1))
 SLOPES = programs(Options(reals=("f64",), slopes=True, spatial=True, statements=5, layouts=1))
 
-EXAMPLES, FEW_EXAMPLES = 12, 5
+EXAMPLES, FEW_EXAMPLES = 8, 4
 
 test_passes_keep_results = holds_for(SPATIAL, EXAMPLES)(test_passes.test_every_pass_keeps_the_results.check)
 test_simulation_gives_results = holds_for(SPATIAL, EXAMPLES)(
