@@ -79,7 +79,7 @@ EXAMPLES = (
     Example("two_layer", 128 * 512 + 512 + 512 * 128, "batch=8 io=8", in_floats=2),
     # SoyBean, section 2.2: 300 x 300 x 5 x 4 bytes = 1.8 MB; section 6.2, figure 8a.
     Example("soybean_mlp", 450_000, "batch=8 units=16", "groups:2;gpus:2"),
-    Example("soybean_mlp_8k", 4 * 8192**2, "batch=8 units=16", "groups:2;gpus:2"),
+    Example("soybean_mlp_8k", 4 * 8192**2, "batch=8 units=16", "groups:2;gpus:2", in_floats=0),
     # Five layers of 3 x 3 pixels, from 2048 channels to as many.
     Example("soybean_cnn", 5 * 9 * 2048**2, "batch=4 channels=4 height=4 width=3", "groups:2;gpus:2"),
     # Krizhevsky et al. 2012, "60 million"; exactly that of bvlc_alexnet, which has its groups.
@@ -97,6 +97,7 @@ EXAMPLES = (
         138_357_544,
         "batch=4 height=32 width=32 c1=2 units1=8 units2=8 classes=8",
         "groups:2;gpus:2",
+        in_floats=0,
     ),
     # torchvision's inception_v3 without its auxiliary classifier: 27,161,264 with it.
     Example(
@@ -112,6 +113,7 @@ EXAMPLES = (
         44_549_160,
         "batch=8 height=32 width=32 stem=4 blocks2=1 blocks3=1 blocks4=2 blocks5=1 classes=8",
         "nodes:2;gpus:2",
+        in_floats=0,
     ),
     # Kim 2014, table 1: a vocabulary of 18,765 words; two classes.
     Example(
@@ -153,7 +155,6 @@ EXAMPLES = (
         897_968_128,
         "batch=8 length=4 vocab=8 d_model=8 heads=2 d_k=4 d_ff=8 layers=2 experts=4 groups=4 capacity=6 choices=4",
         "all:2;rows:2;cols:2",
-        in_floats=2,
     ),
     # Radford et al. 2019, the smallest model; exactly that of transformers' GPT2LMHeadModel.
     Example("gpt2", 124_439_808, "batch=4 length=4 vocab=8 d_model=8 heads=2 layers=2", "all:2", in_floats=1),
