@@ -23,7 +23,7 @@ from tests.harness import HasSource, load
 from tests.properties.campaign import holds_for
 from tests.search.layout_bounds import NODES, SLOW_CORES, SLOW_LINKS, SLOW_TPU
 
-PROGRAMS = 60
+PROGRAMS = 40
 """Programs of each kind; `make fuzz` tries more."""
 
 ROUNDING = 1 + 1e-9

@@ -85,7 +85,7 @@ train m {{ minimize loss; optimizer = momentum(learning_rate = 0.5); {draw(st.sa
 """
 
 
-@settings(max_examples=20)
+@settings(max_examples=14)
 @given(models())
 def test_every_pass_and_numpy_keep_the_results(source: str) -> None:
     module = load(source)
