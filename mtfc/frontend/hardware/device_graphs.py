@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, TypeVar
 
 import attrs
@@ -68,11 +68,17 @@ def _graph(decl: ast.HardwareDecl, scope: Scope) -> DeviceGraph | None:
     if not is_complete or not _has_room(decl, kinds, scope):
         return None
     graph = DeviceGraph(decl.name.text, tuple(kinds), ())
+    wrong: set[str] = set()
     for number, (link, found) in enumerate(zip(links, figures, strict=True)):
-        made = _link(link, found, graph, links[number:], scope) if found is not None else None
-        if made is None or not _has_wires(made, graph, link, scope):
+        made = _link(link, found, graph, links[number:], wrong, scope) if found is not None else None
+        if made is None:
+            wrong.add(link.name.text)
+        elif not _has_wires(made, graph, link, scope):
             return None
-        graph = attrs.evolve(graph, links=(*graph.links, made))
+        else:
+            graph = attrs.evolve(graph, links=(*graph.links, made))
+    if wrong:
+        return None
     return graph if _is_connected(graph, decl, scope) and _has_worker(graph, decl, scope) else None
 
 
@@ -135,8 +141,13 @@ def _link(
     found: Mapping[str, Any],
     graph: DeviceGraph,
     later: Iterable[ast.LinkDecl],
+    wrong: Set[str],
     scope: Scope,
 ) -> GraphLink | None:
+    """Return a link; None if it is wrong, with an error unless the fault is that of a link which it joins.
+
+    wrong: the links above that have an error.
+    """
     kind: GraphKind = found["kind"]
     nodes: ast.DeviceList = found["between"]
     if len(nodes.devices) > MOST_DEVICES + MOST_LINKS:
@@ -144,7 +155,7 @@ def _link(
         scope.error("E315", message, nodes.span)
         return None
     names = {each.name.text for each in later}
-    groups = [_group(node, graph, names, scope) for node in nodes.devices]
+    groups = [_group(node, graph, names, wrong, scope) for node in nodes.devices]
     good = tuple(group for group in groups if group is not None)
     if len(good) < len(groups):
         return None
@@ -178,8 +189,10 @@ def _listed(link: GraphLink, graph: DeviceGraph) -> str:
     return f"`{names.pop()}` with itself" if names else "nothing"
 
 
-def _group(node: ast.DeviceSet, graph: DeviceGraph, later: set[str], scope: Scope) -> tuple[int, ...] | None:
-    """Return the members that an entry of `between` names."""
+def _group(
+    node: ast.DeviceSet, graph: DeviceGraph, later: Set[str], wrong: Set[str], scope: Scope
+) -> tuple[int, ...] | None:
+    """Return the members that an entry of `between` names; see `_link`."""
     if isinstance(node, ast.DevicesOfKind):
         return devices_of_kind(node, kinds_in(graph), "E315", scope)
     if not isinstance(node, ast.Name):
@@ -188,6 +201,8 @@ def _group(node: ast.DeviceSet, graph: DeviceGraph, later: set[str], scope: Scop
     kind = next((i for i, each in enumerate(graph.kinds) if each.name == node.text), None)
     if kind is not None:
         return graph.numbers(kind)
+    if node.text in wrong:
+        return None
     known = {each.name: number for number, each in enumerate(graph.links)}
     if node.text not in known:
         help = "links join links that stand above them" if node.text in later else None

@@ -174,18 +174,21 @@ def _places(
         named[path.text] = path.span
         found = known.get(path.text)
         if found is None:
-            names = [
-                f"`{name}`" for name, places in known.items() if not any(each.is_looped for each in places)
-            ]
-            more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-            help = f"a part has names of calls, variables or loops: {', '.join(names[:MOST_NAMES])}{more}"
+            names = [name for name, places in known.items() if not any(each.is_looped for each in places)]
             message = f"no model of this layout has a call, a variable or a loop `{path.text}`"
-            scope.unknown("E330", message, path, known, help)
+            scope.unknown("E330", message, path, names, _loop_help(path.text, known) or _names_help(names))
         elif any(each.is_looped for each in found):
             message = f"`{path.text}` is in a loop, which runs on one mesh"
             scope.error("E330", message, path.span, help=_loop_help(path.text, known))
         else:
             yield from (each.place for each in found)
+
+
+def _names_help(names: Sequence[str]) -> str:
+    """Return help that lists the names that a part may have."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    shown = ", ".join(f"`{name}`" for name in names[:MOST_NAMES])
+    return f"a part has names of calls, variables or loops: {shown}{more}"
 
 
 def _loop_help(name: str, known: Mapping[str, Sequence[Section]]) -> str | None:
