@@ -52,7 +52,7 @@ def targets(number: int) -> list[str]:
     """Return the names of the variables that the caller's next instructions bind to the results."""
     code, last = caller()
     following = [each for each in _instructions(code) if each.offset > last][: number + 1]
-    if number > 1 and following and following[0].opname == "UNPACK_SEQUENCE":
+    if following and following[0].opname == "UNPACK_SEQUENCE" and following[0].arg == number:
         following = following[1:]
     found = list[str]()
     for each in following[:number]:

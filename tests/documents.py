@@ -6,7 +6,8 @@ A fenced block means something to a test by the words after its language:
   ```` ```mtf model.mtf append ````: it is added to it;
   ```` ```mtf model.mtf replace ````: its lines replace those that assign the same names.
 - ```` ```console ````: lines that start with `$ ` are commands, the others what they print, both streams. They run in a folder of
-  the document's own, which holds `examples/`. Times and rounding errors are not compared, other decimal numbers up to rounding.
+  the document's own, which holds `examples/`. Rounding errors and measured times, which are those of training, are not compared,
+  other decimal numbers up to rounding. Predicted times are.
 - ```` ```console roughly ````: decimal numbers may be off by 2 %; what training prints is rounded differently on every machine.
 - ```` ```console jax ````: these commands need JAX, and are passed over where it is missing.
 - `<!-- generated: NAME -->`: what follows, up to the next line that ends it, is what the test's function NAME gives.
@@ -39,6 +40,9 @@ COMMAND = re.compile(r"^\$ (.*)$\n((?:^(?!\$ ).*(?:\n|\Z))*)", re.MULTILINE)
 COMPILED = re.compile("mtfc: loops were compiled in")
 """A line that only the first search after an installation prints."""
 TIME = re.compile(r"[\d.]+ (?=m?s\b)")
+TRAINS = re.compile(r"mtfc (?:run|train)\b")
+"""A command that prints how long its steps took. Other commands print predicted times alone."""
+
 DECIMAL = re.compile(r"-?\d+\.\d+(?:e[+-]\d+)?")
 ROUNDING = 1e-4
 """Numbers below it that are written with an exponent are errors of rounding, which depend on the processor."""
@@ -134,6 +138,7 @@ class Session:
         """Return a command and its output. The shown output stays if it differs only by times and rounding."""
         command, shown = match.groups()
         actual = self.run(command)
+        agrees = agrees_but_times if TRAINS.match(command) else agrees_in_all
         return match[0] if agrees(actual, shown, roughly) else f"$ {command}\n{actual}"
 
 
@@ -145,9 +150,14 @@ def replaced(text: str, lines: str) -> str:
     return "".join(f"{new.get(line.partition('=')[0], line)}\n" for line in old)
 
 
-def agrees(actual: str, shown: str, roughly: bool) -> bool:
+def agrees_but_times(actual: str, shown: str, roughly: bool) -> bool:
     """Return True if two outputs differ only by times and rounding."""
-    actual, shown = (LARGEST.sub(r"\1", TIME.sub("", text)) for text in (actual, shown))
+    return agrees_in_all(TIME.sub("", actual), TIME.sub("", shown), roughly)
+
+
+def agrees_in_all(actual: str, shown: str, roughly: bool) -> bool:
+    """Return True if two outputs differ only by rounding."""
+    actual, shown = (LARGEST.sub(r"\1", text) for text in (actual, shown))
     if [line.split() for line in DECIMAL.sub("#", actual).splitlines()] != [
         line.split() for line in DECIMAL.sub("#", shown).splitlines()
     ]:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -105,6 +106,29 @@ def test_calls_of_the_language_and_its_library() -> None:
     assert [p.name for p in compiled.program.parameters] == ["tower.w", "tower.bias"]
     assert "first, second = unstack(" in g.source()
     assert mtfc.verify(g, backend="numpy", exact=False)["ok"]
+
+
+def test_tuples_lists_of_one_and_dtypes_of_arrays() -> None:
+    """`x.dims` is a list of dimensions for a call, a list gives a tuple of gradients, and dtypes are those of NumPy and JAX, too."""
+    with mtfc.graph("lists") as g:
+        x = g.input("x", batch=4, io=6)
+        n = g.input("n", "batch", dtype=np.int32)
+        w = g.param("w", *x.dims[1:], dtype=np.dtype("float32"))
+        total = g.sum(x * w, over=x.dims)
+        (slope,) = g.gradients(total, (w,))
+        alone = g.gradients(total, w)
+        one = g.dim("one", 1)
+        (taken,) = g.unstack(g.stack((x,), one), "one")
+        rows = g.window(x, {"io": ("io", g.dim("k", 3))}, padding=(one, 1))
+        g.output(total, slope, alone, taken, rows, half=g.cast(n, jnp.bfloat16), flag=g.cast(n, bool))
+    assert (n.dtype, w.dtype, slope.dims, taken.dims) == ("i32", "f32", w.dims, x.dims)
+    source = g.source()
+    assert "sum(t, over = [batch, io])" in source
+    assert "slope = gradients(total, [w])" in source
+    assert "padding = (one, 1)" in source
+    assert "cast(n, bf16)" in source
+    assert "cast(n, bool)" in source
+    refused(lambda: mtfc.graph("m").input("x", dtype=np.int64, b=3), "E806", "a dtype is f32, bf16, .*int64")
 
 
 def test_loops() -> None:
@@ -354,9 +378,9 @@ def test_states_functions_and_conditions_are_checked_at_their_line() -> None:
     for condition, code, message in (
         (lambda: x > 1, "E223", "one truth value"),
         (lambda: g.sum(x), "E223", "one truth value"),
-        (lambda: (g.any(x > 1), g.any(x > 2)), "E806", "and not 2 values"),
-        (lambda: True, "E806", "returns tensors, found True"),
-        (lambda: None, "E806", "found nothing"),
+        (lambda: (g.any(x > 1), g.any(x > 2)), "E806", "`while_` returns one truth value, found .<t"),
+        (lambda: True, "E806", "`while_` returns one truth value, found True"),
+        (lambda: None, "E806", "`while_` returns one truth value, found None"),
     ):
         with pytest.raises(mtfc.CompileError, match=message) as caught, g.repeat(steps, while_=condition):
             pass

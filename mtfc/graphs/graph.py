@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.compiler.ir.types import WRITTEN_BYTES, Dim, TensorType
 from mtfc.driver.errors import public
 from mtfc.driver.values import LayoutOption, layout_option
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
@@ -40,7 +40,16 @@ from mtfc.graphs.graph_bodies import (
     comment,
     type_text,
 )
-from mtfc.graphs.graph_writer import NAME, Argument, GraphLoop, GraphModule, GraphTensor, GraphWriter, flat
+from mtfc.graphs.graph_writer import (
+    NAME,
+    Argument,
+    GraphLoop,
+    GraphModule,
+    GraphTensor,
+    GraphWriter,
+    dtype_of_arrays,
+    flat,
+)
 
 if TYPE_CHECKING:
     from mtfc.api import Compiled
@@ -107,8 +116,11 @@ class Graph(GraphWriter):
         return tuple(self.dim(name, size) for name, size in sizes.items())
 
     @public
-    def input(self, name: str, *dims: Dim | str, dtype: str = "f32", **sizes: int) -> GraphTensor:
-        """Add an input: `g.input("x", batch, io)`, or with new dimensions `g.input("x", batch=64, io=128)`."""
+    def input(self, name: str, *dims: Dim | str, dtype: Any = "f32", **sizes: int) -> GraphTensor:
+        """Add an input: `g.input("x", batch, io)`, or with new dimensions `g.input("x", batch=64, io=128)`.
+
+        dtype: its name, or that of NumPy or JAX, such as `numpy.int32`.
+        """
         if self._body.around is not None:
             self.refuse("a function has no inputs: give it arguments")
         made = attrs.evolve(self._declared(name, dims, dtype, sizes), loop=None)
@@ -121,7 +133,7 @@ class Graph(GraphWriter):
 
     @public
     def param(
-        self, name: str, *dims: Dim | str, init: str = "zeros()", dtype: str = "f32", **sizes: int
+        self, name: str, *dims: Dim | str, init: str = "zeros()", dtype: Any = "f32", **sizes: int
     ) -> GraphTensor:
         """Declare a parameter. init: its initial values as in the language, such as `"normal(stddev = 0.05)"`."""
         made = self._declared(name, dims, dtype, sizes)
@@ -133,7 +145,7 @@ class Graph(GraphWriter):
 
     @public
     def state(
-        self, name: str, *dims: Dim | str, init: float = 0, dtype: str = "f32", **sizes: int
+        self, name: str, *dims: Dim | str, init: float = 0, dtype: Any = "f32", **sizes: int
     ) -> GraphTensor:
         """Declare a state, which training keeps beside the parameters. init: the number of all elements before the first step."""
         made = self._declared(name, dims, dtype, sizes)
@@ -179,14 +191,17 @@ class Graph(GraphWriter):
             self.refuse(f"`{x.name}` is made around this function, which cannot change it", help, x)
 
     def _declared(
-        self, name: str, dims: Sequence[Dim | str], dtype: str, sizes: Mapping[str, int]
+        self, name: str, dims: Sequence[Dim | str], dtype: Any, sizes: Mapping[str, int]
     ) -> GraphTensor:
         self._check_open()
         self._identifier(name, "a variable")
         if name in self._body.names:
             self.refuse(f"another value is called `{name}`")
         found = tuple(map(self._dim, dims)) + tuple(self.dim(*item) for item in sizes.items())
-        return self.tensor(name, TensorType(dtype, found))
+        written = dtype_of_arrays(dtype) or dtype
+        if not isinstance(written, str):
+            self.refuse(f"a dtype is {', '.join(WRITTEN_BYTES)}, or one of these of NumPy or JAX; found {dtype!r}")
+        return self.tensor(name, TensorType(written, found))
 
     @public
     def mesh(self, name: str, **axes: int) -> None:
@@ -317,9 +332,14 @@ class Graph(GraphWriter):
             return ""
         if not callable(made):
             self.refuse("`while_` is a function of Python: `while_=lambda: g.any(x > 1)`")
-        call, types = self._traced(made, "goes_on", (), {})
-        if len(types) != 1:
-            self.refuse(f"`while_` returns one truth value, and not {len(types)} values")
+
+        def condition() -> GraphTensor:
+            found = made()
+            if not isinstance(found, GraphTensor):
+                self.refuse(f"`while_` returns one truth value, found {repr(found)[:60]}")
+            return found
+
+        call, types = self._traced(condition, "goes_on", (), {})
         loop = "repeat d__ while c__ { x__ = x__ + 1 }"
         self._raise_errors(
             check_statements([*self._head(), "dim d__ = 1"], ["x__ = 0.0", loop], {"c__": types[0]})

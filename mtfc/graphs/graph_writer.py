@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span
-from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.compiler.ir.types import ARRAY_DTYPES, WRITTEN_BYTES, Dim, TensorType
 from mtfc.driver.errors import public
 from mtfc.frontend.syntax.lexer import RESERVED
 from mtfc.graphs.graph_bodies import (
@@ -29,6 +29,16 @@ DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 WRONG = "E806"
 """The code of errors in the use of a graph, which a program in the language could not have."""
+
+OF_ARRAYS = {name: dtype for dtype, name in ARRAY_DTYPES.items() if dtype in WRITTEN_BYTES}
+"""The name of a dtype in NumPy and JAX -> its name in the language."""
+
+
+def dtype_of_arrays(value: object) -> str | None:
+    """Return the name of a dtype of NumPy or JAX, such as `numpy.float32`; None for anything else."""
+    name = getattr(value, "__name__", getattr(value, "name", None))
+    return OF_ARRAYS.get(name) if isinstance(name, str) else None
+
 
 Argument = Any
 """A tensor, a number, a dimension or its name, a dtype, `{old: new}` for a mapping, or a list or tuple of these."""
@@ -228,7 +238,7 @@ class GraphWriter:
             if not written:
                 self.refuse(f"`{function}` needs an operand")
             written[-1] += f" -> [{', '.join(self._dim(each).name for each in dims)}]"
-        written += [f"{key} = {self.text_of(value)}" for key, value in given.items() if key not in generics]
+        written += [f"{key} = {self._option(key, value)}" for key, value in given.items() if key not in generics]
         text = f"{function}{brackets}({', '.join(written)})"
         text += f" as {self._identifier(name, 'a call')}" if name is not None else ""
         sharing = f" sharing {self._identifier(shared, 'a call')}" if shared is not None else ""
@@ -236,10 +246,13 @@ class GraphWriter:
         if function == "gradients":
             return self._gradients(text, arguments)
         made = self._made(text, operands, 0, sharing)
-        return made[0] if len(made) == 1 else made
+        return made[0] if len(made) == 1 and function != "unstack" else made
 
     def _gradients(self, text: str, arguments: Sequence[Argument]) -> Any:
-        """Append a call of `gradients`, whose loss must be computed in the graph: it is checked with the whole program."""
+        """Append a call of `gradients`, whose loss must be computed in the graph: it is checked with the whole program.
+
+        Return a gradient for one tensor, and a tuple for a list, also for one of a single tensor.
+        """
         values = [each for each in flat(arguments[1:]) if isinstance(each, GraphTensor)]
         if len(arguments) != 2 or not values:
             self.refuse("`gradients` takes a loss and tensors: `g.gradients(loss, [w, x])`")
@@ -249,7 +262,7 @@ class GraphWriter:
         ]
         self.write(f"{', '.join(names)} = {text}")
         made = tuple(self.tensor(name, each.type) for name, each in zip(names, values, strict=True))
-        return made[0] if len(made) == 1 else made
+        return made[0] if isinstance(arguments[1], GraphTensor) else made
 
     def _made(
         self, text: str, operands: Iterable[Argument], number: int, end: str = ""
@@ -312,11 +325,14 @@ class GraphWriter:
             case dict():
                 items = [(self._dim(old).name, self._target(new)) for old, new in value.items()]
                 return ", ".join(f"{old} -> {new}" for old, new in items)
-            case list():
+            case list() | tuple():
                 return f"[{', '.join(map(self.text_of, value))}]"
-            case tuple() if len(value) > 1:
-                return f"({', '.join(map(self.text_of, value))})"
-        return self._number(value)
+        return dtype_of_arrays(value) or self._number(value)
+
+    def _option(self, key: str, value: Argument) -> str:
+        """Return the value of a keyword argument as text. `padding` is the one pair of numbers; other tuples are lists."""
+        text = self.text_of(value)
+        return f"({text[1:-1]})" if key == "padding" and isinstance(value, list | tuple) else text
 
     def _variable(self, value: GraphTensor) -> str:
         if value.graph is not self:
