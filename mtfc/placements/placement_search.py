@@ -144,14 +144,15 @@ def placement_space(
     parts: int = 1,
     times: PartTimes | None = None,
     is_limited: bool = True,
+    operators: OperatorGraph | None = None,
 ) -> PlacementSpace:
     """Return the space of a program on some devices: of its training step, or else of its forward pass.
 
     parts: the number of parts that an operator may have, if larger than the number of devices. Such a space is for
     evaluation, not for search. times: measured times of parts and transfers. is_limited: False if strategies may need more memory
-    than there is.
+    than there is. operators: those of the program, if they are known.
     """
-    graph = _without_frozen(operators_of(program), program)
+    graph = _without_frozen(operators or operators_of(program), program)
     found = cotangent_flow(graph)
     choices = configurations(found, hardware, max(devices, parts))
     tasks = StrategyTasks(found, hardware, devices, program.training, choices, times, is_limited)

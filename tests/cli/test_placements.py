@@ -17,6 +17,7 @@ from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import TrainOptions
+from mtfc.driver.searching import placements
 from mtfc.driver.training.hosts import Hosts
 from mtfc.driver.training.train import train
 from tests.cli.conftest import Mtfc
@@ -155,6 +156,17 @@ def test_too_few_devices_are_named(mtfc: Mtfc, file: Path) -> None:
 def test_an_unknown_operator_is_an_error_with_its_place(mtfc: Mtfc, file: Path) -> None:
     (file / "small.mtf").write_text(TEXT + UNKNOWN)
     outcome = mtfc("run", "small.mtf", "--layout", "other")
+    assert outcome.status == 1
+    assert "error[E317]: the model has no operator `g`" in outcome.err
+
+
+def test_a_search_reports_wrong_placements_before_it_compiles_loops(
+    mtfc: Mtfc, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiling the loops of the search takes minutes after an installation."""
+    monkeypatch.setattr(placements, "placement_space", lambda *_, **__: pytest.fail("the search begins"))
+    (file / "small.mtf").write_text(TEXT + UNKNOWN)
+    outcome = mtfc("search", "small.mtf", "--space", "soap", "--target", "p100_cluster", "--devices", "2")
     assert outcome.status == 1
     assert "error[E317]: the model has no operator `g`" in outcome.err
 

@@ -96,12 +96,14 @@ def search_placements(task: SearchTask) -> SearchAnswer:
     started = monotonic()
     allocator.keep_memory()  # a task graph consists of few large arrays
     program = run(selection.program, simplification())
+    graph = operators_of(program)  # errors come before loops are compiled
     if options.why_not is not None:
         task.sources.texts["<--why-not>"] = options.why_not
-        asked_configurations(options.why_not, devices, operators_of(program), selection.scope, task.machine)
-    space, compiled = timing_compilation(lambda: placement_space(program, task.machine, devices), "--budget")
+        asked_configurations(options.why_not, devices, graph, selection.scope, task.machine)
     declared = [each for each in selection.placements if _fits(each, devices)]
-    given = {each.name: strategy_of(each, space.graph, Diagnostics()) for each in declared}
+    given = {each.name: strategy_of(each, graph, Diagnostics()) for each in declared}
+    made = partial(placement_space, program, task.machine, devices, operators=graph)
+    space, compiled = timing_compilation(made, "--budget")
     space = _within(space, options.chains)
     starts, settings = _starts(options.chains, given), _settings(options.chains)
     find = partial(
