@@ -6,8 +6,8 @@ A fenced block means something to a test by the words after its language:
   ```` ```mtf model.mtf append ````: it is added to it;
   ```` ```mtf model.mtf replace ````: its lines replace those that assign the same names.
 - ```` ```console ````: lines that start with `$ ` are commands, the others what they print, both streams. They run in a folder of
-  the document's own, which holds `examples/`. Rounding errors and measured times, which are those of training, are not compared,
-  other decimal numbers up to rounding. Predicted times are.
+  the document's own, which holds `examples/`. Rounding errors are not compared, nor times of runs and of searches, which end
+  with the clock. Other decimal numbers are compared up to rounding, also predicted times.
 - ```` ```console roughly ````: decimal numbers may be off by 2 %; what training prints is rounded differently on every machine.
 - ```` ```console jax ````: these commands need JAX, and are passed over where it is missing.
 - `<!-- generated: NAME -->`: what follows, up to the next line that ends it, is what the test's function NAME gives.
@@ -40,8 +40,8 @@ COMMAND = re.compile(r"^\$ (.*)$\n((?:^(?!\$ ).*(?:\n|\Z))*)", re.MULTILINE)
 COMPILED = re.compile("mtfc: loops were compiled in")
 """A line that only the first search after an installation prints."""
 TIME = re.compile(r"[\d.]+ (?=m?s\b)")
-TRAINS = re.compile(r"mtfc (?:run|train)\b")
-"""A command that prints how long its steps took. Other commands print predicted times alone."""
+CLOCKED = re.compile(r"mtfc (?:run|train|search)\b")
+"""A command whose times depend on the clock: those of steps that ran, or bounds that a search reached in its time."""
 
 DECIMAL = re.compile(r"-?\d+\.\d+(?:e[+-]\d+)?")
 ROUNDING = 1e-4
@@ -138,7 +138,7 @@ class Session:
         """Return a command and its output. The shown output stays if it differs only by times and rounding."""
         command, shown = match.groups()
         actual = self.run(command)
-        agrees = agrees_but_times if TRAINS.match(command) else agrees_in_all
+        agrees = agrees_but_times if CLOCKED.match(command) else agrees_in_all
         return match[0] if agrees(actual, shown, roughly) else f"$ {command}\n{actual}"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mtfc
-from benchmarks import peer_jax, peer_moe, shared_cores, throughput
+from benchmarks import peer_jax, peer_moe, shared_cores, soybean, throughput
 from benchmarks.programs import dense_chain
 from benchmarks.shared_cores import Call, CallTime, Recorder, processor_seconds, step_seconds
 from tests.harness import lowered
@@ -107,3 +107,14 @@ def test_throughput_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert throughput.rate(row, "found") >= throughput.rate(row, "data_parallel") > 0
     monkeypatch.setattr(throughput, "placement_search", None)
     assert throughput.measured("alexnet", 2, "p100") == row
+
+
+def test_one_parameter_server_takes_the_gradients_of_all_devices() -> None:
+    """The server takes 8 gradients and sends 8. In a ring a device sends 7 / 4 of one, through a port that two devices share."""
+    case = soybean.CASES["8a"]
+    program = soybean.example(case.network, **case.sizes)
+    mesh, hardware = soybean.line(8), soybean.machine()
+    data = soybean.lower(program, mesh, soybean.data_parallel(mesh)).function("step")
+    waits = soybean.step_time(data, mesh, hardware).total.exposed
+    served = soybean.with_server(program, mesh, hardware).total.exposed
+    assert served / waits == pytest.approx((8 + 8) / (2 * 7 / 4), rel=0.01)

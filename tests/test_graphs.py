@@ -109,7 +109,7 @@ def test_calls_of_the_language_and_its_library() -> None:
 
 
 def test_tuples_lists_of_one_and_dtypes_of_arrays() -> None:
-    """`x.dims` is a list of dimensions for a call, a list gives a tuple of gradients, and dtypes are those of NumPy and JAX, too."""
+    """A call takes `x.dims` as a list, a list gives a tuple of gradients, and dtypes are those of NumPy and JAX, too."""
     with mtfc.graph("lists") as g:
         x = g.input("x", batch=4, io=6)
         n = g.input("n", "batch", dtype=np.int32)

@@ -200,7 +200,9 @@ class Graph(GraphWriter):
         found = tuple(map(self._dim, dims)) + tuple(self.dim(*item) for item in sizes.items())
         written = dtype_of_arrays(dtype) or dtype
         if not isinstance(written, str):
-            self.refuse(f"a dtype is {', '.join(WRITTEN_BYTES)}, or one of these of NumPy or JAX; found {dtype!r}")
+            self.refuse(
+                f"a dtype is {', '.join(WRITTEN_BYTES)}, or one of these of NumPy or JAX; found {dtype!r}"
+            )
         return self.tensor(name, TensorType(written, found))
 
     @public

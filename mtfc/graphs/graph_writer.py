@@ -238,7 +238,9 @@ class GraphWriter:
             if not written:
                 self.refuse(f"`{function}` needs an operand")
             written[-1] += f" -> [{', '.join(self._dim(each).name for each in dims)}]"
-        written += [f"{key} = {self._option(key, value)}" for key, value in given.items() if key not in generics]
+        written += [
+            f"{key} = {self._option(key, value)}" for key, value in given.items() if key not in generics
+        ]
         text = f"{function}{brackets}({', '.join(written)})"
         text += f" as {self._identifier(name, 'a call')}" if name is not None else ""
         sharing = f" sharing {self._identifier(shared, 'a call')}" if shared is not None else ""
