@@ -43,6 +43,11 @@ class Comparison:
         return self.error / self.bound if self.bound else self.error and float("inf")
 
     @property
+    def is_rounding(self) -> bool:
+        """True if rounding may make all numbers of the array, as of a gradient that is zero over the reals."""
+        return 0 < self.scale <= self.bound and not self.fault
+
+    @property
     def relative(self) -> float:
         """The error relative to the scale."""
         return self.error / self.scale if self.scale else self.error and float("inf")
@@ -94,7 +99,7 @@ def worst(comparisons: Sequence[Comparison]) -> Comparison:
 
 
 def case_text(result: CaseResult, every: bool = False) -> str:
-    """Return a line for the case, and a line for each wrong array, or for every array.
+    """Return a line for the case, one for the arrays that are rounding alone, and one for each wrong array, or for every array.
 
     The line is `hybrid    numpy  ok      outputs 1.2e-07  gradients 3.0e-07  parameters 0.0e+00  in f64 1.2e-16`. Its numbers are
     the errors, relative to their scale, of the arrays that come nearest to their bounds.
@@ -111,7 +116,20 @@ def case_text(result: CaseResult, every: bool = False) -> str:
     parts += [f"in f64 {worst(wide).relative:.1e}"] if wide else []
     wrong = f"  in {', '.join(result.wrong)}" if result.wrong else ""
     line = f"{start} {'WRONG' if wrong else 'ok':<6} {'  '.join(parts)}{wrong}"
-    return "\n".join([line, *_array_lines(result, every)])
+    return "\n".join([line, *_rounding_line(result), *_array_lines(result, every)])
+
+
+def _rounding_line(result: CaseResult) -> Iterator[str]:
+    """Yield `  rounding alone: gradient b`, if there are such arrays: their errors may be as large as their scales."""
+    names = dict.fromkeys(
+        f"{NOUNS[part]} {name}"
+        for compared in (result.compared, result.wide)
+        for part, arrays in compared.items()
+        for name, each in arrays.items()
+        if each.is_rounding
+    )
+    if names:
+        yield f"  rounding alone: {listed(names)}"
 
 
 def _array_lines(result: CaseResult, every: bool) -> Iterator[str]:

@@ -257,6 +257,12 @@ def test_rounding_that_an_optimizer_magnifies_is_told_apart(mtfc: Mtfc, folder: 
     outcome = mtfc("verify", "noise.mtf", "--format", "json")
     assert outcome.status == 0
     assert max(max(errors(case["training"])) for case in outcome.json["cases"]) > 1e-3
+    lines = mtfc("verify", "noise.mtf", "--layout", "data").out.splitlines()
+    cases = [i for i, line in enumerate(lines) if " numpy " in line or " jax " in line]
+    assert len(cases) == 2
+    for case in cases:
+        assert lines[case + 1].startswith("  rounding alone: `gradient common`, `training of common`, ")
+        assert "`gradient w`" not in lines[case + 1]
 
 
 NOISE = """
