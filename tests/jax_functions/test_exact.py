@@ -72,6 +72,25 @@ def test_a_training_step_is_compared_with_its_state() -> None:
     assert (found.ok, found.skipped) == (True, None)
 
 
+def shuffled(w: jax.Array, x: jax.Array, key: jax.Array) -> jax.Array:
+    """Keep the first half of each row in a random order, as a masked autoencoder does; the others are zeros."""
+    order = jnp.argsort(jax.random.uniform(key, x.shape), axis=1)
+    places = jnp.argsort(order, axis=1)
+    kept = jnp.take_along_axis(x, order[:, :4], 1) @ w
+    full = jnp.concatenate([kept, jnp.zeros_like(kept)], 1)
+    is_masked = places >= 4
+    ranked, heights = jax.lax.sort((x, full), dimension=1, num_keys=1)
+    return jnp.take_along_axis(full, places, 1) * is_masked / is_masked.sum() + heights / (1 + ranked**2)
+
+
+def test_sorted_elements_are_a_permutation() -> None:
+    """Other indices would leave no element masked, and then nothing could be judged."""
+    args = array(4, 4), array(8, 8), jax.eval_shape(lambda: jax.random.key(0))
+    program = mtfc.from_jax(shuffled, *args)
+    found = exactly_verified(program.plan({"batch": "data"}, {"data": 4}), 0)
+    assert (found.ok, found.skipped, found.elements, found.not_judged) == (True, None, 2 * 8 * 8, 0)
+
+
 def endless(w: jax.Array, x: jax.Array) -> jax.Array:
     """Iterate until a sum over split dimensions is small, in a scan and in a branch. On residues no iteration is the last."""
 

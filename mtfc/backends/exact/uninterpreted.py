@@ -1,7 +1,8 @@
 """Functions from outside of the language under the exact check: pseudo-random functions of the residues of their operands.
 
 Whatever a function computes, it computes the same from the same operands. So the undistributed program and a layout agree if each
-element along the mapped dimensions gets the right operands, all of them and whole.
+element along the mapped dimensions gets the right operands, all of them and whole. But `sort` goes by the order of residues, as
+other numbers would be no permutation.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from mtfc.backends.exact.prime_field import PrimeField
 from mtfc.backends.exact.residues import ExactArray
-from mtfc.compiler.ir.ops.calls import FUNCTIONS
+from mtfc.compiler.ir.ops.calls import FUNCTIONS, OnShards
 
 INTEGERS = {"b": 2, "i": 4, "u": 4}
 """Kind of a dtype -> the number of values that results have, which may be indices."""
@@ -34,16 +35,54 @@ def uninterpreted_call(
     cores = [x.shape[x.ndim - rank :] for x, rank in zip(arrays, ranks, strict=True)]
     struct: Any = jax.ShapeDtypeStruct
     structs = [struct(core, x.dtype) for x, core in zip(arrays, cores, strict=True)]
-    shapes = jax.eval_shape(FUNCTIONS[name], *structs)
-    digests = []
-    for x, own, core in zip(arrays, places, cores, strict=True):
-        front = x.shape[: x.ndim - len(own) - len(core)]
-        middle = tuple(sizes[i] if i in own else 1 for i in range(len(sizes)))
-        digests.append(_digest(field, x, len(core)).reshape((*front, *middle)))
-    lead = np.broadcast_shapes(tuple(sizes), *(each.shape for each in digests))
+    function = FUNCTIONS[name]
+    shapes = jax.eval_shape(function, *structs)
+    fronts = [
+        (
+            *x.shape[: x.ndim - len(own) - len(core)],
+            *(sizes[i] if i in own else 1 for i in range(len(sizes))),
+        )
+        for x, own, core in zip(arrays, places, cores, strict=True)
+    ]
+    lead = np.broadcast_shapes(tuple(sizes), *fronts)
+    if isinstance(function, OnShards) and function.keys:
+        return _sorted(arrays, fronts, lead, shapes, function.keys)
+    digests = [
+        _digest(field, x, len(core)).reshape(front)
+        for x, front, core in zip(arrays, fronts, cores, strict=True)
+    ]
     digest = field.hashed(name, np.zeros(lead, np.uint64), *digests)
     field.count("results of primitives of JAX", sum(prod(lead) * prod(each.shape) for each in shapes))
     return tuple(_result(field, f"result {i}", digest, each) for i, each in enumerate(shapes))
+
+
+def _sorted(
+    arrays: Sequence[ExactArray],
+    fronts: Sequence[tuple[int, ...]],
+    lead: tuple[int, ...],
+    shapes: Sequence[Any],
+    keys: int,
+) -> tuple[ExactArray, ...]:
+    """Return the arrays sorted by the first ones along the axes that are not mapped; equal elements keep their order.
+
+    fronts: the other axes of each array, and lead: those of the results.
+    """
+    number = prod(shapes[0].shape)
+
+    def spread(values: Any, front: tuple[int, ...]) -> Any:
+        return np.broadcast_to(values.reshape((*front, number)), (*lead, number))
+
+    order = np.broadcast_to(np.arange(number), (*lead, number))
+    for x, front in reversed(list(zip(arrays[:keys], fronts, strict=False))):
+        found = np.take_along_axis(spread(x.keys(), front), order, -1)
+        order = np.take_along_axis(order, np.argsort(found, axis=-1, kind="stable"), -1)
+
+    def result(x: ExactArray, front: tuple[int, ...], shape: Any) -> ExactArray:
+        return x.mapped(
+            lambda values: np.take_along_axis(spread(values, front), order, -1).reshape((*lead, *shape.shape))
+        )
+
+    return tuple(result(*each) for each in zip(arrays, fronts, shapes, strict=True))
 
 
 def _digest(field: PrimeField, x: ExactArray, rank: int) -> Any:

@@ -45,11 +45,12 @@ class OnShards:
     """A function of all elements of a processor along the mapped dimensions: (their sizes, *arrays) -> a list of arrays.
 
     Arrays have an axis for each mapped dimension in front, of size 1 if an array lacks the dimension. mapped: the number of these
-    dimensions.
+    dimensions. keys: the number of operands by which all of them are sorted along their other axes; 0 for another function.
     """
 
     function: Callable[..., list[Any]]
     mapped: int
+    keys: int = 0
 
     def __call__(self, *arrays: Any) -> list[Any]:
         """Apply the function to one element."""

@@ -189,7 +189,8 @@ def _emit_along(emitter: JaxprEmitter, step: AppliedPrimitive, own: Sequence[int
         [tuple(dim.size for dim in dims) for dims in results],
     )
     shape = tuple(step.operands[0].shape[j] for j in own)
-    function = OnShards(partial(_along_shards, step, params, shape, sizes), len(mapped))
+    keys = params["num_keys"] if step.primitive == "sort" else 0
+    function = OnShards(partial(_along_shards, step, params, shape, sizes), len(mapped), keys)
     return add_call(emitter, step, function, values, mapped, results, params)
 
 
