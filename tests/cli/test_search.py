@@ -714,9 +714,9 @@ def test_compiling_the_loops_of_a_search_takes_nothing_of_its_budget(
         with event.trigger_event("numba:compile"):
             time.sleep(1.5)
 
-    def compiled_space(*arguments: Any) -> PlacementSpace:
+    def compiled_space(*arguments: Any, **options: Any) -> PlacementSpace:
         compiled()
-        return placement_space(*arguments)
+        return placement_space(*arguments, **options)
 
     monkeypatch.setattr(placements, "placement_space", compiled_space)
     monkeypatch.setattr(solver_search, "compile_loops", compiled)
