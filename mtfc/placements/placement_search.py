@@ -32,7 +32,7 @@ from mtfc.placements.operators.strategy import (
 )
 from mtfc.placements.part_costs import PartTimes
 from mtfc.placements.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
-from mtfc.placements.strategy_bounds import lower_bound
+from mtfc.placements.strategy_bounds import compile_loops, lower_bound
 from mtfc.placements.strategy_tasks import StrategyTasks
 
 
@@ -152,6 +152,7 @@ def placement_space(
     evaluation, not for search. times: measured times of parts and transfers. is_limited: False if strategies may need more memory
     than there is. operators: those of the program, if they are known.
     """
+    compile_loops()
     graph = _without_frozen(operators or operators_of(program), program)
     found = cotangent_flow(graph)
     choices = configurations(found, hardware, max(devices, parts))

@@ -19,7 +19,7 @@ from math import inf, prod
 import attrs
 import numpy as np
 
-from mtfc.compiler.search.jit import jit, jit_internal
+from mtfc.compiler.search.jit import jit, jit_internal, warm_up
 from mtfc.placements.operators.operator_graph import OperatorStep
 from mtfc.placements.operators.strategy import Configuration, Degrees, OperatorConfigurations
 from mtfc.placements.part_costs import ONE
@@ -368,6 +368,15 @@ class StrategyBounds:
         found = np.maximum(busiest, mean) + (outside if counts.any() else 0.0)
         np.maximum.at(found, operator, (start + rest).max(axis=2) + seconds)
         return np.maximum(found, np.where(allowed, found, inf).min(axis=1).max())
+
+
+def compile_loops() -> None:
+    """Compile the loops before a search is timed."""
+    none, one = np.zeros(0, np.int64), np.zeros(1, np.int64)
+    seconds, allowed = np.zeros((1, 1)), np.ones((1, 1), np.bool_)
+    warm_up(
+        lambda: raise_along(none, none, np.zeros((0, 1, 1, 1, 1)), one, seconds, allowed, np.zeros((1, 1, 1)))
+    )
 
 
 @jit
