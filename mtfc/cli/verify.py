@@ -7,16 +7,8 @@ import json
 from typing import TYPE_CHECKING
 
 from mtfc.backends.registry import BACKENDS
-from mtfc.cli.options import (
-    add_format,
-    add_memory,
-    add_parameters,
-    add_passes,
-    add_program,
-    add_selection,
-    chosen,
-    seed,
-)
+from mtfc.cli.option_text import add_options, record_of
+from mtfc.cli.options import LOWERING, PARAMETERS, add_program, chosen, selection
 from mtfc.driver.errors import ERRORS, OK
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
@@ -38,31 +30,20 @@ Status 1: a difference is larger than rounding.
 """
 
 
+OPTIONS = f"""
+  --backend {"|".join(BACKENDS)}    run this backend only (default: both)
+  --dtype f32|f64        compute everything in this dtype, regardless of the file; in f64, rounding hides no differences
+  --data FILE.npz        inputs; only the first batch is used (default: drawn)
+{PARAMETERS}
+  --seed N               seed of drawn inputs and parameters (default: 0)
+  --verbose              print the error, the scale and the bound of every array
+  --no-exact             leave out the exact check, which rounding cannot mislead
+{LOWERING}{selection("all", or_placement=True)}"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_program(parser)
-    parser.add_argument("--backend", choices=BACKENDS, help="run this backend only (default: both)")
-    parser.add_argument(
-        "--dtype",
-        choices=("f32", "f64"),
-        help="compute everything in this dtype, regardless of the file; in f64, rounding hides no differences",
-    )
-    parser.add_argument(
-        "--data", metavar="FILE.npz", help="inputs; only the first batch is used (default: drawn)"
-    )
-    add_parameters(parser)
-    parser.add_argument(
-        "--seed", metavar="N", type=seed, default=0, help="seed of drawn inputs and parameters (default: 0)"
-    )
-    parser.add_argument(
-        "--verbose", action="store_true", help="print the error, the scale and the bound of every array"
-    )
-    parser.add_argument(
-        "--no-exact", action="store_true", help="leave out the exact check, which rounding cannot mislead"
-    )
-    add_selection(parser, "all", or_placement=True)
-    add_memory(parser)
-    add_passes(parser)
-    add_format(parser)
+    add_options(parser, OPTIONS, VerifyOptions)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
@@ -74,7 +55,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         else:
             print(case_text(result, options.verbose), flush=True)
 
-    given = _options(options)
+    given = record_of(options, VerifyOptions, choice=chosen(options), exact=not options.no_exact)
     if given.choice.source is not None:
         from mtfc.driver.jax_functions.verification import verify_function
 
@@ -83,17 +64,3 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         verified = verify(given, sources, show)
     print(json.dumps(verified.record(), indent=2) if options.format == "json" else verified.verdict())
     return OK if verified.ok else ERRORS
-
-
-def _options(options: argparse.Namespace) -> VerifyOptions:
-    return VerifyOptions(
-        options.file,
-        chosen(options),
-        options.backend,
-        options.dtype,
-        options.data,
-        options.params,
-        options.params_partial,
-        options.seed,
-        not options.no_exact,
-    )
