@@ -460,6 +460,7 @@ def verified(
     params_partial: bool,
     seed: int,
     exact: bool,
+    budget: float | None,
 ) -> Verification:
     """Return the record of `mtfc verify`. Raises `CompileError`, `UsageError` and `Unavailable`."""
     from mtfc.backends.common.devices import setting_kept
@@ -475,7 +476,10 @@ def verified(
         params_partial,
         seed,
         exact,
+        budget,
     )
+    if budget is not None:
+        seconds_option("budget", budget)
     one_of("backend", backend or "numpy", tuple(BACKENDS))
     one_of("dtype", dtype or "f32", ("f32", "f64"))
     number_option("seed", seed, 0, 2**32 - 1)

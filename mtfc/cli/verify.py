@@ -12,9 +12,9 @@ from mtfc.cli.options import LOWERING, PARAMETERS, add_program, chosen, selectio
 from mtfc.driver.errors import ERRORS, OK
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
-from mtfc.driver.verification.verify import Verified, verify
+from mtfc.driver.verification.verify import JaxGradients, Result, Verified, verify
 from mtfc.reports.exact_report import ExactCase, exact_text
-from mtfc.reports.verification_report import CaseResult, case_text
+from mtfc.reports.verification_report import case_text
 
 if TYPE_CHECKING:
     from mtfc.driver.jax_functions.verification import VerifiedPlan
@@ -38,6 +38,7 @@ OPTIONS = f"""
   --seed N               seed of drawn inputs and parameters (default: 0)
   --verbose              print the error, the scale and the bound of every array
   --no-exact             leave out the exact check, which rounding cannot mislead
+  --budget SECONDS       time for all checks; those that do not fit are skipped (default: each check has a time by its size)
 {LOWERING}{selection("all", or_placement=True)}"""
 
 
@@ -47,13 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    def show(result: CaseResult | ExactCase) -> None:
-        if options.format == "json":
+    def show(result: Result | str) -> None:
+        if options.format == "json" or isinstance(result, JaxGradients):
             return
-        if isinstance(result, ExactCase):
-            print(exact_text(result), flush=True)
+        if isinstance(result, str):
+            text = f"{result}:"
+        elif isinstance(result, ExactCase):
+            text = exact_text(result)
         else:
-            print(case_text(result, options.verbose), flush=True)
+            text = case_text(result, options.verbose)
+        print(text, flush=True)
 
     given = record_of(options, VerifyOptions, choice=chosen(options), exact=not options.no_exact)
     if given.choice.source is not None:

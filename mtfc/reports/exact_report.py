@@ -15,7 +15,7 @@ class ExactCase:
     wrong: the results that differ. wrong_gradients: the arguments whose gradients differ from forward mode. elements: the number
     of compared elements; not_judged: those without a meaning on residues. unsure: what was replaced by pseudo-random numbers ->
     the number of elements, of the `computed` elements of the undistributed program. cut_loops: the number of loops whose first
-    iterations are compared, because their condition did not fail on residues.
+    iterations are compared, because their condition did not fail on residues. failed: why the check did not end.
     """
 
     layout: str
@@ -27,11 +27,12 @@ class ExactCase:
     unsure: Mapping[str, int] = attrs.field(factory=dict)
     computed: int = 0
     skipped: str | None = None
+    failed: str | None = None
     cut_loops: int = 0
 
     @property
     def ok(self) -> bool:
-        return not self.wrong and not self.wrong_gradients
+        return not self.wrong and not self.wrong_gradients and not self.failed
 
     @property
     def share_not_judged(self) -> float:
@@ -42,8 +43,8 @@ class ExactCase:
 def exact_text(case: ExactCase) -> str:
     """Return `hybrid               exact  ok     all 15,366 elements are equal`."""
     start = f"{case.layout:<20} exact "
-    if case.skipped:
-        return f"{start} skipped: {case.skipped}"
+    if case.skipped or case.failed:
+        return f"{start} skipped: {case.skipped}" if case.skipped else f"{start} FAILED {case.failed}"
     if case.wrong_gradients:
         return f"{start} WRONG  gradients that differ from forward mode: {', '.join(case.wrong_gradients)}"
     if case.wrong:
@@ -65,6 +66,7 @@ def exact_json(cases: Sequence[ExactCase]) -> list[dict[str, Any]]:
             "model": case.model,
             "ok": case.ok,
             "skipped": case.skipped,
+            "failed": case.failed,
             "wrong": list(case.wrong),
             "wrong_gradients": list(case.wrong_gradients),
             "elements": case.elements,

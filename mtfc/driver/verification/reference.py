@@ -29,7 +29,7 @@ from mtfc.driver.data.array_files import Array, Arrays
 from mtfc.driver.data.inputs import Batches, draw_batch, read_batches
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, Case, LayoutOnMesh
 from mtfc.driver.options import VerifyOptions
-from mtfc.driver.running.execution import Session, load, loaded
+from mtfc.driver.running.execution import Session, load, loaded, source
 from mtfc.driver.verification.agreement import Expected, Limits
 from mtfc.driver.verification.roundings import InfinityMarks, OtherRounding, OverflowMarks
 from mtfc.driver.verification.special_numbers import SpecialDraw, has_convolution, special_draws
@@ -130,6 +130,17 @@ class Reference:
         parameters = Session.start(load(alone.lower(program), "numpy"), options.seed, given).parameters()
         return cls(program, batches, parameters, given, options.seed)
 
+    def lowered(self, case: LayoutOnMesh) -> Program:
+        """Return the program of one processor, with all gradients and the training step. The last one is kept."""
+        if self._last.get("case") != case:
+            self._last.update(case=case, program=case.lower(self.program, of="step+gradients"))
+        program: Program = self._last["program"]
+        return program
+
+    @cached_property
+    def _last(self) -> dict[str, Any]:
+        return {}
+
     @cached_property
     def runs(self) -> ReferenceRuns:
         """The results for drawn numbers."""
@@ -222,15 +233,21 @@ class Reference:
 
 @attrs.frozen
 class CaseModules:
-    """The modules of a case: the one that `run`, `train` and `compile` make, and one with all gradients."""
+    """The modules of a case: one with the functions that `run`, `train` and `compile` make, and one with all gradients.
+
+    A layout has both in one module, which is lowered once.
+    """
 
     program: Any
     gradients: Any
 
     @classmethod
     def of(cls, case: Case, reference: Reference, backend: str) -> CaseModules:
-        texts = (case.source(reference.program, backend, of) for of in ("step", "gradients"))
-        return cls(*(loaded(text, backend) for text in texts))
+        if not isinstance(case, LayoutOnMesh):
+            texts = (case.source(reference.program, backend, of) for of in ("step", "gradients"))
+            return cls(*(loaded(text, backend) for text in texts))
+        module = loaded(source(reference.lowered(case), backend), backend)
+        return cls(module, module)
 
     def results(self, reference: Reference) -> Results:
         """Yield all results for the reference's arguments."""
