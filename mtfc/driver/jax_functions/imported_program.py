@@ -231,11 +231,13 @@ class ImportedProgram:
         return case
 
     @public
-    def verify(self, plan: Plan, *args: Any, seed: int = 0, **kwargs: Any) -> PlanVerification:
+    def verify(
+        self, plan: Plan, *args: Any, seed: int = 0, budget: float | None = None, **kwargs: Any
+    ) -> PlanVerification:
         """Compare the plain function, `plan.apply` and `plan.step` on random arguments, or on given ones.
 
         The program of `plan.step` is compared over a finite field, too, without rounding. Needs as many devices as the plan has;
-        virtual ones do.
+        virtual ones do. Programs run in a process of their own; those beyond `budget` seconds are not compared.
         """
         from mtfc.driver.jax_functions.comparison import verified
 
@@ -243,7 +245,7 @@ class ImportedProgram:
             raise UsageError(
                 "`verify` takes a plan of this program: make it by `program.plan`, `search` or `load`"
             )
-        return verified(plan, args, kwargs, seed)
+        return verified(plan, args, kwargs, seed, budget=budget)
 
 
 def _without_empty(rules: Rules) -> Rules:

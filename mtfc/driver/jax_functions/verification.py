@@ -47,6 +47,7 @@ class VerifiedPlan:
             "layout": self.layout,
             "mesh": self.mesh.sizes,
             "outputs": [attrs.asdict(each) | {"ok": each.ok} for each in self.found.outputs],
+            "ended": list(self.found.ended),
             "exact": exact_json([self.found.exact] if self.found.exact else []),
         }
 
@@ -75,13 +76,13 @@ def verify_function(options: VerifyOptions, sources: Sources) -> VerifiedPlan:
     jax = import_jax()
     jax.config.update("jax_default_matmul_precision", "highest")
     plan = plan_on_devices(options.file, options.choice, sources)
-    found = verified(plan, (), {}, options.seed, options.exact)
+    found = verified(plan, (), {}, options.seed, options.exact, options.budget)
     if found.proves_nothing:
         source = options.choice.source
         assert isinstance(source, FunctionSource)
         args, kwargs = source.example(plan.function)
         if not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves((args, kwargs))):
-            found = verified(plan, args, kwargs, options.seed, options.exact)
+            found = verified(plan, args, kwargs, options.seed, options.exact, options.budget)
     return VerifiedPlan(plan.program.name, plan.case.name, plan.case.mesh, found)
 
 

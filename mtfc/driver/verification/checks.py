@@ -88,7 +88,7 @@ def results(checks: Sequence[Check], remade: Remade, budget: float | None = None
     try:
         pickle.dumps(remade)
     except Exception:  # an argument that is a function of the user
-        yield from results_here(checks, remade, budget)
+        yield from results_here(checks)
         return
     until = None if budget is None else monotonic() + budget
     number = 0
@@ -100,7 +100,12 @@ def results(checks: Sequence[Check], remade: Remade, budget: float | None = None
             child.end()
 
 
-def results_here(checks: Sequence[Check], remade: Remade, budget: float | None = None) -> Iterator[Any]:
+def uses_children() -> bool:
+    """Return True if checks run in children."""
+    return results is not results_here
+
+
+def results_here(checks: Sequence[Check], *_: Any) -> Iterator[Any]:
     """Yield the results of all checks, which run in this process, where no time can be kept."""
     for check in checks:
         with doing(check.what):
@@ -120,7 +125,7 @@ def _results_of(
         if isinstance(message, _Done):
             number += 1
         elif isinstance(message, _Unknown):
-            yield from results_here(checks, Remade("", ()))
+            yield from results_here(checks)
             return len(checks)
         elif isinstance(message, BaseException):
             raise message
