@@ -15,10 +15,10 @@ import mtfc
 from mtfc.backends.common.devices import devices
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.driver.jax_functions.comparison import ON_ITS_MESH, drawn_arguments, rounding_spread
+from mtfc.driver.jax_functions.comparison import ON_ITS_MESH, drawn_arguments
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
 from mtfc.driver.jax_functions.plan import Plan
-from tests.jax_functions.arguments import data, interpreted, program_arguments, run
+from tests.jax_functions.arguments import data, interpreted, program_arguments, rounding_spread, run
 from tests.jax_functions.models import MODELS, array
 
 MESH = Mesh("mesh", (("x", 4), ("y", 2)))
@@ -44,7 +44,7 @@ def test_model(name: str) -> None:
     args, _ = drawn_arguments(program.plan({}, {"one": 1}), 0)
     function = jax.jit(program.function)
     expected = [data(x).astype(np.float64) for x in jax.tree.leaves(function(*args))]
-    spread = rounding_spread(function, args, {}, expected)
+    spread = rounding_spread(function, args, expected)
     arguments = program_arguments(program, args)
     largest = max(np.abs(x).max() for x in expected)
     lowered = lower(program.program, MESH, split(program))

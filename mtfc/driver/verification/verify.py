@@ -88,7 +88,9 @@ class Verified:
 
     @property
     def ok(self) -> bool:
-        """True if no result is wrong, and all checks have ended."""
+        """True if no result is wrong, all checks have ended, and at least one was not skipped."""
+        if all(each.skipped for each in (*self.results, *self.exact)):
+            return False
         cases = (
             *(not (each.wrong or each.failed) for each in self.results),
             *(each.ok for each in self.exact),
