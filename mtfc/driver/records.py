@@ -182,7 +182,7 @@ class SpecialNumbers(TypedDict):
 
 
 class Case(ComparedParts):
-    """A layout on a backend, in the dtypes of the file; or the reason to skip the layout. f64: the same in f64."""
+    """A layout on a backend, in the dtypes of the file; or the reason why there are no results. f64: the same in f64."""
 
     model: str
     layout: str
@@ -190,6 +190,7 @@ class Case(ComparedParts):
     backend: str
     ok: bool
     skipped: str | None
+    failed: str | None
     wrong: list[str]
     not_finite: list[str]
     f64: ComparedParts
@@ -203,6 +204,7 @@ class ExactRecord(TypedDict):
     model: str
     ok: bool
     skipped: str | None
+    failed: str | None
     wrong: list[str]
     wrong_gradients: list[str]
     elements: int

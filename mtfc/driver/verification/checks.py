@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from queue import Empty, Queue
 from tempfile import TemporaryFile
 from threading import Thread
@@ -121,7 +122,7 @@ def _results_of(
         left = float("inf") if until is None else until - monotonic()
         seconds = check.seconds if until is None else left
         with doing(check.what):
-            message = child.message(seconds) if left > 0 else None
+            message = child.message(seconds, until is not None) if left > 0 else None
         if isinstance(message, _Done):
             number += 1
         elif isinstance(message, _Unknown):
@@ -176,7 +177,7 @@ class _Child:
         with suppress(OSError):
             pickle.dump(sys.path, self.process.stdin)
             pickle.dump(job, self.process.stdin)
-            self.process.stdin.close()
+            self.process.stdin.flush()  # it stays open: the child ends with it
         try:
             while True:
                 self.messages.put(pickle.load(self.process.stdout))
@@ -185,16 +186,34 @@ class _Child:
             said = self.errors.read().decode("utf-8", "replace")
             self.messages.put(_Death(_reason(self.process.wait(), said)))
 
-    def message(self, seconds: float) -> Any:
-        """Return the next message; None if there is none in time."""
+    def message(self, seconds: float, is_strict: bool) -> Any:
+        """Return the next message; None if there is none in time.
+
+        On a loaded machine a child gets the seconds as processor time, in at most ten times as long; a strict limit is one of the
+        clock.
+        """
+        began, processor = monotonic(), self._processor_seconds()
+        while True:
+            with suppress(Empty):
+                return self.messages.get(timeout=seconds / 10)
+            passed, used = monotonic() - began, self._processor_seconds() - processor
+            if passed >= seconds and (is_strict or used >= seconds or passed >= 10 * seconds):
+                return None
+
+    def _processor_seconds(self) -> float:
+        """Return the processor time of the child; where a system does not say it, the time of the clock."""
         try:
-            return self.messages.get(timeout=None if seconds == float("inf") else seconds)
-        except Empty:
-            return None
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / float(os.sysconf("SC_CLK_TCK"))
+        except (OSError, IndexError, ValueError):
+            return monotonic()
 
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
+        assert self.process.stdin is not None
+        with suppress(OSError):
+            self.process.stdin.close()
         self.errors.close()
 
 
@@ -228,6 +247,7 @@ def serve() -> None:
         remade, first = pickle.load(sys.stdin.buffer)
     except (AttributeError, ImportError):
         return _send(messages, _Unknown())
+    Thread(target=_end_with_caller, daemon=True).start()
     try:
         for check in remade.checks()[first:]:
             for result in check.run():
@@ -235,6 +255,12 @@ def serve() -> None:
             _send(messages, _Done())
     except BaseException as error:
         _send(messages, error)
+
+
+def _end_with_caller() -> None:
+    """End this process once its caller has ended, however that came."""
+    sys.stdin.buffer.read()
+    os._exit(1)
 
 
 def _send(messages: IO[bytes], message: Any) -> None:

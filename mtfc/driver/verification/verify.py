@@ -89,7 +89,8 @@ class Verified:
     @property
     def ok(self) -> bool:
         """True if no result is wrong, all checks have ended, and at least one was not skipped."""
-        if all(each.skipped for each in (*self.results, *self.exact)):
+        skipped = [each.skipped for each in self.results] + [each.skipped for each in self.exact]
+        if skipped and all(skipped):
             return False
         cases = (
             *(not (each.wrong or each.failed) for each in self.results),
