@@ -1,0 +1,113 @@
+"""The check of an import: the user's jaxpr and the imported program, both over a finite field.
+
+`backends/exact/jaxprs.py` evaluates the jaxpr by itself, with axes by position. So a link, a rename or a rule of the import that is
+wrong makes other numbers, without any tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mtfc.compiler.ir.core import walk
+from mtfc.compiler.ir.loops import is_unbounded
+from mtfc.reports.exact_report import ExactCase
+
+if TYPE_CHECKING:
+    from mtfc.backends.exact.residues import ExactArray
+    from mtfc.frontend.jaxpr.importing import Imported, Leaf
+
+NAME = "import"
+"""The name of the check beside those of layouts."""
+
+MOST = 2**20
+"""The most iterations of a loop."""
+
+
+def import_case(imported: Imported, seed: int) -> ExactCase:
+    """Compare the imported program with the jaxpr that it is made of."""
+    from mtfc.backends.exact.check import without_residues
+    from mtfc.driver.verification.exact_cases import QUICK, elements
+
+    name, size = imported.program.name, elements(imported.program)
+    if size > QUICK:
+        return ExactCase(NAME, name, skipped=f"its values have {size:.1e} elements")
+    if strange := without_residues(imported.main):
+        return ExactCase(NAME, name, skipped=f"`{strange}` has no meaning on residues")
+    return _compared(imported, seed, size)
+
+
+def given_constants(imported: Imported) -> Mapping[str, Any]:
+    """Return the arrays that the function closes over, by the names of arguments."""
+    import numpy as np
+
+    return {
+        leaf.name: np.asarray(leaf.constant).reshape([dim.size for dim in leaf.flat_dims])
+        for leaf in imported.inputs
+        if leaf.constant is not None and leaf.key is None
+    }
+
+
+def _compared(imported: Imported, seed: int, size: int) -> ExactCase:
+    from mtfc.backends.exact.check import ExactReference, evaluated
+    from mtfc.backends.exact.jaxprs import ImportedEvaluation, JaxprOnField, ReversedField
+    from mtfc.backends.exact.prime_field import PRIMES, PrimeField
+
+    reference = ExactReference(imported.program, given_constants(imported), seed, derives=False)
+    main, closed = imported.main, imported.flat.closed
+    number = len(closed.jaxpr.invars)
+    wrong: dict[str, None] = {}
+    elements, not_judged, cut, unsure = 0, 0, 0, dict[str, int]()
+    for draw, kind in enumerate((PrimeField, ReversedField)):
+        field = kind(PRIMES[draw], seed + draw)
+        arguments = {a.value.name: reference.drawn(a, field, draw, main.name) for a in main.arguments}
+        given = [_as_in_jax(leaf, arguments[leaf.name]) for leaf in imported.inputs]
+        constants = [(leaf.constant, x) for leaf, x in zip(imported.inputs, given, strict=True)][number:]
+        actual = evaluated(main, arguments, ImportedEvaluation(field))
+        unsure = {what: unsure.get(what, 0) + n for what, n in field.counts.items()}
+        jaxprs = JaxprOnField(field, constants, _longest(imported))
+        for leaf, x in zip(imported.outputs, jaxprs.run(closed, given[:number]), strict=True):
+            apart, unknown = _differences(actual[leaf.name], x)
+            elements, not_judged = elements + actual[leaf.name].size, not_judged + unknown
+            if apart:
+                wrong[leaf.name] = None
+        cut += jaxprs.cut_loops
+    if wrong and cut:
+        return ExactCase(NAME, imported.program.name, skipped="a loop does not end on residues")
+    names = tuple(f"{name} of {main.name}" for name in wrong)
+    counts = {"elements": elements, "not_judged": not_judged, "unsure": unsure, "cut_loops": cut}
+    return ExactCase(NAME, imported.program.name, names, computed=2 * size, **counts)
+
+
+def _longest(imported: Imported) -> int:
+    """Return the number of iterations to follow a `while` for: the imported program leaves some loops there."""
+    from mtfc.backends.exact.jaxprs import LONGEST_LOOP
+
+    is_cut = any(eqn.regions and is_unbounded(eqn) for eqn in walk(imported.main.body))
+    return LONGEST_LOOP if is_cut else MOST
+
+
+def _as_in_jax(leaf: Leaf, x: ExactArray) -> Any:
+    """Return the value of an argument in the shape that the user's function takes: random keys from their data."""
+    if leaf.key is None:
+        return x.reshape(leaf.shape)
+    import jax
+
+    return jax.random.wrap_key_data(jax.numpy.asarray(x.values.reshape(leaf.shape)), impl=leaf.key)
+
+
+def _differences(actual: ExactArray, expected: Any) -> tuple[int, int]:
+    """Return the number of elements that differ, and of those that are not judged, as they have no meaning over the field."""
+    import numpy as np
+
+    from mtfc.backends.exact.residues import POISON, ExactArray
+
+    if not isinstance(expected, ExactArray):
+        import jax
+
+        return int((actual.values.ravel() != np.asarray(jax.random.key_data(expected)).ravel()).sum()), 0
+    if not expected.is_float:
+        return int((actual.values.ravel() != expected.values.ravel()).sum()), 0
+    a, b = actual.residues().values.ravel(), expected.residues().values.ravel()
+    is_unknown = b == POISON
+    return int(((a != b) & ~is_unknown).sum()), int(is_unknown.sum())
