@@ -203,14 +203,6 @@ class ImportedEvaluation(Evaluation):
         self.np = ImportedNumpy(field)
 
 
-@attrs.define(eq=False)
-class ReversedField(PrimeField):
-    """A field where comparisons are decided the other way round, but for those of small numbers."""
-
-    def reverses(self, rank: int) -> bool:
-        return True
-
-
 # Facts
 
 
@@ -413,6 +405,10 @@ def _split(run: JaxprOnField, eqn: Any, x: ExactArray) -> list[ExactArray]:
     ends = np.cumsum(eqn.params["sizes"])
     lead = (slice(None),) * eqn.params["axis"]
     return [x[(*lead, slice(end - size, end))] for end, size in zip(ends, eqn.params["sizes"], strict=True)]
+
+
+def _unstack(run: JaxprOnField, eqn: Any, x: ExactArray) -> list[ExactArray]:
+    return [x.take(i, eqn.params["axis"]) for i in range(x.shape[eqn.params["axis"]])]
 
 
 def _dynamic_slice(run: JaxprOnField, eqn: Any, x: ExactArray, *starts: Any) -> ExactArray:
@@ -678,6 +674,9 @@ RULES: Mapping[str, Rule] = {
     "rev": _mapping(lambda values, params: np.flip(values, tuple(params["dimensions"]))),
     "slice": _mapping(_slice),
     "split": _split,
+    "stack": lambda run, eqn, *xs: run.np.stack(xs, eqn.params["axis"]),
+    "unstack": _unstack,
+    "tile": _mapping(lambda values, params: np.tile(values, params["reps"])),
     "concatenate": lambda run, eqn, *xs: run.np.concatenate(xs, eqn.params["dimension"]),
     "reduce_sum": lambda run, eqn, x: total(x, _axes(eqn)),
     "sort": _sort,

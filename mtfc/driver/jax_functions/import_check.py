@@ -49,8 +49,8 @@ def given_constants(imported: Imported) -> Mapping[str, Any]:
 
 
 def _compared(imported: Imported, seed: int, size: int) -> ExactCase:
-    from mtfc.backends.exact.check import ExactReference, evaluated
-    from mtfc.backends.exact.jaxprs import ImportedEvaluation, JaxprOnField, ReversedField
+    from mtfc.backends.exact.check import DRAWS, ExactReference, evaluated
+    from mtfc.backends.exact.jaxprs import ImportedEvaluation, JaxprOnField
     from mtfc.backends.exact.prime_field import PRIMES, PrimeField
 
     reference = ExactReference(imported.program, given_constants(imported), seed, derives=False)
@@ -58,8 +58,8 @@ def _compared(imported: Imported, seed: int, size: int) -> ExactCase:
     number = len(closed.jaxpr.invars)
     wrong: dict[str, None] = {}
     elements, not_judged, cut, unsure = 0, 0, 0, dict[str, int]()
-    for draw, kind in enumerate((PrimeField, ReversedField)):
-        field = kind(PRIMES[draw], seed + draw)
+    for draw in DRAWS:
+        field = PrimeField(PRIMES[draw], seed + draw)
         arguments = {a.value.name: reference.drawn(a, field, draw, main.name) for a in main.arguments}
         given = [_as_in_jax(leaf, arguments[leaf.name]) for leaf in imported.inputs]
         constants = [(leaf.constant, x) for leaf, x in zip(imported.inputs, given, strict=True)][number:]
