@@ -76,7 +76,8 @@ class ExactResult:
 
     wrong: the outputs that differ. elements: the number of compared elements; not_judged: of those, the ones without a meaning
     in the field on both sides. unsure: what was replaced by pseudo-random numbers -> the number of elements, of the `computed`
-    elements of the functions. cut_loops: the number of loops that both sides left after `ITERATIONS`.
+    elements of the functions. cut_loops: the number of loops that both sides left after `ITERATIONS`. unjudged: the outputs of
+    which no element has a meaning.
     """
 
     wrong: tuple[ExactDifference, ...]
@@ -85,6 +86,7 @@ class ExactResult:
     unsure: Mapping[str, int]
     computed: int
     cut_loops: int = 0
+    unjudged: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -153,6 +155,7 @@ class ExactReference:
         functions = [function for function in functions if "input" in FORMS[function.name].takes]
         wrong: list[ExactDifference] = []
         elements, poison, cut, unsure = 0, 0, 0, dict[str, int]()
+        judged: dict[str, int] = {}
         for draw in self.draws:
             module = loaded(text, field := self.field(draw, rank))
             vars(module).update({name: field.on_axes(n, vars(module)[name]) for name, n in ranks.items()})
@@ -162,12 +165,15 @@ class ExactReference:
                 for output, right in expected.items():
                     differ, unknown = compared(actual[output], right)
                     elements, poison = elements + right.size, poison + unknown
+                    name = f"{output} of {function.name}"
+                    judged[name] = judged.get(name, 0) + right.size - unknown
                     if differ:
                         wrong.append(ExactDifference(function.name, output, differ))
             unsure = {what: unsure.get(what, 0) + n for what, n in field.counts.items()}
             cut += field.cut_loops
         computed = len(self.draws) * sum(_computed(self.functions[f.name][0].body) for f in functions)
-        return ExactResult(_first_of_each(wrong), elements, poison, unsure, computed, cut)
+        unjudged = tuple(name for name, number in judged.items() if not number)
+        return ExactResult(_first_of_each(wrong), elements, poison, unsure, computed, cut, unjudged)
 
     def compare_computed(
         self, name: str, compute: Callable[[Arrays, ExactNumpy, RandomNumbers], Arrays]

@@ -769,16 +769,18 @@ def own_function(eqn: Any) -> Any:
     """Return the jaxpr of the function that computes a primitive, if it is made of other primitives; else None."""
     import jax
 
-    function = getattr(eqn.primitive, "impl", None)
+    function, params, spread = getattr(eqn.primitive, "impl", None), dict(eqn.params), list[Any]
     if eqn.primitive.name in FUNCTIONS_OF_JAX:
         module, name = FUNCTIONS_OF_JAX[eqn.primitive.name]
         function = getattr(import_module(module), name)
+    if eqn.primitive.name == "regularized_incomplete_beta":
+        params["dtype"], spread = eqn.outvars[0].aval.dtype, lambda xs: jax.numpy.broadcast_arrays(*xs)
     if function is None or getattr(function, "func", function).__name__ == "apply_primitive":
         return None
     struct: Any = jax.ShapeDtypeStruct
 
     def results(*operands: Any) -> Any:
-        return jax.tree.leaves(function(*operands, **eqn.params))
+        return jax.tree.leaves(function(*spread(operands), **params))
 
     try:
         found = jax.make_jaxpr(results)(*(struct(v.aval.shape, v.aval.dtype) for v in eqn.invars))

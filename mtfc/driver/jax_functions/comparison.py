@@ -11,6 +11,7 @@ import attrs
 from mtfc.compiler.activity import doing
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.types import ARRAY_DTYPES
+from mtfc.driver.jax_functions.import_check import given_constants, import_case
 from mtfc.frontend.jaxpr.tracing import by_place, value_of
 from mtfc.reports.exact_report import ExactCase, exact_text
 
@@ -57,25 +58,51 @@ class OutputDifference:
         return self.error <= self.limit
 
 
+NO_NUMBERS = "NOT COMPARED, as all numbers are NaN or infinite on these arguments:"
+OTHERS = "`verify(plan, *args)` takes others"
+BUT_IMPORT = "; this does not cover the import"
+
+
 @attrs.frozen
 class PlanVerification:
-    """The comparison of all outputs, and the exact check of the program of `plan.step`, or None if it was left out."""
+    """The comparison of all outputs, and the exact checks of the import and of the program of `plan.step`.
+
+    These are None if they were left out.
+    """
 
     outputs: tuple[OutputDifference, ...]
     exact: ExactCase | None = None
+    imported: ExactCase | None = None
+
+    @property
+    def exact_cases(self) -> tuple[ExactCase, ...]:
+        """The exact checks, that of the import first."""
+        return tuple(case for case in (self.imported, self.exact) if case is not None)
 
     @property
     def ok(self) -> bool:
-        agrees = all(each.ok for each in self.outputs) and (self.exact is None or self.exact.ok)
-        return agrees and not self.proves_nothing
+        agrees = all(each.ok for each in (*self.outputs, *self.exact_cases))
+        return agrees and not self.proves_nothing and not self.without_numbers
+
+    @property
+    def without_numbers(self) -> tuple[str, ...]:
+        """The outputs of which NaN and infinities leave no number to compare."""
+        names = (each.output for each in self.outputs if each.not_finite and _proves_nothing([each]))
+        return tuple(dict.fromkeys(names))
 
     @property
     def proves_nothing(self) -> bool:
         """True if no number of the outputs says anything about the plan."""
         return _proves_nothing(self.outputs)
 
+    @property
+    def _covers_step(self) -> bool:
+        """False if `plan.step` is wrong, and no check of the import says why: the other exact check begins behind it."""
+        is_compared = self.imported is not None and self.imported.skipped is None
+        return is_compared or all(each.ok for each in self.outputs if each.road == "plan.step")
+
     def __str__(self) -> str:
-        lines = []
+        lines = [exact_text(self.imported)] if self.imported is not None else []
         for road in dict.fromkeys(each.road for each in self.outputs):
             own = [each for each in self.outputs if each.road == road]
             worst = max(own, key=lambda each: (not each.ok, each.difference))
@@ -85,8 +112,10 @@ class PlanVerification:
                 f"{road} {state} the plain function: at most {worst.difference:.1e} ({worst.output})"
             )
         lines += _unstable_note(self.outputs)
+        if self.without_numbers:
+            lines.append(f"{NO_NUMBERS} {', '.join(self.without_numbers)}: {OTHERS}")
         if self.exact is not None:
-            lines.append(exact_text(self.exact))
+            lines.append(exact_text(self.exact) + ("" if self._covers_step else BUT_IMPORT))
         return "\n".join(lines)
 
 
@@ -112,16 +141,10 @@ def _unstable_note(outputs: Sequence[OutputDifference]) -> Iterator[str]:
 
 def exactly_verified(plan: Plan, seed: int) -> ExactCase:
     """Compare the program of `plan.step` with the imported program over a finite field. Calls of JAX are not interpreted."""
-    import numpy as np
-
     from mtfc.driver.running.execution import without_warnings
     from mtfc.driver.verification.exact_cases import exact_lowered
 
-    given = {
-        leaf.name: np.asarray(leaf.constant).reshape([dim.size for dim in leaf.flat_dims])
-        for leaf in plan.imported.inputs
-        if leaf.constant is not None and leaf.key is None
-    }
+    given = given_constants(plan.imported)
     with doing("exact check"), without_warnings():
         return exact_lowered(plan.imported.program, plan.program, given, seed)
 
@@ -135,8 +158,9 @@ def verified(
     """
     import jax
 
+    checked = import_case(plan.imported, seed) if exact else None
     if not args and not kwargs:
-        args, kwargs = drawn_arguments(plan, seed)
+        args, kwargs = finite_arguments(plan, seed)
     plan.check_arguments(args, kwargs)
     args, kwargs = jax.tree.map(value_of, by_place(plan.function, args, kwargs))
     leaves, plain = list(plan.imported.outputs), jax.jit(plan.function)
@@ -158,7 +182,7 @@ def verified(
             roads[ON_ITS_MESH] = _numbers(plain(*args, **kwargs))
     found = [_compared(road, leaves, each, expected, spread, narrowest) for road, each in roads.items()]
     differences = tuple(difference for each in found for difference in each)
-    return PlanVerification(differences, exactly_verified(plan, seed) if exact else None)
+    return PlanVerification(differences, exactly_verified(plan, seed) if exact else None, checked)
 
 
 QUICK_TO_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -288,8 +312,39 @@ def _numbers(results: Any) -> list[Any]:
     return [wide(x) for x in jax.tree.leaves(results)]
 
 
-def drawn_arguments(plan: Plan, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Draw arguments: small floats with ties and zeros, small integers, and keys.
+KINDS: Mapping[str, Callable[[Any], Any]] = {
+    "mixed": lambda x: x,
+    "positive": lambda x: 0.05 + abs(x),
+    "small": lambda x: 1e-2 * x,
+    "fractions": lambda x: 0.1 + 0.8 / (1 + abs(x)),
+    "above": lambda x: 1.5 + abs(x),
+}
+"""Kinds of drawn floats, in the order in which they are tried: a function may be NaN on some of them."""
+
+
+def finite_arguments(plan: Plan, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Draw arguments of the first kind on which each output has a finite number, or of the kind with the most such outputs."""
+    import jax
+    import numpy as np
+
+    own_mesh, best, most = plan.imported.flat.mesh, None, -1
+    plain = jax.jit(plan.function)
+    for kind in KINDS:
+        args, kwargs = drawn_arguments(plan, seed, kind)
+        given, named = jax.tree.map(value_of, by_place(plan.function, args, kwargs))
+        with on_mesh(own_mesh and of_one_device(own_mesh)):
+            found = _numbers(plain(*given, **named))
+        number = sum(bool(np.isfinite(x).any()) or not x.size for x in found)
+        if number > most:
+            best, most = (args, kwargs), number
+        if number == len(found):
+            break
+    assert best is not None
+    return best
+
+
+def drawn_arguments(plan: Plan, seed: int, kind: str = "mixed") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Draw arguments: floats of a kind with ties and zeros, small integers, and keys.
 
     The state of an optimizer, an argument that is returned anew beside the first, gets positive numbers, as second moments are.
     """
@@ -297,12 +352,12 @@ def drawn_arguments(plan: Plan, seed: int) -> tuple[tuple[Any, ...], dict[str, A
     import numpy as np
 
     random = np.random.default_rng(seed)
-    leaves = [_drawn(leaf, random) for leaf in plan.imported.inputs if leaf.constant is None]
+    leaves = [_drawn(leaf, random, KINDS[kind]) for leaf in plan.imported.inputs if leaf.constant is None]
     found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(plan.imported.flat.in_tree, leaves)
     return found
 
 
-def _drawn(leaf: Leaf, random: Any) -> Any:
+def _drawn(leaf: Leaf, random: Any, changed: Callable[[Any], Any]) -> Any:
     import jax
     import numpy as np
 
@@ -320,7 +375,7 @@ def _drawn(leaf: Leaf, random: Any) -> Any:
     is_state = leaf.role == "state" or (leaf.role == "parameter" and is_later)
     ties = np.round(numbers * 4) / 4
     mixed = np.where(random.random(leaf.shape) < 0.1, ties, numbers)
-    mixed = 0.05 + abs(numbers) if is_state else mixed
+    mixed = 0.05 + abs(numbers) if is_state else changed(mixed)
     return np.asarray(mixed, jax.numpy.dtype(ARRAY_DTYPES[leaf.dtype]))
 
 
