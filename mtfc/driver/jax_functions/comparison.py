@@ -12,6 +12,7 @@ from mtfc.compiler.activity import doing
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.types import ARRAY_DTYPES
 from mtfc.driver.jax_functions.import_check import given_constants, import_case
+from mtfc.driver.verification.special_numbers import KINDS
 from mtfc.frontend.jaxpr.tracing import by_place, value_of
 from mtfc.reports.exact_report import ExactCase, exact_text
 
@@ -310,16 +311,6 @@ def _numbers(results: Any) -> list[Any]:
         return parts.astype(np.float64)
 
     return [wide(x) for x in jax.tree.leaves(results)]
-
-
-KINDS: Mapping[str, Callable[[Any], Any]] = {
-    "mixed": lambda x: x,
-    "positive": lambda x: 0.05 + abs(x),
-    "small": lambda x: 1e-2 * x,
-    "fractions": lambda x: 0.1 + 0.8 / (1 + abs(x)),
-    "above": lambda x: 1.5 + abs(x),
-}
-"""Kinds of drawn floats, in the order in which they are tried: a function may be NaN on some of them."""
 
 
 def finite_arguments(plan: Plan, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

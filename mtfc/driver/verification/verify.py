@@ -37,6 +37,7 @@ from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import without_warnings
 from mtfc.driver.verification.exact_cases import elements, exact_cases
 from mtfc.driver.verification.reference import CaseModules, Reference, in_wide_numbers, jax_gradients
+from mtfc.driver.verification.special_numbers import KINDS
 from mtfc.driver.verification.sum_dtypes import wrong_sums
 from mtfc.reports.exact_report import ExactCase, exact_json
 from mtfc.reports.verification_report import (
@@ -55,34 +56,40 @@ MOST_VIRTUAL_DEVICES = 64
 """JAX runs on real devices or on up to this many virtual ones. A larger mesh is skipped, and the result says so."""
 
 
+NO_NUMBERS = "NOT COMPARED, as all numbers are NaN or infinite, also on other inputs (--data takes yours): "
+
+
 @attrs.frozen
 class Verified:
     """The results of all cases. jax_gradients: model -> name -> comparison of a gradient of the reference with `jax.grad`.
 
-    exact: the results of the exact check.
+    exact: the results of the exact check. without_numbers: the results that are NaN or infinite wholly on all drawn inputs.
     """
 
     results: Sequence[CaseResult]
     jax_gradients: Mapping[str, Mapping[str, Comparison]]
     exact: Sequence[ExactCase] = ()
+    without_numbers: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:
         """True if no result is wrong."""
         cases = (*(not result.wrong for result in self.results), *(case.ok for case in self.exact))
-        return all(cases) and not any(self._wrong_gradients())
+        return all(cases) and not any(self._wrong_gradients()) and not self.without_numbers
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record; see `docs/command.md`."""
         return verification_json(self.results, self.ok, self.jax_gradients) | {
-            "exact": exact_json(self.exact)
+            "exact": exact_json(self.exact),
+            "without_numbers": list(self.without_numbers),
         }
 
     def verdict(self) -> str:
         """Return a line with the number of cases that agree, after the gradients that differ from those of JAX."""
         wrong = [case for case in self.exact if not case.ok]
         exact = [f"{len(wrong)} of {len(self.exact)} exact checks fail"] if wrong else []
-        return "\n".join([*self._wrong_gradients(), *exact, verdict_text(self.results)])
+        nothing = [NO_NUMBERS + ", ".join(self.without_numbers)] if self.without_numbers else []
+        return "\n".join([*self._wrong_gradients(), *exact, *nothing, verdict_text(self.results)])
 
     def _wrong_gradients(self) -> Iterator[str]:
         for arrays in self.jax_gradients.values():
@@ -107,7 +114,7 @@ def verify(
         cases += [_placements(each) for each in selections]
         _start_jax([case for each in cases for case in each])
     results, gradients = list[CaseResult](), dict[str, Mapping[str, Comparison]]()
-    exact = list[ExactCase]()
+    exact, nothing = list[ExactCase](), list[str]()
     with without_warnings():
         for selection in selections:
             model = VerifiedModel.of(selection, backends, options)
@@ -121,9 +128,10 @@ def verify(
             for result in model.results():
                 results.append(result)
                 show(result)
+            nothing += model.without_numbers()
             if "jax" in backends:
                 gradients[selection.program.name] = model.jax_gradients()
-    return Verified(results, gradients, exact)
+    return Verified(results, gradients, exact, nothing)
 
 
 def _fitting(selection: Selection) -> Selection:
@@ -176,13 +184,12 @@ class VerifiedModel:
         chosen = everything_in(program, options.dtype) if options.dtype else program
         is_wide = options.dtype == "f64" or _is_wide(program)
         given = dict(given_parameters(options.params, options.params_partial, options.seed, chosen))
-        reference = Reference.of(chosen, given, options)
+        reference, change = _with_numbers(chosen, given, options)
         if is_wide:
             return cls(selection, backends, reference, None)
         whole = {name: _in_f64(array) for name, array in given.items()}
-        return cls(
-            selection, backends, reference, Reference.of(everything_in(program, "f64"), whole, options)
-        )
+        wide = Reference.of(everything_in(program, "f64"), whole, options, change)
+        return cls(selection, backends, reference, wide)
 
     @property
     def name(self) -> str:
@@ -247,9 +254,28 @@ class VerifiedModel:
             placement=case.placement,
         )
 
+    def without_numbers(self) -> list[str]:
+        """Return the results that are NaN or infinite wholly, so that nothing is compared."""
+        return [f"{NOUNS[part]} {name} of {self.name}" for part, name in self.reference.without_numbers()]
+
     @cached_property
     def _not_finite(self) -> tuple[str, ...]:
         return tuple(f"{NOUNS[part]} {name}" for part, name in self.reference.not_finite())
+
+
+def _with_numbers(
+    program: Program, given: Mapping[str, Any], options: VerifyOptions
+) -> tuple[Reference, Callable[[Any], Any] | None]:
+    """Return a reference all of whose results have finite numbers, if a kind of drawn inputs makes these, and the kind."""
+    first = best = Reference.of(program, given, options)
+    if options.data or not first.without_numbers():
+        return first, None
+    found = None
+    for change in KINDS.values():
+        other = Reference.of(program, given, options, change)
+        if len(other.without_numbers()) < len(best.without_numbers()):
+            best, found = other, change
+    return best, found
 
 
 def _in_f64(array: Any) -> Any:
