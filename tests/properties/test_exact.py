@@ -8,7 +8,7 @@ from zlib import crc32
 import attrs
 import pytest
 
-from mtfc.backends.exact.check import DRAWS, ExactReference, compared, evaluated
+from mtfc.backends.exact.check import DRAWS, Evaluation, ExactReference, compared, evaluated
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import default_pipeline, lower, run
 from tests.generators.programs import programs

@@ -41,6 +41,7 @@ Operands = Sequence[Any]
 LONGEST_LOOP = 128
 """The number of iterations after which a loop that does not end is left."""
 
+
 @attrs.define(eq=False)
 class JaxprOnField:
     """The evaluation of jaxprs over a field.
@@ -62,7 +63,9 @@ class JaxprOnField:
         """Return the results of a jaxpr."""
         jaxpr = getattr(closed, "jaxpr", closed)
         env: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
-        env |= {v: self.constant(x) for v, x in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True)}
+        env |= {
+            v: self.constant(x) for v, x in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True)
+        }
 
         def read(v: Any) -> Any:
             return self.constant(v.val, v.aval.dtype) if hasattr(v, "val") else env[v]
@@ -107,7 +110,9 @@ class JaxprOnField:
         given = [plain(x) if isinstance(x, ExactArray) else x for x in operands]
         return [x if _is_key(x) else measured(self.field, np.asarray(x)) for x in bind(eqn, given, **params)]
 
-    def moved(self, eqn: Any, data: Operands, others: Operands = (), fill: Any = None, **params: Any) -> ExactArray:
+    def moved(
+        self, eqn: Any, data: Operands, others: Operands = (), fill: Any = None, **params: Any
+    ) -> ExactArray:
         """Return the result of a primitive that moves elements of its first operands, as it moves their positions.
 
         fill: the element at the position -1.
@@ -151,7 +156,9 @@ class JaxprOnField:
         import jax
 
         shape, flat = operands[0].shape, [x.reshape(-1) for x in operands]
-        extend: Any = jax.extend.core
+        from jax.extend import core
+
+        extend: Any = core
         closed = jaxpr if hasattr(jaxpr, "jaxpr") else extend.ClosedJaxpr(jaxpr, consts)
         struct: Any = jax.ShapeDtypeStruct
         structs = [struct(x.shape, x.dtype) for x in flat]
@@ -275,7 +282,11 @@ def _scan(run: JaxprOnField, eqn: Any, *operands: Any) -> list[Any]:
         consts, carries = params["num_consts"], params["num_carry"]
     else:
         consts, carries = (len(each.vals) for each in params["ft_in"].unpack()[:2])
-    fixed, carry, stacks = operands[:consts], operands[consts : consts + carries], operands[consts + carries :]
+    fixed, carry, stacks = (
+        operands[:consts],
+        operands[consts : consts + carries],
+        operands[consts + carries :],
+    )
     order = range(length)[::-1] if params["reverse"] else range(length)
     found: list[Any] = [None] * length
     for i in order:
@@ -415,7 +426,9 @@ def _dynamic_slice(run: JaxprOnField, eqn: Any, x: ExactArray, *starts: Any) -> 
     return run.moved(eqn, [x], starts)
 
 
-def _dynamic_update(run: JaxprOnField, eqn: Any, x: ExactArray, update: ExactArray, *starts: Any) -> ExactArray:
+def _dynamic_update(
+    run: JaxprOnField, eqn: Any, x: ExactArray, update: ExactArray, *starts: Any
+) -> ExactArray:
     return run.moved(eqn, [x, update], starts)
 
 
@@ -432,7 +445,10 @@ def _targets(eqn: Any, table: ExactArray, indices: ExactArray, updates: ExactArr
     """Return the position in the table of each element of the updates, and -1 for those outside: a gather of positions."""
     import jax
 
-    numbers, window = eqn.params["dimension_numbers"], iter(eqn.params["dimension_numbers"].update_window_dims)
+    numbers, window = (
+        eqn.params["dimension_numbers"],
+        iter(eqn.params["dimension_numbers"].update_window_dims),
+    )
     own = jax.lax.GatherDimensionNumbers(
         offset_dims=numbers.update_window_dims,
         collapsed_slice_dims=numbers.inserted_window_dims,
@@ -448,7 +464,9 @@ def _targets(eqn: Any, table: ExactArray, indices: ExactArray, updates: ExactArr
     return np.asarray(jax.lax.gather(places, plain(indices), own, sizes, mode=mode, fill_value=-1))
 
 
-def _scatter(run: JaxprOnField, eqn: Any, table: ExactArray, indices: ExactArray, updates: ExactArray) -> ExactArray:
+def _scatter(
+    run: JaxprOnField, eqn: Any, table: ExactArray, indices: ExactArray, updates: ExactArray
+) -> ExactArray:
     """Write updates one after the other. Which of several writes to a place is the last one is not known."""
     places = _targets(eqn, table, indices, updates).ravel()
     flat, given = table.reshape(-1), updates.reshape(-1)[places >= 0]
@@ -495,7 +513,7 @@ def _running(combine: Callable[[ExactArray, ExactArray], ExactArray]) -> Rule:
     """Make the rule of a primitive that combines elements one after the other along an axis."""
 
     def rule(run: JaxprOnField, eqn: Any, x: ExactArray) -> ExactArray:
-        axis, parts = eqn.params["axis"], []
+        axis, parts = eqn.params["axis"], list[ExactArray]()
         for i in range(x.shape[axis])[:: -1 if eqn.params["reverse"] else 1]:
             part = x.take(i, axis)
             parts.append(combine(parts[-1], part) if parts else part)
@@ -769,7 +787,8 @@ def own_function(eqn: Any) -> Any:
     """Return the jaxpr of the function that computes a primitive, if it is made of other primitives; else None."""
     import jax
 
-    function, params, spread = getattr(eqn.primitive, "impl", None), dict(eqn.params), list[Any]
+    function, params = getattr(eqn.primitive, "impl", None), dict(eqn.params)
+    spread: Callable[[Operands], Any] = list
     if eqn.primitive.name in FUNCTIONS_OF_JAX:
         module, name = FUNCTIONS_OF_JAX[eqn.primitive.name]
         function = getattr(import_module(module), name)

@@ -82,7 +82,7 @@ class PlanVerification:
 
     @property
     def ok(self) -> bool:
-        agrees = all(each.ok for each in (*self.outputs, *self.exact_cases))
+        agrees = all(each.ok for each in self.outputs) and all(case.ok for case in self.exact_cases)
         return agrees and not self.proves_nothing and not self.without_numbers
 
     @property

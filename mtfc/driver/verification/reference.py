@@ -120,7 +120,11 @@ class Reference:
 
     @classmethod
     def of(
-        cls, program: Program, given: Arrays, options: VerifyOptions, change: Callable[[Any], Any] | None = None
+        cls,
+        program: Program,
+        given: Arrays,
+        options: VerifyOptions,
+        change: Callable[[Any], Any] | None = None,
     ) -> Reference:
         """Draw inputs and parameters. `given` has values of parameters. Raises `CompileError` where data does not fit.
 
@@ -132,8 +136,12 @@ class Reference:
             read_batches(options.data, forward) if options.data else draw_batch(forward, options.seed, number)
         )
         if change is not None:
-            arrays = {name: change(x) if x.dtype.kind not in "biu" else x for name, x in batches.arrays.items()}
-            batches = attrs.evolve(batches, arrays={n: x.astype(batches.arrays[n].dtype) for n, x in arrays.items()})
+            arrays = {
+                name: change(x) if x.dtype.kind not in "biu" else x for name, x in batches.arrays.items()
+            }
+            batches = attrs.evolve(
+                batches, arrays={n: x.astype(batches.arrays[n].dtype) for n, x in arrays.items()}
+            )
         alone = LayoutOnMesh(ONE_DEVICE, UNDISTRIBUTED)
         parameters = Session.start(load(alone.lower(program), "numpy"), options.seed, given).parameters()
         return cls(program, batches, parameters, given, options.seed)
@@ -162,7 +170,9 @@ class Reference:
     def without_numbers(self) -> list[tuple[Part, str]]:
         """Return the results that are NaN or infinite wholly in the undistributed program."""
         parts = self.runs.expected.items()
-        return [(part, name) for part, arrays in parts for name, each in arrays.items() if not each.has_numbers]
+        return [
+            (part, name) for part, arrays in parts for name, each in arrays.items() if not each.has_numbers
+        ]
 
     def compared(self, modules: CaseModules) -> Compared:
         """Compare a case with drawn numbers."""
