@@ -212,6 +212,7 @@ class ExactRecord(TypedDict):
     unsure: dict[str, int]
     computed: int
     cut_loops: int
+    unjudged: list[str]
 
 
 class Verification(TypedDict):

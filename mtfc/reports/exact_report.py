@@ -15,7 +15,8 @@ class ExactCase:
     wrong: the results that differ. wrong_gradients: the arguments whose gradients differ from forward mode. elements: the number
     of compared elements; not_judged: those without a meaning on residues. unsure: what was replaced by pseudo-random numbers ->
     the number of elements, of the `computed` elements of the undistributed program. cut_loops: the number of loops whose first
-    iterations are compared, because their condition did not fail on residues. failed: why the check did not end.
+    iterations are compared, because their condition did not fail on residues. failed: why the check did not end. unjudged:
+    results of which no element is judged.
     """
 
     layout: str
@@ -29,6 +30,7 @@ class ExactCase:
     skipped: str | None = None
     failed: str | None = None
     cut_loops: int = 0
+    unjudged: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -55,7 +57,8 @@ def exact_text(case: ExactCase) -> str:
     which = "all" if judged == case.elements else f"{judged:,} of"
     unsure = "".join(f"; {what}: {n:,} elements are not judged" for what, n in case.unsure.items())
     cut = "; of some loops only the first iterations are compared" if case.cut_loops else ""
-    return f"{start} ok     {which} {case.elements:,} elements are equal{unsure}{cut}"
+    none = f"; no element of {', '.join(case.unjudged)} is judged" if case.unjudged else ""
+    return f"{start} ok     {which} {case.elements:,} elements are equal{unsure}{cut}{none}"
 
 
 def exact_json(cases: Sequence[ExactCase]) -> list[dict[str, Any]]:
@@ -74,6 +77,7 @@ def exact_json(cases: Sequence[ExactCase]) -> list[dict[str, Any]]:
             "unsure": dict(case.unsure),
             "computed": case.computed,
             "cut_loops": case.cut_loops,
+            "unjudged": list(case.unjudged),
         }
         for case in cases
     ]

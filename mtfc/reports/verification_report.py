@@ -64,8 +64,8 @@ class CaseResult:
     compared: comparisons in the dtypes of the file, or in the dtype that was asked for. wide: the same in f64, if that is another
     dtype. special: comparisons with special numbers in an argument, by a text that says which. draws: the number of inputs with
     special numbers. sums: pending sums that are completed in a wrong dtype. not_finite: the results with a NaN or an infinity in
-    the undistributed program. failed: why the check did not end, if that is a fault.
-    placement: the placement that ran instead of a layout, if any.
+    the undistributed program. without_numbers: those that have no finite number. failed: why the check did not end, if that is a
+    fault. placement: the placement that ran instead of a layout, if any.
     """
 
     mesh: Mesh
@@ -81,6 +81,7 @@ class CaseResult:
     failed: str | None = None
     placement: DeclaredPlacement | None = None
     not_finite: tuple[str, ...] = ()
+    without_numbers: tuple[str, ...] = ()
 
     @property
     def wrong(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from zlib import crc32
 import attrs
 import pytest
 
-from mtfc.backends.exact.check import DRAWS, ExactReference, compared, evaluated
+from mtfc.backends.exact.check import DRAWS, Evaluation, ExactReference, compared, evaluated
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import default_pipeline, lower, run
 from tests.generators.programs import programs
@@ -66,7 +66,7 @@ def _check(program: Program, reference: ExactReference, where: str) -> None:
         if function.name == "forward" and program.has_function("forward"):
             continue
         field = reference.field(0)
-        actual = evaluated(function, arguments, field)
+        actual = evaluated(function, arguments, Evaluation(field))
         for name, right in expected.items():
             assert compared(actual[name], right)[0] == 0, f"{where}: {function.name}: {name}"
 

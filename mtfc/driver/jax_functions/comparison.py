@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,11 @@ import attrs
 from mtfc.compiler.activity import doing
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.types import ARRAY_DTYPES
+from mtfc.driver.jax_functions.import_check import given_constants, import_case
 from mtfc.driver.jax_functions.roads import Road, computed
 from mtfc.driver.verification.checks import PER_SECOND
 from mtfc.driver.verification.exact_cases import elements
+from mtfc.driver.verification.special_numbers import KINDS
 from mtfc.frontend.jaxpr.flat import all_steps
 from mtfc.frontend.jaxpr.tracing import by_place, value_of
 from mtfc.reports.exact_report import ExactCase, exact_text
@@ -61,29 +63,54 @@ class OutputDifference:
         return self.error <= self.limit
 
 
+NO_NUMBERS = "NOT COMPARED, as all numbers are NaN or infinite on these arguments:"
+OTHERS = "`verify(plan, *args)` takes others"
+BUT_IMPORT = "; this does not cover the import"
+
+
 @attrs.frozen
 class PlanVerification:
-    """The comparison of all outputs, and the exact check of the program of `plan.step`, or None if it was left out.
+    """The comparison of all outputs, and the exact checks of the import and of the program of `plan.step`.
 
-    ended: a sentence about each program that has no results.
+    The checks are None if they were left out. ended: a sentence about each program that has no results.
     """
 
     outputs: tuple[OutputDifference, ...]
     exact: ExactCase | None = None
+    imported: ExactCase | None = None
     ended: tuple[str, ...] = ()
 
     @property
+    def exact_cases(self) -> tuple[ExactCase, ...]:
+        """The exact checks, that of the import first."""
+        return tuple(case for case in (self.imported, self.exact) if case is not None)
+
+    @property
     def ok(self) -> bool:
-        agrees = all(each.ok for each in self.outputs) and (self.exact is None or self.exact.ok)
-        return agrees and not self.ended and not self.proves_nothing
+        agrees = all(each.ok for each in self.outputs) and all(case.ok for case in self.exact_cases)
+        return agrees and not (self.ended or self.proves_nothing or self.without_numbers)
+
+    @property
+    def without_numbers(self) -> tuple[str, ...]:
+        """The outputs of which NaN and infinities leave no number to compare."""
+        names = (each.output for each in self.outputs if each.not_finite and _proves_nothing([each]))
+        return tuple(dict.fromkeys(names))
 
     @property
     def proves_nothing(self) -> bool:
         """True if no number of the outputs says anything about the plan."""
         return _proves_nothing(self.outputs) or (not self.outputs and bool(self.ended))
 
+    @property
+    def _covers_step(self) -> bool:
+        """False if `plan.step` is wrong, and no check of the import says why: the other exact check begins behind it."""
+        is_compared = self.imported is not None and self.imported.skipped is None
+        return is_compared or all(each.ok for each in self.outputs if each.road == "plan.step")
+
     def __str__(self) -> str:
-        lines = [exact_text(self.exact)] if self.exact is not None else []
+        lines = [exact_text(self.imported)] if self.imported is not None else []
+        if self.exact is not None:
+            lines.append(exact_text(self.exact) + ("" if self._covers_step else BUT_IMPORT))
         lines += [f"FAILED {each}" for each in self.ended]
         for road in dict.fromkeys(each.road for each in self.outputs):
             own = [each for each in self.outputs if each.road == road]
@@ -94,6 +121,8 @@ class PlanVerification:
                 f"{road} {state} the plain function: at most {worst.difference:.1e} ({worst.output})"
             )
         lines += _unstable_note(self.outputs)
+        if self.without_numbers:
+            lines.append(f"{NO_NUMBERS} {', '.join(self.without_numbers)}: {OTHERS}")
         return "\n".join(lines)
 
 
@@ -119,16 +148,10 @@ def _unstable_note(outputs: Sequence[OutputDifference]) -> Iterator[str]:
 
 def exactly_verified(plan: Plan, seed: int) -> ExactCase:
     """Compare the program of `plan.step` with the imported program over a finite field. Calls of JAX are not interpreted."""
-    import numpy as np
-
     from mtfc.driver.running.execution import without_warnings
     from mtfc.driver.verification.exact_cases import exact_lowered
 
-    given = {
-        leaf.name: np.asarray(leaf.constant).reshape([dim.size for dim in leaf.flat_dims])
-        for leaf in plan.imported.inputs
-        if leaf.constant is not None and leaf.key is None
-    }
+    given = given_constants(plan.imported)
     with doing("exact check"), without_warnings():
         return exact_lowered(plan.imported.program, plan.program, given, seed)
 
@@ -145,14 +168,10 @@ def verified(
 
     A function that was imported where a mesh was set is computed on this mesh, too. budget: seconds for the roads.
     """
+    imported = import_case(plan.imported, seed) if exact else None
     checked = exactly_verified(plan, seed) if exact else None
-    if args or kwargs:
-        found = _by_roads(plan, args, kwargs, budget)
-    else:
-        found = _by_roads(plan, *drawn_arguments(plan, seed), budget)
-        if not found.outputs:  # a loop of the function may end on other arguments
-            found = _by_roads(plan, *drawn_arguments(plan, seed, is_positive=True), budget)
-    return attrs.evolve(found, exact=checked)
+    found = _by_roads(plan, args, kwargs, budget) if args or kwargs else _on_drawn(plan, seed, budget)
+    return attrs.evolve(found, exact=checked, imported=imported)
 
 
 FUNCTION = "the function itself"
@@ -301,24 +320,36 @@ def _numbers(results: Sequence[Any]) -> list[Any]:
     return [wide(x) for x in results]
 
 
-def drawn_arguments(
-    plan: Plan, seed: int, is_positive: bool = False
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Draw arguments: small floats with ties and zeros, small integers, and keys.
+def _on_drawn(plan: Plan, seed: int, budget: float | None) -> PlanVerification:
+    """Compare the roads on the first kind of drawn arguments on which the function ends and each output has a finite number.
+
+    If there is none, return the comparison with the most such outputs. After two kinds without an end, no other is tried.
+    """
+    tried = list[PlanVerification]()
+    for kind in KINDS:
+        tried.append(_by_roads(plan, *drawn_arguments(plan, seed, kind), budget))
+        if tried[-1].outputs and not tried[-1].without_numbers:
+            return tried[-1]
+        if sum(not each.outputs for each in tried) == 2:
+            break
+    return max(tried, key=lambda each: (bool(each.outputs), -len(each.without_numbers)))
+
+
+def drawn_arguments(plan: Plan, seed: int, kind: str = "mixed") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Draw arguments: floats of a kind with ties and zeros, small integers, and keys.
 
     The state of an optimizer, an argument that is returned anew beside the first, gets positive numbers, as second moments are.
-    is_positive: all floats are.
     """
     import jax
     import numpy as np
 
     random = np.random.default_rng(seed)
-    leaves = [_drawn(leaf, random, is_positive) for leaf in plan.imported.inputs if leaf.constant is None]
+    leaves = [_drawn(leaf, random, KINDS[kind]) for leaf in plan.imported.inputs if leaf.constant is None]
     found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(plan.imported.flat.in_tree, leaves)
     return found
 
 
-def _drawn(leaf: Leaf, random: Any, is_positive: bool) -> Any:
+def _drawn(leaf: Leaf, random: Any, changed: Callable[[Any], Any]) -> Any:
     import jax
     import numpy as np
 
@@ -336,7 +367,7 @@ def _drawn(leaf: Leaf, random: Any, is_positive: bool) -> Any:
     is_state = leaf.role == "state" or (leaf.role == "parameter" and is_later)
     ties = np.round(numbers * 4) / 4
     mixed = np.where(random.random(leaf.shape) < 0.1, ties, numbers)
-    mixed = 0.05 + abs(numbers) if is_state or is_positive else mixed
+    mixed = 0.05 + abs(numbers) if is_state else changed(mixed)
     return np.asarray(mixed, jax.numpy.dtype(ARRAY_DTYPES[leaf.dtype]))
 
 

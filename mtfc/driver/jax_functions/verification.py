@@ -48,7 +48,7 @@ class VerifiedPlan:
             "mesh": self.mesh.sizes,
             "outputs": [attrs.asdict(each) | {"ok": each.ok} for each in self.found.outputs],
             "ended": list(self.found.ended),
-            "exact": exact_json([self.found.exact] if self.found.exact else []),
+            "exact": exact_json(self.found.exact_cases),
         }
 
     def verdict(self) -> str:
@@ -59,7 +59,7 @@ class VerifiedPlan:
 def verify_function(options: VerifyOptions, sources: Sources) -> VerifiedPlan:
     """Compare the function with `plan.apply`, `plan.step` and the exact check, under one layout.
 
-    If nothing is finite on drawn arguments, the example arguments take their place, unless they are mere shapes.
+    If nothing of an output is finite on drawn arguments, the example arguments take their place, unless they are mere shapes.
     Raises `CompileError`, `UsageError` and `Unavailable`.
     """
     from mtfc.backends.common.devices import import_jax
@@ -77,7 +77,7 @@ def verify_function(options: VerifyOptions, sources: Sources) -> VerifiedPlan:
     jax.config.update("jax_default_matmul_precision", "highest")
     plan = plan_on_devices(options.file, options.choice, sources)
     found = verified(plan, (), {}, options.seed, options.exact, options.budget)
-    if found.proves_nothing:
+    if found.proves_nothing or found.without_numbers:
         source = options.choice.source
         assert isinstance(source, FunctionSource)
         args, kwargs = source.example(plan.function)

@@ -112,6 +112,7 @@ def _case(layout: str, model: str, found: ExactResult) -> ExactCase:
         unsure=dict(found.unsure),
         computed=found.computed,
         cut_loops=found.cut_loops,
+        unjudged=found.unjudged,
     )
 
 

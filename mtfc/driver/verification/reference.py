@@ -119,13 +119,29 @@ class Reference:
     seed: int
 
     @classmethod
-    def of(cls, program: Program, given: Arrays, options: VerifyOptions) -> Reference:
-        """Draw inputs and parameters. `given` has values of parameters. Raises `CompileError` where data does not fit."""
+    def of(
+        cls,
+        program: Program,
+        given: Arrays,
+        options: VerifyOptions,
+        change: Callable[[Any], Any] | None = None,
+    ) -> Reference:
+        """Draw inputs and parameters. `given` has values of parameters. Raises `CompileError` where data does not fit.
+
+        change: makes drawn floats of another kind.
+        """
         forward = program.function("forward")
         number = STEPS * program.training.accumulate if program.training else 1
         batches = (
             read_batches(options.data, forward) if options.data else draw_batch(forward, options.seed, number)
         )
+        if change is not None:
+            arrays = {
+                name: change(x) if x.dtype.kind not in "biu" else x for name, x in batches.arrays.items()
+            }
+            batches = attrs.evolve(
+                batches, arrays={n: x.astype(batches.arrays[n].dtype) for n, x in arrays.items()}
+            )
         alone = LayoutOnMesh(ONE_DEVICE, UNDISTRIBUTED)
         parameters = Session.start(load(alone.lower(program), "numpy"), options.seed, given).parameters()
         return cls(program, batches, parameters, given, options.seed)
@@ -161,6 +177,13 @@ class Reference:
         """Yield the results with NaN or infinities in the undistributed program."""
         for part, arrays in self.runs.expected.items():
             yield from ((part, name) for name, each in arrays.items() if not each.is_finite)
+
+    def without_numbers(self) -> list[tuple[Part, str]]:
+        """Return the results that are NaN or infinite wholly in the undistributed program."""
+        parts = self.runs.expected.items()
+        return [
+            (part, name) for part, arrays in parts for name, each in arrays.items() if not each.has_numbers
+        ]
 
     def compared(self, modules: CaseModules) -> Compared:
         """Compare a case with drawn numbers."""

@@ -38,6 +38,7 @@ from mtfc.driver.running.execution import without_warnings
 from mtfc.driver.verification import checks
 from mtfc.driver.verification.exact_cases import elements, exact_cases
 from mtfc.driver.verification.reference import CaseModules, Reference, in_wide_numbers, jax_gradients
+from mtfc.driver.verification.special_numbers import KINDS
 from mtfc.driver.verification.sum_dtypes import wrong_sums
 from mtfc.reports.exact_report import ExactCase, exact_json
 from mtfc.reports.verification_report import (
@@ -54,6 +55,9 @@ MOST_ELEMENTS = 1 << 33
 
 MOST_VIRTUAL_DEVICES = 64
 """JAX runs on real devices or on up to this many virtual ones. A larger mesh is skipped, and the result says so."""
+
+
+NO_NUMBERS = "NOT COMPARED, as all numbers are NaN or infinite, also on other inputs (--data takes yours): "
 
 
 @attrs.frozen
@@ -96,18 +100,27 @@ class Verified:
             *(not (each.wrong or each.failed) for each in self.results),
             *(each.ok for each in self.exact),
         )
-        return all(cases) and not any(self._wrong_gradients())
+        return all(cases) and not any(self._wrong_gradients()) and not self.without_numbers
+
+    @property
+    def without_numbers(self) -> Sequence[str]:
+        """The results that are NaN or infinite wholly on all drawn inputs."""
+        return list(dict.fromkeys(name for each in self.results for name in each.without_numbers))
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record; see `docs/command.md`."""
         gradients = {each.model: each.arrays for each in self.jax_gradients}
-        return verification_json(self.results, self.ok, gradients) | {"exact": exact_json(self.exact)}
+        return verification_json(self.results, self.ok, gradients) | {
+            "exact": exact_json(self.exact),
+            "without_numbers": list(self.without_numbers),
+        }
 
     def verdict(self) -> str:
         """Return a line with the number of cases that agree, after the gradients that differ from those of JAX."""
         wrong = [case for case in self.exact if not case.ok]
         exact = [f"{len(wrong)} of {len(self.exact)} exact checks fail"] if wrong else []
-        return "\n".join([*self._wrong_gradients(), *exact, verdict_text(self.results)])
+        nothing = [NO_NUMBERS + ", ".join(self.without_numbers)] if self.without_numbers else []
+        return "\n".join([*self._wrong_gradients(), *exact, *nothing, verdict_text(self.results)])
 
     def _wrong_gradients(self) -> Iterator[str]:
         for found in self.jax_gradients:
@@ -210,7 +223,20 @@ class VerifiedModel:
     @cached_property
     def reference(self) -> Reference:
         """The model in the dtypes of the file, or in the one that was asked for."""
-        return Reference.of(self._reference_program, self._given, self.options)
+        return self._reference_and_kind[0]
+
+    @cached_property
+    def _reference_and_kind(self) -> tuple[Reference, Callable[[Any], Any] | None]:
+        """A reference all of whose results have finite numbers, if a kind of drawn inputs makes these, and the kind."""
+        best = Reference.of(self._reference_program, self._given, self.options)
+        found = None
+        for change in () if self.options.data else KINDS.values():
+            if not best.without_numbers():
+                break
+            other = Reference.of(self._reference_program, self._given, self.options, change)
+            if len(other.without_numbers()) < len(best.without_numbers()):
+                best, found = other, change
+        return best, found
 
     @cached_property
     def wide(self) -> Reference | None:
@@ -219,7 +245,7 @@ class VerifiedModel:
         if self.options.dtype == "f64" or _is_wide(program):
             return None
         whole = {name: _in_f64(array) for name, array in self._given.items()}
-        return Reference.of(everything_in(program, "f64"), whole, self.options)
+        return Reference.of(everything_in(program, "f64"), whole, self.options, self._reference_and_kind[1])
 
     @property
     def _seconds(self) -> float:
@@ -305,7 +331,7 @@ class VerifiedModel:
             wide,
             special,
             len(special),
-            not_finite=self._not_finite,
+            **self._numberless,
         )
 
     def _on_numpy(self, case: PlacementCase) -> CaseResult:
@@ -316,13 +342,20 @@ class VerifiedModel:
             self.name,
             self.reference.placed(case),
             self.wide.placed(case) if self.wide else {},
-            not_finite=self._not_finite,
+            **self._numberless,
             placement=case.placement,
         )
 
     @cached_property
-    def _not_finite(self) -> tuple[str, ...]:
-        return tuple(f"{NOUNS[part]} {name}" for part, name in self.reference.not_finite())
+    def _numberless(self) -> Mapping[str, Any]:
+        """The results that are not finite in places, and those that are not finite wholly, as fields of a `CaseResult`."""
+        found = {
+            "not_finite": self.reference.not_finite(),
+            "without_numbers": self.reference.without_numbers(),
+        }
+        return {
+            key: tuple(f"{NOUNS[part]} {name}" for part, name in results) for key, results in found.items()
+        }
 
 
 def _in_f64(array: Any) -> Any:
