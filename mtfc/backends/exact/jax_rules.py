@@ -1,7 +1,7 @@
 """Rules of JAX's primitives over a finite field, for arrays whose axes have places and no names: see `jaxprs.py`.
 
-Primitives that move elements are JAX's own: they run on the positions of the elements, and NumPy takes the residues from there. So
-each rule is short, and shares nothing with the import.
+Primitives that move elements are JAX's own: they run on the positions of the elements, and NumPy takes the residues from there.
+So each rule is short, and shares nothing with the import.
 """
 
 from __future__ import annotations
