@@ -218,13 +218,14 @@ class ExactRecord(TypedDict):
 class Verification(TypedDict):
     """`mtfc.verify`: all cases; `ok` is True if all agree. jax_gradients: the reference's gradients beside `jax.grad`.
 
-    exact: the results of the exact check.
+    exact: the results of the exact check. without_numbers: the results that are NaN or infinite wholly.
     """
 
     ok: bool
     jax_gradients: dict[str, dict[str, ComparedArray]]
     cases: list[Case]
     exact: list[ExactRecord]
+    without_numbers: list[str]
 
 
 class StepLine(TypedDict):

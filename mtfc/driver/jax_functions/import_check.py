@@ -1,7 +1,7 @@
 """The check of an import: the user's jaxpr and the imported program, both over a finite field.
 
-`backends/exact/jaxprs.py` evaluates the jaxpr by itself, with axes by position. So a link, a rename or a rule of the import that
-is wrong makes other numbers, without any tolerance.
+`backends/exact/jaxprs.py` evaluates the jaxpr by itself, with axes by position. So a wrong link, rename or rule of the import
+makes other numbers, and there is no tolerance.
 """
 
 from __future__ import annotations
