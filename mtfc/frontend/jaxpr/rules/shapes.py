@@ -117,9 +117,9 @@ class Part:
     """Some elements of an axis: `start + i * stride` for 0 <= i < size."""
 
     axis: int
-    start: int
-    size: int
-    stride: int = 1
+    start: int = attrs.field(converter=int)
+    size: int = attrs.field(converter=int)
+    stride: int = attrs.field(converter=int, default=1)
 
 
 def _parts_of_slice(step: AppliedPrimitive) -> list[Part]:
@@ -127,7 +127,7 @@ def _parts_of_slice(step: AppliedPrimitive) -> list[Part]:
     (x,), (result,), params = step.operands, step.results, step.params
     strides = params["strides"] or (1,) * len(x.shape)
     rows = zip(params["start_indices"], result.shape, strides, strict=True)
-    parts = [Part(j, int(start), size, int(stride)) for j, (start, size, stride) in enumerate(rows)]
+    parts = [Part(j, start, size, stride) for j, (start, size, stride) in enumerate(rows)]
     return [part for part in parts if part.size != x.shape[part.axis]]
 
 
