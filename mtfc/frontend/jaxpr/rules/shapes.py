@@ -191,7 +191,7 @@ def all_parted(emitter: JaxprEmitter, value: Value, made: Sequence[tuple[Dim, Ax
 def _dropped(emitter: JaxprEmitter, value: Value, dim: Dim, index: int) -> Value:
     """Return the elements with one index, without the dimension."""
     one = emitter.dims.new("one", 1)
-    found = emitter.build("slice", value, source=dim, target=one, start=int(index), stride=1)
+    found = emitter.build("slice", value, source=dim, target=one, start=index, stride=1)
     return emitter.as_dims(found, tuple(d for d in found.type.dims if d != one))
 
 
