@@ -11,7 +11,7 @@ from mtfc.frontend.jaxpr.factors import Axis, axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number
 from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.elementwise import NUMBERS
-from mtfc.frontend.jaxpr.rules.shapes import repeated
+from mtfc.frontend.jaxpr.rules.shapes import Part, all_parted, axes_of_parts, parts_of, repeated
 
 INDICES = frozenset({"i32", "u32"})
 
@@ -160,29 +160,40 @@ def _moved(step: AppliedPrimitive, first: int, sizes: Sequence[int]) -> list[int
     return [j for j, size in enumerate(sizes) if size != step.operands[0].shape[j]]
 
 
+def _constant_parts(step: AppliedPrimitive) -> list[Part]:
+    """Return the parts of a dynamic slice whose starts are numbers of the program."""
+    x, sizes, found = step.operands[0], step.params["slice_sizes"], []
+    for j in _moved(step, 1, sizes):
+        start = step.operands[1 + j]
+        if isinstance(start, Number):
+            found.append(Part(j, min(max(int(start.value), 0), x.shape[j] - sizes[j]), sizes[j]))
+    return found
+
+
 def _link_dynamic_slice(linker: Linker, step: AppliedPrimitive) -> None:
-    x, (result,) = step.operands[0], step.results
-    moved = _moved(step, 1, step.params["slice_sizes"])
-    linker.give(result, tuple(axis(result.shape[j]) if j in moved else a for j, a in enumerate(x.axes)))
-    result.repeated = repeated(x) - {*moved}
+    """A part from a computed start on has new axes."""
+    x, (result,), constant = step.operands[0], step.results, _constant_parts(step)
+    moved = {*_moved(step, 1, step.params["slice_sizes"])} - {part.axis for part in constant}
+    axes = enumerate(axes_of_parts(x.axes, constant))
+    linker.give(result, tuple(axis(result.shape[j]) if j in moved else a for j, a in axes))
+    result.repeated = repeated(x) - moved
 
 
 def _emit_dynamic_slice(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     """Gather along each axis from the clamped start on."""
-    x, build = step.operands[0], emitter.build
-    value, axes = emitter.operand(step, 0), list(x.axes)
+    x, (result,), build, made = step.operands[0], step.results, emitter.build, []
+    constant = _constant_parts(step)
+    value = emitter.operand(step, 0)
     for j in _moved(step, 1, step.params["slice_sizes"]):
-        target, length = step.results[0].axes[j], step.results[0].shape[j]
-        value, dim = emitter.merged(value, tuple(axes), j)
-        start = _start(emitter, step, 1 + j, dim.size - length)
-        if length == 1:
-            value = build("gather", value, start, dim=dim)
-        else:
-            part = emitter.dims.new("part", length)
-            value = build("gather", value, build("add", build("range", dim=part), start), dim=dim)
-            value = emitter.parted(value, part, target)
-        axes[j] = target
-    return (value,)
+        if any(part.axis == j for part in constant):
+            continue
+        value, dim = emitter.merged(value, x.axes, j)
+        start = _start(emitter, step, 1 + j, dim.size - result.shape[j])
+        if result.shape[j] > 1:
+            made.append((emitter.dims.new("part", result.shape[j]), result.axes[j]))
+            start = build("add", build("range", dim=made[-1][0]), start)
+        value = build("gather", value, start, dim=dim)
+    return (all_parted(emitter, parts_of(emitter, value, x.axes, constant, result.axes), made),)
 
 
 def _start(emitter: JaxprEmitter, step: AppliedPrimitive, i: int, last: int) -> Value:
