@@ -135,7 +135,8 @@ def verified(
     """
     import jax
 
-    if not args and not kwargs:
+    is_drawn = not args and not kwargs
+    if is_drawn:
         args, kwargs = drawn_arguments(plan, seed)
     plan.check_arguments(args, kwargs)
     args, kwargs = jax.tree.map(value_of, by_place(plan.function, args, kwargs))
@@ -144,6 +145,8 @@ def verified(
     if own_mesh is not None:
         args, kwargs = jax.tree.map(_unplaced, (args, kwargs))
     with doing("the function on one device"), on_mesh(own_mesh and of_one_device(own_mesh)):
+        if is_drawn:
+            args, kwargs = with_far_indices(plan, plain, args, kwargs, seed)
         expected = _numbers(plain(*args, **kwargs))
         narrowest = narrowest_dtype(plan)
         spread = rounding_spread(plain, args, kwargs, expected, narrowest)
@@ -299,6 +302,43 @@ def drawn_arguments(plan: Plan, seed: int) -> tuple[tuple[Any, ...], dict[str, A
     random = np.random.default_rng(seed)
     leaves = [_drawn(leaf, random) for leaf in plan.imported.inputs if leaf.constant is None]
     found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(plan.imported.flat.in_tree, leaves)
+    return found
+
+
+MOST_FAR = 4
+"""The most arguments that `with_far_indices` changes: each takes a run of the function."""
+
+
+def with_far_indices(
+    plan: Plan, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
+) -> tuple[Any, Any]:
+    """Replace integers of inputs by numbers around both ends of axes, where all results stay finite.
+
+    So indices out of range are compared, too. A `while` may run as often as an integer says: its program keeps small numbers.
+    """
+    import jax
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    sizes = [1, *(dim.size for dim in plan.imported.program.dims.values())]
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+    own = [leaf for leaf in plan.imported.inputs if leaf.constant is None]
+    places = [
+        i for i, x in enumerate(own) if x.role == "input" and x.dtype in INTEGER_RANGE and x.key is None
+    ]
+    if any(step.primitive == "while" for step in plan.imported.steps):
+        return args, kwargs
+    for i in places[:MOST_FAR]:
+        numbers = random.choice(sizes, own[i].shape) + random.integers(-1, 2, own[i].shape)
+        numbers = np.asarray(numbers * random.choice([-1, 1], own[i].shape))
+        numbers.flat[:1] = max(sizes) + 1  # beyond the end, also if this is a single place
+        limits = np.iinfo(ARRAY_DTYPES[own[i].dtype])
+        numbers = numbers.clip(limits.min, limits.max)
+        changed = [*leaves[:i], jax.numpy.asarray(numbers, limits.dtype), *leaves[i + 1 :]]
+        far_args, far_kwargs = jax.tree.unflatten(tree, changed)
+        if all(np.isfinite(x).all() for x in _numbers(function(*far_args, **far_kwargs))):
+            leaves = changed
+    found: tuple[Any, Any] = jax.tree.unflatten(tree, leaves)
     return found
 
 
