@@ -106,6 +106,7 @@ CODES = {
     "E804": "an array of a JAX function that no program has",
     "E805": "a side effect in a JAX function",
     "E806": "a wrong use of a graph in Python",
+    "E807": "a `shard_map` of a JAX function that is no batch",
     "W601": "work that processors duplicate",
     "W602": "two layout rules that need one mesh axis in an equation",
     "W603": "a value that is never used",
