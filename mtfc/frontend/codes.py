@@ -111,7 +111,7 @@ CODES = {
     "W602": "two layout rules that need one mesh axis in an equation",
     "W603": "a value that is never used",
     "W604": "a state that is never updated",
-    "W605": "a number of an optimizer that is 0 in the dtype of the parameters",
+    "W605": "a number of an optimizer that is 0 or 1 in the dtype of the parameters",
     "W606": "updates that vanish in the dtype of the parameters",
     "W607": "copies of statements that could be a loop",
     "W608": "a dimension of an einsum that is kept, and looks contracted",

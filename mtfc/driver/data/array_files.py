@@ -353,7 +353,7 @@ def storable(array: Array) -> Array:
 
 
 OF_ANOTHER_PACKAGE = 2
-"""What `isbuiltin` of NumPy says of dtypes such as those of `ml_dtypes`."""
+"""The value of `isbuiltin` of NumPy for dtypes of another package, such as `ml_dtypes`."""
 
 
 def _write_safetensors(
