@@ -334,7 +334,7 @@ def with_far_indices(
         numbers.flat[:1] = max(sizes) + 1  # beyond the end, also if this is a single place
         limits = np.iinfo(ARRAY_DTYPES[own[i].dtype])
         numbers = numbers.clip(limits.min, limits.max)
-        changed = [*leaves[:i], jax.numpy.asarray(numbers, limits.dtype), *leaves[i + 1 :]]
+        changed = [*leaves[:i], numbers.astype(limits.dtype), *leaves[i + 1 :]]
         far_args, far_kwargs = jax.tree.unflatten(tree, changed)
         if all(np.isfinite(x).all() for x in _numbers(function(*far_args, **far_kwargs))):
             leaves = changed
