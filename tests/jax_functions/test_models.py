@@ -67,9 +67,12 @@ def test_opaque_primitives(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fused_decoder", "linen_transformer", "cached_decoding"])
 def test_plans_agree_with_the_plain_function(name: str) -> None:
+    """XLA's partitioner puts an update past the end of a split array wrongly, so the cache is written inside."""
     program = program_of(name)
     rules: dict[str, Any] = dict(split(program).rules.axes)
-    result = program.verify(program.plan(rules, {"x": 4, "y": 2}))
+    plan = program.plan(rules, {"x": 4, "y": 2})
+    args = drawn_arguments(plan, 0)[0] if name == "cached_decoding" else ()
+    result = program.verify(plan, *args)
     assert result.ok, str(result)
     assert {each.road for each in result.outputs} == {"plan.apply", "plan.step"}
 

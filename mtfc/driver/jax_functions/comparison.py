@@ -327,7 +327,8 @@ def _on_drawn(plan: Plan, seed: int, budget: float | None) -> PlanVerification:
     """
     tried = list[PlanVerification]()
     for kind in KINDS:
-        tried.append(_by_roads(plan, *drawn_arguments(plan, seed, kind), budget))
+        args, kwargs = with_far_indices(plan, *drawn_arguments(plan, seed, kind), seed)
+        tried.append(_by_roads(plan, args, kwargs, budget))
         if tried[-1].outputs and not tried[-1].without_numbers:
             return tried[-1]
         if sum(not each.outputs for each in tried) == 2:
@@ -347,6 +348,53 @@ def drawn_arguments(plan: Plan, seed: int, kind: str = "mixed") -> tuple[tuple[A
     leaves = [_drawn(leaf, random, KINDS[kind]) for leaf in plan.imported.inputs if leaf.constant is None]
     found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(plan.imported.flat.in_tree, leaves)
     return found
+
+
+MOST_FAR = 4
+"""The most arguments that `with_far_indices` changes: each takes a run of the function."""
+
+
+def with_far_indices(
+    plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
+) -> tuple[Any, Any]:
+    """Replace integers of inputs by numbers around both ends of axes, where all results stay finite.
+
+    So indices out of range are compared, too. A `while` may run as often as an integer says: its program keeps small numbers.
+    """
+    import jax
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    sizes = [1, *(dim.size for dim in plan.imported.program.dims.values())]
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+    own = [leaf for leaf in plan.imported.inputs if leaf.constant is None]
+    inputs = [i for i, x in enumerate(own) if x.role == "input" and x.key is None]
+    places = [i for i in inputs if own[i].dtype in INTEGER_RANGE]
+    if any(step.primitive == "while" for step in plan.imported.steps):
+        return args, kwargs
+    for i in places[:MOST_FAR]:
+        numbers = random.choice(sizes, own[i].shape) + random.integers(-1, 2, own[i].shape)
+        numbers = np.asarray(numbers * random.choice([-1, 1], own[i].shape))
+        numbers.flat[:1] = max(sizes) + 1  # beyond the end, also if this is a single place
+        limits = np.iinfo(ARRAY_DTYPES[own[i].dtype])
+        numbers = numbers.clip(limits.min, limits.max)
+        changed = [*leaves[:i], numbers.astype(limits.dtype), *leaves[i + 1 :]]
+        far_args, far_kwargs = jax.tree.unflatten(tree, changed)
+        if _is_finite(plan, far_args, far_kwargs):
+            leaves = changed
+    found: tuple[Any, Any] = jax.tree.unflatten(tree, leaves)
+    return found
+
+
+def _is_finite(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return True if all results of the function are finite numbers, on one device."""
+    import jax
+    import numpy as np
+
+    own_mesh = plan.imported.flat.mesh
+    with on_mesh(own_mesh and of_one_device(own_mesh)):
+        found = jax.tree.leaves(jax.jit(plan.function)(*args, **kwargs))
+    return all(_is_key(x) or bool(np.isfinite(np.asarray(x, np.float64)).all()) for x in found)
 
 
 def _drawn(leaf: Leaf, random: Any, changed: Callable[[Any], Any]) -> Any:

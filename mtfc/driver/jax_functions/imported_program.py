@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -124,12 +125,13 @@ class ImportedProgram:
         from mtfc.frontend.syntax.parser import parse
 
         sources, diagnostics = Sources(), Diagnostics()
-        sources.texts |= {"<--mesh>": mesh or "", "<--layout>": layout or ""}
+        layout = _of_leading_factors(layout or "{}", self.dims)
+        sources.texts |= {"<--mesh>": mesh or "", "<--layout>": layout}
         dims = "".join(f"dim {name} = {size}\n" for name, size in self.dims.items())
         try:
             module = elaborate(parse(dims, "<dims>", diagnostics), diagnostics)
             on = parse_mesh(mesh, module) if mesh else ONE_DEVICE
-            declared = parse_layout(layout or "{}", module, on)
+            declared = parse_layout(layout, module, on)
             diagnostics.extend(check_layout(self.program, declared, layout_targets))
             diagnostics.raise_if_errors()
         except CompileError as error:
@@ -246,6 +248,13 @@ class ImportedProgram:
                 "`verify` takes a plan of this program: make it by `program.plan`, `search` or `load`"
             )
         return verified(plan, args, kwargs, seed, budget=budget)
+
+
+def _of_leading_factors(layout: str, dims: Mapping[str, int]) -> str:
+    """Return a layout in which `batch` is `batch_a`, where the function splits `batch` into `batch_a` and others."""
+    split = {name.removesuffix("_a") for name in dims if name.endswith("_a")} - {*dims}
+    heads = "|".join(map(re.escape, sorted(split)))
+    return re.sub(rf"\b({heads})(?=\s*:)", r"\1_a", layout) if split else layout
 
 
 def _without_empty(rules: Rules) -> Rules:

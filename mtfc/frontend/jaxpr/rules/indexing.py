@@ -69,15 +69,12 @@ def _emit_gather(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Valu
     (j,) = step.params["dimension_numbers"].start_index_map
     build, indices = emitter.build, emitter.operand(step, 1)
     value, dim = emitter.merged(emitter.operand(step, 0), table.axes, j)
-    last, zero = build.constant(dim.size - 1, ids.dtype), build.constant(0, ids.dtype)
-    mode = _mode(step)
-    if mode == "clip":
-        indices = build("minimum", build("maximum", indices, zero), last)
+    if _mode(step) != "fill_or_drop":  # XLA clamps indices that are promised to be in bounds, too
+        return (build("gather", value, _clamped(emitter, indices, dim.size - 1), dim=dim),)
     found = build("gather", value, indices, dim=dim)
-    if mode == "fill_or_drop":
-        inside = build("and", build("ge", indices, zero), build("le", indices, last))
-        found = emitter.elementwise("where", inside, found, build.constant(_fill(step), table.dtype))
-    return (found,)
+    last, zero = build.constant(dim.size - 1, ids.dtype), build.constant(0, ids.dtype)
+    inside = build("and", build("ge", indices, zero), build("le", indices, last))
+    return (emitter.elementwise("where", inside, found, build.constant(_fill(step), table.dtype)),)
 
 
 def _fill(step: AppliedPrimitive) -> float | int:
@@ -198,8 +195,20 @@ def _emit_dynamic_slice(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequen
 
 def _start(emitter: JaxprEmitter, step: AppliedPrimitive, i: int, last: int) -> Value:
     """Return the start of a slice along one axis, from 0 to `last`."""
-    build, start = emitter.build, emitter.build.cast(emitter.operand(step, i), "i32")
-    return build("minimum", build("maximum", start, build.constant(0, "i32")), build.constant(last, "i32"))
+    build, dtype = emitter.build, CLAMPED_AS.get(step.operands[i].dtype, "i32")
+    start = build.cast(emitter.operand(step, i), dtype)
+    return build.cast(_clamped(emitter, start, last), "i32")
+
+
+def _clamped(emitter: JaxprEmitter, indices: Value, last: int) -> Value:
+    """Return indices from 0 to `last`."""
+    build = emitter.build
+    at_least_0 = build("maximum", indices, build.like(0, indices))
+    return build("minimum", at_least_0, build.like(last, indices))
+
+
+CLAMPED_AS = {"u32": "u32", "i64": "f64", "u64": "f64"}
+"""dtype of integers beyond those of i32 -> the dtype in which they are clamped: f64 keeps the order of 64 bits."""
 
 
 def _link_dynamic_update(linker: Linker, step: AppliedPrimitive) -> None:
