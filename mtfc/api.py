@@ -460,6 +460,7 @@ def verified(
     params_partial: bool,
     seed: int,
     exact: bool,
+    step: bool,
 ) -> Verification:
     """Return the record of `mtfc verify`. Raises `CompileError`, `UsageError` and `Unavailable`."""
     from mtfc.backends.common.devices import setting_kept
@@ -475,6 +476,7 @@ def verified(
         params_partial,
         seed,
         exact,
+        step,
     )
     one_of("backend", backend or "numpy", tuple(BACKENDS))
     one_of("dtype", dtype or "f32", ("f32", "f64"))

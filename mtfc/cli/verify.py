@@ -22,7 +22,7 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.verification.verify import Verified, verify
 from mtfc.reports.exact_report import ExactCase, exact_text
-from mtfc.reports.verification_report import CaseResult, case_text
+from mtfc.reports.verification_report import CaseResult, StepCase, case_text, step_text
 
 if TYPE_CHECKING:
     from mtfc.driver.jax_functions.verification import VerifiedPlan
@@ -59,6 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-exact", action="store_true", help="leave out the exact check, which rounding cannot mislead"
     )
+    parser.add_argument(
+        "--step",
+        action="store_true",
+        help="compare the training step with the `train` block, and nothing else",
+    )
     add_selection(parser, "all", or_placement=True)
     add_memory(parser)
     add_passes(parser)
@@ -66,13 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    def show(result: CaseResult | ExactCase) -> None:
-        if options.format == "json":
-            return
-        if isinstance(result, ExactCase):
-            print(exact_text(result), flush=True)
-        else:
-            print(case_text(result, options.verbose), flush=True)
+    def show(result: CaseResult | ExactCase | StepCase) -> None:
+        if options.format != "json":
+            print(_text(result, options.verbose), flush=True)
 
     given = _options(options)
     if given.choice.source is not None:
@@ -83,6 +84,12 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         verified = verify(given, sources, show)
     print(json.dumps(verified.record(), indent=2) if options.format == "json" else verified.verdict())
     return OK if verified.ok else ERRORS
+
+
+def _text(result: CaseResult | ExactCase | StepCase, verbose: bool) -> str:
+    if isinstance(result, ExactCase):
+        return exact_text(result)
+    return step_text(result) if isinstance(result, StepCase) else case_text(result, verbose)
 
 
 def _options(options: argparse.Namespace) -> VerifyOptions:
@@ -96,4 +103,5 @@ def _options(options: argparse.Namespace) -> VerifyOptions:
         options.params_partial,
         options.seed,
         not options.no_exact,
+        options.step,
     )

@@ -183,7 +183,7 @@ class EvalOptions:
 class VerifyOptions:
     """The options of a verification. `data` and `params` are paths of files of arrays. backend: None runs both backends.
 
-    exact: run the exact check, too.
+    exact: run the exact check, too. step: compare the training step with its declaration, and nothing else.
     """
 
     file: str
@@ -195,6 +195,7 @@ class VerifyOptions:
     params_partial: bool = False
     seed: int = 0
     exact: bool = True
+    step: bool = False
 
 
 @attrs.frozen

@@ -88,6 +88,38 @@ class CaseResult:
         return tuple(dict.fromkeys((*found, *special, *self.sums)))
 
 
+@attrs.frozen
+class StepCase:
+    """The comparison of a model's training step, in f64, with its declaration. unchecked: what nothing is known of."""
+
+    model: str
+    compared: Mapping[str, Comparison]
+    unchecked: tuple[str, ...] = ()
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        return tuple(name for name, each in self.compared.items() if each.fault)
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        return {
+            "model": self.model,
+            "ok": not self.wrong,
+            "wrong": list(self.wrong),
+            "not_checked": list(self.unchecked),
+            "arrays": _arrays_json(self.compared),
+        }
+
+
+def step_text(case: StepCase) -> str:
+    """Return `training step        f64    ok     as declared 1.2e-16`, and a line for each wrong array."""
+    start, lines = f"{'training step':<20} f64   ", [array_text(n, case.compared[n]) for n in case.wrong]
+    if lines:
+        return "\n".join([f"{start} WRONG  not as declared in {', '.join(case.wrong)}", *lines])
+    unchecked = f"; not checked: {', '.join(case.unchecked)}" if case.unchecked else ""
+    return f"{start} ok     as declared {worst([*case.compared.values()]).relative:.1e}{unchecked}"
+
+
 def _faulty(compared: Compared) -> Iterator[str]:
     for part, arrays in compared.items():
         yield from (f"{NOUNS[part]} {name}" for name, each in arrays.items() if each.fault)

@@ -32,17 +32,19 @@ from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select, select_models
-from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import without_warnings
 from mtfc.driver.verification.exact_cases import elements, exact_cases
 from mtfc.driver.verification.reference import CaseModules, Reference, in_wide_numbers, jax_gradients
+from mtfc.driver.verification.step_check import checked_step
 from mtfc.driver.verification.sum_dtypes import wrong_sums
 from mtfc.reports.exact_report import ExactCase, exact_json
 from mtfc.reports.verification_report import (
     NOUNS,
     CaseResult,
     Comparison,
+    StepCase,
     array_text,
     verdict_text,
     verification_json,
@@ -59,30 +61,41 @@ MOST_VIRTUAL_DEVICES = 64
 class Verified:
     """The results of all cases. jax_gradients: model -> name -> comparison of a gradient of the reference with `jax.grad`.
 
-    exact: the results of the exact check.
+    exact: the results of the exact check. steps: training steps beside their declarations.
     """
 
     results: Sequence[CaseResult]
     jax_gradients: Mapping[str, Mapping[str, Comparison]]
     exact: Sequence[ExactCase] = ()
+    steps: Sequence[StepCase] = ()
 
     @property
     def ok(self) -> bool:
         """True if no result is wrong."""
-        cases = (*(not result.wrong for result in self.results), *(case.ok for case in self.exact))
+        cases = (
+            *(not each.wrong for each in (*self.results, *self.steps)),
+            *(case.ok for case in self.exact),
+        )
         return all(cases) and not any(self._wrong_gradients())
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record; see `docs/command.md`."""
         return verification_json(self.results, self.ok, self.jax_gradients) | {
-            "exact": exact_json(self.exact)
+            "exact": exact_json(self.exact),
+            "steps": [each.record() for each in self.steps],
         }
 
     def verdict(self) -> str:
         """Return a line with the number of cases that agree, after the gradients that differ from those of JAX."""
         wrong = [case for case in self.exact if not case.ok]
         exact = [f"{len(wrong)} of {len(self.exact)} exact checks fail"] if wrong else []
-        return "\n".join([*self._wrong_gradients(), *exact, verdict_text(self.results)])
+        wrong_steps = sum(bool(each.wrong) for each in self.steps)
+        steps = (
+            [f"{wrong_steps} of {len(self.steps)} training steps are not as declared"] if wrong_steps else []
+        )
+        if not self.results and self.steps:
+            return steps[0] if steps else f"all {len(self.steps)} training steps are as declared"
+        return "\n".join([*self._wrong_gradients(), *exact, *steps, verdict_text(self.results)])
 
     def _wrong_gradients(self) -> Iterator[str]:
         for arrays in self.jax_gradients.values():
@@ -94,7 +107,7 @@ class Verified:
 def verify(
     options: VerifyOptions,
     sources: Sources,
-    show: Callable[[CaseResult | ExactCase], object] = lambda _: None,
+    show: Callable[[CaseResult | ExactCase | StepCase], object] = lambda _: None,
 ) -> Verified:
     """Compare all cases with the undistributed program. Raises `CompileError`, `UsageError` and `Unavailable`.
 
@@ -102,28 +115,43 @@ def verify(
     """
     selections = [_fitting(each) for each in _selections(options, sources)]
     backends = (options.backend,) if options.backend else tuple(BACKENDS)
+    if options.step:
+        selections, backends = [each for each in selections if each.program.training], ()
+    if options.step and not selections:
+        raise UsageError(
+            f"`--step` checks training steps, and no chosen model of {options.file} has a `train` block"
+        )
     if "jax" in backends:
         cases: list[Sequence[Case]] = [(*each.cases, *each.multi_mesh) for each in selections]
         cases += [_placements(each) for each in selections]
         _start_jax([case for each in cases for case in each])
     results, gradients = list[CaseResult](), dict[str, Mapping[str, Comparison]]()
-    exact = list[ExactCase]()
+    exact, steps = list[ExactCase](), list[StepCase]()
     with without_warnings():
         for selection in selections:
             model = VerifiedModel.of(selection, backends, options)
-            if options.exact:
+            if options.exact and not options.step:
                 placements = _placements(selection)
                 for found in exact_cases(
                     selection.program, selection.cases, options.seed, selection.multi_mesh, placements
                 ):
                     exact.append(found)
                     show(found)
-            for result in model.results():
+            if selection.program.training:
+                steps.append(_step_case(model, options, sources))
+                show(steps[-1])
+            for result in model.results() if backends else ():
                 results.append(result)
                 show(result)
             if "jax" in backends:
                 gradients[selection.program.name] = model.jax_gradients()
-    return Verified(results, gradients, exact)
+    return Verified(results, gradients, exact, steps)
+
+
+def _step_case(model: VerifiedModel, options: VerifyOptions, sources: Sources) -> StepCase:
+    """Compare the model's step with the `train` block of the file."""
+    reference, file = model.wide or model.reference, known_as(options.file)
+    return checked_step(reference, file, sources.texts[file], options.choice, model.selection.scope)
 
 
 def _fitting(selection: Selection) -> Selection:
