@@ -21,6 +21,7 @@ from mtfc.backends.interpreter import interpret
 from mtfc.compiler.ir.core import Argument, Function
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.training import update_of
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.passes.autodiff.differentiate import numbered
@@ -127,7 +128,10 @@ class DeclaredStep:
 
     def start(self) -> dict[str, Any]:
         """Return parameters and states before the first step."""
-        zeros = {a.value.name: np.zeros([d.size for d in a.value.type.dims]) for a in self._states}
+        zeros = {
+            a.value.name: np.zeros([d.size for d in a.value.type.dims], numpy_dtype(np, a.value.type.dtype))
+            for a in self._states
+        }
         found = {**self.reference.parameters, **zeros}
         for name in self.trained:
             if self._library_call(name, 0) is None:

@@ -34,15 +34,20 @@ FACTORS = (1e-3, 1e3, 1e-6, 1e6)
 
 def checked_step(reference: Reference, file: str, text: str, choice: Choice, scope: Scope) -> StepCase:
     """Compare the step of a program, in f64, with the `train` block in the text of its file."""
-    tree = with_overrides(parse(text, file, Diagnostics()), choice.settings, choice.model, Diagnostics())
     name = reference.program.name
-    decl = next(each for each in declarations_of(tree, ast.TrainDecl) if each.model.text == name)
+    decl = declaration(text, file, choice, name)
     check = StepCheck(DeclaredStep(reference, decl, scope))
     with doing("the definitions of the training step"), np.errstate(all="ignore"):
         compared = dict(check.three_steps())
         for situation in check.situations():
             compared |= {f"{each} {situation.what}": x for each, x in check.compared(situation).items()}
     return StepCase(name, compared, tuple(dict.fromkeys((*check.step.unchecked(), *check.unchecked))))
+
+
+def declaration(text: str, file: str, choice: Choice, model: str) -> ast.TrainDecl:
+    """Return the `train` block of a model with the overrides of `--set`; the file has no error."""
+    tree = with_overrides(parse(text, file, Diagnostics()), choice.settings, choice.model, Diagnostics())
+    return next(each for each in declarations_of(tree, ast.TrainDecl) if each.model.text == model)
 
 
 @attrs.frozen
@@ -116,12 +121,12 @@ class StepCheck:
     def _of_clip(self, batches: Sequence[Arrays]) -> Iterator[Situation]:
         """Yield a step whose gradient is clipped if that of the first step is not, or the other way round."""
         clip = self.step.clip
-        is_clipped = self._norm(self.reference.parameters, batches) > clip
+        is_clipped = bool(self._norm(self.reference.parameters, batches) > clip)
         for factor in FACTORS:
             scaled = {name: factor * self.known[name] for name in self.step.trained}
             norm = self._norm({**self.known, **scaled}, batches)
             if 0 < norm < math.inf and (norm > clip) != is_clipped:
-                what = f"with parameters times {factor:g}, whose gradient is {'not ' * is_clipped}clipped"
+                what = f"with parameters times {factor:g}, whose gradient is {'not ' if is_clipped else ''}clipped"
                 yield Situation(what, {**self.known, **scaled}, batches)
                 return
         self.unchecked.append(f"a gradient that `clip` {'leaves' if is_clipped else 'changes'}")

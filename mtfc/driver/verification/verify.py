@@ -72,11 +72,9 @@ class Verified:
     @property
     def ok(self) -> bool:
         """True if no result is wrong."""
-        cases = (
-            *(not each.wrong for each in (*self.results, *self.steps)),
-            *(case.ok for case in self.exact),
-        )
-        return all(cases) and not any(self._wrong_gradients())
+        wrong = [*(result.wrong for result in self.results), *(step.wrong for step in self.steps)]
+        right = not any(wrong) and all(case.ok for case in self.exact)
+        return right and not any(self._wrong_gradients())
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record; see `docs/command.md`."""
