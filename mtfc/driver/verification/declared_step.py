@@ -339,12 +339,17 @@ class DeclaredStep:
         return numbered(self.reference.differentiated.function("gradients"))
 
     @cached_property
+    def optimized(self) -> list[str]:
+        """The parameters with an optimizer."""
+        parameters = (p.name for p in self.reference.program.parameters if not p.is_state)
+        return [name for name in parameters if self._call(name) is not None]
+
+    @cached_property
     def trained(self) -> list[str]:
         """The parameters that the step changes: those with an optimizer that the loss depends on."""
         made = {value: eqn for eqn in self._gradients.body for value in eqn.results}
-        by_name = {output.name: made.get(output.value) for output in self._gradients.outputs}
-        names = (p.name for p in self.reference.program.parameters if f"d_{p.name}" in by_name)
-        return [name for name in names if self._call(name) and not _is_zero(by_name[f"d_{name}"])]
+        values = {output.name: output.value for output in self._gradients.outputs}
+        return [name for name in self.optimized if not _is_zero(made.get(values[f"d_{name}"]))]
 
 
 def _is_zero(eqn: Any) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 
 from mtfc.compiler.activity import doing
 from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.ir.training import updated
 from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.verification.declared_step import FIRST_SCALE, LARGEST_SCALE, PATIENCE, DeclaredStep
@@ -37,6 +38,11 @@ def checked_step(reference: Reference, file: str, text: str, choice: Choice, sco
     name = reference.program.name
     decl = declaration(text, file, choice, name)
     check = StepCheck(DeclaredStep(reference, decl, scope))
+    training = reference.program.training
+    others = updated(training) ^ frozenset(check.step.optimized) if training else ()
+    if others:
+        fault = Comparison(math.inf, 0.0, 0.0, "is not updated by the optimizer that is declared for it")
+        return StepCase(name, dict.fromkeys(sorted(others), fault))
     with doing("the definitions of the training step"), np.errstate(all="ignore"):
         compared = dict(check.three_steps())
         for situation in check.situations():
