@@ -461,6 +461,7 @@ def verified(
     seed: int,
     exact: bool,
     budget: float | None,
+    step: bool,
 ) -> Verification:
     """Return the record of `mtfc verify`. Raises `CompileError`, `UsageError` and `Unavailable`."""
     from mtfc.backends.common.devices import setting_kept
@@ -477,6 +478,7 @@ def verified(
         seed,
         exact,
         budget,
+        step,
     )
     if budget is not None:
         seconds_option("budget", budget)

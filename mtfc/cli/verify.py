@@ -14,7 +14,7 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.verification.verify import JaxGradients, Result, Verified, verify
 from mtfc.reports.exact_report import ExactCase, exact_text
-from mtfc.reports.verification_report import case_text
+from mtfc.reports.verification_report import CaseResult, StepCase, case_text, step_text
 
 if TYPE_CHECKING:
     from mtfc.driver.jax_functions.verification import VerifiedPlan
@@ -38,6 +38,7 @@ OPTIONS = f"""
   --seed N               seed of drawn inputs and parameters (default: 0)
   --verbose              print the error, the scale and the bound of every array
   --no-exact             leave out the exact check, which rounding cannot mislead
+  --step                 compare the training step with the `train` block, and nothing else
   --budget SECONDS       time for all checks; those that do not fit are skipped (default: each check has a time by its size)
 {LOWERING}{selection("all", or_placement=True)}"""
 
@@ -51,13 +52,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     def show(result: Result | str) -> None:
         if options.format == "json" or isinstance(result, JaxGradients):
             return
-        if isinstance(result, str):
-            text = f"{result}:"
-        elif isinstance(result, ExactCase):
-            text = exact_text(result)
-        else:
-            text = case_text(result, options.verbose)
-        print(text, flush=True)
+        print(_text(result, options.verbose), flush=True)
 
     given = record_of(options, VerifyOptions, choice=chosen(options), exact=not options.no_exact)
     if given.choice.source is not None:
@@ -68,3 +63,12 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
         verified = verify(given, sources, show)
     print(json.dumps(verified.record(), indent=2) if options.format == "json" else verified.verdict())
     return OK if verified.ok else ERRORS
+
+
+def _text(result: CaseResult | ExactCase | StepCase | str, verbose: bool) -> str:
+    """Return the line of a result. Of several models, the name of each comes before its results."""
+    if isinstance(result, str):
+        return f"{result}:"
+    if isinstance(result, ExactCase):
+        return exact_text(result)
+    return step_text(result) if isinstance(result, StepCase) else case_text(result, verbose)

@@ -183,7 +183,8 @@ class EvalOptions:
 class VerifyOptions:
     """The options of a verification. `data` and `params` are paths of files of arrays. backend: None runs both backends.
 
-    exact: run the exact check, too. budget: seconds for all checks; None gives each check its own time.
+    exact: run the exact check, too. budget: seconds for all checks; None gives each check its own time. step: compare the
+    training step with its declaration, and nothing else.
     """
 
     file: str
@@ -196,6 +197,7 @@ class VerifyOptions:
     seed: int = 0
     exact: bool = True
     budget: float | None = None
+    step: bool = False
 
 
 @attrs.frozen

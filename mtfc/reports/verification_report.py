@@ -91,6 +91,51 @@ class CaseResult:
         return tuple(dict.fromkeys((*found, *special, *self.sums)))
 
 
+@attrs.frozen
+class StepCase:
+    """The comparison of a model's training step, in f64, with its declaration.
+
+    unchecked: what nothing is known of. skipped, failed: why there is no comparison; failed, if that is a fault.
+    """
+
+    model: str
+    compared: Mapping[str, Comparison]
+    unchecked: tuple[str, ...] = ()
+    skipped: str | None = None
+    failed: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return not (self.wrong or self.failed)
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        return tuple(name for name, each in self.compared.items() if each.fault)
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        return {
+            "model": self.model,
+            "ok": self.ok,
+            "wrong": list(self.wrong),
+            "skipped": self.skipped,
+            "failed": self.failed,
+            "not_checked": list(self.unchecked),
+            "arrays": _arrays_json(self.compared),
+        }
+
+
+def step_text(case: StepCase) -> str:
+    """Return `training step        f64    ok     as declared 1.2e-16`, and a line for each wrong array."""
+    start, lines = f"{'training step':<20} f64   ", [array_text(n, case.compared[n]) for n in case.wrong]
+    if case.skipped or case.failed:
+        return f"{start} skipped: {case.skipped}" if case.skipped else f"{start} FAILED {case.failed}"
+    if lines:
+        return "\n".join([f"{start} WRONG  not as declared in {', '.join(case.wrong)}", *lines])
+    unchecked = f"; not checked: {', '.join(case.unchecked)}" if case.unchecked else ""
+    return f"{start} ok     as declared {worst([*case.compared.values()]).relative:.1e}{unchecked}"
+
+
 def _faulty(compared: Compared) -> Iterator[str]:
     for part, arrays in compared.items():
         yield from (f"{NOUNS[part]} {name}" for name, each in arrays.items() if each.fault)

@@ -389,12 +389,11 @@ def with_far_indices(
 def _is_finite(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return True if all results of the function are finite numbers, on one device."""
     import jax
-    import numpy as np
 
     own_mesh = plan.imported.flat.mesh
     with on_mesh(own_mesh and of_one_device(own_mesh)):
         found = jax.tree.leaves(jax.jit(plan.function)(*args, **kwargs))
-    return all(_is_key(x) or bool(np.isfinite(np.asarray(x, np.float64)).all()) for x in found)
+    return all(_is_key(x) or bool(jax.numpy.isfinite(x).all()) for x in found)
 
 
 def _drawn(leaf: Leaf, random: Any, changed: Callable[[Any], Any]) -> Any:

@@ -160,16 +160,16 @@ class Reference:
     @cached_property
     def runs(self) -> ReferenceRuns:
         """The results for drawn numbers."""
-        return ReferenceRuns(self._run, self._limits, (ROUNDINGS[:1], ROUNDINGS[1:], MORE_ROUNDINGS))
+        return ReferenceRuns(self._run, self.limits, (ROUNDINGS[:1], ROUNDINGS[1:], MORE_ROUNDINGS))
 
     @cached_property
     def special(self) -> Sequence[tuple[SpecialDraw, ReferenceRuns]]:
         """Arguments with special numbers, and the results for them."""
-        function = self._differentiated.function("gradients")
+        function = self.differentiated.function("gradients")
         draws = special_draws(function, {**self.batches[0], **self.parameters}, self.seed)
         stages = (ROUNDINGS[:1], (*ROUNDINGS[1:], *MARKS), MORE_ROUNDINGS)
         return [
-            (draw, ReferenceRuns(partial(self._passes, draw.arguments), self._limits, stages))
+            (draw, ReferenceRuns(partial(self._passes, draw.arguments), self.limits, stages))
             for draw in draws
         ]
 
@@ -191,7 +191,7 @@ class Reference:
 
     def compared_in_special(self, modules: CaseModules, backend: str) -> Iterator[tuple[str, Compared]]:
         """Yield the comparison of a case for each draw with special numbers."""
-        skips = backend == "jax" and has_convolution(self._differentiated.function("forward"))
+        skips = backend == "jax" and has_convolution(self.differentiated.function("forward"))
         for draw, runs in self.special:
             if skips and not draw.is_finite:
                 continue
@@ -209,7 +209,7 @@ class Reference:
     # The undistributed program
 
     @cached_property
-    def _differentiated(self) -> Program:
+    def differentiated(self) -> Program:
         wanted = (Differentiate("step"), Differentiate("gradients"))
         return run_passes(self.program, (MixedPrecision(), *wanted))
 
@@ -218,21 +218,21 @@ class Reference:
         return run_passes(self.program, (MixedPrecision(), BindTraining()))
 
     @cached_property
-    def _limits(self) -> Limits:
-        return Limits.of(self._differentiated)
+    def limits(self) -> Limits:
+        return Limits.of(self.differentiated)
 
     def _run(self, evaluate: Evaluation | None = None) -> dict[Part, Arrays]:
         """Return outputs, gradients and training of the undistributed program; plain parameters once."""
         found = self._passes({**self.batches[0], **self.parameters}, evaluate)
         if evaluate is None:
             found["parameters"] = self.parameters
-        if self._differentiated.has_function("step"):
+        if self.differentiated.has_function("step"):
             found["training"] = self._training(evaluate)
         return found
 
     def _passes(self, arguments: Arrays, evaluate: Evaluation | None = None) -> dict[Part, Arrays]:
         """Return outputs and gradients of the undistributed program."""
-        results = _interpreted("gradients", self._differentiated, arguments, evaluate)
+        results = _interpreted("gradients", self.differentiated, arguments, evaluate)
         found = _parts(results, self.program)
         if asks_for_training(self.program.function("forward")):
             outputs = _interpreted("forward", self._outside_of_training, arguments, evaluate)
@@ -241,17 +241,24 @@ class Reference:
 
     def _training(self, evaluate: Evaluation | None) -> dict[str, Any]:
         """Return the state after each step, and the outputs of each step, stacked."""
-        program, steps = self._differentiated, []
-        step = program.function("step")
-        known: dict[str, Any] = {**self.parameters, **_initial_state(step)}
-        numbers = [argument.value.name for argument in step.arguments if argument.role == "step"]
+        known: Arrays = {**self.parameters, **_initial_state(self.differentiated.function("step"))}
+        steps = []
         for number in range(STEPS):
             batch = self.batches.step(number, accumulate_of(self.program))
-            arguments = {**batch, **known, **dict.fromkeys(numbers, number)}
-            results = _interpreted("step", program, arguments, evaluate)
-            known = {o.updates: results[o.name] for o in step.outputs if o.updates is not None}
-            steps.append({**known, **_reported({o.name: results[o.name] for o in step.handed_out})})
-        return _stacked(steps)
+            known, outputs = self.stepped(known, number, batch, evaluate)
+            steps.append({**known, **reported(outputs)})
+        return stacked(steps)
+
+    def stepped(
+        self, known: Arrays, number: int, batch: Arrays, evaluate: Evaluation | None = None
+    ) -> tuple[Arrays, Arrays]:
+        """Return parameters and states after a step of the undistributed program, and the values that the step returns."""
+        step = self.differentiated.function("step")
+        numbers = [argument.value.name for argument in step.arguments if argument.role == "step"]
+        arguments = {**batch, **known, **dict.fromkeys(numbers, number)}
+        results = _interpreted("step", self.differentiated, arguments, evaluate)
+        new = {o.updates: results[o.name] for o in step.outputs if o.updates is not None}
+        return new, {o.name: results[o.name] for o in step.handed_out}
 
 
 @attrs.frozen
@@ -403,11 +410,11 @@ def _trained(session: Session, batches: Batches, accumulate: int) -> dict[str, A
     steps = []
     for number in range(STEPS):
         outputs = session.train(batches.step(number, accumulate), number)
-        steps.append({**session.parameters(), **session.optimizer_state(), **_reported(outputs)})
-    return _stacked(steps)
+        steps.append({**session.parameters(), **session.optimizer_state(), **reported(outputs)})
+    return stacked(steps)
 
 
-def _reported(outputs: Arrays) -> Arrays:
+def reported(outputs: Arrays) -> Arrays:
     """Rename the outputs of steps, which may have the name of a parameter."""
     return {f"the reported {name}": array for name, array in outputs.items()}
 
@@ -422,7 +429,7 @@ def _initial_state(step: Function) -> dict[str, Any]:
     }
 
 
-def _stacked(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def stacked(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     import numpy as np
 
     return {name: np.stack([np.array(each[name]) for each in steps]) for name in steps[0]}

@@ -32,19 +32,21 @@ from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select, select_models
-from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import without_warnings
 from mtfc.driver.verification import checks
 from mtfc.driver.verification.exact_cases import elements, exact_cases
 from mtfc.driver.verification.reference import CaseModules, Reference, in_wide_numbers, jax_gradients
 from mtfc.driver.verification.special_numbers import KINDS
+from mtfc.driver.verification.step_check import checked_step
 from mtfc.driver.verification.sum_dtypes import wrong_sums
 from mtfc.reports.exact_report import ExactCase, exact_json
 from mtfc.reports.verification_report import (
     NOUNS,
     CaseResult,
     Comparison,
+    StepCase,
     array_text,
     verdict_text,
     verification_json,
@@ -69,7 +71,7 @@ class JaxGradients:
     ended: str | None = None
 
 
-Result = CaseResult | ExactCase | JaxGradients
+Result = CaseResult | ExactCase | StepCase | JaxGradients
 
 
 @attrs.frozen
@@ -87,18 +89,23 @@ class Verified:
         return [each for each in self.found if isinstance(each, ExactCase)]
 
     @property
+    def steps(self) -> Sequence[StepCase]:
+        return [each for each in self.found if isinstance(each, StepCase)]
+
+    @property
     def jax_gradients(self) -> Sequence[JaxGradients]:
         return [each for each in self.found if isinstance(each, JaxGradients)]
 
     @property
     def ok(self) -> bool:
         """True if no result is wrong, all checks have ended, and at least one was not skipped."""
-        skipped = [each.skipped for each in self.results] + [each.skipped for each in self.exact]
+        skipped = [each.skipped for part in (self.results, self.exact, self.steps) for each in part]
         if skipped and all(skipped):
             return False
         cases = (
             *(not (each.wrong or each.failed) for each in self.results),
             *(each.ok for each in self.exact),
+            *(each.ok for each in self.steps),
         )
         return all(cases) and not any(self._wrong_gradients()) and not self.without_numbers
 
@@ -112,6 +119,7 @@ class Verified:
         gradients = {each.model: each.arrays for each in self.jax_gradients}
         return verification_json(self.results, self.ok, gradients) | {
             "exact": exact_json(self.exact),
+            "steps": [each.record() for each in self.steps],
             "without_numbers": list(self.without_numbers),
         }
 
@@ -120,7 +128,11 @@ class Verified:
         wrong = [case for case in self.exact if not case.ok]
         exact = [f"{len(wrong)} of {len(self.exact)} exact checks fail"] if wrong else []
         nothing = [NO_NUMBERS + ", ".join(self.without_numbers)] if self.without_numbers else []
-        return "\n".join([*self._wrong_gradients(), *exact, *nothing, verdict_text(self.results)])
+        number = sum(not each.ok for each in self.steps)
+        steps = [f"{number} of {len(self.steps)} training steps are not as declared"] if number else []
+        if not self.results and self.steps:
+            return steps[0] if steps else f"all {len(self.steps)} training steps are as declared"
+        return "\n".join([*self._wrong_gradients(), *exact, *steps, *nothing, verdict_text(self.results)])
 
     def _wrong_gradients(self) -> Iterator[str]:
         for found in self.jax_gradients:
@@ -154,10 +166,25 @@ def checks_of(options: VerifyOptions, sources: Sources | None = None) -> Sequenc
     sources = sources or Sources()
     selections = [_fitting(each) for each in _selections(options, sources)]
     backends = (options.backend,) if options.backend else tuple(BACKENDS)
+    if options.step:
+        return _step_checks(selections, options, sources)
     cases = [case for each in selections for case in _cases(each)]
     models = [VerifiedModel(each, backends, options, partial(_start_jax, cases)) for each in selections]
     exact = [each.exact_check() for each in models if options.exact]
-    return [*exact, *(check for each in models for check in each.float_checks())]
+    steps = [each.step_check(sources) for each in models if each.selection.program.training]
+    return [*exact, *steps, *(check for each in models for check in each.float_checks())]
+
+
+def _step_checks(
+    selections: Sequence[Selection], options: VerifyOptions, sources: Sources
+) -> Sequence[checks.Check]:
+    """Return the checks of training steps alone. Raises `UsageError` if there are none."""
+    trained = [each for each in selections if each.program.training]
+    if not trained:
+        raise UsageError(
+            f"`--step` checks training steps, and no chosen model of {options.file} has a `train` block"
+        )
+    return [VerifiedModel(each, (), options, lambda: None).step_check(sources) for each in trained]
 
 
 def _fitting(selection: Selection) -> Selection:
@@ -266,6 +293,20 @@ class VerifiedModel:
             return ExactCase("exact check", self.name, skipped=skipped, failed=failed)
 
         return checks.Check(self.name, f"exact check of {self.name}", run, ended, self._seconds)
+
+    def step_check(self, sources: Sources) -> checks.Check:
+        """Return the comparison of the training step with the `train` block of the file."""
+        options, file = self.options, known_as(self.options.file)
+
+        def run() -> Iterator[Result]:
+            with without_warnings():
+                reference = self.wide or self.reference
+                yield checked_step(reference, file, sources.texts[file], options.choice, self.selection.scope)
+
+        def ended(skipped: str | None, failed: str | None) -> Result:
+            return StepCase(self.name, {}, skipped=skipped, failed=failed)
+
+        return checks.Check(self.name, f"training step of {self.name}", run, ended, self._seconds)
 
     def float_checks(self) -> Iterator[checks.Check]:
         """Yield a check of each layout on each backend, those of several meshes too, and of each placement."""
