@@ -22,9 +22,11 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.verification.verify import Verified, verify
 from mtfc.reports.exact_report import ExactCase, exact_text
+from mtfc.reports.sizes_report import SizesCase, sizes_text
 from mtfc.reports.verification_report import CaseResult, case_text
 
 if TYPE_CHECKING:
+    from mtfc.driver.verification.all_sizes import CheckedSizes
     from mtfc.driver.jax_functions.verification import VerifiedPlan
 
 EXAMPLES = """\
@@ -32,6 +34,7 @@ examples:
   mtfc verify model.mtf
   mtfc verify model.mtf --layout "batch:rows;hidden:cols" --mesh "rows:2;cols:4" --backend numpy
   mtfc verify model.mtf --dim batch=8 --data batch.npz --format json
+  mtfc verify model.mtf --all-sizes                                    prove all layouts, at any size
   mtfc verify train:step --args train:example --layout plan.json       verify a plan of a function of JAX
 
 Status 1: a difference is larger than rounding.
@@ -59,6 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-exact", action="store_true", help="leave out the exact check, which rounding cannot mislead"
     )
+    parser.add_argument(
+        "--all-sizes",
+        action="store_true",
+        help="run the exact check alone, at small sizes that speak for every size: for models of any size on meshes of any size",
+    )
     add_selection(parser, "all", or_placement=True)
     add_memory(parser)
     add_passes(parser)
@@ -66,19 +74,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    def show(result: CaseResult | ExactCase) -> None:
+    def show(result: CaseResult | ExactCase | SizesCase) -> None:
         if options.format == "json":
             return
-        if isinstance(result, ExactCase):
+        if isinstance(result, SizesCase):
+            print(sizes_text(result), flush=True)
+        elif isinstance(result, ExactCase):
             print(exact_text(result), flush=True)
         else:
             print(case_text(result, options.verbose), flush=True)
 
     given = _options(options)
-    if given.choice.source is not None:
+    verified: Verified | VerifiedPlan | CheckedSizes
+    if options.all_sizes:
+        from mtfc.driver.verification.all_sizes import verify_all_sizes
+
+        verified = verify_all_sizes(given, sources, show)
+    elif given.choice.source is not None:
         from mtfc.driver.jax_functions.verification import verify_function
 
-        verified: Verified | VerifiedPlan = verify_function(given, sources)
+        verified = verify_function(given, sources)
     else:
         verified = verify(given, sources, show)
     print(json.dumps(verified.record(), indent=2) if options.format == "json" else verified.verdict())

@@ -28,7 +28,7 @@ from mtfc.compiler.ir.types import EVERY, FLOATS, Dim, Layout, Mesh, Pipeline
 LITERAL = 8
 """Numbers up to this one stay as they are: kernels, strides, shifts, and integers in the text."""
 
-MOST_ROUNDS = 20_000
+MOST_ROUNDS = 2_000
 """The number of growths after which the sizes of the program are taken."""
 
 Numbers = Mapping[tuple[Equation, str], Any]

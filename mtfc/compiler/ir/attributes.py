@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 from mtfc.compiler.ir.core import Attr
-from mtfc.compiler.ir.twins import TwinFloat, TwinInt, on_twins
+from mtfc.compiler.ir.twins import TwinFloat, TwinInt, on_twins, plain
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim
 from mtfc.compiler.records import frozen
 
@@ -183,13 +183,13 @@ def value_error(value: Number, dtype: str) -> str | None:
         too_large = not isinstance(value, bool) and math.isfinite(value)
         if too_large and abs(value) >= OVERFLOW[dtype]:
             return f"{shown(value)} is too large for {dtype}"
-        wide = is_integer(value) and value not in INTEGER_RANGE["i32"]
+        wide = is_integer(value) and plain(value) not in INTEGER_RANGE["i32"]
         return f"{shown(value)} has more than 32 bits: write it as a float" if wide else None
     if dtype == "bool":
         return None
     if dtype not in INTEGER_RANGE:
         return f"{dtype} has no constants"
-    fits = is_integer(value) and value in INTEGER_RANGE[dtype]
+    fits = is_integer(value) and plain(value) in INTEGER_RANGE[dtype]
     return None if fits else f"{shown(value)} is not a value of {dtype}"
 
 
@@ -200,4 +200,4 @@ def fitted(value: Number, dtype: str) -> Number:
         return value
     if value == value and abs(value) >= OVERFLOW[dtype]:
         return math.inf if value > 0 else -math.inf
-    return value if isinstance(value, float) or value in INTEGER_RANGE["i32"] else float(value)
+    return value if isinstance(value, float) or plain(value) in INTEGER_RANGE["i32"] else float(value)
