@@ -14,16 +14,19 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.verification.verify import JaxGradients, Result, Verified, verify
 from mtfc.reports.exact_report import ExactCase, exact_text
+from mtfc.reports.sizes_report import SizesCase, sizes_text
 from mtfc.reports.verification_report import CaseResult, StepCase, case_text, step_text
 
 if TYPE_CHECKING:
     from mtfc.driver.jax_functions.verification import VerifiedPlan
+    from mtfc.driver.verification.all_sizes import CheckedSizes
 
 EXAMPLES = """\
 examples:
   mtfc verify model.mtf
   mtfc verify model.mtf --layout "batch:rows;hidden:cols" --mesh "rows:2;cols:4" --backend numpy
   mtfc verify model.mtf --dim batch=8 --data batch.npz --format json
+  mtfc verify model.mtf --all-sizes                                    prove all layouts, at any size
   mtfc verify train:step --args train:example --layout plan.json       verify a plan of a function of JAX
 
 Status 1: a difference is larger than rounding.
@@ -38,6 +41,8 @@ OPTIONS = f"""
   --seed N               seed of drawn inputs and parameters (default: 0)
   --verbose              print the error, the scale and the bound of every array
   --no-exact             leave out the exact check, which rounding cannot mislead
+  --all-sizes            run the exact check alone, at small sizes that speak for every size: for models of any size on meshes of any
+                         size
   --step                 compare the training step with the `train` block, and nothing else
   --budget SECONDS       time for all checks; those that do not fit are skipped (default: each check has a time by its size)
 {LOWERING}{selection("all", or_placement=True)}"""
@@ -49,26 +54,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    def show(result: Result | str) -> None:
+    def show(result: Result | SizesCase | str) -> None:
         if options.format == "json" or isinstance(result, JaxGradients):
             return
         print(_text(result, options.verbose), flush=True)
 
     given = record_of(options, VerifyOptions, choice=chosen(options), exact=not options.no_exact)
-    if given.choice.source is not None:
+    verified: Verified | VerifiedPlan | CheckedSizes
+    if options.all_sizes:
+        from mtfc.driver.verification.all_sizes import verify_all_sizes
+
+        verified = verify_all_sizes(given, sources, show)
+    elif given.choice.source is not None:
         from mtfc.driver.jax_functions.verification import verify_function
 
-        verified: Verified | VerifiedPlan = verify_function(given, sources)
+        verified = verify_function(given, sources)
     else:
         verified = verify(given, sources, show)
     print(json.dumps(verified.record(), indent=2) if options.format == "json" else verified.verdict())
     return OK if verified.ok else ERRORS
 
 
-def _text(result: CaseResult | ExactCase | StepCase | str, verbose: bool) -> str:
+def _text(result: CaseResult | ExactCase | StepCase | SizesCase | str, verbose: bool) -> str:
     """Return the line of a result. Of several models, the name of each comes before its results."""
     if isinstance(result, str):
         return f"{result}:"
+    if isinstance(result, SizesCase):
+        return sizes_text(result)
     if isinstance(result, ExactCase):
         return exact_text(result)
     return step_text(result) if isinstance(result, StepCase) else case_text(result, verbose)

@@ -98,7 +98,8 @@ class ExactReference:
     """The undistributed program on residues, with its results on demand.
 
     given: values of arguments that are not floats, by name; others are drawn. derives: False for a program whose functions are
-    all there, as of a function of JAX. attention: the passes of the compared programs that make attention one op.
+    all there, as of a function of JAX. attention: the passes of the compared programs that make attention one op. resized: changes
+    the sizes of the program after its passes.
     """
 
     program: Program
@@ -107,12 +108,14 @@ class ExactReference:
     draws: Sequence[int] = DRAWS
     derives: bool = True
     attention: tuple[Pass, ...] = (FuseAttention(),)
+    resized: Callable[[Program], Program] = lambda program: program
 
     @cached_property
     def functions(self) -> Mapping[str, tuple[Function, Program]]:
         """The functions of a module, by name, with the programs that they are in."""
         derivatives = (Differentiate("gradients"), Differentiate("step")) if self.derives else ()
-        program = run(self.program, (*self.attention, MixedPrecision(), *derivatives, BindTraining()))
+        passes = (*self.attention, MixedPrecision(), *derivatives, BindTraining())
+        program = self.resized(run(self.program, passes))
         return {f.name: (f, program) for f in program.functions}
 
     @cached_property
@@ -249,7 +252,7 @@ class ExactReference:
     def _forward_mode(self, directions: Mapping[str, Any], draw: int) -> tuple[np.uint64, bool]:
         arguments, field = self.expected("gradients", draw)[0], self.field(draw)
         known = {}
-        program = run(self.program, (*self.attention, MixedPrecision()))
+        program = self.resized(run(self.program, (*self.attention, MixedPrecision())))
         forward = with_differentiable_loops(bound(program.function("forward"), training=True))
         for value in (argument.value for argument in forward.arguments):
             known[value] = _moved(arguments[value.name], field)

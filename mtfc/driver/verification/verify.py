@@ -202,7 +202,7 @@ def _refuse_large(program: Program) -> None:
     if size > MOST_ELEMENTS:
         raise UsageError(
             f"the values of {program.name} have {size:.1e} elements, and `verify` computes all of them on this "
-            "machine, many times: choose smaller sizes with --dim"
+            "machine, many times: take --all-sizes, or smaller sizes with --dim"
         )
 
 
