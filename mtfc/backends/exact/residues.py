@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mtfc.backends.exact.prime_field import SMALL_FRACTION, PrimeField, simplest
+from mtfc.backends.exact.prime_field import PrimeField, simplest
 
 Array = Any
 
@@ -50,10 +50,9 @@ class ExactArray:
     """An array. values: residues if `is_residue`, else real numbers. dtype: the one that the program gives the array.
 
     shadow: the residues beside real numbers that arithmetic has made; None if they are those of the numbers.
-    scalar: the scalar that an array is which got axes of size 1 to go with others.
     """
 
-    __slots__ = ("dtype", "field", "is_residue", "scalar", "shadow", "tangent", "values")
+    __slots__ = ("dtype", "field", "is_residue", "shadow", "tangent", "values")
     __array_priority__ = 1000
 
     def __init__(
@@ -67,7 +66,6 @@ class ExactArray:
     ) -> None:
         self.field, self.values, self.dtype = field, values, np.dtype(dtype)
         self.is_residue, self.tangent, self.shadow = is_residue, tangent, shadow
-        self.scalar: ExactArray | None = None
 
     # What an array is
 
@@ -111,9 +109,7 @@ class ExactArray:
 
     def __getitem__(self, index: Any) -> ExactArray:
         plain = plain_index(index)
-        found = self.mapped(lambda x: np.asarray(x[plain]))
-        found.scalar = None if self.ndim else self
-        return found
+        return self.mapped(lambda x: np.asarray(x[plain]))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if self.is_float and isinstance(value, ExactArray) and value.is_residue and not self.is_residue:
@@ -485,17 +481,9 @@ def matmul(a: ExactArray, b: ExactArray) -> ExactArray:
 
 
 def compared(name: str, x: Any, y: Any) -> ExactArray:
-    """Compare by the order of residues. In every second draw, scalars are compared the other way round.
-
-    Real numbers, and residues of small fractions, keep their order: the compiler may know them.
-    """
+    """Compare by the order of residues."""
     a, b = _pair(x, y)
-    left, right = a.keys(), b.keys()
-    found = getattr(np, name)(left, right)
-    if a.is_residue and a.field.reverses(max(a.ndim, b.ndim)):
-        are_small = (np.abs(left) <= SMALL_FRACTION) & (np.abs(right) <= SMALL_FRACTION)
-        found = np.where(are_small, found, getattr(np, name)(right, left))
-    return ExactArray(a.field, np.asarray(found), np.bool_)
+    return ExactArray(a.field, np.asarray(getattr(np, name)(a.keys(), b.keys())), np.bool_)
 
 
 def extremum(name: str, x: Any, y: Any) -> ExactArray:
@@ -535,7 +523,7 @@ def chosen(condition: Any, x: Any, y: Any) -> ExactArray:
 # Functions of one operand
 
 POINTS: dict[str, dict[int, int]] = {
-    "exp": {0: 1}, "log": {1: 0}, "tanh": {0: 0}, "erf": {0: 0}, "sin": {0: 0}, "cos": {0: 1}, "sqrt": {0: 0, 1: 1},
+    "exp": {0: 1}, "log": {1: 0}, "tanh": {0: 0}, "erf": {0: 0}, "sin": {0: 0}, "cos": {0: 1}, "sqrt": {},
 }  # fmt: skip
 """Function -> the arguments at which it has its natural value, and the values. Elsewhere it is pseudo-random."""
 
@@ -544,7 +532,7 @@ def transcendental(name: str, x: ExactArray) -> ExactArray:
     """Return a pseudo-random function of the elements that has the function's own slope."""
     x = x.residues()
     safe = without_specials(x)
-    found = x.field.hashed(name, safe)
+    found = x.field.root(safe) if name == "sqrt" else x.field.hashed(name, safe)
     for argument, value in POINTS[name].items():
         found = np.where(safe == argument, np.uint64(value), found)
     if name == "log":
@@ -587,49 +575,32 @@ SLOPES: dict[str, Callable[[ExactArray, ExactArray], ExactArray]] = {
 
 
 def power(x: Any, y: Any) -> ExactArray:
-    """Return x to the power y: by multiplication where y is one small integer, else a pseudo-random function of both."""
+    """Return x to the power y, with the slopes that the gradients of `pow` have: see `PrimeField.real_power`."""
     known = x if isinstance(x, ExactArray) else y
     a, b = exact(known.field, x, known.dtype), exact(known.field, y, known.dtype)
     if not a.is_residue and not b.is_residue and (b.values == np.floor(b.values)).all():
         found = real("power", a, b, dtype=a.dtype)
         found.shadow = power(a.residues(), b)
         return found
-    if not b.is_residue and b.size and (b.values == b.values.flat[0]).all():
-        whole = _constant_power(a.residues(), float(b.values.flat[0]))
-        if whole is not None:
-            return whole.mapped(lambda v: np.broadcast_to(v, np.broadcast_shapes(v.shape, b.shape)))
-    own = a if a.scalar is None else a.scalar  # as the gradient compares it, and before 1/2 is a residue
-    positive = compared("greater", _untangled(own), 0.0)
+    positive = compared("greater", _untangled(a), 0.0)
     a, b = a.residues(), b.residues()
-    values = np.broadcast_arrays(without_specials(a), without_specials(b))
-    found = residue_array(a, a.field.hashed("power", *values))
-    bad = (a.values >= INFINITY) | (b.values >= INFINITY)
-    found.values = np.where(bad, POISON, found.values)
-    if a.tangent is not None or b.tangent is not None:
-        lower = power(_untangled(a), _untangled(b) - 1.0)
+    base, exponent = np.broadcast_arrays(without_specials(a), without_specials(b))
+    values, is_defined = a.field.real_power(base, exponent)
+    bad = (a.values >= INFINITY) | (b.values >= INFINITY) | ~is_defined
+    found = residue_array(a, np.where(bad, POISON, values))
+    slopes = []
+    if a.tangent is not None:
+        slopes.append(power(_untangled(a), _untangled(b) - 1.0) * _untangled(b) * residue_array(a, a.tangent))
+    if b.tangent is not None:
         log = transcendental("log", chosen(positive, _untangled(a), 1.0))
-        along_x = (lower * _untangled(b)) * residue_array(a, tangent_of(a))
-        along_y = (residue_array(a, without_specials(found)) * log) * residue_array(b, tangent_of(b))
-        found.tangent = _defined(along_x + along_y)
+        slopes.append(_untangled(found) * log * residue_array(b, b.tangent))
+    if slopes:
+        found.tangent = _defined(slopes[0] if len(slopes) == 1 else slopes[0] + slopes[1])
     return found
 
 
 def _untangled(x: ExactArray) -> ExactArray:
     return ExactArray(x.field, x.values, x.dtype, x.is_residue)
-
-
-def _constant_power(x: ExactArray, exponent: float) -> ExactArray | None:
-    if exponent in (0.5, -0.5):
-        root = transcendental("sqrt", x)
-        return root if exponent > 0 else 1.0 / root
-    if exponent != int(exponent) or abs(exponent) > 2**10:
-        return None
-    found, count = x * 0.0 + 1.0, int(abs(exponent))
-    square = x
-    while count:
-        found = found * square if count & 1 else found
-        square, count = square * square, count >> 1
-    return found if exponent >= 0 else 1.0 / found
 
 
 def sign(x: ExactArray) -> ExactArray:
