@@ -234,9 +234,8 @@ class GroupSpreader:
         attributes: dict[str, Any] = dict(eqn.attrs)
         for key in {*LISTS_OF_DIMS, REDUCED} & attributes.keys():
             attributes[key] = (*(() if key == REDUCED else blocks), *rows.renamed(attributes[key]))
-        if blocks and not any(
-            {*rows.renamed(eqn.result.type.dims)} <= {*value.type.dims} for value in operands
-        ):
+        needed = {*rows.renamed(eqn.result.type.dims), *(() if eqn.op == "einsum" else blocks)}
+        if blocks and not any(needed <= {*value.type.dims} for value in operands):
             operands = [_with_blocks(build, value, rows.blocks) for value in operands]
         return build(eqn.op, *operands, **attributes)
 
