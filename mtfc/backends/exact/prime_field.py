@@ -196,10 +196,14 @@ class PrimeField:
         representatives: half of them between the bounds of `clip(x, -4, 4)`. They are odd multiples of 2**-28, which no small
         fraction is.
         """
-        signed = self.signed(a)
-        numerators = self.signed(self.multiply(a, np.uint64(DENOMINATOR)))
-        spread = np.where(np.abs(signed) <= INTEGERS, signed, (2 * signed + 1) * 2.0**-28)
-        return np.where(np.abs(numerators) <= SMALL_NUMERATOR, numerators / DENOMINATOR, spread)
+        numbers, is_small = self.small_numbers(a)
+        return np.where(is_small, numbers, (2 * self.signed(a) + 1) * 2.0**-28)
+
+    def small_numbers(self, a: Array) -> tuple[Array, Array]:
+        """Return the small fractions and integers that residues stand for, and where they do."""
+        signed, numerators = self.signed(a), self.signed(self.multiply(a, np.uint64(DENOMINATOR)))
+        is_fraction = np.abs(numerators) <= SMALL_NUMERATOR
+        return np.where(is_fraction, numerators / DENOMINATOR, signed), is_fraction | (np.abs(signed) <= INTEGERS)
 
     def from_integers(self, numbers: Array) -> Array:
         """Return the residues of integers or truth values."""

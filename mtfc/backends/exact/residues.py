@@ -24,7 +24,7 @@ from mtfc.backends.exact.prime_field import PrimeField, simplest
 Array = Any
 
 INFINITY, MINUS_INFINITY, POISON = (np.uint64(2**40 + i) for i in range(3))
-HUGE = 1e30
+HUGE = 1e25
 """A constant of this magnitude stands for an infinity."""
 
 FRACTION_BITS = 2.0**30
@@ -160,7 +160,8 @@ class ExactArray:
             with np.errstate(all="ignore"):
                 return self.values.astype(dtype)
         self.field.count("casts to integers", self.size)
-        return self.field.signed(self.floor().values).astype(dtype)
+        numbers, is_small = self.field.small_numbers(self.values)
+        return np.where(is_small, np.trunc(numbers), self.field.signed(self.floor().values)).astype(dtype)
 
     def all(self) -> Any:
         return self.values.all()
@@ -197,10 +198,11 @@ class ExactArray:
     def floor(self) -> ExactArray:
         if not self.is_residue:
             return ExactArray(self.field, np.floor(self.values), self.dtype)
-        small = np.abs(self.field.signed(self.values)) < 2**20
         self.field.count("integer parts", self.size)
         drawn = self.field.hashed("floor", self.values) % np.uint64(8)
-        return ExactArray(self.field, np.where(small, self.values, drawn), self.dtype, True)
+        numbers, is_small = self.field.small_numbers(self.values)
+        known = self.field.from_integers(np.floor(numbers).astype(np.int64))
+        return ExactArray(self.field, np.where(is_small, known, drawn), self.dtype, True)
 
     # Arithmetic
 
@@ -429,7 +431,7 @@ def _multiply(a: ExactArray, b: ExactArray) -> ExactArray:
     field, left, right = a.field, without_specials(a), without_specials(b)
     found = field.multiply(left, right)
     if a.has_special or b.has_special:
-        found = np.where((a.values >= INFINITY) | (b.values >= INFINITY), POISON, found)
+        found = _times_infinity(found, a, b)
     tangent = None
     if a.tangent is not None or b.tangent is not None:
         tangent = field.add(field.multiply(tangent_of(a), right), field.multiply(left, tangent_of(b)))
@@ -440,12 +442,28 @@ def _divide(a: ExactArray, b: ExactArray) -> ExactArray:
     field = a.field
     inverse = field.inverse(without_specials(b))
     found = field.multiply(without_specials(a), inverse)
-    wrong = (a.values >= INFINITY) | (b.values >= INFINITY) | (b.values == 0)
+    if a.has_special:
+        found = _times_infinity(found, a, b)
     tangent = None
     if a.tangent is not None or b.tangent is not None:
         slope = field.subtract(tangent_of(a), field.multiply(found, tangent_of(b)))
         tangent = field.multiply(slope, inverse)
-    return residue_array(a, np.where(wrong, POISON, found), tangent)
+    return residue_array(a, np.where((b.values >= INFINITY) | (b.values == 0), POISON, found), tangent)
+
+
+def _times_infinity(found: Array, a: ExactArray, b: ExactArray) -> Array:
+    """Return a product or quotient whose operands may be special: infinity times a small number has a sign, all others are poison.
+
+    The compiler may multiply the numbers of a text, such as a mean's 1 / n and a mask's -1e30.
+    """
+    signs = []
+    for x in (a, b):
+        numbers, is_small = x.field.small_numbers(x.values)
+        up, down = x.values == INFINITY, x.values == MINUS_INFINITY
+        signs.append(np.where(up, 1, np.where(down, -1, np.sign(numbers) * (is_small & (x.values < INFINITY)))))
+    sign = signs[0] * signs[1]
+    special = np.where(sign > 0, INFINITY, np.where(sign < 0, MINUS_INFINITY, POISON))
+    return np.where((a.values >= INFINITY) | (b.values >= INFINITY), special, found)
 
 
 def has_exact_sums(numbers: Array) -> bool:

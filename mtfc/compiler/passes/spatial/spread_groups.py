@@ -295,6 +295,8 @@ def _size(value: Value) -> int:
 
 def _is_alike(eqn: Equation) -> bool:
     """Return True if an equation treats the dimensions of its operands alike, but for those that it reduces."""
+    if eqn.regions:
+        return False
     rule = OPS[eqn.op].layout_rule(eqn)
     return not (rule.index or rule.whole or rule.single or has_trait(eqn, "random", "groups", "rename"))
 
