@@ -456,14 +456,27 @@ def _times_infinity(found: Array, a: ExactArray, b: ExactArray) -> Array:
 
     The compiler may multiply the numbers of a text, such as a mean's 1 / n and a mask's -1e30.
     """
-    signs = []
-    for x in (a, b):
-        numbers, is_small = x.field.small_numbers(x.values)
-        up, down = x.values == INFINITY, x.values == MINUS_INFINITY
-        signs.append(np.where(up, 1, np.where(down, -1, np.sign(numbers) * (is_small & (x.values < INFINITY)))))
-    sign = signs[0] * signs[1]
+    sign = _known_sign(a) * _known_sign(b)
     special = np.where(sign > 0, INFINITY, np.where(sign < 0, MINUS_INFINITY, POISON))
     return np.where((a.values >= INFINITY) | (b.values >= INFINITY), special, found)
+
+
+def _known_sign(x: ExactArray) -> Array:
+    """Return the signs of infinities and small numbers, and 0 for all other elements."""
+    numbers, is_small = x.field.small_numbers(x.values)
+    up, down = x.values == INFINITY, x.values == MINUS_INFINITY
+    return np.where(up, 1.0, np.where(down, -1.0, np.sign(numbers) * (is_small & (x.values < INFINITY))))
+
+
+def _dot_of_specials(found: Array, a: ExactArray, b: ExactArray) -> Array:
+    """Return a dot some of whose products are special, each as `_times_infinity` says."""
+    whole = [(_known_sign(x), (x.values < INFINITY).astype(np.float64)) for x in (a, b)]
+    (left, left_plain), (right, right_plain) = whole
+    special = a.shape[-1] - left_plain @ right_plain
+    signed = np.abs(left) @ np.abs(right) - np.abs(left * left_plain) @ np.abs(right * right_plain)
+    excess = left @ right - (left * left_plain) @ (right * right_plain)
+    up, down = (signed + excess) / 2 > 0, (signed - excess) / 2 > 0
+    return with_specials(found, up, down, (special > signed) | (up & down))
 
 
 def has_exact_sums(numbers: Array) -> bool:
@@ -480,7 +493,7 @@ def has_exact_products(a: Array, b: Array) -> bool:
 
 
 def matmul(a: ExactArray, b: ExactArray) -> ExactArray:
-    """Multiply stacks of matrices. A product with a special value is poison."""
+    """Multiply stacks of matrices."""
     if not (a.is_float or a.is_residue):
         return ExactArray(a.field, (a.values @ b.values).astype(a.dtype), a.dtype)
     if not (a.is_residue or b.is_residue) and has_exact_products(a.values, b.values):
@@ -490,8 +503,7 @@ def matmul(a: ExactArray, b: ExactArray) -> ExactArray:
     field, left, right = a.field, without_specials(a), without_specials(b)
     found = field.matmul(left, right)
     if a.has_special or b.has_special:
-        bad = (a.values >= INFINITY).any(-1)[..., :, None] | (b.values >= INFINITY).any(-2)[..., None, :]
-        found = np.where(bad, POISON, found)
+        found = _dot_of_specials(found, a, b)
     tangent = None
     if a.tangent is not None or b.tangent is not None:
         tangent = field.add(field.matmul(tangent_of(a), right), field.matmul(left, tangent_of(b)))
