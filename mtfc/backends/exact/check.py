@@ -48,7 +48,7 @@ STEP = 5
 """The number of the training step. It is not the first: some optimizers ignore their state there."""
 
 DRAWS = (0, 1)
-"""In odd draws, decisions between scalars fall the other way."""
+"""Draws have primes and residues of their own, so that a decision between scalars may fall either way."""
 
 
 ITERATIONS = 32
@@ -143,15 +143,12 @@ class ExactReference:
         Raises `NotExact` if the module needs a function without a meaning in the field.
         """
         text = backend.generate(lowered) if text is None else text
-        return self.compare_text(lowered.functions, text, len(lowered.placed_on.axes))
+        return self.compare_text(lowered.functions, text)
 
-    def compare_text(
-        self, functions: Sequence[Function], text: str, rank: int = 0, ranks: Mapping[str, int] = {}
-    ) -> ExactResult:
+    def compare_text(self, functions: Sequence[Function], text: str) -> ExactResult:
         """Compare the text of a NumPy module with these functions, as far as they take inputs.
 
-        rank: the number of the module's mesh axes. ranks: the same for each of the module's functions that run on a mesh of their
-        own. Raises `NotExact` if the module needs a function without a meaning in the field.
+        Raises `NotExact` if the module needs a function without a meaning in the field.
         """
         if strange := next(filter(None, map(without_residues, functions)), None):
             raise residues.NotExact(strange)
@@ -160,8 +157,7 @@ class ExactReference:
         elements, poison, cut, unsure = 0, 0, 0, dict[str, int]()
         judged: dict[str, int] = {}
         for draw in self.draws:
-            module = loaded(text, field := self.field(draw, rank))
-            vars(module).update({name: field.on_axes(n, vars(module)[name]) for name, n in ranks.items()})
+            module = loaded(text, field := self.field(draw))
             for function in functions:
                 arguments, expected = self.expected(function.name, draw)
                 actual = called(module, function, arguments, field)
@@ -192,7 +188,7 @@ class ExactReference:
         wrong: list[ExactDifference] = []
         elements, poison, unsure = 0, 0, dict[str, int]()
         for draw in self.draws:
-            (arguments, expected), field = self.expected(name, draw), self.field(draw, 0)
+            (arguments, expected), field = self.expected(name, draw), self.field(draw)
             given = {argument: _moved(array, field) for argument, array in arguments.items()}
             for output, array in compute(given, ExactNumpy(field), RandomNumbers(field)).items():
                 differ, unknown = compared(array, expected[output])
@@ -266,9 +262,9 @@ class ExactReference:
                 change = field.add(change, field.total(y.tangent, None))
         return change, evaluation.is_defined and residues.NO_SLOPE not in field.counts
 
-    def field(self, draw: int, rank: int = 0) -> PrimeField:
-        """Return the field of a draw. rank: the number of axes of a scalar."""
-        return PrimeField(PRIMES[draw % len(PRIMES)], self.seed + draw, rank if draw % 2 else None)
+    def field(self, draw: int) -> PrimeField:
+        """Return the field of a draw."""
+        return PrimeField(PRIMES[draw % len(PRIMES)], self.seed + draw)
 
     def drawn(self, argument: Argument, field: PrimeField, draw: int, function: str) -> ExactArray:
         """Return a value of an argument: random residues, or small integers."""

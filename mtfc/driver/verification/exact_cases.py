@@ -69,7 +69,7 @@ def _compared(reference: ExactReference, multi_mesh: MultiMeshProgram) -> ExactR
     from mtfc.meshes.module import generate
 
     text = generate(multi_mesh, "numpy")
-    return reference.compare_text(multi_mesh.differentiated.functions, text, ranks=multi_mesh.segment_ranks)
+    return reference.compare_text(multi_mesh.differentiated.functions, text)
 
 
 def _placed(reference: ExactReference, case: PlacementCase) -> ExactResult:
