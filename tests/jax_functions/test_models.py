@@ -117,7 +117,7 @@ def test_numbers_that_rounding_moves_prove_nothing() -> None:
     for function, is_ok, message in (
         (both, True, "50% of the numbers prove nothing: another rounding"),
         (endless, False, "100% of the numbers prove nothing: they are NaN or infinite"),
-        (lambda x: (x, jnp.log(x - x)), True, "50% of the numbers prove nothing: they are NaN or infinite"),
+        (lambda x: (x, jnp.log(x - x)), False, "50% of the numbers prove nothing: they are NaN or infinite"),
         (wild, False, "plan.step CANNOT BE COMPARED with the plain function"),
     ):
         program = mtfc.from_jax(function, array(8, 4), names={"x": "batch embed"})
