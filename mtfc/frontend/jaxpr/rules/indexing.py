@@ -11,7 +11,7 @@ from mtfc.frontend.jaxpr.factors import Axis, axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number
 from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.elementwise import NUMBERS
-from mtfc.frontend.jaxpr.rules.shapes import AxisPart, all_parted, axes_of_parts, parts_of, repeated
+from mtfc.frontend.jaxpr.rules.shapes import StridedPart, all_parted, axes_of_parts, parts_of, repeated
 
 INDICES = frozenset({"i32", "u32"})
 
@@ -160,13 +160,13 @@ def _moved(step: AppliedPrimitive, sizes: Sequence[int]) -> list[int]:
     return [j for j, size in enumerate(sizes) if size != step.operands[0].shape[j]]
 
 
-def _constant_parts(step: AppliedPrimitive) -> list[AxisPart]:
+def _constant_parts(step: AppliedPrimitive) -> list[StridedPart]:
     """Return the parts of a dynamic slice whose starts are numbers of the program."""
     x, sizes, found = step.operands[0], step.params["slice_sizes"], []
     for j in _moved(step, sizes):
         start = step.operands[1 + j]
         if isinstance(start, Number):
-            found.append(AxisPart(j, min(max(int(start.value), 0), x.shape[j] - sizes[j]), sizes[j]))
+            found.append(StridedPart(j, min(max(int(start.value), 0), x.shape[j] - sizes[j]), sizes[j]))
     return found
 
 

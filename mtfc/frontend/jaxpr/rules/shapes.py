@@ -113,7 +113,7 @@ def _order(step: AppliedPrimitive) -> Sequence[int]:
 
 
 @attrs.frozen
-class AxisPart:
+class StridedPart:
     """Some elements of an axis: `start + i * stride` for 0 <= i < size."""
 
     axis: int
@@ -122,16 +122,16 @@ class AxisPart:
     stride: int = attrs.field(converter=int, default=1)
 
 
-def _parts_of_slice(step: AppliedPrimitive) -> list[AxisPart]:
+def _parts_of_slice(step: AppliedPrimitive) -> list[StridedPart]:
     """Return the part of each axis that is not taken whole."""
     (x,), (result,), params = step.operands, step.results, step.params
     strides = params["strides"] or (1,) * len(x.shape)
     rows = zip(params["start_indices"], result.shape, strides, strict=True)
-    parts = [AxisPart(j, start, size, stride) for j, (start, size, stride) in enumerate(rows)]
+    parts = [StridedPart(j, start, size, stride) for j, (start, size, stride) in enumerate(rows)]
     return [part for part in parts if part.size != x.shape[part.axis]]
 
 
-def axes_of_parts(axes: Axes, parts: Sequence[AxisPart]) -> Axes:
+def axes_of_parts(axes: Axes, parts: Sequence[StridedPart]) -> Axes:
     """Return axes of which parts are taken: new ones, unless factors have just these elements, such as one gate of an LSTM.
 
     Parts with a stride have new ones: the axis would get factors that few layouts split.
@@ -155,7 +155,7 @@ def _emit_slice(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value
 
 
 def parts_of(
-    emitter: JaxprEmitter, value: Value, axes: Axes, parts: Sequence[AxisPart], targets: Axes
+    emitter: JaxprEmitter, value: Value, axes: Axes, parts: Sequence[StridedPart], targets: Axes
 ) -> Value:
     """Return parts of an array's axes under the axes `targets`.
 
@@ -176,7 +176,7 @@ def parts_of(
     return all_parted(emitter, value, made)
 
 
-def sliced(emitter: JaxprEmitter, value: Value, dim: Dim, part: AxisPart) -> tuple[Value, Dim]:
+def sliced(emitter: JaxprEmitter, value: Value, dim: Dim, part: StridedPart) -> tuple[Value, Dim]:
     """Return a part of a dimension, and its new dimension."""
     new = emitter.dims.new(dim.name, part.size)
     found = emitter.build("slice", value, source=dim, target=new, start=part.start, stride=part.stride)
@@ -197,10 +197,12 @@ def _dropped(emitter: JaxprEmitter, value: Value, dim: Dim, index: int) -> Value
     return emitter.as_dims(found, tuple(d for d in found.type.dims if d != one))
 
 
-def _parts_of_split(step: AppliedPrimitive) -> list[list[AxisPart]]:
+def _parts_of_split(step: AppliedPrimitive) -> list[list[StridedPart]]:
     """Return for each result the part that it is, or none for a single result."""
     starts = accumulate(step.params["sizes"], initial=0)
-    parts = [AxisPart(step.params["axis"], *row) for row in zip(starts, step.params["sizes"], strict=False)]
+    parts = [
+        StridedPart(step.params["axis"], *row) for row in zip(starts, step.params["sizes"], strict=False)
+    ]
     return [[part] if len(parts) > 1 else [] for part in parts]
 
 
@@ -224,7 +226,9 @@ def _link_unstack(linker: Linker, step: AppliedPrimitive) -> None:
 def _emit_unstack(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     (x,), j = step.operands, step.params["axis"]
     value, targets = emitter.operand(step, 0), tuple(() if k == j else a for k, a in enumerate(x.axes))
-    return [parts_of(emitter, value, x.axes, [AxisPart(j, i, 1)], targets) for i in range(len(step.results))]
+    return [
+        parts_of(emitter, value, x.axes, [StridedPart(j, i, 1)], targets) for i in range(len(step.results))
+    ]
 
 
 # concatenate
@@ -314,7 +318,7 @@ def _emit_concatenate(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
 # pad
 
 
-def _pads(step: AppliedPrimitive) -> list[tuple[AxisPart, AxisPart]] | None:
+def _pads(step: AppliedPrimitive) -> list[tuple[StridedPart, StridedPart]] | None:
     """Return for each axis that changes the part that stays of it, and the part of the result that this becomes.
 
     Return None if nothing stays. Element i goes to low + i * stride, if the result has this place.
@@ -327,7 +331,9 @@ def _pads(step: AppliedPrimitive) -> list[tuple[AxisPart, AxisPart]] | None:
         if number < 1:
             return None
         if (low, high, interior) != (0, 0, 0):
-            found.append((AxisPart(j, first, number), AxisPart(j, int(low) + first * stride, number, stride)))
+            found.append(
+                (StridedPart(j, first, number), StridedPart(j, int(low) + first * stride, number, stride))
+            )
     return found
 
 
