@@ -11,7 +11,7 @@ from mtfc.frontend.jaxpr.factors import Axis, axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number
 from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.elementwise import NUMBERS
-from mtfc.frontend.jaxpr.rules.shapes import Part, all_parted, axes_of_parts, parts_of, repeated
+from mtfc.frontend.jaxpr.rules.shapes import StridedPart, all_parted, axes_of_parts, parts_of, repeated
 
 INDICES = frozenset({"i32", "u32"})
 
@@ -152,25 +152,25 @@ def _emit_scatter(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Val
 # dynamic slices
 
 
-def _moved(step: AppliedPrimitive, first: int, sizes: Sequence[int]) -> list[int]:
+def _moved(step: AppliedPrimitive, sizes: Sequence[int]) -> list[int]:
     """Return the axes along which a slice is smaller than the array."""
     return [j for j, size in enumerate(sizes) if size != step.operands[0].shape[j]]
 
 
-def _constant_parts(step: AppliedPrimitive) -> list[Part]:
+def _constant_parts(step: AppliedPrimitive) -> list[StridedPart]:
     """Return the parts of a dynamic slice whose starts are numbers of the program."""
     x, sizes, found = step.operands[0], step.params["slice_sizes"], []
-    for j in _moved(step, 1, sizes):
+    for j in _moved(step, sizes):
         start = step.operands[1 + j]
         if isinstance(start, Number):
-            found.append(Part(j, min(max(int(start.value), 0), x.shape[j] - sizes[j]), sizes[j]))
+            found.append(StridedPart(j, min(max(int(start.value), 0), x.shape[j] - sizes[j]), sizes[j]))
     return found
 
 
 def _link_dynamic_slice(linker: Linker, step: AppliedPrimitive) -> None:
     """A part from a computed start on has new axes."""
     x, (result,), constant = step.operands[0], step.results, _constant_parts(step)
-    moved = {*_moved(step, 1, step.params["slice_sizes"])} - {part.axis for part in constant}
+    moved = {*_moved(step, step.params["slice_sizes"])} - {part.axis for part in constant}
     axes = enumerate(axes_of_parts(x.axes, constant))
     linker.give(result, tuple(axis(result.shape[j]) if j in moved else a for j, a in axes))
     result.repeated = repeated(x) - moved
@@ -181,7 +181,7 @@ def _emit_dynamic_slice(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequen
     x, (result,), build, made = step.operands[0], step.results, emitter.build, []
     constant = _constant_parts(step)
     value = emitter.operand(step, 0)
-    for j in _moved(step, 1, step.params["slice_sizes"]):
+    for j in _moved(step, step.params["slice_sizes"]):
         if any(part.axis == j for part in constant):
             continue
         value, dim = emitter.merged(value, x.axes, j)
@@ -213,7 +213,7 @@ CLAMPED_AS = {"u32": "u32", "i64": "f64", "u64": "f64"}
 
 def _link_dynamic_update(linker: Linker, step: AppliedPrimitive) -> None:
     x, update = step.operands[:2]
-    moved = _moved(step, 2, update.shape)
+    moved = _moved(step, update.shape)
     used = [f for each in x.axes for f in each]
     linker.fit(step, 1, [None if j in moved else a for j, a in enumerate(x.axes)], used)
     linker.give(step.results[0], x.axes)
@@ -225,7 +225,7 @@ def _emit_dynamic_update(emitter: JaxprEmitter, step: AppliedPrimitive) -> Seque
     build, x = emitter.build, step.operands[0]
     value, update, axes = emitter.operand(step, 0), emitter.operand(step, 1), list(step.axes(1))
     inside: Value | None = None
-    for j in _moved(step, 2, step.operands[1].shape):
+    for j in _moved(step, step.operands[1].shape):
         length = step.operands[1].shape[j]
         own = emitter.dims.of(x.axes[j])
         dim = own[0] if len(own) == 1 else emitter.dims.new("axis", x.shape[j])

@@ -113,7 +113,7 @@ def _order(step: AppliedPrimitive) -> Sequence[int]:
 
 
 @attrs.frozen
-class Part:
+class StridedPart:
     """Some elements of an axis: `start + i * stride` for 0 <= i < size."""
 
     axis: int
@@ -122,16 +122,16 @@ class Part:
     stride: int = attrs.field(converter=int, default=1)
 
 
-def _parts_of_slice(step: AppliedPrimitive) -> list[Part]:
+def _parts_of_slice(step: AppliedPrimitive) -> list[StridedPart]:
     """Return the part of each axis that is not taken whole."""
     (x,), (result,), params = step.operands, step.results, step.params
     strides = params["strides"] or (1,) * len(x.shape)
     rows = zip(params["start_indices"], result.shape, strides, strict=True)
-    parts = [Part(j, start, size, stride) for j, (start, size, stride) in enumerate(rows)]
+    parts = [StridedPart(j, start, size, stride) for j, (start, size, stride) in enumerate(rows)]
     return [part for part in parts if part.size != x.shape[part.axis]]
 
 
-def axes_of_parts(axes: Axes, parts: Sequence[Part]) -> Axes:
+def axes_of_parts(axes: Axes, parts: Sequence[StridedPart]) -> Axes:
     """Return axes of which parts are taken: new ones, unless factors have just these elements, such as one gate of an LSTM.
 
     Parts with a stride have new ones: the axis would get factors that few layouts split.
@@ -154,7 +154,9 @@ def _emit_slice(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value
     return (parts_of(emitter, value, x.axes, _parts_of_slice(step), step.results[0].axes),)
 
 
-def parts_of(emitter: JaxprEmitter, value: Value, axes: Axes, parts: Sequence[Part], targets: Axes) -> Value:
+def parts_of(
+    emitter: JaxprEmitter, value: Value, axes: Axes, parts: Sequence[StridedPart], targets: Axes
+) -> Value:
     """Return parts of an array's axes under the axes `targets`.
 
     A part that no factors have gets a new dimension until all are taken: its target may have factors of another axis, or of its
@@ -174,7 +176,7 @@ def parts_of(emitter: JaxprEmitter, value: Value, axes: Axes, parts: Sequence[Pa
     return all_parted(emitter, value, made)
 
 
-def sliced(emitter: JaxprEmitter, value: Value, dim: Dim, part: Part) -> tuple[Value, Dim]:
+def sliced(emitter: JaxprEmitter, value: Value, dim: Dim, part: StridedPart) -> tuple[Value, Dim]:
     """Return a part of a dimension, and its new dimension."""
     new = emitter.dims.new(dim.name, part.size)
     found = emitter.build("slice", value, source=dim, target=new, start=part.start, stride=part.stride)
@@ -195,10 +197,12 @@ def _dropped(emitter: JaxprEmitter, value: Value, dim: Dim, index: int) -> Value
     return emitter.as_dims(found, tuple(d for d in found.type.dims if d != one))
 
 
-def _parts_of_split(step: AppliedPrimitive) -> list[list[Part]]:
+def _parts_of_split(step: AppliedPrimitive) -> list[list[StridedPart]]:
     """Return for each result the part that it is, or none for a single result."""
     starts = accumulate(step.params["sizes"], initial=0)
-    parts = [Part(step.params["axis"], *row) for row in zip(starts, step.params["sizes"], strict=False)]
+    parts = [
+        StridedPart(step.params["axis"], *row) for row in zip(starts, step.params["sizes"], strict=False)
+    ]
     return [[part] if len(parts) > 1 else [] for part in parts]
 
 
@@ -222,7 +226,9 @@ def _link_unstack(linker: Linker, step: AppliedPrimitive) -> None:
 def _emit_unstack(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     (x,), j = step.operands, step.params["axis"]
     value, targets = emitter.operand(step, 0), tuple(() if k == j else a for k, a in enumerate(x.axes))
-    return [parts_of(emitter, value, x.axes, [Part(j, i, 1)], targets) for i in range(len(step.results))]
+    return [
+        parts_of(emitter, value, x.axes, [StridedPart(j, i, 1)], targets) for i in range(len(step.results))
+    ]
 
 
 # concatenate
@@ -312,7 +318,7 @@ def _emit_concatenate(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
 # pad
 
 
-def _pads(step: AppliedPrimitive) -> list[tuple[Part, Part]] | None:
+def _pads(step: AppliedPrimitive) -> list[tuple[StridedPart, StridedPart]] | None:
     """Return for each axis that changes the part that stays of it, and the part of the result that this becomes.
 
     Return None if nothing stays. Element i goes to low + i * stride, if the result has this place.
@@ -325,7 +331,9 @@ def _pads(step: AppliedPrimitive) -> list[tuple[Part, Part]] | None:
         if number < 1:
             return None
         if (low, high, interior) != (0, 0, 0):
-            found.append((Part(j, first, number), Part(j, int(low) + first * stride, number, stride)))
+            found.append(
+                (StridedPart(j, first, number), StridedPart(j, int(low) + first * stride, number, stride))
+            )
     return found
 
 
