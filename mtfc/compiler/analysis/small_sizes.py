@@ -55,6 +55,20 @@ def functions_of(program: Program) -> Iterator[Function]:
             yield program.training.learning_rate
 
 
+@attrs.frozen
+class Shrinking:
+    """How sizes become small.
+
+    factor: shards of split dimensions are multiples of it, as far as those in the program are. means: numbers that turn sums into
+    means follow the sizes. axes, dims: False if mesh axes, or dimensions, keep their sizes.
+    """
+
+    factor: int = 1
+    means: bool = True
+    axes: bool = True
+    dims: bool = True
+
+
 def small_axes(mesh: Mesh, base: int) -> dict[str, int]:
     """Return small sizes of mesh axes: 2, and `base` for the first of the largest axes."""
     largest = max((size for _, size in mesh.axes), default=1)
@@ -62,13 +76,14 @@ def small_axes(mesh: Mesh, base: int) -> dict[str, int]:
     return {name: min(size, base if name == first else 2) for name, size in mesh.axes}
 
 
-def small_sizes(program: Program, mesh: Mesh, layout: Layout, base: int, factor: int = 1) -> SmallSizes:
-    """Return small sizes for a program under a layout.
-
-    base: the least size of a dimension, of a shard, of an axis. factor: a number that the small sizes of split dimensions are
-    multiples of, too, as far as those in the program are.
-    """
-    axes = small_axes(mesh, base)
+def small_sizes(
+    program: Program, mesh: Mesh, layout: Layout, base: int, how: Shrinking = Shrinking()
+) -> SmallSizes:
+    """Return small sizes for a program under a layout. base: the least size of a dimension, of a shard, of an axis."""
+    if not how.dims:
+        sizes = {name: dim.size for name, dim in program.dims.items()}
+        return SmallSizes(sizes, mesh.sizes, {}, {each: each for each in layout.pipelines})
+    axes = small_axes(mesh, base) if how.axes else mesh.sizes
     pipelines = {
         each: attrs.evolve(
             each,
@@ -80,7 +95,7 @@ def small_sizes(program: Program, mesh: Mesh, layout: Layout, base: int, factor:
     split = _split(program, mesh.sizes, layout)
     small = _split(program, axes, attrs.evolve(layout, pipelines=tuple(pipelines.values())))
     shards = {
-        name: _Shards(each * gcd(factor, program.dims[name].size // split[name]), split[name])
+        name: _Shards(each * gcd(how.factor, program.dims[name].size // split[name]), split[name])
         for name, each in small.items()
         if split[name] > 1
     }
@@ -88,7 +103,7 @@ def small_sizes(program: Program, mesh: Mesh, layout: Layout, base: int, factor:
     classes = _Classes(program.dims, equations, base, shards)
     classes.grow()
     dims = {name: classes.size(name) for name in program.dims}
-    return SmallSizes(dims, axes, _numbers(equations, classes), pipelines)
+    return SmallSizes(dims, axes, _numbers(equations, classes, how.means), pipelines)
 
 
 def _micro_batches(pipeline: Pipeline, mesh: Mesh, layout: Layout, axes: Mapping[str, int], base: int) -> int:
@@ -314,11 +329,11 @@ def _least(equations: Iterable[Equation], of: Any) -> dict[str, int]:
     return found
 
 
-def _numbers(equations: Sequence[Equation], classes: _Classes) -> dict[tuple[Equation, str], Any]:
+def _numbers(equations: Sequence[Equation], classes: _Classes, means_follow: bool) -> dict[tuple[Equation, str], Any]:
     """Return the numbers of attributes that follow from sizes."""
     found: dict[tuple[Equation, str], Any] = {}
     ranges = {eqn.attrs["dim"].name for eqn in equations if has_trait(eqn, "indices")}  # type: ignore[union-attr]
-    means = _means(equations, classes)
+    means = _means(equations, classes) if means_follow else {}
     for eqn in equations:
         given: Mapping[str, Any] = eqn.attrs
         if eqn.op == "slice":
