@@ -1,5 +1,6 @@
-"""Small functions of JAX as Python text: slices, pads, gathers, scatters, windows, loops, branches, sorts, dots, casts, gradients.
+"""Small functions of JAX as Python text.
 
+They have slices, pads, gathers, scatters, windows, loops, branches, sorts, dots, casts and gradients.
 `jax_function` is a pure function of its seed. Sizes repeat, so that the import has axes that might be the same and are not. Each
 statement binds one variable, so that a failing text is made small by leaving out statements.
 """
@@ -53,7 +54,11 @@ class Statements:
         if fitting:
             return fitting[-1 - int(len(fitting) * self.random.random() ** 2)]
         shape = tuple(self.one(SIZES) for _ in range(max(least, 1)))
-        made = {"f": f"jnp.ones({shape}, '{self.real}')", "i": f"jnp.zeros({shape}, 'int32')", "b": f"jnp.zeros({shape}, bool)"}
+        made = {
+            "f": f"jnp.ones({shape}, '{self.real}')",
+            "i": f"jnp.zeros({shape}, 'int32')",
+            "b": f"jnp.zeros({shape}, bool)",
+        }
         return self.add(made[kind], shape, kind)
 
     def axis(self, x: Variable) -> int:
@@ -61,7 +66,9 @@ class Statements:
 
     def other(self, x: Variable) -> str:
         """Draw an operand that broadcasts against x."""
-        fitting = [v.name for v in self.variables if v.kind == x.kind and v.shape in (x.shape, x.shape[1:], ())]
+        fitting = [
+            v.name for v in self.variables if v.kind == x.kind and v.shape in (x.shape, x.shape[1:], ())
+        ]
         if self.random.random() < 0.3 or not fitting:
             return self.one(NUMBERS) if x.kind == "f" else str(self.random.randint(-2, 3))
         return self.one(fitting)
@@ -73,8 +80,21 @@ def replaced(shape: Shape, axis: int, *new: int) -> Shape:
 
 def pointwise(s: Statements) -> None:
     x = s.pick("f")
-    unary = ("exp", "tanh", "sin", "cos", "sqrt", "abs", "sign", "square", "negative", "log1p", "floor", "log")
-    text = s.one((*(f"jnp.{each}({x.name})" for each in unary), f"jax.nn.relu({x.name})", f"jax.nn.gelu({x.name})", f"lax.rsqrt({x.name})",
+    unary = (
+        "exp",
+        "tanh",
+        "sin",
+        "cos",
+        "sqrt",
+        "abs",
+        "sign",
+        "square",
+        "negative",
+        "log1p",
+        "floor",
+        "log",
+    )
+    text = s.one((*(f"jnp.{each}({x.name})" for each in unary), f"jax.nn.relu({x.name})", f"jax.nn.gelu({x.name})", f"lax.rsqrt({x.name})",  # noqa: E501
                   f"{x.name} ** {s.one(('2', '3', '-1', '0.5', '1.5', '-0.5', '2.5'))}", f"jnp.clip({x.name}, -1.0, 1.0)",
                   f"jax.nn.sigmoid({x.name})", f"jnp.reciprocal({x.name})", f"lax.stop_gradient({x.name})"))  # fmt: skip
     s.add(text, x.shape)
@@ -83,7 +103,9 @@ def pointwise(s: Statements) -> None:
 def arithmetic(s: Statements) -> None:
     x = s.pick(s.one("fffi"))
     y = s.other(x)
-    names = ("add", "subtract", "multiply", "maximum", "minimum") + (("divide",) if x.kind == "f" else ("floor_divide", "remainder"))
+    names = ("add", "subtract", "multiply", "maximum", "minimum") + (
+        ("divide",) if x.kind == "f" else ("floor_divide", "remainder")
+    )
     s.add(f"jnp.{s.one(names)}({x.name}, {y})", x.shape, x.kind)
 
 
@@ -127,7 +149,10 @@ def updated(s: Statements) -> None:
     place = s.one((f"{start}::{stride}", f"{s.random.randint(-size, size - 1)}"))
     if s.random.random() < 0.4:
         kept = s.random.randint(1, size)
-        s.add(f"lax.dynamic_update_slice_in_dim({x.name}, {x.name}[:{kept}] * 2, {s.random.randint(-1, size)}, 0)", x.shape)
+        s.add(
+            f"lax.dynamic_update_slice_in_dim({x.name}, {x.name}[:{kept}] * 2, {s.random.randint(-1, size)}, 0)",
+            x.shape,
+        )
     else:
         s.add(f"{x.name}.at[{place}].{method}({s.one(NUMBERS[:6])})", x.shape)
 
@@ -140,7 +165,10 @@ def padded(s: Statements) -> None:
     found = size + low + high + inner * (size - 1)
     if found > 0:
         config = tuple((low, high, inner) if i == axis else (0, 0, 0) for i in range(len(x.shape)))
-        s.add(f"lax.pad({x.name}, jnp.array({s.one(NUMBERS)}, {x.name}.dtype), {config})", replaced(x.shape, axis, found))
+        s.add(
+            f"lax.pad({x.name}, jnp.array({s.one(NUMBERS)}, {x.name}.dtype), {config})",
+            replaced(x.shape, axis, found),
+        )
 
 
 def reshaped(s: Statements) -> None:
@@ -256,7 +284,10 @@ def windowed(s: Statements) -> None:
     pads = ((low, low), *((0, 0) for _ in rest))
     start, function = s.one((("0.0", "lax.add"), ("-jnp.inf", "lax.max"), ("jnp.inf", "lax.min")))
     dims = f"{(extent, *rest)}, {(stride, *rest)}, {pads}"
-    s.add(f"lax.reduce_window({x.name}, jnp.array({start}, {x.name}.dtype), {function}, {dims})", (count, *x.shape[1:]))
+    s.add(
+        f"lax.reduce_window({x.name}, jnp.array({start}, {x.name}.dtype), {function}, {dims})",
+        (count, *x.shape[1:]),
+    )
 
 
 def dotted(s: Statements) -> None:
@@ -268,7 +299,10 @@ def dotted(s: Statements) -> None:
     right = "".join(left[-1] if i == at else letters[4 + i] for i in range(len(y.shape)))
     if len(x.shape) > 4 or len(y.shape) > 4:
         return
-    rest = [*zip(left[:-1], x.shape[:-1], strict=True), *((c, n) for c, n in zip(right, y.shape, strict=True) if c != left[-1])]
+    rest = [
+        *zip(left[:-1], x.shape[:-1], strict=True),
+        *((c, n) for c, n in zip(right, y.shape, strict=True) if c != left[-1]),
+    ]
     rest = s.random.sample(rest, min(len(rest), 3))
     if volume(tuple(n for _, n in rest)) < 600:
         result = "".join(c for c, _ in rest)
@@ -300,7 +334,10 @@ def looped(s: Statements) -> None:
     elif kind == "fori":
         s.add(f"lax.fori_loop(0, {s.random.randint(0, 3)}, lambda i, c: c * 0.5 + i, {x.name})", x.shape)
     elif kind == "while":
-        s.add(f"lax.while_loop(lambda c: c[0] < {s.random.randint(1, 4)}, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, {x.name}))[1]", x.shape)
+        s.add(
+            f"lax.while_loop(lambda c: c[0] < {s.random.randint(1, 4)}, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, {x.name}))[1]",
+            x.shape,
+        )
     else:
         s.add(f"lax.cond({x.name}.ravel()[0] > 0, lambda: {x.name} * 2, lambda: jnp.cos({x.name}))", x.shape)
 

@@ -1,7 +1,7 @@
 """Small models that care for no bounds: every op and function of the library on any operand, beside extreme numbers.
 
-They are for the exact check, where no number overflows. `wild` is a pure function of its seed, and draws without Hypothesis, which
-would take longer than the check. Some models are not legal: `mtfc check` says which.
+They are for the exact check, where no number overflows. `wild` is a pure function of its seed. It draws without Hypothesis,
+which would take longer than the check. Some models are not legal: `mtfc check` says which.
 """
 
 from __future__ import annotations
@@ -13,7 +13,24 @@ import attrs
 
 NUMBERS = ("0.0", "1.0", "-1.0", "2.0", "0.5", "1.5", "0.1", "-0.3", "3.0", "7.0", "0.25", "1e-8", "1e-30", "-1e9", "-30000.0",
            "1e30", "-1e30", "3e38", "65504.0", "-4.0", "0.99", "1e4")  # fmt: skip
-EXPONENTS = ("2.0", "3.0", "-1.0", "0.5", "-0.5", "1.5", "-1.5", "2.5", "0.25", "-2.0", "0.0", "1.0", "0.1", "0.333", "10.0", "1.7")
+EXPONENTS = (
+    "2.0",
+    "3.0",
+    "-1.0",
+    "0.5",
+    "-0.5",
+    "1.5",
+    "-1.5",
+    "2.5",
+    "0.25",
+    "-2.0",
+    "0.0",
+    "1.0",
+    "0.1",
+    "0.333",
+    "10.0",
+    "1.7",
+)
 SIZES = (1, 2, 2, 3, 4, 4, 6)
 MESHES = ((("x", 2),), (("x", 2), ("y", 2)), (("x", 2), ("y", 3)), (("x", 3),), (("x", 4),))
 SMOOTH = ("relu", "exp", "log", "tanh", "sigmoid", "sqrt", "rsqrt", "square", "abs", "sign", "erf", "sin", "cos", "floor",
@@ -77,7 +94,9 @@ class Writer:
     def float(self, least: int = 0) -> Value:
         """Draw a float with at least so many dimensions."""
         found = self.pick(lambda v: v.dtype == self.real and len(v.dims) >= least)
-        return found or self.add(f"random.normal({typed(('n', 'm', 'k'), '')}, dtype = {self.real})", ("n", "m", "k"), self.real)
+        return found or self.add(
+            f"random.normal({typed(('n', 'm', 'k'), '')}, dtype = {self.real})", ("n", "m", "k"), self.real
+        )
 
     def integer(self, most: int = 2) -> Value:
         found = self.pick(lambda v: v.dtype == "i32" and len(v.dims) <= most)
@@ -91,8 +110,14 @@ class Writer:
             return found
         if within:
             dim = self.one(within)
-            return Value(f"(range({dim}) {self.one(('<', '>=', '=='))} {self.random.randint(-1, 4)})", (dim,), "bool")
-        return Value("(" + self.comparison_of(self.float())[0] + ")", (), "bool") if within is None else Value("true", (), "bool")
+            return Value(
+                f"(range({dim}) {self.one(('<', '>=', '=='))} {self.random.randint(-1, 4)})", (dim,), "bool"
+            )
+        return (
+            Value("(" + self.comparison_of(self.float())[0] + ")", (), "bool")
+            if within is None
+            else Value("true", (), "bool")
+        )
 
     def partner(self, x: Value) -> str:
         """Draw an operand beside x: a number, or a value with some of the dimensions of x."""
@@ -145,7 +170,11 @@ def comparison(w: Writer) -> None:
 def logic(w: Writer) -> None:
     x = w.truth()
     y = w.truth(x.dims)
-    w.add(w.one((f"not {x.text}", *(f"{x.text} {op} {y.text}" for op in ("and", "or", "==", "!=")))), x.dims, "bool")
+    w.add(
+        w.one((f"not {x.text}", *(f"{x.text} {op} {y.text}" for op in ("and", "or", "==", "!=")))),
+        x.dims,
+        "bool",
+    )
 
 
 def choice(w: Writer) -> None:
@@ -167,7 +196,9 @@ def masked(w: Writer) -> None:
     elif kind == "own":
         top = w.add(f"maximum(max({y.text}, over = {dim}), {least})", without(y.dims, dim), y.dtype)
         e = w.add(f"exp({y.text} - {top.text})", y.dims, y.dtype)
-        w.add(f"{e.text} / (sum({e.text}, over = {dim}) + {w.one(('0.0', '1e-30', '1e-8'))})", y.dims, y.dtype)
+        w.add(
+            f"{e.text} / (sum({e.text}, over = {dim}) + {w.one(('0.0', '1e-30', '1e-8'))})", y.dims, y.dtype
+        )
     else:
         w.add(f"nn.{kind}({y.text}, {dim})", without(y.dims, dim) if kind == "logsumexp" else y.dims, y.dtype)
 
@@ -187,13 +218,19 @@ def reduction(w: Writer) -> None:
     x = w.float() if w.chance(0.8) else w.integer(3)
     over = w.random.sample(x.dims, w.random.randint(0, len(x.dims)))
     names = ("sum", "mean", "max", "min", "prod") if x.dtype == w.real else ("sum", "max", "min")
-    w.add(f"{w.one(names)}({x.text} -> [{', '.join(without(x.dims, *over))}])", without(x.dims, *over), x.dtype)
+    w.add(
+        f"{w.one(names)}({x.text} -> [{', '.join(without(x.dims, *over))}])", without(x.dims, *over), x.dtype
+    )
 
 
 def truths(w: Writer) -> None:
     x = w.truth()
     over = w.random.sample(x.dims, w.random.randint(0, len(x.dims)))
-    w.add(f"{w.one(('any', 'all'))}({x.text} -> [{', '.join(without(x.dims, *over))}])", without(x.dims, *over), "bool")
+    w.add(
+        f"{w.one(('any', 'all'))}({x.text} -> [{', '.join(without(x.dims, *over))}])",
+        without(x.dims, *over),
+        "bool",
+    )
 
 
 def place(w: Writer) -> None:
@@ -215,7 +252,11 @@ def grouped(w: Writer) -> None:
     groups, out = w.dim(w.random.choice(SIZES)), w.dim(w.random.choice(SIZES))
     ids = w.add(f"range({row}) - {w.random.randint(0, 2)}", (row,), "i32")
     inner = without(x.dims, row)
-    weight = w.add(f"random.normal([{', '.join((groups, *inner, out))}], dtype = {w.real})", (groups, *inner, out), w.real)
+    weight = w.add(
+        f"random.normal([{', '.join((groups, *inner, out))}], dtype = {w.real})",
+        (groups, *inner, out),
+        w.real,
+    )
     w.add(f"grouped_dot({x.text}, {weight.text}, {ids.text}, {groups} -> [{row}, {out}])", (row, out), w.real)
 
 
@@ -281,7 +322,11 @@ def joined(w: Writer) -> None:
     y = w.pick(lambda v: v.dims == x.dims and v.dtype == x.dtype) or x
     dim = w.one(x.dims)
     both = w.dim(2 * w.dims[dim])
-    w.add(f"concat({x.text}, {y.text}, {dim} -> {both})", tuple(both if d == dim else d for d in x.dims), x.dtype)
+    w.add(
+        f"concat({x.text}, {y.text}, {dim} -> {both})",
+        tuple(both if d == dim else d for d in x.dims),
+        x.dtype,
+    )
 
 
 def stacked(w: Writer) -> None:
@@ -310,7 +355,9 @@ def windows(w: Writer) -> None:
     options = f"stride = {stride}, padding = ({low}, {high}), dilation = {dilation}, value = {w.one(NUMBERS)}"
     dims = tuple(new for d in x.dims for new in ((outer, inner) if d == dim else (d,)))
     found = w.add(f"window({x.text}, {dim} -> [{outer}, {inner}], {options})", dims, x.dtype)
-    w.add(f"{w.one(('sum', 'max', 'mean', 'min'))}({found.text}, over = {inner})", without(dims, inner), x.dtype)
+    w.add(
+        f"{w.one(('sum', 'max', 'mean', 'min'))}({found.text}, over = {inner})", without(dims, inner), x.dtype
+    )
 
 
 def gathered(w: Writer) -> None:
@@ -324,7 +371,9 @@ def gathered(w: Writer) -> None:
 def scattered(w: Writer) -> None:
     x = w.float(1)
     along = w.one(x.dims)
-    ids = w.pick(lambda v: v.dtype == "i32" and v.dims == (along,)) or w.add(f"range({along}) - 1", (along,), "i32")
+    ids = w.pick(lambda v: v.dtype == "i32" and v.dims == (along,)) or w.add(
+        f"range({along}) - 1", (along,), "i32"
+    )
     size = w.dim(w.random.choice(SIZES))
     dims = (size, *without(x.dims, along))
     w.add(f"scatter_add({x.text}, {ids.text}, {size}, [{', '.join(dims)}])", dims, x.dtype)
@@ -388,7 +437,14 @@ def loop(w: Writer) -> None:
     name, count = f"u{len(w.values)}", w.dim(w.random.choice((1, 2, 3)))
     w.lines.append(f"{name} = {x.text}")
     until = f" while sum({name}) {w.one(('<', '>', '!='))} {w.one(NUMBERS)}" if w.chance(0.3) else ""
-    update = w.one((f"{name} * {inner} + 0.5", f"tanh({name}) + {inner}", f"maximum({name}, {inner}) - 1.0", f"{name} / 2.0"))
+    update = w.one(
+        (
+            f"{name} * {inner} + 0.5",
+            f"tanh({name}) + {inner}",
+            f"maximum({name}, {inner}) - 1.0",
+            f"{name} / 2.0",
+        )
+    )
     w.lines.append(f"repeat {count}{' checkpoint' if w.chance(0.2) else ''}{until} {{ {name} = {update} }}")
     w.values.append(Value(name, x.dims, x.dtype))
 
@@ -406,7 +462,14 @@ def normalized(w: Writer) -> None:
     w.imports["nn"] = None
     x = w.float(1)
     dim, name = w.one(x.dims), f"v{len(w.values)}"
-    kind = w.one(("softmax", "log_softmax", "logsumexp", *(("layer_norm", "rms_norm", "batch_norm", "dropout") if w.real == "f32" else ())))
+    kind = w.one(
+        (
+            "softmax",
+            "log_softmax",
+            "logsumexp",
+            *(("layer_norm", "rms_norm", "batch_norm", "dropout") if w.real == "f32" else ()),
+        )
+    )
     if kind == "batch_norm":
         w.add(f"nn.batch_norm[channels = {dim}]({x.text}) as {name}", x.dims, x.dtype)
     elif kind == "dropout":
@@ -427,12 +490,24 @@ def losses(w: Writer) -> None:
     elif kind == 1:
         w.add(f"losses.z_loss[vocab = {dim}]({x.text})", (), "f32")
     elif kind == 2 and ids is not None:
-        w.add(f"nn.cross_entropy[vocab = {dim}]({x.text}, {ids.text}, smoothing = {w.one(('0.0', '0.1'))})", ids.dims, "f32")
+        w.add(
+            f"nn.cross_entropy[vocab = {dim}]({x.text}, {ids.text}, smoothing = {w.one(('0.0', '0.1'))})",
+            ids.dims,
+            "f32",
+        )
     elif kind == 3:
-        w.add(f"tensors.nth_largest({x.text}, {dim}, n = {w.random.randrange(w.dims[dim])})", without(x.dims, dim), x.dtype)
+        w.add(
+            f"tensors.nth_largest({x.text}, {dim}, n = {w.random.randrange(w.dims[dim])})",
+            without(x.dims, dim),
+            x.dtype,
+        )
     else:
         by = w.one(("3", "-2", "cast(v0, i32)" if not w.values[0].dims else "1"))
-        w.add(f"tensors.dynamic_shift({x.text}, {by}, {dim}, wrap = {w.one(('true', 'false'))})", x.dims, x.dtype)
+        w.add(
+            f"tensors.dynamic_shift({x.text}, {by}, {dim}, wrap = {w.one(('true', 'false'))})",
+            x.dims,
+            x.dtype,
+        )
 
 
 def dense(w: Writer) -> None:
@@ -454,10 +529,15 @@ def dense(w: Writer) -> None:
 def attention(w: Writer) -> None:
     """Attention by hand and of the library, with masks that hide whole rows."""
     w.imports["attention"] = None
-    heads, length, memory, key = (w.dim(w.random.choice(each)) for each in ((1, 2), (2, 4), (1, 2, 4), (2, 4)))
+    heads, length, memory, key = (
+        w.dim(w.random.choice(each)) for each in ((1, 2), (2, 4), (1, 2, 4), (2, 4))
+    )
     w.dims[memory] = w.dims[memory] if w.chance(0.5) else w.dims[length]
     q = w.add(f"random.normal([{heads}, {length}, {key}], dtype = {w.real})", (heads, length, key), w.real)
-    k, v = (w.add(f"random.normal([{heads}, {memory}, {key}], dtype = {w.real})", (heads, memory, key), w.real) for _ in range(2))
+    k, v = (
+        w.add(f"random.normal([{heads}, {memory}, {key}], dtype = {w.real})", (heads, memory, key), w.real)
+        for _ in range(2)
+    )
     scale = w.add(f"{q.text} * {w.one(('1.0', '0.5', 'rsqrt(4.0)'))}", q.dims, w.real)
     masks = ["true", f"range({memory}) < {w.random.randint(0, 2)}", f"range({length}) >= 1"]
     if w.dims[length] == w.dims[memory]:
@@ -468,7 +548,9 @@ def attention(w: Writer) -> None:
         w.add(text, (heads, length, key), w.real)
         return
     w.imports["nn"] = None
-    s = w.add(f"einsum({scale.text}, {k.text} -> [{heads}, {length}, {memory}])", (heads, length, memory), w.real)
+    s = w.add(
+        f"einsum({scale.text}, {k.text} -> [{heads}, {length}, {memory}])", (heads, length, memory), w.real
+    )
     if mask != "true":
         s = w.add(f"where({mask}, {s.text}, {w.one(('-1e9', '-1e30', '-30000.0'))})", s.dims, w.real)
     p = w.add(f"nn.softmax({s.text}, {memory})", s.dims, w.real)
@@ -480,9 +562,9 @@ NETWORKS: tuple[tuple[str, Dims, str], ...] = (
     ("attention", ("length", "model"), "attention.multi_query[memory = memory, heads = heads, d_k = key]({x}, mask = {mask})"),
     ("attention", ("length", "model"),
      "attention.grouped_query[memory = memory, groups = groups, heads = heads, d_k = key]({x}, mask = {mask})"),
-    ("attention", ("length", "model"), "attention.local[blocks = two, block = half, memory = memory2, heads = heads, d_k = key]({x})"),
+    ("attention", ("length", "model"), "attention.local[blocks = two, block = half, memory = memory2, heads = heads, d_k = key]({x})"),  # noqa: E501
     ("attention", ("length", "model"), "attention.rotary[length = length, d = model]({x})"),
-    ("attention", ("length", "model"), "attention.compressed[memory = half, kernel = two, heads = heads, d_k = key]({x}, stride = 2)"),
+    ("attention", ("length", "model"), "attention.compressed[memory = half, kernel = two, heads = heads, d_k = key]({x}, stride = 2)"),  # noqa: E501
     ("conv", ("length", "model"), "conv.conv1d[out_length = length, k_length = three, filters = wide]({x})"),
     ("conv", ("length", "model"), "conv.max_pool1d[out_length = half, k_length = two]({x})"),
     ("conv", ("length", "model"), "conv.avg_pool1d[out_length = half, k_length = two]({x})"),
@@ -495,8 +577,8 @@ NETWORKS: tuple[tuple[str, Dims, str], ...] = (
     ("moe", ("groups", "length", "model"), "moe.top_2[experts = two, capacity = three, d_ff = wide]({x})"),
     ("moe", ("groups", "length", "model"), "moe.dropless_top_1[experts = two, d_ff = wide]({x})"),
     ("moe", ("groups", "length", "model"), "moe.dropless_top_2[experts = two, d_ff = wide]({x})"),
-    ("transformer", ("length", "model"), "transformer.encoder_layer[memory = memory, heads = heads, d_k = key, d_ff = wide]({x})"),
-    ("transformer", ("length", "model"), "transformer.decoder_layer[memory = memory, heads = heads, d_k = key, d_ff = wide]({x})"),
+    ("transformer", ("length", "model"), "transformer.encoder_layer[memory = memory, heads = heads, d_k = key, d_ff = wide]({x})"),  # noqa: E501
+    ("transformer", ("length", "model"), "transformer.decoder_layer[memory = memory, heads = heads, d_k = key, d_ff = wide]({x})"),  # noqa: E501
     ("transformer", ("length", "model"),
      "transformer.llama_layer[memory = memory, groups = groups, heads = heads, d_k = key, d_ff = wide]({x})"),
     ("nn", ("groups", "length", "model"), "nn.group_norm[batch = groups, channels = model, groups = two]({x})"),
@@ -535,7 +617,7 @@ KINDS: tuple[Callable[[Writer], None], ...] = (
     running, chosen, drawn, made, slope, loop, scalar_function, normalized, losses, dense, attention, network,
 )  # fmt: skip
 
-OPTIMIZERS = ("sgd(learning_rate = 0.1)", "momentum(learning_rate = 0.01)", "nesterov(learning_rate = 0.1)", "adam(learning_rate = 1e-3)",
+OPTIMIZERS = ("sgd(learning_rate = 0.1)", "momentum(learning_rate = 0.01)", "nesterov(learning_rate = 0.1)", "adam(learning_rate = 1e-3)",  # noqa: E501
               "adamw(learning_rate = 3e-4, weight_decay = 0.1)", "adafactor(learning_rate = 0.01)", "sgdw(learning_rate = 1e-2)",
               "adam(learning_rate = schedules.cosine(step, peak = 1e-3, warmup = 3, steps = 10))",
               "sgd(learning_rate = schedules.warmup_rsqrt(step))")  # fmt: skip
@@ -546,10 +628,17 @@ def training(w: Writer) -> str:
     entries = ["minimize loss", f"optimizer = {w.one(OPTIMIZERS)}"]
     if "schedules" in entries[1]:
         w.imports["schedules"] = None
-    for entry, share in (("clip = 1.0", 0.3), ("accumulate = 2", 0.15), ("average = 0.99", 0.15), ("report grad_norm", 0.2)):
+    for entry, share in (
+        ("clip = 1.0", 0.3),
+        ("accumulate = 2", 0.15),
+        ("average = 0.99", 0.15),
+        ("report grad_norm", 0.2),
+    ):
         entries += [entry] * w.chance(share)
     if w.real == "f32" and w.chance(0.2):
-        entries.append(f"precision = {{ params: f32, compute: {w.one(('bf16', 'f16'))}, loss_scale: {w.one(('64', 'dynamic'))} }}")
+        entries.append(
+            f"precision = {{ params: f32, compute: {w.one(('bf16', 'f16'))}, loss_scale: {w.one(('64', 'dynamic'))} }}"
+        )
     return "\ntrain m {\n" + "".join(f"  {entry}\n" for entry in entries) + "}\n"
 
 
@@ -558,7 +647,9 @@ def layout(w: Writer, mesh: Sequence[tuple[str, int]], used: Sequence[str]) -> s
     rules = {}
     for name, size in mesh:
         fitting = [dim for dim in used if w.dims[dim] % size == 0 and dim not in rules]
-        rules |= {dim: name for dim in w.random.sample(fitting, min(len(fitting), w.random.choice((1, 1, 1, 2))))}
+        rules |= dict.fromkeys(
+            w.random.sample(fitting, min(len(fitting), w.random.choice((1, 1, 1, 2)))), name
+        )
     return ", ".join(f"{dim}: {axis}" for dim, axis in rules.items())
 
 
@@ -598,7 +689,9 @@ def wild(seed: int) -> WildModel:
     trains = random.random() < 0.5
     outputs = ["loss", *(each.text for each in w.values[4:] if each.text != "loss")]
     block = training(w) if trains else ""
-    text = "".join(f"import {each}\n" for each in w.imports) + "".join(f"dim {dim} = {size}\n" for dim, size in w.dims.items())
+    text = "".join(f"import {each}\n" for each in w.imports) + "".join(
+        f"dim {dim} = {size}\n" for dim, size in w.dims.items()
+    )
     body = "".join(f"  {line}\n" for line in w.lines)
     text += f"\nmodel m({', '.join(arguments)}) {{\n{body}  return {', '.join(outputs)}\n}}\n{block}"
     mesh = random.choice(MESHES)

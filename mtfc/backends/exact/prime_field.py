@@ -136,10 +136,10 @@ class PrimeField:
         whole, rest = np.divmod(np.abs(parts), DENOMINATOR)
         whole = np.where(is_whole, np.abs(number), np.where(is_small, whole, 0))
         rest = np.where(is_whole, 0, np.where(is_small, rest, DENOMINATOR + np.abs(number)))
-        roots = np.where(a < 2, a, self.hashed("power", a, rest.astype(np.uint64)))
+        roots: Array = np.where(a < 2, a, self.hashed("power", a, rest.astype(np.uint64)))
         roots = np.where(rest == DENOMINATOR // 2, self.root(a), np.where(rest == 0, np.uint64(1), roots))
         found = self.multiply(self.power(a, whole), roots)
-        is_negative = np.where(is_small, parts, number) < 0
+        is_negative = (is_small & (parts < 0)) | (~is_small & (number < 0))
         if is_negative.any():
             found = np.where(is_negative, self.inverse(found), found)
         return found, ~is_negative | (a != 0)
@@ -203,7 +203,9 @@ class PrimeField:
         """Return the small fractions and integers that residues stand for, and where they do."""
         signed, numerators = self.signed(a), self.signed(self.multiply(a, np.uint64(DENOMINATOR)))
         is_fraction = np.abs(numerators) <= SMALL_NUMERATOR
-        return np.where(is_fraction, numerators / DENOMINATOR, signed), is_fraction | (np.abs(signed) <= INTEGERS)
+        return np.where(is_fraction, numerators / DENOMINATOR, signed), is_fraction | (
+            np.abs(signed) <= INTEGERS
+        )
 
     def from_integers(self, numbers: Array) -> Array:
         """Return the residues of integers or truth values."""

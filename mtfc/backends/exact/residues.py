@@ -161,7 +161,8 @@ class ExactArray:
                 return self.values.astype(dtype)
         self.field.count("casts to integers", self.size)
         numbers, is_small = self.field.small_numbers(self.values)
-        return np.where(is_small, np.trunc(numbers), self.field.signed(self.floor().values)).astype(dtype)
+        whole: Array = np.where(is_small, np.trunc(numbers), self.field.signed(self.floor().values))
+        return whole.astype(dtype)
 
     def all(self) -> Any:
         return self.values.all()
@@ -452,7 +453,7 @@ def _divide(a: ExactArray, b: ExactArray) -> ExactArray:
 
 
 def _times_infinity(found: Array, a: ExactArray, b: ExactArray) -> Array:
-    """Return a product or quotient whose operands may be special: infinity times a small number has a sign, all others are poison.
+    """Return a product or quotient whose operands may be special. Infinity times a small number has a sign; others are poison.
 
     The compiler may multiply the numbers of a text, such as a mean's 1 / n and a mask's -1e30.
     """

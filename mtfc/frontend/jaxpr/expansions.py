@@ -37,7 +37,7 @@ MOVING = frozenset({
 WHOLE_UPDATES = {
     "scatter": lambda x, y: y, "scatter-add": operator.add, "scatter-sub": operator.sub, "scatter-mul": operator.mul,
 }  # fmt: skip
-"""Scatter whose indices have no elements, as of `x.at[:].set(y)` -> what it does with whole arrays; others are named so in `lax`."""
+"""Scatter without indices, as of `x.at[:].set(y)` -> what it does with whole arrays; others have their names in `lax`."""
 
 OVER_AXES = {"psum": "sum", "pmax": "max", "pmin": "min"}
 """Collective along axes that `jax.vmap` maps -> the reduction of these axes."""

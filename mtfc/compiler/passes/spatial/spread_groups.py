@@ -234,7 +234,7 @@ class GroupSpreader:
         attributes: dict[str, Any] = dict(eqn.attrs)
         for key in {*LISTS_OF_DIMS, REDUCED} & attributes.keys():
             attributes[key] = (*(() if key == REDUCED else blocks), *rows.renamed(attributes[key]))
-        needed = {*rows.renamed(eqn.result.type.dims), *(() if eqn.op == "einsum" else blocks)}
+        needed = {*rows.renamed(eqn.result.type.dims), *(() if has_trait(eqn, "dot") else blocks)}
         if blocks and not any(needed <= {*value.type.dims} for value in operands):
             operands = [_with_blocks(build, value, rows.blocks) for value in operands]
         return build(eqn.op, *operands, **attributes)
