@@ -19,8 +19,11 @@ Arrays = Mapping[str, Any]
 
 def data(x: Any) -> Any:
     """Return an array of NumPy. Random keys become their data."""
-    is_key = hasattr(x, "dtype") and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(x) if is_key else x)
+    return np.asarray(jax.random.key_data(x) if is_key(x) else x)
+
+
+def is_key(x: Any) -> bool:
+    return hasattr(x, "dtype") and bool(jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key))
 
 
 def program_arguments(program: ImportedProgram, args: Sequence[Any]) -> Arrays:
@@ -65,6 +68,6 @@ def in_order(program: ImportedProgram, outputs: Arrays) -> list[Any]:
 def rounding_spread(function: Callable[..., Any], args: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
     """Return how far each number of the results moves if the arguments change by some roundings."""
     leaves, tree = jax.tree.flatten(tuple(args))
-    draws = perturbed([np.asarray(x) for x in leaves], "f32")
+    draws = perturbed([x if is_key(x) else np.asarray(x) for x in leaves], "f32")
     results = [jax.tree.leaves(function(*jax.tree.unflatten(tree, draw))) for draw in draws]
     return spread_of(expected, [[data(x).astype(np.float64) for x in each] for each in results])
