@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from random import Random
 from typing import Any
 
@@ -20,6 +20,7 @@ from jax import lax
 
 import mtfc
 from mtfc.compiler.passes.pipelines import lower
+from mtfc.frontend.jaxpr.factors import index_of_part
 from tests.jax_functions.arguments import interpreted, program_arguments, run
 from tests.jax_functions.linked_parts import MOST, MOVES, Case, batches, cases, drawn, pads, wrong
 from tests.jax_functions.test_primitives import MESH, assert_same, layouts
@@ -159,3 +160,16 @@ def test_a_gather_that_transposes() -> None:
     program = mtfc.from_jax(transposed, x)
     (found,) = interpreted(program, program_arguments(program, (x,)))
     np.testing.assert_array_equal(found, x.T)
+
+
+def test_the_rule_of_parts() -> None:
+    """A part is a factor exactly if an index of all other factors gives the elements, in order."""
+    for size, start, stride, number in product(range(1, 25), range(24), range(1, 13), range(2, 25)):
+        elements = [start + i * stride for i in range(number)]
+        if elements[-1] >= size:
+            continue
+        expected = None
+        if size % (number * stride) == 0:
+            rows = np.arange(size).reshape(-1, number, stride).transpose(0, 2, 1).reshape(-1, number)
+            expected = next((i for i, row in enumerate(rows) if row.tolist() == elements), None)
+        assert index_of_part(size, start, stride, number) == expected
