@@ -90,6 +90,7 @@ def test_a_model_in_a_process_of_its_own(mtfc: Mtfc) -> None:
     assert [line.split()[:3] for line in outcome.out.splitlines()[:-1]] == [
         ["gradients", "exact", "ok"],
         ["both", "exact", "ok"],
+        ["training", "step", "f64"],
         ["both", "numpy", "ok"],
         ["both", "jax", "ok"],
     ]

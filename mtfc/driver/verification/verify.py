@@ -112,7 +112,8 @@ class Verified:
     @property
     def without_numbers(self) -> Sequence[str]:
         """The results that are NaN or infinite wholly on all drawn inputs."""
-        return list(dict.fromkeys(name for each in self.results for name in each.without_numbers))
+        names = (f"{name} of {each.model}" for each in self.results for name in each.without_numbers)
+        return list(dict.fromkeys(names))
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record; see `docs/command.md`."""
