@@ -212,16 +212,27 @@ class ExactRecord(TypedDict):
     cut_loops: int
 
 
+class StepRecord(TypedDict):
+    """The training step of a model beside its `train` block. not_checked: what has no definition, or no step shows."""
+
+    model: str
+    ok: bool
+    wrong: list[str]
+    not_checked: list[str]
+    arrays: dict[str, ComparedArray]
+
+
 class Verification(TypedDict):
     """`mtfc.verify`: all cases; `ok` is True if all agree. jax_gradients: the reference's gradients beside `jax.grad`.
 
-    exact: the results of the exact check.
+    exact: the results of the exact check. steps: training steps beside their declarations.
     """
 
     ok: bool
     jax_gradients: dict[str, dict[str, ComparedArray]]
     cases: list[Case]
     exact: list[ExactRecord]
+    steps: list[StepRecord]
 
 
 class StepLine(TypedDict):

@@ -21,7 +21,15 @@ from mtfc.compiler.ir.training import updated
 from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.verification.declared_step import FIRST_SCALE, LARGEST_SCALE, PATIENCE, DeclaredStep
-from mtfc.driver.verification.reference import ROUNDINGS, STEPS, Reference, ReferenceRuns, reported, stacked
+from mtfc.driver.verification.reference import (
+    MORE_ROUNDINGS,
+    ROUNDINGS,
+    STEPS,
+    Reference,
+    ReferenceRuns,
+    reported,
+    stacked,
+)
 from mtfc.frontend.semantics.names.modules import declarations_of
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.semantics.training.option_overrides import with_overrides
@@ -98,7 +106,7 @@ class StepCheck:
             after, outputs = self.reference.stepped(known, number, batch, evaluate)
             return {"training": {**after, **reported(outputs)}}
 
-        runs = ReferenceRuns(run, self.reference.limits, (ROUNDINGS[:1], ROUNDINGS[1:]))
+        runs = ReferenceRuns(run, self.reference.limits, (ROUNDINGS[:1], ROUNDINGS[1:], MORE_ROUNDINGS))
         after, outputs = self.step.stepped(known, number, situation.batches)
         return {name: x for name, x in judged(runs, {**after, **reported(outputs)}).items() if x.fault}
 
