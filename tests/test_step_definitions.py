@@ -14,6 +14,7 @@ import pytest
 
 import mtfc
 from benchmarks.peer_optax import adafactor
+from mtfc.backends.step_definitions import OPTIMIZERS, SCHEDULES
 from mtfc.compiler.passes.mixed_precision import everything_in
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
@@ -22,7 +23,6 @@ from mtfc.driver.options import VerifyOptions
 from mtfc.driver.verification.declared_step import DeclaredStep
 from mtfc.driver.verification.reference import Reference
 from mtfc.driver.verification.step_check import checked_step, declaration
-from mtfc.driver.verification.step_definitions import OPTIMIZERS, SCHEDULES
 from mtfc.driver.verification.verify import verify
 from mtfc.reports.verification_report import StepCase
 from tests.generators.train_blocks import HYPERS, LAYOUTS, RANGES, train_entries, train_source
