@@ -134,7 +134,7 @@ fuzz: setup  ## check random programs for FUZZ_MINUTES (10): half of the time ex
 parts: setup  ## import all slices, pads, splits and the like of axes of up to 12 elements, with each link to a factor
 	EVERY_PART=1 $(BIN)/python -m pytest tests/jax_functions/test_linked_parts.py --numprocesses 2 --dist worksteal
 
-mutants: setup  ## plant faults in generated modules and gradients for MUTANTS_MINUTES minutes (10): the exact check must find them
+mutants: setup  ## plant faults in modules, gradients and training steps for MUTANTS_MINUTES minutes (10): `verify` must find them
 	MUTANTS_MINUTES=$(or $(MUTANTS_MINUTES),10) $(BIN)/python -W ignore -m tests.mutants
 
 mutate-source: setup  ## change the compiler in random places for MUTATE_MINUTES minutes (10): the tests must notice

@@ -215,10 +215,21 @@ class ExactRecord(TypedDict):
     unjudged: list[str]
 
 
+class StepRecord(TypedDict):
+    """The training step of a model beside its `train` block. not_checked: what has no definition, or no step shows."""
+
+    model: str
+    ok: bool
+    wrong: list[str]
+    not_checked: list[str]
+    arrays: dict[str, ComparedArray]
+
+
 class Verification(TypedDict):
     """`mtfc.verify`: all cases; `ok` is True if all agree. jax_gradients: the reference's gradients beside `jax.grad`.
 
-    exact: the results of the exact check. without_numbers: the results that are NaN or infinite wholly.
+    exact: the results of the exact check. steps: training steps beside their declarations. without_numbers: the results that are
+    NaN or infinite wholly.
     """
 
     ok: bool
@@ -226,6 +237,7 @@ class Verification(TypedDict):
     cases: list[Case]
     exact: list[ExactRecord]
     without_numbers: list[str]
+    steps: list[StepRecord]
 
 
 class StepLine(TypedDict):

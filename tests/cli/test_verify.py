@@ -48,7 +48,8 @@ def test_in_f64_hardly_anything_is_rounded(mtfc: Mtfc) -> None:
 def test_text(mtfc: Mtfc) -> None:
     outcome = mtfc("verify", "model.mtf", "--layout", "both", "--backend", "numpy")
     assert outcome.status == 0
-    gradients, exact, first, verdict = outcome.out.splitlines()
+    gradients, exact, step, first, verdict = outcome.out.splitlines()
+    assert step.startswith("training step        f64    ok     as declared ")
     assert gradients.split()[:3] == ["gradients", "exact", "ok"] and exact.split()[:3] == [
         "both",
         "exact",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mtfc.driver.verification.step_definitions import OPTIMIZERS
+from mtfc.backends.step_definitions import OPTIMIZERS
 from tests.cli.conftest import Mtfc
 from tests.generators.train_blocks import train_source
 

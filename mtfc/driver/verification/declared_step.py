@@ -15,9 +15,9 @@ from functools import cached_property
 from typing import Any
 
 import attrs
-import numpy as np
 
 from mtfc.backends.interpreter import interpret
+from mtfc.backends.step_definitions import FUNCTIONS, OPTIMIZERS, SCHEDULES, Updated, real
 from mtfc.compiler.ir.core import Argument, Function
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
@@ -27,7 +27,6 @@ from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.passes.autodiff.differentiate import numbered
 from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.verification.reference import Reference
-from mtfc.driver.verification.step_definitions import OPTIMIZERS, SCHEDULES, Updated
 from mtfc.frontend.semantics.names.scope import STEP, Scope
 from mtfc.frontend.semantics.names.standard_library import file_of
 from mtfc.frontend.syntax import ast
@@ -38,16 +37,8 @@ FIRST_SCALE, LARGEST_SCALE, PATIENCE = 2.0**15, 2.0**24, 2000
 STATES = ("velocity", "m", "v", "squares", "by_row", "by_col")
 """The states of the library's optimizers."""
 
-LARGEST = float(np.finfo(np.float32).max)
+LARGEST = (2 - 2**-23) * 2.0**127
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{
-        name: getattr(np, name)
-        for name in ("exp", "log", "sqrt", "sin", "cos", "tanh", "abs", "sign", "floor")
-    },
-    **{name: getattr(np, name) for name in ("square", "minimum", "maximum", "where")},
-    "rsqrt": lambda x: 1 / np.sqrt(x),
-}
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
     "**": operator.pow, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -70,11 +61,11 @@ class Expression:
         """Return the value of an expression. Raises `NoDefinition`."""
         if isinstance(node, ast.Int | ast.Float | ast.Bool):
             self.whole.update([node.value] if isinstance(node, ast.Int) else [])
-            return np.float64(node.value)
+            return real(node.value)
         if isinstance(node, ast.Name) and node.text in self.names:
             return self.names[node.text]
         if isinstance(node, ast.Name | ast.Path) and (dim := self.scope.find_dim(node)):
-            return np.float64(dim.size)
+            return real(dim.size)
         if isinstance(node, ast.Unary) and node.op == "-":
             return -self.value(node.operand)
         if isinstance(node, ast.Binary) and node.op in OPERATORS:
@@ -128,6 +119,9 @@ class DeclaredStep:
 
     def start(self) -> dict[str, Any]:
         """Return parameters and states before the first step."""
+
+        import numpy as np
+
         zeros = {
             a.value.name: np.zeros([d.size for d in a.value.type.dims], numpy_dtype(np, a.value.type.dtype))
             for a in self._states
@@ -147,6 +141,9 @@ class DeclaredStep:
         self, known: Arrays, number: int, batches: Sequence[Arrays]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return parameters and states after a step, and the values that the step returns. batches: the micro-batches."""
+
+        import numpy as np
+
         outputs, g, states = self.passes(known, number, batches)
         dynamic = self.loss_scale == "dynamic"
         norm = np.sqrt(sum(np.sum(np.square(x)) for x in g.values()))
@@ -168,7 +165,7 @@ class DeclaredStep:
 
     def passes(self, known: Arrays, number: int, batches: Sequence[Arrays]) -> tuple[Any, Any, Any]:
         """Return outputs and gradients, the means over the micro-batches, and the model's states after them."""
-        weights = np.full(len(batches), 1 / len(batches))
+        weights = [1 / len(batches)] * len(batches)
         totals: dict[str, Any] = {}
         states = {name: known[name] for name in self.reference.program.states}
         for i, (weight, batch) in enumerate(zip(weights, batches, strict=True)):
@@ -218,7 +215,7 @@ class DeclaredStep:
         return [name.text for name in (self.decl.minimize, *(self.decl.report or ())) if name]
 
     def _number(self, node: Any, number: int = 0) -> Any:
-        return Expression(self.scope, {STEP: np.float64(number)}).value(node)
+        return Expression(self.scope, {STEP: real(number)}).value(node)
 
     def _call(self, parameter: str) -> Any:
         """Return the call of the optimizer that updates a parameter; None if the parameter is frozen."""
@@ -238,12 +235,12 @@ class DeclaredStep:
         own = scope.optimizers.get(name) if scope else None
         if name not in OPTIMIZERS or (own and own[0].name.span.file != file_of("optimizers")):
             return None
-        expression = Expression(self.scope, {STEP: np.float64(number)}, set() if whole is None else whole)
+        expression = Expression(self.scope, {STEP: real(number)}, set() if whole is None else whole)
         try:
             given, named = expression.arguments(call)
         except NoDefinition:
             return None
-        return lambda p, g, states: OPTIMIZERS[name](p, g, states, np.float64(number + 1), *given, **named)
+        return lambda p, g, states: OPTIMIZERS[name](p, g, states, real(number + 1), *given, **named)
 
     def _rate(self, number: int) -> Any:
         """Return the learning rate of `optimizer = ...`, or of the first group, as far as the step reports one."""
@@ -267,6 +264,9 @@ class DeclaredStep:
 
     def _updated(self, name: str, known: Arrays, gradient: Any, number: int) -> dict[str, Any]:
         """Return the new parameter and its new states, by their names."""
+
+        import numpy as np
+
         update = numbered(self._update(name))
         (like,) = (a.value for a in update.arguments if a.role == "parameter")
         names = (*STATES, *(a.value.name for a in update.arguments if a.role == "state"))
@@ -365,6 +365,9 @@ def _called(function: Function, reference: Reference, arguments: Arrays) -> Arra
 
 def _each_slice(rule: Callable[..., Updated], p: Any, g: Any, states: Arrays, stacked: int) -> Updated:
     """Update each iteration's slice of a parameter by itself. stacked: the number of loop dimensions in front."""
+
+    import numpy as np
+
     if not stacked:
         return rule(p, g, states)
     slices = [

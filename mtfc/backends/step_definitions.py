@@ -152,3 +152,15 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (constant, linear_warmup, warmup_rsqrt, cosine, step_decay, exponential_decay)
 }
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{
+        name: getattr(np, name)
+        for name in ("exp", "log", "sqrt", "sin", "cos", "tanh", "abs", "sign", "floor")
+    },
+    **{name: getattr(np, name) for name in ("square", "minimum", "maximum", "where")},
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+}
+"""Functions of numbers in hyperparameters."""
+
+real = np.float64
