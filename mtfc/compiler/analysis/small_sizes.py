@@ -329,7 +329,9 @@ def _least(equations: Iterable[Equation], of: Any) -> dict[str, int]:
     return found
 
 
-def _numbers(equations: Sequence[Equation], classes: _Classes, means_follow: bool) -> dict[tuple[Equation, str], Any]:
+def _numbers(
+    equations: Sequence[Equation], classes: _Classes, means_follow: bool
+) -> dict[tuple[Equation, str], Any]:
     """Return the numbers of attributes that follow from sizes."""
     found: dict[tuple[Equation, str], Any] = {}
     ranges = {eqn.attrs["dim"].name for eqn in equations if has_trait(eqn, "indices")}  # type: ignore[union-attr]

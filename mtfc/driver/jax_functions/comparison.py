@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -72,13 +73,15 @@ BUT_IMPORT = "; this does not cover the import"
 class PlanVerification:
     """The comparison of all outputs, and the exact checks of the import and of the program of `plan.step`.
 
-    The checks are None if they were left out. ended: a sentence about each program that has no results.
+    The checks are None if they were left out. ended: a sentence about each program that has no results. notes: sentences about
+    known faults of XLA that `plan.apply` meets.
     """
 
     outputs: tuple[OutputDifference, ...]
     exact: ExactCase | None = None
     imported: ExactCase | None = None
     ended: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def exact_cases(self) -> tuple[ExactCase, ...]:
@@ -123,6 +126,7 @@ class PlanVerification:
         lines += _unstable_note(self.outputs)
         if self.without_numbers:
             lines.append(f"{NO_NUMBERS} {', '.join(self.without_numbers)}: {OTHERS}")
+        lines += self.notes
         return "\n".join(lines)
 
 
@@ -171,10 +175,12 @@ def verified(
     imported = import_case(plan.imported, seed) if exact else None
     checked = exactly_verified(plan, seed) if exact else None
     found = _by_roads(plan, args, kwargs, budget) if args or kwargs else _on_drawn(plan, seed, budget)
-    return attrs.evolve(found, exact=checked, imported=imported)
+    notes = tuple(each.note for each in plan.known_faults)
+    return attrs.evolve(found, exact=checked, imported=imported, notes=notes)
 
 
 FUNCTION = "the function itself"
+NOT_RUN = "XLA would end its process, by a known fault"
 SECONDS, PER_STEP = 20.0, 0.2
 """The time of a road: of each program, and for each of its steps."""
 
@@ -197,7 +203,11 @@ def _by_roads(
         return Road.of(name, function, tree, keys, draws, lambda: on_mesh(mesh))
 
     roads = [road(FUNCTION, plan.function, own_mesh and of_one_device(own_mesh), draws)]
-    roads += [road("plan.apply", plan.apply(), plan.mesh), road("plan.step", plan.step, plan.mesh)]
+    ended = [f"plan.apply is not run: {NOT_RUN}"] if any(each.stops for each in plan.known_faults) else []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the notes name the faults
+        roads += [] if ended else [road("plan.apply", plan.apply(), plan.mesh)]
+    roads += [road("plan.step", plan.step, plan.mesh)]
     roads += [road(ON_ITS_MESH, plan.function, own_mesh)] if own_mesh is not None else []
     steps = sum(1 for _ in all_steps(plan.imported.steps))
     seconds = SECONDS + PER_STEP * steps + elements(plan.imported.program) / PER_SECOND
@@ -208,7 +218,7 @@ def _by_roads(
             (), ended=(f"{FUNCTION} {plain}: `verify(plan, *args)` takes other arguments",)
         )
     expected, *others = [_numbers(each) for each in plain]
-    spread, differences, ended = spread_of(expected, others), list[OutputDifference](), list[str]()
+    spread, differences = spread_of(expected, others), list[OutputDifference]()
     for each, result in zip(roads[1:], found, strict=True):
         if isinstance(result, str):
             ended.append(f"{each.name} {result}")

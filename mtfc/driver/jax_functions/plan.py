@@ -21,11 +21,13 @@ from mtfc.driver.jax_functions.packed_program import PackedProgram
 from mtfc.driver.jax_functions.shardings import (
     Unsaid,
     explicit_axes,
+    one_use,
     only_axes,
     sharding_tree,
     spec_of,
     unsaid,
 )
+from mtfc.driver.jax_functions.xla_faults import MetFault, idle_axes, idle_note, met_faults, warn_of
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
 from mtfc.frontend.jaxpr.tracing import by_place, value_of
@@ -214,6 +216,16 @@ class Plan:
 
     # Functions
 
+    @cached_property
+    def known_faults(self) -> tuple[MetFault, ...]:
+        """The faults of XLA that `apply` meets, with the user's lines. `step` has none of them."""
+        return met_faults(self.imported, self.rules, self.case.mesh)
+
+    @property
+    def idle_axes(self) -> Axes:
+        """The mesh axes that no rule uses: along them all devices compute the same."""
+        return idle_axes(self.case.mesh, self.case.layout)
+
     @public
     def apply(
         self, function: Callable[..., Any] | None = None, *, keep_constraints: bool = True
@@ -222,13 +234,15 @@ class Plan:
 
         function: the function that was imported, or None. It is evaluated as it was traced. keep_constraints: False to drop the
         constraints that it has itself. They are kept by the names of mesh axes, on the plan's mesh. Under a mesh with Explicit
-        axes, the results have the plan's shardings in their types.
+        axes, the results have the plan's shardings in their types. Warns of `known_faults`, and raises `UsageError` for one that
+        ends the process.
         """
         import jax
 
         known = (None, self.function, getattr(self.function, "__wrapped__", None))
         if not any(function is each for each in known):
             raise UsageError("`apply` takes the function that was imported: import the other one, too")
+        warn_of(self.known_faults)
         evaluate, out_tree = self._constrained(keep_constraints), self.imported.flat.out_tree
 
         @public
@@ -300,16 +314,7 @@ class Plan:
         return make(*partitions)  # without the pending sums of explicit types
 
     def _spec_of_value(self, dims: Any) -> Any:
-        """Return the spec of an intermediate value. A mesh axis splits the first dimension that asks for it."""
-        used: set[str] = set()
-        rules: dict[str, Axes] = {}
-        for each in dims:
-            for dim in each:
-                axes = self.rules.get(dim.name, ())
-                if used.isdisjoint(axes):
-                    rules[dim.name] = axes
-                    used |= {*axes}
-        return spec_of(dims, rules, self.case.mesh)
+        return spec_of(dims, one_use(dims, self.rules), self.case.mesh)
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """Return the leaves of arguments. Raises `UsageError` if they are not as those that were imported."""
@@ -463,7 +468,7 @@ class Plan:
         found = explained_layout(self.imported.program, self.case, self.program)
         parts = [
             found.text(_texts_of(found.files)),
-            *(f"{each}\n" for each in self.unsaid),
+            *(f"{each}\n" for each in (*self.unsaid, *idle_note(self.idle_axes), *self.known_faults)),
             self._runner_up(),
         ]
         return "\n".join(part for part in parts if part)

@@ -63,6 +63,18 @@ def axes_of(dims: Sequence[Dim], rules: Mapping[str, Axes], mesh: Mesh) -> tuple
     return found, unsaid
 
 
+def one_use(dims: Iterable[Sequence[Dim]], rules: Mapping[str, Axes]) -> dict[str, Axes]:
+    """Return the rules of an intermediate value: a mesh axis splits the first dimension that asks for it."""
+    used: set[str] = set()
+    found: dict[str, Axes] = {}
+    for dim in (dim for each in dims for dim in each):
+        axes = rules.get(dim.name, ())
+        if used.isdisjoint(axes):
+            found[dim.name] = axes
+            used |= {*axes}
+    return found
+
+
 def spec_of(dims: Iterable[Sequence[Dim]], rules: Mapping[str, Axes], mesh: Mesh) -> Any:
     """Return the `PartitionSpec` of an array whose axes have some factors."""
     import jax

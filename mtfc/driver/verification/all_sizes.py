@@ -91,7 +91,9 @@ def with_twins(
         name: Dim(name, twin(dim.size, tuple(each.dims[name] for each in sizes)))
         for name, dim in program.dims.items()
     }
-    axes = tuple((name, twin(size, tuple(each.axes[name] for each in sizes))) for name, size in case.mesh.axes)
+    axes = tuple(
+        (name, twin(size, tuple(each.axes[name] for each in sizes))) for name, size in case.mesh.axes
+    )
 
     def attributes(eqn: Equation) -> Mapping[str, Any]:
         found = dict(eqn.attrs)
@@ -151,7 +153,9 @@ def _checked(program: Program, case: LayoutOnMesh, how: Shrinking, seed: int, de
     try:
         found = small_programs(program, case, how, BOTH if derives else "step")
         if any(elements(smaller_program(found.program, i)) > LARGEST for i in range(len(BASES))):
-            return SizesCase(case.name, program.name, unproven="its small sizes are too large: reduce sizes with --dim")
+            return SizesCase(
+                case.name, program.name, unproven="its small sizes are too large: reduce sizes with --dim"
+            )
         for reference, lowered in zip(references(found, seed, derives), found.lowered, strict=True):
             with doing(f"exact check at small sizes of layout {case.name}"):
                 names = reference.wrong_gradients() if derives else ()
@@ -162,8 +166,12 @@ def _checked(program: Program, case: LayoutOnMesh, how: Shrinking, seed: int, de
     except NotExact as error:
         return SizesCase(case.name, program.name, unproven=f"`{error}` has no meaning on residues")
     except NO_SIZES as error:
-        return SizesCase(case.name, program.name, unproven=f"no small sizes fit its equations: {_first_line(error)}")
-    return SizesCase(case.name, program.name, tuple(dict.fromkeys(wrong)), compared, not_judged, _claims(found))
+        return SizesCase(
+            case.name, program.name, unproven=f"no small sizes fit its equations: {_first_line(error)}"
+        )
+    return SizesCase(
+        case.name, program.name, tuple(dict.fromkeys(wrong)), compared, not_judged, _claims(found)
+    )
 
 
 def _first_line(error: Exception) -> str:
@@ -222,7 +230,9 @@ def verify_all_sizes(
     choice, cases = options.choice, list[SizesCase]()
     for option, value in (("--data", options.data), ("--params", options.params), ("--dtype", options.dtype)):
         if value is not None:
-            raise UsageError(f"{option} has no meaning with --all-sizes, which draws arrays of residues at small sizes")
+            raise UsageError(
+                f"{option} has no meaning with --all-sizes, which draws arrays of residues at small sizes"
+            )
     is_one = choice.source is not None or choice.model or choice.settings
     selections = (
         [select(options.file, choice, sources, every_layout=True, or_multi_mesh=choice.source is None)]

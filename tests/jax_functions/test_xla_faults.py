@@ -1,0 +1,145 @@
+"""The table of XLA's known faults: each shows itself with the JAX at hand, and plans that meet one say so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import mtfc
+from mtfc.driver.jax_functions.xla_faults import FAULTS, Fault
+from tests.jax_functions.fault_program import plan_of
+
+ENDED = -6
+"""The status of a process that XLA ends."""
+
+
+@pytest.mark.parametrize("which", ["rules", "innocent"])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_fault_shows_with_the_jax_at_hand(fault: Fault, which: str) -> None:
+    """A fault that is gone leaves the table; under innocent rules the same program is right."""
+    if which == "rules" and jax.__version__ not in fault.seen:
+        pytest.skip("not seen with this version")
+    flags = "--xla_force_host_platform_device_count=8"
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.jax_functions.fault_program", fault.name, which],
+        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    found = "ended" if child.returncode == ENDED else child.stdout.strip() or child.stderr
+    expected = "ended" if fault.ends_process else "error" if fault.may_fail else "wrong"
+    assert found == (expected if which == "rules" else "right")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_plan_knows_the_fault_and_no_other(fault: Fault) -> None:
+    met = plan_of(fault, fault.rules)[0].known_faults
+    assert [each.fault.name for each in met] == [fault.name]
+    assert set(fault.rules) == set(met[0].dims)
+    assert plan_of(fault, fault.innocent)[0].known_faults == ()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_step_has_no_fault(fault: Fault) -> None:
+    plan, args = plan_of(fault, fault.rules)
+    pairs = zip(jax.tree.leaves(plan.step(*args)), jax.tree.leaves(plan.function(*args)), strict=True)
+    assert all(np.allclose(x, y, rtol=1e-3, atol=1e-4, equal_nan=True) for x, y in pairs)
+
+
+def faults(function: Any, *args: Any, rules: dict[str, str], mesh: dict[str, int] | None = None) -> list[str]:
+    plan = mtfc.from_jax(function, *args).plan(rules, mesh or {"a": 4})
+    return [each.fault.name for each in plan.known_faults]
+
+
+X, U = np.ones((8, 16), "float32"), np.ones((8, 1), "float32")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jax.nn.softmax(x, 1),
+        lambda x: jax.nn.log_softmax(x, 1),
+        lambda x: jax.nn.logsumexp(x, 1),
+        lambda x: jax.grad(lambda x: jax.nn.logsumexp(x, 1).sum())(x),
+        lambda x: jnp.argmax(x, 1),
+        lambda x: jnp.max(x.astype("int32"), 1),
+        lambda x: jnp.max(x, 0),
+        lambda x: lax.dynamic_update_slice(x, x[:, :1], (0, 15)),
+        lambda x: x.at[:, 3].set(1.0),
+        lambda x: jnp.tanh(x.at[:, 1:].set(x[:, :-1])).at[:, 3].set(1.0),
+    ],
+    ids=[
+        "softmax",
+        "log_softmax",
+        "logsumexp",
+        "gradient",
+        "argmax",
+        "integers",
+        "other",
+        "start",
+        "row",
+        "tanh",
+    ],
+)
+def test_neighbours_are_innocent(function: Any) -> None:
+    assert faults(function, X, rules={"x_1": "a"}) == []
+
+
+def test_a_maximum_without_a_sum_is_none_of_a_softmax() -> None:
+    def shifted(x: Any) -> Any:
+        return jnp.exp(x - jnp.max(x, 1, keepdims=True))
+
+    assert faults(shifted, X, rules={"x_1": "a"}) == ["NaN in a maximum"]
+
+
+def test_a_constant_start_out_of_range_is_a_fault() -> None:
+    def update(x: Any, u: Any) -> Any:
+        return lax.dynamic_update_slice(x, u, (0, 20))
+
+    assert faults(update, X, U, rules={"x_1": "a"}) == ["start of an update"]
+
+
+def test_every_road_names_the_line_and_what_to_do() -> None:
+    def largest(x: Any) -> Any:
+        return jnp.max(x, 1)
+
+    program = mtfc.from_jax(largest, X)
+    plan = program.plan({"x_1": "a"}, {"a": 4})
+    line = f"test_xla_faults.py:{largest.__code__.co_firstlineno + 1}: "
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan.apply()
+    (warning,) = caught
+    for text in (plan.explain(), str(program.verify(plan)), str(warning.message)):
+        assert line in text, text
+        assert "loses NaN" in text
+        assert "take `plan.step`" in text
+
+
+def test_what_ends_the_process_is_not_run() -> None:
+    x = np.ones((4, 8, 8), "complex64")
+    program = mtfc.from_jax(jnp.fft.fftn, x)
+    plan = program.plan({"a_2": "a"}, {"a": 4})
+    with pytest.raises(ValueError, match=r"ends the process.*plan\.step"):
+        plan.apply()
+    found = program.verify(plan)
+    assert {each.road for each in found.outputs} == {"plan.step"}
+    assert found.ok
+    assert "plan.apply was not run" in str(found)
+
+
+def test_a_plan_says_which_axes_are_idle() -> None:
+    plan = mtfc.from_jax(jnp.tanh, X).plan({"batch": "a"}, {"a": 2, "b": 4})
+    assert plan.idle_axes == ("b",)
+    assert "no rule uses b" in plan.explain()
