@@ -15,6 +15,7 @@ import pytest
 
 import mtfc
 from mtfc.frontend.jaxpr.equations import scan_counts
+from tests.jax_functions.arguments import interpreted, program_arguments
 from tests.jax_functions.models import MODELS, array
 
 
@@ -421,3 +422,24 @@ def test_the_words_of_a_key_are_no_batch() -> None:
         lambda w, keys: jax.vmap(jax.random.normal)(keys) + w, array(), array(8, 2, dtype="uint32")
     )
     assert keys.dims["batch"] == 8
+
+
+def whole_updates(x: jax.Array) -> tuple[jax.Array, ...]:
+    changed = (
+        x.at[:].set(2 * x),
+        x.at[...].add(x),
+        x.at[0::1].min(2.0),
+        x.at[:].multiply(3.0),
+        x.at[:0].set(1.0),
+    )
+    gradient = jax.grad(lambda x: (x.at[0::1].min(0.1) ** 3).sum())(x)
+    return (*changed, gradient, jax.lax.fori_loop(0, 0, lambda i, c: c * i, x))
+
+
+def test_updates_of_whole_arrays_are_arithmetic() -> None:
+    """`x.at[:]` scatters with indices that have no elements, and a loop may have no iterations."""
+    x = jnp.arange(12.0).reshape(3, 4) - 5
+    program = mtfc.from_jax(whole_updates, x, parameters=())
+    found = interpreted(program, program_arguments(program, (x,)))
+    for left, right in zip(found, whole_updates(x), strict=True):
+        np.testing.assert_allclose(left, np.asarray(right), rtol=1e-6)

@@ -61,6 +61,8 @@ def expansion(eqn: Any) -> Any | None:
             return _traced(eqn, _by_parts)
     if updates_whole(eqn):
         return _traced(eqn, _updated_whole)
+    if runs_never(eqn):
+        return _traced(eqn, _carried)
     if name in OVER_AXES and all(isinstance(axis, int) for axis in eqn.params["axes"]):
         return _traced(eqn, _reduced)
     if eqn.effects or not (name in OWN or name in IN_JAX or _is_foreign(eqn.primitive)):
@@ -73,11 +75,28 @@ def expansion(eqn: Any) -> Any | None:
 
 
 def updates_whole(eqn: Any) -> bool:
-    """Return True for a scatter whose indices have no elements, and whose updates are the whole array or nothing."""
-    if not eqn.primitive.name.startswith("scatter") or 0 not in eqn.invars[1].aval.shape:
+    """Return True for a gather or scatter of the whole array, or of nothing: its indices have no elements."""
+    name = eqn.primitive.name
+    if not name.startswith(("gather", "scatter")) or 0 not in eqn.invars[1].aval.shape:
         return False
+    if name == "gather":
+        return bool(eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape)
     table, updates = eqn.invars[0].aval.shape, eqn.invars[2].aval.shape
-    return table == updates or 0 in updates
+    return bool(table == updates or 0 in updates)
+
+
+def runs_never(eqn: Any) -> bool:
+    """Return True for a scan of no iterations."""
+    return eqn.primitive.name == "scan" and eqn.params["length"] == 0
+
+
+def _carried(eqn: Any, operands: Sequence[Any]) -> Any:
+    """Return the carries as they are, and results without elements."""
+    from jax import numpy as jnp
+
+    constants, carries = eqn.params["num_consts"], eqn.params["num_carry"]
+    empty = [jnp.zeros(var.aval.shape, var.aval.dtype) for var in eqn.outvars[carries:]]
+    return [*operands[constants : constants + carries], *empty]
 
 
 def _applies(jaxpr: Any, primitive: Any) -> bool:
@@ -145,10 +164,13 @@ def _reduced(eqn: Any, operands: Sequence[Any]) -> Any:
 
 
 def _updated_whole(eqn: Any, operands: Sequence[Any]) -> Any:
-    """Update a whole array. All its axes are those of the updates, in order."""
+    """Read or update a whole array. All its axes are those of the updates, in order."""
     from jax import lax
 
-    name, (x, _, updates) = eqn.primitive.name, operands
+    name, (x, _, *rest) = eqn.primitive.name, operands
+    if name == "gather":
+        return x
+    (updates,) = rest
     if 0 in updates.shape:
         return x
     update = WHOLE_UPDATES.get(name) or getattr(lax, name.removeprefix("scatter-"))
