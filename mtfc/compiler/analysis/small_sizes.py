@@ -60,7 +60,7 @@ class Shrinking:
     """How sizes become small.
 
     factor: shards of split dimensions are multiples of it, as far as those in the program are. means: numbers that turn sums into
-    means follow the sizes. axes, dims: False if mesh axes, or dimensions, keep their sizes.
+    means follow the sizes, and with them the number of accumulated micro-batches. axes, dims: False if mesh axes, or dimensions, keep their sizes.
     """
 
     factor: int = 1

@@ -26,7 +26,6 @@ from mtfc.compiler.ir.resizing import Resizing, smaller_program
 from mtfc.compiler.ir.twins import plain, smaller, twin
 from mtfc.compiler.ir.types import Dim, Layout
 from mtfc.compiler.ir.verifier import verify
-from mtfc.driver.data.inputs import draw_batch
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.selection import LayoutOnMesh, say_left_out, select, select_models
 from mtfc.driver.loading.sources import Sources
@@ -37,6 +36,9 @@ from mtfc.reports.sizes_report import SizeClaim, SizesCase, sizes_json
 
 BASES = (2, 3)
 """The least size of a dimension and of a mesh axis in each of the smaller programs."""
+
+DRAWS, FEW_ELEMENTS = 4, 1 << 16
+"""The draws for a small program, and the number of elements up to which it has them all."""
 
 WAYS = (
     Shrinking(),
@@ -75,7 +77,7 @@ def small_programs(
 ) -> SmallPrograms:
     """Compile a program once, and return it at small sizes. Raises an error of `NO_SIZES` if equations have no meaning there."""
     sizes = tuple(small_sizes(program, case.mesh, case.layout, base, how) for base in BASES)
-    paired, on_twins = with_twins(program, case, sizes)
+    paired, on_twins = with_twins(program, case, sizes, how.means and how.dims)
     whole = on_twins.lower(paired, of=of)
     found = tuple(smaller_program(whole, i) for i in range(len(sizes)))
     for each in found:
@@ -84,9 +86,9 @@ def small_programs(
 
 
 def with_twins(
-    program: Program, case: LayoutOnMesh, sizes: Sequence[SmallSizes]
+    program: Program, case: LayoutOnMesh, sizes: Sequence[SmallSizes], accumulates_less: bool
 ) -> tuple[Program, LayoutOnMesh]:
-    """Return a program and its layout whose sizes are twins."""
+    """Return a program and its layout whose sizes are twins. accumulates_less: make accumulated micro-batches few, too."""
     dims = {
         name: Dim(name, twin(dim.size, tuple(each.dims[name] for each in sizes)))
         for name, dim in program.dims.items()
@@ -104,7 +106,7 @@ def with_twins(
 
     resized = Resizing(lambda dim: dims[dim.name], lambda number: number, attributes)(program)
     training = resized.training
-    if training is not None:
+    if training is not None and accumulates_less:
         small = tuple(min(base, training.accumulate) for base in BASES)
         training = attrs.evolve(training, accumulate=twin(training.accumulate, small))
     mesh = attrs.evolve(case.mesh, axes=axes)
@@ -123,13 +125,13 @@ def _layout(layout: Layout, sizes: Sequence[SmallSizes]) -> Layout:
 
 
 def references(found: SmallPrograms, seed: int, derives: bool = True) -> Iterator[ExactReference]:
-    """Yield the undistributed program at the sizes of each small program, with a draw of its own for each."""
+    """Yield the undistributed program at the sizes of each small program: with several draws, as few numbers may hide a fault."""
     for i in range(len(found.lowered)):
         small = smaller_program(found.program, i)
-        given = draw_batch(small.function("forward"), seed, 1)[0] if derives else {}
         resized = partial(smaller_program, which=i)
         attention = attention_passes([found.case]) if derives else ()
-        yield ExactReference(found.program, given, seed, (i,), derives, attention, resized)
+        draws = range(DRAWS) if elements(small) <= FEW_ELEMENTS else (i,)
+        yield ExactReference(found.program, {}, seed, draws, derives, attention, resized)
 
 
 def checked_sizes(program: Program, case: LayoutOnMesh, seed: int, derives: bool = True) -> SizesCase:
