@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.types import FLOATS, Axes, Dim, Layout, Mesh
+from mtfc.compiler.ir.types import FLOATS, Axes, Dim, Mesh
 from mtfc.driver.errors import UsageError
 from mtfc.driver.jax_functions.shardings import axes_of, one_use
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand, Var
@@ -145,22 +145,6 @@ def warn_of(faults: Sequence[MetFault]) -> None:
         if each.fault.ends_process:
             raise UsageError(str(each))
         warnings.warn(str(each), stacklevel=4)
-
-
-def idle_axes(mesh: Mesh, layout: Layout) -> Axes:
-    """Return the mesh axes that no rule of a layout uses."""
-    every = (layout.rules, layout.params, layout.optimizer, *(rules for _, rules in layout.values))
-    used = {axis for rules in every for _, axes in rules.axes for axis in axes}
-    return tuple(name for name, size in mesh.axes if size > 1 and name not in used)
-
-
-def idle_note(axes: Axes) -> list[str]:
-    """Return a sentence about mesh axes that no rule uses, if there are any."""
-    if not axes:
-        return []
-    return [
-        f"no rule uses {', '.join(axes)}: devices along it compute the same, and a mesh without it needs fewer devices"
-    ]
 
 
 def _split_dims(x: Operand, axis: int, placed: PlacedSteps) -> list[Dim]:
