@@ -15,13 +15,13 @@ FAST := tests/frontend tests/ir tests/passes tests/test_architecture.py tests/te
 ELSEWHERE := tests
 
 # Tests run on both processors: with threads of its own, the linear algebra of one process waits for that of the other.
-test test-fast fuzz mutants examples: export OPENBLAS_NUM_THREADS = 1
+test test-fast fuzz parts mutants examples: export OPENBLAS_NUM_THREADS = 1
 
 # All processes of the tests use the modules that one has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test test-fast test-elsewhere lint format tables docs site package sbom workflows vscode vscode-test figures bench fuzz mutants mutate-source kill-test examples browser-test notebook clean
+.PHONY: help setup lock demo test test-fast test-elsewhere lint format tables docs site package sbom workflows vscode vscode-test figures bench fuzz parts mutants mutate-source kill-test examples browser-test notebook clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -131,7 +131,10 @@ fuzz: setup  ## check random programs for FUZZ_MINUTES (10): half of the time ex
 	FUZZ_MINUTES=$(or $(FUZZ_MINUTES),10) $(BIN)/python -W ignore -m tests.fuzz.exact_campaign
 	FUZZ_MINUTES=$(or $(FUZZ_MINUTES),10) $(BIN)/python -m pytest tests/fuzz
 
-mutants: setup  ## plant faults in generated modules and gradients for MUTANTS_MINUTES minutes (10): the exact check must find them
+parts: setup  ## import all slices, pads, splits and the like of axes of up to 12 elements, with each link to a factor
+	EVERY_PART=1 $(BIN)/python -m pytest tests/jax_functions/test_linked_parts.py --numprocesses 2 --dist worksteal
+
+mutants: setup  ## plant faults in modules, gradients and training steps for MUTANTS_MINUTES minutes (10): `verify` must find them
 	MUTANTS_MINUTES=$(or $(MUTANTS_MINUTES),10) $(BIN)/python -W ignore -m tests.mutants
 
 mutate-source: setup  ## change the compiler in random places for MUTATE_MINUTES minutes (10): the tests must notice

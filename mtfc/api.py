@@ -460,6 +460,8 @@ def verified(
     params_partial: bool,
     seed: int,
     exact: bool,
+    budget: float | None,
+    step: bool,
 ) -> Verification:
     """Return the record of `mtfc verify`. Raises `CompileError`, `UsageError` and `Unavailable`."""
     from mtfc.backends.common.devices import setting_kept
@@ -475,7 +477,11 @@ def verified(
         params_partial,
         seed,
         exact,
+        budget,
+        step,
     )
+    if budget is not None:
+        seconds_option("budget", budget)
     one_of("backend", backend or "numpy", tuple(BACKENDS))
     one_of("dtype", dtype or "f32", ("f32", "f64"))
     number_option("seed", seed, 0, 2**32 - 1)

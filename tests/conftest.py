@@ -19,6 +19,7 @@ from hypothesis.strategies._internal.core import CompositeStrategy, PermutationS
 from hypothesis.strategies._internal.strategies import SampledFromStrategy
 
 from mtfc.backends.common import allocator
+from mtfc.driver.verification import checks
 from tests import xla
 
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *xla.FLAGS])
@@ -78,6 +79,18 @@ def memory_comes_and_goes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(allocator, "keep_memory", lambda: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def checks_run_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks of `verify` run in this process, which costs no start of another, and sees what a test changes."""
+    if "in_children" not in request.fixturenames:
+        monkeypatch.setattr(checks, "results", checks.results_here)
+
+
+@pytest.fixture
+def in_children() -> None:
+    """Checks of `verify` run in processes of their own, as those of users do."""
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from mtfc.backends.registry import BACKENDS
-from mtfc.cli.options import add_selection, chosen, count
+from mtfc.cli.option_text import add_options
+from mtfc.cli.options import chosen, selection
 from mtfc.driver.calibrate import check_devices, measure
 from mtfc.driver.data.files import STANDARD, check_writable, write_text
 from mtfc.driver.errors import OK, UsageError, say
@@ -22,24 +23,18 @@ examples:
 """
 
 
+OPTIONS = f"""
+  -o, --output OUT.mtf   write to a file
+  --backend {"|".join(sorted(BACKENDS))}    the measured backend (default: jax)
+  --devices N            number of JAX devices (default: all)
+  --shapes               also measure dots with few rows, and with few summed elements
+  --quick                few sizes and short runs: seconds instead of two minutes
+  --operators FILE       measure the parts of a model's operators instead, each size once: of a placement, or of all on N devices
+{selection("none", or_placement=True)}"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", dest="output", metavar="OUT.mtf", default=STANDARD, help="write to a file")
-    parser.add_argument(
-        "--backend", choices=sorted(BACKENDS), default="jax", help="the measured backend (default: jax)"
-    )
-    parser.add_argument("--devices", type=count, metavar="N", help="number of JAX devices (default: all)")
-    parser.add_argument(
-        "--shapes", action="store_true", help="also measure dots with few rows, and with few summed elements"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="few sizes and short runs: seconds instead of two minutes"
-    )
-    parser.add_argument(
-        "--operators",
-        metavar="FILE",
-        help="measure the parts of a model's operators instead, each size once: of a placement, or of all on N devices",
-    )
-    add_selection(parser, "none", or_placement=True)
+    add_options(parser, OPTIONS, output=STANDARD, backend="jax")
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

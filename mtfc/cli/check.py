@@ -6,7 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from mtfc.cli.errors import show_diagnostics
-from mtfc.cli.options import add_format, add_program, add_selection, chosen
+from mtfc.cli.option_text import add_options
+from mtfc.cli.options import FORMAT, add_program, chosen, selection
 from mtfc.driver.errors import ERRORS, OK
 
 if TYPE_CHECKING:
@@ -23,8 +24,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_program(parser)
-    add_selection(parser, "all")
-    add_format(parser)
+    add_options(parser, FORMAT + selection("all"))
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

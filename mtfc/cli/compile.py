@@ -7,8 +7,11 @@ import json
 import sys
 from itertools import zip_longest
 
+import attrs
+
 from mtfc.backends.registry import text_kinds
-from mtfc.cli.options import add_format, add_memory, add_program, add_selection, chosen, read_files
+from mtfc.cli.option_text import add_options, record_of
+from mtfc.cli.options import FORMAT, MEMORY, add_program, chosen, read_files, selection
 from mtfc.driver.compile import EMITTERS, IR_KINDS, PassRecord, emit, list_passes, syntax_tree
 from mtfc.driver.data.files import STANDARD, check_apart, check_writable, write_text
 from mtfc.driver.errors import OK, UsageError
@@ -41,40 +44,27 @@ def _kinds() -> str:
 LIST = "list"
 """The word after `--passes` that prints all passes."""
 
-FUNCTIONS = ("forward", "gradients", "step")
-
 EXAMPLES = _EXAMPLES + _kinds()
+
+OPTIONS = f"""
+  -o, --output OUT       where to write (default: standard output)
+  --train                fail if the file has no training step
+{MEMORY}{FORMAT}
+passes:
+  --print-ir-after PASS|all    print the program after this pass, or after each pass that changes it
+  --print-function forward|gradients|step    print only this function after passes
+  --print-diff           print only the lines that a pass changes
+  --locations            print IR with the place of each equation in the source
+  --passes PIPELINE      run these passes instead: NAME or NAME{{option=value}}, with commas between; `list` prints them
+  --stop-after PASS      end with this pass
+{selection("the first", or_placement=True)}"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_program(parser, ", a .ir file of IR text", is_required=False)
-    parser.add_argument(
-        "--emit", choices=("ast", *EMITTERS), default="spmd", metavar="KIND", help="default: spmd"
-    )
-    parser.add_argument(
-        "-o", "--output", metavar="OUT", default=STANDARD, help="where to write (default: standard output)"
-    )
-    parser.add_argument("--train", action="store_true", help="fail if the file has no training step")
-    passes = parser.add_argument_group("passes")
-    passes.add_argument(
-        "--print-ir-after",
-        metavar="PASS|all",
-        help="print the program after this pass, or after each pass that changes it",
-    )
-    passes.add_argument("--print-function", choices=FUNCTIONS, help="print only this function after passes")
-    passes.add_argument("--print-diff", action="store_true", help="print only the lines that a pass changes")
-    passes.add_argument(
-        "--locations", action="store_true", help="print IR with the place of each equation in the source"
-    )
-    passes.add_argument(
-        "--passes",
-        metavar="PIPELINE",
-        help="run these passes instead: NAME or NAME{option=value}, with commas between; `list` prints them",
-    )
-    passes.add_argument("--stop-after", metavar="PASS", help="end with this pass")
-    add_selection(parser, "the first", or_placement=True)
-    add_memory(parser)
-    add_format(parser)
+    kinds = ("ast", *EMITTERS)
+    parser.add_argument("--emit", choices=kinds, default="spmd", metavar="KIND", help="default: spmd")
+    add_options(parser, OPTIONS, CompileOptions, output=STANDARD)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
@@ -107,15 +97,4 @@ def _show(found: PassRecord) -> None:
 
 
 def _options(options: argparse.Namespace) -> CompileOptions:
-    return CompileOptions(
-        options.file,
-        chosen(options),
-        options.emit,
-        options.train,
-        options.passes,
-        options.stop_after,
-        options.print_ir_after,
-        options.print_function,
-        options.print_diff,
-        options.locations,
-    )
+    return record_of(options, CompileOptions, choice=attrs.evolve(chosen(options), passes=None))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.options import add_format, add_memory, add_passes, add_program, add_selection, chosen
+from mtfc.cli.option_text import add_options
+from mtfc.cli.options import LOWERING, add_program, chosen, selection
 from mtfc.driver.errors import OK
 from mtfc.driver.loading.sources import Sources
 
@@ -19,20 +20,15 @@ examples:
 """
 
 
+OPTIONS = f"""
+  --symbolic             print formulas instead of numbers; JSON has both
+  --compiled             compile a function of JAX, and print the bytes that XLA's programs send beside the predicted ones
+{LOWERING}{selection("all")}"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_program(parser)
-    parser.add_argument(
-        "--symbolic", action="store_true", help="print formulas instead of numbers; JSON has both"
-    )
-    parser.add_argument(
-        "--compiled",
-        action="store_true",
-        help="compile a function of JAX, and print the bytes that XLA's programs send beside the predicted ones",
-    )
-    add_selection(parser, "all")
-    add_memory(parser)
-    add_passes(parser)
-    add_format(parser)
+    add_options(parser, OPTIONS)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.options import add_format, add_memory, add_passes, add_program, add_selection, chosen
+from mtfc.cli.option_text import add_options
+from mtfc.cli.options import LOWERING, add_program, chosen, selection
 from mtfc.driver.errors import OK
 from mtfc.driver.loading.sources import Sources
 
@@ -21,17 +22,14 @@ All figures are of one device, or means of all devices if a layout has several m
 """
 
 
+OPTIONS = f"""
+  --target HW            a machine: also print the seconds of each line there, as `mtfc simulate` predicts them
+{LOWERING}{selection("the first two", several=True)}"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_program(parser)
-    parser.add_argument(
-        "--target",
-        metavar="HW",
-        help="a machine: also print the seconds of each line there, as `mtfc simulate` predicts them",
-    )
-    add_selection(parser, "the first two", several_layouts=True)
-    add_memory(parser)
-    add_passes(parser)
-    add_format(parser)
+    add_options(parser, OPTIONS)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

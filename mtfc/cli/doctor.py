@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from mtfc.cli.options import add_format
+from mtfc.cli.option_text import add_options
+from mtfc.cli.options import FORMAT
 from mtfc.driver.errors import ENVIRONMENT, OK
 from mtfc.driver.loading.sources import Sources
 
@@ -18,7 +19,7 @@ Status 3 if mtfc itself cannot work; a missing extra is no failure.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_format(parser)
+    add_options(parser, FORMAT)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

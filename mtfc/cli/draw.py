@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from mtfc.cli.options import add_program, add_selection, chosen, read_files
+from mtfc.cli.option_text import add_options
+from mtfc.cli.options import add_program, chosen, read_files, selection
 from mtfc.driver.data.files import check_apart, check_writable, write_text
 from mtfc.driver.errors import OK
 from mtfc.driver.loading.sources import Sources
@@ -18,19 +19,15 @@ examples:
 """
 
 
+OPTIONS = f"""
+  -o, --output OUT.svg   write the drawing to this file
+  --array NAME           draw this array (default: parameters, and the values that FILE names); repeatable
+{selection("the first", or_placement=True)}"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_program(parser)
-    parser.add_argument(
-        "-o", "--output", metavar="OUT.svg", required=True, help="write the drawing to this file"
-    )
-    parser.add_argument(
-        "--array",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="draw this array; repeatable (default: parameters, and the values that FILE names)",
-    )
-    add_selection(parser, "the first", or_placement=True)
+    add_options(parser, OPTIONS, required="output")
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

@@ -5,20 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.hosts import add_hosts, chosen_hosts, run_joined
-from mtfc.cli.options import (
-    add_format,
-    add_parameters,
-    add_selection,
-    add_source,
-    add_whole_documents,
-    chosen,
-    count,
-    seed,
-)
+from mtfc.cli.hosts import HOSTS, run_joined
+from mtfc.cli.option_text import add_options, record_of
+from mtfc.cli.options import FORMAT, OF_PARAMETERS, WHOLE_DOCUMENTS, add_source, chosen, selection
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import EvalOptions
 from mtfc.driver.training.evaluation import evaluate
+from mtfc.driver.training.hosts import Hosts
 
 EXAMPLES = """\
 examples:
@@ -29,49 +22,24 @@ examples:
 """
 
 
+OPTIONS = f"""
+  --data DATA            FILE.npz, FILE.npy, FILE:DTYPE for tokens, a directory of these, or MODULE:FUNCTION
+  --tokenizer FILE       a tokenizer.json, which makes tokens of the text in --data
+{WHOLE_DOCUMENTS}
+  --batches N            end after N batches (default: all)
+{OF_PARAMETERS}
+  --averages             take the averages that --params has of trained parameters
+  --seed N               seed of parameters that --params lacks (default: 0)
+{FORMAT}{selection("the first", or_placement=True)}{HOSTS}"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
-    parser.add_argument(
-        "--data",
-        metavar="DATA",
-        required=True,
-        help="FILE.npz, FILE.npy, FILE:DTYPE for tokens, a directory of these, or MODULE:FUNCTION",
-    )
-    parser.add_argument(
-        "--tokenizer", metavar="FILE", help="a tokenizer.json, which makes tokens of the text in --data"
-    )
-    add_whole_documents(parser)
-    parser.add_argument("--batches", metavar="N", type=count, help="end after N batches (default: all)")
-    add_parameters(parser, is_required=True)
-    parser.add_argument(
-        "--averages", action="store_true", help="take the averages that --params has of trained parameters"
-    )
-    parser.add_argument(
-        "--seed",
-        metavar="N",
-        type=seed,
-        default=0,
-        help="seed of parameters that --params lacks (default: 0)",
-    )
-    add_selection(parser, "the first", or_placement=True)
-    add_hosts(parser)
-    add_format(parser)
+    add_options(parser, OPTIONS, EvalOptions, Hosts, required="data params")
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    given = EvalOptions(
-        options.file,
-        options.data,
-        options.params,
-        chosen(options),
-        options.params_partial,
-        options.averages,
-        options.batches,
-        options.seed,
-        options.tokenizer,
-        options.whole_documents,
-        chosen_hosts(options),
-    )
+    given = record_of(options, EvalOptions, choice=chosen(options), hosts=record_of(options, Hosts))
     return run_joined(given.hosts, lambda: _run(given, options.format, sources), sources, options.format)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.options import add_format, add_memory, add_passes, add_program, add_selection, chosen
+from mtfc.cli.option_text import add_options
+from mtfc.cli.options import LOWERING, add_program, chosen, selection
 from mtfc.driver.errors import OK
 from mtfc.driver.loading.sources import Sources
 
@@ -21,10 +22,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_program(parser, ", the code of a diagnostic")
-    add_selection(parser, "the first")
-    add_memory(parser)
-    add_passes(parser)
-    add_format(parser)
+    add_options(parser, LOWERING + selection("the first"))
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

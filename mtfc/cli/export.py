@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-import attrs
-
-from mtfc.cli.import_ import add_exchange, exchange_options, show_written
+from mtfc.cli.import_ import EXCHANGE, show_written
+from mtfc.cli.option_text import add_options, record_of
+from mtfc.cli.options import add_source, chosen
 from mtfc.driver.errors import OK
 from mtfc.driver.exchange.exchange import export_weights
 from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import ExchangeOptions
 
 EXAMPLES = """\
 examples:
@@ -21,16 +22,18 @@ A map of weights has the names and shapes of another library: see docs/weights.m
 """
 
 
+OPTIONS = f"""
+  --params IN            the parameters: .npz, .safetensors, a folder of shards, or a --dir of `mtfc train`
+  --averages             write the averages of parameters instead
+{EXCHANGE}"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_exchange(
-        parser,
-        "--params",
-        "the parameters: .npz, .safetensors, a folder of shards, or a --dir of `mtfc train`",
-    )
-    parser.add_argument("--averages", action="store_true", help="write the averages of parameters instead")
+    add_source(parser)
+    add_options(parser, OPTIONS, ExchangeOptions, required="params output")
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    given = attrs.evolve(exchange_options(options), averages=options.averages)
+    given = record_of(options, ExchangeOptions, choice=chosen(options), source=options.params)
     show_written(export_weights(given, sources), options)
     return OK

@@ -5,11 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.options import add_format, add_model, add_source, chosen
+from mtfc.cli.option_text import add_options, record_of
+from mtfc.cli.options import FORMAT, MODEL, add_source, chosen
 from mtfc.driver.errors import OK
 from mtfc.driver.exchange.exchange import WrittenFile, import_weights
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import ExchangeOptions
+
+EXCHANGE = f"""
+  --map MAP.toml         the names and shapes of another library
+  -o, --output OUT       the file to write, which ends in .safetensors or .npz
+{FORMAT}{MODEL}"""
 
 EXAMPLES = """\
 examples:
@@ -22,34 +28,19 @@ A map of weights has the names and shapes of another library: see docs/weights.m
 """
 
 
+OPTIONS = "  --from IN              the file or folder to read" + EXCHANGE
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_exchange(parser, "--from", "the file or folder to read")
+    add_source(parser)
+    add_options(parser, OPTIONS, ExchangeOptions, required="from output")
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    show_written(import_weights(exchange_options(options), sources), options)
-    return OK
-
-
-def add_exchange(parser: argparse.ArgumentParser, source: str, about: str) -> None:
-    """Add the options of an export or import; `source` is the option that names the file to read."""
-    add_source(parser)
-    parser.add_argument(source, metavar="IN", dest="source", required=True, help=about)
-    parser.add_argument("--map", metavar="MAP.toml", help="the names and shapes of another library")
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        required=True,
-        help="the file to write, which ends in .safetensors or .npz",
+    show_written(
+        import_weights(record_of(options, ExchangeOptions, choice=chosen(options)), sources), options
     )
-    add_model(parser)
-    parser.set_defaults(mesh=None)
-    add_format(parser)
-
-
-def exchange_options(options: argparse.Namespace) -> ExchangeOptions:
-    return ExchangeOptions(options.file, options.source, options.output, chosen(options), options.map)
+    return OK
 
 
 def show_written(written: WrittenFile, options: argparse.Namespace) -> None:

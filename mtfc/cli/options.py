@@ -3,84 +3,80 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mtfc.cli.option_text import add_options
 
 if TYPE_CHECKING:
     from mtfc.driver.loading.choice import Choice, ProgramSource
 
+FORMAT = """
+  --format text|json     text for people, JSON for programs (default: text)
+"""
 
-class _Sizes(argparse.Action):
-    """Collect `--dim NAME=SIZE` into a mapping; the last size of a name counts."""
+MEMORY = """
+  --memory SIZE|HW|SIZE@HW    the memory of a device, such as 80GiB, or a machine: the backward pass computes values again that
+                         would not fit
+"""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        options: argparse.Namespace,
-        value: object,
-        option: str | None = None,
-    ) -> None:
-        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(-?\d{1,19})\s*", str(value))
-        if match is None:
-            parser.error(f"--dim takes NAME=SIZE, for example --dim batch=64, and not `{value}`")
-        setattr(options, self.dest, {**getattr(options, self.dest), match[1]: int(match[2])})
+PASSES = """
+  --passes PIPELINE      passes in place of the default ones, such as "differentiation,mine,partitioning"
+"""
 
+LOWERING = MEMORY + PASSES + FORMAT
+"""The options of commands that lower a program, and print text or JSON."""
 
-def count(text: str) -> int:
-    """Return a whole number from 1 on, as an option's type."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 on, not `{text}`")
-    return int(text)
+WHOLE_DOCUMENTS = """
+  --whole-documents      cut a document only if it is longer than a row, and leave the ends of rows empty
+"""
 
+OF_PARAMETERS = """
+  --params FILE          initial values of parameters: .npz, .safetensors, a folder of shards, or a --dir of `mtfc train`
+  --params-partial       draw the parameters that --params lacks from --seed, and leave out those of a run that the model lacks
+"""
 
-def seconds(text: str) -> float:
-    """Return a number of seconds, as an option's type."""
-    return positive(text, "a number of seconds")
+PARAMETERS = OF_PARAMETERS.replace("`mtfc train`", "`mtfc train` (default: drawn)")
 
+MODEL = """
+choice of the program:
+  --model NAME           the model to compile (default: the first)
+  --dim NAME=SIZE        change a dimension's size; repeatable
+  --set KEY=VALUE        change an entry of the `train` block: accumulate=4, optimizer.learning_rate=1e-3; repeatable
+"""
 
-def positive(text: str, what: str = "a number") -> float:
-    """Return a number above 0, as an option's type."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not 0 < found < math.inf:
-        raise argparse.ArgumentTypeError(f"expected {what} above 0, not `{text}`")
-    return found
-
-
-def seed(text: str) -> int:
-    """Return a whole number of 32 bits, as an option's type."""
-    if not text.isdigit() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 2**32 - 1, not `{text}`")
-    return int(text)
+OF_FUNCTIONS = """
+functions of JAX:
+  --args MODULE:VALUE    import FILE as MODULE:FUNCTION; the value is the tuple of its example arguments, or (args, kwargs), or a
+                         function that returns them
+  --names FILE.json|MODULE:VALUE    names of dimensions by argument: {"ids": "batch length", "**/up/kernel": "embed hidden"}
+  --parameters N,N       the arguments that hold the model, from 0 (default: the first, and all that are returned anew)
+  --no-merge             let copies of a layer have layouts of their own
+"""
 
 
-def setting(text: str) -> str:
-    """Return `KEY=VALUE` on one line, as an option's type; the compiler checks the value."""
-    if re.fullmatch(r"\s*[A-Za-z_][^=]*=.*", text, re.DOTALL) is None:
-        example = "for example accumulate=4 or optimizer.learning_rate=1e-3"
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, {example}, not `{text}`")
-    return " ".join(text.splitlines())
+def selection(default_layout: str, or_placement: bool = False, several: bool = False) -> str:
+    """Return the options that choose a model, its layouts and its mesh.
 
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Return whole numbers with commas between them, as an option's type."""
-    if re.fullmatch(r"\s*\d{1,9}\s*(,\s*\d{1,9}\s*)*", text) is None:
-        raise argparse.ArgumentTypeError(f"expected numbers such as 0,1, not `{text}`")
-    return tuple(map(int, text.split(",")))
+    or_placement: `--layout` may name a placement. several: `--layout` is repeatable.
+    """
+    return f"""{MODEL}
+  --layout NAME|RULES    a declared layout{" or placement" * or_placement}, or rules (default: {
+        default_layout
+    }){"; repeatable" * several}
+  --mesh NAME|SHAPE      a declared mesh, or a shape; `one` is a single device (default: the mesh of the layout)
+"""
 
 
 def chosen(options: argparse.Namespace) -> Choice:
-    """Return the options of `add_model` and `add_selection` as a record; `--layout` may be missing or a list."""
+    """Return the options of `MODEL` and of a selection as a record; `--layout` may be missing or a list."""
     from mtfc.driver.loading.choice import Choice
 
     layout = getattr(options, "layout", None)
     layout = layout if isinstance(layout, str) else None
-    passes = getattr(options, "pipeline", None)
-    given = options.model, layout, options.mesh, options.dims, tuple(options.settings), passes
-    return Choice(*given, _source(options), getattr(options, "memory", None))
+    mesh, passes, memory = (getattr(options, name, None) for name in ("mesh", "passes", "memory"))
+    given = options.model, layout, mesh, dict(options.dims), tuple(options.settings), passes
+    return Choice(*given, _source(options), memory)
 
 
 def _source(options: argparse.Namespace) -> ProgramSource | None:
@@ -132,133 +128,6 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 def add_program(parser: argparse.ArgumentParser, instead: str = "", is_required: bool = True) -> None:
     """Add a file or a function of JAX. instead: what else the argument may be."""
-    parser.add_argument(
-        "file",
-        metavar="FILE",
-        nargs=None if is_required else "?",
-        help=f"a .mtf file{instead}, or MODULE:FUNCTION with --args; - is standard input",
-    )
-    group = parser.add_argument_group("functions of JAX")
-    group.add_argument(
-        "--args",
-        metavar="MODULE:VALUE",
-        help="import FILE as MODULE:FUNCTION; the value is the tuple of its example arguments, or (args, kwargs),"
-        " or a function that returns them",
-    )
-    group.add_argument(
-        "--names",
-        metavar="FILE.json|MODULE:VALUE",
-        help='names of dimensions by argument: {"ids": "batch length", "**/up/kernel": "embed hidden"}',
-    )
-    group.add_argument(
-        "--parameters",
-        metavar="N,N",
-        type=numbers,
-        help="the arguments that hold the model, from 0 (default: the first, and all that are returned anew)",
-    )
-    group.add_argument(
-        "--no-merge", action="store_true", help="let copies of a layer have layouts of their own"
-    )
-
-
-def add_format(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of text or JSON."""
-    parser.add_argument(
-        "--format",
-        choices=("text", "json"),
-        default="text",
-        help="text for people, JSON for programs (default: text)",
-    )
-
-
-def add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add the options that choose a model and its sizes."""
-    group = parser.add_argument_group("choice of the program")
-    group.add_argument("--model", metavar="NAME", help="the model to compile (default: the first)")
-    group.add_argument(
-        "--dim",
-        metavar="NAME=SIZE",
-        action=_Sizes,
-        default={},
-        dest="dims",
-        help="change a dimension's size; repeatable",
-    )
-    group.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        type=setting,
-        default=[],
-        dest="settings",
-        help="change an entry of the `train` block: accumulate=4, optimizer.learning_rate=1e-3; repeatable",
-    )
-    return group
-
-
-def add_selection(
-    parser: argparse.ArgumentParser,
-    default_layout: str,
-    several_layouts: bool = False,
-    or_placement: bool = False,
-) -> None:
-    """Add the options that choose a model, its layouts and its mesh.
-
-    several_layouts: `--layout` can be repeated. or_placement: `--layout` may name a placement.
-    """
-    group = add_model(parser)
-    collected: dict[str, Any] = {"action": "append", "default": []} if several_layouts else {}
-    group.add_argument(
-        "--layout",
-        metavar="NAME|RULES",
-        help=f"a declared layout{' or placement' if or_placement else ''}, or rules (default: {default_layout})",
-        **collected,
-    )
-    group.add_argument(
-        "--mesh",
-        metavar="NAME|SHAPE",
-        help="a declared mesh, or a shape; `one` is a single device (default: the mesh of the layout)",
-    )
-
-
-def add_memory(parser: argparse.ArgumentParser) -> None:
-    """Add the memory limit."""
-    parser.add_argument(
-        "--memory",
-        metavar="SIZE|HW|SIZE@HW",
-        help="the memory of a device, such as 80GiB, or a machine: the backward pass computes values again that would not fit",
-    )
-
-
-def add_passes(parser: argparse.ArgumentParser) -> None:
-    """Add the passes that lower a program."""
-    parser.add_argument(
-        "--passes",
-        dest="pipeline",
-        metavar="PIPELINE",
-        help='passes in place of the default ones, such as "differentiation,mine,partitioning"',
-    )
-
-
-def add_whole_documents(parser: argparse._ActionsContainer) -> None:
-    """Add the option about the packing of documents."""
-    parser.add_argument(
-        "--whole-documents",
-        action="store_true",
-        help="cut a document only if it is longer than a row, and leave the ends of rows empty",
-    )
-
-
-def add_parameters(parser: argparse.ArgumentParser, is_required: bool = False) -> None:
-    """Add the options that name parameters to start from."""
-    parser.add_argument(
-        "--params",
-        metavar="FILE",
-        required=is_required,
-        help="initial values of parameters: .npz, .safetensors, a folder of shards, or a --dir of `mtfc train`"
-        f"{'' if is_required else ' (default: drawn)'}",
-    )
-    parser.add_argument(
-        "--params-partial",
-        action="store_true",
-        help="draw the parameters that --params lacks from --seed, and leave out those of a run that the model lacks",
-    )
+    about = f"a .mtf file{instead}, or MODULE:FUNCTION with --args; - is standard input"
+    parser.add_argument("file", metavar="FILE", nargs=None if is_required else "?", help=about)
+    add_options(parser, OF_FUNCTIONS)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from mtfc.cli.options import add_memory, add_passes, add_program, add_selection, chosen, read_files, seconds
+from mtfc.cli.option_text import add_options
+from mtfc.cli.options import MEMORY, PASSES, add_program, chosen, read_files, selection
 from mtfc.cli.progress import figures_line
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
@@ -27,25 +28,16 @@ A page needs no network: open it in a browser, mail it, or keep it beside the re
 """
 
 
+OPTIONS = f"""
+  -o, --output OUT.html  write the page to this file
+  --target HW            the machine of predicted times (default: the first that FILE declares, else h100)
+  --search SECONDS       also search for the best layout for so long, on as many devices as the first layout has
+{MEMORY}{PASSES}{selection("all", or_placement=True)}"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_program(parser, ", or the --dir of a training run")
-    parser.add_argument(
-        "-o", "--output", metavar="OUT.html", required=True, help="write the page to this file"
-    )
-    parser.add_argument(
-        "--target",
-        metavar="HW",
-        help="the machine of predicted times (default: the first that FILE declares, else h100)",
-    )
-    parser.add_argument(
-        "--search",
-        type=seconds,
-        metavar="SECONDS",
-        help="also search for the best layout for so long, on as many devices as the first layout has",
-    )
-    add_selection(parser, "all", or_placement=True)
-    add_memory(parser)
-    add_passes(parser)
+    add_options(parser, OPTIONS, required="output")
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 
 from mtfc.backends.registry import BACKENDS
 from mtfc.cli.errors import show_diagnostics
-from mtfc.cli.options import (
-    add_format,
-    add_memory,
-    add_parameters,
-    add_passes,
-    add_selection,
-    add_source,
-    chosen,
-    count,
-    seed,
-)
+from mtfc.cli.option_text import add_options, record_of
+from mtfc.cli.options import LOWERING, PARAMETERS, add_source, chosen, selection
 from mtfc.driver.data.files import report_to
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.sources import Sources
@@ -39,127 +29,51 @@ input, the array holds k batches. For fewer rows at the end the model is compile
 """
 
 
+OPTIONS = f"""
+  --backend {"|".join(BACKENDS)}    the backend that executes (default: numpy; jax for a placement)
+  --train                train by the file's `train` block
+  --steps N              number of batches or training steps (default: one pass over the data)
+  --data FILE.npz        inputs by name (default: one batch, drawn)
+  --eval FILE.npz        during training, also run the model on these inputs
+{PARAMETERS}
+  --averages             start from the averages that --params has of trained parameters
+  --save FILE            write the outputs, or the trained parameters and losses: .npz, or .safetensors
+  --seed N               seed of drawn inputs, parameters and texts (default: 0)
+  --debug-nans           in training, show the line that makes the first number that is not finite
+  --without-collectives  send nothing, to measure how long steps take without communication: ALL NUMBERS ARE WRONG; with
+                         --backend jax
+{LOWERING}
+text, of a model that continues prompts:
+  --prompt TEXT          print this text and how the model continues it; repeatable
+  --temperature T        0 takes the most probable token, 1 draws as the model says (default: 0.8)
+  --tokenizer FILE       a tokenizer.json, for a model of its tokens rather than of bytes
+  --tokens N             print at most N new tokens of each text
+{selection("the first", or_placement=True)}"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
-    parser.add_argument(
-        "--backend", choices=BACKENDS, help="the backend that executes (default: numpy; jax for a placement)"
-    )
-    parser.add_argument("--train", action="store_true", help="train by the file's `train` block")
-    parser.add_argument(
-        "--steps",
-        metavar="N",
-        type=count,
-        help="number of batches or training steps (default: one pass over the data)",
-    )
-    parser.add_argument("--data", metavar="FILE.npz", help="inputs by name (default: one batch, drawn)")
-    parser.add_argument(
-        "--eval", metavar="FILE.npz", help="during training, also run the model on these inputs"
-    )
-    add_parameters(parser)
-    parser.add_argument(
-        "--averages",
-        action="store_true",
-        help="start from the averages that --params has of trained parameters",
-    )
-    parser.add_argument(
-        "--save",
-        metavar="FILE",
-        help="write the outputs, or the trained parameters and losses: .npz, or .safetensors",
-    )
-    parser.add_argument(
-        "--seed",
-        metavar="N",
-        type=seed,
-        default=0,
-        help="seed of drawn inputs, parameters and texts (default: 0)",
-    )
-    parser.add_argument(
-        "--debug-nans",
-        action="store_true",
-        help="in training, show the line that makes the first number that is not finite",
-    )
-    parser.add_argument(
-        "--without-collectives",
-        action="store_true",
-        help="send nothing, to measure how long steps take without communication: ALL NUMBERS ARE WRONG; with --backend jax",
-    )
-    _add_prompts(parser)
-    add_selection(parser, "the first", or_placement=True)
-    add_memory(parser)
-    add_passes(parser)
-    add_format(parser)
-
-
-def _add_prompts(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a model that writes text."""
-    group = parser.add_argument_group("text, of a model that continues prompts")
-    group.add_argument(
-        "--prompt",
-        metavar="TEXT",
-        action="append",
-        dest="prompts",
-        help="print this text and how the model continues it; repeatable",
-    )
-    group.add_argument(
-        "--temperature",
-        metavar="T",
-        type=_temperature,
-        help="0 takes the most probable token, 1 draws as the model says (default: 0.8)",
-    )
-    group.add_argument(
-        "--tokenizer", metavar="FILE", help="a tokenizer.json, for a model of its tokens rather than of bytes"
-    )
-    group.add_argument("--tokens", metavar="N", type=count, help="print at most N new tokens of each text")
-
-
-def _temperature(text: str) -> float:
-    """Return a temperature, as an option's type."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not 0 <= found < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 on, not `{text}`")
-    return found
+    add_options(parser, OPTIONS, RunOptions)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
     to = report_to(options.save)
+    given = record_of(options, RunOptions, choice=chosen(options), generation=_generation(options))
 
     def show(step: StepRecord) -> None:
         if options.format == "text":
             print(step_text(step), file=to, flush=True)
 
-    done = run_model(_options(options), sources, show)
+    done = run_model(given, sources, show)
     print(done.report() if options.format == "text" else json.dumps(done.record(), indent=2), file=to)
     if done.cause:
         show_diagnostics([done.cause], sources, options.format)
     return done.status
 
 
-def _options(options: argparse.Namespace) -> RunOptions:
-    return RunOptions(
-        options.file,
-        chosen(options),
-        options.backend,
-        options.train,
-        options.steps,
-        options.data,
-        options.eval,
-        options.params,
-        options.params_partial,
-        options.save,
-        options.seed,
-        _generation(options),
-        options.debug_nans,
-        options.averages,
-        options.without_collectives,
-    )
-
-
 def _generation(options: argparse.Namespace) -> Generation | None:
-    given = {name: getattr(options, name) for name in ("temperature", "tokens", "tokenizer")}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    if options.prompts is None and chosen:
-        raise UsageError(f"--{next(iter(chosen))} goes with --prompt, the text to continue")
-    return None if options.prompts is None else Generation(tuple(options.prompts), **chosen)
+    values = {name: getattr(options, name) for name in ("temperature", "tokens", "tokenizer")}
+    given = {name: value for name, value in values.items() if value is not None}
+    if not options.prompts and given:
+        raise UsageError(f"--{next(iter(given))} goes with --prompt, the text to continue")
+    return Generation(tuple(options.prompts), **given) if options.prompts else None

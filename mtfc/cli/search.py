@@ -5,17 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.options import (
-    add_format,
-    add_model,
-    add_program,
-    chosen,
-    count,
-    positive,
-    read_files,
-    seconds,
-    seed,
-)
+from mtfc.cli.option_text import add_options, record_of
+from mtfc.cli.options import FORMAT, MODEL, add_program, chosen, read_files
 from mtfc.cli.progress import figures_line
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
@@ -46,126 +37,42 @@ OUT.mtf is FILE with the sizes of --dim and the result, called `found`. A layout
 """
 
 
+OPTIONS = f"""
+  --space {"|".join(SPACES)}    {"; ".join(f"{name}: {space.summary}" for name, space in SPACES.items())} (default: rules)
+  --storage              also search the sections params and optimizer of a layout: the storage of parameters and optimizer state
+  --recompute            let the backward pass compute values again under layouts that would not fit into memory, as --memory HW
+                         does
+  --objective time|overlap|memory|bytes    minimize the time within memory, without overlap (time) or with it (overlap), the
+                         memory, or the bytes that a device sends if no work is repeated (bytes) (default: time, with --space
+                         kcuts bytes)
+  --budget SECONDS       time limit of the search (default: 60)
+  --exhaustive           prove that the result is the best of all, on few devices; with --space soap
+  --why-not RULES        also compare the result with the best layout that has these rules, by line
+  -o, --output OUT.mtf   write FILE with the result
+  --export OUT.json      write the question to `mtfc solve` about the mesh of the result; with --space tiling
+{FORMAT}
+choice of the processors:
+  --devices N            number of devices, for meshes of any shape
+  --mesh NAME|SHAPE      a declared mesh, or a shape; `one` is a single device
+  --layout NAME|RULES    with --space forms: a declared layout, or rules (default: the first layout that FILE declares)
+  --target HW            the machine (default: the first that FILE declares, else {DEFAULT_TARGET})
+  --axes N               most axes of a mesh (default: 3)
+  --axes-names A,B       names of the axes, the outermost first; a mesh has at most as many axes (default: x,y,z)
+
+with --space soap:
+  --dimensions S,O,A,P   kinds of parallelism: samples, operators on different devices, attributes, parameters (default: all)
+  --one-dimension        split each operator in at most one dimension
+  --starts A,B           placements to start from: data_parallel, expert, random, or names of the file's (default: all)
+  --proposals N          proposals of each chain (default: until the time ends)
+  --beta B               accept a placement that takes 1/B longer with probability 1/e (default: 300)
+  --seed N               seed of the random choices (default: 0)
+  --simulation delta|full    simulate what a proposal changes, or everything, with the same result (default: delta)
+{MODEL}"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_program(parser)
-    _add_processors(parser)
-    parser.add_argument(
-        "--space",
-        choices=tuple(SPACES),
-        default="rules",
-        help="; ".join(f"{name}: {space.summary}" for name, space in SPACES.items()) + " (default: rules)",
-    )
-    parser.add_argument(
-        "--storage",
-        action="store_true",
-        help="also search the sections params and optimizer of a layout: the storage of parameters and optimizer state",
-    )
-    parser.add_argument(
-        "--recompute",
-        action="store_true",
-        help="let the backward pass compute values again under layouts that would not fit into memory, as --memory HW does",
-    )
-    parser.add_argument(
-        "--objective",
-        choices=("time", "overlap", "memory", "bytes"),
-        help=(
-            "minimize the time within memory, without overlap (time) or with it (overlap), the memory, or the bytes that a "
-            "device sends if no work is repeated (bytes) (default: time, with --space kcuts bytes)"
-        ),
-    )
-    parser.add_argument(
-        "--budget",
-        type=seconds,
-        default=60.0,
-        metavar="SECONDS",
-        help="time limit of the search (default: 60)",
-    )
-    parser.add_argument(
-        "--exhaustive",
-        action="store_true",
-        help="prove that the result is the best of all, on few devices; with --space soap",
-    )
-    parser.add_argument(
-        "--why-not",
-        metavar="RULES",
-        help="also compare the result with the best layout that has these rules, by line",
-    )
-    parser.add_argument("-o", "--output", metavar="OUT.mtf", help="write FILE with the result")
-    parser.add_argument(
-        "--export",
-        metavar="OUT.json",
-        help="write the question to `mtfc solve` about the mesh of the result; with --space tiling",
-    )
-    _add_chains(parser)
-    add_model(parser)
-    add_format(parser)
-
-
-def _add_chains(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the search for placements."""
-    where = parser.add_argument_group("with --space soap")
-    where.add_argument(
-        "--dimensions",
-        type=_names,
-        metavar="S,O,A,P",
-        help="kinds of parallelism: samples, operators on different devices, attributes, parameters (default: all)",
-    )
-    where.add_argument(
-        "--one-dimension", action="store_true", help="split each operator in at most one dimension"
-    )
-    where.add_argument(
-        "--starts",
-        type=_names,
-        metavar="A,B",
-        help="placements to start from: data_parallel, expert, random, or names of the file's (default: all)",
-    )
-    where.add_argument(
-        "--proposals", type=count, metavar="N", help="proposals of each chain (default: until the time ends)"
-    )
-    where.add_argument(
-        "--beta",
-        type=positive,
-        metavar="B",
-        help="accept a placement that takes 1/B longer with probability 1/e (default: 300)",
-    )
-    where.add_argument("--seed", type=seed, metavar="N", help="seed of the random choices (default: 0)")
-    where.add_argument(
-        "--simulation",
-        choices=("delta", "full"),
-        help="simulate what a proposal changes, or everything, with the same result (default: delta)",
-    )
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
-
-
-def _add_processors(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose the machine and the meshes."""
-    where = parser.add_argument_group("choice of the processors")
-    where.add_argument(
-        "--devices", type=count, metavar="N", help="number of devices, for meshes of any shape"
-    )
-    where.add_argument(
-        "--mesh", metavar="NAME|SHAPE", help="a declared mesh, or a shape; `one` is a single device"
-    )
-    where.add_argument(
-        "--layout",
-        metavar="NAME|RULES",
-        help="with --space forms: a declared layout, or rules (default: the first layout that FILE declares)",
-    )
-    where.add_argument(
-        "--target",
-        metavar="HW",
-        help=f"the machine (default: the first that FILE declares, else {DEFAULT_TARGET})",
-    )
-    where.add_argument("--axes", type=count, metavar="N", help="most axes of a mesh (default: 3)")
-    where.add_argument(
-        "--axes-names",
-        type=_names,
-        metavar="A,B",
-        help="names of the axes, the outermost first; a mesh has at most as many axes (default: x,y,z)",
-    )
+    add_options(parser, OPTIONS, SearchOptions, ChainOptions)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
@@ -187,30 +94,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 
 def _options(options: argparse.Namespace) -> SearchOptions:
-    return SearchOptions(
-        options.file,
-        chosen(options),
-        options.target,
-        options.devices,
-        options.axes,
-        options.axes_names,
-        options.space,
-        options.storage,
-        options.recompute,
-        options.objective,
-        options.budget,
-        options.exhaustive,
-        options.why_not,
-        ChainOptions(
-            options.beta,
-            options.seed,
-            options.starts,
-            options.proposals,
-            options.dimensions,
-            options.one_dimension,
-            options.simulation,
-        ),
-    )
+    return record_of(options, SearchOptions, choice=chosen(options), chains=record_of(options, ChainOptions))
 
 
 def _show(found: SearchAnswer, options: argparse.Namespace, sources: Sources) -> int:

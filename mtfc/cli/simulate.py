@@ -5,22 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.options import (
-    add_format,
-    add_memory,
-    add_passes,
-    add_program,
-    add_selection,
-    chosen,
-    count,
-    read_files,
-)
+from mtfc.cli.option_text import add_options
+from mtfc.cli.options import LOWERING, add_program, chosen, read_files, selection
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import OK, UsageError
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import file_of
-
-LIST = "list"
 
 EXAMPLES = """\
 examples:
@@ -35,36 +25,18 @@ examples:
 LIST = "list"
 
 
+OPTIONS = f"""
+  --target HW            hardware of FILE, of the library, or of a .mtf file; `list` prints the names
+  --trace OUT.json       write a timeline for Perfetto or Chrome
+  --place AXES           the mesh axes from the innermost link outwards, for example cols,rows (default: the last axis first)
+  --measured             of a placement: take the times of parts and transfers that calibrate --operators has measured here
+  --parameter-servers N  let N parameter servers add up gradients, in place of all-reduces; for comparison
+{LOWERING}{selection("the first", or_placement=True)}"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_program(parser, is_required=False)
-    parser.add_argument(
-        "--target",
-        metavar="HW",
-        required=True,
-        help="hardware of FILE, of the library, or of a .mtf file; `list` prints the names",
-    )
-    parser.add_argument("--trace", metavar="OUT.json", help="write a timeline for Perfetto or Chrome")
-    parser.add_argument(
-        "--place",
-        metavar="AXES",
-        help="the mesh axes from the innermost link outwards, for example cols,rows (default: the last axis first)",
-    )
-    parser.add_argument(
-        "--measured",
-        action="store_true",
-        help="of a placement: take the times of parts and transfers that calibrate --operators has measured here",
-    )
-    parser.add_argument(
-        "--parameter-servers",
-        type=count,
-        default=0,
-        metavar="N",
-        help="let N parameter servers add up gradients, in place of all-reduces; for comparison",
-    )
-    add_selection(parser, "the first", or_placement=True)
-    add_memory(parser)
-    add_passes(parser)
-    add_format(parser)
+    add_options(parser, OPTIONS, required="target", parameter_servers=0)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.options import seconds
+from mtfc.cli.option_text import add_options
 from mtfc.cli.progress import figures_line
 from mtfc.driver.data.files import STANDARD, check_apart, check_writable, write_text
 from mtfc.driver.errors import OK
@@ -18,23 +18,17 @@ examples:
 """
 
 
+OPTIONS = """
+  --time-limit S         time limit in seconds, with reading (default: 60)
+  --format json          the only format
+  -o, --output OUT       write to a file instead of standard output
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "file",
-        metavar="FILE",
-        help="an instance in the format of google/iopddl, .json or .json.gz; - is standard input",
-    )
-    parser.add_argument(
-        "--time-limit",
-        type=seconds,
-        default=60.0,
-        metavar="S",
-        help="time limit in seconds, with reading (default: 60)",
-    )
-    parser.add_argument("--format", choices=("json",), default="json", help="the only format")
-    parser.add_argument(
-        "-o", "--output", default=STANDARD, metavar="OUT", help="write to a file instead of standard output"
-    )
+    about = "an instance in the format of google/iopddl, .json or .json.gz; - is standard input"
+    parser.add_argument("file", metavar="FILE", help=about)
+    add_options(parser, OPTIONS, time_limit=60.0, format="json", output=STANDARD)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

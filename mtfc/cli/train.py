@@ -7,25 +7,15 @@ import json
 import sys
 
 from mtfc.cli.errors import leave, show_diagnostics
-from mtfc.cli.hosts import add_hosts, chosen_hosts, run_joined
-from mtfc.cli.options import (
-    add_format,
-    add_memory,
-    add_parameters,
-    add_passes,
-    add_selection,
-    add_source,
-    add_whole_documents,
-    chosen,
-    count,
-    seconds,
-    seed,
-)
+from mtfc.cli.hosts import HOSTS, run_joined
+from mtfc.cli.option_text import add_options, record_of
+from mtfc.cli.options import LOWERING, PARAMETERS, WHOLE_DOCUMENTS, add_source, chosen, selection
 from mtfc.driver.data.files import check_writable, write_text
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.options import Metric, TrainOptions
+from mtfc.driver.options import TrainOptions
 from mtfc.driver.report import run_page
+from mtfc.driver.training.hosts import Hosts
 from mtfc.driver.training.train import train as train_model
 
 EXAMPLES = """\
@@ -40,166 +30,53 @@ processes. Ctrl-C stops after the running step and saves a checkpoint.
 """
 
 
+OPTIONS = f"""{PARAMETERS}{LOWERING}
+length and data:
+  --steps N              train until step N (default: one epoch)
+  --epochs N             train for N passes over the data
+  --data DATA            FILE.npz, .npy, .parquet, .jsonl or .array_record, FILE:DTYPE for tokens, a directory of these,
+                         DATA@WEIGHT,... for a mixture, or MODULE:FUNCTION (default: one batch, drawn)
+  --tokenizer FILE       a tokenizer.json, which makes tokens of the text in --data and --eval
+{WHOLE_DOCUMENTS}
+  --eval DATA            also run the model on these data, in the same forms
+  --eval-every N         steps between evaluations (default: a tenth of the run)
+  --eval-batches N       batches of an evaluation (default: all)
+  --stop-early N         end after N evaluations in a row without a better mean: of the metric of --keep-best, or of the loss
+  --seed N               seed of parameters and of the order of data (default: 0)
+
+checkpoints:
+  --dir DIR              the folder for checkpoints and metrics.jsonl, which may be remote
+  --report OUT.html      at the end, write the page of `mtfc report DIR`; with a local --dir
+  --save-every N         steps between checkpoints
+  --save-minutes M       minutes between checkpoints (default: 10)
+  --keep N               keep the newest N checkpoints (default: 3)
+  --keep-best METRIC     also keep the checkpoint of the best evaluation, by `loss`, `NAME:max` or `NAME:min`
+  --warm-start RUN       after a change of the program: take what fits from the last checkpoint of a run, and draw the rest
+  --fresh                start over; earlier results in --dir are renamed
+
+figures:
+  --show-every N         steps between lines on standard output (default: a twentieth of the run)
+  --log FILE             write a JSON line for each step (default: DIR/metrics.jsonl)
+  --tensorboard DIR      write curves for TensorBoard
+  --metrics MODULE:FUNCTION    call a function with the figures of each step, as a dict
+  --profile DIR          write a trace of a few steps, by JAX's profiler
+  --target MACHINE       compare each step with its predicted time on a machine
+  --debug-nans           show the line that makes the first number that is not finite
+
+steps that fail, and ends:
+  --skip-steps N-M,...   read the batches of these steps, and leave the parameters alone
+  --bad-steps N          end after N steps in a row that overflow with a dynamic loss scale (default: 50)
+  --grace S              seconds from SIGTERM until the cluster ends the process (default: 30)
+{HOSTS}{selection("the first", or_placement=True)}"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
-    length = parser.add_argument_group("length and data")
-    length.add_argument("--steps", metavar="N", type=count, help="train until step N (default: one epoch)")
-    length.add_argument("--epochs", metavar="N", type=count, help="train for N passes over the data")
-    length.add_argument(
-        "--data",
-        metavar="DATA",
-        help="FILE.npz, .npy, .parquet, .jsonl or .array_record, FILE:DTYPE for tokens, a directory of these, DATA@WEIGHT,... for"
-        " a mixture, or MODULE:FUNCTION (default: one batch, drawn)",
-    )
-    length.add_argument(
-        "--tokenizer",
-        metavar="FILE",
-        help="a tokenizer.json, which makes tokens of the text in --data and --eval",
-    )
-    add_whole_documents(length)
-    length.add_argument("--eval", metavar="DATA", help="also run the model on these data, in the same forms")
-    length.add_argument(
-        "--eval-every",
-        metavar="N",
-        type=count,
-        help="steps between evaluations (default: a tenth of the run)",
-    )
-    length.add_argument(
-        "--eval-batches", metavar="N", type=count, help="batches of an evaluation (default: all)"
-    )
-    length.add_argument(
-        "--stop-early",
-        metavar="N",
-        type=count,
-        help="end after N evaluations in a row without a better mean: of the metric of --keep-best, or of the loss",
-    )
-    length.add_argument(
-        "--seed",
-        metavar="N",
-        type=seed,
-        default=0,
-        help="seed of parameters and of the order of data (default: 0)",
-    )
-    add_parameters(parser)
-    _add_results(parser)
-    add_selection(parser, "the first", or_placement=True)
-    add_memory(parser)
-    add_passes(parser)
-    add_format(parser)
-
-
-def _add_results(parser: argparse.ArgumentParser) -> None:
-    """Add the options about checkpoints, figures and processes."""
-    kept = parser.add_argument_group("checkpoints")
-    kept.add_argument(
-        "--dir",
-        metavar="DIR",
-        dest="folder",
-        help="the folder for checkpoints and metrics.jsonl, which may be remote",
-    )
-    kept.add_argument(
-        "--report",
-        metavar="OUT.html",
-        help="at the end, write the page of `mtfc report DIR`; with a local --dir",
-    )
-    kept.add_argument("--save-every", metavar="N", type=count, help="steps between checkpoints")
-    kept.add_argument(
-        "--save-minutes", metavar="M", type=seconds, help="minutes between checkpoints (default: 10)"
-    )
-    kept.add_argument(
-        "--keep", metavar="N", type=count, default=3, help="keep the newest N checkpoints (default: 3)"
-    )
-    kept.add_argument(
-        "--keep-best",
-        metavar="METRIC",
-        type=_metric,
-        help="also keep the checkpoint of the best evaluation, by `loss`, `NAME:max` or `NAME:min`",
-    )
-    kept.add_argument(
-        "--warm-start",
-        metavar="RUN",
-        help="after a change of the program: take what fits from the last checkpoint of a run, and draw the rest",
-    )
-    kept.add_argument("--fresh", action="store_true", help="start over; earlier results in --dir are renamed")
-    shown = parser.add_argument_group("figures")
-    shown.add_argument(
-        "--show-every",
-        metavar="N",
-        type=count,
-        help="steps between lines on standard output (default: a twentieth of the run)",
-    )
-    shown.add_argument(
-        "--log", metavar="FILE", help="write a JSON line for each step (default: DIR/metrics.jsonl)"
-    )
-    shown.add_argument("--tensorboard", metavar="DIR", help="write curves for TensorBoard")
-    shown.add_argument(
-        "--metrics",
-        metavar="MODULE:FUNCTION",
-        help="call a function with the figures of each step, as a dict",
-    )
-    shown.add_argument("--profile", metavar="DIR", help="write a trace of a few steps, by JAX's profiler")
-    shown.add_argument(
-        "--target", metavar="MACHINE", help="compare each step with its predicted time on a machine"
-    )
-    shown.add_argument(
-        "--debug-nans",
-        action="store_true",
-        help="show the line that makes the first number that is not finite",
-    )
-    _add_faults(parser)
-    add_hosts(parser)
-
-
-def _add_faults(parser: argparse.ArgumentParser) -> None:
-    """Add the options about steps that fail, and about the end that a cluster makes."""
-    bad = parser.add_argument_group("steps that fail, and ends")
-    bad.add_argument(
-        "--skip-steps",
-        metavar="N-M,...",
-        dest="skipped",
-        type=_ranges,
-        default=(),
-        help="read the batches of these steps, and leave the parameters alone",
-    )
-    bad.add_argument(
-        "--bad-steps",
-        metavar="N",
-        type=count,
-        default=50,
-        help="end after N steps in a row that overflow with a dynamic loss scale (default: 50)",
-    )
-    bad.add_argument(
-        "--grace",
-        metavar="S",
-        type=seconds,
-        default=30.0,
-        help="seconds from SIGTERM until the cluster ends the process (default: 30)",
-    )
-
-
-def _metric(text: str) -> Metric:
-    """Return a metric such as `accuracy:max`, as an option's type."""
-    name, colon, direction = text.partition(":")
-    if not name or (colon and direction not in ("max", "min")):
-        raise argparse.ArgumentTypeError(f"expected a mean such as loss or accuracy:max, not `{text}`")
-    return Metric(name, direction == "max" if colon else None)
-
-
-def _ranges(text: str) -> tuple[range, ...]:
-    """Return ranges of steps from `7,20-23`, as an option's type."""
-    found = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise argparse.ArgumentTypeError(f"expected steps such as 7 or 20-23, not `{part.strip()}`")
-        found.append(range(int(first), int(last or first) + 1))
-        if not found[-1]:
-            raise argparse.ArgumentTypeError(f"`{part.strip()}` has no steps: the smaller number comes first")
-    return tuple(found)
+    add_options(parser, OPTIONS, TrainOptions, Hosts)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    given = _options(options)
+    given = record_of(options, TrainOptions, choice=chosen(options), hosts=record_of(options, Hosts))
     if options.report is not None:
         _check_report(options)
     return run_joined(given.hosts, lambda: _run(given, options, sources), sources, options.format)
@@ -240,17 +117,3 @@ def _run(given: TrainOptions, options: argparse.Namespace, sources: Sources) -> 
     if done.leaves_thread:
         leave(done.status)
     return done.status
-
-
-def _options(options: argparse.Namespace) -> TrainOptions:
-    values = {name: getattr(options, name) for name in NAMES}
-    return TrainOptions(choice=chosen(options), hosts=chosen_hosts(options), **values)
-
-
-NAMES = (
-    *("file", "steps", "epochs", "data", "eval", "tokenizer", "eval_every", "eval_batches", "params"),
-    *("params_partial", "seed", "folder", "save_every", "save_minutes", "keep", "fresh", "show_every"),
-    *("log", "tensorboard", "metrics", "profile", "target", "debug_nans", "skipped", "bad_steps", "grace"),
-    *("warm_start", "keep_best", "stop_early", "whole_documents"),
-)
-"""The options that have the same name in the driver."""

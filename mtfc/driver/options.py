@@ -183,7 +183,8 @@ class EvalOptions:
 class VerifyOptions:
     """The options of a verification. `data` and `params` are paths of files of arrays. backend: None runs both backends.
 
-    exact: run the exact check, too.
+    exact: run the exact check, too. budget: seconds for all checks; None gives each check its own time. step: compare the
+    training step with its declaration, and nothing else.
     """
 
     file: str
@@ -195,6 +196,8 @@ class VerifyOptions:
     params_partial: bool = False
     seed: int = 0
     exact: bool = True
+    budget: float | None = None
+    step: bool = False
 
 
 @attrs.frozen

@@ -182,7 +182,7 @@ class SpecialNumbers(TypedDict):
 
 
 class Case(ComparedParts):
-    """A layout on a backend, in the dtypes of the file; or the reason to skip the layout. f64: the same in f64."""
+    """A layout on a backend, in the dtypes of the file; or the reason why there are no results. f64: the same in f64."""
 
     model: str
     layout: str
@@ -190,6 +190,7 @@ class Case(ComparedParts):
     backend: str
     ok: bool
     skipped: str | None
+    failed: str | None
     wrong: list[str]
     not_finite: list[str]
     f64: ComparedParts
@@ -203,6 +204,7 @@ class ExactRecord(TypedDict):
     model: str
     ok: bool
     skipped: str | None
+    failed: str | None
     wrong: list[str]
     wrong_gradients: list[str]
     elements: int
@@ -210,18 +212,32 @@ class ExactRecord(TypedDict):
     unsure: dict[str, int]
     computed: int
     cut_loops: int
+    unjudged: list[str]
+
+
+class StepRecord(TypedDict):
+    """The training step of a model beside its `train` block. not_checked: what has no definition, or no step shows."""
+
+    model: str
+    ok: bool
+    wrong: list[str]
+    not_checked: list[str]
+    arrays: dict[str, ComparedArray]
 
 
 class Verification(TypedDict):
     """`mtfc.verify`: all cases; `ok` is True if all agree. jax_gradients: the reference's gradients beside `jax.grad`.
 
-    exact: the results of the exact check.
+    exact: the results of the exact check. steps: training steps beside their declarations. without_numbers: the results that are
+    NaN or infinite wholly.
     """
 
     ok: bool
     jax_gradients: dict[str, dict[str, ComparedArray]]
     cases: list[Case]
     exact: list[ExactRecord]
+    without_numbers: list[str]
+    steps: list[StepRecord]
 
 
 class StepLine(TypedDict):

@@ -141,15 +141,6 @@ class MultiMeshProgram:
         meshes = (self.meshes[each.part].name for each in function.segments)
         return [f"{NAMES[function.name]}_{number}_{mesh}" for number, mesh in enumerate(meshes)]
 
-    @property
-    def segment_ranks(self) -> Mapping[str, int]:
-        """The number of mesh axes of each segment, by its name in a generated module."""
-        return {
-            name: len(self.meshes[each.part].axes)
-            for function in self.functions
-            for name, each in zip(self.segment_names(function), function.segments, strict=True)
-        }
-
     @cached_property
     def places(self) -> Mapping[str, MeshPlace]:
         """The places of parameters, states and inputs between calls. An argument that nothing reads is not split."""

@@ -64,7 +64,8 @@ class CaseResult:
     compared: comparisons in the dtypes of the file, or in the dtype that was asked for. wide: the same in f64, if that is another
     dtype. special: comparisons with special numbers in an argument, by a text that says which. draws: the number of inputs with
     special numbers. sums: pending sums that are completed in a wrong dtype. not_finite: the results with a NaN or an infinity in
-    the undistributed program. placement: the placement that ran instead of a layout, if any.
+    the undistributed program. without_numbers: those that have no finite number. failed: why the check did not end, if that is a
+    fault. placement: the placement that ran instead of a layout, if any.
     """
 
     mesh: Mesh
@@ -77,8 +78,10 @@ class CaseResult:
     draws: int = 0
     sums: tuple[str, ...] = ()
     skipped: str | None = None
+    failed: str | None = None
     placement: DeclaredPlacement | None = None
     not_finite: tuple[str, ...] = ()
+    without_numbers: tuple[str, ...] = ()
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -86,6 +89,51 @@ class CaseResult:
         found = [name for compared in (self.compared, self.wide) for name in _faulty(compared)]
         special = (f"{name} where {what}" for what, each in self.special.items() for name in _faulty(each))
         return tuple(dict.fromkeys((*found, *special, *self.sums)))
+
+
+@attrs.frozen
+class StepCase:
+    """The comparison of a model's training step, in f64, with its declaration.
+
+    unchecked: what nothing is known of. skipped, failed: why there is no comparison; failed, if that is a fault.
+    """
+
+    model: str
+    compared: Mapping[str, Comparison]
+    unchecked: tuple[str, ...] = ()
+    skipped: str | None = None
+    failed: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return not (self.wrong or self.failed)
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        return tuple(name for name, each in self.compared.items() if each.fault)
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        return {
+            "model": self.model,
+            "ok": self.ok,
+            "wrong": list(self.wrong),
+            "skipped": self.skipped,
+            "failed": self.failed,
+            "not_checked": list(self.unchecked),
+            "arrays": _arrays_json(self.compared),
+        }
+
+
+def step_text(case: StepCase) -> str:
+    """Return `training step        f64    ok     as declared 1.2e-16`, and a line for each wrong array."""
+    start, lines = f"{'training step':<20} f64   ", [array_text(n, case.compared[n]) for n in case.wrong]
+    if case.skipped or case.failed:
+        return f"{start} skipped: {case.skipped}" if case.skipped else f"{start} FAILED {case.failed}"
+    if lines:
+        return "\n".join([f"{start} WRONG  not as declared in {', '.join(case.wrong)}", *lines])
+    unchecked = f"; not checked: {', '.join(case.unchecked)}" if case.unchecked else ""
+    return f"{start} ok     as declared {worst([*case.compared.values()]).relative:.1e}{unchecked}"
 
 
 def _faulty(compared: Compared) -> Iterator[str]:
@@ -105,8 +153,8 @@ def case_text(result: CaseResult, every: bool = False) -> str:
     the errors, relative to their scale, of the arrays that come nearest to their bounds.
     """
     start = f"{result.layout.name:<20} {result.backend:<6}"
-    if result.skipped:
-        return f"{start} skipped: {result.skipped}"
+    if result.skipped or result.failed:
+        return f"{start} skipped: {result.skipped}" if result.skipped else f"{start} FAILED {result.failed}"
     parts = [
         f"{part} {worst(list(arrays.values())).relative:.1e}"
         for part, arrays in result.compared.items()
@@ -152,7 +200,7 @@ def array_text(name: str, comparison: Comparison) -> str:
 def verdict_text(results: Sequence[CaseResult]) -> str:
     """Return the number of cases that agree, and the names of results that are not finite."""
     ran = [result for result in results if result.skipped is None]
-    wrong = sum(bool(result.wrong) for result in ran)
+    wrong = sum(bool(result.wrong or result.failed) for result in ran)
     skipped = f", {len(results) - len(ran)} skipped" if len(ran) < len(results) else ""
     agree = f"{len(ran) - wrong} of {len(ran)} cases agree with the undistributed program{skipped}"
     names = dict.fromkeys(name for result in results for name in result.not_finite)
@@ -179,8 +227,9 @@ def _case_json(result: CaseResult) -> dict[str, Any]:
         "layout": result.layout.name,
         "mesh": dict(result.mesh.axes),
         "backend": result.backend,
-        "ok": not result.wrong,
+        "ok": not (result.wrong or result.failed),
         "skipped": result.skipped,
+        "failed": result.failed,
         "wrong": list(result.wrong),
         "not_finite": list(result.not_finite),
         **_compared_json(result.compared),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -182,10 +184,60 @@ def test_damaged_files_are_named(mtfc: Mtfc, folder: Path) -> None:
 
 
 def test_numbers_that_numpy_lacks_are_named(mtfc: Mtfc) -> None:
-    save_file({"w": W.astype(ml_dtypes.float8_e4m3fn), "bias": BIAS}, "params.safetensors")
+    header = json.dumps(
+        {
+            "w": {"dtype": "F8_E8M0", "shape": [6, 3], "data_offsets": [0, 18]},
+            "bias": {"dtype": "F32", "shape": [3], "data_offsets": [18, 30]},
+        }
+    ).encode()
+    Path("params.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(30))
     outcome = mtfc("run", "model.mtf", "--params", "params.safetensors")
     assert outcome.status == 1
-    assert "error[E504]: parameter `w` is f32, and its array in params.safetensors is F8_E4M3" in outcome.err
+    assert "error[E504]: parameter `w` is f32, and its array in params.safetensors is F8_E8M0" in outcome.err
+
+
+READ_WITHOUT_JAX = """
+import sys
+from mtfc.driver.data.array_files import save_arrays, stored_arrays
+arrays = {name: each.read() for name, each in stored_arrays("params.safetensors").items()}
+assert "jax" not in sys.modules
+save_arrays("params.npz", arrays)
+"""
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float16"])
+def test_narrow_floats_are_read_where_jax_is_not_loaded(mtfc: Mtfc, dtype: str) -> None:
+    """NPZ lacks the dtypes of `ml_dtypes`: they become f32, which has all their numbers."""
+    narrow = {
+        "w": W.astype(dtype),
+        "scale": np.asarray(2).astype(dtype),
+        "none": np.zeros((0, 3)).astype(dtype),
+    }
+    save_arrays("params.safetensors", narrow)
+    subprocess.run([sys.executable, "-c", READ_WITHOUT_JAX], check=True)
+    found = np.load("params.npz")
+    for name, array in narrow.items():
+        np.testing.assert_array_equal(found[name], array.astype(np.float32))
+    save_arrays("params.safetensors", {"w": narrow["w"], "bias": BIAS})
+    assert np.isfinite(loss(mtfc, "params.safetensors"))
+
+
+def test_tied_tensors_are_read_by_each_of_their_names(mtfc: Mtfc, folder: Path) -> None:
+    """As `safetensors.torch.save_model` writes them: one tensor, and metadata with its other names."""
+    tied = {"format": "pt", "w": "embed", "embed.weight": "embed"}
+    save_file({"embed": W, "bias": BIAS}, "params.safetensors", metadata=tied)
+    found = stored_arrays("params.safetensors")
+    assert {name: each.alias_of for name, each in found.items() if each.alias_of} == {
+        "w": "embed",
+        "embed.weight": "embed",
+    }
+    np.testing.assert_array_equal(found["w"].read(), W)
+    np.savez("params.npz", w=W, bias=BIAS)
+    assert loss(mtfc, "params.safetensors") == loss(mtfc, "params.npz")
+    save_file({"w": W, "bias": BIAS, "more": BIAS}, "params.safetensors", metadata=tied | {"bias2": "more"})
+    outcome = mtfc("run", "model.mtf", "--params", "params.safetensors")
+    assert "has an array `more`, which is no parameter" in outcome.err
+    assert "bias2" not in outcome.err
 
 
 def test_damage_inside_an_npz_file_is_named_when_it_is_read(mtfc: Mtfc) -> None:

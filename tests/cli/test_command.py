@@ -49,9 +49,9 @@ def test_version(mtfc: Mtfc) -> None:
         (["check", "a\0b"], "cannot read"),
         (
             ["check", "model.mtf", "--dim", "batch"],
-            "--dim takes NAME=SIZE, for example --dim batch=64, and not `batch`",
+            "argument --dim: expected NAME=SIZE, for example batch=64, and not `batch`",
         ),
-        (["check", "model.mtf", "--dim", "batch=1.5"], "--dim takes NAME=SIZE"),
+        (["check", "model.mtf", "--dim", "batch=1.5"], "--dim: expected NAME=SIZE"),
         (
             ["compile", "model.mtf", "-o", "missing/out.txt"],
             "cannot write missing/out.txt: no such directory",

@@ -48,7 +48,8 @@ def test_in_f64_hardly_anything_is_rounded(mtfc: Mtfc) -> None:
 def test_text(mtfc: Mtfc) -> None:
     outcome = mtfc("verify", "model.mtf", "--layout", "both", "--backend", "numpy")
     assert outcome.status == 0
-    gradients, exact, first, verdict = outcome.out.splitlines()
+    gradients, exact, step, first, verdict = outcome.out.splitlines()
+    assert step.startswith("training step        f64    ok     as declared ")
     assert gradients.split()[:3] == ["gradients", "exact", "ok"] and exact.split()[:3] == [
         "both",
         "exact",
@@ -385,17 +386,43 @@ def test_a_model_that_drops_in_training_is_compared_in_both_faces(
 def test_results_that_are_not_finite_are_named(
     mtfc: Mtfc, folder: Path, recwarn: pytest.WarningsRecorder, backend: str, number: float
 ) -> None:
-    """Agreement of NaN with NaN says little."""
+    """Agreement of NaN with NaN says nothing, so a result without a number fails."""
     np.savez(folder / "bad.npz", w=np.full((6, 3), number, np.float32), bias=np.zeros(3, np.float32))
     asked = ("verify", "model.mtf", "--backend", backend, "--params", "bad.npz")
     outcome = mtfc(*asked)
-    assert outcome.status == 0
-    verdict = outcome.out.splitlines()[-1]
+    assert outcome.status == 1
+    nothing, verdict = outcome.out.splitlines()[-2:]
+    assert nothing.startswith("NOT COMPARED, as all numbers are NaN or infinite") and "output y" in nothing
     assert "3 of 3 cases agree" in verdict and "results are not finite there: " in verdict
     assert "`output loss`" in verdict and "`gradient w`" in verdict
     for case in mtfc(*asked, "--format", "json").json["cases"]:
         assert {"output y", "output loss", "gradient w", "parameter w"} <= set(case["not_finite"])
     assert not [each for each in recwarn if issubclass(each.category, RuntimeWarning)]
+
+
+OF_POSITIVE = """
+dim batch = 8
+dim io = 16
+mesh grid = [rows: 2]
+layout data on grid = {{ batch: rows }}
+model m(x: [batch, io]) {{
+  param w: [io] = ones()
+  y = {y} + w
+  z = x + w
+  return y, z
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("y", "status"), [("log(min(x -> []))", 0), ("log(log(min(x -> [])))", 0), ("log(-abs(x))", 1)]
+)
+def test_a_result_that_is_nan_wholly_is_drawn_again(mtfc: Mtfc, folder: Path, y: str, status: int) -> None:
+    (folder / "positive.mtf").write_text(OF_POSITIVE.format(y=y), "utf-8")
+    outcome = mtfc("verify", "positive.mtf", "--backend", "numpy", "--format", "json")
+    assert outcome.status == status
+    names = ["output y of m"] if status else []
+    assert (outcome.json["ok"], outcome.json["without_numbers"]) == (not status, names)
 
 
 def test_finite_results_are_not_named(mtfc: Mtfc) -> None:

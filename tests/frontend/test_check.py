@@ -42,7 +42,7 @@ OF_OPERATORS = {
 OF_GRAPHS = {"E806"}
 """Codes about graphs in Python: see tests/test_graphs.py."""
 
-OF_JAX = {"E801", "E802", "E803", "E804", "E805", "W801", "W802", "W803"}
+OF_JAX = {"E801", "E802", "E803", "E804", "E805", "E807", "W801", "W802", "W803"}
 """Codes about imported functions of JAX: see tests/jax_functions/test_import.py and tests/cli/test_jax_functions.py."""
 
 

@@ -1,8 +1,9 @@
-"""`make fuzz`: the exact check of small random programs, for half of FUZZ_MINUTES. It goes on where the log of seeds ends.
+"""`make fuzz`: the exact check of small random programs, for half of FUZZ_MINUTES. It goes on where the logs of seeds end.
 
-Each seed draws one program with up to three layouts on one mesh; a layout is a case. `exact_log.csv` has the ranges of seeds that
-passed. A block of seeds with a mismatch is not logged: the campaign prints the smallest program that fails, and the next campaign
-begins with this block.
+Each seed draws one program with up to three layouts on one mesh; a layout is a case. There are three sources of programs: models
+with bounded values, wild models, and functions of JAX. Each has a log of the ranges of seeds that passed. A block of seeds with a
+mismatch is not logged: the campaign prints the program that fails, and the next campaign begins with this block.
+`FUZZ_SOURCE=jax` runs one source alone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import count, islice
 from multiprocessing import get_context
@@ -29,14 +30,18 @@ from tests.harness import HasSource
 from tests.properties.campaign import ONE_CASE
 from tests.properties.failures import failure
 from tests.properties.test_exact import test_layouts_of_small_programs_are_exact
+from tests.properties.wild_cases import check_jax_function, check_wild
 
-LOG = Path(__file__).parent / "exact_log.csv"
+FOLDER = Path(__file__).parent
+LOGS = {"bounded": FOLDER / "exact_log.csv", "wild": FOLDER / "wild_log.csv", "jax": FOLDER / "jax_log.csv"}
+"""Source of programs -> its log."""
+
 COLUMNS = ("first_seed", "last_seed", "cases", "mismatches", "commit")
 PROPERTY: Any = test_layouts_of_small_programs_are_exact
 BLOCK = 100
 """Seeds that one process checks at a time."""
 
-PROCESSES = 2
+PROCESSES = int(os.environ.get("FUZZ_PROCESSES", "2"))
 
 
 def drawn(number: int) -> HasSource:
@@ -47,28 +52,44 @@ def drawn(number: int) -> HasSource:
     return found[-1]
 
 
-def checked(first: int) -> tuple[int, int, str]:
+def check_bounded(number: int) -> int:
+    """Check the program of a seed. Return the number of cases. Raise an error with the smallest program that fails."""
+    program = drawn(number)
+    try:
+        cases: int = PROPERTY.check(program)
+    except Exception as error:
+        raise failure(PROPERTY.__name__, PROPERTY.check, program.source, error) from error
+    return cases
+
+
+CHECKS: dict[str, Callable[[int], int]] = {
+    "bounded": check_bounded,
+    "wild": check_wild,
+    "jax": check_jax_function,
+}
+
+
+def checked(source: str, first: int) -> tuple[int, int, str]:
     """Check a block of seeds. Return the first seed, the number of cases, and the report of a failure."""
     cases = 0
     for number in range(first, first + BLOCK):
-        program = drawn(number)
         try:
-            cases += PROPERTY.check(program)
+            cases += CHECKS[source](number)
         except Exception as error:
-            report = failure(PROPERTY.__name__, PROPERTY.check, program.source, error)
-            return first, cases, f"seed {number}: {report}"
+            return first, cases, f"{source}, seed {number}: {error}"
     return first, cases, ""
 
 
 @attrs.define
 class Log:
-    """The ranges of seeds that passed, as rows of `COLUMNS`, by their first seed."""
+    """The ranges of seeds of a source that passed, as rows of `COLUMNS`, by their first seed."""
 
+    path: Path
     rows: list[list[str]]
 
     @classmethod
-    def read(cls) -> Log:
-        return cls(list(csv.reader(LOG.open(encoding="utf-8")))[1:] if LOG.exists() else [])
+    def read(cls, path: Path) -> Log:
+        return cls(path, list(csv.reader(path.open(encoding="utf-8")))[1:] if path.exists() else [])
 
     @property
     def cases(self) -> int:
@@ -87,19 +108,19 @@ class Log:
         else:
             self.rows.append([str(first), str(first + BLOCK - 1), str(cases), "0", commit])
             self.rows.sort(key=lambda row: int(row[0]))
-        temporary = LOG.with_suffix(".new")
+        temporary = self.path.with_suffix(".new")
         temporary.write_text("".join(",".join(row) + "\n" for row in [COLUMNS, *self.rows]), encoding="utf-8")
-        temporary.replace(LOG)
+        temporary.replace(self.path)
 
 
-def results(blocks: Iterator[int], end: float) -> Iterator[tuple[int, int, str]]:
-    """Check blocks of seeds on all processes until the time is over, and yield what `checked` returns, in order."""
+def results(source: str, blocks: Iterator[int], end: float) -> Iterator[tuple[int, int, str]]:
+    """Check blocks of seeds of a source on all processes until the time is over, and yield what `checked` returns, in order."""
     with ProcessPoolExecutor(PROCESSES, get_context("spawn"), quiet) as pool:
-        running = deque(pool.submit(checked, first) for first in islice(blocks, 2 * PROCESSES))
+        running = deque(pool.submit(checked, source, first) for first in islice(blocks, 2 * PROCESSES))
         while running:
             yield running.popleft().result()
             if time.monotonic() < end:
-                running.append(pool.submit(checked, next(blocks)))
+                running.append(pool.submit(checked, source, next(blocks)))
 
 
 def quiet() -> None:
@@ -109,11 +130,19 @@ def quiet() -> None:
 
 
 def main(minutes: float) -> int:
-    """Check blocks of seeds until the time is over; return the exit status."""
+    """Check blocks of seeds of each source until the time is over; return the exit status."""
     git = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-    log, start, cases, failures = Log.read(), time.monotonic(), 0, 0
-    for first, found, report in results(log.missing(), start + 60 * minutes):
+    asked = os.environ.get("FUZZ_SOURCE")
+    sources = [asked] if asked else [*LOGS]
+    failures = sum(campaign(source, minutes / len(sources), commit) for source in sources)
+    return 1 if failures else 0
+
+
+def campaign(source: str, minutes: float, commit: str) -> int:
+    """Check blocks of seeds of one source until the time is over; return the number of blocks that failed."""
+    log, start, cases, failures = Log.read(LOGS[source]), time.monotonic(), 0, 0
+    for first, found, report in results(source, log.missing(), start + 60 * minutes):
         if report:
             failures += 1
             print(f"\n{report}")
@@ -121,9 +150,13 @@ def main(minutes: float) -> int:
         cases += found
         log.add(first, found, commit)
         rate = PROCESSES * 1000 * (time.monotonic() - start) / cases
-        print(f"\rseeds {first}-{first + BLOCK - 1}: {cases} cases, {rate:.0f} ms each", end="", flush=True)
-    print(f"\n{log.cases} cases in the log with 0 mismatches; {failures} blocks of seeds failed")
-    return 1 if failures else 0
+        print(
+            f"\r{source}: seeds {first}-{first + BLOCK - 1}: {cases} cases, {rate:.0f} ms each",
+            end="",
+            flush=True,
+        )
+    print(f"\n{source}: {log.cases} cases in the log with 0 mismatches; {failures} blocks of seeds failed")
+    return failures
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 from mtfc.backends import interpreter
 from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.ir.core import Program
+from mtfc.driver.jax_functions.comparison import perturbed, spread_of
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
 
 Arrays = Mapping[str, Any]
@@ -18,8 +19,11 @@ Arrays = Mapping[str, Any]
 
 def data(x: Any) -> Any:
     """Return an array of NumPy. Random keys become their data."""
-    is_key = hasattr(x, "dtype") and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(x) if is_key else x)
+    return np.asarray(jax.random.key_data(x) if is_key(x) else x)
+
+
+def is_key(x: Any) -> bool:
+    return hasattr(x, "dtype") and bool(jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key))
 
 
 def program_arguments(program: ImportedProgram, args: Sequence[Any]) -> Arrays:
@@ -59,3 +63,11 @@ def run(program: ImportedProgram, lowered: Program, arguments: Arrays, backend: 
 def in_order(program: ImportedProgram, outputs: Arrays) -> list[Any]:
     """Return the outputs in the shapes of the user's function."""
     return [np.asarray(outputs[leaf.name]).reshape(leaf.shape) for leaf in program.imported.outputs]
+
+
+def rounding_spread(function: Callable[..., Any], args: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
+    """Return how far each number of the results moves if the arguments change by some roundings."""
+    leaves, tree = jax.tree.flatten(tuple(args))
+    draws = perturbed([x if is_key(x) else np.asarray(x) for x in leaves], "f32")
+    results = [jax.tree.leaves(function(*jax.tree.unflatten(tree, draw))) for draw in draws]
+    return spread_of(expected, [[data(x).astype(np.float64) for x in each] for each in results])

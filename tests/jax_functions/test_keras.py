@@ -16,10 +16,10 @@ import pytest
 import mtfc
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.driver.jax_functions.comparison import rounding_spread, verified
+from mtfc.driver.jax_functions.comparison import verified
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
 from mtfc.driver.jax_functions.plan import Plan
-from tests.jax_functions.arguments import data, program_arguments, run
+from tests.jax_functions.arguments import data, program_arguments, rounding_spread, run
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -175,7 +175,7 @@ def test_gradients_of_large_models(name: str) -> None:
     assert program.coverage().share.bytes < 0.02
     args = (*([v.value for v in each] for each in variables), images, np.arange(4, dtype="int32"))
     expected = [data(x).astype(np.float64) for x in jax.tree.leaves(jax.jit(function)(*args))]
-    spread = rounding_spread(jax.jit(function), args, {}, expected)
+    spread = rounding_spread(jax.jit(function), args, expected)
     lowered = lower(program.program, Mesh("mesh", (("x", 2),)), Layout("split", Rules((("batch", ("x",)),))))
     largest = max(np.abs(x).max() for x in expected)
     for backend in ("numpy", "jax"):

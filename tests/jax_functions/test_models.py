@@ -15,10 +15,10 @@ import mtfc
 from mtfc.backends.common.devices import devices
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.driver.jax_functions.comparison import ON_ITS_MESH, drawn_arguments, rounding_spread
+from mtfc.driver.jax_functions.comparison import ON_ITS_MESH, drawn_arguments
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
 from mtfc.driver.jax_functions.plan import Plan
-from tests.jax_functions.arguments import data, interpreted, program_arguments, run
+from tests.jax_functions.arguments import data, interpreted, program_arguments, rounding_spread, run
 from tests.jax_functions.models import MODELS, array
 
 MESH = Mesh("mesh", (("x", 4), ("y", 2)))
@@ -44,7 +44,7 @@ def test_model(name: str) -> None:
     args, _ = drawn_arguments(program.plan({}, {"one": 1}), 0)
     function = jax.jit(program.function)
     expected = [data(x).astype(np.float64) for x in jax.tree.leaves(function(*args))]
-    spread = rounding_spread(function, args, {}, expected)
+    spread = rounding_spread(function, args, expected)
     arguments = program_arguments(program, args)
     largest = max(np.abs(x).max() for x in expected)
     lowered = lower(program.program, MESH, split(program))
@@ -67,9 +67,12 @@ def test_opaque_primitives(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fused_decoder", "linen_transformer", "cached_decoding"])
 def test_plans_agree_with_the_plain_function(name: str) -> None:
+    """XLA's partitioner puts an update past the end of a split array wrongly, so the cache is written inside."""
     program = program_of(name)
     rules: dict[str, Any] = dict(split(program).rules.axes)
-    result = program.verify(program.plan(rules, {"x": 4, "y": 2}))
+    plan = program.plan(rules, {"x": 4, "y": 2})
+    args = drawn_arguments(plan, 0)[0] if name == "cached_decoding" else ()
+    result = program.verify(plan, *args)
     assert result.ok, str(result)
     assert {each.road for each in result.outputs} == {"plan.apply", "plan.step"}
 
@@ -114,7 +117,7 @@ def test_numbers_that_rounding_moves_prove_nothing() -> None:
     for function, is_ok, message in (
         (both, True, "50% of the numbers prove nothing: another rounding"),
         (endless, False, "100% of the numbers prove nothing: they are NaN or infinite"),
-        (lambda x: (x, jnp.log(x - x)), True, "50% of the numbers prove nothing: they are NaN or infinite"),
+        (lambda x: (x, jnp.log(x - x)), False, "50% of the numbers prove nothing: they are NaN or infinite"),
         (wild, False, "plan.step CANNOT BE COMPARED with the plain function"),
     ):
         program = mtfc.from_jax(function, array(8, 4), names={"x": "batch embed"})

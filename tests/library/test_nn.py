@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 from mtfc.backends.interpreter import interpret
-from tests.harness import differentiated, load
+from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.selection import choose
+from tests.harness import call, differentiated, jax_module, load, numpy_module
 from tests.library.networks import Expected, Network, agrees
 
 DIMS = {"batch": 4, "length": 6, "d": 8, "e": 10, "ff": 16}
@@ -114,6 +117,54 @@ def test_large_numbers_do_not_overflow() -> None:
     np.testing.assert_allclose(results["e"], [1e4, -1, 3e4, 0], rtol=1e-6)
     np.testing.assert_allclose(results["f"], np.expm1(x.astype(np.float64) * 1e-12), rtol=1e-6)
     assert results["total"] == 3e4
+
+
+EXTREME_ROWS = """
+import nn
+dim n = 6
+dim d = 4
+mesh line = [all: 2]
+layout rows on line = { n: all }
+layout along on line = { d: all }
+model m(x: [n, d], w: [n], p: [n, d]) {
+  total = nn.logsumexp(x)
+  share = nn.softmax(x)
+  logs = nn.log_softmax(x)
+  dtotal = gradients(sum(total * w), [x])
+  dshare = gradients(sum(share * p), [x])
+  dlogs = gradients(sum(logs * p), [x])
+  return total, share, logs, dtotal, dshare, dlogs
+}
+"""
+
+
+@pytest.mark.parametrize("backend", [numpy_module, jax_module])
+@pytest.mark.parametrize("layout", ["rows", "along"])
+def test_rows_of_infinities_are_as_in_jax(layout: str, backend: Any) -> None:
+    inf, nan = np.inf, np.nan
+    rows = [
+        [-inf] * 4,
+        [inf, 1, 2, 3],
+        [nan, 1, 2, -inf],
+        [0, -inf, 1, 2],
+        [-inf, inf, 0, 1],
+        [inf, inf, -inf, nan],
+    ]
+    x, w = np.array(rows, np.float32), np.arange(1, 7, dtype=np.float32)
+    p = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+    selection = choose(EXTREME_ROWS, "test.mtf", Choice(None, layout, None, {}))
+    placed = selection.cases[0].lower(selection.program, "forward")
+    with np.errstate(all="ignore"):
+        found = call(backend(placed), placed.function("forward"), {"x": x, "w": w, "p": p})
+    functions: dict[str, tuple[Callable[..., Any], Any]] = {
+        "total": (lambda x: jax.nn.logsumexp(x, axis=-1), w),
+        "share": (jax.nn.softmax, p),
+        "logs": (jax.nn.log_softmax, p),
+    }
+    for name, (function, weights) in functions.items():
+        slope = jax.grad(lambda x, f=function, w=weights: (f(x) * w).sum())(x)
+        np.testing.assert_allclose(found[name], function(x), rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(found[f"d{name}"], slope, rtol=1e-5, err_msg=f"d{name}")
 
 
 @pytest.mark.parametrize("smoothing", [0, 0.1])

@@ -113,3 +113,42 @@ def test_dynamic_shift() -> None:
         }
 
     agrees(network, expected)
+
+
+SHIFTS = """
+import attention
+import tensors
+dim n = 16
+dim d = 6
+dim buckets = 32
+mesh line = [all: 2]
+layout split on line = { n: all }
+layout along on line = { d: all }
+model shifts(x: [n, d], by: i32[n]) {
+  turned = tensors.dynamic_shift(x, by, d, wrap = true)
+  lost = tensors.dynamic_shift(x, by, d)
+  both = attention.relative_bucket[buckets = buckets](by)
+  past = attention.relative_bucket[buckets = buckets](by, causal = true)
+  return turned, lost, both, past
+}
+"""
+
+
+@pytest.mark.parametrize("backend", [numpy_module, jax_module])
+@pytest.mark.parametrize("layout", ["split", "along"])
+def test_distances_at_the_extremes(layout: str, backend: Any) -> None:
+    """No distance overflows: neither a shift around the end, nor the bucket of a distance."""
+    x = np.arange(16 * 6, dtype=np.float32).reshape(16, 6)
+    arrays = {"x": x, "by": np.array(EXTREMES, np.int32)}
+    selection = choose(SHIFTS, "test.mtf", Choice(None, layout, None, {}))
+    placed = selection.cases[0].lower(selection.program, "forward")
+    found = call(backend(placed), placed.function("forward"), arrays)
+    wide = np.pad(x, ((0, 0), (6, 6)))
+    for i, by in enumerate(EXTREMES):
+        kept = max(-6, min(6, by))
+        np.testing.assert_array_equal(found["turned"][i], np.roll(x[i], by % 6))
+        np.testing.assert_array_equal(found["lost"][i], wide[i, 6 - kept : 12 - kept])
+    far = np.array([abs(by) > 128 for by in EXTREMES])
+    sign = np.sign(EXTREMES)
+    np.testing.assert_array_equal(found["both"][far], np.where(sign > 0, 31, 15)[far])
+    np.testing.assert_array_equal(found["past"][far], np.where(sign > 0, 0, 31)[far])

@@ -1,7 +1,8 @@
-"""`make mutants`: plant faults in the examples and in random programs; the exact check must find each that changes a result.
+"""`make mutants`: plant faults in the examples, in random programs and in training steps; `verify` must find each that matters.
 
 A mutant that changes no result needs a reason, or it counts as missed. MUTANTS_MINUTES bounds the time. Half of it goes to the
-examples, half to the random programs, with equal shares for all of them: as many mutants as fit, in random order.
+examples, half to the random programs, with equal shares for all of them: as many mutants as fit, in random order. All faults
+of training steps are tried before, within two minutes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import inf
 from random import Random
 from typing import Any, Protocol, TypeVar
 
@@ -28,6 +30,7 @@ from tests.harness import load
 from tests.mutants.gradients import GradientBench
 from tests.mutants.modules import Module
 from tests.mutants.reasons import CAUGHT, MISSED
+from tests.mutants.steps import TrainBlocks
 from tests.properties.campaign import ONE_CASE
 from tests.test_examples import EXAMPLES, Example, path
 
@@ -119,8 +122,9 @@ def campaign(start: float, minutes: float) -> Iterator[tuple[str, Counter[str]]]
 def main() -> int:
     """Run until the time is over, and print the counts and each mutant that is missed. Return 1 if one is."""
     np.seterr(all="ignore")
-    counts = {"modules": Counter[str](), "gradients": Counter[str]()}
-    programs = Counter[str]()
+    counts = {"steps": tried("train blocks", TrainBlocks(), inf)}
+    counts |= {"modules": Counter[str](), "gradients": Counter[str]()}
+    programs = Counter(steps=1)
     for kind, outcomes in campaign(time.monotonic(), MINUTES):
         counts[kind] += outcomes
         programs[kind] += 1

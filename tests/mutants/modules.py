@@ -40,7 +40,7 @@ class Module:
 
     def bench(self, draw: int) -> Bench:
         if draw not in self.benches:
-            field = self.reference.field(draw, len(self.lowered.placed_on.axes))
+            field = self.reference.field(draw)
             self.benches[draw] = Bench.of(generate(self.lowered), partial(loaded, field=field))
         return self.benches[draw]
 

@@ -48,7 +48,7 @@ STEP = 5
 """The number of the training step. It is not the first: some optimizers ignore their state there."""
 
 DRAWS = (0, 1)
-"""In odd draws, decisions between scalars fall the other way."""
+"""Draws have primes and residues of their own, so that a decision between scalars may fall either way."""
 
 
 ITERATIONS = 32
@@ -76,7 +76,8 @@ class ExactResult:
 
     wrong: the outputs that differ. elements: the number of compared elements; not_judged: of those, the ones without a meaning
     in the field on both sides. unsure: what was replaced by pseudo-random numbers -> the number of elements, of the `computed`
-    elements of the functions. cut_loops: the number of loops that both sides left after `ITERATIONS`.
+    elements of the functions. cut_loops: the number of loops that both sides left after `ITERATIONS`. unjudged: the outputs of
+    which no element has a meaning.
     """
 
     wrong: tuple[ExactDifference, ...]
@@ -85,6 +86,7 @@ class ExactResult:
     unsure: Mapping[str, int]
     computed: int
     cut_loops: int = 0
+    unjudged: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -96,7 +98,8 @@ class ExactReference:
     """The undistributed program on residues, with its results on demand.
 
     given: values of arguments that are not floats, by name; others are drawn. derives: False for a program whose functions are
-    all there, as of a function of JAX. attention: the passes of the compared programs that make attention one op.
+    all there, as of a function of JAX. attention: the passes of the compared programs that make attention one op. resized: changes
+    the sizes of the program after its passes.
     """
 
     program: Program
@@ -105,12 +108,14 @@ class ExactReference:
     draws: Sequence[int] = DRAWS
     derives: bool = True
     attention: tuple[Pass, ...] = (FuseAttention(),)
+    resized: Callable[[Program], Program] = lambda program: program
 
     @cached_property
     def functions(self) -> Mapping[str, tuple[Function, Program]]:
         """The functions of a module, by name, with the programs that they are in."""
         derivatives = (Differentiate("gradients"), Differentiate("step")) if self.derives else ()
-        program = run(self.program, (*self.attention, MixedPrecision(), *derivatives, BindTraining()))
+        passes = (*self.attention, MixedPrecision(), *derivatives, BindTraining())
+        program = self.resized(run(self.program, passes))
         return {f.name: (f, program) for f in program.functions}
 
     @cached_property
@@ -128,8 +133,8 @@ class ExactReference:
         if (name, draw) not in self.results:
             function = self.functions[name][0]
             field = self.field(draw)
-            arguments = {a.value.name: self._drawn(a, field, draw, name) for a in function.arguments}
-            self.results[name, draw] = arguments, evaluated(function, arguments, field)
+            arguments = {a.value.name: self.drawn(a, field, draw, name) for a in function.arguments}
+            self.results[name, draw] = arguments, evaluated(function, arguments, Evaluation(field))
         return self.results[name, draw]
 
     def compare(self, lowered: Program, text: str | None = None) -> ExactResult:
@@ -138,36 +143,36 @@ class ExactReference:
         Raises `NotExact` if the module needs a function without a meaning in the field.
         """
         text = backend.generate(lowered) if text is None else text
-        return self.compare_text(lowered.functions, text, len(lowered.placed_on.axes))
+        return self.compare_text(lowered.functions, text)
 
-    def compare_text(
-        self, functions: Sequence[Function], text: str, rank: int = 0, ranks: Mapping[str, int] = {}
-    ) -> ExactResult:
+    def compare_text(self, functions: Sequence[Function], text: str) -> ExactResult:
         """Compare the text of a NumPy module with these functions, as far as they take inputs.
 
-        rank: the number of the module's mesh axes. ranks: the same for each of the module's functions that run on a mesh of their
-        own. Raises `NotExact` if the module needs a function without a meaning in the field.
+        Raises `NotExact` if the module needs a function without a meaning in the field.
         """
-        if strange := next(filter(None, map(_without_residues, functions)), None):
+        if strange := next(filter(None, map(without_residues, functions)), None):
             raise residues.NotExact(strange)
         functions = [function for function in functions if "input" in FORMS[function.name].takes]
         wrong: list[ExactDifference] = []
         elements, poison, cut, unsure = 0, 0, 0, dict[str, int]()
+        judged: dict[str, int] = {}
         for draw in self.draws:
-            module = loaded(text, field := self.field(draw, rank))
-            vars(module).update({name: field.on_axes(n, vars(module)[name]) for name, n in ranks.items()})
+            module = loaded(text, field := self.field(draw))
             for function in functions:
                 arguments, expected = self.expected(function.name, draw)
                 actual = called(module, function, arguments, field)
                 for output, right in expected.items():
                     differ, unknown = compared(actual[output], right)
                     elements, poison = elements + right.size, poison + unknown
+                    name = f"{output} of {function.name}"
+                    judged[name] = judged.get(name, 0) + right.size - unknown
                     if differ:
                         wrong.append(ExactDifference(function.name, output, differ))
             unsure = {what: unsure.get(what, 0) + n for what, n in field.counts.items()}
             cut += field.cut_loops
         computed = len(self.draws) * sum(_computed(self.functions[f.name][0].body) for f in functions)
-        return ExactResult(_first_of_each(wrong), elements, poison, unsure, computed, cut)
+        unjudged = tuple(name for name, number in judged.items() if not number)
+        return ExactResult(_first_of_each(wrong), elements, poison, unsure, computed, cut, unjudged)
 
     def compare_computed(
         self, name: str, compute: Callable[[Arrays, ExactNumpy, RandomNumbers], Arrays]
@@ -178,12 +183,12 @@ class ExactReference:
         Raises `NotExact`.
         """
         function = self.functions[name][0]
-        if strange := _without_residues(function):
+        if strange := without_residues(function):
             raise residues.NotExact(strange)
         wrong: list[ExactDifference] = []
         elements, poison, unsure = 0, 0, dict[str, int]()
         for draw in self.draws:
-            (arguments, expected), field = self.expected(name, draw), self.field(draw, 0)
+            (arguments, expected), field = self.expected(name, draw), self.field(draw)
             given = {argument: _moved(array, field) for argument, array in arguments.items()}
             for output, array in compute(given, ExactNumpy(field), RandomNumbers(field)).items():
                 differ, unknown = compared(array, expected[output])
@@ -243,7 +248,7 @@ class ExactReference:
     def _forward_mode(self, directions: Mapping[str, Any], draw: int) -> tuple[np.uint64, bool]:
         arguments, field = self.expected("gradients", draw)[0], self.field(draw)
         known = {}
-        program = run(self.program, (*self.attention, MixedPrecision()))
+        program = self.resized(run(self.program, (*self.attention, MixedPrecision())))
         forward = with_differentiable_loops(bound(program.function("forward"), training=True))
         for value in (argument.value for argument in forward.arguments):
             known[value] = _moved(arguments[value.name], field)
@@ -257,11 +262,11 @@ class ExactReference:
                 change = field.add(change, field.total(y.tangent, None))
         return change, evaluation.is_defined and residues.NO_SLOPE not in field.counts
 
-    def field(self, draw: int, rank: int = 0) -> PrimeField:
-        """Return the field of a draw. rank: the number of axes of a scalar."""
-        return PrimeField(PRIMES[draw % len(PRIMES)], self.seed + draw, rank if draw % 2 else None)
+    def field(self, draw: int) -> PrimeField:
+        """Return the field of a draw."""
+        return PrimeField(PRIMES[draw % len(PRIMES)], self.seed + draw)
 
-    def _drawn(self, argument: Argument, field: PrimeField, draw: int, function: str) -> ExactArray:
+    def drawn(self, argument: Argument, field: PrimeField, draw: int, function: str) -> ExactArray:
         """Return a value of an argument: random residues, or small integers."""
         type, name = argument.value.type, argument.value.name
         shape, dtype = tuple(dim.size for dim in type.dims), numpy_dtype(np, type.dtype)
@@ -278,7 +283,7 @@ class ExactReference:
         return ExactArray(field, numbers.astype(dtype), dtype)
 
 
-def _without_residues(function: Function) -> str | None:
+def without_residues(function: Function) -> str | None:
     """Return a dtype of the function that residues and integers of 32 bits do not stand for, or None."""
     values = [
         *(a.value for a in function.arguments),
@@ -357,10 +362,10 @@ def iterations(field: PrimeField) -> Iterator[int]:
 def _drawing(function: Callable[..., Any], field: PrimeField, *args: Any) -> Any:
     """Call a function of random numbers on plain integers."""
     found = function(*residues.plain_index(args))
-    return _measured(field, np.asarray(found)) if isinstance(found, np.ndarray | np.generic) else found
+    return measured(field, np.asarray(found)) if isinstance(found, np.ndarray | np.generic) else found
 
 
-def _measured(field: PrimeField, numbers: Any) -> ExactArray:
+def measured(field: PrimeField, numbers: Any) -> ExactArray:
     """Return numbers as they are: a scalar, too, is no constant of the text that may stand for a simpler fraction."""
     if numbers.dtype.kind in "biu":
         return ExactArray(field, numbers, numbers.dtype)
@@ -404,15 +409,18 @@ def _moved(x: ExactArray, field: PrimeField) -> ExactArray:
 # The undistributed program
 
 
-def evaluated(function: Function, arguments: Arrays, field: PrimeField) -> dict[str, ExactArray]:
+def evaluated(function: Function, arguments: Arrays, evaluation: Evaluation) -> dict[str, ExactArray]:
     """Return the outputs of a function that is not distributed, op by op."""
     known = {argument.value: arguments[argument.value.name] for argument in function.arguments}
-    Evaluation(field).execute(function.body, known)
+    evaluation.execute(function.body, known)
     return {output.name: known[output.value] for output in function.outputs}
 
 
 class Evaluation:
     """The evaluation of equations that are not distributed, over a field."""
+
+    longest = ITERATIONS
+    """The number of iterations after which a loop that only data ends is left."""
 
     def __init__(self, field: PrimeField) -> None:
         self.np, self.random = ExactNumpy(field), RandomNumbers(field)
@@ -436,7 +444,7 @@ class Evaluation:
     def _iterated(self, eqn: Equation, known: Mapping[Value, ExactArray]) -> Sequence[ExactArray]:
         """Return a loop's results, by executing its region once for each index."""
         region, dim = region_of(eqn), dim_of(eqn)
-        trips = range(ITERATIONS if is_unbounded(eqn) else dim.size)
+        trips = range(self.longest if is_unbounded(eqn) else dim.size)
         order = trips[::-1] if eqn.attrs["reverse"] else trips
         state = {argument.value: known[value] for value, argument in pairs(eqn)}
         sliced = {a.value: v.type.dims.index(dim) for v, a in pairs(eqn) if a.role == "sliced"}

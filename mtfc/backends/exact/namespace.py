@@ -200,11 +200,13 @@ class ExactNumpy:
 
     def pad(self, x: ExactArray, widths: Any, constant_values: Any) -> ExactArray:
         value = exact(self.field, constant_values, x.dtype)
-        if value.is_residue or x.is_residue or x.is_float:
+        if value.is_residue or x.is_residue:
             x, value = x.residues(), value.residues()
         tangent = None if x.tangent is None else np.pad(x.tangent, widths)
         padded = np.pad(x.values, widths, constant_values=value.values)
-        return ExactArray(self.field, padded, x.dtype, x.is_residue, tangent)
+        is_real = x.is_float and not x.is_residue
+        shadow = self.pad(x.residues(), widths, value.residues()) if is_real else None
+        return ExactArray(self.field, padded, x.dtype, x.is_residue, tangent, shadow)
 
     def clip(self, x: ExactArray, low: float, high: float) -> ExactArray:
         """Limit real numbers. Residues are taken as numbers within the limits."""

@@ -27,17 +27,12 @@ SHIFTS = 12
 LONGEST_POWER = 2**16
 """Exponents up to this size are taken as integers."""
 
-SMALL = 2**20
-"""Residues up to this size, of either sign, are their own floor."""
-
 DENOMINATOR = 2**12 * 3**2 * 5**2 * 7
 SMALL_NUMERATOR = 2**28
 """Fractions with this denominator, or a divisor of it, and such a numerator keep their order as residues."""
 
 INTEGERS = 2**20
 """Integers up to this one keep their order as residues."""
-
-SMALL_FRACTION = SMALL_NUMERATOR / DENOMINATOR
 
 FEW = 48
 """Up to this number of elements, Python inverts faster than NumPy."""
@@ -58,32 +53,13 @@ Array = Any
 class PrimeField:
     """The residues modulo `p`. `key` selects the pseudo-random functions that stand for `exp` and its like.
 
-    reversed_rank: the number of axes of arrays whose comparisons are decided the other way round; None for no arrays.
     cut_loops: the number of loops that were left before their condition failed.
     """
 
     p: int = attrs.field(on_setattr=attrs.setters.frozen)
     key: int = attrs.field(default=0, on_setattr=attrs.setters.frozen)
-    reversed_rank: int | None = None
     counts: dict[str, int] = attrs.field(factory=dict, eq=False)
     cut_loops: int = 0
-
-    def reverses(self, rank: int) -> bool:
-        """Return True if comparisons of arrays with so many axes are decided the other way round."""
-        return rank == self.reversed_rank
-
-    def on_axes(self, rank: int, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs on a mesh of `rank` axes, so that its scalars have so many."""
-
-        def wrapped(*args: Any) -> Any:
-            outer = self.reversed_rank
-            self.reversed_rank = None if outer is None else rank
-            try:
-                return function(*args)
-            finally:
-                self.reversed_rank = outer
-
-        return wrapped
 
     def count(self, what: str, elements: int) -> None:
         """Count elements that are computed, but not judged."""
@@ -148,6 +124,30 @@ class PrimeField:
         found[::2], found[1::2] = self.multiply(pairs, right), self.multiply(pairs, left)
         return found[: flat.size]
 
+    def real_power(self, a: Array, exponent: Array) -> tuple[Array, Array]:
+        """Return a to the power of residues, and where this has a meaning: not for 0 to a negative power.
+
+        a**(n + f) is a**n R(a, f), for an integer n and a fraction f below 1: R(a, 0) is 1, R(a, 1/2) the root of a, and the
+        others are functions of their own. a**-e is 1 / a**e. So a**1.5 is a sqrt(a), and a**-0.5 is 1 / sqrt(a). An exponent
+        that is no small fraction is all fraction.
+        """
+        number, parts = self.signed(exponent), self.signed(self.multiply(exponent, np.uint64(DENOMINATOR)))
+        is_whole, is_small = np.abs(number) <= LONGEST_POWER, np.abs(parts) <= SMALL_NUMERATOR
+        whole, rest = np.divmod(np.abs(parts), DENOMINATOR)
+        whole = np.where(is_whole, np.abs(number), np.where(is_small, whole, 0))
+        rest = np.where(is_whole, 0, np.where(is_small, rest, DENOMINATOR + np.abs(number)))
+        roots: Array = np.where(a < 2, a, self.hashed("power", a, rest.astype(np.uint64)))
+        roots = np.where(rest == DENOMINATOR // 2, self.root(a), np.where(rest == 0, np.uint64(1), roots))
+        found = self.multiply(self.power(a, whole), roots)
+        is_negative = (is_small & (parts < 0)) | (~is_small & (number < 0))
+        if is_negative.any():
+            found = np.where(is_negative, self.inverse(found), found)
+        return found, ~is_negative | (a != 0)
+
+    def root(self, a: Array) -> Array:
+        """Return pseudo-random square roots, which are natural at 0 and 1."""
+        return np.where(a < 2, a, self.hashed("sqrt", a))
+
     def power(self, a: Array, exponent: Array) -> Array:
         """Return a to the power of integers that are not negative."""
         a, exponent = np.broadcast_arrays(a, exponent)
@@ -196,10 +196,16 @@ class PrimeField:
         representatives: half of them between the bounds of `clip(x, -4, 4)`. They are odd multiples of 2**-28, which no small
         fraction is.
         """
-        signed = self.signed(a)
-        numerators = self.signed(self.multiply(a, np.uint64(DENOMINATOR)))
-        spread = np.where(np.abs(signed) <= INTEGERS, signed, (2 * signed + 1) * 2.0**-28)
-        return np.where(np.abs(numerators) <= SMALL_NUMERATOR, numerators / DENOMINATOR, spread)
+        numbers, is_small = self.small_numbers(a)
+        return np.where(is_small, numbers, (2 * self.signed(a) + 1) * 2.0**-28)
+
+    def small_numbers(self, a: Array) -> tuple[Array, Array]:
+        """Return the small fractions and integers that residues stand for, and where they do."""
+        signed, numerators = self.signed(a), self.signed(self.multiply(a, np.uint64(DENOMINATOR)))
+        is_fraction = np.abs(numerators) <= SMALL_NUMERATOR
+        return np.where(is_fraction, numerators / DENOMINATOR, signed), is_fraction | (
+            np.abs(signed) <= INTEGERS
+        )
 
     def from_integers(self, numbers: Array) -> Array:
         """Return the residues of integers or truth values."""

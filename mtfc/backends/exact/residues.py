@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from mtfc.backends.exact.prime_field import SMALL_FRACTION, PrimeField, simplest
+from mtfc.backends.exact.prime_field import PrimeField, simplest
 
 Array = Any
 
 INFINITY, MINUS_INFINITY, POISON = (np.uint64(2**40 + i) for i in range(3))
-HUGE = 1e30
+HUGE = 1e25
 """A constant of this magnitude stands for an infinity."""
 
 FRACTION_BITS = 2.0**30
@@ -50,10 +50,9 @@ class ExactArray:
     """An array. values: residues if `is_residue`, else real numbers. dtype: the one that the program gives the array.
 
     shadow: the residues beside real numbers that arithmetic has made; None if they are those of the numbers.
-    scalar: the scalar that an array is which got axes of size 1 to go with others.
     """
 
-    __slots__ = ("dtype", "field", "is_residue", "scalar", "shadow", "tangent", "values")
+    __slots__ = ("dtype", "field", "is_residue", "shadow", "tangent", "values")
     __array_priority__ = 1000
 
     def __init__(
@@ -67,7 +66,6 @@ class ExactArray:
     ) -> None:
         self.field, self.values, self.dtype = field, values, np.dtype(dtype)
         self.is_residue, self.tangent, self.shadow = is_residue, tangent, shadow
-        self.scalar: ExactArray | None = None
 
     # What an array is
 
@@ -111,9 +109,7 @@ class ExactArray:
 
     def __getitem__(self, index: Any) -> ExactArray:
         plain = plain_index(index)
-        found = self.mapped(lambda x: np.asarray(x[plain]))
-        found.scalar = None if self.ndim else self
-        return found
+        return self.mapped(lambda x: np.asarray(x[plain]))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if self.is_float and isinstance(value, ExactArray) and value.is_residue and not self.is_residue:
@@ -164,7 +160,9 @@ class ExactArray:
             with np.errstate(all="ignore"):
                 return self.values.astype(dtype)
         self.field.count("casts to integers", self.size)
-        return self.field.signed(self.floor().values).astype(dtype)
+        numbers, is_small = self.field.small_numbers(self.values)
+        whole: Array = np.where(is_small, np.trunc(numbers), self.field.signed(self.floor().values))
+        return whole.astype(dtype)
 
     def all(self) -> Any:
         return self.values.all()
@@ -201,10 +199,11 @@ class ExactArray:
     def floor(self) -> ExactArray:
         if not self.is_residue:
             return ExactArray(self.field, np.floor(self.values), self.dtype)
-        small = np.abs(self.field.signed(self.values)) < 2**20
         self.field.count("integer parts", self.size)
         drawn = self.field.hashed("floor", self.values) % np.uint64(8)
-        return ExactArray(self.field, np.where(small, self.values, drawn), self.dtype, True)
+        numbers, is_small = self.field.small_numbers(self.values)
+        known = self.field.from_integers(np.floor(numbers).astype(np.int64))
+        return ExactArray(self.field, np.where(is_small, known, drawn), self.dtype, True)
 
     # Arithmetic
 
@@ -433,7 +432,7 @@ def _multiply(a: ExactArray, b: ExactArray) -> ExactArray:
     field, left, right = a.field, without_specials(a), without_specials(b)
     found = field.multiply(left, right)
     if a.has_special or b.has_special:
-        found = np.where((a.values >= INFINITY) | (b.values >= INFINITY), POISON, found)
+        found = _times_infinity(found, a, b)
     tangent = None
     if a.tangent is not None or b.tangent is not None:
         tangent = field.add(field.multiply(tangent_of(a), right), field.multiply(left, tangent_of(b)))
@@ -444,12 +443,41 @@ def _divide(a: ExactArray, b: ExactArray) -> ExactArray:
     field = a.field
     inverse = field.inverse(without_specials(b))
     found = field.multiply(without_specials(a), inverse)
-    wrong = (a.values >= INFINITY) | (b.values >= INFINITY) | (b.values == 0)
+    if a.has_special:
+        found = _times_infinity(found, a, b)
     tangent = None
     if a.tangent is not None or b.tangent is not None:
         slope = field.subtract(tangent_of(a), field.multiply(found, tangent_of(b)))
         tangent = field.multiply(slope, inverse)
-    return residue_array(a, np.where(wrong, POISON, found), tangent)
+    return residue_array(a, np.where((b.values >= INFINITY) | (b.values == 0), POISON, found), tangent)
+
+
+def _times_infinity(found: Array, a: ExactArray, b: ExactArray) -> Array:
+    """Return a product or quotient whose operands may be special. Infinity times a small number has a sign; others are poison.
+
+    The compiler may multiply the numbers of a text, such as a mean's 1 / n and a mask's -1e30.
+    """
+    sign = _known_sign(a) * _known_sign(b)
+    special = np.where(sign > 0, INFINITY, np.where(sign < 0, MINUS_INFINITY, POISON))
+    return np.where((a.values >= INFINITY) | (b.values >= INFINITY), special, found)
+
+
+def _known_sign(x: ExactArray) -> Array:
+    """Return the signs of infinities and small numbers, and 0 for all other elements."""
+    numbers, is_small = x.field.small_numbers(x.values)
+    up, down = x.values == INFINITY, x.values == MINUS_INFINITY
+    return np.where(up, 1.0, np.where(down, -1.0, np.sign(numbers) * (is_small & (x.values < INFINITY))))
+
+
+def _dot_of_specials(found: Array, a: ExactArray, b: ExactArray) -> Array:
+    """Return a dot some of whose products are special, each as `_times_infinity` says."""
+    whole = [(_known_sign(x), (x.values < INFINITY).astype(np.float64)) for x in (a, b)]
+    (left, left_plain), (right, right_plain) = whole
+    special = a.shape[-1] - left_plain @ right_plain
+    signed = np.abs(left) @ np.abs(right) - np.abs(left * left_plain) @ np.abs(right * right_plain)
+    excess = left @ right - (left * left_plain) @ (right * right_plain)
+    up, down = (signed + excess) / 2 > 0, (signed - excess) / 2 > 0
+    return with_specials(found, up, down, (special > signed) | (up & down))
 
 
 def has_exact_sums(numbers: Array) -> bool:
@@ -466,7 +494,7 @@ def has_exact_products(a: Array, b: Array) -> bool:
 
 
 def matmul(a: ExactArray, b: ExactArray) -> ExactArray:
-    """Multiply stacks of matrices. A product with a special value is poison."""
+    """Multiply stacks of matrices."""
     if not (a.is_float or a.is_residue):
         return ExactArray(a.field, (a.values @ b.values).astype(a.dtype), a.dtype)
     if not (a.is_residue or b.is_residue) and has_exact_products(a.values, b.values):
@@ -476,8 +504,7 @@ def matmul(a: ExactArray, b: ExactArray) -> ExactArray:
     field, left, right = a.field, without_specials(a), without_specials(b)
     found = field.matmul(left, right)
     if a.has_special or b.has_special:
-        bad = (a.values >= INFINITY).any(-1)[..., :, None] | (b.values >= INFINITY).any(-2)[..., None, :]
-        found = np.where(bad, POISON, found)
+        found = _dot_of_specials(found, a, b)
     tangent = None
     if a.tangent is not None or b.tangent is not None:
         tangent = field.add(field.matmul(tangent_of(a), right), field.matmul(left, tangent_of(b)))
@@ -485,17 +512,9 @@ def matmul(a: ExactArray, b: ExactArray) -> ExactArray:
 
 
 def compared(name: str, x: Any, y: Any) -> ExactArray:
-    """Compare by the order of residues. In every second draw, scalars are compared the other way round.
-
-    Real numbers, and residues of small fractions, keep their order: the compiler may know them.
-    """
+    """Compare by the order of residues."""
     a, b = _pair(x, y)
-    left, right = a.keys(), b.keys()
-    found = getattr(np, name)(left, right)
-    if a.is_residue and a.field.reverses(max(a.ndim, b.ndim)):
-        are_small = (np.abs(left) <= SMALL_FRACTION) & (np.abs(right) <= SMALL_FRACTION)
-        found = np.where(are_small, found, getattr(np, name)(right, left))
-    return ExactArray(a.field, np.asarray(found), np.bool_)
+    return ExactArray(a.field, np.asarray(getattr(np, name)(a.keys(), b.keys())), np.bool_)
 
 
 def extremum(name: str, x: Any, y: Any) -> ExactArray:
@@ -535,7 +554,7 @@ def chosen(condition: Any, x: Any, y: Any) -> ExactArray:
 # Functions of one operand
 
 POINTS: dict[str, dict[int, int]] = {
-    "exp": {0: 1}, "log": {1: 0}, "tanh": {0: 0}, "erf": {0: 0}, "sin": {0: 0}, "cos": {0: 1}, "sqrt": {0: 0, 1: 1},
+    "exp": {0: 1}, "log": {1: 0}, "tanh": {0: 0}, "erf": {0: 0}, "sin": {0: 0}, "cos": {0: 1}, "sqrt": {},
 }  # fmt: skip
 """Function -> the arguments at which it has its natural value, and the values. Elsewhere it is pseudo-random."""
 
@@ -544,7 +563,7 @@ def transcendental(name: str, x: ExactArray) -> ExactArray:
     """Return a pseudo-random function of the elements that has the function's own slope."""
     x = x.residues()
     safe = without_specials(x)
-    found = x.field.hashed(name, safe)
+    found = x.field.root(safe) if name == "sqrt" else x.field.hashed(name, safe)
     for argument, value in POINTS[name].items():
         found = np.where(safe == argument, np.uint64(value), found)
     if name == "log":
@@ -587,49 +606,32 @@ SLOPES: dict[str, Callable[[ExactArray, ExactArray], ExactArray]] = {
 
 
 def power(x: Any, y: Any) -> ExactArray:
-    """Return x to the power y: by multiplication where y is one small integer, else a pseudo-random function of both."""
+    """Return x to the power y, with the slopes that the gradients of `pow` have: see `PrimeField.real_power`."""
     known = x if isinstance(x, ExactArray) else y
     a, b = exact(known.field, x, known.dtype), exact(known.field, y, known.dtype)
     if not a.is_residue and not b.is_residue and (b.values == np.floor(b.values)).all():
         found = real("power", a, b, dtype=a.dtype)
         found.shadow = power(a.residues(), b)
         return found
-    if not b.is_residue and b.size and (b.values == b.values.flat[0]).all():
-        whole = _constant_power(a.residues(), float(b.values.flat[0]))
-        if whole is not None:
-            return whole.mapped(lambda v: np.broadcast_to(v, np.broadcast_shapes(v.shape, b.shape)))
-    own = a if a.scalar is None else a.scalar  # as the gradient compares it, and before 1/2 is a residue
-    positive = compared("greater", _untangled(own), 0.0)
+    positive = compared("greater", _untangled(a), 0.0)
     a, b = a.residues(), b.residues()
-    values = np.broadcast_arrays(without_specials(a), without_specials(b))
-    found = residue_array(a, a.field.hashed("power", *values))
-    bad = (a.values >= INFINITY) | (b.values >= INFINITY)
-    found.values = np.where(bad, POISON, found.values)
-    if a.tangent is not None or b.tangent is not None:
-        lower = power(_untangled(a), _untangled(b) - 1.0)
+    base, exponent = np.broadcast_arrays(without_specials(a), without_specials(b))
+    values, is_defined = a.field.real_power(base, exponent)
+    bad = (a.values >= INFINITY) | (b.values >= INFINITY) | ~is_defined
+    found = residue_array(a, np.where(bad, POISON, values))
+    slopes = []
+    if a.tangent is not None:
+        slopes.append(power(_untangled(a), _untangled(b) - 1.0) * _untangled(b) * residue_array(a, a.tangent))
+    if b.tangent is not None:
         log = transcendental("log", chosen(positive, _untangled(a), 1.0))
-        along_x = (lower * _untangled(b)) * residue_array(a, tangent_of(a))
-        along_y = (residue_array(a, without_specials(found)) * log) * residue_array(b, tangent_of(b))
-        found.tangent = _defined(along_x + along_y)
+        slopes.append(_untangled(found) * log * residue_array(b, b.tangent))
+    if slopes:
+        found.tangent = _defined(slopes[0] if len(slopes) == 1 else slopes[0] + slopes[1])
     return found
 
 
 def _untangled(x: ExactArray) -> ExactArray:
     return ExactArray(x.field, x.values, x.dtype, x.is_residue)
-
-
-def _constant_power(x: ExactArray, exponent: float) -> ExactArray | None:
-    if exponent in (0.5, -0.5):
-        root = transcendental("sqrt", x)
-        return root if exponent > 0 else 1.0 / root
-    if exponent != int(exponent) or abs(exponent) > 2**10:
-        return None
-    found, count = x * 0.0 + 1.0, int(abs(exponent))
-    square = x
-    while count:
-        found = found * square if count & 1 else found
-        square, count = square * square, count >> 1
-    return found if exponent >= 0 else 1.0 / found
 
 
 def sign(x: ExactArray) -> ExactArray:

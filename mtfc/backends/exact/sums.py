@@ -27,6 +27,11 @@ def _both(like: ExactArray, numbers: Array, shadow: ExactArray) -> ExactArray:
     return ExactArray(like.field, np.asarray(numbers), like.dtype, shadow=shadow)
 
 
+def _has_single_terms(numbers: Array, axes: tuple[int, ...]) -> bool:
+    """Return True for sums with at most one term other than 0, as of the parts of a gather."""
+    return bool(np.count_nonzero(numbers, axis=axes).max(initial=0) <= 1)
+
+
 def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(ndim))
@@ -38,7 +43,7 @@ def total(x: ExactArray, axis: Any = None, keepdims: bool = False) -> ExactArray
     axes = _axes(axis, x.ndim)
     if not x.is_float:
         return ExactArray(x.field, np.sum(x.values, axis=axes, dtype=x.dtype, keepdims=keepdims), x.dtype)
-    if not x.is_residue and has_exact_sums(x.values):
+    if not x.is_residue and (has_exact_sums(x.values) or _has_single_terms(x.values, axes)):
         return _both(x, np.sum(x.values, axis=axes, keepdims=keepdims), total(x.residues(), axis, keepdims))
     x = x.residues()
     found = x.field.total(without_specials(x), axes, keepdims)

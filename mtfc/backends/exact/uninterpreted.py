@@ -48,12 +48,15 @@ def uninterpreted_call(
     if isinstance(function, OnShards) and function.keys:
         return _sorted(arrays, fronts, lead, shapes, function.keys)
     digests = [
-        _digest(field, x, len(core)).reshape(front)
+        digest(field, x, len(core)).reshape(front)
         for x, front, core in zip(arrays, fronts, cores, strict=True)
     ]
-    digest = field.hashed(name, np.zeros(lead, np.uint64), *digests)
+    whole = field.hashed(name, np.zeros(lead, np.uint64), *digests)
     field.count("results of primitives of JAX", sum(prod(lead) * prod(each.shape) for each in shapes))
-    return tuple(_result(field, f"result {i}", digest, each) for i, each in enumerate(shapes))
+    return tuple(
+        pseudo_random(field, f"result {i}", whole, each.shape, np.dtype(each.dtype))
+        for i, each in enumerate(shapes)
+    )
 
 
 def _sorted(
@@ -85,7 +88,7 @@ def _sorted(
     return tuple(result(*each) for each in zip(arrays, fronts, shapes, strict=True))
 
 
-def _digest(field: PrimeField, x: ExactArray, rank: int) -> Any:
+def digest(field: PrimeField, x: ExactArray, rank: int) -> Any:
     """Return a number for each element along the mapped axes, which depends on all elements along the last axes."""
     values = x.residues().values if x.is_float else field.from_integers(x.values)
     lead, core = x.shape[: x.ndim - rank], x.shape[x.ndim - rank :]
@@ -94,12 +97,14 @@ def _digest(field: PrimeField, x: ExactArray, rank: int) -> Any:
     return field.total(field.hashed("element", flat, np.broadcast_to(positions, flat.shape)), -1)
 
 
-def _result(field: PrimeField, name: str, digest: Any, shape: Any) -> ExactArray:
-    positions = np.arange(prod(shape.shape), dtype=np.uint64)
-    spread = np.broadcast_to(digest[..., None], (*digest.shape, positions.size))
+def pseudo_random(
+    field: PrimeField, name: str, digests: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> ExactArray:
+    """Return numbers in a shape for each digest, which depend on the digest and on the place alone."""
+    positions = np.arange(prod(shape), dtype=np.uint64)
+    spread = np.broadcast_to(digests[..., None], (*digests.shape, positions.size))
     drawn = field.hashed(name, spread, np.broadcast_to(positions, spread.shape))
-    drawn = drawn.reshape((*digest.shape, *shape.shape))
-    dtype = np.dtype(shape.dtype)
+    drawn = drawn.reshape((*digests.shape, *shape))
     if dtype.kind not in INTEGERS:
         return ExactArray(field, drawn, dtype, True)
     return ExactArray(field, (drawn % np.uint64(INTEGERS[dtype.kind])).astype(dtype), dtype)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 from mtfc.compiler.ir.core import Attr
+from mtfc.compiler.ir.twins import TwinFloat, TwinInt, on_twins, plain
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim
 from mtfc.compiler.records import frozen
 
@@ -67,9 +68,19 @@ Stated = tuple[Attribute[Any], ...]
 """The attributes of one op."""
 
 
+def is_integer(value: object) -> bool:
+    """Return True for an integer that is no truth value."""
+    return type(value) in (int, TwinInt)
+
+
+def is_number(value: object) -> bool:
+    """Return True for an integer or a float that is no truth value."""
+    return type(value) in (int, float, TwinInt, TwinFloat)
+
+
 def _is_int(value: object) -> bool:
     """Leave out -2**31, so that minus the number is one, too."""
-    return type(value) is int and abs(value) < 2**31
+    return is_integer(value) and abs(cast("int", value)) < 2**31
 
 
 def _is_text(value: object) -> bool:
@@ -79,7 +90,7 @@ def _is_text(value: object) -> bool:
 
 def _is_dim(value: object) -> bool:
     return (
-        isinstance(value, Dim) and isinstance(value.name, str) and type(value.size) is int and value.size > 0
+        isinstance(value, Dim) and isinstance(value.name, str) and is_integer(value.size) and value.size > 0
     )
 
 
@@ -110,9 +121,9 @@ def _is_mapping(value: object) -> bool:
 
 FLAG: Kind[bool] = Kind("true or false", lambda value: type(value) is bool)
 INT: Kind[int] = Kind("a whole number of 32 bits", _is_int)
-REAL: Kind[float] = Kind("a number", lambda value: type(value) in (int, float), repr)
+REAL: Kind[float] = Kind("a number", is_number, repr)
 NUMBER: Kind[Number] = Kind(  # `repr` tells 0.0 from -0.0 and False
-    "a number or a truth value", lambda value: type(value) in (int, float, bool), repr
+    "a number or a truth value", lambda value: is_number(value) or type(value) is bool, repr
 )
 TEXT: Kind[str] = Kind("printable text without quotes", _is_text)
 DTYPE: Kind[str] = Kind("a dtype", lambda value: isinstance(value, str) and value in ITEM_BYTES)
@@ -169,23 +180,24 @@ def value_error(value: Number, dtype: str) -> str | None:
     if (type(value) is bool) != (dtype == "bool"):
         return f"{shown(value)} is not a value of {dtype}"
     if dtype in FLOATS:
-        too_large = math.isfinite(value) if type(value) is float else type(value) is int
+        too_large = not isinstance(value, bool) and math.isfinite(value)
         if too_large and abs(value) >= OVERFLOW[dtype]:
             return f"{shown(value)} is too large for {dtype}"
-        wide = type(value) is int and value not in INTEGER_RANGE["i32"]
+        wide = is_integer(value) and plain(value) not in INTEGER_RANGE["i32"]
         return f"{shown(value)} has more than 32 bits: write it as a float" if wide else None
     if dtype == "bool":
         return None
     if dtype not in INTEGER_RANGE:
         return f"{dtype} has no constants"
-    fits = type(value) is int and value in INTEGER_RANGE[dtype]
+    fits = is_integer(value) and plain(value) in INTEGER_RANGE[dtype]
     return None if fits else f"{shown(value)} is not a value of {dtype}"
 
 
+@on_twins(lambda value, dtype: value)
 def fitted(value: Number, dtype: str) -> Number:
     """Return a number as a constant of a float dtype: too large numbers become infinite, as in a cast. Keep other values."""
     if dtype not in FLOATS or isinstance(value, bool):
         return value
     if value == value and abs(value) >= OVERFLOW[dtype]:
         return math.inf if value > 0 else -math.inf
-    return value if isinstance(value, float) or value in INTEGER_RANGE["i32"] else float(value)
+    return value if isinstance(value, float) or plain(value) in INTEGER_RANGE["i32"] else float(value)

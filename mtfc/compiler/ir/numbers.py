@@ -5,6 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 from math import frexp, isfinite, ldexp
 
+from mtfc.compiler.ir.twins import on_twins
+
 SIGNIFICANDS: dict[str, tuple[int, int, int]] = {
     "f16": (11, -13, 16),
     "bf16": (8, -125, 128),
@@ -28,6 +30,7 @@ def rounded(number: float, dtype: str) -> float | None:
     return found if least <= frexp(found)[1] <= most else None
 
 
+@on_twins(lambda a, b, dtype: a * b)
 def product(a: float, b: float, dtype: str, wide: bool = False) -> float | None:
     """Return a * b for two numbers of a dtype with few digits, or None if that is rounded or no normal number.
 
@@ -44,6 +47,7 @@ def product(a: float, b: float, dtype: str, wide: bool = False) -> float | None:
     return found if found is not None and Fraction(x) * Fraction(y) == Fraction(found) else None
 
 
+@on_twins(lambda a, b, dtype: a + b)
 def total(a: float, b: float, dtype: str) -> float | None:
     """Return a + b for two numbers of a dtype with few digits, or None if that is rounded or no normal number."""
     x, y = rounded(a, dtype), rounded(b, dtype)
@@ -69,6 +73,7 @@ def is_power_of_two(number: float) -> bool:
     return isfinite(number) and abs(frexp(number)[0]) == 0.5
 
 
+@on_twins(lambda number, dtype: number)
 def wrapped(number: float, dtype: str) -> int:
     """Return an integer as a dtype has it after overflow."""
     found = int(number) % (1 << INTEGER_BITS)

@@ -120,7 +120,7 @@ class Retyping:
         if output.updates is not None and output.value.type.dtype in FLOATS:
             return attrs.evolve(output, value=self.builder.cast(value, self.stored))
         value = self._as_computed(value)
-        scalar_loss = not value.type.dims and value.type.dtype in FLOATS
+        scalar_loss = not value.type.dims and value.type.dtype in FLOATS and not self.everything
         return attrs.evolve(output, value=self.builder.cast(value, "f32") if scalar_loss else value)
 
     def region(self, region: Function, operands: Sequence[Value], dim: Dim, outside: Retyping) -> Function:

@@ -6,8 +6,9 @@ The arrays of a large model are never in memory together: a file is opened for i
 array are read when they are needed. `stored_arrays` alone knows the kinds of files. Arrays of Python objects are refused, so
 reading a file executes no code of the file.
 
-The package safetensors reads. It writes from memory only, so the writer is here: a safetensors file is the length of a header,
-the header as JSON, and the numbers of all arrays (https://huggingface.co/docs/safetensors).
+The package safetensors checks a file. It reads only dtypes of NumPy itself and writes from memory only, so numbers are read and
+written here: a safetensors file is the length of a header, the header as JSON, and the numbers of all arrays
+(https://huggingface.co/docs/safetensors).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
@@ -47,6 +48,8 @@ DTYPES = {
     "U16": "uint16",
     "U8": "uint8",
     "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
 }
 """The dtypes of safetensors files that NumPy and `ml_dtypes` have, by their names in the files."""
 
@@ -57,12 +60,14 @@ SAFETENSORS = ".safetensors"
 class StoredArray:
     """An array whose numbers are read each time that `read` is called, which raises `CompileError` (E501).
 
-    dtype: NumPy's name of the dtype, or the file's name of a dtype that NumPy lacks.
+    dtype: NumPy's name of the dtype, or the file's name of a dtype that NumPy lacks. alias_of: the name of another array of the
+    file, which this one is.
     """
 
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[], Array]
+    alias_of: str | None = None
 
     @classmethod
     def of(cls, array: Array) -> StoredArray:
@@ -79,11 +84,17 @@ class StoredArray:
 
 
 def numpy_type(name: str) -> Any:
-    """Return the NumPy dtype of a name, which may be `bfloat16`."""
+    """Return the NumPy dtype of a name, which may be one of `ml_dtypes`."""
     import ml_dtypes
     import numpy as np
 
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def unread(arrays: Mapping[str, StoredArray], read: Container[str]) -> list[str]:
+    """Return the arrays of which neither the name nor an alias is read."""
+    known = {array.alias_of or name for name, array in arrays.items() if name in read}
+    return [name for name, array in arrays.items() if not array.alias_of and name not in known]
 
 
 def whole(path: str) -> Span:
@@ -200,15 +211,33 @@ def _safetensors(path: Path) -> dict[str, StoredArray]:
         reason = str(error).removeprefix("Error while deserializing header: ")
         raise ValueError(f"it is no safetensors file, or damaged ({reason})") from None
 
-    def stored(name: str) -> StoredArray:
-        header = file.get_slice(name)
-        dtype = DTYPES.get(header.get_dtype(), header.get_dtype())
+    with path.open("rb") as start:
+        size = int.from_bytes(start.read(8), "little")
+        headers = json.loads(start.read(size))
+
+    def stored(name: str, alias_of: str | None = None) -> StoredArray:
+        header = headers[alias_of or name]
+        shape, dtype = tuple(header["shape"]), DTYPES.get(header["dtype"], header["dtype"])
+        place = 8 + size + header["data_offsets"][0]
         return StoredArray(
-            tuple(header.get_shape()), dtype, lambda: _read(path, lambda: file.get_tensor(name))
+            shape, dtype, lambda: _read(path, lambda: _numbers(path, place, shape, dtype)), alias_of
         )
 
     names = file.keys()
-    return {name: stored(name) for name in names}
+    # `safetensors.torch.save_model` stores a tensor with several names once, and writes the other names as metadata.
+    tied = (file.metadata() or {}).items()
+    aliases = {name: stored(name, kept) for name, kept in tied if kept in names and name not in names}
+    return {**{name: stored(name) for name in names}, **aliases}
+
+
+def _numbers(path: Path, place: int, shape: tuple[int, ...], dtype: str) -> Array:
+    """Read an array from a byte of a file on."""
+    import numpy as np
+
+    kind = numpy_type(dtype).newbyteorder("<")
+    with path.open("rb") as file:
+        file.seek(place)
+        return np.fromfile(file, kind, math.prod(shape)).reshape(shape)
 
 
 def _folder(path: Path) -> dict[str, StoredArray]:
@@ -289,7 +318,7 @@ def write_arrays(
 ) -> None:
     """Write arrays under their names to a file or to standard output, one after the other.
 
-    The name's end decides the kind: safetensors for `.safetensors`, else NPZ. NPZ lacks bf16, which becomes f32, and metadata.
+    The name's end decides the kind: safetensors for `.safetensors`, else NPZ. NPZ has no metadata, and f32 for bf16 and f8.
     Raises `UsageError`, and the errors of reading the arrays.
     """
 
@@ -320,7 +349,11 @@ def storable(array: Array) -> Array:
     import numpy as np
 
     array = np.asarray(array)
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    return array.astype(np.float32) if array.dtype.isbuiltin == OF_ANOTHER_PACKAGE else array
+
+
+OF_ANOTHER_PACKAGE = 2
+"""The value of `isbuiltin` of NumPy for dtypes of another package, such as `ml_dtypes`."""
 
 
 def _write_safetensors(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
@@ -99,7 +100,7 @@ class Fitting:
 def kind_of(dtype: str) -> str:
     """Return `f`, `i`, `u` or `b` for floats, integers, integers without sign and truth values, else `?`."""
     kinds = {"float": "f", "bfloat": "f", "int": "i", "uint": "u", "bool": "b"}
-    return kinds.get(dtype.rstrip("0123456789"), "?")
+    return kinds.get(re.split(r"\d", dtype)[0], "?")
 
 
 def as_type(array: Array, type: TensorType) -> Array:

@@ -15,7 +15,7 @@ from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.training import average_of
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
-from mtfc.driver.data.array_files import Array, Arrays, StoredArray, stored_arrays, whole
+from mtfc.driver.data.array_files import Array, Arrays, StoredArray, stored_arrays, unread, whole
 from mtfc.driver.data.checkpoint_files import local_parameters, newest_checkpoint
 from mtfc.driver.data.fitting import Fitting, LazyArrays, as_type
 from mtfc.driver.data.remote import is_remote, local_copy
@@ -247,10 +247,9 @@ def stored_parameters(
     may_have_others = partial and newest_checkpoint(Path(path)) is not None
     declared = {parameter.name: parameter for parameter in program.parameters}
     fitting = Fitting(path, _of_parameters(path, declared, averages))
-    others: list[str] = []
+    others = unread(fitting.arrays, declared)
     for name, array in fitting.arrays.items():
         if name not in declared:
-            others.append(name)
             continue
         type, span = declared[name].type, declared[name].span
         if array.shape != tuple(dim.size for dim in type.dims):

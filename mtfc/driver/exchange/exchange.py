@@ -22,6 +22,7 @@ from mtfc.driver.data.array_files import (
     files_of,
     numpy_type,
     stored_arrays,
+    unread,
     whole,
     write_arrays,
 )
@@ -220,7 +221,7 @@ class _Tensors:
             self.diagnostics.add("E504", message, rule.span("theirs"))
 
     def _check_unread(self, read: set[str]) -> None:
-        left = [name for name in self.arrays if name not in read and not self._is_ignored(name)]
+        left = [name for name in unread(self.arrays, read) if not self._is_ignored(name)]
         alike: dict[str, list[str]] = {}
         for name in left:
             alike.setdefault(re.sub(r"\d+", "#", name), []).append(name)

@@ -12,6 +12,12 @@ import attrs
 from mtfc.compiler.activity import doing
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.types import ARRAY_DTYPES
+from mtfc.driver.jax_functions.import_check import given_constants, import_case
+from mtfc.driver.jax_functions.roads import Road, computed
+from mtfc.driver.verification.checks import PER_SECOND
+from mtfc.driver.verification.exact_cases import elements
+from mtfc.driver.verification.special_numbers import KINDS
+from mtfc.frontend.jaxpr.flat import all_steps
 from mtfc.frontend.jaxpr.tracing import by_place, value_of
 from mtfc.reports.exact_report import ExactCase, exact_text
 
@@ -58,29 +64,57 @@ class OutputDifference:
         return self.error <= self.limit
 
 
+NO_NUMBERS = "NOT COMPARED, as all numbers are NaN or infinite on these arguments:"
+OTHERS = "`verify(plan, *args)` takes others"
+BUT_IMPORT = "; this does not cover the import"
+
+
 @attrs.frozen
 class PlanVerification:
-    """The comparison of all outputs, and the exact check of the program of `plan.step`, or None if it was left out.
+    """The comparison of all outputs, and the exact checks of the import and of the program of `plan.step`.
 
-    notes: sentences about known faults of XLA that `plan.apply` meets.
+    The checks are None if they were left out. ended: a sentence about each program that has no results. notes: a sentence about
+    each known fault of XLA that `plan.apply` meets.
     """
 
     outputs: tuple[OutputDifference, ...]
     exact: ExactCase | None = None
+    imported: ExactCase | None = None
+    ended: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
+    def exact_cases(self) -> tuple[ExactCase, ...]:
+        """The exact checks, that of the import first."""
+        return tuple(case for case in (self.imported, self.exact) if case is not None)
+
+    @property
     def ok(self) -> bool:
-        agrees = all(each.ok for each in self.outputs) and (self.exact is None or self.exact.ok)
-        return agrees and not self.proves_nothing
+        agrees = all(each.ok for each in self.outputs) and all(case.ok for case in self.exact_cases)
+        return agrees and not (self.ended or self.proves_nothing or self.without_numbers)
+
+    @property
+    def without_numbers(self) -> tuple[str, ...]:
+        """The outputs of which NaN and infinities leave no number to compare."""
+        names = (each.output for each in self.outputs if each.not_finite and _proves_nothing([each]))
+        return tuple(dict.fromkeys(names))
 
     @property
     def proves_nothing(self) -> bool:
         """True if no number of the outputs says anything about the plan."""
-        return _proves_nothing(self.outputs)
+        return _proves_nothing(self.outputs) or (not self.outputs and bool(self.ended))
+
+    @property
+    def _covers_step(self) -> bool:
+        """False if `plan.step` is wrong, and no check of the import says why: the other exact check begins behind it."""
+        is_compared = self.imported is not None and self.imported.skipped is None
+        return is_compared or all(each.ok for each in self.outputs if each.road == "plan.step")
 
     def __str__(self) -> str:
-        lines = []
+        lines = [exact_text(self.imported)] if self.imported is not None else []
+        if self.exact is not None:
+            lines.append(exact_text(self.exact) + ("" if self._covers_step else BUT_IMPORT))
+        lines += [f"FAILED {each}" for each in self.ended]
         for road in dict.fromkeys(each.road for each in self.outputs):
             own = [each for each in self.outputs if each.road == road]
             worst = max(own, key=lambda each: (not each.ok, each.difference))
@@ -90,8 +124,8 @@ class PlanVerification:
                 f"{road} {state} the plain function: at most {worst.difference:.1e} ({worst.output})"
             )
         lines += _unstable_note(self.outputs)
-        if self.exact is not None:
-            lines.append(exact_text(self.exact))
+        if self.without_numbers:
+            lines.append(f"{NO_NUMBERS} {', '.join(self.without_numbers)}: {OTHERS}")
         lines += self.notes
         return "\n".join(lines)
 
@@ -118,69 +152,79 @@ def _unstable_note(outputs: Sequence[OutputDifference]) -> Iterator[str]:
 
 def exactly_verified(plan: Plan, seed: int) -> ExactCase:
     """Compare the program of `plan.step` with the imported program over a finite field. Calls of JAX are not interpreted."""
-    import numpy as np
-
     from mtfc.driver.running.execution import without_warnings
     from mtfc.driver.verification.exact_cases import exact_lowered
 
-    given = {
-        leaf.name: np.asarray(leaf.constant).reshape([dim.size for dim in leaf.flat_dims])
-        for leaf in plan.imported.inputs
-        if leaf.constant is not None and leaf.key is None
-    }
+    given = given_constants(plan.imported)
     with doing("exact check"), without_warnings():
         return exact_lowered(plan.imported.program, plan.program, given, seed)
 
 
 def verified(
-    plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int, exact: bool = True
+    plan: Plan,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    seed: int,
+    exact: bool = True,
+    budget: float | None = None,
 ) -> PlanVerification:
     """Compute the function on one device, and by the plan's two roads, on the same arguments. exact: run the exact check, too.
 
-    A function that was imported where a mesh was set is computed on this mesh, too.
+    A function that was imported where a mesh was set is computed on this mesh, too. budget: seconds for the roads.
     """
+    imported = import_case(plan.imported, seed) if exact else None
+    checked = exactly_verified(plan, seed) if exact else None
+    found = _by_roads(plan, args, kwargs, budget) if args or kwargs else _on_drawn(plan, seed, budget)
+    notes = tuple(each.note for each in plan.known_faults)
+    return attrs.evolve(found, exact=checked, imported=imported, notes=notes)
+
+
+FUNCTION = "the function itself"
+SECONDS, PER_STEP = 20.0, 0.2
+"""The time of a road: of each program, and for each of its steps."""
+
+
+def _by_roads(
+    plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], budget: float | None
+) -> PlanVerification:
+    """Compare the results of the roads on some arguments. Without those of the plain function, nothing is compared."""
     import jax
 
-    if not args and not kwargs:
-        args, kwargs = drawn_arguments(plan, seed)
     plan.check_arguments(args, kwargs)
     args, kwargs = jax.tree.map(value_of, by_place(plan.function, args, kwargs))
-    leaves, plain = list(plan.imported.outputs), jax.jit(plan.function)
-    own_mesh = plan.imported.flat.mesh
-    if own_mesh is not None:
-        args, kwargs = jax.tree.map(_unplaced, (args, kwargs))
-    with doing("the function on one device"), on_mesh(own_mesh and of_one_device(own_mesh)):
-        expected = _numbers(plain(*args, **kwargs))
-        narrowest = narrowest_dtype(plan)
-        spread = rounding_spread(plain, args, kwargs, expected, narrowest)
-    roads = {}
-    with jax.sharding.set_mesh(plan.mesh), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the notes name the faults
-        if not any(each.stops for each in plan.known_faults):
-            with doing("plan.apply"):
-                roads["plan.apply"] = _numbers(_run_once(plan.apply())(*args, **kwargs))
-        with doing("plan.step"):
-            roads["plan.step"] = _numbers(_run_once(plan.step)(*args, **kwargs))
-    if own_mesh is not None:
-        with doing("the function on its own mesh"), on_mesh(own_mesh):
-            roads[ON_ITS_MESH] = _numbers(plain(*args, **kwargs))
-    found = [_compared(road, leaves, each, expected, spread, narrowest) for road, each in roads.items()]
-    differences = tuple(difference for each in found for difference in each)
-    notes = tuple(each.note for each in plan.known_faults)
-    return PlanVerification(differences, exactly_verified(plan, seed) if exact else None, notes)
+    own_mesh, narrowest = plan.imported.flat.mesh, narrowest_dtype(plan)
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+    keys = [jax.random.key_impl(x) if _is_key(x) else None for x in leaves]
+    first = [_unplaced(x) for x in leaves]
+    draws = [first, *perturbed(first, narrowest)]
 
+    def road(name: str, function: Any, mesh: Any, draws: Any = (first,)) -> Road:
+        return Road.of(name, function, tree, keys, draws, lambda: on_mesh(mesh))
 
-QUICK_TO_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Options under which XLA for CPUs partitions a program as ever, and LLVM optimizes nothing."""
-
-
-def _run_once(function: Callable[..., Any]) -> Any:
-    """Compile a function that runs once, which takes a CPU less time than to compile the function well."""
-    import jax
-
-    is_cpu = jax.default_backend() == "cpu"
-    options: Any = QUICK_TO_COMPILE if is_cpu else None
-    return jax.jit(function, compiler_options=options)
+    roads = [road(FUNCTION, plan.function, own_mesh and of_one_device(own_mesh), draws)]
+    if not any(each.stops for each in plan.known_faults):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the notes name the faults
+            roads.append(road("plan.apply", plan.apply(), plan.mesh))
+    roads.append(road("plan.step", plan.step, plan.mesh))
+    roads += [road(ON_ITS_MESH, plan.function, own_mesh)] if own_mesh is not None else []
+    steps = sum(1 for _ in all_steps(plan.imported.steps))
+    seconds = SECONDS + PER_STEP * steps + elements(plan.imported.program) / PER_SECOND
+    found = computed(roads, seconds, budget)
+    plain = next(found)
+    if isinstance(plain, str):
+        return PlanVerification(
+            (), ended=(f"{FUNCTION} {plain}: `verify(plan, *args)` takes other arguments",)
+        )
+    expected, *others = [_numbers(each) for each in plain]
+    spread, differences, ended = spread_of(expected, others), list[OutputDifference](), list[str]()
+    for each, result in zip(roads[1:], found, strict=True):
+        if isinstance(result, str):
+            ended.append(f"{each.name} {result}")
+        else:
+            outputs, numbers = list(plan.imported.outputs), _numbers(result[0])
+            differences += _compared(each.name, outputs, numbers, expected, spread, narrowest)
+    return PlanVerification(tuple(differences), ended=tuple(ended))
 
 
 ON_ITS_MESH = "the function on its own mesh"
@@ -202,18 +246,17 @@ def of_one_device(mesh: Any) -> Any:
 
 
 def _unplaced(x: Any) -> Any:
-    """Return an array that is on no devices yet."""
+    """Return an array of NumPy; of random keys, their data."""
     import jax
     import numpy as np
 
-    if not isinstance(x, jax.Array):
-        return x
-    if not jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return np.asarray(x)
-    implementation: Any = jax.random.key_impl(x)
-    return jax.random.wrap_key_data(
-        jax.numpy.asarray(np.asarray(jax.random.key_data(x))), impl=implementation
-    )
+    return np.asarray(jax.random.key_data(x)) if _is_key(x) else np.asarray(x) if hasattr(x, "dtype") else x
+
+
+def _is_key(x: Any) -> bool:
+    import jax
+
+    return bool(jax.numpy.issubdtype(getattr(x, "dtype", int), jax.dtypes.prng_key))
 
 
 PERTURBED = 4
@@ -231,18 +274,8 @@ def narrowest_dtype(plan: Plan) -> str:
     return max(dtypes & LIMIT.keys(), key=LIMIT.__getitem__, default="f32")
 
 
-def rounding_spread(
-    function: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    expected: Sequence[Any],
-    narrowest: str = "f32",
-) -> list[Any]:
-    """Return how far each number of the results moves if the arguments change by some roundings of the narrowest dtype.
-
-    Where a gradient is zero, as that of a key's bias, a step of Adam makes numbers of order 1 from rounding errors. Such numbers
-    say nothing about a layout. A number moves at least as far as half of its array do.
-    """
+def perturbed(leaves: Sequence[Any], narrowest: str) -> Iterator[list[Any]]:
+    """Yield arguments that differ by some roundings of the narrowest dtype."""
     import jax
     import numpy as np
 
@@ -251,25 +284,28 @@ def rounding_spread(
         info = finfo(dtype)
         return float(info.eps) * ROUNDINGS.get(info.bits, 4)
 
-    spread, least = [np.zeros(x.shape) for x in expected], rounding(ARRAY_DTYPES[narrowest])
-    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
-    floats = {i: x for i, x in enumerate(leaves) if _is_float(x)}
-    moves = {i: max(rounding(x.dtype), least) for i, x in floats.items()}
+    least = rounding(ARRAY_DTYPES[narrowest])
 
-    @jax.jit
-    def moved(arrays: dict[int, Any], noise: dict[int, Any]) -> dict[int, Any]:
-        wide = {i: x if x.dtype.itemsize > 4 else x.astype("float32") for i, x in arrays.items()}
-        return {i: (wide[i] * (1 + noise[i])).astype(x.dtype) for i, x in arrays.items()}
+    def moved(x: Any, random: Any) -> Any:
+        wide = np.promote_types(x.dtype, np.float32)
+        noise = max(rounding(x.dtype), least) * random.standard_normal(x.shape)
+        return (x.astype(wide) * (1 + noise.astype(wide))).astype(x.dtype)
 
     for number in range(PERTURBED):
         random = np.random.default_rng(number)
-        noise = {
-            i: (moves[i] * random.standard_normal(x.shape)).astype(np.promote_types(x.dtype, np.float32))
-            for i, x in floats.items()
-        }
-        changed = {**dict(enumerate(leaves)), **moved(floats, noise)}
-        changed_args, changed_kwargs = jax.tree.unflatten(tree, [changed[i] for i in range(len(leaves))])
-        found = _numbers(function(*changed_args, **changed_kwargs))
+        yield [moved(x, random) if _is_float(x) else x for x in leaves]
+
+
+def spread_of(expected: Sequence[Any], others: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return how far each number of the results moves where the arguments move by some roundings.
+
+    Where a gradient is zero, as that of a key's bias, a step of Adam makes numbers of order 1 from rounding errors. Such numbers
+    say nothing about a layout. A number moves at least as far as half of its array do.
+    """
+    import numpy as np
+
+    spread = [np.zeros(x.shape) for x in expected]
+    for found in others:
         for i, (x, y) in enumerate(zip(found, expected, strict=True)):
             is_finite = np.isfinite(x) & np.isfinite(y)
             apart = np.subtract(x, y, out=np.zeros(x.shape), where=is_finite)
@@ -283,22 +319,34 @@ def _is_float(x: Any) -> bool:
     return bool(jax.numpy.issubdtype(getattr(x, "dtype", int), jax.numpy.floating))
 
 
-def _numbers(results: Any) -> list[Any]:
-    """Return all results as f64 arrays; keys as their data, and complex numbers as pairs."""
-    import jax
+def _numbers(results: Sequence[Any]) -> list[Any]:
+    """Return arrays of NumPy as f64; complex numbers as pairs."""
     import numpy as np
 
     def wide(x: Any) -> Any:
-        is_key = jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
-        array = np.asarray(jax.random.key_data(x) if is_key else x)
-        parts = np.stack([array.real, array.imag]) if np.iscomplexobj(array) else array
-        return parts.astype(np.float64)
+        return (np.stack([x.real, x.imag]) if np.iscomplexobj(x) else x).astype(np.float64)
 
-    return [wide(x) for x in jax.tree.leaves(results)]
+    return [wide(x) for x in results]
 
 
-def drawn_arguments(plan: Plan, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Draw arguments: small floats with ties and zeros, small integers, and keys.
+def _on_drawn(plan: Plan, seed: int, budget: float | None) -> PlanVerification:
+    """Compare the roads on the first kind of drawn arguments on which the function ends and each output has a finite number.
+
+    If there is none, return the comparison with the most such outputs. After two kinds without an end, no other is tried.
+    """
+    tried = list[PlanVerification]()
+    for kind in KINDS:
+        args, kwargs = with_far_indices(plan, *drawn_arguments(plan, seed, kind), seed)
+        tried.append(_by_roads(plan, args, kwargs, budget))
+        if tried[-1].outputs and not tried[-1].without_numbers:
+            return tried[-1]
+        if sum(not each.outputs for each in tried) == 2:
+            break
+    return max(tried, key=lambda each: (bool(each.outputs), -len(each.without_numbers)))
+
+
+def drawn_arguments(plan: Plan, seed: int, kind: str = "mixed") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Draw arguments: floats of a kind with ties and zeros, small integers, and keys.
 
     The state of an optimizer, an argument that is returned anew beside the first, gets positive numbers, as second moments are.
     """
@@ -306,12 +354,58 @@ def drawn_arguments(plan: Plan, seed: int) -> tuple[tuple[Any, ...], dict[str, A
     import numpy as np
 
     random = np.random.default_rng(seed)
-    leaves = [_drawn(leaf, random) for leaf in plan.imported.inputs if leaf.constant is None]
+    leaves = [_drawn(leaf, random, KINDS[kind]) for leaf in plan.imported.inputs if leaf.constant is None]
     found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.unflatten(plan.imported.flat.in_tree, leaves)
     return found
 
 
-def _drawn(leaf: Leaf, random: Any) -> Any:
+MOST_FAR = 4
+"""The most arguments that `with_far_indices` changes: each takes a run of the function."""
+
+
+def with_far_indices(
+    plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
+) -> tuple[Any, Any]:
+    """Replace integers of inputs by numbers around both ends of axes, where all results stay finite.
+
+    So indices out of range are compared, too. A `while` may run as often as an integer says: its program keeps small numbers.
+    """
+    import jax
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    sizes = [1, *(dim.size for dim in plan.imported.program.dims.values())]
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+    own = [leaf for leaf in plan.imported.inputs if leaf.constant is None]
+    inputs = [i for i, x in enumerate(own) if x.role == "input" and x.key is None]
+    places = [i for i in inputs if own[i].dtype in INTEGER_RANGE]
+    if any(step.primitive == "while" for step in plan.imported.steps):
+        return args, kwargs
+    for i in places[:MOST_FAR]:
+        numbers = random.choice(sizes, own[i].shape) + random.integers(-1, 2, own[i].shape)
+        numbers = np.asarray(numbers * random.choice([-1, 1], own[i].shape))
+        numbers.flat[:1] = max(sizes) + 1  # beyond the end, also if this is a single place
+        limits = np.iinfo(ARRAY_DTYPES[own[i].dtype])
+        numbers = numbers.clip(limits.min, limits.max)
+        changed = [*leaves[:i], numbers.astype(limits.dtype), *leaves[i + 1 :]]
+        far_args, far_kwargs = jax.tree.unflatten(tree, changed)
+        if _is_finite(plan, far_args, far_kwargs):
+            leaves = changed
+    found: tuple[Any, Any] = jax.tree.unflatten(tree, leaves)
+    return found
+
+
+def _is_finite(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return True if all results of the function are finite numbers, on one device."""
+    import jax
+
+    own_mesh = plan.imported.flat.mesh
+    with on_mesh(own_mesh and of_one_device(own_mesh)):
+        found = jax.tree.leaves(jax.jit(plan.function)(*args, **kwargs))
+    return all(_is_key(x) or bool(jax.numpy.isfinite(x).all()) for x in found)
+
+
+def _drawn(leaf: Leaf, random: Any, changed: Callable[[Any], Any]) -> Any:
     import jax
     import numpy as np
 
@@ -329,7 +423,7 @@ def _drawn(leaf: Leaf, random: Any) -> Any:
     is_state = leaf.role == "state" or (leaf.role == "parameter" and is_later)
     ties = np.round(numbers * 4) / 4
     mixed = np.where(random.random(leaf.shape) < 0.1, ties, numbers)
-    mixed = 0.05 + abs(numbers) if is_state else mixed
+    mixed = 0.05 + abs(numbers) if is_state else changed(mixed)
     return np.asarray(mixed, jax.numpy.dtype(ARRAY_DTYPES[leaf.dtype]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -128,12 +129,13 @@ class ImportedProgram:
         from mtfc.frontend.syntax.parser import parse
 
         sources, diagnostics = Sources(), Diagnostics()
-        sources.texts |= {"<--mesh>": mesh or "", "<--layout>": layout or ""}
+        layout = _of_leading_factors(layout or "{}", self.dims)
+        sources.texts |= {"<--mesh>": mesh or "", "<--layout>": layout}
         dims = "".join(f"dim {name} = {size}\n" for name, size in self.dims.items())
         try:
             module = elaborate(parse(dims, "<dims>", diagnostics), diagnostics)
             on = parse_mesh(mesh, module) if mesh else ONE_DEVICE
-            declared = parse_layout(layout or "{}", module, on)
+            declared = parse_layout(layout, module, on)
             diagnostics.extend(check_layout(self.program, declared, layout_targets))
             diagnostics.raise_if_errors()
         except CompileError as error:
@@ -265,11 +267,13 @@ class ImportedProgram:
         return case
 
     @public
-    def verify(self, plan: Plan, *args: Any, seed: int = 0, **kwargs: Any) -> PlanVerification:
+    def verify(
+        self, plan: Plan, *args: Any, seed: int = 0, budget: float | None = None, **kwargs: Any
+    ) -> PlanVerification:
         """Compare the plain function, `plan.apply` and `plan.step` on random arguments, or on given ones.
 
         The program of `plan.step` is compared over a finite field, too, without rounding. Needs as many devices as the plan has;
-        virtual ones do.
+        virtual ones do. Programs run in a process of their own; those beyond `budget` seconds are not compared.
         """
         from mtfc.driver.jax_functions.comparison import verified
 
@@ -277,7 +281,14 @@ class ImportedProgram:
             raise UsageError(
                 "`verify` takes a plan of this program: make it by `program.plan`, `search` or `load`"
             )
-        return verified(plan, args, kwargs, seed)
+        return verified(plan, args, kwargs, seed, budget=budget)
+
+
+def _of_leading_factors(layout: str, dims: Mapping[str, int]) -> str:
+    """Return a layout in which `batch` is `batch_a`, where the function splits `batch` into `batch_a` and others."""
+    split = {name.removesuffix("_a") for name in dims if name.endswith("_a")} - {*dims}
+    heads = "|".join(map(re.escape, sorted(split)))
+    return re.sub(rf"\b({heads})(?=\s*:)", r"\1_a", layout) if split else layout
 
 
 def _without_empty(rules: Rules) -> Rules:

@@ -110,5 +110,10 @@ class PackedProgram:
         found = []
         for leaf in self.imported.outputs:
             x = outputs[leaf.name].reshape(leaf.shape)
-            found.append(jax.random.wrap_key_data(x, impl=leaf.key) if leaf.key is not None else x)
+            if leaf.key is not None:  # JAX splits no words of a key
+                spec: Any = jax.sharding.PartitionSpec
+                whole: Any = jax.lax.with_sharding_constraint
+                x = whole(x, jax.sharding.NamedSharding(self.mesh, spec()))
+                x = jax.random.wrap_key_data(x, impl=leaf.key)
+            found.append(x)
         return found

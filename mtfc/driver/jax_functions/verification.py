@@ -47,7 +47,8 @@ class VerifiedPlan:
             "layout": self.layout,
             "mesh": self.mesh.sizes,
             "outputs": [attrs.asdict(each) | {"ok": each.ok} for each in self.found.outputs],
-            "exact": exact_json([self.found.exact] if self.found.exact else []),
+            "ended": list(self.found.ended),
+            "exact": exact_json(self.found.exact_cases),
         }
 
     def verdict(self) -> str:
@@ -58,7 +59,7 @@ class VerifiedPlan:
 def verify_function(options: VerifyOptions, sources: Sources) -> VerifiedPlan:
     """Compare the function with `plan.apply`, `plan.step` and the exact check, under one layout.
 
-    If nothing is finite on drawn arguments, the example arguments take their place, unless they are mere shapes.
+    If nothing of an output is finite on drawn arguments, the example arguments take their place, unless they are mere shapes.
     Raises `CompileError`, `UsageError` and `Unavailable`.
     """
     from mtfc.backends.common.devices import import_jax
@@ -75,13 +76,13 @@ def verify_function(options: VerifyOptions, sources: Sources) -> VerifiedPlan:
     jax = import_jax()
     jax.config.update("jax_default_matmul_precision", "highest")
     plan = plan_on_devices(options.file, options.choice, sources)
-    found = verified(plan, (), {}, options.seed, options.exact)
-    if found.proves_nothing:
+    found = verified(plan, (), {}, options.seed, options.exact, options.budget)
+    if found.proves_nothing or found.without_numbers:
         source = options.choice.source
         assert isinstance(source, FunctionSource)
         args, kwargs = source.example(plan.function)
         if not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves((args, kwargs))):
-            found = verified(plan, args, kwargs, options.seed, options.exact)
+            found = verified(plan, args, kwargs, options.seed, options.exact, options.budget)
     return VerifiedPlan(plan.program.name, plan.case.name, plan.case.mesh, found)
 
 

@@ -122,20 +122,24 @@ class MetFault:
         """A sentence for `verify`."""
         return f"plan.apply was not run: {self}" if self.stops else f"plan.apply has a known fault: {self}"
 
+    @property
+    def place(self) -> str:
+        return f"{self.span.file}:{self.span.line}" if self.span else "the function"
+
     def __str__(self) -> str:
-        place = f"{self.span.file}:{self.span.line}" if self.span else "the function"
-        return f"{place}: {self.fault.what} (split: {', '.join(self.dims)}); take `plan.step`, which is right"
+        return f"{self.place}: {self.fault.what} (split: {', '.join(self.dims)}); take `plan.step`, which is right"
 
 
 def met_faults(imported: Imported, rules: Mapping[str, Axes], mesh: Mesh) -> tuple[MetFault, ...]:
     """Return the faults that `plan.apply` meets under some rules on a mesh, each once for a line."""
     placed = PlacedSteps(imported, rules, mesh)
-    found: dict[tuple[str, Span | None], MetFault] = {}
+    found: dict[tuple[str, str], MetFault] = {}
     for step in placed.steps:
         for fault in FAULTS_OF.get(step.primitive, ()):
             dims = tuple(dict.fromkeys(dim.name for dim in fault.meets(step, placed)))
             if dims:
-                found.setdefault((fault.name, step.span), MetFault(fault, step.span, dims))
+                met = MetFault(fault, step.span, dims)
+                found.setdefault((fault.name, met.place), met)
     return tuple(found.values())
 
 

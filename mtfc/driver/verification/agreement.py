@@ -94,6 +94,13 @@ class Expected:
 
         return bool(np.isfinite(_numbers(self.plain)).all())
 
+    @property
+    def has_numbers(self) -> bool:
+        """False for an array that is NaN or infinite wholly, and so says nothing of what it is computed from."""
+        import numpy as np
+
+        return self.plain.size == 0 or bool(np.isfinite(_numbers(self.plain)).any())
+
     @cached_property
     def _settled(self) -> Any:
         """True at the places where all runs agree on NaN, infinities and finite numbers.

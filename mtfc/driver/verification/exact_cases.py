@@ -42,11 +42,11 @@ def exact_cases(
     """Yield the exact comparison of the gradients of the undistributed program, of each layout and of each placement."""
     size = elements(program)
     if size > LARGEST:
-        reason = f"its values have {size:.1e} elements: choose smaller dimensions with --dim"
+        reason = f"its values have {size:.1e} elements: take --all-sizes, or smaller dimensions with --dim"
         yield ExactCase("gradients", program.name, skipped=reason)
         return
     given: Mapping[str, Any] = draw_batch(program.function("forward"), seed, 1)[0]
-    reference = ExactReference(program, given, seed, attention=_attention(cases))
+    reference = ExactReference(program, given, seed, attention=attention_passes(cases))
     try:
         with doing("exact check of the gradients"):
             wrong = reference.wrong_gradients()
@@ -69,7 +69,7 @@ def _compared(reference: ExactReference, multi_mesh: MultiMeshProgram) -> ExactR
     from mtfc.meshes.module import generate
 
     text = generate(multi_mesh, "numpy")
-    return reference.compare_text(multi_mesh.differentiated.functions, text, ranks=multi_mesh.segment_ranks)
+    return reference.compare_text(multi_mesh.differentiated.functions, text)
 
 
 def _placed(reference: ExactReference, case: PlacementCase) -> ExactResult:
@@ -82,7 +82,7 @@ def _placed(reference: ExactReference, case: PlacementCase) -> ExactResult:
     return reference.compare_computed("gradients", compute)
 
 
-def _attention(cases: Sequence[LayoutOnMesh]) -> tuple[Pass, ...]:
+def attention_passes(cases: Sequence[LayoutOnMesh]) -> tuple[Pass, ...]:
     """Return the passes that make attention one op; all cases are lowered by the same passes."""
     passes = cases[0].passes if cases else None
     return tuple(each for each in passes or (FuseAttention(),) if isinstance(each, FuseAttention))
@@ -93,7 +93,9 @@ def exact_lowered(program: Program, lowered: Program, given: Mapping[str, Any], 
     layout = lowered.layout.name if lowered.layout else ""
     size = elements(program)
     if size > QUICK:
-        return ExactCase(layout, program.name, skipped=f"its values have {size:.1e} elements")
+        return ExactCase(
+            layout, program.name, skipped=f"its values have {size:.1e} elements: take --all-sizes"
+        )
     try:
         found = ExactReference(program, given, seed, derives=False).compare(lowered)
     except NotExact as error:
@@ -112,6 +114,7 @@ def _case(layout: str, model: str, found: ExactResult) -> ExactCase:
         unsure=dict(found.unsure),
         computed=found.computed,
         cut_loops=found.cut_loops,
+        unjudged=found.unjudged,
     )
 
 

@@ -29,7 +29,7 @@ from mtfc.driver.data.array_files import Array, Arrays
 from mtfc.driver.data.inputs import Batches, draw_batch, read_batches
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, Case, LayoutOnMesh
 from mtfc.driver.options import VerifyOptions
-from mtfc.driver.running.execution import Session, load, loaded
+from mtfc.driver.running.execution import Session, load, loaded, source
 from mtfc.driver.verification.agreement import Expected, Limits
 from mtfc.driver.verification.roundings import InfinityMarks, OtherRounding, OverflowMarks
 from mtfc.driver.verification.special_numbers import SpecialDraw, has_convolution, special_draws
@@ -119,30 +119,57 @@ class Reference:
     seed: int
 
     @classmethod
-    def of(cls, program: Program, given: Arrays, options: VerifyOptions) -> Reference:
-        """Draw inputs and parameters. `given` has values of parameters. Raises `CompileError` where data does not fit."""
+    def of(
+        cls,
+        program: Program,
+        given: Arrays,
+        options: VerifyOptions,
+        change: Callable[[Any], Any] | None = None,
+    ) -> Reference:
+        """Draw inputs and parameters. `given` has values of parameters. Raises `CompileError` where data does not fit.
+
+        change: makes drawn floats of another kind.
+        """
         forward = program.function("forward")
         number = STEPS * program.training.accumulate if program.training else 1
         batches = (
             read_batches(options.data, forward) if options.data else draw_batch(forward, options.seed, number)
         )
+        if change is not None:
+            arrays = {
+                name: change(x) if x.dtype.kind not in "biu" else x for name, x in batches.arrays.items()
+            }
+            batches = attrs.evolve(
+                batches, arrays={n: x.astype(batches.arrays[n].dtype) for n, x in arrays.items()}
+            )
         alone = LayoutOnMesh(ONE_DEVICE, UNDISTRIBUTED)
         parameters = Session.start(load(alone.lower(program), "numpy"), options.seed, given).parameters()
         return cls(program, batches, parameters, given, options.seed)
 
+    def lowered(self, case: LayoutOnMesh) -> Program:
+        """Return the program of one processor, with all gradients and the training step. The last one is kept."""
+        if self._last.get("case") != case:
+            self._last.update(case=case, program=case.lower(self.program, of="step+gradients"))
+        program: Program = self._last["program"]
+        return program
+
+    @cached_property
+    def _last(self) -> dict[str, Any]:
+        return {}
+
     @cached_property
     def runs(self) -> ReferenceRuns:
         """The results for drawn numbers."""
-        return ReferenceRuns(self._run, self._limits, (ROUNDINGS[:1], ROUNDINGS[1:], MORE_ROUNDINGS))
+        return ReferenceRuns(self._run, self.limits, (ROUNDINGS[:1], ROUNDINGS[1:], MORE_ROUNDINGS))
 
     @cached_property
     def special(self) -> Sequence[tuple[SpecialDraw, ReferenceRuns]]:
         """Arguments with special numbers, and the results for them."""
-        function = self._differentiated.function("gradients")
+        function = self.differentiated.function("gradients")
         draws = special_draws(function, {**self.batches[0], **self.parameters}, self.seed)
         stages = (ROUNDINGS[:1], (*ROUNDINGS[1:], *MARKS), MORE_ROUNDINGS)
         return [
-            (draw, ReferenceRuns(partial(self._passes, draw.arguments), self._limits, stages))
+            (draw, ReferenceRuns(partial(self._passes, draw.arguments), self.limits, stages))
             for draw in draws
         ]
 
@@ -151,13 +178,20 @@ class Reference:
         for part, arrays in self.runs.expected.items():
             yield from ((part, name) for name, each in arrays.items() if not each.is_finite)
 
+    def without_numbers(self) -> list[tuple[Part, str]]:
+        """Return the results that are NaN or infinite wholly in the undistributed program."""
+        parts = self.runs.expected.items()
+        return [
+            (part, name) for part, arrays in parts for name, each in arrays.items() if not each.has_numbers
+        ]
+
     def compared(self, modules: CaseModules) -> Compared:
         """Compare a case with drawn numbers."""
         return self.runs.judged(modules.results(self))
 
     def compared_in_special(self, modules: CaseModules, backend: str) -> Iterator[tuple[str, Compared]]:
         """Yield the comparison of a case for each draw with special numbers."""
-        skips = backend == "jax" and has_convolution(self._differentiated.function("forward"))
+        skips = backend == "jax" and has_convolution(self.differentiated.function("forward"))
         for draw, runs in self.special:
             if skips and not draw.is_finite:
                 continue
@@ -175,7 +209,7 @@ class Reference:
     # The undistributed program
 
     @cached_property
-    def _differentiated(self) -> Program:
+    def differentiated(self) -> Program:
         wanted = (Differentiate("step"), Differentiate("gradients"))
         return run_passes(self.program, (MixedPrecision(), *wanted))
 
@@ -184,21 +218,21 @@ class Reference:
         return run_passes(self.program, (MixedPrecision(), BindTraining()))
 
     @cached_property
-    def _limits(self) -> Limits:
-        return Limits.of(self._differentiated)
+    def limits(self) -> Limits:
+        return Limits.of(self.differentiated)
 
     def _run(self, evaluate: Evaluation | None = None) -> dict[Part, Arrays]:
         """Return outputs, gradients and training of the undistributed program; plain parameters once."""
         found = self._passes({**self.batches[0], **self.parameters}, evaluate)
         if evaluate is None:
             found["parameters"] = self.parameters
-        if self._differentiated.has_function("step"):
+        if self.differentiated.has_function("step"):
             found["training"] = self._training(evaluate)
         return found
 
     def _passes(self, arguments: Arrays, evaluate: Evaluation | None = None) -> dict[Part, Arrays]:
         """Return outputs and gradients of the undistributed program."""
-        results = _interpreted("gradients", self._differentiated, arguments, evaluate)
+        results = _interpreted("gradients", self.differentiated, arguments, evaluate)
         found = _parts(results, self.program)
         if asks_for_training(self.program.function("forward")):
             outputs = _interpreted("forward", self._outside_of_training, arguments, evaluate)
@@ -207,30 +241,43 @@ class Reference:
 
     def _training(self, evaluate: Evaluation | None) -> dict[str, Any]:
         """Return the state after each step, and the outputs of each step, stacked."""
-        program, steps = self._differentiated, []
-        step = program.function("step")
-        known: dict[str, Any] = {**self.parameters, **_initial_state(step)}
-        numbers = [argument.value.name for argument in step.arguments if argument.role == "step"]
+        known: Arrays = {**self.parameters, **_initial_state(self.differentiated.function("step"))}
+        steps = []
         for number in range(STEPS):
             batch = self.batches.step(number, accumulate_of(self.program))
-            arguments = {**batch, **known, **dict.fromkeys(numbers, number)}
-            results = _interpreted("step", program, arguments, evaluate)
-            known = {o.updates: results[o.name] for o in step.outputs if o.updates is not None}
-            steps.append({**known, **_reported({o.name: results[o.name] for o in step.handed_out})})
-        return _stacked(steps)
+            known, outputs = self.stepped(known, number, batch, evaluate)
+            steps.append({**known, **reported(outputs)})
+        return stacked(steps)
+
+    def stepped(
+        self, known: Arrays, number: int, batch: Arrays, evaluate: Evaluation | None = None
+    ) -> tuple[Arrays, Arrays]:
+        """Return parameters and states after a step of the undistributed program, and the values that the step returns."""
+        step = self.differentiated.function("step")
+        numbers = [argument.value.name for argument in step.arguments if argument.role == "step"]
+        arguments = {**batch, **known, **dict.fromkeys(numbers, number)}
+        results = _interpreted("step", self.differentiated, arguments, evaluate)
+        new = {o.updates: results[o.name] for o in step.outputs if o.updates is not None}
+        return new, {o.name: results[o.name] for o in step.handed_out}
 
 
 @attrs.frozen
 class CaseModules:
-    """The modules of a case: the one that `run`, `train` and `compile` make, and one with all gradients."""
+    """The modules of a case: one with the functions that `run`, `train` and `compile` make, and one with all gradients.
+
+    A layout has both in one module, which is lowered once.
+    """
 
     program: Any
     gradients: Any
 
     @classmethod
     def of(cls, case: Case, reference: Reference, backend: str) -> CaseModules:
-        texts = (case.source(reference.program, backend, of) for of in ("step", "gradients"))
-        return cls(*(loaded(text, backend) for text in texts))
+        if not isinstance(case, LayoutOnMesh):
+            texts = (case.source(reference.program, backend, of) for of in ("step", "gradients"))
+            return cls(*(loaded(text, backend) for text in texts))
+        module = loaded(source(reference.lowered(case), backend), backend)
+        return cls(module, module)
 
     def results(self, reference: Reference) -> Results:
         """Yield all results for the reference's arguments."""
@@ -363,11 +410,11 @@ def _trained(session: Session, batches: Batches, accumulate: int) -> dict[str, A
     steps = []
     for number in range(STEPS):
         outputs = session.train(batches.step(number, accumulate), number)
-        steps.append({**session.parameters(), **session.optimizer_state(), **_reported(outputs)})
-    return _stacked(steps)
+        steps.append({**session.parameters(), **session.optimizer_state(), **reported(outputs)})
+    return stacked(steps)
 
 
-def _reported(outputs: Arrays) -> Arrays:
+def reported(outputs: Arrays) -> Arrays:
     """Rename the outputs of steps, which may have the name of a parameter."""
     return {f"the reported {name}": array for name, array in outputs.items()}
 
@@ -382,7 +429,7 @@ def _initial_state(step: Function) -> dict[str, Any]:
     }
 
 
-def _stacked(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def stacked(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     import numpy as np
 
     return {name: np.stack([np.array(each[name]) for each in steps]) for name in steps[0]}

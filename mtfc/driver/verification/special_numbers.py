@@ -18,6 +18,16 @@ from mtfc.driver.data.array_files import Array, Arrays
 from mtfc.driver.data.inputs import index_bound
 from mtfc.driver.verification.roundings import limits_of
 
+KINDS: Mapping[str, Callable[[Any], Any]] = {
+    "mixed": lambda x: x,
+    "positive": lambda x: 0.05 + abs(x),
+    "small": lambda x: 1e-2 * x,
+    "fractions": lambda x: 0.1 + 0.8 / (1 + abs(x)),
+    "above": lambda x: 1.5 + abs(x),
+}
+"""Kinds of drawn floats, in the order in which they are tried: a function may be NaN on some of them."""
+
+
 MOST = 40
 """The most draws of a model."""
 

@@ -17,32 +17,36 @@ A model that asks for `training` is compared in both modes: gradients in trainin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import attrs
 
 from mtfc.backends.registry import BACKENDS
-from mtfc.compiler.activity import doing, each_of
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.compiler.passes.mixed_precision import everything_in
+from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.data.inputs import given_parameters
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select, select_models
-from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import without_warnings
+from mtfc.driver.verification import checks
 from mtfc.driver.verification.exact_cases import elements, exact_cases
 from mtfc.driver.verification.reference import CaseModules, Reference, in_wide_numbers, jax_gradients
+from mtfc.driver.verification.special_numbers import KINDS
+from mtfc.driver.verification.step_check import checked_step
 from mtfc.driver.verification.sum_dtypes import wrong_sums
 from mtfc.reports.exact_report import ExactCase, exact_json
 from mtfc.reports.verification_report import (
     NOUNS,
     CaseResult,
     Comparison,
+    StepCase,
     array_text,
     verdict_text,
     verification_json,
@@ -55,75 +59,133 @@ MOST_VIRTUAL_DEVICES = 64
 """JAX runs on real devices or on up to this many virtual ones. A larger mesh is skipped, and the result says so."""
 
 
+NO_NUMBERS = "NOT COMPARED, as all numbers are NaN or infinite, also on other inputs (--data takes yours): "
+
+
+@attrs.frozen
+class JaxGradients:
+    """The comparison of a model's gradients with those of `jax.grad`, by name. ended: why there is none."""
+
+    model: str
+    arrays: Mapping[str, Comparison]
+    ended: str | None = None
+
+
+Result = CaseResult | ExactCase | StepCase | JaxGradients
+
+
 @attrs.frozen
 class Verified:
-    """The results of all cases. jax_gradients: model -> name -> comparison of a gradient of the reference with `jax.grad`.
+    """The results of all checks: of the exact check, of layouts in floats, and of gradients of the reference."""
 
-    exact: the results of the exact check.
-    """
+    found: Sequence[Result]
 
-    results: Sequence[CaseResult]
-    jax_gradients: Mapping[str, Mapping[str, Comparison]]
-    exact: Sequence[ExactCase] = ()
+    @property
+    def results(self) -> Sequence[CaseResult]:
+        return [each for each in self.found if isinstance(each, CaseResult)]
+
+    @property
+    def exact(self) -> Sequence[ExactCase]:
+        return [each for each in self.found if isinstance(each, ExactCase)]
+
+    @property
+    def steps(self) -> Sequence[StepCase]:
+        return [each for each in self.found if isinstance(each, StepCase)]
+
+    @property
+    def jax_gradients(self) -> Sequence[JaxGradients]:
+        return [each for each in self.found if isinstance(each, JaxGradients)]
 
     @property
     def ok(self) -> bool:
-        """True if no result is wrong."""
-        cases = (*(not result.wrong for result in self.results), *(case.ok for case in self.exact))
-        return all(cases) and not any(self._wrong_gradients())
+        """True if no result is wrong, all checks have ended, and at least one was not skipped."""
+        skipped = [each.skipped for part in (self.results, self.exact, self.steps) for each in part]
+        if skipped and all(skipped):
+            return False
+        cases = (
+            *(not (each.wrong or each.failed) for each in self.results),
+            *(each.ok for each in self.exact),
+            *(each.ok for each in self.steps),
+        )
+        return all(cases) and not any(self._wrong_gradients()) and not self.without_numbers
+
+    @property
+    def without_numbers(self) -> Sequence[str]:
+        """The results that are NaN or infinite wholly on all drawn inputs."""
+        names = (f"{name} of {each.model}" for each in self.results for name in each.without_numbers)
+        return list(dict.fromkeys(names))
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record; see `docs/command.md`."""
-        return verification_json(self.results, self.ok, self.jax_gradients) | {
-            "exact": exact_json(self.exact)
+        gradients = {each.model: each.arrays for each in self.jax_gradients}
+        return verification_json(self.results, self.ok, gradients) | {
+            "exact": exact_json(self.exact),
+            "steps": [each.record() for each in self.steps],
+            "without_numbers": list(self.without_numbers),
         }
 
     def verdict(self) -> str:
         """Return a line with the number of cases that agree, after the gradients that differ from those of JAX."""
         wrong = [case for case in self.exact if not case.ok]
         exact = [f"{len(wrong)} of {len(self.exact)} exact checks fail"] if wrong else []
-        return "\n".join([*self._wrong_gradients(), *exact, verdict_text(self.results)])
+        nothing = [NO_NUMBERS + ", ".join(self.without_numbers)] if self.without_numbers else []
+        number = sum(not each.ok for each in self.steps)
+        steps = [f"{number} of {len(self.steps)} training steps are not as declared"] if number else []
+        if not self.results and self.steps:
+            return steps[0] if steps else f"all {len(self.steps)} training steps are as declared"
+        return "\n".join([*self._wrong_gradients(), *exact, *steps, *nothing, verdict_text(self.results)])
 
     def _wrong_gradients(self) -> Iterator[str]:
-        for arrays in self.jax_gradients.values():
-            for name, each in arrays.items():
+        for found in self.jax_gradients:
+            if found.ended:
+                yield f"WRONG: jax.grad of the undistributed program {found.ended}"
+            for name, each in found.arrays.items():
                 if each.fault:
                     yield f"WRONG: jax.grad of the undistributed program differs\n{array_text(f'gradient {name}', each)}"
 
 
 def verify(
-    options: VerifyOptions,
-    sources: Sources,
-    show: Callable[[CaseResult | ExactCase], object] = lambda _: None,
+    options: VerifyOptions, sources: Sources, show: Callable[[Result | str], object] = lambda _: None
 ) -> Verified:
     """Compare all cases with the undistributed program. Raises `CompileError`, `UsageError` and `Unavailable`.
 
-    show: receives each result as soon as it is known.
+    show: receives each result as soon as it is known, and of several models the name of each before its results.
     """
+    found, known = list[Result](), checks_of(options, sources)
+    remade = checks.Remade("mtfc.driver.verification.verify:checks_of", (options,))
+    has_several = len({check.model for check in known}) > 1
+    for result in checks.results(known, remade, options.budget):
+        if has_several and (not found or found[-1].model != result.model):
+            show(result.model)
+        found.append(result)
+        show(result)
+    return Verified(found)
+
+
+def checks_of(options: VerifyOptions, sources: Sources | None = None) -> Sequence[checks.Check]:
+    """Return the checks of all models, the exact ones first. Raises `CompileError`, `UsageError` and `Unavailable`."""
+    sources = sources or Sources()
     selections = [_fitting(each) for each in _selections(options, sources)]
     backends = (options.backend,) if options.backend else tuple(BACKENDS)
-    if "jax" in backends:
-        cases: list[Sequence[Case]] = [(*each.cases, *each.multi_mesh) for each in selections]
-        cases += [_placements(each) for each in selections]
-        _start_jax([case for each in cases for case in each])
-    results, gradients = list[CaseResult](), dict[str, Mapping[str, Comparison]]()
-    exact = list[ExactCase]()
-    with without_warnings():
-        for selection in selections:
-            model = VerifiedModel.of(selection, backends, options)
-            if options.exact:
-                placements = _placements(selection)
-                for found in exact_cases(
-                    selection.program, selection.cases, options.seed, selection.multi_mesh, placements
-                ):
-                    exact.append(found)
-                    show(found)
-            for result in model.results():
-                results.append(result)
-                show(result)
-            if "jax" in backends:
-                gradients[selection.program.name] = model.jax_gradients()
-    return Verified(results, gradients, exact)
+    if options.step:
+        return _step_checks(selections, options, sources)
+    cases = [case for each in selections for case in _cases(each)]
+    models = [VerifiedModel(each, backends, options, partial(_start_jax, cases)) for each in selections]
+    exact = [each.exact_check() for each in models if options.exact]
+    steps = [each.step_check(sources) for each in models if each.selection.program.training]
+    return [*exact, *steps, *(check for each in models for check in each.float_checks())]
+
+
+def _step_checks(
+    selections: Sequence[Selection], options: VerifyOptions, sources: Sources
+) -> Sequence[checks.Check]:
+    """Return the checks of training steps alone. Raises `UsageError` if there are none."""
+    trained = [each for each in selections if each.program.training]
+    if not trained:
+        raise UsageError(
+            f"`--step` checks training steps, and no chosen model of {options.file} has a `train` block"
+        )
+    return [VerifiedModel(each, (), options, lambda: None).step_check(sources) for each in trained]
 
 
 def _fitting(selection: Selection) -> Selection:
@@ -141,7 +203,7 @@ def _refuse_large(program: Program) -> None:
     if size > MOST_ELEMENTS:
         raise UsageError(
             f"the values of {program.name} have {size:.1e} elements, and `verify` computes all of them on this "
-            "machine, many times: choose smaller sizes with --dim"
+            "machine, many times: take --all-sizes, or smaller sizes with --dim"
         )
 
 
@@ -162,55 +224,134 @@ def _selections(options: VerifyOptions, sources: Sources) -> Sequence[Selection]
 class VerifiedModel:
     """One model of the file with the references that its cases are compared with.
 
-    program: the model in the dtypes of the file, or in the one that was asked for. wide: the model in f64; None if `program` is.
+    start_jax: makes JAX's devices.
     """
 
     selection: Selection
     backends: Sequence[str]
-    reference: Reference
-    wide: Reference | None
-
-    @classmethod
-    def of(cls, selection: Selection, backends: Sequence[str], options: VerifyOptions) -> VerifiedModel:
-        program = selection.program
-        chosen = everything_in(program, options.dtype) if options.dtype else program
-        is_wide = options.dtype == "f64" or _is_wide(program)
-        given = dict(given_parameters(options.params, options.params_partial, options.seed, chosen))
-        reference = Reference.of(chosen, given, options)
-        if is_wide:
-            return cls(selection, backends, reference, None)
-        whole = {name: _in_f64(array) for name, array in given.items()}
-        return cls(
-            selection, backends, reference, Reference.of(everything_in(program, "f64"), whole, options)
-        )
+    options: VerifyOptions
+    start_jax: Callable[[], None]
 
     @property
     def name(self) -> str:
         return self.selection.program.name
 
-    def results(self) -> Iterator[CaseResult]:
-        """Yield the result of each layout on each backend, those of several meshes too, and of each placement."""
-        layouts: tuple[LayoutOnMesh | MultiMeshCase, ...] = (
-            *self.selection.cases,
-            *self.selection.multi_mesh,
+    @cached_property
+    def _given(self) -> Arrays:
+        options = self.options
+        return dict(
+            given_parameters(options.params, options.params_partial, options.seed, self._reference_program)
         )
-        for case in each_of(layouts, "layout"):
-            lowered = case.lowered(self.reference.program)
-            sums = tuple(dict.fromkeys(wrong for each in lowered for wrong in wrong_sums(each)))
-            for backend in self.backends:
-                with doing(f"{case.name} on {backend}"):
-                    result = self._result(case, backend)
-                yield attrs.evolve(result, sums=sums)
-        for placed in each_of(_placements(self.selection), "placement"):
-            if "numpy" in self.backends:
-                yield self._on_numpy(placed)
-            if "jax" in self.backends:
-                yield attrs.evolve(self._result(placed, "jax"), placement=placed.placement)
 
-    def jax_gradients(self) -> Mapping[str, Comparison]:
+    @property
+    def _reference_program(self) -> Program:
+        program, dtype = self.selection.program, self.options.dtype
+        return everything_in(program, dtype) if dtype else program
+
+    @cached_property
+    def reference(self) -> Reference:
+        """The model in the dtypes of the file, or in the one that was asked for."""
+        return self._reference_and_kind[0]
+
+    @cached_property
+    def _reference_and_kind(self) -> tuple[Reference, Callable[[Any], Any] | None]:
+        """A reference all of whose results have finite numbers, if a kind of drawn inputs makes these, and the kind."""
+        best = Reference.of(self._reference_program, self._given, self.options)
+        found = None
+        for change in () if self.options.data else KINDS.values():
+            if not best.without_numbers():
+                break
+            other = Reference.of(self._reference_program, self._given, self.options, change)
+            if len(other.without_numbers()) < len(best.without_numbers()):
+                best, found = other, change
+        return best, found
+
+    @cached_property
+    def wide(self) -> Reference | None:
+        """The model in f64; None if `reference` is."""
+        program = self.selection.program
+        if self.options.dtype == "f64" or _is_wide(program):
+            return None
+        whole = {name: _in_f64(array) for name, array in self._given.items()}
+        return Reference.of(everything_in(program, "f64"), whole, self.options, self._reference_and_kind[1])
+
+    @property
+    def _seconds(self) -> float:
+        return checks.seconds_for(elements(self.selection.program))
+
+    def exact_check(self) -> checks.Check:
+        """Return the exact check of the gradients, of each layout and of each placement."""
+        selection = self.selection
+
+        def run() -> Iterator[Result]:
+            program, placements = selection.program, _placements(selection)
+            with without_warnings():
+                yield from exact_cases(
+                    program, selection.cases, self.options.seed, selection.multi_mesh, placements
+                )
+
+        def ended(skipped: str | None, failed: str | None) -> Result:
+            return ExactCase("exact check", self.name, skipped=skipped, failed=failed)
+
+        return checks.Check(self.name, f"exact check of {self.name}", run, ended, self._seconds)
+
+    def step_check(self, sources: Sources) -> checks.Check:
+        """Return the comparison of the training step with the `train` block of the file."""
+        options, file = self.options, known_as(self.options.file)
+
+        def run() -> Iterator[Result]:
+            with without_warnings():
+                reference = self.wide or self.reference
+                yield checked_step(reference, file, sources.texts[file], options.choice, self.selection.scope)
+
+        def ended(skipped: str | None, failed: str | None) -> Result:
+            return StepCase(self.name, {}, skipped=skipped, failed=failed)
+
+        return checks.Check(self.name, f"training step of {self.name}", run, ended, self._seconds)
+
+    def float_checks(self) -> Iterator[checks.Check]:
+        """Yield a check of each layout on each backend, those of several meshes too, and of each placement."""
+        for case in _cases(self.selection):
+            for backend in self.backends:
+                yield self._check(case, backend)
+        if "jax" in self.backends:
+            yield checks.Check(
+                self.name,
+                f"the gradients of {self.name} in JAX",
+                self._jax_gradients,
+                lambda _, failed: JaxGradients(self.name, {}, failed),
+                self._seconds,
+            )
+
+    def _check(self, case: Case, backend: str) -> checks.Check:
+        placement = case.placement if isinstance(case, PlacementCase) else None
+
+        def run() -> Iterator[Result]:
+            if backend == "jax":
+                self.start_jax()
+            with without_warnings():
+                if isinstance(case, PlacementCase):
+                    found = self._on_numpy(case) if backend == "numpy" else self._result(case, backend)
+                    yield attrs.evolve(found, placement=placement)
+                else:
+                    found = self._result(case, backend)
+                    yield attrs.evolve(found, sums=self._wrong_sums(case))
+
+        def ended(skipped: str | None, failed: str | None) -> Result:
+            result = CaseResult(case.mesh, case.layout, backend, self.name, placement=placement)
+            return attrs.evolve(result, skipped=skipped, failed=failed)
+
+        return checks.Check(self.name, f"{self.name}: {case.name} on {backend}", run, ended, self._seconds)
+
+    def _wrong_sums(self, case: LayoutOnMesh | MultiMeshCase) -> tuple[str, ...]:
+        lowered = case.lowered(self.reference.program)
+        return tuple(dict.fromkeys(wrong for each in lowered for wrong in wrong_sums(each)))
+
+    def _jax_gradients(self) -> Iterator[Result]:
         """Compare the reference's gradients with those of JAX, in f64."""
-        with doing("the gradients of JAX"), in_wide_numbers("jax"):
-            return jax_gradients(self.wide or self.reference)
+        self.start_jax()
+        with without_warnings(), in_wide_numbers("jax"):
+            yield JaxGradients(self.name, jax_gradients(self.wide or self.reference))
 
     def _result(self, case: Case, backend: str) -> CaseResult:
         if backend == "jax" and case.mesh.devices > MOST_VIRTUAL_DEVICES:
@@ -232,7 +373,7 @@ class VerifiedModel:
             wide,
             special,
             len(special),
-            not_finite=self._not_finite,
+            **self._numberless,
         )
 
     def _on_numpy(self, case: PlacementCase) -> CaseResult:
@@ -243,13 +384,20 @@ class VerifiedModel:
             self.name,
             self.reference.placed(case),
             self.wide.placed(case) if self.wide else {},
-            not_finite=self._not_finite,
+            **self._numberless,
             placement=case.placement,
         )
 
     @cached_property
-    def _not_finite(self) -> tuple[str, ...]:
-        return tuple(f"{NOUNS[part]} {name}" for part, name in self.reference.not_finite())
+    def _numberless(self) -> Mapping[str, Any]:
+        """The results that are not finite in places, and those that are not finite wholly, as fields of a `CaseResult`."""
+        found = {
+            "not_finite": self.reference.not_finite(),
+            "without_numbers": self.reference.without_numbers(),
+        }
+        return {
+            key: tuple(f"{NOUNS[part]} {name}" for part, name in results) for key, results in found.items()
+        }
 
 
 def _in_f64(array: Any) -> Any:
@@ -265,6 +413,10 @@ def _is_wide(program: Program) -> bool:
     values += [v for f in program.functions for eqn in walk(f.body) for v in eqn.results]
     precision = program.training.precision if program.training else None
     return precision is None and {v.type.dtype for v in values} & FLOATS == {"f64"}
+
+
+def _cases(selection: Selection) -> tuple[Case, ...]:
+    return (*selection.cases, *selection.multi_mesh, *_placements(selection))
 
 
 def _placements(selection: Selection) -> tuple[PlacementCase, ...]:

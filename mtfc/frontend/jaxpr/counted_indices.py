@@ -119,14 +119,13 @@ class _Counts:
         if len(batch) == len(axes) > 1:
             batch.pop(axes[-1])
         rest = [(d, column) for d, column in zip(axes, columns, strict=True) if d not in batch]
+        pairs = [
+            *zip(numbers.operand_batching_dims, getattr(numbers, names.batch_of_ids), strict=True),
+            *batch.items(),
+        ]
         if not batch or not rest:
-            return [_moved(step, *batch)] if batch else [step]
-        pairs = sorted(
-            [
-                *zip(numbers.operand_batching_dims, getattr(numbers, names.batch_of_ids), strict=True),
-                *batch.items(),
-            ]
-        )
+            return [_moved(step, pairs)] if batch else [step]
+        pairs.sort()
         changed = {
             names.axes: tuple(d for d, _ in rest),
             names.gone: tuple(d for d in getattr(numbers, names.gone) if d not in batch),
@@ -179,14 +178,18 @@ def _fields(numbers: Any) -> dict[str, Any]:
     return {name: getattr(numbers, name) for name in names if hasattr(numbers, name)}
 
 
-def _moved(step: AppliedPrimitive, axis: int) -> AppliedPrimitive:
-    """Return a step without indices, which count all of one axis: a gather is its table, and a scatter its updates."""
+def _moved(step: AppliedPrimitive, pairs: Sequence[tuple[int, int]]) -> AppliedPrimitive:
+    """Return a step without indices, which count all of one axis: a gather is its table, and a scatter its updates.
+
+    pairs: axes of the table, and the axes of the indices that run along them. A step that moves an axis stays as it is.
+    """
     import jax
 
     table, numbers = step.operands[0], step.params["dimension_numbers"]
     data = step.results[0] if step.primitive == "gather" else step.operands[2]
     windows = numbers.offset_dims if step.primitive == "gather" else numbers.update_window_dims
-    if data.shape != table.shape or axis in windows:
+    rows = [j for j in range(len(data.shape)) if j not in windows]
+    if data.shape != table.shape or any(rows[i] != axis for axis, i in pairs):
         return step
     lax = jax.lax
     made: dict[str, tuple[Any, tuple[Operand, ...]]] = {

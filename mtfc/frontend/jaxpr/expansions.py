@@ -7,6 +7,7 @@ are those of the keys' data.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -33,6 +34,11 @@ MOVING = frozenset({
 })  # fmt: skip
 """Primitives that move random keys."""
 
+WHOLE_UPDATES = {
+    "scatter": lambda x, y: y, "scatter-add": operator.add, "scatter-sub": operator.sub, "scatter-mul": operator.mul,
+}  # fmt: skip
+"""Scatter without indices, as of `x.at[:].set(y)` -> what it does with whole arrays; others have their names in `lax`."""
+
 OVER_AXES = {"psum": "sum", "pmax": "max", "pmin": "min"}
 """Collective along axes that `jax.vmap` maps -> the reduction of these axes."""
 
@@ -53,6 +59,8 @@ def expansion(eqn: Any) -> Any | None:
             return _traced(eqn, _complex_dot)
         if name in BY_PARTS:
             return _traced(eqn, _by_parts)
+    if updates_whole(eqn):
+        return _traced(eqn, _updated_whole)
     if name in OVER_AXES and all(isinstance(axis, int) for axis in eqn.params["axes"]):
         return _traced(eqn, _reduced)
     if eqn.effects or not (name in OWN or name in IN_JAX or _is_foreign(eqn.primitive)):
@@ -62,6 +70,14 @@ def expansion(eqn: Any) -> Any | None:
     except Exception:  # a library may evaluate its primitive by anything
         return None
     return None if _applies(found.jaxpr, eqn.primitive) else found
+
+
+def updates_whole(eqn: Any) -> bool:
+    """Return True for a scatter whose indices have no elements, and whose updates are the whole array or nothing."""
+    if not eqn.primitive.name.startswith("scatter") or 0 not in eqn.invars[1].aval.shape:
+        return False
+    table, updates = eqn.invars[0].aval.shape, eqn.invars[2].aval.shape
+    return table == updates or 0 in updates
 
 
 def _applies(jaxpr: Any, primitive: Any) -> bool:
@@ -126,6 +142,17 @@ def _reduced(eqn: Any, operands: Sequence[Any]) -> Any:
     reduce = getattr(jax.numpy, OVER_AXES[eqn.primitive.name])
     found = [reduce(x, axis=eqn.params["axes"]).astype(x.dtype) for x in operands]
     return found if eqn.primitive.multiple_results else found[0]
+
+
+def _updated_whole(eqn: Any, operands: Sequence[Any]) -> Any:
+    """Update a whole array. All its axes are those of the updates, in order."""
+    from jax import lax
+
+    name, (x, _, updates) = eqn.primitive.name, operands
+    if 0 in updates.shape:
+        return x
+    update = WHOLE_UPDATES.get(name) or getattr(lax, name.removeprefix("scatter-"))
+    return update(x, updates)
 
 
 def _by_jax(eqn: Any, operands: Sequence[Any]) -> Any:

@@ -1,6 +1,6 @@
-"""Functions that are written for JAX's explicit sharding: their jaxpr has shardings in its types and parameters.
+"""Functions that are written for a mesh: for JAX's explicit sharding, or with `jax.shard_map` inside.
 
-A plan replaces these, so the import works on a jaxpr without them.
+A plan replaces shardings in types and parameters, so the import works on a jaxpr without them. There a `shard_map` is a batch.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mtfc.frontend.jaxpr.user_lines import at_line_of
+from mtfc.compiler.diagnostics import CompileError, Span
+from mtfc.frontend.jaxpr.flat import refused
+from mtfc.frontend.jaxpr.shard_maps import as_batches, has_shard_map, without_variation
+from mtfc.frontend.jaxpr.user_lines import at_line_of, line_of
 
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
 """Primitive that only calls a jaxpr -> the parameter that has the jaxpr."""
@@ -17,12 +20,15 @@ RESHARDING = ("reshard", "mesh_cast")
 
 
 def without_explicit_types(closed: Any) -> Any:
-    """Return a jaxpr without shardings in types, if the mesh of this context has Explicit axes; else the jaxpr itself."""
+    """Return a jaxpr without shardings in types, if the mesh of this context has Explicit axes, and without `shard_map`.
+
+    Raises `CompileError` (E807) for a `shard_map` that is no batch.
+    """
     import jax
 
     mesh, kinds = jax.sharding.get_abstract_mesh(), jax.sharding.AxisType
     if mesh.empty or kinds.Explicit not in mesh.axis_types:
-        return closed
+        return _converted(closed) if has_shard_map(closed) else closed
     auto = jax.sharding.AbstractMesh(
         mesh.axis_sizes, mesh.axis_names, axis_types=(kinds.Auto,) * len(mesh.axis_names)
     )
@@ -50,13 +56,21 @@ def _evaluated(jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any]) -> list
     env.update(zip(jaxpr.invars, arrays, strict=True))
 
     def read(v: Any) -> Any:
-        return v.val if hasattr(v, "val") else env[v]
+        return _number(v) if hasattr(v, "val") else env[v]
 
     for eqn in jaxpr.eqns:
         with at_line_of(eqn):
             found = _applied(eqn, [read(v) for v in eqn.invars])
         env.update(zip(eqn.outvars, found, strict=True))
     return [read(v) for v in jaxpr.outvars]
+
+
+def _number(literal: Any) -> Any:
+    """Return the number of a literal without its type, which has a mesh."""
+    import numpy as np
+
+    number = np.asarray(literal.val)
+    return number.item() if getattr(literal.aval, "weak_type", False) else number
 
 
 def _applied(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
@@ -66,9 +80,26 @@ def _applied(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
         return _evaluated(inner.jaxpr, inner.consts, operands)
     if name in RESHARDING:
         return operands
+    if name == "shard_map":
+        return _of_shard_map(eqn, operands)
+    if (found := without_variation(eqn, operands)) is not None:
+        return found
     params = {key: _without_shardings(value) for key, value in eqn.params.items()}
-    found = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
-    return list(found) if eqn.primitive.multiple_results else [found]
+    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _of_shard_map(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    try:
+        return as_batches(eqn, operands, lambda *xs: _evaluated(eqn.params["jaxpr"], (), xs))
+    except CompileError:
+        raise
+    except Exception as error:  # what JAX cannot map
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        message = f"this `shard_map` cannot be computed as a batch of the parts of its mesh: {reason}"
+        place = line_of(eqn.source_info.traceback) or Span("", 1, 1, 1, 1)
+        help = "import the function without it: a plan splits the arrays of the whole program"
+        raise refused("E807", message, place, help) from None
 
 
 def _without_shardings(value: Any) -> Any:

@@ -89,6 +89,48 @@ def cut(factors: Sequence[Factor], sizes: Sequence[int]) -> tuple[Axis, ...] | N
     return tuple(groups)
 
 
+def index_of_part(size: int, start: int, stride: int, number: int) -> int | None:
+    """Return the index along all other factors of the elements `start + i * stride` of an axis, for 0 <= i < number.
+
+    With factors of sizes (size / (number * stride), number, stride), the element (a, i, b) of the axis is
+    (a * number + i) * stride + b, where 0 <= i < number and 0 <= b < stride. So the elements are those of the middle factor, with
+    one index (a, b) along the others, exactly if number * stride divides the size and the element `start` has i = 0. The index is
+    a * stride + b. Else no factor has just these elements, and the result is None. A single element is a part of any axis.
+    """
+    if number == 1:
+        return start
+    if start < 0 or size % (number * stride) or start // stride % number:
+        return None
+    return start // (number * stride) * stride + start % stride
+
+
+def cut_part(factors: Sequence[Factor], start: int, number: int) -> Axis | None:
+    """Split factors so that an axis has just the adjacent elements from `start` on, and return it; None if no factor has them."""
+    size = size_of(leaves(factors))
+    if index_of_part(size, start, 1, number) is None:
+        return None
+    found = cut(factors, (size // number, number))
+    return found[1] if found is not None else None
+
+
+def others_of_part(
+    factors: Sequence[Factor], some: Sequence[Factor], start: int, stride: int
+) -> tuple[Axis, int] | None:
+    """Return the factors of an axis beside `some`, and the index along them where `some` have the elements from `start` on.
+
+    Return None if `some` are no adjacent factors of the axis, or have other elements: see `index_of_part`.
+    """
+    own, run = leaves(factors), leaves(some)
+    number = size_of(run)
+    index = index_of_part(size_of(own), start, stride, number)
+    for i in range(len(own) - len(run) + 1):
+        behind = own[i + len(run) :]
+        is_run = own[i : i + len(run)] == run and (number == 1 or size_of(behind) == stride)
+        if is_run and index is not None:
+            return (*own[:i], *behind), index
+    return None
+
+
 def refine(a: Sequence[Factor], b: Sequence[Factor]) -> bool:
     """Split the factors of two axes until they have the same sizes. Return False if no factorization serves both."""
     own, other = ([f.size for f in leaves(each)] for each in (a, b))

@@ -26,7 +26,7 @@ from mtfc.frontend.jaxpr.equations import (
     stage_of,
     takes_long,
 )
-from mtfc.frontend.jaxpr.expansions import expansion, moves_keys
+from mtfc.frontend.jaxpr.expansions import expansion, moves_keys, updates_whole
 from mtfc.frontend.jaxpr.factors import Axis
 from mtfc.frontend.jaxpr.user_lines import line_of
 from mtfc.frontend.jaxpr.while_loops import WhileLoop
@@ -346,7 +346,8 @@ class Flattener:
         if name == "while" and _becomes_loop(eqn, operands):
             self._while_loop(eqn, operands, env, steps, span)
             return
-        if all(map(has_elements, (*eqn.invars, *eqn.outvars))) and (simpler := expansion(eqn)) is not None:
+        expands = updates_whole(eqn) or all(map(has_elements, (*eqn.invars, *eqn.outvars)))
+        if expands and (simpler := expansion(eqn)) is not None:
             self._expanded(eqn, simpler, operands, env, steps, span)
             return
         made = [v for v in eqn.outvars if has_elements(v)]

@@ -135,19 +135,20 @@ def mapped_call(
 
     given = name, tuple(sizes), tuple(places), tuple(ranks)
     is_numpy = not any(isinstance(x, jax.Array) for x in arrays)
-    return _compiled(*given)(*arrays) if arrays and is_numpy else _mapped(*given, *arrays)
+    return _compiled(*given)(*arrays) if arrays and is_numpy else applied_call(*given, *arrays)
 
 
 @cache
 def _compiled(*given: Any) -> Callable[..., Any]:
     import jax
 
-    return jax.jit(partial(_mapped, *given))
+    return jax.jit(partial(applied_call, *given))
 
 
-def _mapped(
+def applied_call(
     name: str, sizes: tuple[int, ...], places: Sequence[tuple[int, ...]], ranks: Sequence[int], *arrays: Any
 ) -> tuple[Any, ...]:
+    """Call a function for each element along mapped axes, of arrays of JAX."""
     import jax
     from jax import numpy as jnp
 

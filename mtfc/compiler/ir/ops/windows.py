@@ -173,7 +173,7 @@ def _window(shard: Shard, x: Any) -> Any:
     np, g = shard.np, geometry(shard.eqn.attrs)
     axis = shard.eqn.operands[0].type.names.index(g.source.name)
     padding = [(0, 0)] * axis + [(g.before, g.after)] + [(0, 0)] * (x.ndim - axis - 1)
-    padded = np.pad(x, padding, constant_values=np.asarray(shard.eqn.attrs["value"]).astype(x.dtype))
+    padded = np.pad(x, padding, constant_values=np.full((), shard.eqn.attrs["value"], x.dtype))
     first = g.stride * np.arange(g.out.size)
     return padded.take(first[:, None] + g.dilation * np.arange(g.kernel.size), axis)
 

@@ -66,7 +66,7 @@ def seed(
     if scale is None:
         start = loss_scale.start if loss_scale else 1.0
         return builder("full", dims=(), value=fitted(share * start, loss.type.dtype), dtype=loss.type.dtype)
-    return builder.cast(builder("mul", scale, builder.constant(share, "f32")), loss.type.dtype)
+    return builder("mul", builder.cast(scale, loss.type.dtype), builder.constant(share, loss.type.dtype))
 
 
 def scale_value(builder: Builder, loss_scale: LossScale, state: ScaleState | None) -> Value:

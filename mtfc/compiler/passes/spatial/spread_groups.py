@@ -234,9 +234,8 @@ class GroupSpreader:
         attributes: dict[str, Any] = dict(eqn.attrs)
         for key in {*LISTS_OF_DIMS, REDUCED} & attributes.keys():
             attributes[key] = (*(() if key == REDUCED else blocks), *rows.renamed(attributes[key]))
-        if blocks and not any(
-            {*rows.renamed(eqn.result.type.dims)} <= {*value.type.dims} for value in operands
-        ):
+        needed = {*rows.renamed(eqn.result.type.dims), *(() if has_trait(eqn, "dot") else blocks)}
+        if blocks and not any(needed <= {*value.type.dims} for value in operands):
             operands = [_with_blocks(build, value, rows.blocks) for value in operands]
         return build(eqn.op, *operands, **attributes)
 
@@ -296,6 +295,8 @@ def _size(value: Value) -> int:
 
 def _is_alike(eqn: Equation) -> bool:
     """Return True if an equation treats the dimensions of its operands alike, but for those that it reduces."""
+    if eqn.regions:
+        return False
     rule = OPS[eqn.op].layout_rule(eqn)
     return not (rule.index or rule.whole or rule.single or has_trait(eqn, "random", "groups", "rename"))
 

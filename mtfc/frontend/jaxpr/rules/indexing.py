@@ -11,7 +11,7 @@ from mtfc.frontend.jaxpr.factors import Axis, axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number
 from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.elementwise import NUMBERS
-from mtfc.frontend.jaxpr.rules.shapes import repeated
+from mtfc.frontend.jaxpr.rules.shapes import StridedPart, all_parted, axes_of_parts, parts_of, repeated
 
 INDICES = frozenset({"i32", "u32"})
 
@@ -69,15 +69,12 @@ def _emit_gather(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Valu
     (j,) = step.params["dimension_numbers"].start_index_map
     build, indices = emitter.build, emitter.operand(step, 1)
     value, dim = emitter.merged(emitter.operand(step, 0), table.axes, j)
-    last, zero = build.constant(dim.size - 1, ids.dtype), build.constant(0, ids.dtype)
-    mode = _mode(step)
-    if mode == "clip":
-        indices = build("minimum", build("maximum", indices, zero), last)
+    if _mode(step) != "fill_or_drop":  # XLA clamps indices that are promised to be in bounds, too
+        return (build("gather", value, _clamped(emitter, indices, dim.size - 1), dim=dim),)
     found = build("gather", value, indices, dim=dim)
-    if mode == "fill_or_drop":
-        inside = build("and", build("ge", indices, zero), build("le", indices, last))
-        found = emitter.elementwise("where", inside, found, build.constant(_fill(step), table.dtype))
-    return (found,)
+    last, zero = build.constant(dim.size - 1, ids.dtype), build.constant(0, ids.dtype)
+    inside = build("and", build("ge", indices, zero), build("le", indices, last))
+    return (emitter.elementwise("where", inside, found, build.constant(_fill(step), table.dtype)),)
 
 
 def _fill(step: AppliedPrimitive) -> float | int:
@@ -155,45 +152,68 @@ def _emit_scatter(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Val
 # dynamic slices
 
 
-def _moved(step: AppliedPrimitive, first: int, sizes: Sequence[int]) -> list[int]:
+def _moved(step: AppliedPrimitive, sizes: Sequence[int]) -> list[int]:
     """Return the axes along which a slice is smaller than the array."""
     return [j for j, size in enumerate(sizes) if size != step.operands[0].shape[j]]
 
 
+def _constant_parts(step: AppliedPrimitive) -> list[StridedPart]:
+    """Return the parts of a dynamic slice whose starts are numbers of the program."""
+    x, sizes, found = step.operands[0], step.params["slice_sizes"], []
+    for j in _moved(step, sizes):
+        start = step.operands[1 + j]
+        if isinstance(start, Number):
+            found.append(StridedPart(j, min(max(int(start.value), 0), x.shape[j] - sizes[j]), sizes[j]))
+    return found
+
+
 def _link_dynamic_slice(linker: Linker, step: AppliedPrimitive) -> None:
-    x, (result,) = step.operands[0], step.results
-    moved = _moved(step, 1, step.params["slice_sizes"])
-    linker.give(result, tuple(axis(result.shape[j]) if j in moved else a for j, a in enumerate(x.axes)))
-    result.repeated = repeated(x) - {*moved}
+    """A part from a computed start on has new axes."""
+    x, (result,), constant = step.operands[0], step.results, _constant_parts(step)
+    moved = {*_moved(step, step.params["slice_sizes"])} - {part.axis for part in constant}
+    axes = enumerate(axes_of_parts(x.axes, constant))
+    linker.give(result, tuple(axis(result.shape[j]) if j in moved else a for j, a in axes))
+    result.repeated = repeated(x) - moved
 
 
 def _emit_dynamic_slice(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     """Gather along each axis from the clamped start on."""
-    x, build = step.operands[0], emitter.build
-    value, axes = emitter.operand(step, 0), list(x.axes)
-    for j in _moved(step, 1, step.params["slice_sizes"]):
-        target, length = step.results[0].axes[j], step.results[0].shape[j]
-        value, dim = emitter.merged(value, tuple(axes), j)
-        start = _start(emitter, step, 1 + j, dim.size - length)
-        if length == 1:
-            value = build("gather", value, start, dim=dim)
-        else:
-            part = emitter.dims.new("part", length)
-            value = build("gather", value, build("add", build("range", dim=part), start), dim=dim)
-            value = emitter.parted(value, part, target)
-        axes[j] = target
-    return (value,)
+    x, (result,), build, made = step.operands[0], step.results, emitter.build, []
+    constant = _constant_parts(step)
+    value = emitter.operand(step, 0)
+    for j in _moved(step, step.params["slice_sizes"]):
+        if any(part.axis == j for part in constant):
+            continue
+        value, dim = emitter.merged(value, x.axes, j)
+        start = _start(emitter, step, 1 + j, dim.size - result.shape[j])
+        if result.shape[j] > 1:
+            made.append((emitter.dims.new("part", result.shape[j]), result.axes[j]))
+            start = build("add", build("range", dim=made[-1][0]), start)
+        value = build("gather", value, start, dim=dim)
+    return (all_parted(emitter, parts_of(emitter, value, x.axes, constant, result.axes), made),)
 
 
 def _start(emitter: JaxprEmitter, step: AppliedPrimitive, i: int, last: int) -> Value:
     """Return the start of a slice along one axis, from 0 to `last`."""
-    build, start = emitter.build, emitter.build.cast(emitter.operand(step, i), "i32")
-    return build("minimum", build("maximum", start, build.constant(0, "i32")), build.constant(last, "i32"))
+    build, dtype = emitter.build, CLAMPED_AS.get(step.operands[i].dtype, "i32")
+    start = build.cast(emitter.operand(step, i), dtype)
+    return build.cast(_clamped(emitter, start, last), "i32")
+
+
+def _clamped(emitter: JaxprEmitter, indices: Value, last: int) -> Value:
+    """Return indices from 0 to `last`."""
+    build = emitter.build
+    at_least_0 = build("maximum", indices, build.like(0, indices))
+    return build("minimum", at_least_0, build.like(last, indices))
+
+
+CLAMPED_AS = {"u32": "u32", "i64": "f64", "u64": "f64"}
+"""dtype of integers beyond those of i32 -> the dtype in which they are clamped: f64 keeps the order of 64 bits."""
 
 
 def _link_dynamic_update(linker: Linker, step: AppliedPrimitive) -> None:
     x, update = step.operands[:2]
-    moved = _moved(step, 2, update.shape)
+    moved = _moved(step, update.shape)
     used = [f for each in x.axes for f in each]
     linker.fit(step, 1, [None if j in moved else a for j, a in enumerate(x.axes)], used)
     linker.give(step.results[0], x.axes)
@@ -205,7 +225,7 @@ def _emit_dynamic_update(emitter: JaxprEmitter, step: AppliedPrimitive) -> Seque
     build, x = emitter.build, step.operands[0]
     value, update, axes = emitter.operand(step, 0), emitter.operand(step, 1), list(step.axes(1))
     inside: Value | None = None
-    for j in _moved(step, 2, step.operands[1].shape):
+    for j in _moved(step, step.operands[1].shape):
         length = step.operands[1].shape[j]
         own = emitter.dims.of(x.axes[j])
         dim = own[0] if len(own) == 1 else emitter.dims.new("axis", x.shape[j])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import prod
+
+import attrs
 
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.jaxpr.emitting import JaxprEmitter
-from mtfc.frontend.jaxpr.factors import Axis, axis, cut, leaves
+from mtfc.frontend.jaxpr.factors import Axis, axis, cut, cut_part, index_of_part, leaves, others_of_part
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand, Var
 from mtfc.frontend.jaxpr.linking import Axes, Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.elementwise import EVERY
@@ -94,11 +97,10 @@ def _link_reshape(linker: Linker, step: AppliedPrimitive) -> None:
 
 def _emit_reshape(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     (x, *_), (result,) = step.operands, step.results
-    value = emitter.operand(step, 0)
-    own = {f for each in x.axes for f in leaves(each)}
-    if all(f in own for each in result.axes for f in leaves(each)):
+    value, axes = emitter.operand(step, 0), tuple(x.axes[j] for j in _order(step))
+    if leaves(f for each in axes for f in each) == leaves(f for each in result.axes for f in each):
         return (value,)
-    return (emitter.reshaped(emitter.whole(value, tuple(x.axes[j] for j in _order(step))), result.axes),)
+    return (emitter.reshaped(emitter.whole(value, axes), result.axes),)
 
 
 def _order(step: AppliedPrimitive) -> Sequence[int]:
@@ -110,77 +112,109 @@ def _order(step: AppliedPrimitive) -> Sequence[int]:
 # slices
 
 
-def _slices(step: AppliedPrimitive) -> list[tuple[int, int, int, int]]:
-    """Return (axis, start, limit, stride) of each axis of which a part is taken."""
-    (x,), params = step.operands, step.params
+@attrs.frozen
+class StridedPart:
+    """Some elements of an axis: `start + i * stride` for 0 <= i < size."""
+
+    axis: int
+    start: int = attrs.field(converter=int)
+    size: int = attrs.field(converter=int)
+    stride: int = attrs.field(converter=int, default=1)
+
+
+def _parts_of_slice(step: AppliedPrimitive) -> list[StridedPart]:
+    """Return the part of each axis that is not taken whole."""
+    (x,), (result,), params = step.operands, step.results, step.params
     strides = params["strides"] or (1,) * len(x.shape)
-    rows = zip(x.shape, params["start_indices"], params["limit_indices"], strides, strict=True)
-    return [
-        (j, int(start), int(limit), int(stride))
-        for j, (size, start, limit, stride) in enumerate(rows)
-        if (start, limit, stride) != (0, size, 1)
-    ]
+    rows = zip(params["start_indices"], result.shape, strides, strict=True)
+    parts = [StridedPart(j, start, size, stride) for j, (start, size, stride) in enumerate(rows)]
+    return [part for part in parts if part.size != x.shape[part.axis]]
 
 
-def equal_parts(factors: Axis, size: int, start: int, length: int) -> Axis | None:
-    """Return the axis of one of equal parts, the part with the first index `start`, or None if there are no equal parts."""
-    if length < 2 or size % length or start % length:
-        return None
-    found = cut(factors, (size // length, length))
-    return found[1] if found is not None else None
+def axes_of_parts(axes: Axes, parts: Sequence[StridedPart]) -> Axes:
+    """Return axes of which parts are taken: new ones, unless factors have just these elements, such as one gate of an LSTM.
+
+    Parts with a stride have new ones: the axis would get factors that few layouts split.
+    """
+    found = [*axes]
+    for part in parts:
+        cut = cut_part(axes[part.axis], part.start, part.size) if part.stride == 1 else None
+        found[part.axis] = axis(part.size) if cut is None else cut
+    return tuple(found)
 
 
 def _link_slice(linker: Linker, step: AppliedPrimitive) -> None:
-    """A part of an axis has a new axis. One of equal parts, such as a gate of an LSTM, has the minor factors."""
     (x,), (result,) = step.operands, step.results
-    axes = list(x.axes)
-    for j, start, limit, stride in _slices(step):
-        part = equal_parts(x.axes[j], x.shape[j], start, limit - start) if stride == 1 else None
-        axes[j] = axis(result.shape[j]) if part is None else part
-    linker.give(result, tuple(axes))
+    linker.give(result, axes_of_parts(x.axes, _parts_of_slice(step)))
     result.repeated = repeated(x)
 
 
 def _emit_slice(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
-    (x,), (result,) = step.operands, step.results
-    value, axes = emitter.operand(step, 0), list(x.axes)
-    for j, start, _, stride in _slices(step):
-        value = part_of(emitter, value, tuple(axes), j, start, stride, result.axes[j], result.shape[j])
-        axes[j] = result.axes[j]
-    return (value,)
+    value, x = emitter.operand(step, 0), step.operands[0]
+    return (parts_of(emitter, value, x.axes, _parts_of_slice(step), step.results[0].axes),)
 
 
-def part_of(
-    emitter: JaxprEmitter, value: Value, axes: Axes, j: int, start: int, stride: int, target: Axis, size: int
+def parts_of(
+    emitter: JaxprEmitter, value: Value, axes: Axes, parts: Sequence[StridedPart], targets: Axes
 ) -> Value:
-    """Return a part of one axis, of the given size, under the axis `target`."""
-    if not emitter.has(value, axes[j]):
-        return value
-    if leaves(target) and {*leaves(target)} <= {*leaves(axes[j])}:  # one of equal parts
-        lead = tuple(f for f in leaves(axes[j]) if f not in leaves(target))
-        value, dim = emitter.merged(value, (lead,), 0)
-        return _dropped(emitter, value, dim, start // size)
-    value, dim = emitter.merged(value, axes, j)
-    if size == 1:
-        return _dropped(emitter, value, dim, start)
-    part = emitter.dims.new(dim.name, size)
-    found = emitter.build("slice", value, source=dim, target=part, start=int(start), stride=stride)
-    return emitter.parted(found, part, target)
+    """Return parts of an array's axes under the axes `targets`.
+
+    A part that no factors have gets a new dimension until all are taken: its target may have factors of another axis, or of its
+    own, where these have other elements.
+    """
+    made = []
+    for part in parts:
+        own, target = axes[part.axis], targets[part.axis]
+        if not emitter.has(value, own):
+            continue
+        if found := others_of_part(own, target, part.start, part.stride):
+            value, dim = emitter.merged(value, found[:1], 0)
+            value = _dropped(emitter, value, dim, found[1])
+        else:
+            value, dim = sliced(emitter, *emitter.merged(value, axes, part.axis), part)
+            made.append((dim, target))
+    return all_parted(emitter, value, made)
+
+
+def sliced(emitter: JaxprEmitter, value: Value, dim: Dim, part: StridedPart) -> tuple[Value, Dim]:
+    """Return a part of a dimension, and its new dimension."""
+    new = emitter.dims.new(dim.name, part.size)
+    found = emitter.build("slice", value, source=dim, target=new, start=part.start, stride=part.stride)
+    return found, new
+
+
+def all_parted(emitter: JaxprEmitter, value: Value, made: Sequence[tuple[Dim, Axis]]) -> Value:
+    """Return a value in which several dimensions are replaced by axes' own ones."""
+    for dim, target in made:
+        value = emitter.parted(value, dim, target)
+    return value
 
 
 def _dropped(emitter: JaxprEmitter, value: Value, dim: Dim, index: int) -> Value:
     """Return the elements with one index, without the dimension."""
     one = emitter.dims.new("one", 1)
-    found = emitter.build("slice", value, source=dim, target=one, start=int(index), stride=1)
+    found = emitter.build("slice", value, source=dim, target=one, start=index, stride=1)
     return emitter.as_dims(found, tuple(d for d in found.type.dims if d != one))
 
 
+def _parts_of_split(step: AppliedPrimitive) -> list[list[StridedPart]]:
+    """Return for each result the part that it is, or none for a single result."""
+    starts = accumulate(step.params["sizes"], initial=0)
+    parts = [
+        StridedPart(step.params["axis"], *row) for row in zip(starts, step.params["sizes"], strict=False)
+    ]
+    return [[part] if len(parts) > 1 else [] for part in parts]
+
+
 def _link_split(linker: Linker, step: AppliedPrimitive) -> None:
-    (x,), j, start = step.operands, step.params["axis"], 0
-    for result, size in zip(step.results, step.params["sizes"], strict=True):
-        part = equal_parts(x.axes[j], x.shape[j], start, size)
-        linker.give(result, (*x.axes[:j], axis(size) if part is None else part, *x.axes[j + 1 :]))
-        start += size
+    for result, parts in zip(step.results, _parts_of_split(step), strict=True):
+        linker.give(result, axes_of_parts(step.operands[0].axes, parts))
+
+
+def _emit_split(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
+    value, axes = emitter.operand(step, 0), step.operands[0].axes
+    pairs = zip(step.results, _parts_of_split(step), strict=True)
+    return [parts_of(emitter, value, axes, parts, result.axes) for result, parts in pairs]
 
 
 def _link_unstack(linker: Linker, step: AppliedPrimitive) -> None:
@@ -191,18 +225,10 @@ def _link_unstack(linker: Linker, step: AppliedPrimitive) -> None:
 
 def _emit_unstack(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     (x,), j = step.operands, step.params["axis"]
-    value = emitter.operand(step, 0)
-    return [part_of(emitter, value, x.axes, j, i, 1, (), 1) for i in range(len(step.results))]
-
-
-def _emit_split(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
-    (x,), j, start = step.operands, step.params["axis"], 0
-    value, found = emitter.operand(step, 0), []
-    for result, size in zip(step.results, step.params["sizes"], strict=True):
-        whole = size == x.shape[j]
-        found.append(value if whole else part_of(emitter, value, x.axes, j, start, 1, result.axes[j], size))
-        start += size
-    return found
+    value, targets = emitter.operand(step, 0), tuple(() if k == j else a for k, a in enumerate(x.axes))
+    return [
+        parts_of(emitter, value, x.axes, [StridedPart(j, i, 1)], targets) for i in range(len(step.results))
+    ]
 
 
 # concatenate
@@ -258,7 +284,7 @@ def _link_concatenate(linker: Linker, step: AppliedPrimitive) -> None:
     first = max(arrays, key=lambda i: prod(step.operands[i].shape))
     sizes = {x.shape[j] for x in step.operands}
     base = step.operands[first].axes
-    is_equal = len(sizes) == 1 and len(step.operands) > 1
+    is_equal = len(sizes) == 1
     joined = (*axis(len(step.operands)), *base[j]) if is_equal else axis(result.shape[j])
     for i in arrays:
         if i != first:
@@ -270,8 +296,12 @@ def _emit_concatenate(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
     j, (result,) = step.params["dimension"], step.results
     values = [emitter.operand(step, i) for i in range(len(step.operands))]
     axes = [step.axes(i) for i in range(len(step.operands))]
-    if len({x.shape[j] for x in step.operands}) == 1:
-        lead = tuple(f for f in leaves(result.axes[j]) if f not in leaves(axes[0][j]))
+    starts = accumulate((x.shape[j] for x in step.operands), initial=0)
+    found = [
+        others_of_part(result.axes[j], own[j], start, 1) for own, start in zip(axes, starts, strict=False)
+    ]
+    others = {each and each[0] for each in found}
+    if len(others) == 1 and (lead := others.pop()) is not None:
         return (_joined_new(emitter, values, lead),)
     sources, parts = [], []
     for value, own, x in zip(values, axes, step.operands, strict=True):
@@ -281,39 +311,41 @@ def _emit_concatenate(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
     dims = tuple(dict.fromkeys(d for v, s in zip(parts, sources, strict=True) for d in v.type.dims if d != s))
     parts = [emitter.with_dims(v, (*dims, s)) for v, s in zip(parts, sources, strict=True)]
     target = emitter.dims.new("joined", sum(s.size for s in sources))
-    found = emitter.build("concat", *parts, sources=tuple(sources), target=target)
-    return (emitter.parted(found, target, result.axes[j]),)
+    joined = emitter.build("concat", *parts, sources=tuple(sources), target=target)
+    return (emitter.parted(joined, target, result.axes[j]),)
 
 
 # pad
 
 
-def _is_plain_pad(step: AppliedPrimitive) -> bool:
-    """Accept padding that does not both spread and cut an axis."""
-    return all(
-        interior == 0 or (low >= 0 and high >= 0) for low, high, interior in step.params["padding_config"]
-    )
+def _pads(step: AppliedPrimitive) -> list[tuple[StridedPart, StridedPart]] | None:
+    """Return for each axis that changes the part that stays of it, and the part of the result that this becomes.
 
-
-def _pads(step: AppliedPrimitive) -> list[tuple[int, int, int, int]]:
-    """Return (axis, low, high, stride) of each axis that changes."""
-    rows = enumerate(step.params["padding_config"])
-    return [
-        (j, int(low), int(high), int(interior) + 1)
-        for j, (low, high, interior) in rows
-        if (low, high, interior) != (0, 0, 0)
-    ]
+    Return None if nothing stays. Element i goes to low + i * stride, if the result has this place.
+    """
+    found = []
+    for j, (low, high, interior) in enumerate(step.params["padding_config"]):
+        size, stride = step.results[0].shape[j], int(interior) + 1
+        first = max(0, -(int(low) // stride))
+        number = min(step.operands[0].shape[j], (size - 1 - int(low)) // stride + 1) - first
+        if number < 1:
+            return None
+        if (low, high, interior) != (0, 0, 0):
+            found.append(
+                (StridedPart(j, first, number), StridedPart(j, int(low) + first * stride, number, stride))
+            )
+    return found
 
 
 def _link_pad(linker: Linker, step: AppliedPrimitive) -> None:
-    """Padding by whole multiples of the axis, the transpose of taking one of equal parts, adds a major factor."""
+    """An axis that becomes a block of a multiple of it, the transpose of taking the block, gets a major factor."""
     x, (result,) = step.operands[0], step.results
-    axes = list(x.axes)
-    for j, low, high, stride in _pads(step):
-        size = x.shape[j]
-        whole = stride == 1 and size > 1 and min(low, high) >= 0 and low % size == 0 and high % size == 0
-        new = result.shape[j]
-        axes[j] = (*axis(new // size), *x.axes[j]) if whole else axis(new)
+    axes = [*x.axes] if (pads := _pads(step)) is not None else [*map(axis, result.shape)]
+    for kept, place in pads or ():
+        j, size = place.axis, result.shape[place.axis]
+        is_block = kept.size == x.shape[j] and place.stride == 1
+        is_part = is_block and index_of_part(size, place.start, 1, place.size) is not None
+        axes[j] = (*axis(size // place.size), *x.axes[j]) if is_part else axis(size)
     linker.give(result, tuple(axes))
 
 
@@ -322,7 +354,7 @@ def _emit_pad(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     build, (x, number), value = emitter.build, step.operands, emitter.operand(step, 0)
     if isinstance(number, Number):
         return (_padded(emitter, step, value, number.value),)
-    moved = emitter.dims.of(f for j, *_ in _pads(step) for f in x.axes[j])
+    moved = emitter.dims.of(f for part, _ in _pads(step) or () for f in x.axes[part.axis])
     one = emitter.with_dims(build.constant(1.0, "f32"), moved)
     inside = build("gt", _padded(emitter, step, one, 0.0), build.constant(0.0, "f32"))
     padded = _padded(emitter, step, value, _zero(x.dtype))
@@ -334,34 +366,26 @@ def _zero(dtype: str) -> bool | int | float:
 
 
 def _padded(emitter: JaxprEmitter, step: AppliedPrimitive, value: Value, number: bool | int | float) -> Value:
-    x, (result,) = step.operands[0], step.results
-    axes = list(x.axes)
-    for j, low, high, stride in _pads(step):
-        target, size = result.axes[j], x.shape[j]
-        is_major = leaves(axes[j]) and {*leaves(axes[j])} < {*leaves(target)}
-        lead = tuple(f for f in leaves(target) if f not in leaves(axes[j])) if is_major else target
-        if is_major:
-            source = emitter.dims.new("one", 1)
-            value, start, length = (
-                emitter.merged(value, ((),), 0, source)[0],
-                low // size,
-                result.shape[j] // size,
-            )
+    """Return the undo of `parts_of`: the value's axes become parts of larger ones, which have a number elsewhere."""
+    (x, _), (result,), pads, made = step.operands, step.results, _pads(step), []
+    if pads is None:
+        return emitter.build.like(number, value)
+    for kept, place in pads:
+        own, target, length = x.axes[kept.axis], result.axes[kept.axis], result.shape[kept.axis]
+        is_whole = kept.size == x.shape[kept.axis]
+        if is_whole and (found := others_of_part(target, own, place.start, place.stride)):
+            value, source = emitter.merged(value, ((),), 0, emitter.dims.new("one", 1))
+            target, before, stride, length = *found, 1, length // place.size
         else:
-            if low < 0 or high < 0:
-                kept = size + min(low, 0) + min(high, 0)
-                part = axis(kept)
-                value = part_of(emitter, value, tuple(axes), j, max(-low, 0), 1, part, kept)
-                axes[j] = part
-            value, source = emitter.merged(value, tuple(axes), j)
-            start, length = max(low, 0), result.shape[j]
-        dim = emitter.dims.new("padded", length)
+            value, source = emitter.merged(value, x.axes, kept.axis)
+            if not is_whole:
+                value, source = sliced(emitter, value, source, kept)
+            before, stride = place.start, place.stride
+        made.append((emitter.dims.new("padded", length), target))
         value = emitter.build(
-            "pad", value, source=source, target=dim, before=start, stride=stride, value=number
+            "pad", value, source=source, target=made[-1][0], before=before, stride=stride, value=number
         )
-        value = emitter.parted(value, dim, lead)
-        axes[j] = target
-    return value
+    return all_parted(emitter, value, made)
 
 
 # empty, iota
@@ -414,7 +438,7 @@ RULES: dict[str, PrimitiveRule] = {
     "tile": PrimitiveRule(
         _link_tile, _same, lambda step: len(step.params["reps"]) == len(step.operands[0].shape), moves=True
     ),
-    "pad": PrimitiveRule(_link_pad, _emit_pad, _is_plain_pad),
+    "pad": PrimitiveRule(_link_pad, _emit_pad),
     **dict.fromkeys(
         ("empty", "empty2"),
         PrimitiveRule(_link_empty, _emit_empty, lambda step: step.results[0].dtype in EVERY),

@@ -15,6 +15,9 @@ from mtfc.frontend.semantics.training.optimizers import Optimizer, declaration_o
 ZERO = {"f16": 2.0**-25, "bf16": 2.0**-134}
 """The largest numbers that each dtype rounds to zero."""
 
+NEAR_ONE = {"f16": (1 - 2.0**-12, 1 + 2.0**-11), "bf16": (1 - 2.0**-9, 1 + 2.0**-8)}
+"""The least and the largest number that each dtype rounds to one."""
+
 SIGNIFICANT = 8
 """The significant bits of a bf16."""
 
@@ -33,10 +36,11 @@ def warn_of_rounding(
     """Warn about the updates of one optimizer. parameters: those of the model. std: the file of the library's optimizers."""
     hypers = _numbers(optimizer, scope)
     lost = {found for update in updates for found in _lost_numbers(update)}
-    for value, dtype in sorted(lost):
+    for value, rounded, dtype in sorted(lost):
         name = next((f"`{name} = {value:g}`" for name, each in hypers.items() if each == value), f"{value:g}")
-        message = f"{name} of `{optimizer.name}` is 0 in {dtype}, the dtype of the parameters that it updates"
-        help = "store parameters as `params: f32` in `precision`, or give a larger number"
+        message = f"{name} of `{optimizer.name}` is {rounded} in {dtype}, the dtype of the parameters that it updates"
+        other = "a smaller number" if rounded and value < 1 else "a larger number"
+        help = f"store parameters as `params: f32` in `precision`, or give {other}"
         scope.error("W605", message, optimizer.call.span, help=help)
     if optimizer.scope is std and optimizer.name in EQUAL_STEPS and RATE in hypers:
         by_name = {each.name: each for each in parameters}
@@ -56,13 +60,16 @@ def _has_rate(optimizer: Optimizer) -> bool:
     return any(hyper.name.text == RATE for decl in optimizer.decls for hyper in decl.hypers)
 
 
-def _lost_numbers(update: Update) -> Iterator[tuple[float, str]]:
-    """Yield the constants that are not zero, and that their dtype rounds to zero."""
+def _lost_numbers(update: Update) -> Iterator[tuple[float, int, str]]:
+    """Yield the constants that their dtype rounds to zero or to one, and are not: each with the rounded number and the dtype."""
     for eqn in update.function.body:
         for result in eqn.results:
-            value = eqn.attrs.get("value")
-            if isinstance(value, int | float) and 0 < abs(value) <= ZERO.get(result.type.dtype, 0.0):
-                yield float(value), result.type.dtype
+            value, dtype = eqn.attrs.get("value"), result.type.dtype
+            if not isinstance(value, int | float) or value in (0, 1) or dtype not in ZERO:
+                continue
+            least, largest = NEAR_ONE[dtype]
+            if abs(value) <= ZERO[dtype] or least <= value <= largest:
+                yield float(value), int(least <= value), dtype
 
 
 def _warn_of_small_steps(

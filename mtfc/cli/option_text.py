@@ -1,0 +1,223 @@
+"""Options of subcommands, written as their help shows them.
+
+A text has a line for each option, and a line for each group, which ends with a colon:
+
+    length and data:
+      --steps N          train until step N (default: one epoch)
+      --backend numpy|jax    the backend that executes
+      --fresh            start over
+
+The word after the option says what it takes. A word in small letters is one choice or several; `TYPES` and `TYPES_OF` convert the
+others; without a word the option is a flag. A help that ends with `; repeatable` makes a list. An option's default is that of the
+field with its name in the record of the subcommand's options (`driver/options.py`), so it stands once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import attrs
+
+OPTION = re.compile(r"  ((?:-\w, )?--?[\w-]+)(?: (\S+))?  +(\S.*)")
+
+Record = TypeVar("Record", bound="attrs.AttrsInstance")
+
+
+def count(text: str) -> int:
+    """Return a whole number from 1 on, as an option's type."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 on, not `{text}`")
+    return int(text)
+
+
+def index(text: str) -> int:
+    """Return a whole number from 0 on, as an option's type."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, not `{text}`")
+    return int(text)
+
+
+def seed(text: str) -> int:
+    """Return a whole number of 32 bits, as an option's type."""
+    if not text.isdigit() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 2**32 - 1, not `{text}`")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Return a number of seconds, as an option's type."""
+    return positive(text, "a number of seconds")
+
+
+def positive(text: str, what: str = "a number") -> float:
+    """Return a number above 0, as an option's type."""
+    found = _number(text)
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"expected {what} above 0, not `{text}`")
+    return found
+
+
+def _temperature(text: str) -> float:
+    found = _number(text)
+    if not 0 <= found < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, not `{text}`")
+    return found
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    if re.fullmatch(r"\s*\d{1,9}\s*(,\s*\d{1,9}\s*)*", text) is None:
+        raise argparse.ArgumentTypeError(f"expected numbers such as 0,1, not `{text}`")
+    return tuple(map(int, text.split(",")))
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _size(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(-?\d{1,19})\s*", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"expected NAME=SIZE, for example batch=64, and not `{text}`")
+    return match[1], int(match[2])
+
+
+def _setting(text: str) -> str:
+    """Return `KEY=VALUE` on one line; the compiler checks the value."""
+    if re.fullmatch(r"\s*[A-Za-z_][^=]*=.*", text, re.DOTALL) is None:
+        example = "for example accumulate=4 or optimizer.learning_rate=1e-3"
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, {example}, not `{text}`")
+    return " ".join(text.splitlines())
+
+
+def _ranges(text: str) -> tuple[range, ...]:
+    """Return ranges of steps from `7,20-23`."""
+    found = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise argparse.ArgumentTypeError(f"expected steps such as 7 or 20-23, not `{part.strip()}`")
+        found.append(range(int(first), int(last or first) + 1))
+        if not found[-1]:
+            raise argparse.ArgumentTypeError(f"`{part.strip()}` has no steps: the smaller number comes first")
+    return tuple(found)
+
+
+def _metric(text: str) -> object:
+    """Return a metric such as `accuracy:max`."""
+    from mtfc.driver.options import Metric
+
+    name, colon, direction = text.partition(":")
+    if not name or (colon and direction not in ("max", "min")):
+        raise argparse.ArgumentTypeError(f"expected a mean such as loss or accuracy:max, not `{text}`")
+    return Metric(name, direction == "max" if colon else None)
+
+
+TYPES: Mapping[str, Callable[[str], object]] = {
+    "A,B": _names,
+    "B": positive,
+    "I": index,
+    "KEY=VALUE": _setting,
+    "M": seconds,
+    "METRIC": _metric,
+    "N": count,
+    "N,N": _numbers,
+    "N-M,...": _ranges,
+    "NAME=SIZE": _size,
+    "S": seconds,
+    "S,O,A,P": _names,
+    "SECONDS": seconds,
+    "T": _temperature,
+}
+"""The type of a value by the word that stands for it; other words are texts."""
+
+TYPES_OF: Mapping[str, Callable[[str], object]] = {"seed": seed, "join_seconds": count}
+"""Types of options whose word says another type."""
+
+FIELDS = {
+    "dim": "dims",
+    "dir": "folder",
+    "distributed": "detect",
+    "from": "source",
+    "join_seconds": "seconds",
+    "prompt": "prompts",
+    "set": "settings",
+    "skip_steps": "skipped",
+}
+"""The fields of options that have another name in the driver."""
+
+
+def add_options(
+    parser: argparse.ArgumentParser,
+    text: str,
+    *records: type[attrs.AttrsInstance],
+    required: str = "",
+    **defaults: object,
+) -> None:
+    """Add the options of a text to a parser.
+
+    records: classes of attrs with the defaults of their fields. required: names of options that must be given, separated by
+    blanks. defaults: further ones by field.
+    """
+    defaults.setdefault("format", "text")
+    for record in records:
+        for field in record.__attrs_attrs__:
+            if not field.default or isinstance(field.default, str | int | float | tuple):
+                defaults.setdefault(field.name, field.default)
+    group: argparse._ActionsContainer = parser
+    for line in _joined(text):
+        if line.endswith(":") and not line.startswith(" "):
+            group = parser.add_argument_group(line[:-1])
+        else:
+            _add(group, line, required.split(), defaults)
+
+
+def _joined(text: str) -> list[str]:
+    """Return the lines of options, each joined with the lines that go on with its help."""
+    found: list[str] = []
+    for line in filter(None, text.splitlines()):
+        if line.startswith("      "):
+            found[-1] += f" {line.strip()}"
+        else:
+            found.append(line)
+    return found
+
+
+def _add(
+    group: argparse._ActionsContainer, line: str, required: list[str], defaults: dict[str, object]
+) -> None:
+    match = OPTION.fullmatch(line)
+    if match is None:
+        raise ValueError(f"no option: {line}")
+    names, value, about = match[1].split(", "), match[2], match[3]
+    name = names[-1].lstrip("-").replace("-", "_")
+    field = FIELDS.get(name, name)
+    given: dict[str, Any] = {"help": about, "dest": field}
+    if value is None:
+        group.add_argument(*names, action="store_true", **given)
+        return
+    if value.islower():
+        given["choices"] = tuple(value.split("|"))
+    else:
+        given |= {"metavar": value, "type": TYPES_OF.get(name) or TYPES.get(value)}
+    default = defaults.get(field)
+    if "; repeatable" in about:
+        given["action"], default = "append", defaults.get(field, [])
+    group.add_argument(*names, default=default, required=name in required, **given)
+
+
+def record_of(options: argparse.Namespace, record: type[Record], **others: Any) -> Record:
+    """Return a record of the options that are fields of it; `others` are fields that no option names."""
+    names = [field.name for field in record.__attrs_attrs__ if hasattr(options, field.name)]
+    return record(**{name: getattr(options, name) for name in names} | others)

@@ -1,0 +1,89 @@
+"""Programs with other numbers: sizes of dimensions and of mesh axes, and numbers in attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Program, Update, Value
+from mtfc.compiler.ir.twins import smaller
+from mtfc.compiler.ir.types import Dim, Mesh, TensorType
+
+
+@attrs.frozen
+class Resizing:
+    """Other numbers for a program. attributes: equation -> its attributes; dimensions and axes are changed after that."""
+
+    dim: Callable[[Dim], Dim]
+    number: Callable[[Any], Any]
+    attributes: Callable[[Equation], Mapping[str, Attr]] = lambda eqn: eqn.attrs
+
+    def type(self, type: TensorType) -> TensorType:
+        return attrs.evolve(type, dims=tuple(map(self.dim, type.dims)))
+
+    def attribute(self, value: Any) -> Any:
+        if isinstance(value, Dim):
+            return self.dim(value)
+        if isinstance(value, tuple):
+            return tuple(map(self.attribute, value))
+        return self.number(value)
+
+    def function(self, function: Function) -> Function:
+        new = dict[Value, Value]()
+
+        def renewed(value: Value) -> Value:
+            new[value] = Value(value.name, self.type(value.type))
+            return new[value]
+
+        arguments: tuple[Argument, ...] = tuple(
+            attrs.evolve(each, value=renewed(each.value)) for each in function.arguments
+        )
+        body = tuple(
+            attrs.evolve(
+                eqn,
+                operands=tuple(new[value] for value in eqn.operands),
+                results=tuple(map(renewed, eqn.results)),
+                attrs={key: self.attribute(value) for key, value in self.attributes(eqn).items()},
+                regions=tuple(map(self.function, eqn.regions)),
+            )
+            for eqn in function.body
+        )
+        outputs = tuple(attrs.evolve(each, value=new[each.value]) for each in function.outputs)
+        return attrs.evolve(function, arguments=arguments, body=body, outputs=outputs)
+
+    def mesh(self, mesh: Mesh) -> Mesh:
+        return attrs.evolve(mesh, axes=tuple((name, self.number(size)) for name, size in mesh.axes))
+
+    def __call__(self, program: Program) -> Program:
+        """Return the program with other numbers."""
+        training, layout = program.training, program.layout
+        if training is not None:
+            updates = tuple(
+                Update(each.parameters, self.function(each.function)) for each in training.updates
+            )
+            training = attrs.evolve(training, updates=updates, accumulate=self.number(training.accumulate))
+        if layout is not None:
+            pipelines = tuple(
+                attrs.evolve(
+                    each, micro_batches=self.number(each.micro_batches), chunks=self.number(each.chunks)
+                )
+                for each in layout.pipelines
+            )
+            layout = attrs.evolve(layout, pipelines=pipelines)
+        return attrs.evolve(
+            program,
+            dims={name: self.dim(dim) for name, dim in program.dims.items()},
+            parameters=tuple(attrs.evolve(each, type=self.type(each.type)) for each in program.parameters),
+            functions=tuple(map(self.function, program.functions)),
+            training=training,
+            layout=layout,
+            mesh=program.mesh and self.mesh(program.mesh),
+        )
+
+
+def smaller_program(program: Program, which: int) -> Program:
+    """Return one of the smaller programs of a program whose numbers are twins."""
+    sizes = {name: Dim(name, smaller(dim.size, which)) for name, dim in program.dims.items()}
+    return Resizing(lambda dim: sizes[dim.name], lambda number: smaller(number, which))(program)

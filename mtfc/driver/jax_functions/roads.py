@@ -1,0 +1,134 @@
+"""The roads to the results of a function of JAX, each as an exported program that another process runs.
+
+A function of the user is a closure, which no other process can load. `jax.export` makes a text of StableHLO of it, in which
+shardings are as in the function. XLA partitions and compiles the text in a child: see `verification/checks.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import attrs
+
+from mtfc.driver.verification import checks
+
+Arrays = Sequence[Any]
+
+
+@attrs.frozen(eq=False)
+class Road:
+    """A program and the arguments that it is computed on.
+
+    draws: the leaves of each call's arguments, of NumPy. function: the program in this process. text: the program as `jax.export`
+    gives it, for `devices` devices; it is empty if JAX exports no such program.
+    """
+
+    name: str
+    draws: Sequence[Arrays]
+    function: Callable[..., Any] | None
+    text: bytes = b""
+    devices: int = 1
+
+    @classmethod
+    def of(cls, name: str, function: Any, tree: Any, keys: Sequence[Any], draws: Any, context: Any) -> Road:
+        """Return the road of a function of pytrees. keys: for each leaf the implementation of its random keys, or None.
+
+        context: returns the context in which the function runs, with its mesh.
+        """
+        import jax
+        from jax import export
+
+        def flat(*leaves: Any) -> list[Any]:
+            given = [_as_key(x, key) for x, key in zip(leaves, keys, strict=True)]
+            args, kwargs = jax.tree.unflatten(tree, given)
+            return [_without_keys(x) for x in jax.tree.leaves(function(*args, **kwargs))]
+
+        is_cpu = jax.default_backend() == "cpu"
+        options: Any = checks.QUICK_TO_COMPILE if is_cpu else None
+
+        def here(*leaves: Any) -> Any:
+            with context():
+                return jax.jit(flat, compiler_options=options)(*leaves)
+
+        if is_cpu and checks.uses_children():
+            with context(), suppress(Exception):  # effects, callbacks: JAX raises many kinds of errors
+                exported = export.export(jax.jit(flat))(*draws[0])
+                sent = dataclasses.replace(exported, _get_vjp=None)
+                return cls(name, draws, here, pickle.dumps(sent), exported.nr_devices)
+        return cls(name, draws, here)
+
+    def results(self) -> list[Arrays]:
+        """Return the leaves of the results for each draw, of NumPy."""
+        import jax
+        import numpy as np
+
+        function = self.function or self._loaded()
+        return [[np.asarray(x) for x in jax.tree.leaves(function(*draw))] for draw in self.draws]
+
+    def _loaded(self) -> Callable[..., Any]:
+        import jax
+        import numpy as np
+
+        exported = pickle.loads(self.text)
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[: self.devices]), ("all",))
+        spec: Any = jax.sharding.PartitionSpec
+        whole = jax.sharding.NamedSharding(mesh, spec())
+        return jax.jit(exported.call, in_shardings=whole)
+
+
+def checks_of(roads: Sequence[Road], seconds: float) -> Sequence[checks.Check]:
+    """Return the computation of each road as a check, whose result is a list of arrays for each draw, or a sentence."""
+
+    def check(road: Road) -> checks.Check:
+        return checks.Check(road.name, road.name, lambda: [road.results()], _sentence, seconds)
+
+    return [check(road) for road in roads]
+
+
+def _sentence(skipped: str | None, failed: str | None) -> str | None:
+    return f"was skipped: {skipped}" if skipped else failed
+
+
+def _sent(roads: Sequence[Road], seconds: float, is_wide: bool) -> Sequence[checks.Check]:
+    """Return the checks in a child, where JAX starts with as many devices as they need."""
+    from mtfc.backends.common.devices import import_jax, reserve
+
+    reserve(max(road.devices for road in roads))
+    import_jax().config.update("jax_enable_x64", is_wide)
+    return checks_of(roads, seconds)
+
+
+def computed(roads: Sequence[Road], seconds: float, budget: float | None) -> Iterator[list[Arrays] | str]:
+    """Yield for each road the results of each draw, or a sentence that says why there are none.
+
+    seconds: the time of a road. Programs that JAX does not export run in this process, where no time can be kept.
+    """
+    import jax
+
+    known = checks_of(roads, seconds)
+    if not all(road.text for road in roads):
+        yield from checks.results_here(known)
+        return
+    sent = [attrs.evolve(road, function=None) for road in roads]
+    config: Any = jax.config
+    arguments = (sent, seconds, bool(config.jax_enable_x64))
+    yield from checks.results(
+        known, checks.Remade("mtfc.driver.jax_functions.roads:_sent", arguments), budget
+    )
+
+
+def _as_key(x: Any, key: Any) -> Any:
+    import jax
+
+    return x if key is None else jax.random.wrap_key_data(jax.numpy.asarray(x), impl=key)
+
+
+def _without_keys(x: Any) -> Any:
+    import jax
+
+    is_key = jax.numpy.issubdtype(getattr(x, "dtype", int), jax.dtypes.prng_key)
+    return jax.random.key_data(x) if is_key else x

@@ -1,0 +1,238 @@
+"""The exact check for every size: a program is checked at small sizes, and at its own its equations are the same but for numbers.
+
+The compiler runs once, on the program whose sizes are twins (`ir/twins.py`): each number of the program knows the numbers that
+take its place in smaller programs. Every decision of a pass is that of the program, by its sizes. So the smaller programs of one
+processor have the program's own equations, operands, layouts and collectives, and their numbers come from the same arithmetic. The
+verifier of the IR accepts them, and the exact check runs on them: two programs, with other sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import lcm
+from typing import Any
+
+import attrs
+
+from mtfc.backends.exact.check import ExactReference
+from mtfc.backends.exact.residues import NotExact
+from mtfc.compiler.activity import doing, each_of
+from mtfc.compiler.analysis.small_sizes import Shrinking, SmallSizes, small_sizes
+from mtfc.compiler.ir.builder import VerifyError
+from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.opdef import OpError
+from mtfc.compiler.ir.resizing import Resizing, smaller_program
+from mtfc.compiler.ir.twins import plain, smaller, twin
+from mtfc.compiler.ir.types import Dim, Layout
+from mtfc.compiler.ir.verifier import verify
+from mtfc.driver.data.inputs import draw_batch
+from mtfc.driver.errors import UsageError
+from mtfc.driver.loading.selection import LayoutOnMesh, say_left_out, select, select_models
+from mtfc.driver.loading.sources import Sources
+from mtfc.driver.options import VerifyOptions
+from mtfc.driver.running.execution import without_warnings
+from mtfc.driver.verification.exact_cases import BOTH, LARGEST, QUICK, attention_passes, elements
+from mtfc.reports.sizes_report import SizeClaim, SizesCase, sizes_json
+
+BASES = (2, 3)
+"""The least size of a dimension and of a mesh axis in each of the smaller programs."""
+
+WAYS = (
+    Shrinking(),
+    Shrinking(means=False),
+    Shrinking(factor=2),
+    Shrinking(factor=4),
+    Shrinking(axes=False),
+    Shrinking(axes=False, means=False),
+    Shrinking(axes=False, dims=False),
+)
+"""The ways to make sizes small, in turn, until the check finds no difference. The last one keeps all sizes."""
+
+NO_SIZES = (VerifyError, OpError, ArithmeticError, IndexError, ValueError)
+"""The errors of equations, and of a module of NumPy, that have no meaning at the small sizes."""
+
+MOST_PROCESSORS = 64
+"""The number of processors up to which a mesh may keep its axes."""
+
+
+@attrs.frozen
+class SmallPrograms:
+    """A program and its layout with twins for sizes, and the small programs of one processor.
+
+    whole: the program of one processor, with twins. sizes, lowered: in order of `BASES`.
+    """
+
+    program: Program
+    case: LayoutOnMesh
+    whole: Program
+    sizes: tuple[SmallSizes, ...]
+    lowered: tuple[Program, ...]
+
+
+def small_programs(
+    program: Program, case: LayoutOnMesh, how: Shrinking = Shrinking(), of: str = BOTH
+) -> SmallPrograms:
+    """Compile a program once, and return it at small sizes. Raises an error of `NO_SIZES` if equations have no meaning there."""
+    sizes = tuple(small_sizes(program, case.mesh, case.layout, base, how) for base in BASES)
+    paired, on_twins = with_twins(program, case, sizes)
+    whole = on_twins.lower(paired, of=of)
+    found = tuple(smaller_program(whole, i) for i in range(len(sizes)))
+    for each in found:
+        verify(each, "lowered")
+    return SmallPrograms(paired, on_twins, whole, sizes, found)
+
+
+def with_twins(
+    program: Program, case: LayoutOnMesh, sizes: Sequence[SmallSizes]
+) -> tuple[Program, LayoutOnMesh]:
+    """Return a program and its layout whose sizes are twins."""
+    dims = {
+        name: Dim(name, twin(dim.size, tuple(each.dims[name] for each in sizes)))
+        for name, dim in program.dims.items()
+    }
+    axes = tuple((name, twin(size, tuple(each.axes[name] for each in sizes))) for name, size in case.mesh.axes)
+
+    def attributes(eqn: Equation) -> Mapping[str, Any]:
+        found = dict(eqn.attrs)
+        for key, value in eqn.attrs.items():
+            if (eqn, key) in sizes[0].numbers:
+                found[key] = twin(value, tuple(each.numbers[eqn, key] for each in sizes))
+        return found
+
+    resized = Resizing(lambda dim: dims[dim.name], lambda number: number, attributes)(program)
+    training = resized.training
+    if training is not None:
+        small = tuple(min(base, training.accumulate) for base in BASES)
+        training = attrs.evolve(training, accumulate=twin(training.accumulate, small))
+    mesh = attrs.evolve(case.mesh, axes=axes)
+    case = attrs.evolve(case, mesh=mesh, layout=_layout(case.layout, sizes))
+    return attrs.evolve(resized, training=training), case
+
+
+def _layout(layout: Layout, sizes: Sequence[SmallSizes]) -> Layout:
+    pipelines = []
+    for each in layout.pipelines:
+        small = [every.pipelines[each] for every in sizes]
+        micro_batches = twin(each.micro_batches, tuple(one.micro_batches for one in small))
+        chunks = twin(each.chunks, tuple(one.chunks for one in small))
+        pipelines.append(attrs.evolve(each, micro_batches=micro_batches, chunks=chunks))
+    return attrs.evolve(layout, pipelines=tuple(pipelines))
+
+
+def references(found: SmallPrograms, seed: int, derives: bool = True) -> Iterator[ExactReference]:
+    """Yield the undistributed program at the sizes of each small program, with a draw of its own for each."""
+    for i in range(len(found.lowered)):
+        small = smaller_program(found.program, i)
+        given = draw_batch(small.function("forward"), seed, 1)[0] if derives else {}
+        resized = partial(smaller_program, which=i)
+        attention = attention_passes([found.case]) if derives else ()
+        yield ExactReference(found.program, given, seed, (i,), derives, attention, resized)
+
+
+def checked_sizes(program: Program, case: LayoutOnMesh, seed: int, derives: bool = True) -> SizesCase:
+    """Return the exact check of a layout for every size. derives: see `ExactReference`.
+
+    Each way of making sizes small makes a family of programs that has the program as a member. One family in which the small ones
+    agree is enough.
+    """
+    found: list[SizesCase] = []
+    for how in WAYS:
+        if (how.axes or case.mesh.devices <= MOST_PROCESSORS) and (how.dims or elements(program) <= QUICK):
+            found.append(_checked(program, case, how, seed, derives))
+            if found[-1].ok:
+                return found[-1]
+    return next((each for each in found if each.wrong), found[0])
+
+
+def _checked(program: Program, case: LayoutOnMesh, how: Shrinking, seed: int, derives: bool) -> SizesCase:
+    wrong: list[str] = []
+    compared, not_judged = 0, 0
+    try:
+        found = small_programs(program, case, how, BOTH if derives else "step")
+        if any(elements(smaller_program(found.program, i)) > LARGEST for i in range(len(BASES))):
+            return SizesCase(case.name, program.name, unproven="its small sizes are too large: reduce sizes with --dim")
+        for reference, lowered in zip(references(found, seed, derives), found.lowered, strict=True):
+            with doing(f"exact check at small sizes of layout {case.name}"):
+                names = reference.wrong_gradients() if derives else ()
+                result = reference.compare(lowered)
+            wrong += [f"gradient {name}" for name in names]
+            wrong += [f"{each.output} of {each.function}" for each in result.wrong]
+            compared, not_judged = compared + result.elements, not_judged + result.not_judged
+    except NotExact as error:
+        return SizesCase(case.name, program.name, unproven=f"`{error}` has no meaning on residues")
+    except NO_SIZES as error:
+        return SizesCase(case.name, program.name, unproven=f"no small sizes fit its equations: {_first_line(error)}")
+    return SizesCase(case.name, program.name, tuple(dict.fromkeys(wrong)), compared, not_judged, _claims(found))
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _claims(found: SmallPrograms) -> Mapping[str, SizeClaim]:
+    """Return for each dimension and mesh axis the sizes that the check speaks for."""
+    parts: dict[str, int] = dict.fromkeys(found.program.dims, 1)
+    for value in (value for each in found.whole.functions for value in _values(each)):
+        for dim, axes in zip(value.type.dims, value.type.splits, strict=True):
+            parts[dim.name] = lcm(parts.get(dim.name, 1), plain(found.case.mesh.size(axes)))
+    sizes = {name: (dim.size, parts[name]) for name, dim in found.program.dims.items()}
+    sizes |= {f"mesh axis {name}": (size, 1) for name, size in found.case.mesh.axes}
+    count = range(len(found.lowered))
+    return {
+        name: SizeClaim(plain(size), multiple, tuple(smaller(size, i) for i in count))
+        for name, (size, multiple) in sizes.items()
+    }
+
+
+def _values(function: Function) -> Iterator[Value]:
+    for argument in function.arguments:
+        yield argument.value
+    for eqn in function.body:
+        yield from eqn.results
+        for region in eqn.regions:
+            yield from _values(region)
+
+
+@attrs.frozen
+class CheckedSizes:
+    """The exact checks of layouts for every size."""
+
+    cases: Sequence[SizesCase]
+
+    @property
+    def ok(self) -> bool:
+        """True if every layout is proven."""
+        return all(case.ok for case in self.cases)
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record; see `docs/command.md`."""
+        return {"ok": self.ok, "all_sizes": [sizes_json(case) for case in self.cases]}
+
+    def verdict(self) -> str:
+        """Return a line with the number of layouts that are proven."""
+        proven = sum(case.ok for case in self.cases)
+        return f"{proven} of {len(self.cases)} layouts agree with the undistributed program at every size named above"
+
+
+def verify_all_sizes(
+    options: VerifyOptions, sources: Sources, show: Callable[[SizesCase], object] = lambda _: None
+) -> CheckedSizes:
+    """Check all layouts of a file's models, or of a function of JAX, for every size. Raises `CompileError` and `UsageError`."""
+    choice, cases = options.choice, list[SizesCase]()
+    for option, value in (("--data", options.data), ("--params", options.params), ("--dtype", options.dtype)):
+        if value is not None:
+            raise UsageError(f"{option} has no meaning with --all-sizes, which draws arrays of residues at small sizes")
+    is_one = choice.source is not None or choice.model or choice.settings
+    selections = (
+        [select(options.file, choice, sources, every_layout=True, or_multi_mesh=choice.source is None)]
+        if is_one
+        else select_models(options.file, choice, sources)
+    )
+    with without_warnings():
+        for selection in selections:
+            say_left_out(selection, "--all-sizes leaves out", "`mtfc verify` without it compares them")
+            for case in each_of(selection.cases, "layout"):
+                cases.append(checked_sizes(selection.program, case, options.seed, choice.source is None))
+                show(cases[-1])
+    return CheckedSizes(cases)

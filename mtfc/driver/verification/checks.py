@@ -1,0 +1,273 @@
+"""Checks that run one after the other in a process of their own, so that none of them can hang or end the caller.
+
+A loop may not end on drawn numbers, and XLA ends its process where its compiler finds a contradiction. The caller starts a child,
+which makes the same list of checks, runs them and sends each result. If the child dies, or exceeds its time, the check at hand
+becomes a sentence, and another child goes on with the next check.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from queue import Empty, Queue
+from tempfile import TemporaryFile
+from threading import Thread
+from time import monotonic
+from typing import IO, Any
+
+import attrs
+
+from mtfc.compiler.activity import doing
+
+LEAST_SECONDS = 60.0
+"""The time of a check of a small program, with the start of its process."""
+
+PER_SECOND = 1e5
+"""Elements that a slow computer verifies in a second."""
+
+QUICK_TO_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Options under which XLA for CPUs partitions a program as ever, and LLVM optimizes nothing: each program runs few times."""
+
+START = "from mtfc.driver.verification.checks import serve; serve()"
+
+
+@attrs.frozen
+class Check:
+    """A check of a model. what: its name, for the terminal. run: yields its results.
+
+    ended: makes a result from the reason why the check was skipped, or else has failed. seconds: its time.
+    """
+
+    model: str
+    what: str
+    run: Callable[[], Iterable[Any]]
+    ended: Callable[[str | None, str | None], Any]
+    seconds: float = LEAST_SECONDS
+
+
+@attrs.frozen
+class Remade:
+    """A list of checks that another process can make: `MODULE:FUNCTION`, and arguments for `pickle`."""
+
+    function: str
+    arguments: tuple[Any, ...]
+
+    def checks(self) -> Sequence[Check]:
+        module, name = self.function.split(":")
+        found: Sequence[Check] = getattr(import_module(module), name)(*self.arguments)
+        return found
+
+
+@attrs.frozen
+class _Done:
+    """The end of a check."""
+
+
+@attrs.frozen
+class _Unknown:
+    """A child cannot make the checks: an argument has a class that only the caller's process defines."""
+
+
+def seconds_for(elements: int) -> float:
+    """Return the time of a check of a program whose values have so many elements."""
+    return LEAST_SECONDS + elements / PER_SECOND
+
+
+def results(checks: Sequence[Check], remade: Remade, budget: float | None = None) -> Iterator[Any]:
+    """Yield the results of all checks, which run in children. budget: seconds for all of them.
+
+    Checks that no other process can make run in this one, without a limit. Raises what a check raises.
+    """
+    try:
+        pickle.dumps(remade)
+    except Exception:  # an argument that is a function of the user
+        yield from results_here(checks)
+        return
+    until = None if budget is None else monotonic() + budget
+    number = 0
+    while number < len(checks):
+        child = _Child.start(remade, number)
+        try:
+            number = yield from _results_of(child, checks, number, until, budget)
+        finally:
+            child.end()
+
+
+def uses_children() -> bool:
+    """Return True if checks run in children."""
+    return results is not results_here
+
+
+def results_here(checks: Sequence[Check], *_: Any) -> Iterator[Any]:
+    """Yield the results of all checks, which run in this process, where no time can be kept."""
+    for check in checks:
+        with doing(check.what):
+            yield from check.run()
+
+
+def _results_of(
+    child: _Child, checks: Sequence[Check], number: int, until: float | None, budget: float | None
+) -> Generator[Any, None, int]:
+    """Yield the results of a child as long as it goes on. Return the number of the next check."""
+    while number < len(checks):
+        check = checks[number]
+        left = float("inf") if until is None else until - monotonic()
+        seconds = check.seconds if until is None else left
+        with doing(check.what):
+            message = child.message(seconds, until is not None) if left > 0 else None
+        if isinstance(message, _Done):
+            number += 1
+        elif isinstance(message, _Unknown):
+            yield from results_here(checks)
+            return len(checks)
+        elif isinstance(message, BaseException):
+            raise message
+        elif isinstance(message, _Death):
+            yield check.ended(None, message.reason)
+            return number + 1
+        elif message is not None:
+            yield message[0]
+        elif until is None:
+            yield check.ended(None, f"did not end in {seconds:.0f} s: a budget gives more time")
+            return number + 1
+        else:
+            yield from (each.ended(f"the budget of {budget:g} s is over", None) for each in checks[number:])
+            return len(checks)
+    return number
+
+
+@attrs.frozen
+class _Death:
+    """The end of a child that has not sent all results."""
+
+    reason: str
+
+
+@attrs.define
+class _Child:
+    """A child, and the messages that it has sent."""
+
+    process: subprocess.Popen[bytes]
+    messages: Queue[Any]
+    errors: IO[bytes]
+
+    @classmethod
+    def start(cls, remade: Remade, first: int) -> _Child:
+        """Start a child that makes the checks, and runs those from the first on."""
+        errors: IO[bytes] = TemporaryFile()  # noqa: SIM115
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            [sys.executable, "-c", START], stdin=pipe, stdout=pipe, stderr=errors, env=_environment()
+        )
+        child = cls(process, Queue(), errors)
+        Thread(target=child._talk, args=(remade, first), daemon=True).start()
+        return child
+
+    def _talk(self, *job: Any) -> None:
+        """Send the job, and receive messages until there are no more."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with suppress(OSError):
+            pickle.dump(sys.path, self.process.stdin)
+            pickle.dump(job, self.process.stdin)
+            self.process.stdin.flush()  # it stays open: the child ends with it
+        try:
+            while True:
+                self.messages.put(pickle.load(self.process.stdout))
+        except (EOFError, pickle.UnpicklingError, OSError, ValueError):
+            self.errors.seek(0)
+            said = self.errors.read().decode("utf-8", "replace")
+            self.messages.put(_Death(_reason(self.process.wait(), said)))
+
+    def message(self, seconds: float, is_strict: bool) -> Any:
+        """Return the next message; None if there is none in time.
+
+        On a loaded machine a child gets the seconds as processor time, in at most ten times as long; a strict limit is one of the
+        clock.
+        """
+        began, processor = monotonic(), self._processor_seconds()
+        while True:
+            with suppress(Empty):
+                return self.messages.get(timeout=seconds / 10)
+            passed, used = monotonic() - began, self._processor_seconds() - processor
+            if passed >= seconds and (is_strict or used >= seconds or passed >= 10 * seconds):
+                return None
+
+    def _processor_seconds(self) -> float:
+        """Return the processor time of the child; where a system does not say it, the time of the clock."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / float(os.sysconf("SC_CLK_TCK"))
+        except (OSError, IndexError, ValueError):
+            return monotonic()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdin is not None
+        with suppress(OSError):
+            self.process.stdin.close()
+        self.errors.close()
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a child: threads for small products take more time than they save."""
+    flags = " ".join(f"--{name}={str(value).lower()}" for name, value in QUICK_TO_COMPILE.items())
+    given = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
+    return {"OPENBLAS_NUM_THREADS": "1", **os.environ, "XLA_FLAGS": given}
+
+
+def _reason(status: int, said: str) -> str:
+    """Return why a process ended, as a part of a sentence. said: its errors, of which XLA's last one counts."""
+    if checks := re.findall(r"Check failed: (.*)", said):
+        return f"XLA ended its process: {checks[-1].strip()}"
+    if status >= 0:
+        return f"its process ended with status {status}"
+    name = signal.Signals(-status).name if -status in {*signal.Signals} else f"signal {-status}"
+    hint = {
+        "SIGABRT": ", as XLA does where it contradicts itself",
+        "SIGKILL": ", as a system does that is out of memory",
+    }
+    return f"its process was ended by {name}{hint.get(name, '')}"
+
+
+def serve() -> None:
+    """Run the checks of the job on standard input, and send the results to standard output."""
+    messages = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what code of the user prints
+    sys.path[:] = pickle.load(sys.stdin.buffer)
+    try:
+        remade, first = pickle.load(sys.stdin.buffer)
+    except (AttributeError, ImportError):
+        return _send(messages, _Unknown())
+    Thread(target=_end_with_caller, daemon=True).start()
+    try:
+        for check in remade.checks()[first:]:
+            for result in check.run():
+                _send(messages, (result,))
+            _send(messages, _Done())
+    except BaseException as error:
+        _send(messages, error)
+
+
+def _end_with_caller() -> None:
+    """End this process once its caller has ended, however that came."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def _send(messages: IO[bytes], message: Any) -> None:
+    try:
+        text = pickle.dumps(message)
+        pickle.loads(text)
+    except Exception:  # an exception with arguments of its own
+        text = pickle.dumps(RuntimeError(f"{type(message).__name__}: {message}"))
+    messages.write(text)
+    messages.flush()

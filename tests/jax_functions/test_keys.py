@@ -1,0 +1,50 @@
+"""Random keys that an imported function returns can be read under every layout, also one that splits their words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import mtfc
+from tests.jax_functions.arguments import data
+
+X = np.ones((8, 4), np.float32)
+KEYS = {"new": jax.random.key(1), "old": jax.random.PRNGKey(1), "rbg": jax.random.key(1, impl="rbg")}
+
+
+def in_a_scan(key: Any, x: Any) -> Any:
+    def draw(key: Any, _: Any) -> Any:
+        key, own = jax.random.split(key)
+        return key, jax.random.normal(own, (4,))
+
+    return jax.lax.scan(draw, key, None, length=4)
+
+
+def of_examples(key: Any, x: Any) -> Any:
+    keys = jax.random.split(key, 8)
+    return keys, jax.vmap(lambda k: jax.random.fold_in(k, 1))(keys), keys[3]
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "the same": lambda key, x: (key, x),
+    "split": lambda key, x: (*jax.random.split(key), x),
+    "in a scan": in_a_scan,
+    "of examples": of_examples,
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_returned_keys(name: str, kind: str) -> None:
+    function, key = FUNCTIONS[name], KEYS[kind]
+    expected = [data(y) for y in jax.tree.leaves(jax.jit(function)(key, X))]
+    program = mtfc.from_jax(function, key, X)
+    for dim in [name for name, size in program.dims.items() if size % 2 == 0]:
+        plan = program.plan({dim: "a"}, {"a": 2})
+        results = jax.tree.leaves(plan.step(key, X))
+        for found, wanted in zip(map(data, results), expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-6, err_msg=dim)
