@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from mtfc.compiler.ir.opdef import flops_per_operand, flops_per_result, no_flops
 from mtfc.compiler.ir.ops import FAMILIES, OPS
 from mtfc.compiler.ir.ops.collectives import OPS as COLLECTIVES
 from mtfc.compiler.passes.pipelines import PASSES, default_pipeline
+from mtfc.driver.jax_functions.xla_faults import FAULTS, PRIMITIVES
 from mtfc.driver.layout_advice import predictor
 from mtfc.frontend import codes
 from mtfc.frontend.check import check
@@ -211,6 +212,34 @@ def test_supported_versions_are_the_same_everywhere() -> None:
     assert (pythons[0], f"{JAX}.0") in matrix, "the oldest version of each"
 
 
+# Functions of JAX
+
+
+def faults_table() -> str:
+    """Every known fault of XLA, and the rules under which its program shows the fault."""
+    rows = [
+        "| fault | what happens | primitives | shown by | JAX | reference |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for fault in FAULTS:
+        names = ", ".join(f"`{name}`" for name in PRIMITIVES[fault.meets])
+        rules, mesh = (", ".join(map(": ".join, each.items())) for each in (fault.rules, _texts(fault.mesh)))
+        links = ", ".join(_issue(each) for each in (fault.reference or "").split(", ") if each)
+        what = _capital(fault.what)
+        rows.append(f"| {fault.name} | {what} | {names} | `{rules}` on `{mesh}` | {fault.seen} | {links} |")
+    return "\n".join(rows) + "\n"
+
+
+def _texts(sizes: Mapping[str, int]) -> dict[str, str]:
+    return {name: str(size) for name, size in sizes.items()}
+
+
+def _issue(reference: str) -> str:
+    """Return a link to an issue, such as `openxla/xla#49118`."""
+    repository, _, number = reference.partition("#")
+    return f"[{reference}](https://github.com/{repository}/issues/{number})"
+
+
 # Diagnostics
 
 
@@ -280,6 +309,7 @@ PARTS = {
     "architecture": {"passes": passes_table, "collectives": collectives_table},
     "contributing": {"modules": modules_table},
     "diagnostics": {"codes": codes_table},
+    "jax": {"faults": faults_table},
 }
 
 

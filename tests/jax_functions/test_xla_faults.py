@@ -16,6 +16,7 @@ from jax import lax
 
 import mtfc
 from mtfc.driver.jax_functions.xla_faults import FAULTS, Fault
+from tests.harness import AMPLE
 from tests.jax_functions.fault_program import plan_of
 
 ENDED = -6
@@ -143,3 +144,37 @@ def test_a_plan_says_which_axes_are_idle() -> None:
     plan = mtfc.from_jax(jnp.tanh, X).plan({"batch": "a"}, {"a": 2, "b": 4})
     assert plan.idle_axes == ("b",)
     assert "no rule uses b" in plan.explain()
+
+
+def test_a_search_avoids_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best layout splits the columns, whose maximum then loses NaN. So the search takes the best of the others."""
+
+    def largest(x: Any, w: Any) -> Any:
+        return jnp.max(jnp.tanh(x @ w), 1)
+
+    shapes = jax.ShapeDtypeStruct((8, 4096), "float32"), jax.ShapeDtypeStruct((4096, 65536), "float32")
+    program = mtfc.from_jax(largest, *shapes)
+    plan = program.search(devices=4, budget=AMPLE)
+    assert plan.rules
+    assert plan.known_faults == ()
+    monkeypatch.setattr("mtfc.driver.jax_functions.imported_program.met_faults", lambda *_: ())
+    assert [each.fault.name for each in program.search(devices=4, budget=AMPLE).known_faults] == [
+        "NaN in a maximum"
+    ]
+
+
+def test_a_search_keeps_a_fault_that_all_layouts_meet() -> None:
+    """The array fits on no device whole, and its maximum is over both dimensions."""
+    program = mtfc.from_jax(jnp.max, jax.ShapeDtypeStruct((2**18, 2**18), "float32"))
+    plan = program.search(devices=8, budget=AMPLE)
+    assert [each.fault.name for each in plan.known_faults] == ["NaN in a maximum"]
+
+
+def test_a_searched_plan_has_no_idle_axis() -> None:
+    def square(x: Any) -> Any:
+        return x @ x.T
+
+    program = mtfc.from_jax(square, jax.ShapeDtypeStruct((2, 2**20), "float32"))
+    plan = program.search(devices=8, budget=AMPLE)
+    assert plan.rules
+    assert plan.idle_axes == ()

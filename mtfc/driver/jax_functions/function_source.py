@@ -19,7 +19,7 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.driver.data.files import parsed_json, read_bytes
-from mtfc.driver.errors import UsageError
+from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.driver.training.user_code import (
     FUNCTION,
@@ -32,8 +32,10 @@ from mtfc.driver.training.user_code import (
 
 if TYPE_CHECKING:
     from mtfc.compiler.passes.recompute import Recompute
+    from mtfc.compiler.search.found import Found
     from mtfc.driver.jax_functions.imported_program import ImportedProgram
     from mtfc.driver.jax_functions.plan import Plan
+    from mtfc.driver.loading.choice import BestLayout
 
 ARGS = "a tuple of example arguments, or (args, kwargs), or a function that returns them"
 
@@ -130,8 +132,13 @@ class FunctionSource:
     def warnings(self) -> Sequence[Diagnostic]:
         return self.imported.imported.warnings()
 
-    def unsplit(self) -> Layout:
-        return self.imported.unsplit()
+    def without_faults(self, best: BestLayout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
+        from mtfc.driver.jax_functions.xla_faults import met_faults
+
+        found = self.imported.without_faults(best, known, until)
+        for each in met_faults(self.imported.imported, found.layout.rules.by_dim, found.mesh):
+            say(f"plan.apply has a known fault: {each}")
+        return found
 
     def baselines(self, meshes: Sequence[Mesh]) -> Sequence[tuple[Mesh, Layout]]:
         return self.imported.baselines(meshes)

@@ -18,10 +18,12 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import EVERY, Layout, Mesh, Rules
 from mtfc.driver.errors import UsageError, in_python, public
 from mtfc.driver.jax_functions.plan import Plan, fingerprint, machine, read_plan
+from mtfc.driver.jax_functions.xla_faults import met_faults
 from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.memory_limit import limit_of
 from mtfc.driver.loading.selection import ONE_DEVICE, LayoutOnMesh
 from mtfc.driver.loading.sources import Sources
+from mtfc.driver.searching.meshes import without_idle_axes
 from mtfc.driver.values import (
     LayoutOption,
     MemoryOption,
@@ -37,7 +39,9 @@ from mtfc.frontend.jaxpr.tracing import by_place
 from mtfc.frontend.jaxpr.user_lines import definition
 
 if TYPE_CHECKING:
+    from mtfc.compiler.search.found import Found
     from mtfc.driver.jax_functions.comparison import PlanVerification
+    from mtfc.driver.loading.choice import BestLayout
     from mtfc.frontend.jaxpr.work import Work
 
 Objective = Literal["time", "overlap", "memory"]
@@ -183,14 +187,44 @@ class ImportedProgram:
         finder = LayoutFinder(self.program, pricer, objective, storage)
         try:
             known, until = self.baselines(meshes), started + budget
-            found = finder.best_global(meshes, until, known, self.unsplit(), with_forms=True)
+
+            def best(whole: Layout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
+                return finder.best_global(meshes, until, known, whole, with_forms=True)
+
+            found = self.without_faults(best, known, until)
         except NothingFits as error:
             raise NothingFits(in_python(str(error))) from None
-        layout = attrs.evolve(found.layout, name="plan")
-        layout = attrs.evolve(layout, rules=_without_empty(layout.rules))
-        limit = limit_on(hardware) if recompute else None
-        return Plan(
-            self.imported, LayoutOnMesh(found.mesh, layout, limit=limit), self.function, found, hardware
+        layout, limit = attrs.evolve(found.layout, name="plan"), limit_on(hardware) if recompute else None
+        used = found.mesh if mesh is not None else without_idle_axes(found.mesh, layout)
+        return Plan(self.imported, LayoutOnMesh(used, layout, limit=limit), self.function, found, hardware)
+
+    def without_faults(self, best: BestLayout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
+        """Return the best layout whose `plan.apply` meets no known fault of XLA, or the best of all if each meets one.
+
+        best: a search until a time of `monotonic`, with rules that its layout must have and layouts to start from. A layout that
+        meets a fault has dimensions that cause it. The search runs again with these whole, for a quarter of its time or more.
+        Raises `NothingFits`.
+        """
+        from mtfc.compiler.search.found import NothingFits
+
+        def causes(mesh: Mesh, layout: Layout) -> set[str]:
+            used = without_idle_axes(mesh, layout)
+            return {dim for each in met_faults(self.imported, layout.rules.by_dim, used) for dim in each.dims}
+
+        whole, share = self.unsplit(), (until - monotonic()) / 4
+        first = found = best(whole, known, until)
+        while split := causes(found.mesh, found.layout):
+            rules = (*whole.rules.axes, *((dim, ()) for dim in sorted(split)))
+            whole, known = attrs.evolve(whole, rules=Rules(rules)), [x for x in known if not causes(*x)]
+            try:
+                found = best(whole, known, max(until, monotonic() + share))
+            except NothingFits:
+                found = first
+            if found.is_interrupted or split & causes(found.mesh, found.layout):
+                found = first
+                break
+        return attrs.evolve(
+            found, layout=attrs.evolve(found.layout, rules=_without_empty(found.layout.rules))
         )
 
     def unsplit(self) -> Layout:

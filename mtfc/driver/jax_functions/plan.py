@@ -27,8 +27,9 @@ from mtfc.driver.jax_functions.shardings import (
     spec_of,
     unsaid,
 )
-from mtfc.driver.jax_functions.xla_faults import MetFault, idle_axes, idle_note, met_faults, warn_of
+from mtfc.driver.jax_functions.xla_faults import MetFault, met_faults, warn_of
 from mtfc.driver.loading.selection import LayoutOnMesh
+from mtfc.driver.searching.meshes import idle_axes, idle_note
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
 from mtfc.frontend.jaxpr.tracing import by_place, value_of
 

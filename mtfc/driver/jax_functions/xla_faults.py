@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.types import FLOATS, Axes, Dim, Layout, Mesh
+from mtfc.compiler.ir.types import FLOATS, Axes, Dim, Mesh
 from mtfc.driver.errors import UsageError
 from mtfc.driver.jax_functions.shardings import axes_of, one_use
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand, Var
@@ -122,20 +122,24 @@ class MetFault:
         """A sentence for `verify`."""
         return f"plan.apply was not run: {self}" if self.stops else f"plan.apply has a known fault: {self}"
 
+    @property
+    def place(self) -> str:
+        return f"{self.span.file}:{self.span.line}" if self.span else "the function"
+
     def __str__(self) -> str:
-        place = f"{self.span.file}:{self.span.line}" if self.span else "the function"
-        return f"{place}: {self.fault.what} (split: {', '.join(self.dims)}); take `plan.step`, which is right"
+        return f"{self.place}: {self.fault.what} (split: {', '.join(self.dims)}); take `plan.step`, which is right"
 
 
 def met_faults(imported: Imported, rules: Mapping[str, Axes], mesh: Mesh) -> tuple[MetFault, ...]:
     """Return the faults that `plan.apply` meets under some rules on a mesh, each once for a line."""
     placed = PlacedSteps(imported, rules, mesh)
-    found: dict[tuple[str, Span | None], MetFault] = {}
+    found: dict[tuple[str, str], MetFault] = {}
     for step in placed.steps:
         for fault in FAULTS_OF.get(step.primitive, ()):
             dims = tuple(dict.fromkeys(dim.name for dim in fault.meets(step, placed)))
             if dims:
-                found.setdefault((fault.name, step.span), MetFault(fault, step.span, dims))
+                met = MetFault(fault, step.span, dims)
+                found.setdefault((fault.name, met.place), met)
     return tuple(found.values())
 
 
@@ -145,22 +149,6 @@ def warn_of(faults: Sequence[MetFault]) -> None:
         if each.fault.ends_process:
             raise UsageError(str(each))
         warnings.warn(str(each), stacklevel=4)
-
-
-def idle_axes(mesh: Mesh, layout: Layout) -> Axes:
-    """Return the mesh axes that no rule of a layout uses."""
-    every = (layout.rules, layout.params, layout.optimizer, *(rules for _, rules in layout.values))
-    used = {axis for rules in every for _, axes in rules.axes for axis in axes}
-    return tuple(name for name, size in mesh.axes if size > 1 and name not in used)
-
-
-def idle_note(axes: Axes) -> list[str]:
-    """Return a sentence about mesh axes that no rule uses, if there are any."""
-    if not axes:
-        return []
-    return [
-        f"no rule uses {', '.join(axes)}: devices along it compute the same, and a mesh without it needs fewer devices"
-    ]
 
 
 def _split_dims(x: Operand, axis: int, placed: PlacedSteps) -> list[Dim]:

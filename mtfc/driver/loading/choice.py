@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from mtfc.compiler.ir.types import Layout, Mesh
     from mtfc.compiler.passes.pass_base import Pass
     from mtfc.compiler.passes.recompute import Recompute
+    from mtfc.compiler.search.found import Found
+
+
+BestLayout = Callable[["Layout", Sequence[tuple["Mesh", "Layout"]], float], "Found"]
+"""Searches with rules that the layout must have, and layouts to start from, until a time of `monotonic`."""
 
 
 class ProgramSource(Protocol):
@@ -36,8 +41,8 @@ class ProgramSource(Protocol):
         """Warnings about the program, under every layout."""
         ...
 
-    def unsplit(self) -> Layout:
-        """Return rules that leave dimensions whole which a search does not split."""
+    def without_faults(self, best: BestLayout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
+        """Return the best layout that meets no known fault of XLA, if there is one. Raises `NothingFits`."""
         ...
 
     def baselines(self, meshes: Sequence[Mesh]) -> Sequence[tuple[Mesh, Layout]]:

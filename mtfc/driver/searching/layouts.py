@@ -27,11 +27,12 @@ from mtfc.compiler.search.found import (
     value_of,
 )
 from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer, of_layers
+from mtfc.driver.errors import say
 from mtfc.driver.loading.layout_targets import layout_targets, prepared
 from mtfc.driver.loading.sources import known_as
 from mtfc.driver.searching.baselines import baselines
 from mtfc.driver.searching.compilation_time import timing_compilation
-from mtfc.driver.searching.meshes import possible_meshes, under_names
+from mtfc.driver.searching.meshes import possible_meshes, under_names, without_idle_axes
 from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
 from mtfc.driver.searching.why_not import AskedRules, asked_rules, best_with_rules
 from mtfc.driver.searching.written import declared_name, insert_layout, resized
@@ -328,12 +329,20 @@ def _best_global(
     source = task.options.choice.source
     if source is None:
         return finder.best_global(task.meshes, until, known, progress=task.progress, with_forms=with_forms)
-    whole = source.unsplit()
-    known = [(mesh, attrs.evolve(layout, rules=_joined(layout.rules, whole.rules))) for mesh, layout in known]
-    known += source.baselines(task.meshes)
-    found = finder.best_global(task.meshes, until, known, whole, task.progress, with_forms)
-    rules = Rules(tuple(each for each in found.layout.rules.axes if each[1]))
-    return attrs.evolve(found, layout=attrs.evolve(found.layout, rules=rules))
+
+    def best(whole: Layout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
+        given = [(mesh, attrs.evolve(x, rules=_joined(x.rules, whole.rules))) for mesh, x in known]
+        return finder.best_global(task.meshes, until, given, whole, task.progress, with_forms)
+
+    found = source.without_faults(best, [*known, *source.baselines(task.meshes)], until)
+    if task.options.choice.mesh is not None:
+        return found
+    mesh = without_idle_axes(found.mesh, found.layout)
+    if mesh != found.mesh:
+        say(
+            f"no rule uses {', '.join({*found.mesh.names} - {*mesh.names})}: the plan is for {mesh.devices} devices"
+        )
+    return attrs.evolve(found, mesh=mesh)
 
 
 def search_forms(task: SearchTask) -> SearchAnswer:
