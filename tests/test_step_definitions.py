@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from inspect import signature
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -87,6 +89,21 @@ def test_schedules_are_those_of_optax(name: str) -> None:
     with jax.enable_x64(True):
         for step in range(80):
             np.testing.assert_allclose(ours(np.float64(step)), theirs(step), rtol=1e-6, atol=1e-9)
+
+
+def test_every_optimizer_and_schedule_of_the_library_has_a_definition() -> None:
+    """The definition has the hyperparameters and the defaults of the documented declaration."""
+    text = Path(mtfc.__file__).with_name("std")
+    for file, keyword, known in (("optimizers", "optimizer", OPTIMIZERS), ("schedules", "fn", SCHEDULES)):
+        source = (text / f"{file}.mtf").read_text("utf-8")
+        for name, arguments in re.findall(rf"^{keyword} (\w+)\(([^)]*)\)", source, re.MULTILINE):
+            if name in ("adam_direction", "adafactor_step", "rms"):
+                continue
+            given = [re.sub(r"\s", "", each) for each in arguments.split(",")]
+            parameters = [*signature(known[name]).parameters.values()][4 * (keyword == "optimizer") :]
+            assert [each.partition("=")[0] for each in given] == [each.name for each in parameters]
+            defaults = [float(each.partition("=")[2]) for each in given if "=" in each]
+            assert defaults == [each.default for each in parameters if each.default is not each.empty]
 
 
 def checked(entries: str) -> StepCase:

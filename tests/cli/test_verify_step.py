@@ -18,6 +18,7 @@ def test_a_right_step_is_as_declared(mtfc: Mtfc, folder: Path) -> None:
     assert found.status == 0
     assert found.out.splitlines()[0].split()[:5] == ["training", "step", "f64", "ok", "as"]
     assert found.out.splitlines()[-1] == "all 1 training steps are as declared"
+    assert mtfc("verify", "net.mtf", "--step", "--set", "optimizer.learning_rate=0.2").status == 0
     (record,) = mtfc("verify", "net.mtf", "--step", "--set", "clip=0.5", "--format", "json").json["steps"]
     assert (record["ok"], record["wrong"], record["model"]) == (True, [], "net")
     (folder / "none.mtf").write_text(text[: text.index("train net")])

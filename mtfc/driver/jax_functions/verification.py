@@ -69,6 +69,7 @@ def verify_function(options: VerifyOptions, sources: Sources) -> VerifiedPlan:
         "--dtype": options.dtype,
         "--data": options.data,
         "--params": options.params,
+        "--step": options.step or None,
     }
     for option, value in given.items():
         if value is not None:

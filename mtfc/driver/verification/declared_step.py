@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
+from inspect import signature
 from typing import Any
 
 import attrs
@@ -240,7 +241,9 @@ class DeclaredStep:
             given, named = expression.arguments(call)
         except NoDefinition:
             return None
-        return lambda p, g, states: OPTIMIZERS[name](p, g, states, real(number + 1), *given, **named)
+        _, _, _, _, *names = signature(OPTIMIZERS[name]).parameters
+        hypers = {**dict(zip(names, given, strict=False)), **named}  # `--set` gives some a second time
+        return lambda p, g, states: OPTIMIZERS[name](p, g, states, real(number + 1), **hypers)
 
     def _rate(self, number: int) -> Any:
         """Return the learning rate of `optimizer = ...`, or of the first group, as far as the step reports one."""
