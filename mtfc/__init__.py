@@ -207,18 +207,20 @@ def verify(
     params_partial: bool = False,
     seed: int = 0,
     exact: bool = True,
+    all_sizes: bool = False,
 ) -> Verification:
     """Compare every layout, or one, on every backend with the undistributed program: the record of `mtfc verify --format json`.
 
     Inputs and parameters are drawn from `seed`, unless `data` and `params` name files with them. With `params_partial`,
-    parameters that the file lacks are drawn. `exact` compares over a finite field first. `dtype`, `"f32"` or `"f64"`, is the
+    parameters that the file lacks are drawn. `exact` compares over a finite field first. `all_sizes` runs the exact check alone, at small
+    sizes that speak for every size. `dtype`, `"f32"` or `"f64"`, is the
     dtype of the whole computation, if given. JAX makes its devices when it is first used, so verify large meshes before that.
     Raises `Unavailable` if JAX is missing or has too few devices.
     """
     from mtfc.api import choice_of, verified
 
     choice = choice_of(model, layout, mesh, dims, set, passes, memory)
-    return verified(path, choice, backend, dtype, data, params, params_partial, seed, exact)
+    return verified(path, choice, backend, dtype, data, params, params_partial, seed, exact, all_sizes)
 
 
 @public

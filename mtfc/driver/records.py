@@ -212,16 +212,30 @@ class ExactRecord(TypedDict):
     cut_loops: int
 
 
+class SizesRecord(TypedDict):
+    """The exact check of a layout for every size. sizes: dimension or mesh axis -> `size`, `multiple` and the `small` sizes."""
+
+    layout: str
+    model: str
+    ok: bool
+    wrong: list[str]
+    unproven: str | None
+    elements: int
+    not_judged: int
+    sizes: dict[str, dict[str, Any]]
+
+
 class Verification(TypedDict):
     """`mtfc.verify`: all cases; `ok` is True if all agree. jax_gradients: the reference's gradients beside `jax.grad`.
 
-    exact: the results of the exact check.
+    exact: the results of the exact check. all_sizes: those of the check for every size, which is run alone.
     """
 
     ok: bool
     jax_gradients: dict[str, dict[str, ComparedArray]]
     cases: list[Case]
     exact: list[ExactRecord]
+    all_sizes: NotRequired[list[SizesRecord]]
 
 
 class StepLine(TypedDict):
