@@ -15,13 +15,13 @@ FAST := tests/frontend tests/ir tests/passes tests/test_architecture.py tests/te
 ELSEWHERE := tests
 
 # Tests run on both processors: with threads of its own, the linear algebra of one process waits for that of the other.
-test test-fast fuzz parts mutants examples: export OPENBLAS_NUM_THREADS = 1
+test test-fast fuzz parts mutants sizes examples: export OPENBLAS_NUM_THREADS = 1
 
 # All processes of the tests use the modules that one has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test test-fast test-elsewhere lint format tables docs site package sbom workflows vscode vscode-test figures bench fuzz parts mutants mutate-source kill-test examples browser-test notebook clean
+.PHONY: help setup lock demo test test-fast test-elsewhere lint format tables docs site package sbom workflows vscode vscode-test figures bench fuzz parts mutants sizes mutate-source kill-test examples browser-test notebook clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -136,6 +136,9 @@ parts: setup  ## import all slices, pads, splits and the like of axes of up to 1
 
 mutants: setup  ## plant faults in modules, gradients and training steps for MUTANTS_MINUTES minutes (10): `verify` must find them
 	MUTANTS_MINUTES=$(or $(MUTANTS_MINUTES),10) $(BIN)/python -W ignore -m tests.mutants
+
+sizes: setup  ## check random programs at small sizes and at their own for SIZES_MINUTES minutes (10): both must agree
+	SIZES_MINUTES=$(or $(SIZES_MINUTES),10) $(BIN)/python -W ignore -m tests.sizes.campaign
 
 mutate-source: setup  ## change the compiler in random places for MUTATE_MINUTES minutes (10): the tests must notice
 	MUTATE_MINUTES=$(or $(MUTATE_MINUTES),10) $(BIN)/python -m tests.mutants.source

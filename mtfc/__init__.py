@@ -209,20 +209,22 @@ def verify(
     exact: bool = True,
     budget: float | None = None,
     step: bool = False,
+    all_sizes: bool = False,
 ) -> Verification:
     """Compare every layout, or one, on every backend with the undistributed program: the record of `mtfc verify --format json`.
 
     Inputs and parameters are drawn from `seed`, unless `data` and `params` name files with them. With `params_partial`,
     parameters that the file lacks are drawn. `exact` compares over a finite field first. `step` compares the training step with
-    its declaration, and nothing else. `dtype`, `"f32"` or `"f64"`, is the dtype of the whole computation, if given. Checks run in
-    a process of their own; those beyond `budget` seconds are skipped.
+    its declaration, and nothing else; `all_sizes` runs the exact check alone, at small sizes that speak for every size. `dtype`,
+    `"f32"` or `"f64"`, is the dtype of the whole computation, if given. Checks run in a process of their own; those beyond
+    `budget` seconds are skipped.
     Raises `Unavailable` if JAX is missing or has too few devices.
     """
     from mtfc.api import choice_of, verified
 
     choice = choice_of(model, layout, mesh, dims, set, passes, memory)
     given = backend, dtype, data, params, params_partial, seed, exact, budget, step
-    return verified(path, choice, *given)
+    return verified(path, choice, *given, all_sizes)
 
 
 @public

@@ -462,6 +462,7 @@ def verified(
     exact: bool,
     budget: float | None,
     step: bool,
+    all_sizes: bool,
 ) -> Verification:
     """Return the record of `mtfc verify`. Raises `CompileError`, `UsageError` and `Unavailable`."""
     from mtfc.backends.common.devices import setting_kept
@@ -485,6 +486,11 @@ def verified(
     one_of("backend", backend or "numpy", tuple(BACKENDS))
     one_of("dtype", dtype or "f32", ("f32", "f64"))
     number_option("seed", seed, 0, 2**32 - 1)
+    if all_sizes:
+        from mtfc.driver.verification.all_sizes import verify_all_sizes
+
+        with _showing(sources := Sources()):
+            return cast("Verification", verify_all_sizes(options, sources).record())
     # `verify` raises the precision of JAX's dots for the whole process
     kept = nullcontext() if backend == "numpy" else setting_kept("jax_default_matmul_precision")
     with kept, _showing(sources := Sources()):

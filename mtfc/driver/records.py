@@ -225,11 +225,24 @@ class StepRecord(TypedDict):
     arrays: dict[str, ComparedArray]
 
 
+class SizesRecord(TypedDict):
+    """The exact check of a layout for every size. sizes: dimension or mesh axis -> `size`, `multiple` and the `small` sizes."""
+
+    layout: str
+    model: str
+    ok: bool
+    wrong: list[str]
+    unproven: str | None
+    elements: int
+    not_judged: int
+    sizes: dict[str, dict[str, Any]]
+
+
 class Verification(TypedDict):
     """`mtfc.verify`: all cases; `ok` is True if all agree. jax_gradients: the reference's gradients beside `jax.grad`.
 
     exact: the results of the exact check. steps: training steps beside their declarations. without_numbers: the results that are
-    NaN or infinite wholly.
+    NaN or infinite wholly. all_sizes: the results of the check for every size, which is run alone.
     """
 
     ok: bool
@@ -238,6 +251,7 @@ class Verification(TypedDict):
     exact: list[ExactRecord]
     without_numbers: list[str]
     steps: list[StepRecord]
+    all_sizes: NotRequired[list[SizesRecord]]
 
 
 class StepLine(TypedDict):

@@ -180,7 +180,6 @@ def verified(
 
 
 FUNCTION = "the function itself"
-NOT_RUN = "XLA would end its process, by a known fault"
 SECONDS, PER_STEP = 20.0, 0.2
 """The time of a road: of each program, and for each of its steps."""
 
@@ -218,7 +217,7 @@ def _by_roads(
             (), ended=(f"{FUNCTION} {plain}: `verify(plan, *args)` takes other arguments",)
         )
     expected, *others = [_numbers(each) for each in plain]
-    spread, differences = spread_of(expected, others), list[OutputDifference]()
+    spread, differences, ended = spread_of(expected, others), list[OutputDifference](), list[str]()
     for each, result in zip(roads[1:], found, strict=True):
         if isinstance(result, str):
             ended.append(f"{each.name} {result}")
