@@ -41,8 +41,8 @@ OPTIONS = f"""
   --seed N               seed of drawn inputs and parameters (default: 0)
   --verbose              print the error, the scale and the bound of every array
   --no-exact             leave out the exact check, which rounding cannot mislead
-  --all-sizes            run the exact check alone, at small sizes that speak for every size: for models of any size on meshes of any
-                         size
+  --all-sizes            run the exact check alone, at small sizes that speak for every size: for models of any size on
+                         meshes of any size
   --step                 compare the training step with the `train` block, and nothing else
   --budget SECONDS       time for all checks; those that do not fit are skipped (default: each check has a time by its size)
 {LOWERING}{selection("all", or_placement=True)}"""

@@ -81,5 +81,8 @@ def sizes_json(case: SizesCase) -> dict[str, Any]:
         "unproven": case.unproven,
         "elements": case.elements,
         "not_judged": case.not_judged,
-        "sizes": {name: attrs.asdict(claim) for name, claim in case.sizes.items()},
+        "sizes": {
+            name: {"size": claim.size, "multiple": claim.multiple, "small": list(claim.small)}
+            for name, claim in case.sizes.items()
+        },
     }

@@ -136,11 +136,13 @@ def test_a_loop_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("in_children")
-def test_a_partitioner_that_ends_its_process() -> None:
-    """XLA's partitioner ends the process for a Fourier transform along a dimension that is split."""
+def test_a_partitioner_that_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA's partitioner ends the process for a Fourier transform along a dimension that is split, if nobody knew of it."""
     x = jnp.ones((4, 8, 8), jnp.complex64)
     program = mtfc.from_jax(jnp.fft.fftn, x)
-    verified = program.verify(program.plan({"a_2": "a"}, {"a": 4}))
+    plan = program.plan({"a_2": "a"}, {"a": 4})
+    monkeypatch.setattr(type(plan), "known_faults", ())
+    verified = program.verify(plan)
     step = [each for each in verified.outputs if each.road == "plan.step"]
     assert step and all(each.ok for each in step)
     has_fault = not any(each.road == "plan.apply" for each in verified.outputs)

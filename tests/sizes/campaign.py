@@ -1,8 +1,8 @@
 """`make sizes`: random programs under random layouts, checked at small sizes and at their own.
 
-Where the small check passes, the check at the program's own sizes must pass. A fault planted in the module of one processor that the
-own check catches must be caught at small sizes, in each way to make sizes small in which the program without the fault agrees.
-SIZES_MINUTES bounds the time, SIZES_FIRST is the number of the first program.
+Where the small check passes, the check at the program's own sizes must pass. A fault planted in the module of one processor
+that the own check catches must be caught at small sizes, in each way to make sizes small in which the program without the
+fault agrees. SIZES_MINUTES bounds the time, SIZES_FIRST is the number of the first program.
 """
 
 from __future__ import annotations

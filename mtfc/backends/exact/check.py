@@ -98,8 +98,8 @@ class ExactReference:
     """The undistributed program on residues, with its results on demand.
 
     given: values of arguments that are not floats, by name; others are drawn. derives: False for a program whose functions are
-    all there, as of a function of JAX. attention: the passes of the compared programs that make attention one op. resized: changes
-    the sizes of the program after its passes.
+    all there, as of a function of JAX. attention: the passes of the compared programs that make attention one op. resized:
+    changes the sizes of the program after its passes.
     """
 
     program: Program

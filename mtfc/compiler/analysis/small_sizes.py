@@ -1,9 +1,9 @@
 """Small sizes for a program: the least sizes of its dimensions and mesh axes at which all of its equations have a meaning.
 
-The equations tie sizes together. A rename ties two equal sizes, a reshape ties products. A slice cuts its source into segments, and
-so do a pad and a concatenation: each segment becomes short, but none vanishes and none appears. So two slices that meet still meet,
-and the numbers of a slice follow from the segments. A window ties its source to its output. A split dimension is a multiple of its
-mesh axes.
+The equations tie sizes together. A rename ties two equal sizes, a reshape ties products. A slice cuts its source into segments,
+and so do a pad and a concatenation: each segment becomes short, but none vanishes and none appears. So two slices that meet still
+meet, and the numbers of a slice follow from the segments. A window ties its source to its output. A split dimension is a multiple
+of its mesh axes.
 
 All sizes start small and grow until every tie holds. No size grows above the size in the program, where every tie holds.
 """
@@ -57,10 +57,11 @@ def functions_of(program: Program) -> Iterator[Function]:
 
 @attrs.frozen
 class Shrinking:
-    """How sizes become small.
+    """A way to make sizes small.
 
     factor: shards of split dimensions are multiples of it, as far as those in the program are. means: numbers that turn sums into
-    means follow the sizes, and with them the number of accumulated micro-batches. axes, dims: False if mesh axes, or dimensions, keep their sizes.
+    means follow the sizes, and with them the number of accumulated micro-batches. axes, dims: False if mesh axes, or dimensions,
+    keep their sizes.
     """
 
     factor: int = 1
@@ -159,7 +160,8 @@ class _Classes:
         self.dims, self.parent = dims, {name: name for name in dims}
         for eqn in equations:
             if has_trait(eqn, "rename"):
-                for old, new in eqn.attrs["mapping"]:  # type: ignore[union-attr]
+                given: Mapping[str, Any] = eqn.attrs
+                for old, new in given["mapping"]:
                     self.parent[self.of(old.name)] = self.of(new.name)
         self.cuts: dict[str, set[int]] = {self.of(name): {0, dim.size} for name, dim in dims.items()}
         for source, places, _, _ in _all_cuts(equations):
@@ -285,14 +287,14 @@ Cut = tuple[str, tuple[int, int], str, int]
 def _all_cuts(equations: Iterable[Equation]) -> Iterator[Cut]:
     for eqn in equations:
         given: Mapping[str, Any] = eqn.attrs
-        if eqn.op in ("slice", "pad"):
+        if has_trait(eqn, "slice", "pad"):
             whole, part = given["source"], given["target"]
-            if eqn.op == "pad":
+            if has_trait(eqn, "pad"):
                 whole, part = part, whole
-            start = given["start" if eqn.op == "slice" else "before"]
+            start = given["start" if has_trait(eqn, "slice") else "before"]
             end = start + given["stride"] * (part.size - 1) + 1
             yield whole.name, (start, end), part.name, given["stride"]
-        elif eqn.op == "concat":
+        elif has_trait(eqn, "concat"):
             start = 0
             for part in given["sources"]:
                 yield given["target"].name, (start, start + part.size), part.name, 1
@@ -321,7 +323,7 @@ def _least(equations: Iterable[Equation], of: Any) -> dict[str, int]:
         elif has_trait(eqn, "shift"):
             dim, by = given["dim"], abs(given["by"])
             needed = {dim.name: (by if by <= LITERAL else 2) + (dim.size > by)}
-        elif eqn.op == "top_k":
+        elif has_trait(eqn, "chosen"):
             dim, k = given["dim"], given["k"]
             needed = {dim.name: min(k.size, LITERAL) + (dim.size > k.size), k.name: min(k.size, LITERAL)}
         for name, size in needed.items():
@@ -338,9 +340,9 @@ def _numbers(
     means = _means(equations, classes) if means_follow else {}
     for eqn in equations:
         given: Mapping[str, Any] = eqn.attrs
-        if eqn.op == "slice":
+        if has_trait(eqn, "slice"):
             found[eqn, "start"] = classes.place(given["source"].name, given["start"])
-        elif eqn.op == "pad":
+        elif has_trait(eqn, "pad"):
             found[eqn, "before"] = classes.place(given["target"].name, given["before"])
         elif has_trait(eqn, "shift"):
             found[eqn, "by"] = _shift(given["dim"], given["by"], classes.size(given["dim"].name))

@@ -229,7 +229,7 @@ Trait = Literal[
     "order", "above", "strict", "equality",
     "extremum", "largest", "maximum", "mask", "mask_gradient",
     "constant", "filled", "indices", "random", "training", "step_number",
-    "rename", "reshape", "transpose", "broadcast", "slice", "shift", "flip", "indexes", "scatter",
+    "rename", "reshape", "transpose", "broadcast", "slice", "pad", "concat", "chosen", "shift", "flip", "indexes", "scatter",
     "after", "placement", "sends", "reshard", "all_reduce", "all_gather", "reduce_scatter",
 ]  # fmt: skip
 """A fact about an op that code outside of `ir/ops` asks for (`has_trait`). An op may have several traits or none.
@@ -256,7 +256,9 @@ Creation:
 Dimensions and positions:
     rename: gives dimensions other names. reshape: splits and merges dimensions. transpose: stores dimensions in another order.
     broadcast: repeats along new dimensions.
-    slice: takes part of a dimension. shift: moves elements along a dimension, between processors where each has one element.
+    slice: takes part of a dimension. pad: the transpose of a slice, with a constant. concat: joins tensors along a dimension.
+    chosen: takes the largest elements along a dimension.
+    shift: moves elements along a dimension, between processors where each has one element.
     flip: reverses a dimension, between processors where each has one element.
     after: gives its first operand, not before the second is known.
     indexes: an operand has indices into the dimension of the attribute `dim`. scatter: writes where indices point.

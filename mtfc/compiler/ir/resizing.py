@@ -13,7 +13,7 @@ from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 
 
 @attrs.frozen
-class Resizing:
+class Renumbering:
     """Other numbers for a program. attributes: equation -> its attributes; dimensions and axes are changed after that."""
 
     dim: Callable[[Dim], Dim]
@@ -86,4 +86,4 @@ class Resizing:
 def smaller_program(program: Program, which: int) -> Program:
     """Return one of the smaller programs of a program whose numbers are twins."""
     sizes = {name: Dim(name, smaller(dim.size, which)) for name, dim in program.dims.items()}
-    return Resizing(lambda dim: sizes[dim.name], lambda number: smaller(number, which))(program)
+    return Renumbering(lambda dim: sizes[dim.name], lambda number: smaller(number, which))(program)

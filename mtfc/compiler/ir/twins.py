@@ -1,8 +1,8 @@
 """Twins: numbers of a program, each with the numbers that take its place in smaller programs.
 
 A twin is a number of the program. Whoever compares, prints or hashes a twin sees this number. Arithmetic on twins computes the
-smaller numbers, too. So passes on a program whose sizes are twins make the same equations as on the program, and know each number of
-the smaller programs. `ir/resizing.py` puts twins into a program, and takes a smaller program out.
+smaller numbers, too. So passes on a program whose sizes are twins make the same equations as on the program, and know each number
+of the smaller programs. `ir/resizing.py` puts twins into a program, and takes a smaller program out.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The compiler runs once, on the program whose sizes are twins (`ir/twins.py`): each number of the program knows the numbers that
 take its place in smaller programs. Every decision of a pass is that of the program, by its sizes. So the smaller programs of one
-processor have the program's own equations, operands, layouts and collectives, and their numbers come from the same arithmetic. The
-verifier of the IR accepts them, and the exact check runs on them: two programs, with other sizes.
+processor have the program's own equations, operands, layouts and collectives, and their numbers come from the same arithmetic.
+The verifier of the IR accepts them, and the exact check runs on them: two programs, with other sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mtfc.compiler.analysis.small_sizes import Shrinking, SmallSizes, small_size
 from mtfc.compiler.ir.builder import VerifyError
 from mtfc.compiler.ir.core import Equation, Function, Program, Value
 from mtfc.compiler.ir.opdef import OpError
-from mtfc.compiler.ir.resizing import Resizing, smaller_program
+from mtfc.compiler.ir.resizing import Renumbering, smaller_program
 from mtfc.compiler.ir.twins import plain, smaller, twin
 from mtfc.compiler.ir.types import Dim, Layout
 from mtfc.compiler.ir.verifier import verify
@@ -73,7 +73,7 @@ class SmallPrograms:
 
 
 def small_programs(
-    program: Program, case: LayoutOnMesh, how: Shrinking = Shrinking(), of: str = BOTH
+    program: Program, case: LayoutOnMesh, how: Shrinking = WAYS[0], of: str = BOTH
 ) -> SmallPrograms:
     """Compile a program once, and return it at small sizes. Raises an error of `NO_SIZES` if equations have no meaning there."""
     sizes = tuple(small_sizes(program, case.mesh, case.layout, base, how) for base in BASES)
@@ -104,7 +104,7 @@ def with_twins(
                 found[key] = twin(value, tuple(each.numbers[eqn, key] for each in sizes))
         return found
 
-    resized = Resizing(lambda dim: dims[dim.name], lambda number: number, attributes)(program)
+    resized = Renumbering(lambda dim: dims[dim.name], lambda number: number, attributes)(program)
     training = resized.training
     if training is not None and accumulates_less:
         small = tuple(min(base, training.accumulate) for base in BASES)

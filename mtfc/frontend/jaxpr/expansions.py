@@ -87,7 +87,7 @@ def updates_whole(eqn: Any) -> bool:
 
 def runs_never(eqn: Any) -> bool:
     """Return True for a scan of no iterations."""
-    return eqn.primitive.name == "scan" and eqn.params["length"] == 0
+    return bool(eqn.primitive.name == "scan" and eqn.params["length"] == 0)
 
 
 def _carried(eqn: Any, operands: Sequence[Any]) -> Any:

@@ -14,7 +14,6 @@ from typing import Any
 from mtfc.compiler.ir.attributes import DIM, DIMS, Attribute
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
-    NO_TRAITS,
     Attrs,
     BlockRewriter,
     Code,
@@ -267,7 +266,7 @@ TOP_K = OpDef(
     gradient=_top_k_gradient,
     flops=flops_per_operand,
     storage="kernel",
-    traits=NO_TRAITS,
+    traits=frozenset({"chosen"}),
     evaluate=_top_k,
     numpy=_top_k_text,
     jax=_top_k_text,

@@ -289,7 +289,7 @@ OPS = (
     structural(
         "pad", (SOURCE, TARGET, BEFORE, STRIDE, VALUE), _pad_infer, _within, _pad_gradient, _pad, _pad_text, _jax_pad,
         "A dimension extended by a constant before, after and (with a stride) between its elements.",
-        linear=linear_if_zero, distribute=_distribute_pad, storage="fused",
+        linear=linear_if_zero, distribute=_distribute_pad, storage="fused", traits=("pad",),
     ),
     structural(
         "shift", (DIM_MOVED, BY, WRAP), _shift_infer, _shift_rule, _shift_gradient, shifted_array, _shift_text, _jax_shift,
@@ -304,6 +304,6 @@ OPS = (
     structural(
         "concat", (SOURCES, TARGET), _concat_infer, _concat_rule, _concat_gradient, _concat,
         _concat_text("np.concatenate"), _concat_text("jnp.concatenate"), "Tensors joined along a dimension.",
-        linear=linear_in_all, storage="kernel", arity=(1, None),
+        linear=linear_in_all, storage="kernel", arity=(1, None), traits=("concat",),
     ),
 )  # fmt: skip

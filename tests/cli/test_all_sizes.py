@@ -21,7 +21,7 @@ from mtfc.driver.verification.all_sizes import BOTH, small_programs
 from tests.harness import load
 from tests.sizes.campaign import Pair, checked
 
-FILES = sorted(Path(__file__).parent.glob("*.mtf"))
+FILES = sorted((Path(__file__).parents[1] / "sizes").glob("*.mtf"))
 
 
 def selected(file: Path) -> Selection:
@@ -114,7 +114,8 @@ model m(x: f32[batch, length]) {
   second = slice(x, length -> halves, start = 514)
   joined = slice(x, length -> next, start = 1)
   windows = window(x, length -> [out, k], stride = 2)
-  return first * second, joined, windows
+  both = first * second
+  return both, joined, windows
 }
 """
 
