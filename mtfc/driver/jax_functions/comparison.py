@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -13,7 +12,7 @@ from mtfc.compiler.activity import doing
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.types import ARRAY_DTYPES
 from mtfc.driver.jax_functions.import_check import given_constants, import_case
-from mtfc.driver.jax_functions.roads import Road, computed
+from mtfc.driver.jax_functions.roads import Road, computed, on_mesh
 from mtfc.driver.verification.checks import PER_SECOND
 from mtfc.driver.verification.exact_cases import elements
 from mtfc.driver.verification.special_numbers import KINDS
@@ -199,7 +198,7 @@ def _by_roads(
     draws = [first, *perturbed(first, narrowest)]
 
     def road(name: str, function: Any, mesh: Any, draws: Any = (first,)) -> Road:
-        return Road.of(name, function, tree, keys, draws, lambda: on_mesh(mesh))
+        return Road.of(name, function, tree, keys, draws, mesh)
 
     roads = [road(FUNCTION, plan.function, own_mesh and of_one_device(own_mesh), draws)]
     if not any(each.stops for each in plan.known_faults):
@@ -228,13 +227,6 @@ def _by_roads(
 
 
 ON_ITS_MESH = "the function on its own mesh"
-
-
-def on_mesh(mesh: Any) -> AbstractContextManager[Any]:
-    """Return a context with a mesh, or with none."""
-    import jax
-
-    return nullcontext() if mesh is None else jax.sharding.set_mesh(mesh)
 
 
 def of_one_device(mesh: Any) -> Any:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from math import prod
 from typing import Any
 
 import attrs
@@ -24,20 +25,24 @@ class Road:
     """A program and the arguments that it is computed on.
 
     draws: the leaves of each call's arguments, of NumPy. function: the program in this process. text: the program as `jax.export`
-    gives it, for `devices` devices; it is empty if JAX exports no such program.
+    gives it, for a mesh of the shape `axes`; it is empty if JAX exports no such program.
     """
 
     name: str
     draws: Sequence[Arrays]
     function: Callable[..., Any] | None
     text: bytes = b""
-    devices: int = 1
+    axes: Mapping[str, int] = attrs.field(factory=lambda: {"all": 1})
+
+    @property
+    def devices(self) -> int:
+        return prod(self.axes.values())
 
     @classmethod
-    def of(cls, name: str, function: Any, tree: Any, keys: Sequence[Any], draws: Any, context: Any) -> Road:
+    def of(cls, name: str, function: Any, tree: Any, keys: Sequence[Any], draws: Any, mesh: Any) -> Road:
         """Return the road of a function of pytrees. keys: for each leaf the implementation of its random keys, or None.
 
-        context: returns the context in which the function runs, with its mesh.
+        mesh: of the function, or None.
         """
         import jax
         from jax import export
@@ -51,14 +56,15 @@ class Road:
         options: Any = checks.QUICK_TO_COMPILE if is_cpu else None
 
         def here(*leaves: Any) -> Any:
-            with context():
+            with on_mesh(mesh):
                 return jax.jit(flat, compiler_options=options)(*leaves)
 
         if is_cpu and checks.uses_children():
-            with context(), suppress(Exception):  # effects, callbacks: JAX raises many kinds of errors
+            with on_mesh(mesh), suppress(Exception):  # effects, callbacks: JAX raises many kinds of errors
                 exported = export.export(jax.jit(flat))(*draws[0])
                 sent = dataclasses.replace(exported, _get_vjp=None)
-                return cls(name, draws, here, pickle.dumps(sent), exported.nr_devices)
+                axes = dict(mesh.shape) if mesh is not None else {"all": exported.nr_devices}
+                return cls(name, draws, here, pickle.dumps(sent), axes)
         return cls(name, draws, here)
 
     def results(self) -> list[Arrays]:
@@ -74,7 +80,8 @@ class Road:
         import numpy as np
 
         exported = pickle.loads(self.text)
-        mesh = jax.sharding.Mesh(np.array(jax.devices()[: self.devices]), ("all",))
+        devices = np.array(jax.devices()[: self.devices]).reshape([*self.axes.values()])
+        mesh = jax.sharding.Mesh(devices, tuple(self.axes))
         spec: Any = jax.sharding.PartitionSpec
         whole = jax.sharding.NamedSharding(mesh, spec())
         return jax.jit(exported.call, in_shardings=whole)
@@ -132,3 +139,10 @@ def _without_keys(x: Any) -> Any:
 
     is_key = jax.numpy.issubdtype(getattr(x, "dtype", int), jax.dtypes.prng_key)
     return jax.random.key_data(x) if is_key else x
+
+
+def on_mesh(mesh: Any) -> AbstractContextManager[Any]:
+    """Return a context with a mesh, or with none."""
+    import jax
+
+    return nullcontext() if mesh is None else jax.sharding.set_mesh(mesh)

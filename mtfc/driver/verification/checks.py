@@ -182,9 +182,10 @@ class _Child:
             while True:
                 self.messages.put(pickle.load(self.process.stdout))
         except (EOFError, pickle.UnpicklingError, OSError, ValueError):
-            self.errors.seek(0)
-            said = self.errors.read().decode("utf-8", "replace")
-            self.messages.put(_Death(_reason(self.process.wait(), said)))
+            with suppress(ValueError):  # the caller has ended this child, and closed the file
+                self.errors.seek(0)
+                said = self.errors.read().decode("utf-8", "replace")
+                self.messages.put(_Death(_reason(self.process.wait(), said)))
 
     def message(self, seconds: float, is_strict: bool) -> Any:
         """Return the next message; None if there is none in time.
