@@ -97,7 +97,7 @@ def in_children() -> None:
 def narrow_numbers() -> Iterator[None]:
     """A module that computes in f64 makes JAX wide for the whole process: not for the tests that follow."""
     yield
-    if "jax" in sys.modules:
+    if sys.modules.get("jax"):
         sys.modules["jax"].config.update("jax_enable_x64", False)
 
 

@@ -221,6 +221,8 @@ class StepRecord(TypedDict):
     model: str
     ok: bool
     wrong: list[str]
+    skipped: str | None
+    failed: str | None
     not_checked: list[str]
     arrays: dict[str, ComparedArray]
 

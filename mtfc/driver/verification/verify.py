@@ -171,6 +171,8 @@ def checks_of(options: VerifyOptions, sources: Sources | None = None) -> Sequenc
         return _step_checks(selections, options, sources)
     cases = [case for each in selections for case in _cases(each)]
     models = [VerifiedModel(each, backends, options, partial(_start_jax, cases)) for each in selections]
+    if options.data or options.params:  # a mistake in these is an error before any check
+        Reference.of(models[0].reference_program, models[0].given, options)
     exact = [each.exact_check() for each in models if options.exact]
     steps = [each.step_check(sources) for each in models if each.selection.program.training]
     return [*exact, *steps, *(check for each in models for check in each.float_checks())]
@@ -237,14 +239,16 @@ class VerifiedModel:
         return self.selection.program.name
 
     @cached_property
-    def _given(self) -> Arrays:
+    def given(self) -> Arrays:
+        """Parameters from the user's file, the missing ones drawn. Raises `CompileError` where they do not fit."""
         options = self.options
         return dict(
-            given_parameters(options.params, options.params_partial, options.seed, self._reference_program)
+            given_parameters(options.params, options.params_partial, options.seed, self.reference_program)
         )
 
     @property
-    def _reference_program(self) -> Program:
+    def reference_program(self) -> Program:
+        """The undistributed program, in the dtype that was asked for."""
         program, dtype = self.selection.program, self.options.dtype
         return everything_in(program, dtype) if dtype else program
 
@@ -256,12 +260,12 @@ class VerifiedModel:
     @cached_property
     def _reference_and_kind(self) -> tuple[Reference, Callable[[Any], Any] | None]:
         """A reference all of whose results have finite numbers, if a kind of drawn inputs makes these, and the kind."""
-        best = Reference.of(self._reference_program, self._given, self.options)
+        best = Reference.of(self.reference_program, self.given, self.options)
         found = None
         for change in () if self.options.data else KINDS.values():
             if not best.without_numbers():
                 break
-            other = Reference.of(self._reference_program, self._given, self.options, change)
+            other = Reference.of(self.reference_program, self.given, self.options, change)
             if len(other.without_numbers()) < len(best.without_numbers()):
                 best, found = other, change
         return best, found
@@ -272,7 +276,7 @@ class VerifiedModel:
         program = self.selection.program
         if self.options.dtype == "f64" or _is_wide(program):
             return None
-        whole = {name: _in_f64(array) for name, array in self._given.items()}
+        whole = {name: _in_f64(array) for name, array in self.given.items()}
         return Reference.of(everything_in(program, "f64"), whole, self.options, self._reference_and_kind[1])
 
     @property
