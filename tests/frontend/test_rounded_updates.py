@@ -38,7 +38,9 @@ def test_steps_that_vanish(size: float, optimizer: str) -> None:
     for rate in np.geomspace(size / 2**11, size / 2**6, 23):
         is_lost = stored - ml_dtypes.bfloat16(rate) == stored
         found = warnings(
-            f"constant({float(stored)!r})", f"{optimizer}(learning_rate = {float(rate)!r}, beta2 = 0.99)", "bf16"
+            f"constant({float(stored)!r})",
+            f"{optimizer}(learning_rate = {float(rate)!r}, beta2 = 0.99)",
+            "bf16",
         )
         assert found == ["W606"] * int(is_lost), rate
 

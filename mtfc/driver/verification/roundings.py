@@ -38,7 +38,7 @@ SMALLEST = {"f16": 0.0, "bf16": 2.0**-126, "f32": 2.0**-126, "f64": 2.0**-1022}
 class OtherRounding:
     """Evaluates ops with sums in an order of its own, and last digits up to `units` higher or lower.
 
-    flushes: take numbers too small to be normal for 0, and -0 for 0.
+    flushes: take numbers too small to be normal for 0, and -0 for 0, and add the terms of sums in order.
     """
 
     seed: int
@@ -79,8 +79,18 @@ class OtherRounding:
             taken = (
                 _taken(x, v.type.dims, chosen) for x, v in zip(operands, shard.eqn.operands, strict=True)
             )
-            parts.append(_as_sent(shard, meaning(shard, *map(_wide, taken))))
+            parts.append(_as_sent(shard, self._added(shard, [*map(_wide, taken)])))
         return reduce(np.add, parts).astype(_dtype(shard))
+
+    def _added(self, shard: Shard, operands: Sequence[Array]) -> Array:
+        """Add the terms of a block: one after the other in a run that `flushes`, as XLA may. NumPy's sums round less."""
+        import numpy as np
+
+        if not (self.flushes and OPS[shard.eqn.op].storage == "reduced"):
+            return meaning(shard, *operands)
+        kept, dims = shard.eqn.result.type.names, shard.eqn.operands[0].type.names
+        terms = np.transpose(operands[0], [dims.index(name) for name in (*kept, *sorted({*dims} - {*kept}))])
+        return np.add.accumulate(terms.reshape(*terms.shape[: len(kept)], -1), axis=-1)[..., -1]
 
     def _in_two_parts(self, shard: Shard, dim: Dim, operand: Array) -> Array:
         """Add the results for two halves of the elements, with zeros in the place of the others."""
