@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 STEPS = 3
 """Number of training steps compared: the second step reads the state of the first, the third shows the state of the second."""
 
-ROUNDINGS = (OtherRounding(1, flushes=True), OtherRounding(2), OtherRounding(3))
-MORE_ROUNDINGS = tuple(OtherRounding(4 + i, units) for i, units in enumerate((1, 1, 1, 1, 2, 2, 4, 4)))
+ROUNDINGS = (OtherRounding(1, flushes=True, adds_in_order=True), OtherRounding(2), OtherRounding(3))
+MORE_ROUNDINGS = tuple(
+    OtherRounding(4 + i, units, adds_in_order=i % 2 == 0) for i, units in enumerate((1, 1, 1, 1, 2, 2, 4, 4))
+)
 """The other roundings of every reference. A few runs may miss what happens in few orders only."""
 
 MARKS = (OverflowMarks(math.nan), OverflowMarks(0.0), InfinityMarks())

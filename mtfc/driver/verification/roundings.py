@@ -38,12 +38,14 @@ SMALLEST = {"f16": 0.0, "bf16": 2.0**-126, "f32": 2.0**-126, "f64": 2.0**-1022}
 class OtherRounding:
     """Evaluates ops with sums in an order of its own, and last digits up to `units` higher or lower.
 
-    flushes: take numbers too small to be normal for 0, and -0 for 0, and add the terms of sums in order.
+    flushes: take numbers too small to be normal for 0, and -0 for 0.
+    adds_in_order: add the terms of a sum one after the other, as XLA may. NumPy adds pairs, and rounds less.
     """
 
     seed: int
     units: int = 1
     flushes: bool = False
+    adds_in_order: bool = False
 
     def __call__(self, shard: Shard, *operands: Array) -> Any:
         eqn = shard.eqn
@@ -60,6 +62,8 @@ class OtherRounding:
         eqn = shard.eqn
         rule = OPS[eqn.op].layout_rule(eqn)
         if adds_terms(shard):
+            if self.adds_in_order and OPS[eqn.op].storage == "reduced":
+                return self._in_order(shard, operands[0])
             return self._in_blocks(shard, rule, operands)
         if (dim := _mixed_dim(shard, rule)) is not None:
             return self._in_two_parts(shard, dim, operands[0])
@@ -79,18 +83,19 @@ class OtherRounding:
             taken = (
                 _taken(x, v.type.dims, chosen) for x, v in zip(operands, shard.eqn.operands, strict=True)
             )
-            parts.append(_as_sent(shard, self._added(shard, [*map(_wide, taken)])))
+            parts.append(_as_sent(shard, meaning(shard, *map(_wide, taken))))
         return reduce(np.add, parts).astype(_dtype(shard))
 
-    def _added(self, shard: Shard, operands: Sequence[Array]) -> Array:
-        """Add the terms of a block: one after the other in a run that `flushes`, as XLA may. NumPy's sums round less."""
+    def _in_order(self, shard: Shard, terms: Array) -> Array:
+        """Add the terms of a sum one after the other, in an order of its own."""
         import numpy as np
 
-        if not (self.flushes and OPS[shard.eqn.op].storage == "reduced"):
-            return meaning(shard, *operands)
         kept, dims = shard.eqn.result.type.names, shard.eqn.operands[0].type.names
-        terms = np.transpose(operands[0], [dims.index(name) for name in (*kept, *sorted({*dims} - {*kept}))])
-        return np.add.accumulate(terms.reshape(*terms.shape[: len(kept)], -1), axis=-1)[..., -1]
+        reduced = sorted({*dims} - {*kept})
+        moved = np.transpose(terms, [dims.index(name) for name in (*kept, *reduced)])
+        flat = moved.reshape(*moved.shape[: len(kept)], -1)
+        order = self._random(" ".join(reduced)).permutation(flat.shape[-1])
+        return np.add.accumulate(_wide(flat[..., order]), axis=-1)[..., -1].astype(_dtype(shard))
 
     def _in_two_parts(self, shard: Shard, dim: Dim, operand: Array) -> Array:
         """Add the results for two halves of the elements, with zeros in the place of the others."""
