@@ -45,7 +45,7 @@ from mtfc.compiler.ir.loops import LOOP, LOOP_ATTRIBUTES, loop_error
 from mtfc.compiler.ir.opdef import LayoutRule, OpDef, OpError, form_error
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.printer import equation_text
-from mtfc.compiler.ir.sharding_rules import PlacementError, operand_types
+from mtfc.compiler.ir.sharding_rules import PlacementError, operand_types, placed_types
 from mtfc.compiler.ir.training import report_error, updates_error
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim, Mesh, TensorType
 from mtfc.compiler.records import frozen
@@ -351,7 +351,7 @@ def _with_fitting_operands(opdef: OpDef, eqn: Equation) -> Equation:
 def _placement_error(opdef: OpDef, eqn: Equation, mesh: Mesh) -> str | None:
     found = tuple(value.type for value in eqn.results)
     try:
-        placed = opdef.place(opdef, eqn, mesh)
+        placed = placed_types(opdef, eqn, mesh)
     except PlacementError as error:
         return f"the place rule of {eqn.op} refuses: {error}"
     return (

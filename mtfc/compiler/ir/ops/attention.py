@@ -42,11 +42,9 @@ from mtfc.compiler.ir.opdef import (
     Shard,
     Sizes,
     Split,
-    not_linear,
 )
 from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.ops.elementwise import align, check_dtypes, dims_text, numpy_dtype
-from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.compiler.records import frozen
 
@@ -491,20 +489,14 @@ def _op(
         arity=(6 if is_gradient else 3, None),
         attributes=(*ATTRIBUTES, *{"attention": (PART,), "attention_dbias": (OPERAND,)}.get(name, ())),
         infer=infer,
-        place=place_by_layout,
         layout_rule=_rule,
         distribute=None if is_gradient else _distribute,
-        linear=not_linear,
         gradient=_no_second_gradient if is_gradient else _gradient,
         flops=flops,
         storage="kernel",
         traits=frozenset({"attention_gradient" if is_gradient else "attention"}),
         evaluate=evaluate,
         numpy=_text(name),
-        jax=_text(name),
-        jax_differentiated=None,
-        logic=None,
-        number=None,
         doc=doc,
     )
 

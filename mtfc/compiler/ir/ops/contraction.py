@@ -32,7 +32,6 @@ from mtfc.compiler.ir.opdef import (
     linear_in_each,
 )
 from mtfc.compiler.ir.ops.elementwise import NUMBERS, align, check_dtypes, dims_text, numpy_dtype
-from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 
 RESULT_DIMS = Attribute("dims", DIMS)
@@ -116,9 +115,7 @@ EINSUM = OpDef(
     arity=(1, None),
     attributes=(RESULT_DIMS,),
     infer=_infer,
-    place=place_by_layout,
     layout_rule=lambda eqn: LayoutRule(reduced=reduced_dims(eqn)),
-    distribute=None,
     linear=linear_in_each,
     gradient=_gradient,
     flops=_flops,
@@ -127,9 +124,6 @@ EINSUM = OpDef(
     evaluate=_evaluate,
     numpy=_numpy_text,
     jax=_jax_text,
-    jax_differentiated=None,
-    logic=None,
-    number=None,
     doc="Product of the operands over the union of their dimensions, summed over those that the result lacks.",
 )
 
@@ -264,9 +258,7 @@ GROUPED_DOT = OpDef(
     arity=(3,),
     attributes=(RESULT_DIMS, GROUP),
     infer=_grouped_infer,
-    place=place_by_layout,
     layout_rule=_grouped_rule,
-    distribute=None,
     linear=lambda eqn: ((0,), (1,)),
     gradient=_grouped_gradient,
     flops=_grouped_flops,
@@ -274,10 +266,7 @@ GROUPED_DOT = OpDef(
     traits=frozenset({"groups"}),
     evaluate=_grouped_evaluate,
     numpy=_grouped_text,
-    jax=_grouped_text,
     jax_differentiated=lambda code: f"differentiable_{_grouped_text(code)}",
-    logic=None,
-    number=None,
     doc="Dot of each row with the part of its group, or the sum of the dots of each group's rows.",
 )
 

@@ -20,11 +20,9 @@ from mtfc.compiler.ir.opdef import (
     flops_per_result,
     no_flops,
     no_gradient,
-    not_linear,
     rule_by_name,
 )
 from mtfc.compiler.ir.ops.elementwise import check_dtypes, numpy_dtype, one_or_zero
-from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
 
 DIMENSION = Attribute("dim", DIM)
@@ -50,10 +48,7 @@ def creation(
         arity=arity,
         attributes=attributes,
         infer=infer,
-        place=place_by_layout,
         layout_rule=rule_by_name,
-        distribute=None,
-        linear=not_linear,
         gradient=no_gradient,
         flops=flops,
         storage=storage,
@@ -61,9 +56,6 @@ def creation(
         evaluate=evaluate,
         numpy=text("np"),
         jax=text("jnp"),
-        jax_differentiated=None,
-        logic=None,
-        number=None,
         doc=doc,
     )
 

@@ -11,25 +11,20 @@ index of the part's first element on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from mtfc.compiler.ir.attributes import DIM, DIMS, DTYPE, REAL, TEXT, Attribute, Stated
+from mtfc.compiler.ir.attributes import DIM, DIMS, DTYPE, REAL, TEXT, Attribute
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.opdef import (
     Attrs,
     Code,
-    OpDef,
     OpError,
     Shard,
     flops_per_result,
-    no_flops,
-    no_gradient,
-    not_linear,
-    rule_by_name,
 )
-from mtfc.compiler.ir.ops.creation import literal
+from mtfc.compiler.ir.ops.creation import creation, literal
 from mtfc.compiler.ir.ops.elementwise import check_dtypes, numpy_dtype
-from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
 from mtfc.compiler.records import frozen
 
@@ -180,57 +175,16 @@ def _bernoulli(shard: Shard, *numbers: Any) -> Any:
     return _drawn(shard, shard.random.random_uniform, numbers) < shard.np.float32(shard.eqn.attrs["p"])
 
 
-def drawing(
-    name: str,
-    attributes: Stated,
-    infer: Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]],
-    evaluate: Callable[..., Any],
-    text: Callable[[str], Callable[[Code], str]],
-    doc: str,
-) -> OpDef:
-    return OpDef(
-        name=name,
-        arity=(0, None),
-        attributes=attributes,
-        infer=infer,
-        place=place_by_layout,
-        layout_rule=rule_by_name,
-        distribute=None,
-        linear=not_linear,
-        gradient=no_gradient,
-        flops=flops_per_result,
-        storage="fused",
-        traits=frozenset({"random"}),
-        evaluate=evaluate,
-        numpy=text("np"),
-        jax=text("jnp"),
-        jax_differentiated=None,
-        logic=None,
-        number=None,
-        doc=doc,
-    )
+drawing = partial(creation, flops=flops_per_result, storage="fused", traits=("random",), arity=(0, None))
 
-
-STEP_NUMBER = OpDef(
-    name="step_number",
-    arity=(0,),
-    attributes=(),
-    infer=lambda types, attributes: (scalar("i32"),),
-    place=place_by_layout,
-    layout_rule=rule_by_name,
-    distribute=None,
-    linear=not_linear,
-    gradient=no_gradient,
-    flops=no_flops,
-    storage="made",
-    traits=frozenset({"step_number"}),
-    evaluate=lambda shard: shard.np.zeros((), shard.np.int32),
-    numpy=lambda code: f"np.zeros({code.shape}, np.int32)",
-    jax=lambda code: "jnp.int32(0)",
-    jax_differentiated=None,
-    logic=None,
-    number=None,
-    doc="The number of the training step, from 0 on; 0 outside of training.",
+STEP_NUMBER = creation(
+    "step_number",
+    (),
+    lambda types, attributes: (scalar("i32"),),
+    lambda shard: shard.np.zeros((), shard.np.int32),
+    lambda module: lambda code: "jnp.int32(0)" if module == "jnp" else f"np.zeros({code.shape}, np.int32)",
+    "The number of the training step, from 0 on; 0 outside of training.",
+    traits=("step_number",),
 )
 
 _DRAWN = (DRAWN_DIMS, DRAWN_TYPE, STREAM, DRAWN_AT)

@@ -35,7 +35,6 @@ from mtfc.compiler.ir.opdef import (
     rule_by_name,
 )
 from mtfc.compiler.ir.ops.elementwise import align, dims_text
-from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 from mtfc.compiler.records import frozen
 
@@ -65,7 +64,6 @@ def structural(
         arity=arity,
         attributes=attributes,
         infer=infer,
-        place=place_by_layout,
         layout_rule=rule,
         distribute=distribute,
         linear=linear,
@@ -76,9 +74,7 @@ def structural(
         evaluate=evaluate,
         numpy=numpy,
         jax=jax,
-        jax_differentiated=None,
         logic=logic,
-        number=None,
         doc=doc,
     )
 
