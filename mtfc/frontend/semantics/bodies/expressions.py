@@ -281,10 +281,21 @@ class Expressions:
 
     # Equations
 
-    def emit(self, site: Site, op: str, *operands: Operand, **attributes: Attr) -> Value | None:
-        """Make one equation; numbers among its operands take the dtype of the tensors, or f32."""
-        dtype = common_dtype(operands)
-        values = [self.tensor(operand, dtype) for operand in operands]
+    def emit(
+        self,
+        site: Site,
+        op: str,
+        *operands: Operand,
+        apart: Mapping[int, str | None] | None = None,
+        **attributes: Attr,
+    ) -> Value | None:
+        """Make one equation; numbers among its operands take the dtype of the tensors, or f32.
+
+        apart: number of an operand that is no such tensor -> the dtype that a number takes there.
+        """
+        apart = apart or {}
+        dtype = common_dtype([operand for i, operand in enumerate(operands) if i not in apart])
+        values = [self.tensor(operand, apart.get(i, dtype)) for i, operand in enumerate(operands)]
         found = [value for value in values if value is not None]
         return self.equation(site, op, operands, found, attributes) if len(found) == len(values) else None
 
