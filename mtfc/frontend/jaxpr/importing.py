@@ -354,7 +354,8 @@ class _Import:
             # (positional or named, number or name, the path inside of the argument)
             inner = "_".join(self.flat.parts(path))
             is_enough = role == "parameter" and inner and not inner[0].isdigit()
-            yield self._leaf(inner if is_enough else _argument_name(self.flat, path), path, var, role)
+            named = inner if is_enough else "_".join([self.flat.argument_name(path), *self.flat.parts(path)])
+            yield self._leaf(named, path, var, role)
         for i, var in enumerate(variables[len(paths) :]):
             yield self._leaf("constant", (), var, "input", self.flat.constants[i])
 
@@ -386,14 +387,6 @@ class _Import:
             dims = tuple(self.emitter.dims.of(each) for each in axes)
             key = var.key if isinstance(var, Var) else None
             yield Output(name, value), Leaf(name, path, var.shape, var.dtype, dims, "input", key)
-
-
-def _argument_name(flat: Flat, path: tuple[Any, ...]) -> str:
-    names = flat.argument_names
-    first = path[1]
-    own = names[first.idx] if path[0].idx == 0 and first.idx < len(names) else path_text((first,), "_")
-    inner = "_".join(flat.parts(path))
-    return f"{own}_{inner}" if inner else own
 
 
 def identifier(text: str) -> str:
