@@ -232,7 +232,7 @@ def stack(expressions: Expressions, site: Site, operands: list[Operand], dim: Di
     one, parts = _one(expressions, site), list[Operand]()
     for each in operands:
         if set(each.dims) != set(dims) or dim in dims:
-            labels = [Label(x.span, f"{x.shown} is {x.type or 'a number'}") for x in (operands[0], each)]
+            labels = [Label(x.span, f"{x.shown} is {x.found}") for x in (operands[0], each)]
             message = (
                 f"`{dim.name}` is no new dimension"
                 if dim in dims
@@ -254,7 +254,7 @@ def unstack(expressions: Expressions, site: Site, x: Operand, dim: Dim) -> Resul
     names = 1 + len(site.more)
     nothing: Results = (None,) * names
     if dim not in x.dims:
-        label = Label(x.span, f"{x.shown} is {x.type or 'a number'}")
+        label = Label(x.span, f"{x.shown} is {x.found}")
         expressions.scope.error("E205", f"there is no dimension `{dim.name}`", site.span, [label])
         return nothing
     if names != dim.size:

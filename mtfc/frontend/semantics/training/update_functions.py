@@ -22,7 +22,6 @@ from mtfc.frontend.semantics.bodies.function_builder import BlockBuilder, Functi
 from mtfc.frontend.semantics.bodies.statements import BodyKind, ElaboratedBody
 from mtfc.frontend.semantics.calls import argument_kinds as kinds
 from mtfc.frontend.semantics.calls.builtin_calls import elaborate_call
-from mtfc.frontend.semantics.calls.function_calls import as_type
 from mtfc.frontend.semantics.calls.signatures import Bindings, GivenArgument
 from mtfc.frontend.semantics.names.scope import ANY, STEP, Scope
 from mtfc.frontend.semantics.training.optimizers import (
@@ -303,13 +302,11 @@ class UpdateBody(ElaboratedBody):
             return None
         operand, type = self.expressions.as_operand(result, target.span), kept.type
         dtype = None if kept.is_number and operand.dtype in FLOATS else operand.dtype
-        if set(operand.dims) != set(type.dims) or (dtype or type.dtype) != type.dtype:
-            found = str(operand.type) if operand.type else "a number"
-            label = Label(kept.span, f"`{target.text}` is {type}")
-            message = f"`{target.text}` is {type}, and would become {found}"
-            self.scope.error("E415", message, target.span, [label])
+        operand = attrs.evolve(operand, is_number=dtype is None)
+        if not operand.fits(type):
+            self.expressions.report_change(target, operand, type, kept.span)
             return None
-        fit = as_type(self.expressions, attrs.evolve(operand, is_number=dtype is None), type, target.text)
+        fit = self.expressions.as_type(operand, type, target.text)
         if kept.is_number and fit is not None:
             self.builder.numbers.add(fit)
         return fit
