@@ -122,20 +122,12 @@ def _drawing(code: Code, module: str, draw: str) -> str:
     return call if code.shape == str(code.sizes) else f"{module}.broadcast_to({call}, {code.shape})"
 
 
-def _uniform_text(module: str) -> Callable[[Code], str]:
+def _number_text(draw: str, module: str) -> Callable[[Code], str]:
     def text(code: Code) -> str:
-        drawn, dtype = _drawing(code, module, "uniform"), code.eqn.result.type.dtype
-        if dtype in BELOW_ONE:
+        drawn, dtype = _drawing(code, module, draw), code.eqn.result.type.dtype
+        if draw == "uniform" and dtype in BELOW_ONE:
             drawn = f"{module}.minimum({drawn}, {BELOW_ONE[dtype]})"
         return drawn if dtype == "f32" else f"{drawn}.astype({code.dtype})"
-
-    return text
-
-
-def _normal_text(module: str) -> Callable[[Code], str]:
-    def text(code: Code) -> str:
-        drawn = _drawing(code, module, "normal")
-        return drawn if code.eqn.result.type.dtype == "f32" else f"{drawn}.astype({code.dtype})"
 
     return text
 
@@ -191,10 +183,20 @@ _DRAWN = (DRAWN_DIMS, DRAWN_TYPE, STREAM, DRAWN_AT)
 
 OPS = (
     drawing(
-        "uniform", _DRAWN, _infer, _uniform, _uniform_text, "Random numbers, evenly distributed on [0, 1)."
+        "uniform",
+        _DRAWN,
+        _infer,
+        _uniform,
+        partial(_number_text, "uniform"),
+        "Random numbers, evenly distributed on [0, 1).",
     ),
     drawing(
-        "normal", _DRAWN, _infer, _normal, _normal_text, "Random numbers of mean 0 and standard deviation 1."
+        "normal",
+        _DRAWN,
+        _infer,
+        _normal,
+        partial(_number_text, "normal"),
+        "Random numbers of mean 0 and standard deviation 1.",
     ),
     drawing(
         "bernoulli",
