@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from math import prod
+from typing import Any, ClassVar
 
 import attrs
 
@@ -58,16 +59,13 @@ class Var:
 class Number:
     """A scalar that is written in the program."""
 
+    shape: ClassVar[tuple[int, ...]] = ()
+    axes: ClassVar[tuple[Axis, ...]] = ()
+    repeated: ClassVar[frozenset[int]] = frozenset()
+    key: ClassVar[None] = None
+
     value: bool | int | float
     dtype: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def axes(self) -> tuple[Axis, ...]:
-        return ()
 
 
 TRUE, FALSE = Number(True, "bool"), Number(False, "bool")
@@ -82,6 +80,11 @@ class Empty:
 
 
 Operand = Var | Number
+
+
+def data_of(operand: Operand) -> int:
+    """Return the number of different elements of an array: it repeats them along some axes."""
+    return prod(size for j, size in enumerate(operand.shape) if j not in operand.repeated)
 
 
 @attrs.define(eq=False)
@@ -109,7 +112,7 @@ class AppliedPrimitive:
     @property
     def has_keys(self) -> bool:
         """True if an operand or a result has random keys, whose data has an axis more."""
-        return any(isinstance(x, Var) and x.key is not None for x in (*self.operands, *self.results))
+        return any(x.key is not None for x in (*self.operands, *self.results))
 
     @property
     def has_carried(self) -> bool:
@@ -504,7 +507,7 @@ class Flattener:
     def _like(self, x: Operand) -> Var:
         """Make a variable of the shape and dtype of another operand."""
         self._count += 1
-        return Var(self._count, x.shape, x.dtype, getattr(x, "key", None))
+        return Var(self._count, x.shape, x.dtype, x.key)
 
     def _while_loop(self, eqn: Any, operands: tuple[Operand | Empty, ...], env: Env) -> None:
         """Make a `scan` of a `while`.

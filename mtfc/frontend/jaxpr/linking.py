@@ -72,6 +72,12 @@ class Linker:
         var.axes = axes
         register((f for each in axes for f in each), var.number)
 
+    def keep(self, step: AppliedPrimitive, order: Sequence[int]) -> None:
+        """Give the result axes of the first operand, in an order."""
+        x, (result,) = step.operands[0], step.results
+        self.give(result, tuple(x.axes[j] for j in order))
+        result.repeated = frozenset(i for i, j in enumerate(order) if j in x.repeated)
+
     def fit(
         self, step: AppliedPrimitive, i: int, wanted: Sequence[Axis | None], used: Iterable[Factor] = ()
     ) -> Axes:
