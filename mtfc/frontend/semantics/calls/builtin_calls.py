@@ -201,23 +201,17 @@ def _of_op(
     )
 
 
-UNARY = tuple(op.name for op in elementwise.UNARY if op.number is not None)
-REDUCTIONS = ("sum", "mean", "max", "min", "prod", "any", "all")
+REDUCTIONS = ("sum", "mean", "max", "min", "prod", "any", "all", "argmax")
 
 BUILTINS: dict[str, Builtin] = {
     **{
-        op: Builtin(
-            usage=f"{op}(x)", arguments=(kinds.tensor,), build=builtin_equations.without_attributes(op)
+        op.name: Builtin(
+            usage=f"{op.name}({', '.join('xy'[: op.arity[0]])})",
+            arguments=(kinds.tensor,) * op.arity[0],
+            build=builtin_equations.without_attributes(op.name),
         )
-        for op in UNARY
-    },
-    **{
-        op: Builtin(
-            usage=f"{op}(x, y)",
-            arguments=(kinds.tensor, kinds.tensor),
-            build=builtin_equations.without_attributes(op),
-        )
-        for op in ("minimum", "maximum")
+        for op in (*elementwise.UNARY, *elementwise.BINARY)
+        if op.number is not None
     },
     "where": Builtin(
         usage="where(condition, x, y)", arguments=(kinds.tensor,) * 3, build=builtin_equations.where
@@ -235,7 +229,7 @@ BUILTINS: dict[str, Builtin] = {
     ),
     **{
         op: Builtin(
-            usage=f"{op}(x, over = [dims])",
+            usage=f"{op}(x, over = {'d' if op == 'argmax' else '[dims]'})",
             arguments=(kinds.tensor,),
             keywords={"over": kinds.dims},
             result="optional",
@@ -243,13 +237,6 @@ BUILTINS: dict[str, Builtin] = {
         )
         for op in REDUCTIONS
     },
-    "argmax": Builtin(
-        usage="argmax(x, over = d)",
-        arguments=(kinds.tensor,),
-        keywords={"over": kinds.dims},
-        result="optional",
-        build=builtin_equations.reduction("argmax"),
-    ),
     **{op: _of_op(f"{op}(x -> [dims])", result="required") for op in ("broadcast", "transpose", "reshape")},
     **{
         name: Builtin(
