@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import attrs
+
 from mtfc.compiler.ir.attributes import DTYPE, FLAG, Attribute
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
@@ -465,21 +467,14 @@ CHOICES = (
                 linear=lambda eqn: ((1,),), traits=("mask",)),
 )  # fmt: skip
 
-MASK_GRADIENT = OpDef(
-    name="mask_gradient",
-    arity=(2,),
-    infer=_mask_gradient_infer,
-    layout_rule=rule_by_name,
-    linear=linear_in_first,
-    gradient=lambda b, e, g: (b("mask", e.operands[1], g[0]), None),
+MASK_GRADIENT = attrs.evolve(
+    elementwise("mask_gradient", lambda np, x, c: x, "{0}", lambda b, e, g: (b("mask", e.operands[1], g[0]), None),
+                "x, whose gradient is 0 where the second operand does not hold.", infer=_mask_gradient_infer,
+                jax_differentiated="jnp.where({1}, {0}, lax.stop_gradient({0}))", linear=linear_in_first,
+                traits=("mask_gradient",)),
     flops=no_flops,
     storage="view",
-    traits=frozenset({"mask_gradient"}),
-    evaluate=lambda shard, x, c: x,
-    numpy="{0}",
-    jax_differentiated="jnp.where({1}, {0}, lax.stop_gradient({0}))",
-    doc="x, whose gradient is 0 where the second operand does not hold.",
-)
+)  # fmt: skip
 
 CAST = OpDef(
     name="cast",

@@ -167,44 +167,46 @@ def _bernoulli(shard: Shard, *numbers: Any) -> Any:
     return _drawn(shard, shard.random.random_uniform, numbers) < shard.np.float32(shard.eqn.attrs["p"])
 
 
-drawing = partial(creation, flops=flops_per_result, storage="fused", traits=("random",), arity=(0, None))
-
-STEP_NUMBER = creation(
-    "step_number",
-    (),
-    lambda types, attributes: (scalar("i32"),),
-    lambda shard: shard.np.zeros((), shard.np.int32),
-    lambda module: lambda code: "jnp.int32(0)" if module == "jnp" else f"np.zeros({code.shape}, np.int32)",
-    "The number of the training step, from 0 on; 0 outside of training.",
-    traits=("step_number",),
+drawing = partial(
+    creation, arity=(0, None), flops=flops_per_result, storage="fused", traits=frozenset({"random"})
 )
-
 _DRAWN = (DRAWN_DIMS, DRAWN_TYPE, STREAM, DRAWN_AT)
 
 OPS = (
     drawing(
-        "uniform",
-        _DRAWN,
-        _infer,
-        _uniform,
-        partial(_number_text, "uniform"),
-        "Random numbers, evenly distributed on [0, 1).",
+        name="uniform",
+        attributes=_DRAWN,
+        infer=_infer,
+        evaluate=_uniform,
+        numpy=_number_text("uniform", "np"),
+        jax=_number_text("uniform", "jnp"),
+        doc="Random numbers, evenly distributed on [0, 1).",
     ),
     drawing(
-        "normal",
-        _DRAWN,
-        _infer,
-        _normal,
-        partial(_number_text, "normal"),
-        "Random numbers of mean 0 and standard deviation 1.",
+        name="normal",
+        attributes=_DRAWN,
+        infer=_infer,
+        evaluate=_normal,
+        numpy=_number_text("normal", "np"),
+        jax=_number_text("normal", "jnp"),
+        doc="Random numbers of mean 0 and standard deviation 1.",
     ),
     drawing(
-        "bernoulli",
-        (DRAWN_DIMS, PROBABILITY, STREAM, DRAWN_AT),
-        _bernoulli_infer,
-        _bernoulli,
-        _bernoulli_text,
-        "Truth values that hold with probability p.",
+        name="bernoulli",
+        attributes=(DRAWN_DIMS, PROBABILITY, STREAM, DRAWN_AT),
+        infer=_bernoulli_infer,
+        evaluate=_bernoulli,
+        numpy=_bernoulli_text("np"),
+        jax=_bernoulli_text("jnp"),
+        doc="Truth values that hold with probability p.",
     ),
-    STEP_NUMBER,
+    creation(
+        name="step_number",
+        infer=lambda types, attributes: (scalar("i32"),),
+        evaluate=lambda shard: shard.np.zeros((), shard.np.int32),
+        numpy=lambda code: f"np.zeros({code.shape}, np.int32)",
+        jax=lambda code: "jnp.int32(0)",
+        doc="The number of the training step, from 0 on; 0 outside of training.",
+        traits=frozenset({"step_number"}),
+    ),
 )
