@@ -20,19 +20,7 @@ if TYPE_CHECKING:
     from mtfc.placements.declarations import DeclaredPlacement
 
 CheckPlacements = Callable[[Program, "Sequence[DeclaredPlacement]"], Iterable[Diagnostic]]
-
-
 CheckMultiMesh = Callable[[Sequence[Program], "Sequence[MultiMeshLayout]"], Iterable[Diagnostic]]
-
-
-def no_parts(programs: Sequence[Program], layouts: Sequence[MultiMeshLayout]) -> Iterable[Diagnostic]:
-    """Leave layouts of several meshes unchecked."""
-    return ()
-
-
-def no_checks(program: Program, placements: Sequence[DeclaredPlacement]) -> Iterable[Diagnostic]:
-    """Leave the operators of placements unchecked, which needs the compiler's passes."""
-    return ()
 
 
 def check(
@@ -46,15 +34,15 @@ def check(
     layout_targets: FindTargets = no_targets,
     settings: Sequence[str] = (),
     predictor: Callable[[], Faster] = no_predictions,
-    check_placements: CheckPlacements = no_checks,
-    check_multi_mesh: CheckMultiMesh = no_parts,
+    check_placements: CheckPlacements = lambda program, placements: (),
+    check_multi_mesh: CheckMultiMesh = lambda programs, layouts: (),
 ) -> Diagnostics:
     """Return all diagnostics of a file.
 
     text: the contents of `file`. dims, model, layout, mesh, settings: the options of the command. neighbour: reads imported
     files beside the file. layout_targets: returns the values besides variables that a layout can name. predictor: makes the
-    function that predicts speedups. check_placements: finds the mistakes of placements in the operators of the first model.
-    check_multi_mesh: finds the mistakes of layouts of several meshes.
+    function that predicts speedups. check_placements: finds the mistakes of placements in the operators of the first model,
+    which needs the compiler's passes. check_multi_mesh: finds the mistakes of layouts of several meshes.
     """
     diagnostics = Diagnostics()
     module = elaborate(parse(text, file, diagnostics), diagnostics, dims, model, neighbour, settings)

@@ -34,6 +34,8 @@ MULTI_MESH = (
     " take it, without --mesh"
 )
 
+SEVERAL_MESHES = "a layout of several meshes, and this takes a layout of one"
+
 ONE = "one"
 """The word of `--mesh` for one device, with nothing split; a declared mesh of that name comes first."""
 
@@ -80,16 +82,14 @@ def parse_layout(text: str, module: Module, mesh: Mesh | None = None) -> Declare
     scope = module.scope.for_text()
     if text.strip().isidentifier():
         name = _whole(text, "<--layout>")
-        if placement := placement_named(text, module):
-            message = f"`{placement.name}` is a placement, and not a layout"
-            place = [Label(placement.span, "declared here")]
-            scope.error("E311", message, name.span, place, PLACEMENTS)
-            raise CompileError(scope.diagnostics)
-        if multi_mesh := multi_mesh_named(text, module):
-            message = f"`{multi_mesh.name}` is a layout of several meshes, and this takes a layout of one"
-            place = [Label(multi_mesh.span, "declared here")]
-            scope.error("E311", message, name.span, place, MULTI_MESH)
-            raise CompileError(scope.diagnostics)
+        for other, kind, help in (
+            (placement_named(text, module), "a placement, and not a layout", PLACEMENTS),
+            (multi_mesh_named(text, module), SEVERAL_MESHES, MULTI_MESH),
+        ):
+            if other is not None:
+                place = [Label(other.span, "declared here")]
+                scope.error("E311", f"`{other.name}` is {kind}", name.span, place, help)
+                raise CompileError(scope.diagnostics)
         groups = (module.layouts, module.multi_mesh, module.placements)
         known = [each.name for group in groups for each in group]
         scope.unknown("E311", f"unknown layout `{name.text}`", name, known)

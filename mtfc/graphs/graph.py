@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mtfc.compiler.ir.types import WRITTEN_BYTES, Dim, TensorType
+from mtfc.compiler.ir.types import WRITTEN_BYTES, Dim, Mesh, TensorType
 from mtfc.driver.errors import public
 from mtfc.driver.values import LayoutOption, layout_option
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
@@ -138,10 +138,7 @@ class Graph(GraphWriter):
         """Declare a parameter. init: its initial values as in the language, such as `"normal(stddev = 0.05)"`."""
         made = self._declared(name, dims, dtype, sizes)
         text = f"param {name}: {type_text(made.type)} = {self._one_line(init)}"
-        self._check([text], ())
-        self._body.names.add(name)
-        self.write(text)
-        return made
+        return self._written(made, text)
 
     @public
     def state(
@@ -150,9 +147,16 @@ class Graph(GraphWriter):
         """Declare a state, which training keeps beside the parameters. init: the number of all elements before the first step."""
         made = self._declared(name, dims, dtype, sizes)
         text = f"state {name}: {type_text(made.type)} = {self.text_of(init)}"
-        self._check([text], [init] if isinstance(init, GraphTensor) else (), in_loops=True)
-        self._body.names.add(name)
+        self._written(made, text, [init] if isinstance(init, GraphTensor) else (), in_loops=True)
         self._body.states[name] = text, self.loop
+        return made
+
+    def _written(
+        self, made: GraphTensor, text: str, given: Sequence[GraphTensor] = (), in_loops: bool = False
+    ) -> GraphTensor:
+        """Append the declaration of a variable, after it is checked. Return the variable."""
+        self._check([text], given, in_loops)
+        self._body.names.add(made.name)
         self.write(text)
         return made
 
@@ -175,17 +179,19 @@ class Graph(GraphWriter):
     def watch(self, *tensors: GraphTensor) -> None:
         """Hand out values beside the outputs, from `forward` and from each training step."""
         for each in tensors:
-            if not isinstance(each, GraphTensor):
-                self.refuse(f"a watched value is a tensor of the graph, found {each!r}")
+            self._check_tensor(each, "a watched value is a tensor")
             text = f"watch {self.text_of(each)}"
             self._check([*self._body.once & {text}, text], [each], in_loops=True)
             self._body.once.add(text)
             self.write(text)
 
+    def _check_tensor(self, value: object, expected: str) -> None:
+        if not isinstance(value, GraphTensor):
+            self.refuse(f"{expected} of the graph, found {value!r}")
+
     def _check_own(self, x: GraphTensor) -> None:
         """Raise an error for a variable that a function cannot change."""
-        if not isinstance(x, GraphTensor):
-            self.refuse(f"expected a variable of the graph, found {x!r}")
+        self._check_tensor(x, "expected a variable")
         if x.graph is self and x.body is not self._body:
             help = "return the new value from the function"
             self.refuse(f"`{x.name}` is made around this function, which cannot change it", help, x)
@@ -208,7 +214,7 @@ class Graph(GraphWriter):
     @public
     def mesh(self, name: str, **axes: int) -> None:
         """Declare a mesh of processors: `g.mesh("grid", rows=2, cols=4)`."""
-        self._declare(f"mesh {self._identifier(name, 'a mesh')} = [{_pairs(axes)}]")
+        self._declare(f"mesh {self._identifier(name, 'a mesh')} = [{Mesh(name, (*axes.items(),)).axes_text}]")
 
     @public
     def layout(self, name: str, rules: LayoutOption, on: str | None = None) -> None:
@@ -243,8 +249,7 @@ class Graph(GraphWriter):
         if self._body.around is not None:
             self.refuse("the outputs are those of the model: return the values of a function")
         for each in (*tensors, *named.values()):
-            if not isinstance(each, GraphTensor):
-                self.refuse(f"an output is a tensor of the graph, found {each!r}")
+            self._check_tensor(each, "an output is a tensor")
         for name, each in (*((each.name, each) for each in tensors), *named.items()):
             text = self.text_of(each)
             if name != text:
@@ -381,9 +386,7 @@ class Graph(GraphWriter):
         """Append a call of a function of the model. Return its results."""
         self._check_open()
         text, types = self._traced(made, getattr(made, "__name__", "function"), arguments, keywords)
-        text += f" as {self._identifier(name, 'a call')}" if name is not None else ""
-        text += f" sharing {self._identifier(sharing, 'a call')}" if sharing is not None else ""
-        results = self._bound(text, types)
+        results = self._bound(f"{text}{self._named('as', name)}{self._named('sharing', sharing)}", types)
         return results[0] if len(results) == 1 else results
 
     def _traced(
@@ -391,7 +394,7 @@ class Graph(GraphWriter):
     ) -> tuple[str, Sequence[TensorType]]:
         """Write the statements of a function of Python as a function of the model. Return a call of it, and its types."""
         around, body = self._body, GraphBody(made, self._body)
-        if any(each.made is made for each in self._bodies()):
+        if any(each.made is made for each in around.outwards()):
             self.refuse(f"`{name}` calls itself: the statements of a function are written once")
         bound = signature(made).bind(*arguments, **keywords)
         for key, value in bound.arguments.items():
@@ -485,7 +488,3 @@ class Graph(GraphWriter):
         import mtfc
 
         return mtfc.compile(self, **options)
-
-
-def _pairs(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}: {size}" for name, size in sizes.items())

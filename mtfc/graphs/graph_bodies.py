@@ -7,7 +7,7 @@ the operands, so types and errors are those of the language.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,11 @@ class GraphBody:
         own = (f"{'  ' * depth}{text}{comment(place)}" for text, place, depth in self.lines)
         return [first, *own, f"  {last}", "}"]
 
-    def is_inside(self, other: GraphBody) -> bool:
-        """True for the body of a function that is called in another body, or in functions that are called there."""
-        body: GraphBody | None = self
-        while body is not None and body is not other:
-            body = body.around
-        return body is other
+    def outwards(self) -> Iterator[GraphBody]:
+        """Yield the body, and the bodies around it that its call is in."""
+        yield self
+        if self.around is not None:
+            yield from self.around.outwards()
 
 
 @attrs.frozen
@@ -108,7 +107,7 @@ def check_statements(
     *before, last = lines
     body = [*before, *(f"{each} {{" for each in loops), last, *("}" for _ in loops), "checked__ = zeros([])"]
     source = "\n".join([f"model m({arguments_text(given or {})}) {{", *body, "return checked__", "}"])
-    return StatementCheck(_elaborated(head, source)[1], source)
+    return check_model(head, source)
 
 
 def check_model(head: Iterable[str], source: str) -> StatementCheck:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import attrs
 
@@ -20,9 +20,6 @@ from mtfc.graphs.graph_bodies import (
     check_statements,
 )
 from mtfc.python_places import caller, place_of, shown_in_python, targets
-
-if TYPE_CHECKING:
-    pass
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
@@ -198,12 +195,6 @@ class GraphWriter:
         body.given[name] = value
         return attrs.evolve(value, name=name, loop=None, body=body)
 
-    def _bodies(self) -> Iterator[GraphBody]:
-        body: GraphBody | None = self._body
-        while body is not None:
-            yield body
-            body = body.around
-
     # Calls
 
     def operation(self, form: str, *operands: Argument) -> GraphTensor:
@@ -227,12 +218,8 @@ class GraphWriter:
         given = dict(keywords)
         dims, name, shared = (given.pop(key, None) for key in ("dims", "name", "sharing"))
         generics = _generics(function)
-        bound = {key: value for key, value in given.items() if key in generics}
-        brackets = (
-            f"[{', '.join(f'{key} = {self._dim(value).name}' for key, value in bound.items())}]"
-            if bound
-            else ""
-        )
+        bound = [f"{key} = {self._dim(value).name}" for key, value in given.items() if key in generics]
+        brackets = f"[{', '.join(bound)}]" if bound else ""
         written = [self.text_of(each) for each in arguments]
         if dims is not None:
             if not written:
@@ -241,14 +228,17 @@ class GraphWriter:
         written += [
             f"{key} = {self._option(key, value)}" for key, value in given.items() if key not in generics
         ]
-        text = f"{function}{brackets}({', '.join(written)})"
-        text += f" as {self._identifier(name, 'a call')}" if name is not None else ""
-        sharing = f" sharing {self._identifier(shared, 'a call')}" if shared is not None else ""
+        text = f"{function}{brackets}({', '.join(written)}){self._named('as', name)}"
+        sharing = self._named("sharing", shared)
         operands = [*arguments, *given.values()]
         if function == "gradients":
             return self._gradients(text, arguments)
         made = self._made(text, operands, 0, sharing)
         return made[0] if len(made) == 1 and function != "unstack" else made
+
+    def _named(self, word: str, name: object) -> str:
+        """Return the end of a call: `as NAME` or `sharing NAME`, if there is a name."""
+        return f" {word} {self._identifier(name, 'a call')}" if name is not None else ""
 
     def _gradients(self, text: str, arguments: Sequence[Argument]) -> Any:
         """Append a call of `gradients`, whose loss must be computed in the graph: it is checked with the whole program.
@@ -275,7 +265,7 @@ class GraphWriter:
         """
         self._check_open()
         tensors = [each for each in flat(operands) if isinstance(each, GraphTensor)]
-        return self._bound(f"{text}", self._types(text, tensors, number), end)
+        return self._bound(text, self._types(text, tensors, number), end)
 
     def _bound(self, text: str, types: Sequence[TensorType], end: str = "") -> tuple[GraphTensor, ...]:
         """Append a statement that binds the results of an expression."""
@@ -341,10 +331,7 @@ class GraphWriter:
             self.refuse(f"`{value.name}` is a value of another graph, `{value.graph.name}`", None, value)
         if value.body is not self._body:
             return self._captured(value)
-        loop = self.loop
-        while loop is not None and loop is not value.loop:
-            loop = loop.around
-        if value.loop is not loop:
+        if not any(value.loop is each for each in (*self._loops(), None)):
             help = "bind it before the loop and `g.assign` it, or collect the values of all iterations: `loop.stack(x)`"
             self.refuse(f"`{value.name}` is known inside of its loop only", help, value)
         if any(value is each for around in self._loops() for each in around.stacked):
@@ -357,7 +344,7 @@ class GraphWriter:
         known = next((name for name, each in body.captured.items() if each is value), None)
         if known is not None:
             return known
-        if around is None or value.body is None or not body.is_inside(value.body):
+        if around is None or not any(each is value.body for each in body.outwards()):
             self.refuse(
                 f"`{value.name}` is known inside of its function only", "return it from the function", value
             )

@@ -14,11 +14,11 @@ import attrs
 from mtfc.compiler.cost.device_graph import DeviceGraph, Machine
 from mtfc.compiler.diagnostics import Diagnostics, Label, Span
 from mtfc.compiler.ir.types import Dim
+from mtfc.frontend.semantics.names.constants import integer
 from mtfc.frontend.semantics.names.device_names import (
     devices_of_kind,
     kinds_in,
     numbers_in,
-    whole_number,
     written_devices,
 )
 from mtfc.frontend.semantics.names.scope import Reports, Scope, count
@@ -75,7 +75,7 @@ def _placement(
     machine = machines.get(name) if name is not None else None
     if name in machines and machine is None:
         return None
-    devices = machine.devices if machine is not None else whole_number(decl.devices, scope)
+    devices = machine.devices if machine is not None else integer(decl.devices, scope)
     if devices is None:
         if machine is not None:
             message = f"`{machine.name}` has room for any number of devices: say how many"
@@ -125,7 +125,7 @@ def _operators(
 def _placed(
     node: ast.OperatorPlacement, devices: DeviceNames, places: dict[str, Span], scope: Scope, is_asked: bool
 ) -> PlacedOperator | None:
-    indices = [whole_number(each, scope) for each in node.indices]
+    indices = [integer(each, scope) for each in node.indices]
     name = node.path.text + (f"[{', '.join(map(str, indices))}]" if indices else "")
     if name in places:
         scope.error("E309", f"`{name}` is placed twice", node.span, [Label(places[name], "first here")])
@@ -150,7 +150,7 @@ def _placed(
 
 
 def _degree(node: ast.Degree, scope: Scope) -> tuple[Dim, int] | None:
-    dim, parts = scope.dim(node.dim, "E303"), whole_number(node.parts, scope)
+    dim, parts = scope.dim(node.dim, "E303"), integer(node.parts, scope)
     if dim is None or parts is None:
         return None
     if parts < 1 or dim.size % parts:

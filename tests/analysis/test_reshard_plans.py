@@ -11,6 +11,7 @@ from mtfc.compiler.analysis.reshard_plans import axis_groups, plan
 from mtfc.compiler.ir.collective_def import ReshardStep
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.sharding_rules import placed_types
 from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 
 MANY = 24
@@ -39,8 +40,7 @@ def check_chain(source: TensorType, target: TensorType, mesh: Mesh, steps: Seque
     for step, before in zip(steps, types, strict=False):
         assert step.before == before
         eqn = Equation(step.op, (Value("x", before),), (Value("y", step.after),), dict(step.attrs))
-        opdef = OPS[step.op]
-        assert opdef.place(opdef, eqn, mesh) == (step.after,)
+        assert placed_types(OPS[step.op], eqn, mesh) == (step.after,)
 
 
 def test_axes_that_stay_together_count_as_one() -> None:

@@ -20,6 +20,7 @@ from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.volumes import charges, total
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.ops import OPS, attention, calls, collectives
+from mtfc.compiler.ir.sharding_rules import placed_types
 from mtfc.compiler.ir.types import Layout, Mesh, TensorType
 from mtfc.compiler.passes.pipelines import lower
 from tests.backends import models
@@ -84,7 +85,7 @@ def moved(move: Move) -> Program:
     """Return a program of one collective, whose argument is placed as the move says."""
     x = Value("x", move.type)
     eqn = Equation(move.op, (x,), (x,), move.attributes)
-    (type,) = OPS[move.op].place(OPS[move.op], eqn, move.mesh)
+    (type,) = placed_types(OPS[move.op], eqn, move.mesh)
     result = Value("y", type)
     function = Function(
         "forward", (Argument(x, "input"),), (attrs.evolve(eqn, results=(result,)),), (Output("y", result),)

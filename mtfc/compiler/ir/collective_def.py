@@ -176,7 +176,6 @@ class CollectiveDef:
             infer=self.infer,
             place=self.place,
             layout_rule=lambda eqn: BY_NAME,
-            distribute=None,
             linear=linear_in_all,
             gradient=no_gradient,
             flops=no_flops,
@@ -185,9 +184,6 @@ class CollectiveDef:
             evaluate=self.evaluate,
             numpy=self.numpy,
             jax=self.jax,
-            jax_differentiated=None,
-            logic=None,
-            number=None,
             doc=self.doc,
         )
 

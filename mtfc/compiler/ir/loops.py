@@ -35,15 +35,16 @@ carries for the backward pass, and to compute the other values again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import attrs
 
-from mtfc.compiler.ir.attributes import DIM, FLAG, INT, Attribute, Stated
+from mtfc.compiler.ir.attributes import DIM, FLAG, INT, Attribute, Stated, kinds_error
 from mtfc.compiler.ir.builder import Names
-from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, walk
-from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value, walk
+from mtfc.compiler.ir.opdef import form_error
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy
 from mtfc.compiler.ir.types import Dim, TensorType
 
@@ -166,6 +167,14 @@ def map_regions(eqn: Equation, change: Callable[[Function], Function]) -> Equati
 def pairs(eqn: Equation) -> Iterator[tuple[Value, Argument]]:
     """Pair each operand of a loop with its argument of the region."""
     return zip(eqn.operands, region_of(eqn).arguments, strict=True)
+
+
+def malformed(op: str, operands: int, attributes: Mapping[str, Attr]) -> str | None:
+    """Return why no equation of the op has such operands and attributes, or None."""
+    if op == LOOP:
+        wrong = kinds_error(attributes, LOOP_ATTRIBUTES)
+        return wrong and f"{op}: {wrong}"
+    return form_error(OPS[op], operands, attributes) if op in OPS else f"unknown op {op}"
 
 
 def loop_error(eqn: Equation, fitting: bool = True) -> str | None:

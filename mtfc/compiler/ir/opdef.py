@@ -1,8 +1,9 @@
-"""`OpDef`: everything the compiler knows about one op, in one frozen record without defaults.
+"""`OpDef`: everything the compiler knows about one op, in one frozen record.
 
 No pass, backend or analysis asks for the name of an op: each reads a column, or asks for a trait. A forgotten column fails at
-import. The columns speak of *global* types. How an op treats split and pending operands follows from `layout_rule` and `linear`:
-they reduce an op to facts about its dimensions, so one algorithm lays out all ops.
+import, if the op can be wrong without it. The defaults of the others are right for every op, but perhaps slow. The columns speak
+of *global* types. How an op treats split and pending operands follows from `layout_rule` and `linear`: they reduce an op to facts
+about its dimensions, so one algorithm lays out all ops.
 
 Gradient and `distribute` rules rewrite an op in terms of other ops. This file states what they need for that as two protocols,
 `OpBuilder` and `BlockRewriter`, because the classes behind them use the ops in turn.
@@ -281,6 +282,10 @@ Logic = Callable[[Sequence[bool | None]], "bool | SameAs | None"]
 """(for each operand: True or False if all of its elements are, else None) -> the same of the result, or the operand it equals."""
 
 
+def not_linear(eqn: Equation) -> tuple[tuple[int, ...], ...]:
+    return ()
+
+
 @frozen(kw_only=True)
 class OpDef:
     """One op.
@@ -288,7 +293,7 @@ class OpDef:
     arity: the number of operands, or the smallest number followed by None.
     attributes: the attributes, with the kind of each. `infer` relies on arity and kinds, and refuses all other mistakes.
     infer: type rule on global types; raises `OpError`.
-    place: type rule on split types: (this record, equation, mesh) -> the results' types.
+    place: type rule on split types: (this record, equation, mesh) -> the results' types; None if they follow from its layout.
     layout_rule: the roles of its dimensions.
     distribute: computes the same results shard by shard, where the layout splits a dimension whose positions the op mixes. None
         if the op mixes no positions, or nothing beats gathering the dimension.
@@ -298,7 +303,8 @@ class OpDef:
     storage: its use of memory: see `Storage`.
     traits: the facts about it that code outside of `ir/ops` asks for: see `Trait`.
     evaluate: its meaning, on NumPy arrays in storage order: (shard, arrays) -> the result's array.
-    numpy, jax: a template over aligned operands (`np.exp({0})`), or a function from `Code` to text.
+    numpy, jax: a template over aligned operands (`np.exp({0})`), or a function from `Code` to text. By default JAX has the text
+        of NumPy, with functions of `jnp`.
     jax_differentiated: the JAX text where `jax.grad` goes through the op, if JAX's own derivative differs from `gradient`.
     logic: what follows for the result from operands whose elements are all true, or all false; None if nothing does.
     number: its value for Python numbers, for calls that the front end evaluates; None if it only takes tensors.
@@ -307,26 +313,27 @@ class OpDef:
 
     name: str
     arity: Arity
-    attributes: Stated
+    attributes: Stated = ()
     infer: Infer
-    place: Callable[[OpDef, Equation, Mesh], tuple[TensorType, ...]]
+    place: Callable[[OpDef, Equation, Mesh], tuple[TensorType, ...]] | None = None
     layout_rule: Callable[[Equation], LayoutRule]
-    distribute: Distribute | None
-    linear: Linear
+    distribute: Distribute | None = None
+    linear: Linear = not_linear
     gradient: Gradient
     flops: Callable[[Equation, Sizes], Any]
     storage: Storage
-    traits: frozenset[Trait]
+    traits: frozenset[Trait] = frozenset()
     evaluate: Callable[..., Any]
     numpy: Text
-    jax: Text
-    jax_differentiated: Text | None
-    logic: Logic | None
-    number: Callable[..., float] | None
+    jax: Text = attrs.field()
+    jax_differentiated: Text | None = None
+    logic: Logic | None = None
+    number: Callable[..., float] | None = None
     doc: str
 
-
-NO_TRAITS: frozenset[Trait] = frozenset()
+    @jax.default
+    def _text_of_numpy(self) -> Text:
+        return self.numpy.replace("np.", "jnp.") if isinstance(self.numpy, str) else self.numpy
 
 
 def form_error(opdef: OpDef, operands: int, attributes: Mapping[str, object]) -> str | None:
@@ -342,10 +349,6 @@ def form_error(opdef: OpDef, operands: int, attributes: Mapping[str, object]) ->
 def no_gradient(builder: OpBuilder, eqn: Equation, cotangents: Sequence[Value]) -> tuple[None, ...]:
     """Gradient rule of ops that are constant almost everywhere."""
     return (None,) * len(eqn.operands)
-
-
-def not_linear(eqn: Equation) -> tuple[tuple[int, ...], ...]:
-    return ()
 
 
 def linear_in_first(eqn: Equation) -> tuple[tuple[int, ...], ...]:

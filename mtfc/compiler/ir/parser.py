@@ -16,7 +16,6 @@ from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedInput
 
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.attributes import kinds_error
 from mtfc.compiler.ir.core import (
     Argument,
     Attr,
@@ -33,9 +32,7 @@ from mtfc.compiler.ir.core import (
     Update,
     Value,
 )
-from mtfc.compiler.ir.loops import LOOP, LOOP_ATTRIBUTES
-from mtfc.compiler.ir.opdef import form_error
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.loops import malformed
 from mtfc.compiler.ir.printer import implied_layout, shown_layout
 from mtfc.compiler.ir.types import Axes, Dim, Forms, Layout, Mesh, Pipeline, Rules, TensorType
 
@@ -143,14 +140,6 @@ def _forms(node: Node | None) -> Forms:
 def _line(equation: Node) -> int:
     """Return the line on which an equation starts."""
     return _tokens(next(_children(equation, "defined")), "VALUE")[0].line or 0
-
-
-def _malformed(op: str, operands: int, attributes: Mapping[str, Attr]) -> str | None:
-    """Return why no equation of the op has such operands and attributes, or None."""
-    if op == LOOP:
-        wrong = kinds_error(attributes, LOOP_ATTRIBUTES)
-        return wrong and f"{op}: {wrong}"
-    return form_error(OPS[op], operands, attributes) if op in OPS else f"unknown op {op}"
 
 
 class _Scope:
@@ -291,7 +280,7 @@ class _ProgramParser:
         results = self.defined(node, scope)
         op, path = _first_name(node), _child(node, "path")
         attributes = dict(self.attr(attr) for attr in _children(node, "attr"))
-        wrong = _malformed(op, len(used), attributes)
+        wrong = malformed(op, len(used), attributes)
         if wrong is not None:
             raise ReadError(wrong, _line(node))
         return Equation(

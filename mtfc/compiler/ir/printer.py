@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 
 import attrs
@@ -30,7 +30,7 @@ from mtfc.compiler.ir.core import (
     source_file,
 )
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Pipeline, Rules, TensorType
+from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Rules, TensorType
 
 FEW = 6
 """The number of rules for single values that a summary still shows one by one."""
@@ -86,9 +86,9 @@ def bytes_text(count: int) -> str:
     return f"{count / 1024**exponent:.4g} {' KMGTPE'[exponent]}iB"
 
 
-def axes_text(axes: Axes) -> str:
+def axes_text(axes: Axes, named: Callable[[str], str] = name_text) -> str:
     """Return axes as a layout rule writes them: `rows` or `(rows, cols)`."""
-    return name_text(axes[0]) if len(axes) == 1 else f"({', '.join(map(name_text, axes))})"
+    return named(axes[0]) if len(axes) == 1 else f"({', '.join(map(named, axes))})"
 
 
 def layout_text(layout: Mapping[str, Axes]) -> str:
@@ -128,9 +128,9 @@ def _tuple_text(value: tuple[Dim, ...] | tuple[str, ...] | tuple[tuple[Dim, Dim]
     return f"({', '.join(pairs)})" if pairs else f"[{', '.join(dims)}]"
 
 
-def _rules_text(rules: Rules) -> str:
-    named = ((dim if dim == EVERY else name_text(dim), axes) for dim, axes in rules.axes)
-    return ", ".join(f"{dim}: {axes_text(axes)}" for dim, axes in named)
+def _rules_text(rules: Rules, named: Callable[[str], str] = name_text) -> str:
+    pairs = ((dim if dim == EVERY else named(dim), axes) for dim, axes in rules.axes)
+    return ", ".join(f"{dim}: {axes_text(axes, named)}" for dim, axes in pairs)
 
 
 def layout_summary(layout: Layout) -> str:
@@ -143,20 +143,28 @@ def layout_summary(layout: Layout) -> str:
 
 def program_layout_text(layout: Layout) -> str:
     """Return the user's layout between braces, as in a .mtf file."""
-    entries = [_rules_text(layout.rules)] if layout.rules.axes else []
-    stored = (("params", layout.params), ("optimizer", layout.optimizer))
-    entries += [f"{section}: {{{_rules_text(rules)}}}" for section, rules in stored if rules.axes]
-    entries += [f"value {name_text(path)}: {{{_rules_text(rules)}}}" for path, rules in layout.values]
-    entries += map(_pipeline_text, layout.pipelines)
+    return "{" + ", ".join(layout_entries(layout)) + "}"
+
+
+def layout_entries(layout: Layout, gap: str = "", named: Callable[[str], str] = name_text) -> Iterator[str]:
+    """Yield the entries of a layout, with a gap inside of braces."""
+
+    def braced(entries: str) -> str:
+        return f"{{{gap}{entries}{gap}}}" if entries else "{}"
+
+    if layout.rules.axes:
+        yield _rules_text(layout.rules, named)
+    for section, rules in (("params", layout.params), ("optimizer", layout.optimizer)):
+        if rules.axes:
+            yield f"{section}: {braced(_rules_text(rules, named))}"
+    for path, rules in layout.values:
+        yield f"value {named(path)}: {braced(_rules_text(rules, named))}"
+    for each in layout.pipelines:
+        checkpoint = " checkpoint" if each.checkpoint else ""
+        cuts = ", ".join(f"{named(name)}: {number}" for name, number in each.entries.items())
+        yield f"pipeline {named(each.loop)}{checkpoint}: {braced(cuts)}"
     if forms := layout.forms.entries:
-        entries.append(f"forms: {{{', '.join(f'{key}: {value}' for key, value in forms.items())}}}")
-    return "{" + ", ".join(entries) + "}"
-
-
-def _pipeline_text(pipeline: Pipeline) -> str:
-    checkpoint = " checkpoint" if pipeline.checkpoint else ""
-    cuts = ", ".join(f"{name_text(name)}: {number}" for name, number in pipeline.entries.items())
-    return f"pipeline {name_text(pipeline.loop)}{checkpoint}: {{{cuts}}}"
+        yield f"forms: {braced(', '.join(f'{key}: {value}' for key, value in forms.items()))}"
 
 
 def _call_text(name: str, settings: tuple[tuple[str, float], ...]) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 import attrs
 
-from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Program, Update, Value
+from mtfc.compiler.ir.core import Attr, Equation, Function, Program, Update
+from mtfc.compiler.ir.rewrite import fresh_copy
 from mtfc.compiler.ir.twins import smaller
 from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 
@@ -31,27 +32,10 @@ class Renumbering:
         return self.number(value)
 
     def function(self, function: Function) -> Function:
-        new = dict[Value, Value]()
+        def attributes(eqn: Equation) -> dict[str, Attr]:
+            return {key: self.attribute(value) for key, value in self.attributes(eqn).items()}
 
-        def renewed(value: Value) -> Value:
-            new[value] = Value(value.name, self.type(value.type))
-            return new[value]
-
-        arguments: tuple[Argument, ...] = tuple(
-            attrs.evolve(each, value=renewed(each.value)) for each in function.arguments
-        )
-        body = tuple(
-            attrs.evolve(
-                eqn,
-                operands=tuple(new[value] for value in eqn.operands),
-                results=tuple(map(renewed, eqn.results)),
-                attrs={key: self.attribute(value) for key, value in self.attributes(eqn).items()},
-                regions=tuple(map(self.function, eqn.regions)),
-            )
-            for eqn in function.body
-        )
-        outputs = tuple(attrs.evolve(each, value=new[each.value]) for each in function.outputs)
-        return attrs.evolve(function, arguments=arguments, body=body, outputs=outputs)
+        return fresh_copy(function, self.type, attributes)
 
     def mesh(self, mesh: Mesh) -> Mesh:
         return attrs.evolve(mesh, axes=tuple((name, self.number(size)) for name, size in mesh.axes))

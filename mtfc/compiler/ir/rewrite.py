@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
 from mtfc.compiler.ir.builder import Names
-from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.core import Attr, Equation, Function, Value
+from mtfc.compiler.ir.types import TensorType
 
 
 def names_of(function: Function) -> Names:
@@ -59,19 +60,28 @@ class Substitution:
         return attrs.evolve(function, body=tuple(body), outputs=outputs)
 
 
-def fresh_copy(function: Function) -> Function:
-    """Return a copy of the function, regions included, with new values under the same names."""
+def fresh_copy(
+    function: Function,
+    retyped: Callable[[TensorType], TensorType] = lambda type: type,
+    attributes: Callable[[Equation], Mapping[str, Attr]] = lambda eqn: eqn.attrs,
+) -> Function:
+    """Return a copy of the function, regions included, with new values under the same names.
+
+    retyped: type of a value -> the type in the copy. attributes: equation -> the attributes in the copy.
+    """
     new = Substitution()
 
     def renewed(value: Value) -> Value:
-        new[value] = Value(value.name, value.type)
+        new[value] = Value(value.name, retyped(value.type))
         return new[value]
 
     arguments = tuple(attrs.evolve(a, value=renewed(a.value)) for a in function.arguments)
     body = []
     for eqn in function.body:
-        results, regions = tuple(map(renewed, eqn.results)), tuple(map(fresh_copy, eqn.regions))
-        body.append(attrs.evolve(eqn, operands=new.all(eqn.operands), results=results, regions=regions))
+        operands, results = new.all(eqn.operands), tuple(map(renewed, eqn.results))
+        regions = tuple(fresh_copy(region, retyped, attributes) for region in eqn.regions)
+        own = attributes(eqn)
+        body.append(attrs.evolve(eqn, operands=operands, results=results, regions=regions, attrs=own))
     return attrs.evolve(new.function(function, body), arguments=arguments)
 
 

@@ -55,8 +55,10 @@ def type_with(eqn: Equation, dim: str) -> TensorType:
     return next(v.type for v in (*eqn.results, *eqn.operands) if dim in v.type.names)
 
 
-def place_by_layout(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
+def placed_types(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
     """Check the operands' placement and return the results' types. Raise `PlacementError`."""
+    if opdef.place is not None:
+        return opdef.place(opdef, eqn, mesh)
     rule = opdef.layout_rule(eqn)
     passed = mesh.ordered(axis for value in eqn.operands for axis in value.type.pending)
     for axis in passed:

@@ -38,14 +38,13 @@ from typing import Any, Literal
 
 import attrs
 
-from mtfc.compiler.ir.attributes import kinds_error
 from mtfc.compiler.ir.builder import VerifyError
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Training, Value
-from mtfc.compiler.ir.loops import LOOP, LOOP_ATTRIBUTES, loop_error
-from mtfc.compiler.ir.opdef import LayoutRule, OpDef, OpError, form_error
+from mtfc.compiler.ir.loops import LOOP, loop_error, malformed
+from mtfc.compiler.ir.opdef import LayoutRule, OpDef, OpError
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.printer import equation_text
-from mtfc.compiler.ir.sharding_rules import PlacementError, operand_types
+from mtfc.compiler.ir.sharding_rules import PlacementError, operand_types, placed_types
 from mtfc.compiler.ir.training import report_error, updates_error
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Axes, Dim, Mesh, TensorType
 from mtfc.compiler.records import frozen
@@ -242,12 +241,7 @@ class _Equations:
         """Return a mistake that keeps the op's rules from reading the equation, or None."""
         if not eqn.results:
             return f"{eqn.op} has no result"
-        if eqn.op == LOOP:
-            wrong = kinds_error(eqn.attrs, LOOP_ATTRIBUTES)
-            return wrong and f"{eqn.op}: {wrong}"
-        if eqn.op not in OPS:
-            return f"unknown op {eqn.op}"
-        return form_error(OPS[eqn.op], len(eqn.operands), eqn.attrs)
+        return malformed(eqn.op, len(eqn.operands), eqn.attrs)
 
     def type_error(self, value: Value) -> str | None:
         """Return the first mistake in a value's type, or None. Sound types are remembered."""
@@ -351,7 +345,7 @@ def _with_fitting_operands(opdef: OpDef, eqn: Equation) -> Equation:
 def _placement_error(opdef: OpDef, eqn: Equation, mesh: Mesh) -> str | None:
     found = tuple(value.type for value in eqn.results)
     try:
-        placed = opdef.place(opdef, eqn, mesh)
+        placed = placed_types(opdef, eqn, mesh)
     except PlacementError as error:
         return f"the place rule of {eqn.op} refuses: {error}"
     return (

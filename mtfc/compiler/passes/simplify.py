@@ -387,7 +387,7 @@ def _sum_of_nothing(c: RewriteContext, eqn: Equation) -> Value | None:
     return eqn.operands[0] if not eqn.attrs["over"] else None
 
 
-SEVERAL = tuple(op.name for op in (*elementwise.BINARY, elementwise.WHERE, elementwise.MASK))
+SEVERAL = tuple(op.name for op in (*elementwise.BINARY, *elementwise.CHOICES))
 """Elementwise ops of several operands, which broadcast by themselves."""
 
 RULES: dict[str, tuple[RewriteRule, ...]] = {

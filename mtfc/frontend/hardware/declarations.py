@@ -180,12 +180,16 @@ def _sizes(figure: ast.HardwareFigure, scope: Scope) -> tuple[int, ...] | None:
     return found if len(found) == len(sizes) else None
 
 
-def _kind(figure: ast.HardwareFigure, scope: Scope) -> Kind | None:
-    text = figure.value.text if isinstance(figure.value, ast.Name) else None
-    found = next((kind for kind in KINDS if kind == text), None)
-    if found is None:
-        wrong_figure(figure, f"one of: {', '.join(KINDS)}", scope)
-    return found
+def word(*words: str) -> Read:
+    """Return a function that reads one of some words."""
+
+    def read(figure: ast.HardwareFigure, scope: Scope) -> str | None:
+        text = figure.value.text if isinstance(figure.value, ast.Name) else None
+        if text not in words:
+            wrong_figure(figure, f"one of: {', '.join(words)}", scope)
+        return text if text in words else None
+
+    return read
 
 
 def _rate(figure: ast.HardwareFigure, scope: Scope) -> Rate | None:
@@ -310,7 +314,7 @@ SCRATCHPAD: Mapping[str, Read] = {
     "results": positive,
 }
 LINK: Mapping[str, Read] = {
-    "kind": _kind,
+    "kind": word(*KINDS),
     "size": _sizes,
     "bandwidth": _rate,
     "latency": not_negative,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
@@ -33,13 +33,12 @@ from mtfc.frontend.hardware.declarations import (
     positive,
     value_of,
     whole_figure,
+    word,
     wrong_figure,
 )
 from mtfc.frontend.semantics.names.device_names import devices_of_kind, kinds_in
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
-
-W = TypeVar("W", bound=str)
 
 
 def declare_hardware(decls: Iterable[ast.HardwareDecl], scope: Scope) -> dict[str, Machine | None]:
@@ -128,7 +127,7 @@ def _is_connected(graph: DeviceGraph, decl: ast.HardwareDecl, scope: Scope) -> b
 
 def _kind(decl: ast.DeviceDecl, scope: Scope) -> DeviceKind | None:
     where = f"device `{decl.name.text}`"
-    known: Mapping[str, Read] = {"count": whole_figure, "role": _role, **DEVICE}
+    known: Mapping[str, Read] = {"count": whole_figure, "role": word("worker", "server"), **DEVICE}
     found = entries_of(decl.figures, known, ("flops", "memory", "bandwidth"), where, decl, scope)
     if found is None:
         return None
@@ -217,26 +216,6 @@ def _group(
     return (graph.middle(number),)
 
 
-def _graph_kind(figure: ast.HardwareFigure, scope: Scope) -> GraphKind | None:
-    return _word(figure, GRAPH_KINDS, scope)
-
-
-def _role(figure: ast.HardwareFigure, scope: Scope) -> str | None:
-    return _word(figure, ("worker", "server"), scope)
-
-
-def _duplex(figure: ast.HardwareFigure, scope: Scope) -> str | None:
-    return _word(figure, ("full", "half"), scope)
-
-
-def _word(figure: ast.HardwareFigure, words: tuple[W, ...], scope: Scope) -> W | None:
-    text = figure.value.text if isinstance(figure.value, ast.Name) else None
-    found = next((word for word in words if word == text), None)
-    if found is None:
-        wrong_figure(figure, f"one of: {', '.join(words)}", scope)
-    return found
-
-
 def _between(figure: ast.HardwareFigure, scope: Scope) -> ast.DeviceList | None:
     if isinstance(figure.value, ast.DeviceList) and figure.value.devices:
         return figure.value
@@ -245,9 +224,9 @@ def _between(figure: ast.HardwareFigure, scope: Scope) -> ast.DeviceList | None:
 
 
 LINK: Mapping[str, Read] = {
-    "kind": _graph_kind,
+    "kind": word(*GRAPH_KINDS),
     "between": _between,
     "bandwidth": positive,
     "latency": not_negative,
-    "duplex": _duplex,
+    "duplex": word("full", "half"),
 }

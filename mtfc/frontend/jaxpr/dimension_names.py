@@ -65,12 +65,7 @@ def propose(flat: Flat, roles: Sequence[Role], names: GivenNames, function: Call
 
 def place(flat: Flat, path: tuple[Any, ...]) -> str:
     """Return the place of a leaf, such as `params/layers/0/kernel`."""
-    from jax.tree_util import keystr
-
-    first, inner = path[1], "/".join(flat.parts(path))
-    names = flat.argument_names
-    own = names[first.idx] if path[0].idx == 0 and first.idx < len(names) else keystr((first,), simple=True)
-    return f"{own}/{inner}" if inner else own
+    return "/".join([flat.argument_name(path), *flat.parts(path)])
 
 
 def matches(pattern: str, text: str) -> bool:

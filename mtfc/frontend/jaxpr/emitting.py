@@ -132,8 +132,13 @@ class JaxprEmitter:
         """
         own = self.dims.of(axes[j])
         others = tuple(d for d in value.type.dims if d not in own)
-        target = dim or (own[0] if len(own) == 1 else self.dims.new("axis", size_of(leaves(axes[j]))))
+        target = dim or self.single(axes[j])
         return self.as_dims(self.with_dims(value, (*others, *own)), (*others, target)), target
+
+    def single(self, factors: Axis, name: str = "axis") -> Dim:
+        """Return the dimension of an axis: a new one if it has several factors, or none."""
+        own = self.dims.of(factors)
+        return own[0] if len(own) == 1 else self.dims.new(name, size_of(leaves(factors)))
 
     def parted(self, value: Value, dim: Dim, factors: Axis) -> Value:
         """Return a value in which one dimension is replaced by an axis's own ones: undo `merged`."""

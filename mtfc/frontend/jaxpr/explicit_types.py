@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtfc.compiler.diagnostics import CompileError, Span
+from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.flat import refused
 from mtfc.frontend.jaxpr.shard_maps import as_batches, has_shard_map, without_variation
 from mtfc.frontend.jaxpr.user_lines import at_line_of, line_of
@@ -85,8 +86,7 @@ def _applied(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
     if (found := without_variation(eqn, operands)) is not None:
         return found
     params = {key: _without_shardings(value) for key, value in eqn.params.items()}
-    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
-    return list(results) if eqn.primitive.multiple_results else [results]
+    return bound(eqn.primitive, operands, params)
 
 
 def _of_shard_map(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from math import prod
+from typing import Any, ClassVar
 
 import attrs
 
@@ -58,16 +59,13 @@ class Var:
 class Number:
     """A scalar that is written in the program."""
 
+    shape: ClassVar[tuple[int, ...]] = ()
+    axes: ClassVar[tuple[Axis, ...]] = ()
+    repeated: ClassVar[frozenset[int]] = frozenset()
+    key: ClassVar[None] = None
+
     value: bool | int | float
     dtype: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def axes(self) -> tuple[Axis, ...]:
-        return ()
 
 
 TRUE, FALSE = Number(True, "bool"), Number(False, "bool")
@@ -82,6 +80,11 @@ class Empty:
 
 
 Operand = Var | Number
+
+
+def data_of(operand: Operand) -> int:
+    """Return the number of different elements of an array: it repeats them along some axes."""
+    return prod(size for j, size in enumerate(operand.shape) if j not in operand.repeated)
 
 
 @attrs.define(eq=False)
@@ -109,7 +112,7 @@ class AppliedPrimitive:
     @property
     def has_keys(self) -> bool:
         """True if an operand or a result has random keys, whose data has an axis more."""
-        return any(isinstance(x, Var) and x.key is not None for x in (*self.operands, *self.results))
+        return any(x.key is not None for x in (*self.operands, *self.results))
 
     @property
     def has_carried(self) -> bool:
@@ -162,6 +165,13 @@ class Flat:
     variable_paths: Mapping[tuple[Any, ...], str] = attrs.field(factory=dict)
     annotations: tuple[Annotation | None, ...] = ()
     mesh: Any = None
+
+    def argument_name(self, path: tuple[Any, ...]) -> str:
+        """Return the name of the argument that has a leaf."""
+        from jax.tree_util import keystr
+
+        (kind, first), names = path[:2], self.argument_names
+        return names[first.idx] if kind.idx == 0 and first.idx < len(names) else keystr((first,), simple=True)
 
     def parts(self, path: tuple[Any, ...]) -> tuple[str, ...]:
         """Return the parts of the place of a leaf inside of its argument. A variable of Keras is known by its own path."""
@@ -216,6 +226,7 @@ class Flattener:
     """Inlines calls, and makes variables.
 
     _closures: for the function, and for each loop around the present step, the arrays that it closes over and their variables.
+    _steps: those of the present body. _span: the line of the present equation.
     """
 
     def __init__(self, place: Span) -> None:
@@ -224,6 +235,8 @@ class Flattener:
         self._count = 0
         self._stage: Stage = "forward"
         self._place_of_all: Span | None = None
+        self._steps: list[AppliedPrimitive] = []
+        self._span: Span | None = None
 
     def var(self, aval: Any, span: Span | None = None) -> Var:
         """Make a variable for an abstract value. Random keys become their data."""
@@ -249,79 +262,74 @@ class Flattener:
         return [value for value, _ in self._closures[0].values()]
 
     def top(self, closed: Any) -> Body:
-        arguments = tuple(self.var(v.aval) for v in closed.jaxpr.invars)
-        env: Env = dict(zip(closed.jaxpr.invars, arguments, strict=True))
-        steps: list[AppliedPrimitive] = []
-        outputs = self._outputs(closed, env, steps)
-        return Body((*arguments, *(var for _, var in self._closures[0].values())), steps, outputs)
+        body = self._body(closed)
+        return attrs.evolve(
+            body, arguments=(*body.arguments, *(var for _, var in self._closures[0].values()))
+        )
 
     def _body(self, closed: Any) -> Body:
         arguments = tuple(self.var(v.aval) for v in closed.jaxpr.invars)
-        steps: list[AppliedPrimitive] = []
-        env: Env = dict(zip(closed.jaxpr.invars, arguments, strict=True))
-        return Body(arguments, steps, self._outputs(closed, env, steps))
+        around, self._span = self._span, None
+        with self._other_body() as steps:
+            found = self._applied(closed, arguments)
+        self._span = around
+        for x in found:
+            if isinstance(x, Empty):
+                raise self._without_elements(x.shape, None)
+        return Body(arguments, steps, _with_elements(found))
 
     @contextmanager
-    def _closing_loop(self, steps: list[AppliedPrimitive]) -> Iterator[None]:
+    def _other_body(self) -> Iterator[list[AppliedPrimitive]]:
+        """Collect the steps of another body."""
+        around, self._steps = self._steps, []
+        yield self._steps
+        self._steps = around
+
+    @contextmanager
+    def _closing_loop(self) -> Iterator[None]:
         """Add the arrays that a loop's body closes over to the operands of the loop, which is then the last step."""
         self._closures.append({})
         yield
         own = self._closures.pop().values()
         if own:
-            loop = steps[-1]
+            loop = self._steps[-1]
             (body,), (consts, carries) = loop.bodies, scan_counts(loop.params)
             outer = _with_elements(self._constant(value) for value, _ in own)
             loop.operands = (*outer, *loop.operands)
             loop.bodies = (attrs.evolve(body, arguments=(*(var for _, var in own), *body.arguments)),)
             loop.params = {**loop.params, "num_consts": consts + len(outer), "num_carry": carries}
 
-    def _outputs(self, closed: Any, env: Env, steps: list[AppliedPrimitive]) -> tuple[Operand, ...]:
-        found = self._inline(closed, env, steps, None)
-        for x in found:
-            if isinstance(x, Empty):
-                raise self._without_elements(x.shape, None)
-        return _with_elements(found)
-
     def _without_elements(self, shape: Sequence[int], span: Span | None) -> CompileError:
         return refused("E804", f"an array has shape {[*shape]}, which no program has", span or self.place)
 
-    def _inline(
-        self, closed: Any, env: Env, steps: list[AppliedPrimitive], outer: Span | None
-    ) -> tuple[Operand | Empty, ...]:
-        """Add the steps of a jaxpr, whose arguments `env` has, and return its outputs. outer: the place of the call."""
+    def _inline(self, closed: Any, env: Env) -> tuple[Operand | Empty, ...]:
+        """Add the steps of a jaxpr, whose arguments `env` has, and return its outputs."""
         jaxpr = getattr(closed, "jaxpr", closed)
         for var, value in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=False):
-            env[var] = self._counted(value, steps) or self._constant(value)
+            env[var] = self._counted(value) or self._constant(value)
         for eqn in jaxpr.eqns:
-            self._equation(eqn, env, steps, outer)
-        return tuple(self._operand(v, env, steps) for v in jaxpr.outvars)
+            around = self._stage, self._span
+            self._stage = stage_of(eqn, self._stage)
+            self._span = self._place_of_all or line_of(eqn.source_info.traceback) or self._span
+            self._equation(eqn, env)
+            self._stage, self._span = around
+        return tuple(self._operand(v, env) for v in jaxpr.outvars)
 
-    def _applied(
-        self,
-        closed: Any,
-        arguments: Sequence[Operand | Empty],
-        steps: list[AppliedPrimitive],
-        span: Span | None,
-    ) -> tuple[Operand | Empty, ...]:
+    def _applied(self, closed: Any, arguments: Sequence[Operand | Empty]) -> tuple[Operand | Empty, ...]:
         """Add the steps of a jaxpr applied to arguments, and return its outputs."""
-        return self._inline(closed, dict(zip(closed.jaxpr.invars, arguments, strict=True)), steps, span)
+        return self._inline(closed, dict(zip(closed.jaxpr.invars, arguments, strict=True)))
 
-    def _equation(self, eqn: Any, env: Env, steps: list[AppliedPrimitive], outer: Span | None) -> None:
-        around, self._stage = self._stage, stage_of(eqn, self._stage)
-        self._steps_of(eqn, env, steps, outer)
-        self._stage = around
-
-    def _steps_of(self, eqn: Any, env: Env, steps: list[AppliedPrimitive], outer: Span | None) -> None:
-        operands = tuple(self._operand(v, env, steps) for v in eqn.invars)
-        name, span = eqn.primitive.name, self._place_of_all or line_of(eqn.source_info.traceback) or outer
+    def _equation(self, eqn: Any, env: Env) -> None:
+        operands = tuple(self._operand(v, env) for v in eqn.invars)
+        name, span = eqn.primitive.name, self._span
         inner = eqn.params.get(INLINED[name]) if name in INLINED else None
         if inner is not None:
             jaxpr = getattr(inner, "jaxpr", inner)
             if any(is_apart := kept_apart(eqn)):
-                operands = self._barrier(operands, is_apart, span, steps)
+                operands = self._barrier(operands, is_apart)
             offset = len(operands) - len(jaxpr.invars)
             inside: Env = dict(zip(jaxpr.invars, operands[offset:], strict=True))
-            found = self._inline(inner, inside, steps, span)
+            found = self._inline(inner, inside)
             env.update(zip(eqn.outvars, found, strict=True))
             return
         effects = [type(effect).__name__ for effect in eqn.effects]
@@ -341,68 +349,51 @@ class Flattener:
             )
         env.update({v: Empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars if not has_elements(v)})
         if chooses(eqn):
-            self._choice(eqn, operands, env, steps, span)
+            self._choice(eqn, operands, env)
             return
         if name == "while" and _becomes_loop(eqn, operands):
-            self._while_loop(eqn, operands, env, steps, span)
+            self._while_loop(eqn, operands, env)
             return
         expands = updates_whole(eqn) or runs_never(eqn) or all(map(has_elements, (*eqn.invars, *eqn.outvars)))
         if expands and (simpler := expansion(eqn)) is not None:
-            self._expanded(eqn, simpler, operands, env, steps, span)
+            self._expanded(eqn, simpler, operands, env)
             return
         made = [v for v in eqn.outvars if has_elements(v)]
         name, bind, params, given = _without_empty(eqn, operands)
         results = tuple(self.var(v.aval, span) for v in made)
         step = AppliedPrimitive(name, bind, params, given, results, span, self._stage, ends=eqn)
         if name == "scan":
-            with self._closing_loop(steps):
+            with self._closing_loop():
                 step.bodies = (self._body(eqn.params["jaxpr"]),)
-                steps.append(step)
+                self._steps.append(step)
         else:
-            steps.append(step)
+            self._steps.append(step)
         env.update(zip(made, results, strict=True))
 
-    def _expanded(
-        self,
-        eqn: Any,
-        simpler: Any,
-        operands: Sequence[Operand | Empty],
-        env: Env,
-        steps: list[AppliedPrimitive],
-        span: Span | None,
-    ) -> None:
+    def _expanded(self, eqn: Any, simpler: Any, operands: Sequence[Operand | Empty], env: Env) -> None:
         """Add the steps of a jaxpr that an equation stands for. They have the line of the equation."""
-        before, around, self._place_of_all = len(steps), self._place_of_all, self._place_of_all or span
+        before, around = len(self._steps), self._place_of_all
+        self._place_of_all = around or self._span
         is_of_data = moves_keys(eqn)
-        given = [self._as_data(x, None, steps, span) if is_of_data else x for x in operands]
-        found = self._applied(simpler, given, steps, span)
+        given = [self._as_data(x, None) if is_of_data else x for x in operands]
+        found = self._applied(simpler, given)
         self._place_of_all = around
         for x, var in zip(found, eqn.outvars, strict=True):
-            env[var] = self._as_data(x, self.var(var.aval).key, steps, span) if is_of_data else x
-        if len(steps) == before:
-            self._step(_copy(), (TRUE,), self._like(TRUE), {}, steps, span)
-        steps[-1].ends, steps[-1].is_expansion = eqn, True
+            env[var] = self._as_data(x, self.var(var.aval).key) if is_of_data else x
+        if len(self._steps) == before:
+            self._step(_copy(), (TRUE,), self._like(TRUE), {})
+        self._steps[-1].ends, self._steps[-1].is_expansion = eqn, True
 
-    def _as_data(
-        self, x: Operand | Empty, key: str | None, steps: list[AppliedPrimitive], span: Span | None
-    ) -> Operand | Empty:
+    def _as_data(self, x: Operand | Empty, key: str | None) -> Operand | Empty:
         """Return the data of random keys as an array of numbers, or numbers as the data of keys."""
         if not isinstance(x, Var) or x.key == key:
             return x
         self._count += 1
         result = Var(self._count, x.shape, x.dtype, key)
-        name = "random_wrap" if key else "random_unwrap"
-        steps.append(AppliedPrimitive(name, None, {}, (x,), (result,), span, self._stage))
+        self._add("random_wrap" if key else "random_unwrap", None, {}, (x,), (result,))
         return result
 
-    def _choice(
-        self,
-        eqn: Any,
-        operands: tuple[Operand | Empty, ...],
-        env: Env,
-        steps: list[AppliedPrimitive],
-        span: Span | None,
-    ) -> None:
+    def _choice(self, eqn: Any, operands: tuple[Operand | Empty, ...], env: Env) -> None:
         """Compute all short branches, and choose between their results. Then run the long branch that is taken, if it is one.
 
         A long branch is a loop of at most one iteration. The number of a branch is bounded to those that there are.
@@ -416,35 +407,35 @@ class Flattener:
 
         def compared(bind: Any, k: int) -> Var:
             limit = number, Number(k, number.dtype)
-            return self._step(bind, limit, self._like(TRUE), {}, steps, span)
+            return self._step(bind, limit, self._like(TRUE), {})
 
         def zeros(v: Any) -> Var:
-            dtype = self.var(v.aval, span).dtype
-            return self._spread(Number(_builtin(np.zeros(()), dtype), dtype), v.aval.shape, steps, span)
+            dtype = self.var(v.aval, self._span).dtype
+            return self._spread(Number(_builtin(np.zeros(()), dtype), dtype), v.aval.shape)
 
         found: list[Operand | Empty] = []
         for k in range(len(branches)):
             if is_long[k]:
                 continue
-            results = self._applied(branches[k], given, steps, span)
+            results = self._applied(branches[k], given)
             if not found:
                 found = [*results]
                 continue
             is_later = compared(lax.ge_p, k)
             for j, (v, x, y) in enumerate(zip(eqn.outvars, found, results, strict=True)):
                 if not isinstance(x, Empty) and not isinstance(y, Empty):
-                    result = self.var(v.aval, span)
-                    found[j] = self._step(lax.select_n_p, (is_later, x, y), result, {}, steps, span)
+                    result = self.var(v.aval, self._span)
+                    found[j] = self._step(lax.select_n_p, (is_later, x, y), result, {})
         if not found:
             found = [zeros(v) if has_elements(v) else Empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
         for k in range(len(branches)):
             if is_long[k]:
                 bind, limit = (lax.lt_p, 1) if k == 0 else (lax.ge_p, k) if k == last else (lax.eq_p, k)
                 is_taken = compared(bind, limit)
-                with self._closing_loop(steps):
-                    found = self._branch(branches[k], is_taken, given, found, steps, span)
+                with self._closing_loop():
+                    found = self._branch(branches[k], is_taken, given, found)
         env.update(zip(eqn.outvars, found, strict=True))
-        steps[-1].ends = eqn
+        self._steps[-1].ends = eqn
 
     def _branch(
         self,
@@ -452,89 +443,73 @@ class Flattener:
         is_taken: Var,
         given: Sequence[Operand | Empty],
         otherwise: Sequence[Operand | Empty],
-        steps: list[AppliedPrimitive],
-        span: Span | None,
     ) -> list[Operand | Empty]:
         """Return the results of a branch if it is taken, and others if not, by a loop of at most one iteration."""
         consts = {x: self._like(x) for x in given if isinstance(x, Var)}
         starts = _with_elements(otherwise)
-        arguments, inner = (self._like(is_taken), *map(self._like, starts)), list[AppliedPrimitive]()
+        arguments = (self._like(is_taken), *map(self._like, starts))
         own = [consts[x] if isinstance(x, Var) else x for x in given]
-        outputs = self._applied(branch, own, inner, span)
+        with self._other_body() as inner:
+            outputs = self._applied(branch, own)
         results = [x if isinstance(x, Empty) else self._like(x) for x in otherwise]
         made = tuple(x for x in results if isinstance(x, Var))
         body = Body((*consts.values(), *arguments), inner, (FALSE, *_with_elements(outputs)))
         params = {"num_consts": len(consts), "num_carry": len(arguments), "reverse": False}
         params |= {"length": 1, "while": True}
         every, ended = (*consts, is_taken, *starts), self._like(is_taken)
-        steps.append(
-            AppliedPrimitive("scan", None, params, every, (ended, *made), span, self._stage, (body,))
-        )
+        self._add("scan", None, params, every, (ended, *made)).bodies = (body,)
         return [*results]
 
-    def _goes_on(
-        self,
-        loop: WhileLoop,
-        given: Sequence[Operand | Empty],
-        steps: list[AppliedPrimitive],
-        span: Span | None,
-    ) -> Operand:
+    def _goes_on(self, loop: WhileLoop, given: Sequence[Operand | Empty]) -> Operand:
         """Return a loop's condition: of several truth values, if one of them is true."""
         import jax
 
-        (found,) = _with_elements(self._applied(loop.condition, given, steps, span))
+        (found,) = _with_elements(self._applied(loop.condition, given))
         axes = tuple(range(len(found.shape)))
         if not axes:
             return found
-        return self._step(jax.lax.reduce_or_p, (found,), self._like(TRUE), {"axes": axes}, steps, span)
+        return self._step(jax.lax.reduce_or_p, (found,), self._like(TRUE), {"axes": axes})
 
-    def _where(
-        self, part: Operand | Empty, x: Operand, y: Operand, steps: list[AppliedPrimitive], span: Span | None
-    ) -> Operand:
+    def _where(self, part: Operand | Empty, x: Operand, y: Operand) -> Operand:
         """Return x where a truth value holds for the first axes, and y elsewhere."""
         import jax
 
         assert not isinstance(part, Empty)
-        whole = self._spread(part, y.shape, steps, span)
-        return self._step(jax.lax.select_n_p, (whole, y, x), self._like(y), {}, steps, span)
+        whole = self._spread(part, y.shape)
+        return self._step(jax.lax.select_n_p, (whole, y, x), self._like(y), {})
 
-    def _step(
+    def _add(
         self,
+        name: str,
         bind: Any,
-        given: tuple[Operand, ...],
-        result: Var,
         params: Mapping[str, Any],
-        steps: list[AppliedPrimitive],
-        span: Span | None,
-    ) -> Var:
+        given: tuple[Operand, ...],
+        results: tuple[Var, ...],
+    ) -> AppliedPrimitive:
+        """Add a step at the present equation."""
+        self._steps.append(AppliedPrimitive(name, bind, params, given, results, self._span, self._stage))
+        return self._steps[-1]
+
+    def _step(self, bind: Any, given: tuple[Operand, ...], result: Var, params: Mapping[str, Any]) -> Var:
         """Add a step with one result, and return the result."""
-        steps.append(AppliedPrimitive(bind.name, bind, params, given, (result,), span, self._stage))
+        self._add(bind.name, bind, params, given, (result,))
         return result
 
-    def _spread(
-        self, x: Operand, shape: tuple[int, ...], steps: list[AppliedPrimitive], span: Span | None
-    ) -> Var:
+    def _spread(self, x: Operand, shape: tuple[int, ...]) -> Var:
         """Return an array with further axes behind its own."""
         import jax
 
         self._count += 1
         params = {"shape": shape, "broadcast_dimensions": tuple(range(len(x.shape))), "sharding": None}
         result = Var(self._count, shape, x.dtype)
-        return self._step(jax.lax.broadcast_in_dim_p, (x,), result, params, steps, span)
+        return self._step(jax.lax.broadcast_in_dim_p, (x,), result, params)
 
     def _like(self, x: Operand) -> Var:
         """Make a variable of the shape and dtype of another operand."""
         self._count += 1
-        return Var(self._count, x.shape, x.dtype, getattr(x, "key", None))
+        return Var(self._count, x.shape, x.dtype, x.key)
 
-    def _while_loop(
-        self,
-        eqn: Any,
-        operands: tuple[Operand | Empty, ...],
-        env: Env,
-        steps: list[AppliedPrimitive],
-        span: Span | None,
-    ) -> None:
+    def _while_loop(self, eqn: Any, operands: tuple[Operand | Empty, ...], env: Env) -> None:
         """Make a `scan` of a `while`.
 
         Unless the loop ends by its counter alone, the first carry is the condition. `jax.vmap` makes conditions with several
@@ -543,57 +518,50 @@ class Flattener:
         loop = WhileLoop.of(eqn)
         constants, starts = operands[: loop.constants], operands[loop.constants :]
         counter = loop.counter([_whole_number(x) for x in starts])
-        results = tuple(self.var(v.aval, span) for v in eqn.outvars)
+        results = tuple(self.var(v.aval, self._span) for v in eqn.outvars)
         env.update(zip(eqn.outvars, results, strict=True))
         if not counter.is_exact:
             given = (*constants[: loop.condition_constants], *starts)
-            starts, results = (self._goes_on(loop, given, steps, span), *starts), (self._like(TRUE), *results)
+            starts, results = (self._goes_on(loop, given), *starts), (self._like(TRUE), *results)
         params = {"num_consts": len(constants), "num_carry": len(starts), "reverse": False}
         params |= {"length": counter.most, "while": not counter.is_exact, "unbounded": not counter.is_bound}
         every = _with_elements((*constants, *starts))
-        with self._closing_loop(steps):
-            bodies = (self._while_body(loop, counter.is_exact, span),)
-            steps.append(
-                AppliedPrimitive("scan", None, params, every, results, span, self._stage, bodies, ends=eqn)
-            )
+        with self._closing_loop():
+            with self._other_body() as steps:
+                body = self._while_body(loop, counter.is_exact, steps)
+            step = self._add("scan", None, params, every, results)
+            step.bodies, step.ends = (body,), eqn
 
-    def _while_body(self, loop: WhileLoop, is_counted: bool, span: Span | None) -> Body:
+    def _while_body(self, loop: WhileLoop, is_counted: bool, steps: list[AppliedPrimitive]) -> Body:
         """Return the body of a `while`, with the condition as the first carry unless the loop ends by its counter alone."""
-        arguments, steps = tuple(self.var(v.aval, span) for v in loop.variables), list[AppliedPrimitive]()
-        found = _with_elements(self._applied(loop.body, arguments[loop.condition_constants :], steps, span))
+        arguments = tuple(self.var(v.aval, self._span) for v in loop.variables)
+        found = _with_elements(self._applied(loop.body, arguments[loop.condition_constants :]))
         if is_counted:
             return Body(arguments, steps, found)
         given, before = arguments[: loop.condition_constants], arguments[loop.constants :]
         if loop.is_batched:
-            (part,) = self._applied(loop.condition, (*given, *before), steps, span)
-            pairs = zip(found, before, strict=True)
-            found = tuple(self._where(part, x, y, steps, span) for x, y in pairs)
-        goes_on = self._goes_on(loop, (*given, *found), steps, span)
+            (part,) = self._applied(loop.condition, (*given, *before))
+            found = tuple(self._where(part, x, y) for x, y in zip(found, before, strict=True))
+        goes_on = self._goes_on(loop, (*given, *found))
         return Body((*arguments[: loop.constants], self._like(TRUE), *before), steps, (goes_on, *found))
 
     def _barrier(
-        self,
-        operands: tuple[Operand | Empty, ...],
-        is_apart: Sequence[bool],
-        span: Span | None,
-        steps: list[AppliedPrimitive],
+        self, operands: tuple[Operand | Empty, ...], is_apart: Sequence[bool]
     ) -> tuple[Operand | Empty, ...]:
         """Return the operands of a computation, and new variables for those that must be arrays of their own."""
         copies: dict[Operand, Var] = {}
         for x, is_own in zip(operands, is_apart, strict=True):
             if isinstance(x, Var) and is_own:
-                self._count += 1
-                copies[x] = Var(self._count, x.shape, x.dtype, x.key)
-        made = tuple(copies.values())
-        steps.append(AppliedPrimitive("optimization_barrier", None, {}, (*copies,), made, span, self._stage))
+                copies[x] = self._like(x)
+        self._add("optimization_barrier", None, {}, (*copies,), tuple(copies.values()))
         return tuple(x if isinstance(x, Empty) else copies.get(x, x) for x in operands)
 
-    def _operand(self, v: Any, env: Env, steps: list[AppliedPrimitive]) -> Operand | Empty:
+    def _operand(self, v: Any, env: Env) -> Operand | Empty:
         if hasattr(v, "val"):
-            return self._counted(v.val, steps) or self._constant(v.val)
+            return self._counted(v.val) or self._constant(v.val)
         return env[v]
 
-    def _counted(self, value: Any, steps: list[AppliedPrimitive]) -> Var | None:
+    def _counted(self, value: Any) -> Var | None:
         """Return an array of 0, 1, 2 and so on as the result of a step, or None. It may come from outside of the function."""
         import jax
         import numpy as np
@@ -602,7 +570,9 @@ class Flattener:
         if size < 2 or value.dtype != np.int32 or not np.array_equal(value, np.arange(size)):
             return None
         params = {"dtype": value.dtype, "shape": value.shape, "dimension": 0, "sharding": None}
-        return self._step(jax.lax.iota_p, (), self.var(value), params, steps, None)
+        result = self._step(jax.lax.iota_p, (), self.var(value), params)
+        self._steps[-1].span = None
+        return result
 
     def _constant(self, value: Any) -> Operand | Empty:
         """Return a scalar as a number, and an array as a further argument."""

@@ -253,35 +253,30 @@ def _overlap(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
     return a[:length] == b[:length]
 
 
-def _place_among(places: Iterable[tuple[Any, ...]], path: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return the place that a result is inside of, or None."""
-    return next((place for place in places if path[: len(place)] == place), None)
+def _returned(flat: Flat) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """Yield the number of each output that is a part of an argument returned anew, and the argument with the part's place."""
+    places = {place: argument for argument, place in returned_arguments(flat).items()}
+    for i, path in enumerate(flat.outputs):
+        place = next((place for place in places if path[: len(place)] == place), None)
+        if place is not None:
+            yield i, (places[place], *path[len(place) :])
 
 
 def _fit_returned(linker: Linker, flat: Flat) -> None:
     """Let arrays that are returned anew have the axes of the arguments that they replace."""
-    places = {place: i for i, place in returned_arguments(flat).items()}
     pairs = zip(flat.inputs, flat.body.arguments, strict=False)
     arguments = {(argument_of(path), *path[2:]): var for path, var in pairs}
-    for i, (path, output) in enumerate(zip(flat.outputs, flat.body.outputs, strict=True)):
-        place = _place_among(places, path)
-        if place is not None:
-            wanted = arguments[(places[place], *path[len(place) :])].axes
-            if isinstance(output, Var):
-                linker.fitted(output.axes, wanted)
-            flat.body.renamed[i] = wanted
+    for i, part in _returned(flat):
+        wanted, output = arguments[part].axes, flat.body.outputs[i]
+        if isinstance(output, Var):
+            linker.fitted(output.axes, wanted)
+        flat.body.renamed[i] = wanted
 
 
 def returned_leaves(flat: Flat, inputs: Sequence[Leaf]) -> dict[tuple[Any, ...], Leaf]:
     """Return place of a result -> the array that it replaces, for arguments that a function returns anew."""
-    places = {place: i for i, place in returned_arguments(flat).items()}
     given = {(argument_of(leaf.path), *leaf.path[2:]): leaf for leaf in inputs if leaf.path}
-    found = {}
-    for path in flat.outputs:
-        place = _place_among(places, path)
-        if place is not None:
-            found[path] = given[(places[place], *path[len(place) :])]
-    return found
+    return {flat.outputs[i]: given[part] for i, part in _returned(flat)}
 
 
 def replaced_arguments(flat: Flat, inputs: Sequence[Leaf], outputs: Sequence[Leaf]) -> dict[str, str]:
@@ -354,7 +349,8 @@ class _Import:
             # (positional or named, number or name, the path inside of the argument)
             inner = "_".join(self.flat.parts(path))
             is_enough = role == "parameter" and inner and not inner[0].isdigit()
-            yield self._leaf(inner if is_enough else _argument_name(self.flat, path), path, var, role)
+            named = inner if is_enough else "_".join([self.flat.argument_name(path), *self.flat.parts(path)])
+            yield self._leaf(named, path, var, role)
         for i, var in enumerate(variables[len(paths) :]):
             yield self._leaf("constant", (), var, "input", self.flat.constants[i])
 
@@ -363,8 +359,7 @@ class _Import:
     ) -> Leaf:
         name = self.build.names.fresh(identifier(wanted))
         dims = tuple(self.emitter.dims.of(each) for each in var.axes)
-        key = var.key if isinstance(var, Var) else None
-        return Leaf(name, path, var.shape, var.dtype, dims, role, key, constant)
+        return Leaf(name, path, var.shape, var.dtype, dims, role, var.key, constant)
 
     def _argument(self, leaf: Leaf, var: Var) -> Argument:
         value = Value(leaf.name, TensorType(leaf.dtype, leaf.flat_dims))
@@ -384,16 +379,7 @@ class _Import:
                 value = self.emitter.renamed(body.steps[-1], value, var.axes, axes)
             value = self.emitter.whole(value, axes)
             dims = tuple(self.emitter.dims.of(each) for each in axes)
-            key = var.key if isinstance(var, Var) else None
-            yield Output(name, value), Leaf(name, path, var.shape, var.dtype, dims, "input", key)
-
-
-def _argument_name(flat: Flat, path: tuple[Any, ...]) -> str:
-    names = flat.argument_names
-    first = path[1]
-    own = names[first.idx] if path[0].idx == 0 and first.idx < len(names) else path_text((first,), "_")
-    inner = "_".join(flat.parts(path))
-    return f"{own}_{inner}" if inner else own
+            yield Output(name, value), Leaf(name, path, var.shape, var.dtype, dims, "input", var.key)
 
 
 def identifier(text: str) -> str:

@@ -9,14 +9,13 @@ show, so the rules let small operands be renamed, and `renames.py` then looks fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import prod
 from typing import Any
 
 import attrs
 
 from mtfc.compiler.ir.core import Value
 from mtfc.frontend.jaxpr.factors import Axis, Factor, alternate, axis, leaves, register, unite
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Operand, Var
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Var
 
 Axes = tuple[Axis, ...]
 
@@ -34,10 +33,6 @@ class PrimitiveRule:
     accepts: Callable[[AppliedPrimitive], bool] = lambda step: True
     takes_keys: bool = False
     moves: bool = False
-
-
-def size(operand: Operand) -> int:
-    return prod(operand.shape)
 
 
 @attrs.define
@@ -71,6 +66,12 @@ class Linker:
         """Give a variable its axes."""
         var.axes = axes
         register((f for each in axes for f in each), var.number)
+
+    def keep(self, step: AppliedPrimitive, order: Sequence[int]) -> None:
+        """Give the result axes of the first operand, in an order."""
+        x, (result,) = step.operands[0], step.results
+        self.give(result, tuple(x.axes[j] for j in order))
+        result.repeated = frozenset(i for i, j in enumerate(order) if j in x.repeated)
 
     def fit(
         self, step: AppliedPrimitive, i: int, wanted: Sequence[Axis | None], used: Iterable[Factor] = ()

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from math import prod
 
 import attrs
 
@@ -19,7 +18,7 @@ from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.frontend.jaxpr.cuts import CutArray, CutPlace, Space, improve
 from mtfc.frontend.jaxpr.equations import LONG, scan_counts
 from mtfc.frontend.jaxpr.factors import Axis, Factor, leaves, register
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Flat, Operand, Var
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Flat, Operand, Var, data_of
 from mtfc.frontend.jaxpr.linking import Axes, Linker
 
 Uses = dict[int, Axes]
@@ -195,8 +194,7 @@ class StepGraph:
             places = [
                 tuple(p for n, p in zip(numbers, row, strict=True) if not repeated[n]) for row in places
             ]
-        data = prod(size for j, size in enumerate(var.shape) if j not in var.repeated)
-        array = CutArray(data * ITEM_BYTES[var.dtype] * times, places)
+        array = CutArray(data_of(var) * ITEM_BYTES[var.dtype] * times, places)
         for j in range(len(places[0])):
             for place in {row[j]: None for row in places}:
                 place.nets.append((array, j))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.types import FORMS, MOST_FLOPS_PER_BYTE, Forms, is_form
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.syntax import ast
@@ -16,11 +16,8 @@ def resolve_forms(section: ast.FormSet | None, scope: Scope) -> Forms:
     found: dict[str, str | int] = {}
     for each in section.entries if section else ():
         name = each.key if isinstance(each, ast.FormFigure) else each.dim
-        if name.text in places:
-            label = Label(places[name.text], "first entry")
-            scope.error("E309", f"`{name.text}` has two entries", name.span, [label])
+        if not scope.is_first(name, places, "E309", f"`{name.text}` has two entries", "first entry"):
             continue
-        places[name.text] = name.span
         if name.text not in FORMS:
             known = f"it has {', '.join(FORMS)}"
             near = scope.reports.nearest(name.text, FORMS)

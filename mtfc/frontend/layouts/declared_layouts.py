@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.types import EVERY, Axes, Layout, Mesh, Rules
 from mtfc.compiler.records import frozen
 from mtfc.frontend.layouts.allowed_warnings import in_layout
@@ -128,12 +128,7 @@ def _rules(section: Section) -> Rules:
 
 def _first(name: ast.DimName | ast.Every, places: dict[str, Span], scope: Scope) -> bool:
     """Note the place of a rule's name; return False, and report an error, if the name has a rule already."""
-    if name.text in places:
-        label = Label(places[name.text], "first rule")
-        scope.error("E309", f"`{name.text}` has two rules", name.span, [label])
-        return False
-    places[name.text] = name.span
-    return True
+    return scope.is_first(name, places, "E309", f"`{name.text}` has two rules", "first rule")
 
 
 def _section(
@@ -178,12 +173,8 @@ def _axis(rule: ast.SplitRule, axis: ast.Name, places: dict[str, Span], mesh: Me
         help = None if mesh.names else NOTHING_SPLIT
         scope.unknown("E304", f"mesh `{mesh.name}` has no axis `{axis.text}`", axis, mesh.names, help)
         return False
-    if axis.text in places:
-        label = Label(places[axis.text], "it is already here")
-        scope.error("E308", f"`{rule.dim.text}` is split over axis `{axis.text}` twice", axis.span, [label])
-        return False
-    places[axis.text] = axis.span
-    return True
+    message = f"`{rule.dim.text}` is split over axis `{axis.text}` twice"
+    return scope.is_first(axis, places, "E308", message, "it is already here")
 
 
 def _is_reversed(rule: ast.SplitRule, mesh: Mesh, scope: Scope) -> bool:

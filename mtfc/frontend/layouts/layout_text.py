@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from mtfc.compiler.ir.types import Axes, Forms, Layout, Mesh, Rules
+from mtfc.compiler.ir.printer import layout_entries
+from mtfc.compiler.ir.types import Forms, Layout, Mesh
 from mtfc.frontend.syntax.format import format_source
 
 
@@ -50,27 +51,4 @@ def rules_text(layout: Layout) -> str:
 
 
 def _entries(layout: Layout) -> Iterator[str]:
-    yield from _rules(layout.rules)
-    for name, rules in (("params", layout.params), ("optimizer", layout.optimizer)):
-        if rules.axes:
-            yield f"{name}: {_braced(rules)}"
-    for path, rules in layout.values:
-        yield f"value {path}: {_braced(rules)}"
-    for each in layout.pipelines:
-        checkpoint = " checkpoint" if each.checkpoint else ""
-        cuts = ", ".join(f"{name}: {number}" for name, number in each.entries.items())
-        yield f"pipeline {each.loop}{checkpoint}: {{ {cuts} }}"
-    if forms := layout.forms.entries:
-        yield f"forms: {{ {', '.join(f'{key}: {value}' for key, value in forms.items())} }}"
-
-
-def _braced(rules: Rules) -> str:
-    return f"{{ {', '.join(_rules(rules))} }}" if rules.axes else "{}"
-
-
-def _rules(rules: Rules) -> Iterator[str]:
-    return (f"{dim}: {_axes(axes)}" for dim, axes in rules.axes)
-
-
-def _axes(axes: Axes) -> str:
-    return axes[0] if len(axes) == 1 else f"({', '.join(axes)})"
+    return layout_entries(layout, " ", str)

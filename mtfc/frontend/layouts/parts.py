@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
-from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.records import frozen
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, mesh_of, resolve
@@ -137,13 +137,10 @@ def _mesh(
     if name not in meshes:
         scope.unknown("E307", f"unknown mesh `{name}`", part.mesh, meshes)
         return None
-    if name in used:
-        labels = [Label(used[name], "it is used here")]
-        help = "name all calls of one mesh in one part, such as `part (embed, head) on front: { ... }`"
-        scope.error("E331", f"mesh `{name}` has two sets of rules", part.mesh.span, labels, help)
-        return None
-    used[name] = part.mesh.span
-    return meshes[name]
+    help = "name all calls of one mesh in one part, such as `part (embed, head) on front: { ... }`"
+    message = f"mesh `{name}` has two sets of rules"
+    is_first = scope.is_first(part.mesh, used, "E331", message, "it is used here", help)
+    return meshes[name] if is_first else None
 
 
 def _sections(
@@ -167,11 +164,8 @@ def _places(
     if not part.paths:
         scope.error("E330", "a part names a call, a variable or a loop, and this names none", part.span)
     for path in part.paths:
-        if path.text in named:
-            labels = [Label(named[path.text], "first part")]
-            scope.error("E331", f"`{path.text}` is in two parts", path.span, labels)
+        if not scope.is_first(path, named, "E331", f"`{path.text}` is in two parts", "first part"):
             continue
-        named[path.text] = path.span
         found = known.get(path.text)
         if found is None:
             names = [name for name, places in known.items() if not any(each.is_looped for each in places)]

@@ -67,8 +67,8 @@ def _resolved(
         scope.error("E322", message, layers[-1].span if layers else rule.span, help=example)
         return None
     (cut,) = batches
-    batch, number = scope.dim(cut.dim, "E303"), _number(cut, scope)
-    chunks = _number(layers[0], scope) if layers else 1
+    batch, number = scope.dim(cut.dim, "E303"), integer(cut.parts, scope)
+    chunks = integer(layers[0].parts, scope) if layers else 1
     if batch is None or number is None or chunks is None:
         return None
     axes = tuple(axis for axis in split.get(batch.name, ()) if axis not in split[loop.name])
@@ -90,15 +90,6 @@ def _resolved(
         )
         return None
     return DeclaredPipeline(pipeline, batch, rule.span)
-
-
-def _number(cut: ast.Degree, scope: Scope) -> int | None:
-    return integer(cut.parts, lambda name: _size(name, scope), scope)
-
-
-def _size(name: ast.DimName, scope: Scope) -> int | None:
-    dim = scope.dim(name)
-    return dim.size if dim else None
 
 
 def _error_of_chunks(pipeline: Pipeline, loop: Dim, stages: int) -> str | None:

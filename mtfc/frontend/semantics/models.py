@@ -5,7 +5,7 @@ A model with errors gives a program of the parts without errors, so that layouts
 
 from __future__ import annotations
 
-from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Output, Program
 from mtfc.compiler.ir.types import Dim, TensorType
 from mtfc.compiler.records import frozen
@@ -81,14 +81,8 @@ class ModelBody(ElaboratedBody):
             if not isinstance(value, ast.Name):
                 help = "an output has the name of a variable: assign it to one, and return that"
                 self.scope.error("E109", "only variables can be returned", value.span, help=help)
-            elif value.text in places:
-                label = Label(places[value.text], "first returned here")
-                self.scope.error("E112", f"`{value.text}` is returned twice", value.span, [label])
-            else:
-                places[value.text] = value.span
-                self._output(value)
-
-    def _output(self, name: ast.Name) -> None:
-        value = self.expressions.output(name)
-        if value is not None:
-            self.builder.outputs.append(Output(name.text, value))
+            elif self.scope.is_first(
+                value, places, "E112", f"`{value.text}` is returned twice", "first returned here"
+            ):
+                found = self.expressions.output(value)
+                self.builder.outputs += [] if found is None else [Output(value.text, found)]

@@ -5,7 +5,7 @@ Types are known only at a call, so a function that is called is checked there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.training_flag import TRAINING
@@ -66,25 +66,22 @@ def _exists(name: ast.Name | ast.Path, scope: Scope) -> bool:
     return find_function(scope, name) is not None or name.text in BUILTINS or name.text in DISTRIBUTIONS
 
 
+OPERANDS: Mapping[type[ast.Node], tuple[str, ...]] = {
+    ast.Unary: ("operand",),
+    ast.Binary: ("left", "right"),
+    ast.Call: ("arguments",),
+    **dict.fromkeys((ast.Keyword, ast.Assign, ast.State, ast.StateUpdate, ast.Yield), ("value",)),
+    **dict.fromkeys((ast.Return, ast.Watch), ("values",)),
+    ast.Tuple: ("items",),
+    **dict.fromkeys((ast.Arrow, ast.SliceBinding), ("source",)),
+    ast.Param: ("init",),
+    ast.DimDecl: ("size",),
+}
+"""Node -> the fields that have expressions."""
+
+
 def _operands(node: ast.Node) -> list[ast.Name]:
     """Return the plain names that are expressions directly in a node."""
-    found: tuple[object, ...] = ()
-    if isinstance(node, ast.Unary):
-        found = (node.operand,)
-    elif isinstance(node, ast.Binary):
-        found = (node.left, node.right)
-    elif isinstance(node, ast.Call):
-        found = node.arguments
-    elif isinstance(node, ast.Keyword | ast.Assign | ast.State | ast.StateUpdate | ast.Yield):
-        found = (node.value,)
-    elif isinstance(node, ast.Return | ast.Watch):
-        found = node.values
-    elif isinstance(node, ast.Tuple):
-        found = node.items
-    elif isinstance(node, ast.Arrow | ast.SliceBinding):
-        found = (node.source,)
-    elif isinstance(node, ast.Param):
-        found = (node.init,)
-    elif isinstance(node, ast.DimDecl):
-        found = (node.size,)
+    fields = (getattr(node, name) for name in OPERANDS.get(type(node), ()))
+    found = [each for field in fields for each in (field if isinstance(field, tuple) else (field,))]
     return [each for each in found if isinstance(each, ast.Name)]

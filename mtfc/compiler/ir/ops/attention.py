@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from functools import partial
-from math import prod
 from string import ascii_letters
 from typing import Any
 
@@ -42,11 +41,10 @@ from mtfc.compiler.ir.opdef import (
     Shard,
     Sizes,
     Split,
-    not_linear,
 )
+from mtfc.compiler.ir.ops.contraction import iteration_dims, letters_of, points_of
 from mtfc.compiler.ir.ops.creation import literal
 from mtfc.compiler.ir.ops.elementwise import align, check_dtypes, dims_text, numpy_dtype
-from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.compiler.records import frozen
 
@@ -213,8 +211,7 @@ class _Evaluation:
     @property
     def letters(self) -> dict[Dim, str]:
         """Return the letter of each dimension in einsums."""
-        dims = dict.fromkeys(dim for value in self.shard.eqn.operands for dim in value.type.dims)
-        return dict(zip(dims, ascii_letters, strict=False))
+        return dict(zip(iteration_dims(self.shard.eqn), ascii_letters, strict=False))
 
     def dot(self, x: tuple[Any, Sequence[Dim]], y: tuple[Any, Sequence[Dim]], dims: Sequence[Dim]) -> Any:
         terms = ["".join(self.letters[dim] for dim in each) for each in (x[1], y[1], dims)]
@@ -389,10 +386,7 @@ def _cut(dims: Sequence[Dim], split: Split) -> tuple[Dim, ...]:
 
 def _form(eqn: Equation) -> tuple[str, dict[Dim, str]]:
     """Return the operands, the logits and the result in letters, such as `hld,hmd,hmd,lm->hlm->hld`."""
-    letters: dict[Dim, str] = {}
-    for dim in dict.fromkeys(dim for value in eqn.operands for dim in value.type.dims):
-        candidates = (c for c in dim.name + ascii_letters if c in ascii_letters)
-        letters[dim] = next(c for c in candidates if c not in letters.values())
+    letters = letters_of(iteration_dims(eqn))
     given = eqn.operands[: 3 + len(roles_of(eqn.attrs))]
     terms = [value.type.dims for value in given]
     texts = [
@@ -451,12 +445,8 @@ def _text(name: str) -> Callable[[Code], str]:
 
 def _points(eqn: Equation, sizes: Sizes) -> tuple[Any, Any, Any]:
     """Return the numbers of logits, and of elements along `depth` and along the dimensions of the values."""
-    layout = eqn.layout or {}
-    counts = [
-        prod([sizes.dim(dim, layout.get(dim.name, ())) for dim in dims], start=1)
-        for dims in (logits_dims(eqn), DEPTH.of(eqn.attrs), value_dims(eqn))
-    ]
-    return counts[0], counts[1], counts[2]
+    logits, depth, value = logits_dims(eqn), DEPTH.of(eqn.attrs), value_dims(eqn)
+    return points_of(eqn, logits, sizes), points_of(eqn, depth, sizes), points_of(eqn, value, sizes)
 
 
 def row_dims(eqn: Equation) -> tuple[Dim, ...]:
@@ -491,20 +481,14 @@ def _op(
         arity=(6 if is_gradient else 3, None),
         attributes=(*ATTRIBUTES, *{"attention": (PART,), "attention_dbias": (OPERAND,)}.get(name, ())),
         infer=infer,
-        place=place_by_layout,
         layout_rule=_rule,
         distribute=None if is_gradient else _distribute,
-        linear=not_linear,
         gradient=_no_second_gradient if is_gradient else _gradient,
         flops=flops,
         storage="kernel",
         traits=frozenset({"attention_gradient" if is_gradient else "attention"}),
         evaluate=evaluate,
         numpy=_text(name),
-        jax=_text(name),
-        jax_differentiated=None,
-        logic=None,
-        number=None,
         doc=doc,
     )
 

@@ -19,7 +19,6 @@ from typing import Any
 from mtfc.compiler.ir.attributes import DIM_LIST, DIMS, REAL, TEXT, Attribute
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
-    NO_TRAITS,
     Attrs,
     Code,
     LayoutRule,
@@ -28,10 +27,8 @@ from mtfc.compiler.ir.opdef import (
     OpError,
     Shard,
     Sizes,
-    not_linear,
 )
 from mtfc.compiler.ir.ops.elementwise import dims_text
-from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import ITEM_BYTES, Dim, TensorType
 from mtfc.compiler.records import frozen
 
@@ -221,20 +218,13 @@ CALL = OpDef(
     arity=(0, None),
     attributes=(FUNCTION, MAPPED, RESULTS, RANKS, DTYPES, FLOPS),
     infer=_infer,
-    place=place_by_layout,
     layout_rule=_rule,
-    distribute=None,
-    linear=not_linear,
     gradient=_gradient,
     flops=_flops,
     storage="kernel",
-    traits=NO_TRAITS,
     evaluate=_evaluate,
     numpy=_numpy_text,
     jax=_text,
-    jax_differentiated=None,
-    logic=None,
-    number=None,
     doc="A function of JAX, for each element along the mapped dimensions.",
 )
 

@@ -11,7 +11,7 @@ Rows may be in any order: generated code sorts those that a processor has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import mul
 from string import ascii_letters
@@ -32,7 +32,6 @@ from mtfc.compiler.ir.opdef import (
     linear_in_each,
 )
 from mtfc.compiler.ir.ops.elementwise import NUMBERS, align, check_dtypes, dims_text, numpy_dtype
-from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 
 RESULT_DIMS = Attribute("dims", DIMS)
@@ -58,12 +57,24 @@ def _infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
     return (TensorType(dtype, dims),)
 
 
-def subscripts(eqn: Equation) -> str:
-    """Return the einsum in letters, such as `bi,ih->bh`: each dimension has the first free letter of its name."""
+def letters_of(dims: Iterable[Dim]) -> dict[Dim, str]:
+    """Return a letter for each dimension: the first free one of its name."""
     letters: dict[Dim, str] = {}
-    for dim in iteration_dims(eqn):
+    for dim in dims:
         candidates = (c for c in dim.name + ascii_letters if c in ascii_letters)
         letters[dim] = next(c for c in candidates if c not in letters.values())
+    return letters
+
+
+def points_of(eqn: Equation, dims: Iterable[Dim], sizes: Sizes) -> Any:
+    """Return the number of points of dimensions on one processor."""
+    layout = eqn.layout or {}
+    return reduce(mul, (sizes.dim(dim, layout.get(dim.name, ())) for dim in dims), 1)
+
+
+def subscripts(eqn: Equation) -> str:
+    """Return the einsum in letters, such as `bi,ih->bh`."""
+    letters = letters_of(iteration_dims(eqn))
     terms = ["".join(letters[dim] for dim in value.type.dims) for value in (*eqn.operands, eqn.result)]
     return ",".join(terms[:-1]) + "->" + terms[-1]
 
@@ -89,10 +100,7 @@ def _gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value, ...
 
 def _flops(eqn: Equation, sizes: Sizes) -> Any:
     """Per point of the iteration space: one multiplication less than operands, and one addition if the einsum sums."""
-    layout = eqn.layout or {}
-    dims = iteration_dims(eqn)
-    points = reduce(mul, (sizes.dim(dim, layout.get(dim.name, ())) for dim in dims), 1)
-    return points * (len(eqn.operands) - 1 + bool(reduced_dims(eqn)))
+    return points_of(eqn, iteration_dims(eqn), sizes) * (len(eqn.operands) - 1 + bool(reduced_dims(eqn)))
 
 
 def _is_wide(eqn: Equation) -> bool:
@@ -116,9 +124,7 @@ EINSUM = OpDef(
     arity=(1, None),
     attributes=(RESULT_DIMS,),
     infer=_infer,
-    place=place_by_layout,
     layout_rule=lambda eqn: LayoutRule(reduced=reduced_dims(eqn)),
-    distribute=None,
     linear=linear_in_each,
     gradient=_gradient,
     flops=_flops,
@@ -127,9 +133,6 @@ EINSUM = OpDef(
     evaluate=_evaluate,
     numpy=_numpy_text,
     jax=_jax_text,
-    jax_differentiated=None,
-    logic=None,
-    number=None,
     doc="Product of the operands over the union of their dimensions, summed over those that the result lacks.",
 )
 
@@ -243,9 +246,8 @@ def _grouped_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Va
 
 def _grouped_flops(eqn: Equation, sizes: Sizes) -> Any:
     """A multiplication and an addition for each row: where groups are split, a processor has its share of the rows."""
-    layout, group = eqn.layout or {}, GROUP.of(eqn.attrs)
-    dims = _all_dims([value.type for value in eqn.operands], eqn.attrs)
-    points = reduce(mul, (sizes.dim(dim, layout.get(dim.name, ())) for dim in dims), 1)
+    group = GROUP.of(eqn.attrs)
+    points = points_of(eqn, _all_dims([value.type for value in eqn.operands], eqn.attrs), sizes)
     of_groups = (eqn.operands[1] if group in eqn.operands[1].type.dims else eqn.result).type.dims
     batches = [dim for dim in eqn.operands[2].type.dims if dim in of_groups]
     return points * 2 / reduce(mul, (sizes.dim(dim, ()) for dim in (group, *batches)))
@@ -264,9 +266,7 @@ GROUPED_DOT = OpDef(
     arity=(3,),
     attributes=(RESULT_DIMS, GROUP),
     infer=_grouped_infer,
-    place=place_by_layout,
     layout_rule=_grouped_rule,
-    distribute=None,
     linear=lambda eqn: ((0,), (1,)),
     gradient=_grouped_gradient,
     flops=_grouped_flops,
@@ -274,10 +274,7 @@ GROUPED_DOT = OpDef(
     traits=frozenset({"groups"}),
     evaluate=_grouped_evaluate,
     numpy=_grouped_text,
-    jax=_grouped_text,
     jax_differentiated=lambda code: f"differentiable_{_grouped_text(code)}",
-    logic=None,
-    number=None,
     doc="Dot of each row with the part of its group, or the sum of the dots of each group's rows.",
 )
 

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from mtfc.compiler.ir.attributes import DIM, DIMS, DTYPE, NUMBER, Attribute, Number, Stated, value_error
+from mtfc.compiler.ir.attributes import DIM, DIMS, DTYPE, NUMBER, Attribute, Number, value_error
 from mtfc.compiler.ir.opdef import (
-    Arity,
     Attrs,
     Code,
     Infer,
     OpDef,
     OpError,
     Shard,
-    Storage,
-    Trait,
     flops_per_result,
     no_flops,
     no_gradient,
-    not_linear,
     rule_by_name,
 )
 from mtfc.compiler.ir.ops.elementwise import check_dtypes, numpy_dtype, one_or_zero
-from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
 
 DIMENSION = Attribute("dim", DIM)
@@ -33,39 +29,10 @@ ELEMENT_TYPE = Attribute("dtype", DTYPE)
 VALUE = Attribute("value", NUMBER)
 
 
-def creation(
-    name: str,
-    attributes: Stated,
-    infer: Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]],
-    evaluate: Callable[..., Any],
-    text: Callable[[str], Callable[[Code], str]],
-    doc: str,
-    flops: Callable[..., Any] = no_flops,
-    storage: Storage = "made",
-    traits: Iterable[Trait] = (),
-    arity: Arity = (0,),
-) -> OpDef:
-    return OpDef(
-        name=name,
-        arity=arity,
-        attributes=attributes,
-        infer=infer,
-        place=place_by_layout,
-        layout_rule=rule_by_name,
-        distribute=None,
-        linear=not_linear,
-        gradient=no_gradient,
-        flops=flops,
-        storage=storage,
-        traits=frozenset(traits),
-        evaluate=evaluate,
-        numpy=text("np"),
-        jax=text("jnp"),
-        jax_differentiated=None,
-        logic=None,
-        number=None,
-        doc=doc,
-    )
+creation = partial(
+    OpDef, arity=(0,), layout_rule=rule_by_name, gradient=no_gradient, flops=no_flops, storage="made"
+)
+"""Makes an op without operands, gradient and FLOPs, where its own columns do not say otherwise."""
 
 
 def literal(value: object) -> str:
@@ -154,51 +121,55 @@ def _one_hot_text(module: str) -> Callable[[Code], str]:
 
 OPS = (
     creation(
-        "constant",
-        (VALUE, ELEMENT_TYPE),
-        _filled_infer(lambda attributes: ()),
-        _full,
-        _full_text,
-        "A scalar.",
-        traits=("constant", "filled"),
+        name="constant",
+        attributes=(VALUE, ELEMENT_TYPE),
+        infer=_filled_infer(lambda attributes: ()),
+        evaluate=_full,
+        numpy=_full_text("np"),
+        jax=_full_text("jnp"),
+        doc="A scalar.",
+        traits=frozenset({"constant", "filled"}),
     ),
     creation(
-        "full",
-        (DIMENSIONS, VALUE, ELEMENT_TYPE),
-        _filled_infer(DIMENSIONS.of),
-        _full,
-        _full_text,
-        "A tensor of equal elements.",
-        traits=("filled",),
+        name="full",
+        attributes=(DIMENSIONS, VALUE, ELEMENT_TYPE),
+        infer=_filled_infer(DIMENSIONS.of),
+        evaluate=_full,
+        numpy=_full_text("np"),
+        jax=_full_text("jnp"),
+        doc="A tensor of equal elements.",
+        traits=frozenset({"filled"}),
     ),
     creation(
-        "range",
-        (DIMENSION,),
-        _range_infer,
-        _range,
-        _range_text,
-        "0, 1, 2, ... along a dimension.",
-        traits=("indices",),
+        name="range",
+        attributes=(DIMENSION,),
+        infer=_range_infer,
+        evaluate=_range,
+        numpy=_range_text("np"),
+        jax=_range_text("jnp"),
+        doc="0, 1, 2, ... along a dimension.",
+        traits=frozenset({"indices"}),
     ),
     creation(
-        "one_hot",
-        (DIMENSION, ELEMENT_TYPE),
-        _one_hot_infer,
-        _one_hot,
-        _one_hot_text,
-        "1 at each index along a new dimension, else 0.",
-        flops_per_result,
-        "fused",
-        ("indexes",),
+        name="one_hot",
         arity=(1,),
+        attributes=(DIMENSION, ELEMENT_TYPE),
+        infer=_one_hot_infer,
+        flops=flops_per_result,
+        storage="fused",
+        evaluate=_one_hot,
+        numpy=_one_hot_text("np"),
+        jax=_one_hot_text("jnp"),
+        doc="1 at each index along a new dimension, else 0.",
+        traits=frozenset({"indexes"}),
     ),
     creation(
-        "training",
-        (),
-        lambda types, attributes: (scalar("bool"),),
-        lambda shard: shard.np.zeros((), shard.np.bool_),
-        lambda module: lambda code: f"{module}.zeros({code.shape}, {code.dtype})",
-        "True in a training step, and where gradients are computed; false elsewhere.",
-        traits=("training",),
+        name="training",
+        infer=lambda types, attributes: (scalar("bool"),),
+        evaluate=lambda shard: shard.np.zeros((), shard.np.bool_),
+        numpy=lambda code: f"np.zeros({code.shape}, {code.dtype})",
+        jax=lambda code: f"jnp.zeros({code.shape}, {code.dtype})",
+        doc="True in a training step, and where gradients are computed; false elsewhere.",
+        traits=frozenset({"training"}),
     ),
 )

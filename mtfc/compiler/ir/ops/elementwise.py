@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import attrs
+
 from mtfc.compiler.ir.attributes import DTYPE, FLAG, Attribute
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
@@ -15,6 +17,7 @@ from mtfc.compiler.ir.opdef import (
     DimsError,
     DTypeError,
     Gradient,
+    Infer,
     Linear,
     Logic,
     OpBuilder,
@@ -31,7 +34,6 @@ from mtfc.compiler.ir.opdef import (
     not_linear,
     rule_by_name,
 )
-from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import ARRAY_DTYPES, FLOATS, ITEM_BYTES, OF_ML_DTYPES, Dim, TensorType
 
 INTEGERS = frozenset({"i32", "u32"})
@@ -156,15 +158,13 @@ def elementwise(
     traits: Iterable[Trait] = (),
     number: Callable[..., float] | None = None,
     logic: Logic | None = None,
+    infer: Infer | None = None,
 ) -> OpDef:
     return OpDef(
         name=name,
         arity=(len(inspect.signature(evaluate).parameters) - 1,),  # the first parameter is `np`
-        attributes=(),
-        infer=_infer(accepted, result),
-        place=place_by_layout,
+        infer=infer or _infer(accepted, result),
         layout_rule=rule_by_name,
-        distribute=None,
         linear=linear,
         gradient=gradient,
         flops=flops_per_result,
@@ -436,28 +436,6 @@ BINARY = (
                 accepted=BOOL, logic=decided(True)),
 )  # fmt: skip
 
-WHERE = OpDef(
-    name="where",
-    arity=(3,),
-    attributes=(),
-    infer=_where_infer,
-    place=place_by_layout,
-    layout_rule=rule_by_name,
-    distribute=None,
-    linear=lambda eqn: ((1, 2),),
-    gradient=_where_gradient,
-    flops=flops_per_result,
-    storage="fused",
-    traits=frozenset({"choice"}),
-    evaluate=_evaluate(lambda np, c, x, y: np.where(c, x, y)),
-    numpy="np.where({0}, {1}, {2})",
-    jax="jnp.where({0}, {1}, {2})",
-    jax_differentiated=None,
-    logic=_chosen,
-    number=None,
-    doc="x where the condition holds, else y.",
-)
-
 
 def _mask_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
     check_dtypes(types[:1], BOOL)
@@ -480,58 +458,30 @@ def _mask_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value
     return None, _to_operand(b, e, 1, b("mask", e.operands[0], g[0]))
 
 
-MASK = OpDef(
-    name="mask",
-    arity=(2,),
-    attributes=(),
-    infer=_mask_infer,
-    place=place_by_layout,
-    layout_rule=rule_by_name,
-    distribute=None,
-    linear=lambda eqn: ((1,),),
-    gradient=_mask_gradient,
-    flops=flops_per_result,
-    storage="fused",
-    traits=frozenset({"mask"}),
-    evaluate=_evaluate(lambda np, c, x: np.where(c, x, np.zeros((), x.dtype))),
-    numpy="np.where({0}, {1}, 0)",
-    jax="jnp.where({0}, {1}, 0)",
-    jax_differentiated=None,
-    logic=None,
-    number=None,
-    doc="x where the condition holds, else 0: what a gradient passes through a choice.",
-)
+CHOICES = (
+    elementwise("where", lambda np, c, x, y: np.where(c, x, y), "np.where({0}, {1}, {2})", _where_gradient,
+                "x where the condition holds, else y.", infer=_where_infer, linear=lambda eqn: ((1, 2),),
+                traits=("choice",), logic=_chosen),
+    elementwise("mask", lambda np, c, x: np.where(c, x, np.zeros((), x.dtype)), "np.where({0}, {1}, 0)", _mask_gradient,
+                "x where the condition holds, else 0: what a gradient passes through a choice.", infer=_mask_infer,
+                linear=lambda eqn: ((1,),), traits=("mask",)),
+)  # fmt: skip
 
-MASK_GRADIENT = OpDef(
-    name="mask_gradient",
-    arity=(2,),
-    attributes=(),
-    infer=_mask_gradient_infer,
-    place=place_by_layout,
-    layout_rule=rule_by_name,
-    distribute=None,
-    linear=linear_in_first,
-    gradient=lambda b, e, g: (b("mask", e.operands[1], g[0]), None),
+MASK_GRADIENT = attrs.evolve(
+    elementwise("mask_gradient", lambda np, x, c: x, "{0}", lambda b, e, g: (b("mask", e.operands[1], g[0]), None),
+                "x, whose gradient is 0 where the second operand does not hold.", infer=_mask_gradient_infer,
+                jax_differentiated="jnp.where({1}, {0}, lax.stop_gradient({0}))", linear=linear_in_first,
+                traits=("mask_gradient",)),
     flops=no_flops,
     storage="view",
-    traits=frozenset({"mask_gradient"}),
-    evaluate=lambda shard, x, c: x,
-    numpy="{0}",
-    jax="{0}",
-    jax_differentiated="jnp.where({1}, {0}, lax.stop_gradient({0}))",
-    logic=None,
-    number=None,
-    doc="x, whose gradient is 0 where the second operand does not hold.",
-)
+)  # fmt: skip
 
 CAST = OpDef(
     name="cast",
     arity=(1,),
     attributes=(CAST_DTYPE, SUMS),
     infer=_cast_infer,
-    place=place_by_layout,
     layout_rule=rule_by_name,
-    distribute=None,
     linear=_keeps_sums,
     gradient=_cast_gradient,
     flops=no_flops,
@@ -540,10 +490,7 @@ CAST = OpDef(
     evaluate=_cast,
     numpy=_cast_numpy,
     jax=_cast_jax,
-    jax_differentiated=None,
-    logic=None,
-    number=None,
     doc="x converted to another dtype.",
 )
 
-OPS = (*UNARY, *BINARY, WHERE, MASK, MASK_GRADIENT, CAST)
+OPS = (*UNARY, *BINARY, *CHOICES, MASK_GRADIENT, CAST)

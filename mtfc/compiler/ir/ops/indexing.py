@@ -25,11 +25,9 @@ from mtfc.compiler.ir.opdef import (
     flops_per_operand,
     linear_in_first,
     no_flops,
-    not_linear,
 )
 from mtfc.compiler.ir.ops.elementwise import INTEGERS, NUMBERS, align, check_dtypes, dims_text
 from mtfc.compiler.ir.ops.structure import need, replaced
-from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import Dim, TensorType
 
 INDEXED = Attribute("dim", DIM)
@@ -114,9 +112,7 @@ GATHER = OpDef(
     arity=(2,),
     attributes=(INDEXED,),
     infer=_gather_infer,
-    place=place_by_layout,
     layout_rule=_gather_rule,
-    distribute=None,
     linear=lambda eqn: () if eqn.result.type.dtype == "bool" else ((0,),),
     gradient=_gather_gradient,
     flops=no_flops,
@@ -124,10 +120,6 @@ GATHER = OpDef(
     traits=frozenset({"indexes"}),
     evaluate=_gather,
     numpy=lambda code: f"gather({code.args[0]}, {_indices_text(code)})",
-    jax=lambda code: f"gather({code.args[0]}, {_indices_text(code)})",
-    jax_differentiated=None,
-    logic=None,
-    number=None,
     doc="The elements of a table that indices into one of its dimensions point at; 0 where one points outside.",
 )
 
@@ -175,9 +167,7 @@ SCATTER_ADD = OpDef(
     arity=(2,),
     attributes=(INDEXED, TABLE_DIMS),
     infer=_scatter_infer,
-    place=place_by_layout,
     layout_rule=_scatter_rule,
-    distribute=None,
     linear=linear_in_first,
     gradient=_scatter_gradient,
     flops=flops_per_operand,
@@ -185,10 +175,6 @@ SCATTER_ADD = OpDef(
     traits=frozenset({"indexes", "scatter"}),
     evaluate=_scatter_add,
     numpy=_scatter_text,
-    jax=_scatter_text,
-    jax_differentiated=None,
-    logic=None,
-    number=None,
     doc="Zeros with updates added where indices into one dimension point: what a gradient passes through `gather`.",
 )
 
@@ -259,20 +245,14 @@ TOP_K = OpDef(
     arity=(1,),
     attributes=(INDEXED, MOST),
     infer=_top_k_infer,
-    place=place_by_layout,
     layout_rule=_top_k_rule,
     distribute=_distribute_top_k,
-    linear=not_linear,
     gradient=_top_k_gradient,
     flops=flops_per_operand,
     storage="kernel",
     traits=frozenset({"chosen"}),
     evaluate=_top_k,
     numpy=_top_k_text,
-    jax=_top_k_text,
-    jax_differentiated=None,
-    logic=None,
-    number=None,
     doc="The k largest elements along a dimension and their indices, the largest first, the lowest index first among equals.",
 )
 

@@ -282,28 +282,33 @@ def _concat_text(function: str) -> Callable[[Code], str]:
 
 OPS = (
     structural(
-        "slice", (SOURCE, TARGET, START, STRIDE), _slice_infer, _within, _slice_gradient, _slice, _slice_text, _slice_text,
-        "Every stride-th element of a dimension, from start on.", distribute=_distribute_slice,
-        traits=("slice",),
+        name="slice", attributes=(SOURCE, TARGET, START, STRIDE), infer=_slice_infer, layout_rule=_within,
+        gradient=_slice_gradient, evaluate=_slice, numpy=_slice_text,
+        doc="Every stride-th element of a dimension, from start on.", distribute=_distribute_slice,
+        traits=frozenset({"slice"}),
     ),
     structural(
-        "pad", (SOURCE, TARGET, BEFORE, STRIDE, VALUE), _pad_infer, _within, _pad_gradient, _pad, _pad_text, _jax_pad,
-        "A dimension extended by a constant before, after and (with a stride) between its elements.",
-        linear=linear_if_zero, distribute=_distribute_pad, storage="fused", traits=("pad",),
+        name="pad", attributes=(SOURCE, TARGET, BEFORE, STRIDE, VALUE), infer=_pad_infer, layout_rule=_within,
+        gradient=_pad_gradient, evaluate=_pad, numpy=_pad_text, jax=_jax_pad,
+        doc="A dimension extended by a constant before, after and (with a stride) between its elements.",
+        linear=linear_if_zero, distribute=_distribute_pad, storage="fused", traits=frozenset({"pad"}),
     ),
     structural(
-        "shift", (DIM_MOVED, BY, WRAP), _shift_infer, _shift_rule, _shift_gradient, shifted_array, _shift_text, _jax_shift,
-        "Element i moved to i + by; what falls off the end is lost, or wraps around.",
-        distribute=_distribute_shift, storage="kernel", traits=("shift",),
+        name="shift", attributes=(DIM_MOVED, BY, WRAP), infer=_shift_infer, layout_rule=_shift_rule,
+        gradient=_shift_gradient, evaluate=shifted_array, numpy=_shift_text, jax=_jax_shift,
+        doc="Element i moved to i + by; what falls off the end is lost, or wraps around.", distribute=_distribute_shift,
+        storage="kernel", traits=frozenset({"shift"}),
     ),
     structural(
-        "flip", (DIM_MOVED,), _shift_infer, _shift_rule,
-        lambda b, e, g: (b("flip", g[0], dim=DIM_MOVED.of(e.attrs)),), flipped_array, _flip_text("np"), _flip_text("jnp"),
-        "The elements of a dimension in reverse order.", storage="kernel", traits=("flip",),
+        name="flip", attributes=(DIM_MOVED,), infer=_shift_infer, layout_rule=_shift_rule,
+        gradient=lambda b, e, g: (b("flip", g[0], dim=DIM_MOVED.of(e.attrs)),), evaluate=flipped_array,
+        numpy=_flip_text("np"), jax=_flip_text("jnp"), doc="The elements of a dimension in reverse order.",
+        storage="kernel", traits=frozenset({"flip"}),
     ),
     structural(
-        "concat", (SOURCES, TARGET), _concat_infer, _concat_rule, _concat_gradient, _concat,
-        _concat_text("np.concatenate"), _concat_text("jnp.concatenate"), "Tensors joined along a dimension.",
-        linear=linear_in_all, storage="kernel", arity=(1, None), traits=("concat",),
+        name="concat", attributes=(SOURCES, TARGET), infer=_concat_infer, layout_rule=_concat_rule,
+        gradient=_concat_gradient, evaluate=_concat, numpy=_concat_text("np.concatenate"),
+        jax=_concat_text("jnp.concatenate"), doc="Tensors joined along a dimension.", linear=linear_in_all,
+        storage="kernel", arity=(1, None), traits=frozenset({"concat"}),
     ),
 )  # fmt: skip

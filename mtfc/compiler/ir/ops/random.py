@@ -11,25 +11,20 @@ index of the part's first element on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from mtfc.compiler.ir.attributes import DIM, DIMS, DTYPE, REAL, TEXT, Attribute, Stated
+from mtfc.compiler.ir.attributes import DIM, DIMS, DTYPE, REAL, TEXT, Attribute
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.opdef import (
     Attrs,
     Code,
-    OpDef,
     OpError,
     Shard,
     flops_per_result,
-    no_flops,
-    no_gradient,
-    not_linear,
-    rule_by_name,
 )
-from mtfc.compiler.ir.ops.creation import literal
+from mtfc.compiler.ir.ops.creation import creation, literal
 from mtfc.compiler.ir.ops.elementwise import check_dtypes, numpy_dtype
-from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
 from mtfc.compiler.records import frozen
 
@@ -127,20 +122,12 @@ def _drawing(code: Code, module: str, draw: str) -> str:
     return call if code.shape == str(code.sizes) else f"{module}.broadcast_to({call}, {code.shape})"
 
 
-def _uniform_text(module: str) -> Callable[[Code], str]:
+def _number_text(draw: str, module: str) -> Callable[[Code], str]:
     def text(code: Code) -> str:
-        drawn, dtype = _drawing(code, module, "uniform"), code.eqn.result.type.dtype
-        if dtype in BELOW_ONE:
+        drawn, dtype = _drawing(code, module, draw), code.eqn.result.type.dtype
+        if draw == "uniform" and dtype in BELOW_ONE:
             drawn = f"{module}.minimum({drawn}, {BELOW_ONE[dtype]})"
         return drawn if dtype == "f32" else f"{drawn}.astype({code.dtype})"
-
-    return text
-
-
-def _normal_text(module: str) -> Callable[[Code], str]:
-    def text(code: Code) -> str:
-        drawn = _drawing(code, module, "normal")
-        return drawn if code.eqn.result.type.dtype == "f32" else f"{drawn}.astype({code.dtype})"
 
     return text
 
@@ -180,75 +167,46 @@ def _bernoulli(shard: Shard, *numbers: Any) -> Any:
     return _drawn(shard, shard.random.random_uniform, numbers) < shard.np.float32(shard.eqn.attrs["p"])
 
 
-def drawing(
-    name: str,
-    attributes: Stated,
-    infer: Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]],
-    evaluate: Callable[..., Any],
-    text: Callable[[str], Callable[[Code], str]],
-    doc: str,
-) -> OpDef:
-    return OpDef(
-        name=name,
-        arity=(0, None),
-        attributes=attributes,
-        infer=infer,
-        place=place_by_layout,
-        layout_rule=rule_by_name,
-        distribute=None,
-        linear=not_linear,
-        gradient=no_gradient,
-        flops=flops_per_result,
-        storage="fused",
-        traits=frozenset({"random"}),
-        evaluate=evaluate,
-        numpy=text("np"),
-        jax=text("jnp"),
-        jax_differentiated=None,
-        logic=None,
-        number=None,
-        doc=doc,
-    )
-
-
-STEP_NUMBER = OpDef(
-    name="step_number",
-    arity=(0,),
-    attributes=(),
-    infer=lambda types, attributes: (scalar("i32"),),
-    place=place_by_layout,
-    layout_rule=rule_by_name,
-    distribute=None,
-    linear=not_linear,
-    gradient=no_gradient,
-    flops=no_flops,
-    storage="made",
-    traits=frozenset({"step_number"}),
-    evaluate=lambda shard: shard.np.zeros((), shard.np.int32),
-    numpy=lambda code: f"np.zeros({code.shape}, np.int32)",
-    jax=lambda code: "jnp.int32(0)",
-    jax_differentiated=None,
-    logic=None,
-    number=None,
-    doc="The number of the training step, from 0 on; 0 outside of training.",
+drawing = partial(
+    creation, arity=(0, None), flops=flops_per_result, storage="fused", traits=frozenset({"random"})
 )
-
 _DRAWN = (DRAWN_DIMS, DRAWN_TYPE, STREAM, DRAWN_AT)
 
 OPS = (
     drawing(
-        "uniform", _DRAWN, _infer, _uniform, _uniform_text, "Random numbers, evenly distributed on [0, 1)."
+        name="uniform",
+        attributes=_DRAWN,
+        infer=_infer,
+        evaluate=_uniform,
+        numpy=_number_text("uniform", "np"),
+        jax=_number_text("uniform", "jnp"),
+        doc="Random numbers, evenly distributed on [0, 1).",
     ),
     drawing(
-        "normal", _DRAWN, _infer, _normal, _normal_text, "Random numbers of mean 0 and standard deviation 1."
+        name="normal",
+        attributes=_DRAWN,
+        infer=_infer,
+        evaluate=_normal,
+        numpy=_number_text("normal", "np"),
+        jax=_number_text("normal", "jnp"),
+        doc="Random numbers of mean 0 and standard deviation 1.",
     ),
     drawing(
-        "bernoulli",
-        (DRAWN_DIMS, PROBABILITY, STREAM, DRAWN_AT),
-        _bernoulli_infer,
-        _bernoulli,
-        _bernoulli_text,
-        "Truth values that hold with probability p.",
+        name="bernoulli",
+        attributes=(DRAWN_DIMS, PROBABILITY, STREAM, DRAWN_AT),
+        infer=_bernoulli_infer,
+        evaluate=_bernoulli,
+        numpy=_bernoulli_text("np"),
+        jax=_bernoulli_text("jnp"),
+        doc="Truth values that hold with probability p.",
     ),
-    STEP_NUMBER,
+    creation(
+        name="step_number",
+        infer=lambda types, attributes: (scalar("i32"),),
+        evaluate=lambda shard: shard.np.zeros((), shard.np.int32),
+        numpy=lambda code: f"np.zeros({code.shape}, np.int32)",
+        jax=lambda code: "jnp.int32(0)",
+        doc="The number of the training step, from 0 on; 0 outside of training.",
+        traits=frozenset({"step_number"}),
+    ),
 )

@@ -13,7 +13,6 @@ from typing import Any
 from mtfc.compiler.ir.attributes import DIM, DIM_SET, DIMS, FLAG, Attribute, Kind
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
-    NO_TRAITS,
     Attrs,
     BlockRewriter,
     Code,
@@ -33,7 +32,6 @@ from mtfc.compiler.ir.opdef import (
     not_linear,
 )
 from mtfc.compiler.ir.ops.elementwise import BOOL, NUMBERS, check_dtypes, dims_text
-from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType
 
 OVER = Attribute("over", DIM_SET)
@@ -148,7 +146,6 @@ def reduction(
         arity=(1,),
         attributes=(attribute,),
         infer=_infer(accepted),
-        place=place_by_layout,
         layout_rule=rule,
         distribute=distribute,
         linear=linear,
@@ -160,8 +157,6 @@ def reduction(
         numpy=_numpy_text(name),
         jax=_jax_text(name),
         jax_differentiated=jax_differentiated,
-        logic=None,
-        number=None,
         doc=doc,
     )
 
@@ -251,20 +246,14 @@ ARGMAX = OpDef(
     arity=(1,),
     attributes=(OVER_ONE,),
     infer=_argmax_infer,
-    place=place_by_layout,
     layout_rule=needs_whole,
     distribute=_distribute_argmax,
-    linear=not_linear,
     gradient=no_gradient,
     flops=flops_per_operand,
     storage="reduced",
-    traits=NO_TRAITS,
     evaluate=_argmax,
     numpy=_argmax_text("np"),
     jax=_argmax_text("jnp"),
-    jax_differentiated=None,
-    logic=None,
-    number=None,
     doc="Index of the largest element along one dimension, the lowest among equals.",
 )
 
@@ -320,20 +309,14 @@ IS_ARGMAX = OpDef(
     arity=(1,),
     attributes=(OVER_IN_ORDER,),
     infer=_is_argmax_infer,
-    place=place_by_layout,
     layout_rule=_is_argmax_rule,
     distribute=_distribute_is_argmax,
-    linear=not_linear,
     gradient=no_gradient,
     flops=flops_per_operand,
     storage="reduced",
     traits=frozenset({"is_argmax"}),
     evaluate=_is_argmax,
     numpy=_is_argmax_text,
-    jax=_is_argmax_text,
-    jax_differentiated=None,
-    logic=None,
-    number=None,
     doc="True at the largest element over dimensions: the first among equals, in the order in which `over` names dimensions.",
 )
 
@@ -401,20 +384,14 @@ CUMSUM = OpDef(
     arity=(1,),
     attributes=(DIM_SUMMED, EXCLUSIVE, REVERSE),
     infer=_cumsum_infer,
-    place=place_by_layout,
     layout_rule=_cumsum_rule,
     distribute=_distribute_cumsum,
     linear=linear_in_first,
     gradient=_cumsum_gradient,
     flops=flops_per_operand,
     storage="kernel",
-    traits=NO_TRAITS,
     evaluate=_cumsum,
     numpy=_cumsum_text,
-    jax=_cumsum_text,
-    jax_differentiated=None,
-    logic=None,
-    number=None,
     doc="Sums of the elements up to each one along a dimension, without it where `exclusive`, from the end where `reverse`.",
 )
 

@@ -5,37 +5,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
-import attrs
-
-from mtfc.compiler.ir.attributes import DIMS, MAPPING, Attribute, Stated
+from mtfc.compiler.ir.attributes import DIMS, MAPPING, Attribute
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.opdef import (
-    Arity,
     Attrs,
     Code,
-    Distribute,
-    Gradient,
-    Infer,
     LayoutRule,
-    Linear,
-    Logic,
     OpBuilder,
     OpDef,
     OpError,
     Shard,
-    Storage,
-    Text,
-    Trait,
     linear_in_first,
     no_flops,
     rule_by_name,
 )
 from mtfc.compiler.ir.ops.elementwise import align, dims_text
-from mtfc.compiler.ir.sharding_rules import place_by_layout
 from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 from mtfc.compiler.records import frozen
 
@@ -43,44 +32,8 @@ TARGET_DIMS = Attribute("dims", DIMS)
 RENAMED = Attribute("mapping", MAPPING)
 
 
-def structural(
-    name: str,
-    attributes: Stated,
-    infer: Infer,
-    rule: Callable[[Equation], LayoutRule],
-    gradient: Gradient,
-    evaluate: Callable[..., Any],
-    numpy: Text,
-    jax: Text,
-    doc: str,
-    linear: Linear = linear_in_first,
-    distribute: Distribute | None = None,
-    storage: Storage = "view",
-    traits: Iterable[Trait] = (),
-    arity: Arity = (1,),
-    logic: Logic | None = None,
-) -> OpDef:
-    return OpDef(
-        name=name,
-        arity=arity,
-        attributes=attributes,
-        infer=infer,
-        place=place_by_layout,
-        layout_rule=rule,
-        distribute=distribute,
-        linear=linear,
-        gradient=gradient,
-        flops=no_flops,
-        storage=storage,
-        traits=frozenset(traits),
-        evaluate=evaluate,
-        numpy=numpy,
-        jax=jax,
-        jax_differentiated=None,
-        logic=logic,
-        number=None,
-        doc=doc,
-    )
+structural = partial(OpDef, arity=(1,), linear=linear_in_first, flops=no_flops, storage="view")
+"""Makes an op of one operand that is linear and needs no memory, where its own columns do not say otherwise."""
 
 
 def linear_if_zero(eqn: Equation) -> tuple[tuple[int, ...], ...]:
@@ -225,34 +178,32 @@ def _after_place(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, .
 
 OPS = (
     structural(
-        "broadcast", (TARGET_DIMS,), _broadcast_infer, rule_by_name,
-        lambda b, e, g: (b.sum_to(g[0], e.operands[0].type.dims),),
-        _broadcast, _broadcast_text("np"), _broadcast_text("jnp"), "x repeated along new dimensions.",
-        traits=("broadcast",), logic=_as_operand,
+        name="broadcast", attributes=(TARGET_DIMS,), infer=_broadcast_infer, layout_rule=rule_by_name,
+        gradient=lambda b, e, g: (b.sum_to(g[0], e.operands[0].type.dims),), evaluate=_broadcast,
+        numpy=_broadcast_text("np"), jax=_broadcast_text("jnp"), doc="x repeated along new dimensions.",
+        traits=frozenset({"broadcast"}), logic=_as_operand,
     ),
     structural(
-        "transpose", (TARGET_DIMS,), _transpose_infer, rule_by_name, lambda b, e, g: (g[0],),
-        _transpose, "{0}", "{0}", "x with its dimensions stored in another order.", traits=("transpose",),
-        logic=_as_operand,
+        name="transpose", attributes=(TARGET_DIMS,), infer=_transpose_infer, layout_rule=rule_by_name,
+        gradient=lambda b, e, g: (g[0],), evaluate=_transpose, numpy="{0}",
+        doc="x with its dimensions stored in another order.", traits=frozenset({"transpose"}), logic=_as_operand,
     ),
     structural(
-        "rename", (RENAMED,), _rename_infer, _rename_rule, _rename_gradient, lambda shard, x: x,
-        lambda code: code.args[0], lambda code: code.args[0],
-        "The same data under other dimension names, and so perhaps in another layout.", traits=("rename",), logic=_as_operand,
+        name="rename", attributes=(RENAMED,), infer=_rename_infer, layout_rule=_rename_rule, gradient=_rename_gradient,
+        evaluate=lambda shard, x: x, numpy=lambda code: code.args[0],
+        doc="The same data under other dimension names, and so perhaps in another layout.",
+        traits=frozenset({"rename"}), logic=_as_operand,
     ),
     structural(
-        "reshape", (TARGET_DIMS,), _reshape_infer, _reshape_rule, _reshape_gradient, lambda shard, x: x.reshape(shard.shape),
-        _reshape_text, _reshape_text, "Dimensions split and merged, row-major.",
-        traits=("reshape",), logic=_as_operand,
+        name="reshape", attributes=(TARGET_DIMS,), infer=_reshape_infer, layout_rule=_reshape_rule,
+        gradient=_reshape_gradient, evaluate=lambda shard, x: x.reshape(shard.shape), numpy=_reshape_text,
+        doc="Dimensions split and merged, row-major.", traits=frozenset({"reshape"}), logic=_as_operand,
     ),
-    attrs.evolve(
-        structural(
-            "after", (), _after_infer, rule_by_name, lambda b, e, g: (g[0], *(None for _ in e.operands[1:])),
-            lambda shard, x, *others: x, lambda code: code.args[0],
-            lambda code: f"lax.optimization_barrier(({', '.join(code.args)},))[0]",
-            "The same data as an array of its own, which no compiler reads before it knows the other operands.",
-            traits=("after",), arity=(1, None), logic=_as_operand,
-        ),
-        place=_after_place,
+    structural(
+        name="after", infer=_after_infer, place=_after_place, layout_rule=rule_by_name,
+        gradient=lambda b, e, g: (g[0], *(None for _ in e.operands[1:])), evaluate=lambda shard, x, *others: x,
+        numpy=lambda code: code.args[0], jax=lambda code: f"lax.optimization_barrier(({', '.join(code.args)},))[0]",
+        doc="The same data as an array of its own, which no compiler reads before it knows the other operands.",
+        traits=frozenset({"after"}), arity=(1, None), logic=_as_operand,
     ),
 )  # fmt: skip

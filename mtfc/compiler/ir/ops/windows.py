@@ -22,7 +22,6 @@ from mtfc.compiler.ir.opdef import (
     Code,
     LayoutRule,
     OpBuilder,
-    OpDef,
     OpError,
     Shard,
     flops_per_operand,
@@ -280,19 +279,17 @@ def _distribute_fold(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
 
 
 WINDOW = structural(
-    "window", (*WINDOW_ATTRIBUTES, VALUE), _window_infer, _window_rule, _window_gradient, _window, _window_text, _window_text,
-    "The sliding windows of a dimension: element k of window o is element o * stride + k * dilation of the padded x.",
-    linear=linear_if_zero, distribute=_distribute_window, traits=("window",),
+    name="window", attributes=(*WINDOW_ATTRIBUTES, VALUE), infer=_window_infer, layout_rule=_window_rule,
+    gradient=_window_gradient, evaluate=_window, numpy=_window_text,
+    doc="The sliding windows of a dimension: element k of window o is element o * stride + k * dilation of the padded x.",
+    linear=linear_if_zero, distribute=_distribute_window, traits=frozenset({"window"}),
 )  # fmt: skip
 
-FOLD: OpDef = attrs.evolve(
-    structural(
-        "fold", WINDOW_ATTRIBUTES, _fold_infer, _fold_rule, _fold_gradient, _fold, _fold_text, _fold_text,
-        "The elements of sliding windows added up where they came from: the gradient of `window`.",
-        distribute=_distribute_fold, traits=("fold",),
-    ),
-    flops=flops_per_operand,
-    storage="kernel",
+FOLD = structural(
+    name="fold", attributes=WINDOW_ATTRIBUTES, infer=_fold_infer, layout_rule=_fold_rule, gradient=_fold_gradient,
+    evaluate=_fold, numpy=_fold_text, flops=flops_per_operand, storage="kernel", distribute=_distribute_fold,
+    doc="The elements of sliding windows added up where they came from: the gradient of `window`.",
+    traits=frozenset({"fold"}),
 )  # fmt: skip
 
 OPS = (WINDOW, FOLD)

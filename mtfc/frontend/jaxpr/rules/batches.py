@@ -11,7 +11,7 @@ from typing import Any
 
 from mtfc.compiler.ir.types import ARRAY_DTYPES
 from mtfc.frontend.jaxpr.equations import bound
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Operand, Var
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Operand
 
 
 def batch_axes(step: AppliedPrimitive) -> int:
@@ -52,7 +52,7 @@ def _struct(operand: Operand) -> Any:
     import jax
 
     struct: Any = jax.ShapeDtypeStruct
-    if isinstance(operand, Var) and operand.key is not None:
+    if operand.key is not None:
         return struct(operand.shape[:-1], jax.random.key(0, impl=operand.key).dtype)
     return struct(operand.shape, ARRAY_DTYPES[operand.dtype])
 

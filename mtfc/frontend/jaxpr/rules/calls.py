@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256
-from math import prod
-from typing import Any
+from math import log2, prod
+from typing import Any, Literal
+
+import attrs
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.ops.calls import FUNCTIONS, OnShards
@@ -24,7 +26,6 @@ from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand, Var
 from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules import elementwise, gathers
 from mtfc.frontend.jaxpr.rules.batches import batch_axes
-from mtfc.frontend.jaxpr.rules.call_flops import call_flops
 
 ELEMENTWISE = frozenset({
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",
@@ -37,28 +38,57 @@ ELEMENTWISE = frozenset({
     "sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor", "zeta",
 })  # fmt: skip
 
+
+@attrs.frozen
+class Along:
+    """A primitive that works along some axes, alike for all others.
+
+    axes: the parameter that has these axes, or the sizes of windows along all axes. result: tells if results have the same axes
+    in their places, new ones, or none. is_sort: True if it sorts.
+    """
+
+    axes: str
+    result: Literal["same", "new", "none"] = "same"
+    is_sort: bool = False
+
+    @property
+    def has_windows(self) -> bool:
+        return self.axes in PLAIN_WINDOW
+
+
 ALONG = {
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), "axis"),
-    "sort": "dimension",
-    "argmax": "axes",
-    "argmin": "axes",
-    "rev": "dimensions",
-    "reduce": "dimensions",
-    "top_k": "axis",
-    "approx_top_k": "reduction_dimension",
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), Along("axis")),
+    "sort": Along("dimension", is_sort=True),
+    "rev": Along("dimensions"),
+    "reduce": Along("dimensions", "none"),
+    "top_k": Along("axis", "new", is_sort=True),
+    "approx_top_k": Along("reduction_dimension", "new", is_sort=True),
     **dict.fromkeys(
-        ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"),
-        "axes",
+        ("argmax", "argmin", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
+         "reduce_xor"),
+        Along("axes", "none"),
     ),
+    **dict.fromkeys(
+        ("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum", "select_and_gather_add"),
+        Along("window_dimensions", "new"),
+    ),
+}  # fmt: skip
+
+MATRIX = {
+    "cholesky": 1 / 3,
+    "lu": 2 / 3,
+    "qr": 8 / 3,
+    "geqrf": 4 / 3,
+    "geqp3": 4 / 3,
+    "householder_product": 4 / 3,
+    "tridiagonal": 8 / 3,
+    "hessenberg": 10 / 3,
+    "eigh": 9,
+    "svd": 22,
+    "eig": 25,
+    "schur": 25,
 }
-"""Primitive that works along some axes, alike for all others -> the parameter that has the axes."""
-
-REDUCING = frozenset({"argmax", "argmin", "reduce"}) | {name for name in ALONG if name.startswith("reduce_")}
-
-WINDOWED = frozenset({
-    "reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum", "select_and_gather_add",
-})  # fmt: skip
-"""Primitives that work along the axes that have windows."""
+"""Decomposition of an m x n matrix -> its FLOPs over m n min(m, n)."""
 
 PLAIN_WINDOW = {
     "window_dimensions": 1,
@@ -85,24 +115,24 @@ def _along(step: AppliedPrimitive) -> tuple[int, ...]:
     Operands behind those with all axes are numbers, such as the first values of a reduction: JAX does not map others.
     """
     shape = step.operands[0].shape if step.operands else ()
-    if step.has_keys or not shape or any(x.shape != shape for x in step.operands if isinstance(x, Var)):
+    work = ALONG.get(step.primitive)
+    is_alike = all(x.shape == shape for x in step.operands if isinstance(x, Var))
+    if work is None or step.has_keys or not shape or not is_alike:
         return ()
-    if step.primitive in WINDOWED:
+    if work.has_windows:
         rows = [step.params[name] for name in PLAIN_WINDOW]
         moved = (j for j, row in enumerate(zip(*rows, strict=True)) if row != (*PLAIN_WINDOW.values(),))
         return tuple(moved) or (0,)
-    if step.primitive not in ALONG:
-        return ()
-    found = step.params[ALONG[step.primitive]]
+    found = step.params[work.axes]
     return tuple(j % len(shape) for j in (found if isinstance(found, tuple | list) else (found,)))
 
 
 def _params_along(step: AppliedPrimitive, own: Sequence[int], before: int) -> dict[str, Any]:
     """Return the parameters for arrays that have, behind so many axes, only those along which the primitive works."""
-    if step.primitive in WINDOWED:
+    name = ALONG[step.primitive].axes
+    if name in PLAIN_WINDOW:
         rows = {name: tuple(step.params[name][j] for j in own) for name in PLAIN_WINDOW}
         return {**step.params} | {name: (PLAIN_WINDOW[name],) * before + row for name, row in rows.items()}
-    name = ALONG[step.primitive]
     places = tuple(range(before, before + len(own)))
     is_several = isinstance(step.params[name], tuple | list)
     return {**step.params, name: places if is_several else places[0]}
@@ -131,17 +161,13 @@ def _link_along(linker: Linker, step: AppliedPrimitive, own: Sequence[int]) -> N
         if i and operand.shape:
             linker.fit(step, i, first.axes)
     for result in step.results:
-        if step.primitive in REDUCING:
+        if ALONG[step.primitive].result == "none":
             linker.give(result, tuple(a for j, a in enumerate(first.axes) if j not in own))
-        elif _makes_axes(step):
+        elif ALONG[step.primitive].result == "new":
             sizes = enumerate(result.shape)
             linker.give(result, tuple(axis(n) if j in own else first.axes[j] for j, n in sizes))
         else:
             linker.give(result, first.axes)
-
-
-def _makes_axes(step: AppliedPrimitive) -> bool:
-    return step.primitive in WINDOWED or step.primitive.endswith("top_k")
 
 
 def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
@@ -153,7 +179,7 @@ def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
         values, mapped, rest, on_shards = gathers.operands(emitter, step, shared)
         return add_call(emitter, step, on_shards, values, mapped, [rest])
     number = batch_axes(step)
-    operands = [emitter.operand(step, i) for i in range(len(step.operands))]
+    operands = elementwise.operands(emitter, step)
     whole = [emitter.whole(value, step.axes(i)) for i, value in enumerate(operands)]
     shapes = [x.shape[number:] for x in step.operands]
     results = [emitter.dims.of(f for each in var.axes[number:] for f in each) for var in step.results]
@@ -180,14 +206,10 @@ def _emit_along(emitter: JaxprEmitter, step: AppliedPrimitive, own: Sequence[int
             values.append(emitter.with_dims(value, (*(d for d in value.type.dims if d not in flat), *flat)))
     mapped = tuple(dict.fromkeys(d for value in values for d in value.type.dims if d not in flat))
     values = [emitter.build.ordered(v, (*(d for d in mapped if d in v.type.dims), *flat)) for v in values]
-    results = [
-        () if step.primitive in REDUCING else emitter.dims.of(f for j in own for f in var.axes[j])
-        for var in step.results
-    ]
-    params, sizes = (
-        _params_along(step, own, len(mapped)),
-        [tuple(dim.size for dim in dims) for dims in results],
-    )
+    kept = () if ALONG[step.primitive].result == "none" else own
+    results = [emitter.dims.of(f for j in kept for f in var.axes[j]) for var in step.results]
+    params = _params_along(step, own, len(mapped))
+    sizes = [tuple(dim.size for dim in dims) for dims in results]
     shape = tuple(step.operands[0].shape[j] for j in own)
     keys = params["num_keys"] if step.primitive == "sort" else 0
     function = OnShards(partial(_along_shards, step, params, shape, sizes), len(mapped), keys)
@@ -218,7 +240,7 @@ def _bound(step: AppliedPrimitive, shapes: Sequence[tuple[int, ...]], *arrays: A
     given = []
     for x, operand, shape in zip(arrays, step.operands, shapes, strict=True):
         y = x.reshape(shape)
-        if isinstance(operand, Var) and operand.key is not None:
+        if operand.key is not None:
             y = jax.random.wrap_key_data(y, impl=operand.key)
         given.append(y)
     results = bound(step.bind, given, step.params)
@@ -262,14 +284,39 @@ def add_call(
         results=tuple(dim for dims in results for dim in dims),
         ranks=" ".join(str(len(dims)) for dims in results),
         dtypes=" ".join(var.dtype for var in step.results),
-        flops=call_flops(step, prod(dim.size for dim in mapped)),
+        flops=round(_all_flops(step) / prod(dim.size for dim in mapped)),
     )
+
+
+def _all_flops(step: AppliedPrimitive) -> float:
+    """Return the FLOPs of a call for all elements.
+
+    Linear algebra counts the leading terms of the usual algorithms (Golub and Van Loan, Matrix Computations, 4th ed.). Any other
+    primitive counts one FLOP for each element that it makes or combines.
+    """
+    name, work = step.primitive, ALONG.get(step.primitive)
+    made: float = sum(prod(result.shape) for result in step.results)
+    if not step.operands:
+        return made
+    first = step.operands[0].shape
+    if name in MATRIX:
+        return MATRIX[name] * prod(first) * min(first[-2:])
+    if name == "triangular_solve":
+        return prod(step.operands[1].shape) * first[-1]
+    if name == "tridiagonal_solve":
+        return 8 * prod(step.operands[-1].shape)
+    if name == "fft":
+        return 5 * made * max(1.0, log2(prod(step.params["fft_lengths"])))
+    if "window_dimensions" in step.params:
+        return made * float(prod(step.params["window_dimensions"]))
+    if work and work.is_sort:
+        return prod(first) * max(1.0, log2(max(first, default=1)))
+    return max(made, prod(first)) if work and work.result == "none" else made
 
 
 def _has_elements(operand: Operand, dims: Sequence[Dim]) -> bool:
     """Return False for an array that repeats a single element, and for a single key."""
-    is_keys = isinstance(operand, Var) and operand.key is not None
-    return prod(dim.size for dim in (dims[:-1] if is_keys else dims)) > 1
+    return prod(dim.size for dim in (dims if operand.key is None else dims[:-1])) > 1
 
 
 def _with_mapped(

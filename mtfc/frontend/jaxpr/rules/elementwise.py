@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
-
-import attrs
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import Axis, Factor, leaves
-from mtfc.frontend.jaxpr.flat import DTYPES, AppliedPrimitive, Var
+from mtfc.frontend.jaxpr.flat import DTYPES, AppliedPrimitive, Var, data_of
 from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
 
 NUMBERS = FLOATS | {"i32", "u32"}
 BOOL = frozenset({"bool"})
 EVERY = NUMBERS | BOOL
 
+Accepts = Callable[[AppliedPrimitive], bool]
 Emit = Callable[[JaxprEmitter, AppliedPrimitive, Sequence[Value]], Value]
-
-
-def data(operand: Var) -> int:
-    """Return the number of different elements of an array: it repeats them along some axes."""
-    return prod(size for j, size in enumerate(operand.shape) if j not in operand.repeated)
 
 
 def link(linker: Linker, step: AppliedPrimitive) -> None:
@@ -39,7 +32,7 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
         for result in step.results:
             linker.give(result, ())
         return
-    order = sorted(arrays, key=lambda i: (-data(arrays[i]), arrays[i].is_backward))
+    order = sorted(arrays, key=lambda i: (-data_of(arrays[i]), arrays[i].is_backward))
     shape = step.results[0].shape
     wanted: list[Axis] = []
     taken: set[Factor] = set()
@@ -76,16 +69,17 @@ def operands(emitter: JaxprEmitter, step: AppliedPrimitive) -> list[Value]:
     return [emitter.operand(step, i) for i in range(len(step.operands))]
 
 
-def rule(make: Emit, accepted: frozenset[str]) -> PrimitiveRule:
-    """Make the rule of a primitive whose operands have accepted dtypes."""
+def rule(make: Emit, accepted: frozenset[str] | Accepts, moves: bool = False) -> PrimitiveRule:
+    """Make the rule of a primitive. accepted: the dtypes of its first operand, or a test of a step."""
+    accepts: Accepts = accepted if callable(accepted) else lambda step: step.operands[0].dtype in accepted
 
     def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
         return (make(emitter, step, operands(emitter, step)),)
 
-    return PrimitiveRule(link, emit, lambda step: step.operands[0].dtype in accepted)
+    return PrimitiveRule(link, emit, accepts, moves=moves)
 
 
-def op(name: str, accepted: frozenset[str] = FLOATS) -> PrimitiveRule:
+def op(name: str, accepted: frozenset[str] | Accepts = FLOATS) -> PrimitiveRule:
     return rule(lambda emitter, step, values: emitter.elementwise(name, *values), accepted)
 
 
@@ -135,10 +129,6 @@ def _multiplied(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[
     return emitter.elementwise("mul", x, y)
 
 
-def _not(emitter: JaxprEmitter, step: AppliedPrimitive, values: Sequence[Value]) -> Value:
-    return emitter.build("not", values[0])
-
-
 UNARY = {
     **{name: name for name in ("neg", "exp", "log", "tanh", "sqrt", "rsqrt", "square", "abs", "sign", "erf")},
     **{name: name for name in ("sin", "cos", "floor")},
@@ -176,31 +166,22 @@ def _barrier(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
 def _link_several(linker: Linker, step: AppliedPrimitive) -> None:
     for operand, result in zip(step.operands, step.results, strict=True):
         linker.give(result, operand.axes)
-        result.repeated = operand.repeated if isinstance(operand, Var) else frozenset()
+        result.repeated = operand.repeated
 
 
 RULES: dict[str, PrimitiveRule] = {
     **{name: op(ours, NUMBERS if name in ON_INTEGERS else FLOATS) for name, ours in UNARY.items()},
     **{name: op(ours, NUMBERS) for name, ours in BINARY.items()},
     **{name: op(name, EVERY) for name in ("eq", "ne")},
-    **{name: op(name, BOOL) for name in ("and", "or")},
-    **{name: attrs.evolve(rule(_first, frozenset(DTYPES.values())), moves=True) for name in SAME},
+    **{name: op(name, BOOL) for name in ("and", "or", "not")},
+    **{name: rule(_first, frozenset(DTYPES.values()), moves=True) for name in SAME},
     "mul": rule(_multiplied, NUMBERS),
     "div": op("div"),
-    "pow": PrimitiveRule(
-        link,
-        lambda emitter, step: (emitter.elementwise("pow", *operands(emitter, step)),),
-        lambda step: {x.dtype for x in step.operands} <= FLOATS,
-    ),
-    "not": rule(_not, BOOL),
+    "pow": op("pow", lambda step: {x.dtype for x in step.operands} <= FLOATS),
     "integer_pow": rule(_power, FLOATS),
     "one_minus_square": rule(_one_minus_square, FLOATS),
-    "select_n": PrimitiveRule(
-        link, lambda emitter, step: (_choice(emitter, step, operands(emitter, step)),), _is_plain_choice
-    ),
-    "convert_element_type": PrimitiveRule(
-        link, lambda emitter, step: (_cast(emitter, step, operands(emitter, step)),), _is_cast, moves=True
-    ),
+    "select_n": rule(_choice, _is_plain_choice),
+    "convert_element_type": rule(_cast, _is_cast, moves=True),
     "clamp": rule(_clamp, NUMBERS),
     **dict.fromkeys(
         ("device_put", "random_wrap", "random_unwrap"),

@@ -11,7 +11,7 @@ from mtfc.frontend.jaxpr.factors import Axis, axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number
 from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.elementwise import NUMBERS
-from mtfc.frontend.jaxpr.rules.shapes import StridedPart, all_parted, axes_of_parts, parts_of, repeated
+from mtfc.frontend.jaxpr.rules.shapes import StridedPart, all_parted, axes_of_parts, parts_of
 
 INDICES = frozenset({"i32", "u32"})
 
@@ -134,8 +134,7 @@ def _emit_scatter(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Val
     build = emitter.build
     table, (j,) = step.operands[0], step.params["dimension_numbers"].scatter_dims_to_operand_dims
     ids, updates = emitter.operand(step, 1), emitter.operand(step, 2)
-    own = emitter.dims.of(table.axes[j])
-    dim = own[0] if len(own) == 1 else emitter.dims.new("axis", table.shape[j])
+    dim = emitter.single(table.axes[j])
     ids = emitter.whole(ids, step.axes(1))
     inner = emitter.dims.of(f for k in range(len(table.shape)) if k != j for f in table.axes[k])
     dims = (dim, *inner)
@@ -173,7 +172,7 @@ def _link_dynamic_slice(linker: Linker, step: AppliedPrimitive) -> None:
     moved = {*_moved(step, step.params["slice_sizes"])} - {part.axis for part in constant}
     axes = enumerate(axes_of_parts(x.axes, constant))
     linker.give(result, tuple(axis(result.shape[j]) if j in moved else a for j, a in axes))
-    result.repeated = repeated(x) - moved
+    result.repeated = x.repeated - moved
 
 
 def _emit_dynamic_slice(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
@@ -227,8 +226,7 @@ def _emit_dynamic_update(emitter: JaxprEmitter, step: AppliedPrimitive) -> Seque
     inside: Value | None = None
     for j in _moved(step, step.operands[1].shape):
         length = step.operands[1].shape[j]
-        own = emitter.dims.of(x.axes[j])
-        dim = own[0] if len(own) == 1 else emitter.dims.new("axis", x.shape[j])
+        dim = emitter.single(x.axes[j])
         start = _start(emitter, step, 2 + j, x.shape[j] - length)
         place = build("sub", build("range", dim=dim), start)
         here = build(

@@ -13,8 +13,7 @@ from typing import Any
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import Dim
 from mtfc.frontend.jaxpr.emitting import JaxprEmitter, dims_of_result
-from mtfc.frontend.jaxpr.factors import axis
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Var
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive
 from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.calls import add_call
 
@@ -26,13 +25,13 @@ def _is_by_index(step: AppliedPrimitive) -> bool:
     import jax
 
     (key,) = step.operands
-    is_known = isinstance(key, Var) and key.key in ("fry", GENERATOR) and key.shape == (2,)
+    is_known = key.key in ("fry", GENERATOR) and key.shape == (2,)
     is_by_index = bool(jax.config.values["jax_threefry_partitionable"])
     return is_known and is_by_index and prod(step.params["shape"]) < 2**32
 
 
 def _link(linker: Linker, step: AppliedPrimitive) -> None:
-    linker.give(step.results[0], tuple(map(axis, step.results[0].shape)))
+    linker.arguments(step.results)
 
 
 def _emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.frontend.jaxpr.emitting import JaxprEmitter
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Var
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive
 from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.elementwise import BOOL, NUMBERS
 
@@ -20,11 +20,8 @@ def _axes(step: AppliedPrimitive) -> tuple[int, ...]:
 
 def link(linker: Linker, step: AppliedPrimitive) -> None:
     """Give the result the axes that stay."""
-    (x,), gone = step.operands, _axes(step)
-    kept = [j for j in range(len(x.shape)) if j not in gone]
-    linker.give(step.results[0], tuple(x.axes[j] for j in kept))
-    if isinstance(x, Var):
-        step.results[0].repeated = frozenset(i for i, j in enumerate(kept) if j in x.repeated)
+    gone = _axes(step)
+    linker.keep(step, [j for j in range(len(step.operands[0].shape)) if j not in gone])
 
 
 def _emit(op: str) -> Callable[[JaxprEmitter, AppliedPrimitive], Sequence[Value]]:

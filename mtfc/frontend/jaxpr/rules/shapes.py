@@ -13,13 +13,9 @@ from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import Axis, axis, cut, cut_part, index_of_part, leaves, others_of_part
-from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Operand, Var
+from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number, Var, data_of
 from mtfc.frontend.jaxpr.linking import Axes, Linker, PrimitiveRule
-from mtfc.frontend.jaxpr.rules.elementwise import EVERY
-
-
-def repeated(operand: Operand) -> frozenset[int]:
-    return operand.repeated if isinstance(operand, Var) else frozenset()
+from mtfc.frontend.jaxpr.rules.elementwise import EVERY, operands
 
 
 def _same(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
@@ -38,25 +34,20 @@ def _link_broadcast(linker: Linker, step: AppliedPrimitive) -> None:
     for j, place in enumerate(places):
         if x.shape[j] == result.shape[place]:
             axes[place] = x.axes[j]
-            if j not in repeated(x):
+            if j not in x.repeated:
                 new.discard(place)
     linker.give(result, tuple(axes))
     result.repeated = frozenset(new)
 
 
 def _link_transpose(linker: Linker, step: AppliedPrimitive) -> None:
-    (x,), (result,) = step.operands, step.results
-    order = step.params["permutation"]
-    linker.give(result, tuple(x.axes[j] for j in order))
-    result.repeated = frozenset(i for i, j in enumerate(order) if j in repeated(x))
+    linker.keep(step, step.params["permutation"])
 
 
 def _link_squeeze(linker: Linker, step: AppliedPrimitive) -> None:
-    (x,), (result,) = step.operands, step.results
-    gone = {j % len(x.shape) for j in step.params["dimensions"]}
-    kept = [j for j in range(len(x.shape)) if j not in gone]
-    linker.give(result, tuple(x.axes[j] for j in kept))
-    result.repeated = frozenset(i for i, j in enumerate(kept) if j in repeated(x))
+    rank = len(step.operands[0].shape)
+    gone = {j % rank for j in step.params["dimensions"]}
+    linker.keep(step, [j for j in range(rank) if j not in gone])
 
 
 # reshape
@@ -87,7 +78,7 @@ def _link_reshape(linker: Linker, step: AppliedPrimitive) -> None:
         found = cut(factors, [result.shape[j] for j in after])
         is_split = is_split and found is not None
         axes += found if found is not None else [axis(result.shape[j]) for j in after]
-        if found is not None and all(j in repeated(x) or x.shape[j] == 1 for j in before):
+        if found is not None and all(j in x.repeated or x.shape[j] == 1 for j in before):
             same |= {*after}
     linker.give(result, tuple(axes))
     if not is_split:
@@ -146,7 +137,7 @@ def axes_of_parts(axes: Axes, parts: Sequence[StridedPart]) -> Axes:
 def _link_slice(linker: Linker, step: AppliedPrimitive) -> None:
     (x,), (result,) = step.operands, step.results
     linker.give(result, axes_of_parts(x.axes, _parts_of_slice(step)))
-    result.repeated = repeated(x)
+    result.repeated = x.repeated
 
 
 def _emit_slice(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
@@ -246,8 +237,7 @@ def _link_stack(linker: Linker, step: AppliedPrimitive) -> None:
 
 
 def _emit_stack(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
-    values = [emitter.operand(step, i) for i in range(len(step.operands))]
-    return (_joined_new(emitter, values, step.results[0].axes[step.params["axis"]]),)
+    return (_joined_new(emitter, operands(emitter, step), step.results[0].axes[step.params["axis"]]),)
 
 
 def _joined_new(emitter: JaxprEmitter, values: Sequence[Value], factors: Axis) -> Value:
@@ -262,10 +252,6 @@ def _joined_new(emitter: JaxprEmitter, values: Sequence[Value], factors: Axis) -
     target = emitter.dims.new("joined", len(values))
     found = emitter.build("concat", *parts, sources=tuple(sources), target=target)
     return emitter.parted(found, target, factors)
-
-
-def data_of(operand: Operand) -> int:
-    return prod(size for j, size in enumerate(operand.shape) if j not in repeated(operand))
 
 
 def _link_tile(linker: Linker, step: AppliedPrimitive) -> None:
@@ -294,7 +280,7 @@ def _link_concatenate(linker: Linker, step: AppliedPrimitive) -> None:
 
 def _emit_concatenate(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     j, (result,) = step.params["dimension"], step.results
-    values = [emitter.operand(step, i) for i in range(len(step.operands))]
+    values = operands(emitter, step)
     axes = [step.axes(i) for i in range(len(step.operands))]
     starts = accumulate((x.shape[j] for x in step.operands), initial=0)
     found = [
@@ -392,9 +378,8 @@ def _padded(emitter: JaxprEmitter, step: AppliedPrimitive, value: Value, number:
 
 
 def _link_empty(linker: Linker, step: AppliedPrimitive) -> None:
-    (result,) = step.results
-    linker.give(result, tuple(map(axis, result.shape)))
-    result.repeated = frozenset(range(len(result.shape)))
+    linker.arguments(step.results)
+    step.results[0].repeated = frozenset(range(len(step.results[0].shape)))
 
 
 def _emit_empty(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
@@ -404,9 +389,8 @@ def _emit_empty(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value
 
 
 def _link_iota(linker: Linker, step: AppliedPrimitive) -> None:
-    (result,) = step.results
-    linker.give(result, tuple(map(axis, result.shape)))
-    result.repeated = frozenset(range(len(result.shape))) - {step.params["dimension"]}
+    _link_empty(linker, step)
+    step.results[0].repeated -= {step.params["dimension"]}
 
 
 def _counts_exactly(step: AppliedPrimitive) -> bool:
@@ -419,8 +403,7 @@ def _counts_exactly(step: AppliedPrimitive) -> bool:
 
 def _emit_iota(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     (result,), j = step.results, step.params["dimension"]
-    own = emitter.dims.of(result.axes[j])
-    dim = own[0] if len(own) == 1 else emitter.dims.new("index", result.shape[j])
+    dim = emitter.single(result.axes[j], "index")
     found = emitter.build("range", dim=dim)
     return (emitter.build.cast(emitter.parted(found, dim, result.axes[j]), result.dtype),)
 

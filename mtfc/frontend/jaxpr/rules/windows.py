@@ -45,12 +45,6 @@ def windowed(
     )  # fmt: skip
 
 
-def _single(emitter: JaxprEmitter, name: str, factors: Axis, size: int) -> Dim:
-    """Return the dimension of an axis, a new one if it has several factors, or none."""
-    own = emitter.dims.of(factors)
-    return own[0] if len(own) == 1 else emitter.dims.new(name, size)
-
-
 # convolution
 
 
@@ -95,7 +89,7 @@ def _emit_convolution(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence
     ):
         value, source = emitter.merged(value, tuple(axes), i)
         kernel, size = emitter.merged(kernel, own, k)
-        out = _single(emitter, "out", result.axes[o], result.shape[o])
+        out = emitter.single(result.axes[o], "out")
         value = windowed(
             emitter, value, source, out, size, stride=params["window_strides"][n], padding=params["padding"][n],
             spacing=params["lhs_dilation"][n], dilation=params["rhs_dilation"][n], fill=0.0,
@@ -151,9 +145,8 @@ FILLS = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 def _pooling(op: str) -> PrimitiveRule:
     def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
         result = step.results[0]
-        value, kernels, outs = _all_windows(
-            emitter, step, emitter.operand(step, 0), result.axes, result.shape, FILLS[op]
-        )
+        value = emitter.operand(step, 0)
+        value, kernels, outs = _all_windows(emitter, step, value, result.axes, FILLS[op])
         found = emitter.build(op, value, over=tuple(kernels)) if kernels else value
         for out, factors in outs:
             found = emitter.parted(found, out, factors)
@@ -165,14 +158,14 @@ def _pooling(op: str) -> PrimitiveRule:
 
 
 def _all_windows(
-    emitter: JaxprEmitter, step: AppliedPrimitive, value: Value, axes: Axes, shape: Sequence[int], fill: float
+    emitter: JaxprEmitter, step: AppliedPrimitive, value: Value, axes: Axes, fill: float
 ) -> tuple[Value, list[Dim], list[tuple[Dim, Axis]]]:
     """Return the windows along all axes, the dimensions inside of windows, and those of the windows with their axes."""
     own, kernels, outs = step.operands[-1].axes, [], []
     for j, size, stride, padding, spacing, dilation in _windows(step):
         value, source = emitter.merged(value, own, j)
         kernel = emitter.dims.new("window", size)
-        out = _single(emitter, "out", axes[j], shape[j])
+        out = emitter.single(axes[j], "out")
         value = windowed(
             emitter, value, source, out, kernel, stride=stride, padding=padding, spacing=spacing, dilation=dilation,
             fill=fill,
@@ -203,18 +196,18 @@ def _link_scatter(linker: Linker, step: AppliedPrimitive) -> None:
 
 def _emit_scatter(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     """Add each source to the first largest element of its window. The smallest is the largest of the negative numbers."""
-    source, axes = step.operands[0], step.axes(0)
+    axes = step.axes(0)
     build, y = emitter.build, emitter.operand(step, 0)
     value = emitter.operand(step, 1)
     if step.params["select_prim"].name == "le":
         value = build("neg", value)
-    windows, kernels, outs = _all_windows(emitter, step, value, axes, source.shape, float("-inf"))
+    windows, kernels, outs = _all_windows(emitter, step, value, axes, float("-inf"))
     folded = []
     for (j, _, stride, (low, high), _, _), kernel, (out, factors) in zip(
         _windows(step), kernels, outs, strict=True
     ):
         y = emitter.merged(y, axes, j, out)[0] if emitter.dims.of(factors) != (out,) else y
-        inside = _single(emitter, "axis", step.operands[1].axes[j], step.operands[1].shape[j])
+        inside = emitter.single(step.operands[1].axes[j])
         folded.append((j, inside, out, kernel, stride, low, high))
     first = build("is_argmax", windows, over=tuple(kernels))
     found = emitter.elementwise("mask", first, y)

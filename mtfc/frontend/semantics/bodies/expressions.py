@@ -74,6 +74,15 @@ class Operand:
     def dims(self) -> tuple[Dim, ...]:
         return self.type.dims if self.type else ()
 
+    @property
+    def found(self) -> str:
+        """The type in messages."""
+        return str(self.type or "a number")
+
+    def fits(self, type: TensorType) -> bool:
+        """Return True if the operand has this type, but for the order of its dimensions; a number has any dtype."""
+        return set(self.dims) == set(type.dims) and (self.dtype or type.dtype) == type.dtype
+
 
 @frozen
 class Site:
@@ -281,10 +290,21 @@ class Expressions:
 
     # Equations
 
-    def emit(self, site: Site, op: str, *operands: Operand, **attributes: Attr) -> Value | None:
-        """Make one equation; numbers among its operands take the dtype of the tensors, or f32."""
-        dtype = common_dtype(operands)
-        values = [self.tensor(operand, dtype) for operand in operands]
+    def emit(
+        self,
+        site: Site,
+        op: str,
+        *operands: Operand,
+        apart: Mapping[int, str | None] | None = None,
+        **attributes: Attr,
+    ) -> Value | None:
+        """Make one equation; numbers among its operands take the dtype of the tensors, or f32.
+
+        apart: number of an operand that is no such tensor -> the dtype that a number takes there.
+        """
+        apart = apart or {}
+        dtype = common_dtype([operand for i, operand in enumerate(operands) if i not in apart])
+        values = [self.tensor(operand, apart.get(i, dtype)) for i, operand in enumerate(operands)]
         found = [value for value in values if value is not None]
         return self.equation(site, op, operands, found, attributes) if len(found) == len(values) else None
 
@@ -354,6 +374,20 @@ class Expressions:
             return None
         self.block.span = operand.span
         return self.block.constant(converted, dtype)
+
+    def as_type(self, operand: Operand, type: TensorType, variable: str | None = None) -> Value | None:
+        """Return an operand that fits a type as a tensor of the type, with its dimensions in order."""
+        value = self.tensor(operand, type.dtype)
+        if value is None or value.type.dims == type.dims:
+            return value
+        site = Site(operand.span, variable)
+        return self.emit(site, "transpose", Operand(value, operand.span), dims=type.dims)
+
+    def report_change(self, name: ast.Name, operand: Operand, type: TensorType, declared: Span) -> None:
+        """Report a new value of a state or a parameter that does not fit its type."""
+        label = Label(declared, f"`{name.text}` is {type}")
+        message = f"`{name.text}` is {type}, and would become {operand.found}"
+        self.scope.error("E415", message, name.span, [label])
 
     def _number_of_dtype(self, value: Value, operand: Operand, dtype: str | None) -> Value:
         """Cast a value that stands for a number to the floating-point dtype of the other operands."""

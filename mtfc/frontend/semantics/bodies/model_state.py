@@ -16,7 +16,7 @@ from mtfc.compiler.diagnostics import Diagnostic, Label, Span
 from mtfc.compiler.ir.core import Initializer, Value
 from mtfc.compiler.ir.types import TensorType
 from mtfc.compiler.records import define
-from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Site
+from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand
 from mtfc.frontend.semantics.bodies.function_builder import BlockBuilder
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.ast import walk
@@ -109,17 +109,10 @@ def _as_state(
     operand: Operand, state: DeclaredState, name: ast.Name, expressions: Expressions
 ) -> Value | None:
     """Return a new value with the type of its state; None, and an error, if it has another type."""
-    type = state.type
-    if set(operand.dims) != set(type.dims) or (operand.dtype or type.dtype) != type.dtype:
-        found = str(operand.type) if operand.type else "a number"
-        label = Label(state.span, f"`{name.text}` is {type}")
-        message = f"`{name.text}` is {type}, and would become {found}"
-        expressions.scope.error("E415", message, name.span, [label])
-        return None
-    value = expressions.tensor(operand, type.dtype)
-    if value is None or value.type.dims == type.dims:
-        return value
-    return expressions.emit(Site(operand.span), "transpose", Operand(value, operand.span), dims=type.dims)
+    if operand.fits(state.type):
+        return expressions.as_type(operand, state.type)
+    expressions.report_change(name, operand, state.type, state.span)
+    return None
 
 
 def report_assigned(target: ast.Name, state: DeclaredState | None, expressions: Expressions) -> None:

@@ -26,7 +26,7 @@ from mtfc.compiler.ir.loops import LOOP, WHILE, result_type, stacked_type
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.bodies import model_state
-from mtfc.frontend.semantics.bodies.expressions import CallRule, Expressions, Operand, Result, Site
+from mtfc.frontend.semantics.bodies.expressions import CallRule, Expressions, Operand, Result
 from mtfc.frontend.semantics.bodies.function_builder import FunctionBuilder, LoopBuilder
 from mtfc.frontend.semantics.bodies.initializers import initializer
 from mtfc.frontend.semantics.bodies.shared_parameters import shared_parameter
@@ -341,11 +341,10 @@ def _truth(node: ast.Expr, expressions: Expressions) -> Value | None:
     if operand is None:
         return None
     if operand.dims or (operand.dtype != "bool" and not isinstance(operand.result, bool)):
-        found = str(operand.type) if operand.type else "a number"
         help = "compare numbers, such as `x > 0`"
         if operand.dtype == "bool":
             help = "make one truth value of it: `any(x)` or `all(x)`"
-        message = f"the condition of a loop is one truth value, bool[], found {found}"
+        message = f"the condition of a loop is one truth value, bool[], found {operand.found}"
         expressions.scope.error("E223", message, node.span, help=help)
         return None
     value = expressions.tensor(operand, "bool")
@@ -359,8 +358,7 @@ def _source(body: ElaboratedBody, node: ast.SliceBinding, dim: Dim | None) -> Va
         return None
     if dim in operand.dims:
         return body.expressions.tensor(operand)
-    found = str(operand.type) if operand.type else "a number"
-    label = Label(node.source.span, f"{operand.shown} is {found}")
+    label = Label(node.source.span, f"{operand.shown} is {operand.found}")
     message = f"there is no dimension `{dim.name}` to go along"
     body.scope.error("E205", message, node.source.span, [label])
     return None
@@ -537,14 +535,12 @@ class Loop:
         if result is None:
             return None
         type = carried.argument.type
-        operand = Operand(result, carried.span, f"`{name}`")
-        value = self.expressions.tensor(operand, type.dtype)
-        if value is None or value.type == type:
-            return value
-        if value.type.dtype == type.dtype and set(value.type.dims) == set(type.dims):
-            return self.expressions.emit(
-                Site(carried.span), "transpose", Operand(value, carried.span), dims=type.dims
-            )
+        value = self.expressions.tensor(Operand(result, carried.span, f"`{name}`"), type.dtype)
+        if value is None:
+            return None
+        operand = Operand(value, carried.span)
+        if operand.fits(type):
+            return self.expressions.as_type(operand, type)
         self._changes(name, carried, value)
         return None
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import attrs
 
-from mtfc.compiler.ir.core import Value
-from mtfc.compiler.ir.ops import elementwise
+from mtfc.compiler.ir import attributes
+from mtfc.compiler.ir.core import Attr, Value
+from mtfc.compiler.ir.ops import OPS, elementwise
 from mtfc.compiler.records import frozen
 from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Results, Site, Variables
 from mtfc.frontend.semantics.calls import argument_kinds as kinds
@@ -157,30 +160,63 @@ def _check_nested(expressions: Expressions, node: ast.Call) -> None:
             expressions.value(argument)
 
 
-UNARY = tuple(op.name for op in elementwise.UNARY if op.number is not None)
-REDUCTIONS = ("sum", "mean", "max", "min", "prod", "any", "all")
+ARGUMENTS: Mapping[object, Kind] = {
+    attributes.DIM: kinds.dim,
+    attributes.DIMS: kinds.dims,
+    attributes.DTYPE: kinds.dtype,
+    attributes.INT: kinds.integer,
+    attributes.FLAG: kinds.boolean,
+    attributes.NUMBER: kinds.number,
+}
+"""The kind of an op's attribute -> the kind of the argument of a call."""
+
+TOGETHER = {"source target": kinds.mapping, "source out kernel": kinds.windows, "padding": kinds.two_integers}
+"""Attributes that one argument gives -> the kind of this argument."""
+
+
+def _of_op(
+    usage: str,
+    *names: str,
+    operands: int = 1,
+    indices: int | None = None,
+    result: Literal["required", "optional", "none"] = "none",
+    fixed: Mapping[str, Attr] = MappingProxyType({}),
+    **defaults: Any,
+) -> Builtin:
+    """Return the function that applies an op, whose record says which kinds its attributes have.
+
+    names: the attributes that the arguments behind the operands give. defaults: those that keywords may give. fixed: the others.
+    indices: the number of an operand for which a number is i32.
+    """
+    op = usage.partition("(")[0]
+    known = TOGETHER | {
+        each.name: ARGUMENTS[each.kind] for each in OPS[op].attributes if each.kind in ARGUMENTS
+    }
+    return Builtin(
+        usage=usage,
+        arguments=(*(kinds.tensor,) * operands, *(known[name] for name in names)),
+        keywords={name: known[name] for name in defaults},
+        result=result,
+        build=partial(builtin_equations.applied, op, operands, names, indices, {**fixed, **defaults}),
+    )
+
+
+REDUCTIONS = ("sum", "mean", "max", "min", "prod", "any", "all", "argmax")
 
 BUILTINS: dict[str, Builtin] = {
     **{
-        op: Builtin(
-            usage=f"{op}(x)", arguments=(kinds.tensor,), build=builtin_equations.without_attributes(op)
+        op.name: Builtin(
+            usage=f"{op.name}({', '.join('xy'[: op.arity[0]])})",
+            arguments=(kinds.tensor,) * op.arity[0],
+            build=builtin_equations.without_attributes(op.name),
         )
-        for op in UNARY
-    },
-    **{
-        op: Builtin(
-            usage=f"{op}(x, y)",
-            arguments=(kinds.tensor, kinds.tensor),
-            build=builtin_equations.without_attributes(op),
-        )
-        for op in ("minimum", "maximum")
+        for op in (*elementwise.UNARY, *elementwise.BINARY)
+        if op.number is not None
     },
     "where": Builtin(
         usage="where(condition, x, y)", arguments=(kinds.tensor,) * 3, build=builtin_equations.where
     ),
-    "cast": Builtin(
-        usage="cast(x, bf16)", arguments=(kinds.tensor, kinds.dtype), build=builtin_equations.cast
-    ),
+    "cast": _of_op("cast(x, bf16)", "dtype"),
     "einsum": Builtin(
         usage="einsum(a, b -> [dims])",
         arguments=(kinds.tensor,),
@@ -188,15 +224,12 @@ BUILTINS: dict[str, Builtin] = {
         result="required",
         build=builtin_equations.einsum,
     ),
-    "grouped_dot": Builtin(
-        usage="grouped_dot(x, w, numbers, groups -> [dims])",
-        arguments=(kinds.tensor, kinds.tensor, kinds.tensor, kinds.dim),
-        result="required",
-        build=builtin_equations.grouped_dot,
+    "grouped_dot": _of_op(
+        "grouped_dot(x, w, numbers, groups -> [dims])", "group", operands=3, indices=2, result="required"
     ),
     **{
         op: Builtin(
-            usage=f"{op}(x, over = [dims])",
+            usage=f"{op}(x, over = {'d' if op == 'argmax' else '[dims]'})",
             arguments=(kinds.tensor,),
             keywords={"over": kinds.dims},
             result="optional",
@@ -204,22 +237,7 @@ BUILTINS: dict[str, Builtin] = {
         )
         for op in REDUCTIONS
     },
-    "argmax": Builtin(
-        usage="argmax(x, over = d)",
-        arguments=(kinds.tensor,),
-        keywords={"over": kinds.dims},
-        result="optional",
-        build=builtin_equations.reduction("argmax"),
-    ),
-    **{
-        op: Builtin(
-            usage=f"{op}(x -> [dims])",
-            arguments=(kinds.tensor,),
-            result="required",
-            build=builtin_equations.with_dims(op),
-        )
-        for op in ("broadcast", "transpose", "reshape")
-    },
+    **{op: _of_op(f"{op}(x -> [dims])", result="required") for op in ("broadcast", "transpose", "reshape")},
     **{
         name: Builtin(
             usage=f"{name}([dims])",
@@ -244,17 +262,13 @@ BUILTINS: dict[str, Builtin] = {
         more=kinds.mapping,
         build=builtin_equations.rename,
     ),
-    "slice": Builtin(
-        usage="slice(x, length -> short, start = 0, stride = 1)",
-        arguments=(kinds.tensor, kinds.mapping),
-        keywords={"start": kinds.integer, "stride": kinds.integer},
-        build=builtin_equations.slice_of,
-    ),
-    "pad": Builtin(
-        usage="pad(x, length -> longer, before = 0, value = 0.0)",
-        arguments=(kinds.tensor, kinds.mapping),
-        keywords={"before": kinds.integer, "value": kinds.number},
-        build=builtin_equations.pad,
+    "slice": _of_op("slice(x, length -> short, start = 0, stride = 1)", "source target", start=0, stride=1),
+    "pad": _of_op(
+        "pad(x, length -> longer, before = 0, value = 0.0)",
+        "source target",
+        fixed={"stride": 1},
+        before=0,
+        value=None,
     ),
     "concat": Builtin(
         usage="concat(a, b, left -> both, right -> both)",
@@ -270,28 +284,16 @@ BUILTINS: dict[str, Builtin] = {
         arguments=(kinds.tensor, kinds.dim),
         build=builtin_equations.unstack,
     ),
-    "shift": Builtin(
-        usage="shift(x, length, by = 1, wrap = false)",
-        arguments=(kinds.tensor, kinds.dim),
-        keywords={"by": kinds.integer, "wrap": kinds.boolean},
-        build=builtin_equations.shift,
+    "shift": _of_op("shift(x, length, by = 1, wrap = false)", "dim", by=1, wrap=False),
+    "window": _of_op(
+        "window(x, length -> [windows, kernel], stride = 1, padding = (0, 0), value = 0.0, dilation = 1)",
+        "source out kernel",
+        stride=1,
+        padding=(0, 0),
+        value=None,
+        dilation=1,
     ),
-    "window": Builtin(
-        usage="window(x, length -> [windows, kernel], stride = 1, padding = (0, 0), value = 0.0, dilation = 1)",
-        arguments=(kinds.tensor, kinds.windows),
-        keywords={
-            "stride": kinds.integer,
-            "padding": kinds.two_integers,
-            "value": kinds.number,
-            "dilation": kinds.integer,
-        },
-        build=builtin_equations.window,
-    ),
-    "gather": Builtin(
-        usage="gather(table, ids, d)",
-        arguments=(kinds.tensor, kinds.tensor, kinds.dim),
-        build=builtin_equations.gather,
-    ),
+    "gather": _of_op("gather(table, ids, d)", "dim", operands=2, indices=1),
     "scatter_add": Builtin(
         usage="scatter_add(updates, ids, d, [dims])",
         arguments=(kinds.tensor, kinds.tensor, kinds.dim, kinds.dims),
@@ -326,13 +328,8 @@ BUILTINS: dict[str, Builtin] = {
         keywords={"seed": kinds.tensor},
         build=builtin_equations.bernoulli,
     ),
-    "range": Builtin(usage="range(d)", arguments=(kinds.dim,), build=builtin_equations.range_of),
-    "one_hot": Builtin(
-        usage="one_hot(ids, d)",
-        arguments=(kinds.tensor, kinds.dim),
-        keywords={"dtype": kinds.dtype},
-        build=builtin_equations.one_hot,
-    ),
+    "range": _of_op("range(d)", "dim", operands=0),
+    "one_hot": _of_op("one_hot(ids, d)", "dim", dtype="f32"),
 }
 
 ELEMENTWISE_TWINS = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
+from typing import Any
 
 from mtfc.compiler.diagnostics import Label
 from mtfc.compiler.ir.core import Attr, Value
+from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.types import FLOATS, Dim
 from mtfc.frontend.semantics.bodies.expressions import (
     Expressions,
@@ -37,42 +40,46 @@ def without_attributes(op: str) -> Callable[..., Result]:
     return build
 
 
+def applied(
+    op: str,
+    operands: int,
+    names: Sequence[str],
+    indices: int | None,
+    defaults: Mapping[str, Any],
+    expressions: Expressions,
+    site: Site,
+    *arguments: Any,
+    **keywords: Any,
+) -> Result:
+    """Apply an op to its operands. Arguments behind these give the attributes `names`, which may be several for an argument.
+
+    indices: the number of an operand for which a number is i32, whatever the dtype of the others.
+    """
+    given = {**defaults, **keywords}
+    for each, value in zip(names, arguments[operands:], strict=True):
+        given |= zip(each.split(), value, strict=True) if " " in each else {each: value}
+    if "padding" in given:
+        given["before"], given["after"] = given["padding"]
+    if VALUE in OPS[op].attributes:
+        given["value"] = _filler(expressions, site, arguments[0], given["value"])
+        if given["value"] is None:
+            return None
+    attributes = {each.name: given[each.name] for each in OPS[op].attributes if each.name in given}
+    apart = None if indices is None else {indices: "i32"}
+    return expressions.emit(site, op, *arguments[:operands], apart=apart, **attributes)
+
+
 def where(expressions: Expressions, site: Site, condition: Operand, x: Operand, y: Operand) -> Result:
     """Make `where`: numbers among x and y take the dtype of the other one. With numbers alone, the condition chooses one."""
-    if not any(isinstance(each.result, Value) for each in (condition, x, y)):
-        chosen = expressions.folded(condition.span, truth, condition.result)
-        return None if chosen is None else (x if chosen else y).result
-    dtype = common_dtype((x, y))
-    values = [expressions.tensor(condition), expressions.tensor(x, dtype), expressions.tensor(y, dtype)]
-    found = [value for value in values if value is not None]
-    return expressions.equation(site, "where", (condition, x, y), found, {}) if len(found) == 3 else None
-
-
-def cast(expressions: Expressions, site: Site, x: Operand, dtype: str) -> Result:
-    return expressions.emit(site, "cast", x, dtype=dtype)
+    if any(isinstance(each.result, Value) for each in (condition, x, y)):
+        return expressions.emit(site, "where", condition, x, y, apart={0: None})
+    chosen = expressions.folded(condition.span, truth, condition.result)
+    return None if chosen is None else (x if chosen else y).result
 
 
 def einsum(expressions: Expressions, site: Site, *operands: Operand, dims: Dims) -> Result:
     warn_of_kept_dimension(expressions, site, operands, dims)
     return expressions.emit(site, "einsum", *operands, dims=dims)
-
-
-def grouped_dot(
-    expressions: Expressions, site: Site, x: Operand, y: Operand, numbers: Operand, group: Dim, dims: Dims
-) -> Result:
-    """Make `grouped_dot`; a number as the group of all rows is i32."""
-    values = [
-        *map(expressions.tensor, (x, y)),
-        expressions.tensor(numbers, "i32" if numbers.type is None else None),
-    ]
-    found = [value for value in values if value is not None]
-    if len(found) < 3:
-        return None
-    return expressions.equation(site, "grouped_dot", (x, y, numbers), found, {"dims": dims, "group": group})
-
-
-def with_dims(op: str) -> Callable[..., Result]:
-    return lambda expressions, site, x, dims: expressions.emit(site, op, x, dims=dims)
 
 
 def full(
@@ -170,12 +177,6 @@ def rename(expressions: Expressions, site: Site, x: Operand, *mappings: Mapped) 
     return expressions.emit(site, "rename", x, mapping=mappings)
 
 
-def slice_of(
-    expressions: Expressions, site: Site, x: Operand, dims: Mapped, start: int = 0, stride: int = 1
-) -> Result:
-    return expressions.emit(site, "slice", x, source=dims[0], target=dims[1], start=start, stride=stride)
-
-
 def _filler(
     expressions: Expressions, site: Site, x: Operand, value: Operand | None
 ) -> float | int | bool | None:
@@ -183,22 +184,6 @@ def _filler(
     dtype = x.dtype or "f32"
     nothing = Operand(False if dtype == "bool" else 0, site.span)
     return expressions.number_as(value or nothing, dtype)
-
-
-def pad(
-    expressions: Expressions,
-    site: Site,
-    x: Operand,
-    dims: Mapped,
-    before: int = 0,
-    value: Operand | None = None,
-) -> Result:
-    filler = _filler(expressions, site, x, value)
-    if filler is None:
-        return None
-    return expressions.emit(
-        site, "pad", x, source=dims[0], target=dims[1], before=before, stride=1, value=filler
-    )
 
 
 def concat(expressions: Expressions, site: Site, *arguments: Operand | Mapped) -> Result:
@@ -247,7 +232,7 @@ def stack(expressions: Expressions, site: Site, operands: list[Operand], dim: Di
     one, parts = _one(expressions, site), list[Operand]()
     for each in operands:
         if set(each.dims) != set(dims) or dim in dims:
-            labels = [Label(x.span, f"{x.shown} is {x.type or 'a number'}") for x in (operands[0], each)]
+            labels = [Label(x.span, f"{x.shown} is {x.found}") for x in (operands[0], each)]
             message = (
                 f"`{dim.name}` is no new dimension"
                 if dim in dims
@@ -269,7 +254,7 @@ def unstack(expressions: Expressions, site: Site, x: Operand, dim: Dim) -> Resul
     names = 1 + len(site.more)
     nothing: Results = (None,) * names
     if dim not in x.dims:
-        label = Label(x.span, f"{x.shown} is {x.type or 'a number'}")
+        label = Label(x.span, f"{x.shown} is {x.found}")
         expressions.scope.error("E205", f"there is no dimension `{dim.name}`", site.span, [label])
         return nothing
     if names != dim.size:
@@ -293,47 +278,6 @@ def _in_order(expressions: Expressions, x: Operand, dims: Dims) -> Operand:
         return x
     moved = expressions.emit(Site(x.span), "transpose", x, dims=dims)
     return x if moved is None else Operand(moved, x.span, x.shown)
-
-
-def shift(
-    expressions: Expressions, site: Site, x: Operand, dim: Dim, by: int = 1, wrap: bool = False
-) -> Result:
-    return expressions.emit(site, "shift", x, dim=dim, by=by, wrap=wrap)
-
-
-def window(
-    expressions: Expressions,
-    site: Site,
-    x: Operand,
-    dims: tuple[Dim, Dim, Dim],
-    stride: int = 1,
-    padding: tuple[int, int] = (0, 0),
-    value: Operand | None = None,
-    dilation: int = 1,
-) -> Result:
-    filler = _filler(expressions, site, x, value)
-    if filler is None:
-        return None
-    (source, out, kernel), (before, after) = dims, padding
-    attributes = {"stride": stride, "before": before, "after": after, "dilation": dilation, "value": filler}
-    return expressions.emit(site, "window", x, source=source, out=out, kernel=kernel, **attributes)
-
-
-def range_of(expressions: Expressions, site: Site, dim: Dim) -> Result:
-    return expressions.emit(site, "range", dim=dim)
-
-
-def one_hot(expressions: Expressions, site: Site, ids: Operand, dim: Dim, dtype: str = "f32") -> Result:
-    return expressions.emit(site, "one_hot", ids, dim=dim, dtype=dtype)
-
-
-def gather(expressions: Expressions, site: Site, table: Operand, ids: Operand, dim: Dim) -> Result:
-    """Make `gather`; a number as index is i32, whatever the dtype of the table."""
-    values = [expressions.tensor(table), expressions.tensor(ids, "i32" if ids.type is None else None)]
-    found = [value for value in values if value is not None]
-    return (
-        expressions.equation(site, "gather", (table, ids), found, {"dim": dim}) if len(found) == 2 else None
-    )
 
 
 def scatter_add(

@@ -11,10 +11,9 @@ from collections.abc import Collection, Mapping
 import attrs
 
 from mtfc.compiler.diagnostics import Label, Span
-from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import TensorType
 from mtfc.compiler.records import frozen
-from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Results, Site, Variables
+from mtfc.frontend.semantics.bodies.expressions import Expressions, Operand, Result, Results, Variables
 from mtfc.frontend.semantics.bodies.function_builder import LARGEST
 from mtfc.frontend.semantics.bodies.shared_parameters import may_share
 from mtfc.frontend.semantics.bodies.statements import BodyKind, ElaboratedBody
@@ -240,8 +239,7 @@ class _Call:
         """Report an argument that does not match its declared type."""
         argument, operand = given.argument, given.operand
         type = type_of(given)
-        found = str(operand.type) if operand.type else "a number"
-        message = f"`{argument.name.text}` of `{self.name}` is {shown(type)}, found {found}: {reason}"
+        message = f"`{argument.name.text}` of `{self.name}` is {shown(type)}, found {operand.found}: {reason}"
         labels = [
             *bound_labels(self.bindings, type, operand.span),
             Label(argument.name.span, f"`{argument.name.text}` is declared here"),
@@ -290,7 +288,10 @@ class _Call:
         if operand is None or argument.type is None:
             return operand.result if operand else None
         type = self.scope.type(argument.type)
-        return as_type(inside, operand, type) if type else None
+        if type is None or operand.fits(type):
+            return inside.as_type(operand, type) if type else None
+        inside.scope.error("E219", f"expected {type}, found {operand.found}", operand.span)
+        return None
 
 
 class FunctionBody(ElaboratedBody):
@@ -337,10 +338,9 @@ class FunctionBody(ElaboratedBody):
         if result is None or type is None:
             return None
         operand = self.expressions.as_operand(result, node.span)
-        if (operand.dtype or type.dtype) == type.dtype and set(operand.dims) == set(type.dims):
-            return as_type(self.expressions, operand, type, variable)
-        found = str(operand.type) if operand.type else "a number"
-        message = f"`{self.decl.name.text}` returns {shown(declared)}, found {found}"
+        if operand.fits(type):
+            return self.expressions.as_type(operand, type, variable)
+        message = f"`{self.decl.name.text}` returns {shown(declared)}, found {operand.found}"
         labels = [Label(declared.span, f"declared here, and {type} in this call")]
         self.scope.error("E221", message, node.span, labels, _result_help(operand, type))
         return None
@@ -350,21 +350,6 @@ def _result_help(operand: Operand, type: TensorType) -> str | None:
     if set(operand.dims) < set(type.dims):
         return "add the missing dimensions: `broadcast(x -> [dims])`"
     return "convert it with `cast(x, dtype)`" if set(operand.dims) == set(type.dims) else None
-
-
-def as_type(
-    expressions: Expressions, operand: Operand, type: TensorType, variable: str | None = None
-) -> Value | None:
-    """Return an operand as a tensor of a type: transpose a tensor to the type's order, make a scalar of a number."""
-    if set(operand.dims) != set(type.dims) or (operand.dtype or type.dtype) != type.dtype:
-        found = str(operand.type) if operand.type else "a number"
-        expressions.scope.error("E219", f"expected {type}, found {found}", operand.span)
-        return None
-    value = expressions.tensor(operand, type.dtype)
-    if value is None or value.type.dims == type.dims:
-        return value
-    site = Site(operand.span, variable)
-    return expressions.emit(site, "transpose", Operand(value, operand.span), dims=type.dims)
 
 
 def check_signature(decl: ast.FnDecl, scope: Scope) -> bool:

@@ -75,8 +75,9 @@ def _is_variable(expressions: Expressions, value: Operand) -> bool:
     """Return True for a floating-point tensor; report an error otherwise."""
     if value.type is not None and value.type.dtype in FLOATS:
         return True
-    found = str(value.type) if value.type else "a number"
-    expressions.scope.error("E202", f"only floating-point tensors have gradients, found {found}", value.span)
+    expressions.scope.error(
+        "E202", f"only floating-point tensors have gradients, found {value.found}", value.span
+    )
     return False
 
 

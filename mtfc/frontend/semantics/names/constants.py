@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from math import inf, isfinite
+from math import isfinite
 
+from mtfc.compiler.ir.attributes import INTEGER_RANGE, OVERFLOW
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import FLOATS
 from mtfc.frontend.semantics.names.scope import Scope
@@ -19,11 +20,6 @@ Number = int | float | bool
 
 LIMIT = 2**63 - 1
 """The largest size, and the largest integer in an expression."""
-
-TOO_LARGE = {"f32": (2 - 2**-24) * 2.0**127, "bf16": (2 - 2**-8) * 2.0**127, "f16": 65520.0, "f64": inf}
-"""The least number of each dtype that rounds to infinity."""
-
-INTEGERS = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
 
 
 class ConstantError(Exception):
@@ -63,11 +59,7 @@ def fold_call(op: str, *numbers: Number) -> Number:
     function = OPS[op].number
     assert function is not None, f"`{op}` takes no numbers"
     try:
-        return limited(function(*map(plain, numbers)))
-    except ZeroDivisionError:
-        raise ConstantError("division by zero") from None
-    except OverflowError:
-        raise ConstantError("the number is too large") from None
+        return _computed(function, *map(plain, numbers))
     except ValueError:
         raise ConstantError(f"`{op}` has no value at {', '.join(map(shown, numbers))}") from None
 
@@ -79,12 +71,12 @@ def fold(op: str, left: Number, right: Number) -> Number:
     if op in ("==", "!=") and isinstance(left, bool) and isinstance(right, bool):
         return COMPARISONS[op](left, right)
     a, b = plain(left), plain(right)
-    return COMPARISONS[op](a, b) if op in COMPARISONS else _arithmetic(op, a, b)
+    return COMPARISONS[op](a, b) if op in COMPARISONS else _computed(ARITHMETIC[op], a, b)
 
 
-def _arithmetic(op: str, a: float, b: float) -> float:
+def _computed(function: Callable[..., float], *numbers: float) -> float:
     try:
-        return limited(ARITHMETIC[op](a, b))
+        return limited(function(*numbers))
     except ZeroDivisionError:
         raise ConstantError("division by zero") from None
     except OverflowError:
@@ -116,13 +108,12 @@ def convert(value: Number, dtype: str) -> Number:
             raise ConstantError(f"{shown(value)} is not a value of {dtype}")
         return value
     if dtype in FLOATS:
-        if abs(value) >= TOO_LARGE[dtype]:
+        if abs(value) >= OVERFLOW[dtype]:
             raise ConstantError(f"{shown(value)} is too large for {dtype}")
         return float(value)
-    low, high = INTEGERS[dtype]
     if isinstance(value, float):
         raise ConstantError(f"{shown(value)} is not a value of {dtype}")
-    if not low <= value <= high:
+    if value not in INTEGER_RANGE[dtype]:
         raise ConstantError(f"{shown(value)} does not fit in {dtype}")
     return value
 
@@ -131,20 +122,18 @@ def shown(value: Number) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-Lookup = Callable[[ast.DimName], int | None]
-
-
-def integer(node: ast.Node, lookup: Lookup, scope: Scope) -> int | None:
+def integer(node: ast.Node, scope: Scope) -> int | None:
     """Return the value of an expression of integers, dimensions and `+ - * //`; None, and an error, if it has none."""
     if isinstance(node, ast.Int):
         return node.value
     if isinstance(node, ast.DimName):
-        return lookup(node)
+        dim = scope.dim(node)
+        return dim.size if dim else None
     if isinstance(node, ast.Unary) and node.op == "-":
-        operand = integer(node.operand, lookup, scope)
+        operand = integer(node.operand, scope)
         return None if operand is None else -operand
     if isinstance(node, ast.Binary):
-        return _whole(node, integer(node.left, lookup, scope), integer(node.right, lookup, scope), scope)
+        return _whole(node, integer(node.left, scope), integer(node.right, scope), scope)
     scope.error("E208", "expected an integer, dimensions and `+ - * //` between them", node.span)
     return None
 
@@ -156,13 +145,8 @@ def _whole(node: ast.Binary, left: int | None, right: int | None, scope: Scope) 
             "E208", f"`{node.op}` is not among the operators of sizes, `+ - * //`", node.span, help=help
         )
         return None
-    if left is None or right is None:
-        return None
-    try:
-        return int(fold(node.op, left, right))
-    except ConstantError as error:
-        scope.error("E209", str(error), node.span)
-        return None
+    found = _folded(node, left, right, scope)
+    return None if found is None else int(found)
 
 
 def number(node: ast.Node, scope: Scope) -> float | None:

@@ -10,16 +10,6 @@ from mtfc.frontend.semantics.names.scope import Scope, listing
 from mtfc.frontend.syntax import ast
 
 
-def whole_number(node: ast.Expr, scope: Scope) -> int | None:
-    """Return the value of an expression of whole numbers and dimensions; None, and an error, if it has none."""
-
-    def lookup(name: ast.DimName) -> int | None:
-        dim = scope.dim(name)
-        return dim.size if dim else None
-
-    return integer(node, lookup, scope)
-
-
 def numbers_in(
     nodes: Iterable[ast.Expr | ast.DeviceRange], count: int, what: str, code: str, scope: Scope
 ) -> tuple[int, ...] | None:
@@ -28,7 +18,7 @@ def numbers_in(
     is_right = True
     for node in nodes:
         ends = [node.first, node.last] if isinstance(node, ast.DeviceRange) else [node]
-        values = [whole_number(end, scope) for end in ends]
+        values = [integer(end, scope) for end in ends]
         numbers = [value for value in values if value is not None]
         wrong = next((value for value in numbers if not 0 <= value < count), None)
         if wrong is not None:

@@ -56,11 +56,7 @@ def _dim(decl: ast.DimDecl, scope: Scope) -> Dim | None:
 
 
 def _size(name: str, node: ast.Expr, scope: Scope) -> int | None:
-    def lookup(name: ast.DimName) -> int | None:
-        dim = scope.dim(name)
-        return dim.size if dim else None
-
-    size = integer(node, lookup, scope)
+    size = integer(node, scope)
     return size if size is not None and valid_size(name, size, node.span, scope) else None
 
 

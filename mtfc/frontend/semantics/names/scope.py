@@ -200,11 +200,23 @@ class Scope:
 
     def declare(self, what: str, name: ast.Name, places: MutableMapping[str, Span]) -> bool:
         """Note the place of a declaration; return False, and report an error, if the name is declared already."""
+        message = f"{what} `{name.text}` is declared twice"
+        return self.is_first(name, places, "E102", message, "first declared here")
+
+    def is_first(
+        self,
+        name: ast.DimName | ast.Every,
+        places: MutableMapping[str, Span],
+        code: str,
+        message: str,
+        label: str,
+        help: str | None = None,
+    ) -> bool:
+        """Note the place of a name; return False, and report an error with a label there, if the name has a place already."""
         if name.text not in places:
             places[name.text] = name.span
             return True
-        label = Label(places[name.text], "first declared here")
-        self.error("E102", f"{what} `{name.text}` is declared twice", name.span, [label])
+        self.error(code, message, name.span, [Label(places[name.text], label)], help)
         return False
 
     def dim(self, name: ast.DimName, code: str = "E103") -> Dim | None:

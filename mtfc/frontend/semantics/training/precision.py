@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from mtfc.compiler.diagnostics import Label
+from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import LossScale
 from mtfc.compiler.ir.types import FLOATS, WRITTEN_BYTES
 from mtfc.compiler.records import frozen
@@ -49,14 +49,12 @@ def elaborate_precision(node: ast.Precision, scope: Scope) -> TrainPrecision:
 
 def _by_key(node: ast.Precision, scope: Scope) -> dict[str, ast.PrecisionRule]:
     rules: dict[str, ast.PrecisionRule] = {}
+    places: dict[str, Span] = {}
     for rule in node.rules:
         key = rule.use.text
         if key not in KEYS:
             scope.unknown("E410", f"`precision` has no entry `{key}`", rule.use, KEYS)
-        elif key in rules:
-            label = Label(rules[key].use.span, "first given here")
-            scope.error("E410", f"`{key}` is given twice", rule.use.span, [label])
-        else:
+        elif scope.is_first(rule.use, places, "E410", f"`{key}` is given twice", "first given here"):
             rules[key] = rule
     return rules
 

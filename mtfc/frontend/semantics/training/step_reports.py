@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Function
@@ -43,8 +43,11 @@ def step_reports(
     built_in = [name for name in BUILT_IN if is_scaled or name != LOSS_SCALE]
     outputs = [output.name for output in model.program.function("forward").handed_out]
     found: dict[str, ast.Name] = {}
-    for name in _once(decl.report or (), scope):
-        if name.text in outputs or _is_built_in(name, model, outputs, built_in, scope):
+    places: dict[str, Span] = {}
+    for name in decl.report or ():
+        message = f"`{name.text}` is reported twice"
+        is_first = scope.is_first(name, places, "E410", message, "first named here")
+        if is_first and (name.text in outputs or _is_built_in(name, model, outputs, built_in, scope)):
             found[name.text] = name
     rate = None
     if LEARNING_RATE in found and LEARNING_RATE not in outputs:
@@ -52,18 +55,6 @@ def step_reports(
         found = found if rate else {text: name for text, name in found.items() if text != LEARNING_RATE}
     minimized = decl.minimize.text if decl.minimize else None
     return TrainReports(tuple(text for text in found if text != minimized), rate)
-
-
-def _once(names: Iterable[ast.Name], scope: Scope) -> Iterator[ast.Name]:
-    """Yield the names, and report an error for a repeated one."""
-    places: dict[str, Span] = {}
-    for name in names:
-        if name.text in places:
-            label = Label(places[name.text], "first named here")
-            scope.error("E410", f"`{name.text}` is reported twice", name.span, [label])
-        else:
-            places[name.text] = name.span
-            yield name
 
 
 def _is_built_in(
@@ -92,7 +83,7 @@ def _unknown(name: ast.Name, model: Model, known: Sequence[str], scope: Scope) -
 def _learning_rate(name: ast.Name, optimizers: Sequence[Optimizer | None], scope: Scope) -> Function | None:
     """Return the function of the learning rate that all optimizers share; None, and an error, if there is none."""
     right = [each for each in optimizers if each is not None]
-    if len(right) < len(optimizers) or not _have_rates(name, right, scope):
+    if len(right) < len(optimizers) or not all(_has_rate(name, each, scope) for each in right):
         return None
     given = [_given_rate(each, scope) for each in right]
     if None in given:
@@ -118,10 +109,6 @@ def _given_rate(optimizer: Optimizer, scope: Scope) -> tuple[Scope | None, ast.A
     default = next(each.default for each in decl.hypers if each.name.text == LEARNING_RATE)
     assert default is not None, "hyperparameters without a default are given"
     return optimizer.scope, default
-
-
-def _have_rates(name: ast.Name, optimizers: Iterable[Optimizer], scope: Scope) -> bool:
-    return all(_has_rate(name, each, scope) for each in optimizers)
 
 
 def _has_rate(name: ast.Name, optimizer: Optimizer, scope: Scope) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
-from mtfc.compiler.diagnostics import Label, Span
+from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Training, Update
 from mtfc.compiler.ir.types import TensorType
 from mtfc.frontend.semantics.models import Model
@@ -41,11 +41,9 @@ def train_models(
         name = decl.model.text
         if name not in scope.models:
             scope.unknown("E106", f"unknown model `{name}`", decl.model, scope.models)
-        elif name in places:
-            label = Label(places[name], "first trained here")
-            scope.error("E408", f"model `{name}` has two `train` blocks", decl.model.span, [label])
-        else:
-            places[name] = decl.model.span
+        elif scope.is_first(
+            decl.model, places, "E408", f"model `{name}` has two `train` blocks", "first trained here"
+        ):
             trained.update({name: _trained(models[name], decl, scope, std())} if name in models else {})
     return trained
 
@@ -54,9 +52,7 @@ def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Mod
     groups = groups_of(model, decl, scope)
     minimize = loss_to_minimize(model, decl, scope, groups)
     precision = elaborate_precision(decl.precision, scope) if decl.precision else None
-    clip = _clip(decl.clip, scope) if decl.clip else None
-    accumulate = _micro_batches(decl.accumulate, scope) if decl.accumulate else 1
-    average = _average(decl.average, scope) if decl.average else None
+    clip, accumulate, average = (_setting(key, getattr(decl, key), scope) for key in SETTINGS)
     stored = {
         name: type.with_dtype(precision.params if precision else type.dtype)
         for name, type in model.slices.items()
@@ -73,7 +69,7 @@ def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Mod
         updates,
         precision.dtypes if precision else None,
         clip,
-        accumulate,
+        int(accumulate or 1),
         decl.span,
         tuple(name for name in dict.fromkeys((*report.names, *model.watched)) if name != minimize),
         report.learning_rate,
@@ -149,28 +145,26 @@ def _entries(
     return [find_optimizer(node, scope, std) for node in nodes]
 
 
-def _clip(node: ast.Expr, scope: Scope) -> float | None:
-    value = number(node, scope)
-    if value is None or value > 0:
+SETTINGS: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    "clip": (lambda value: value > 0, "gradients are clipped to a norm above 0"),
+    "accumulate": (
+        lambda value: isinstance(value, int) and 1 <= value <= MOST_MICRO_BATCHES,
+        f"expected a number of micro-batches from 1 to {MOST_MICRO_BATCHES}",
+    ),
+    "average": (
+        lambda value: 0 < value < 1,
+        "expected the share of an average that a step keeps, between 0 and 1",
+    ),
+}
+"""Entry of a `train` block -> a test of its number, and what the number must be."""
+
+
+def _setting(key: str, node: ast.Expr | None, scope: Scope) -> float | None:
+    """Return the number of an entry; None if there is no entry, or a wrong one, which is reported."""
+    if node is None:
+        return None
+    value, (is_possible, expected) = number(node, scope), SETTINGS[key]
+    if value is None or is_possible(value):
         return value
-    scope.error("E410", f"gradients are clipped to a norm above 0, found {value}", node.span)
+    scope.error("E410", f"{expected}, found {value}", node.span)
     return None
-
-
-def _average(node: ast.Expr, scope: Scope) -> float | None:
-    value = number(node, scope)
-    if value is None or 0 < value < 1:
-        return value
-    message = f"expected the share of an average that a step keeps, between 0 and 1, found {value}"
-    scope.error("E410", message, node.span)
-    return None
-
-
-def _micro_batches(node: ast.Expr, scope: Scope) -> int:
-    value = number(node, scope)
-    if isinstance(value, int) and 1 <= value <= MOST_MICRO_BATCHES:
-        return value
-    if value is not None:
-        message = f"expected a number of micro-batches from 1 to {MOST_MICRO_BATCHES}, found {value}"
-        scope.error("E410", message, node.span)
-    return 1

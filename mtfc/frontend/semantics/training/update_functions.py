@@ -22,7 +22,6 @@ from mtfc.frontend.semantics.bodies.function_builder import BlockBuilder, Functi
 from mtfc.frontend.semantics.bodies.statements import BodyKind, ElaboratedBody
 from mtfc.frontend.semantics.calls import argument_kinds as kinds
 from mtfc.frontend.semantics.calls.builtin_calls import elaborate_call
-from mtfc.frontend.semantics.calls.function_calls import as_type
 from mtfc.frontend.semantics.calls.signatures import Bindings, GivenArgument
 from mtfc.frontend.semantics.names.scope import ANY, STEP, Scope
 from mtfc.frontend.semantics.training.optimizers import (
@@ -55,9 +54,9 @@ def elaborate_updates(
         if case is None:
             report_no_case(optimizer, parameters[0], type, scope)
             return None
-        function = None if case.decl in wrong else _function(optimizer, case, type, scope)
+        function = None if case[0] in wrong else _function(optimizer, *case, type, scope)
         if function is None:  # an error for one type is not repeated for others
-            wrong.append(case.decl)
+            wrong.append(case[0])
         else:
             updates.append(Update(tuple(parameters), function))
     return None if wrong else tuple(updates)
@@ -78,27 +77,18 @@ def elaborate_hyperparameter(optimizer: Optimizer, name: str, scope: Scope) -> F
     )
 
 
-@frozen
-class MatchingCase:
-    """The declaration of an optimizer that fits a type, and the bindings of the names in its pattern."""
-
-    decl: ast.OptimizerDecl
-    bindings: Bindings
+def _case(optimizer: Optimizer, type: TensorType) -> tuple[ast.OptimizerDecl, Bindings] | None:
+    """Return the first declaration that fits a type, and the bindings of the names in its pattern."""
+    found = ((decl, _matched(decl, type, optimizer.scope)) for decl in optimizer.decls)
+    return next(((decl, bindings) for decl, bindings in found if bindings is not None), None)
 
 
-def _case(optimizer: Optimizer, type: TensorType) -> MatchingCase | None:
-    """Return the first declaration that fits a type."""
-    for decl in optimizer.decls:
-        bindings = _matched(decl, type, optimizer.scope)
-        if bindings is not None:
-            return MatchingCase(decl, bindings)
-    return None
-
-
-def _function(optimizer: Optimizer, case: MatchingCase, type: TensorType, scope: Scope) -> Function | None:
-    given = given_hypers(optimizer, case.decl, scope)
-    inside = _inside(optimizer, case.bindings)
-    return None if given is None else _Elaboration(case.decl, type, inside).run(given, scope)
+def _function(
+    optimizer: Optimizer, decl: ast.OptimizerDecl, bindings: Bindings, type: TensorType, scope: Scope
+) -> Function | None:
+    given = given_hypers(optimizer, decl, scope)
+    inside = _inside(optimizer, bindings)
+    return None if given is None else _Elaboration(decl, type, inside).run(given, scope)
 
 
 def _matched(decl: ast.OptimizerDecl, type: TensorType, scope: Scope) -> Bindings | None:
@@ -303,13 +293,11 @@ class UpdateBody(ElaboratedBody):
             return None
         operand, type = self.expressions.as_operand(result, target.span), kept.type
         dtype = None if kept.is_number and operand.dtype in FLOATS else operand.dtype
-        if set(operand.dims) != set(type.dims) or (dtype or type.dtype) != type.dtype:
-            found = str(operand.type) if operand.type else "a number"
-            label = Label(kept.span, f"`{target.text}` is {type}")
-            message = f"`{target.text}` is {type}, and would become {found}"
-            self.scope.error("E415", message, target.span, [label])
+        operand = attrs.evolve(operand, is_number=dtype is None)
+        if not operand.fits(type):
+            self.expressions.report_change(target, operand, type, kept.span)
             return None
-        fit = as_type(self.expressions, attrs.evolve(operand, is_number=dtype is None), type, target.text)
+        fit = self.expressions.as_type(operand, type, target.text)
         if kept.is_number and fit is not None:
             self.builder.numbers.add(fit)
         return fit
