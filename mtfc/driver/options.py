@@ -135,12 +135,6 @@ class TrainOptions:
             raise UsageError("--epochs counts passes over the data: give --data, or --steps")
         if self.save_every is not None and self.save_minutes is not None:
             raise UsageError("--save-every and --save-minutes both say when to save: give one of them")
-        if self.tokenizer is not None and self.data is None and self.eval is None:
-            raise UsageError("--tokenizer goes with --data or --eval, whose text becomes tokens")
-        if self.eval_every is not None and self.eval is None:
-            raise UsageError("--eval-every goes with --eval, the data to evaluate on")
-        if self.eval_batches is not None and self.eval is None:
-            raise UsageError("--eval-batches goes with --eval, the data to evaluate on")
         if self.warm_start is not None and self.params is not None:
             raise UsageError("--warm-start and --params both say where to start: give one of them")
         for option, path in (("--warm-start", self.warm_start), ("--params", self.params)):
@@ -148,15 +142,24 @@ class TrainOptions:
                 raise UsageError(
                     f"--fresh moves the results in --dir aside, and {option} {path} names them: give another --dir"
                 )
-        if self.keep_best is not None and (self.eval is None or self.folder is None):
-            raise UsageError(
-                "--keep-best goes with --eval, the data to evaluate on, and --dir, the folder for checkpoints"
-            )
-        if self.stop_early is not None and self.eval is None:
-            raise UsageError("--stop-early goes with --eval, the data to evaluate on")
-        for option, value in (("--save-every", self.save_every), ("--save-minutes", self.save_minutes)):
-            if value is not None and self.folder is None:
-                raise UsageError(f"{option} goes with --dir, the folder for checkpoints")
+        evaluated, kept = "--eval, the data to evaluate on", "--dir, the folder for checkpoints"
+        both = self.folder if self.eval is not None else None
+        for option, value, needed, what in (
+            (
+                "--tokenizer",
+                self.tokenizer,
+                self.data or self.eval,
+                "--data or --eval, whose text becomes tokens",
+            ),
+            ("--eval-every", self.eval_every, self.eval, evaluated),
+            ("--eval-batches", self.eval_batches, self.eval, evaluated),
+            ("--keep-best", self.keep_best, both, f"{evaluated}, and {kept}"),
+            ("--stop-early", self.stop_early, self.eval, evaluated),
+            ("--save-every", self.save_every, self.folder, kept),
+            ("--save-minutes", self.save_minutes, self.folder, kept),
+        ):
+            if value is not None and needed is None:
+                raise UsageError(f"{option} goes with {what}")
 
 
 @attrs.frozen

@@ -301,7 +301,10 @@ class Saving:
         return step == self.next
 
     def save(self, step: int, state: Any, position: Any, last: TrainingStep | None, evaluates: bool) -> None:
-        """Write a checkpoint while training goes on, and set the step of the next one. Raises what `Checkpoints.wait` raises."""
+        """Write a checkpoint while training goes on, and set the step of the next one. Raises what `Checkpoints.wait` raises.
+
+        position: of the data after the step. last: the last figures. evaluates: an evaluation of the state follows.
+        """
         assert self.checkpoints is not None
         before, now = self.about.step, monotonic()
         self.about = self._about(step, position, last, evaluates)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from time import time
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 from uuid import uuid4
 
 import attrs
@@ -33,16 +33,18 @@ RUN = "mtfc-run.txt"
 """The file in a folder of TensorBoard that names the folder of the run that writes there."""
 
 
-class Sink(Protocol):
+class Sink:
     """A receiver of the finished steps."""
 
-    def step(self, step: TrainingStep) -> None: ...
+    def step(self, step: TrainingStep) -> None:
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what the receiver holds."""
 
 
 @attrs.define
-class JsonLines:
+class JsonLines(Sink):
     """A file with one JSON object a step. A run that goes on from a checkpoint drops the lines of later steps first."""
 
     path: Path
@@ -161,7 +163,7 @@ def figures_in(path: Path, step: int) -> Mapping[str, Any]:
 
 
 @attrs.define
-class TensorBoard:
+class TensorBoard(Sink):
     """An event file for TensorBoard, with one curve for each figure.
 
     writer: writes at once. The other one of tensorboardX has a thread, which ends when the disk is full, and blocks its callers.
@@ -217,7 +219,7 @@ class TensorBoard:
 
 
 @attrs.frozen
-class UserSink:
+class UserSink(Sink):
     """A function of the user, which takes the record of each step: the JSON object of `JsonLines` as a dict."""
 
     name: str
@@ -233,12 +235,9 @@ class UserSink:
         with explained(f"--metrics {self.name}"):
             self.function(step.record())
 
-    def close(self) -> None:
-        pass
-
 
 @attrs.define
-class Lines:
+class Lines(Sink):
     """Some of the steps as lines of text: those with an evaluation, the first, the last, and one of `every` steps."""
 
     to: TextIO
@@ -253,16 +252,13 @@ class Lines:
         if step.evaluation or step.number in (1, self.total) or step.number % self.every == 0:
             print(step_line(step, self.total), file=self.to, flush=True)
 
-    def close(self) -> None:
-        pass
-
 
 LINES = 20
 """Number of steps that the text of a training run shows if no option says how many."""
 
 
 @attrs.define
-class ProgressBar:
+class ProgressBar(Sink):
     """A bar on a terminal, with the last figures; above it the lines of `Lines`."""
 
     bar: Any

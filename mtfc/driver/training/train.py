@@ -20,8 +20,6 @@ from mtfc.driver.data.checkpoint_files import CHECKPOINTS, About
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters
 from mtfc.driver.data.remote import RemoteFolder, is_remote
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, reason_of, say
-from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
-from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import TrainOptions
@@ -136,21 +134,16 @@ def _predicted(options: TrainOptions, selection: Selection, sources: Sources) ->
     """Return the predicted time of a step on the target, if one is named."""
     if options.target is None:
         return None
-    from mtfc.driver.loading.target import check_room, machine_of, target_of
-    from mtfc.driver.simulate import simulate_layout, simulate_multi_mesh, simulate_placement
+    from mtfc.driver.loading.target import check_room, target_of
+    from mtfc.driver.simulate import simulate_case, simulate_layout
 
-    case = selection.case
-    if isinstance(case, MultiMeshCase):
-        uniform = target_of(options.target, selection.hardware, sources)
-        multi_mesh = simulate_multi_mesh(case, selection.program, uniform, options.target).step
-        return Prediction(multi_mesh.seconds, multi_mesh.ideal)
-    if isinstance(case, PlacementCase):
-        machine = machine_of(options.target, selection.hardware, sources)
-        placed = simulate_placement(case.placement, selection.program, machine, options.target).step
-        return Prediction(placed.seconds, placed.ideal)
-    hardware = target_of(options.target, selection.hardware, sources)
+    case, program, machines = selection.case, selection.program, selection.hardware
+    if not isinstance(case, LayoutOnMesh):
+        other = simulate_case(case, program, machines, options.target, sources).step
+        return Prediction(other.seconds, other.ideal)
+    hardware = target_of(options.target, machines, sources)
     check_room(hardware, case.mesh, options.target)
-    step = simulate_layout(case.lower(selection.program), hardware).step
+    step = simulate_layout(case.lower(program), hardware).step
     return Prediction(step.seconds, step.ideal)
 
 
@@ -589,7 +582,7 @@ def _move_aside(folder: Path) -> None:
 
 
 @attrs.define
-class ProfiledSteps:
+class ProfiledSteps(Sink):
     """Starts JAX's profiler after some steps, and stops it after some more. Raises `Unavailable` if it cannot write."""
 
     folder: str
