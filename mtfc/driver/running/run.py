@@ -14,7 +14,7 @@ from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim
-from mtfc.driver.data.array_files import Arrays, save_arrays
+from mtfc.driver.data.array_files import save_arrays
 from mtfc.driver.data.files import check_apart, check_writable
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters, read_batches
 from mtfc.driver.errors import OK, UsageError, say
@@ -25,9 +25,7 @@ from mtfc.driver.options import RunOptions
 from mtfc.driver.running.execution import Session, loaded
 from mtfc.driver.running.nan_search import StepInputs, find_not_finite
 from mtfc.driver.running.remainder import Resizing
-from mtfc.driver.running.rewind import Copy
-from mtfc.driver.running.steps import BatchResults, evaluate, step_of
-from mtfc.driver.running.training import TrainingData, TrainingRun
+from mtfc.driver.running.training import BatchResults, TrainingData, TrainingRun, evaluate
 from mtfc.reports.run_report import StepRecord, run_json, summaries_of, summaries_text
 
 
@@ -94,11 +92,11 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
     session.smaller = _smaller(data, options, resizing)
     if options.train:
         search = _search(data, resizing) if options.debug_nans else None
-        training = TrainingRun.start(session, program, data, options.save, show, search)
+        training = TrainingRun(session, program, data, options.save, show, search)
         status = training.run(options.steps or data.steps)
         found, wrong = training.results, options.without_collectives
         return FinishedRun(status, backend, case, training.steps, found, cause=training.cause, is_wrong=wrong)
-    steps, results = _evaluate(session, program, data.batches, options.steps or data.batches.count)
+    steps, results = evaluate(session, program, data.batches, options.steps or data.batches.count)
     texts = options.generation.texts(results.joined(), program) if options.generation else ()
     if options.save is not None:
         save_arrays(options.save, results.joined())
@@ -224,29 +222,15 @@ def _smaller(data: TrainingData, options: RunOptions, resizing: Resizing) -> dic
     return modules
 
 
-def _search(data: TrainingData, resizing: Resizing) -> Callable[[Copy], Diagnostic | None]:
+def _search(data: TrainingData, resizing: Resizing) -> Callable[[StepInputs], Diagnostic | None]:
     """Return the search for the cause of numbers that are not finite, given the start of the step."""
 
-    def search(start: Copy) -> Diagnostic | None:
-        dim = data.batches.smaller(start.step) if data.accumulate == 1 else None
+    def search(start: StepInputs) -> Diagnostic | None:
+        dim = data.batches.smaller(start.number) if data.accumulate == 1 else None
         program = resizing.selection.program if dim is None else resizing.program(dim)
-        batch = data.batches.step(start.step, data.accumulate)
-        inputs = StepInputs(start.parameters, start.state, batch, start.step)
+        inputs = attrs.evolve(start, batch=data.batches.step(start.number, data.accumulate))
         case = resizing.case(program)
         lowered = case.lower(program) if isinstance(case, LayoutOnMesh) else None
         return find_not_finite(program, inputs, lowered)
 
     return search
-
-
-def _evaluate(
-    session: Session, program: Program, batches: Batches, number: int
-) -> tuple[list[StepRecord], BatchResults]:
-    """Run the model on the first batches."""
-    steps: list[StepRecord] = []
-
-    def done(i: int, start: float, outputs: Arrays) -> None:
-        steps.append(step_of(i + 1, start, outputs, program))
-
-    results = evaluate(session, program, batches, number, done)
-    return steps, results

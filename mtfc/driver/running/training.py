@@ -1,28 +1,36 @@
-"""Train step by step, and save the parameters however the run ends.
+"""Run or train a model on batch after batch, and save the parameters however the training ends.
 
-Ctrl-C ends the run after the running step. A loss that is not finite ends the run, too. Then the last good parameters are those
-that gave the last finite loss: the update of that step led to the loss that is not finite.
+Ctrl-C ends a training after the running step, which donates its parameters and returns new ones: an interrupt in between would
+lose both. A loss that is not finite ends the run, too. Then the last good parameters are those that gave the last finite loss:
+the update of that step led to the loss that is not finite.
+
+On JAX the step has donated these parameters, so that both need memory once. Keeping the arrays of every step would take their
+memory twice more. So the host keeps a copy from time to time, and to recover, the steps since that copy run again: the same
+computation on the same data.
 """
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from math import isfinite
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from math import fsum, isfinite
+from threading import current_thread, main_thread
+from time import monotonic
 
 import attrs
 
 from mtfc.compiler.activity import each_of
+from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import Array, Arrays, save_arrays
-from mtfc.driver.data.inputs import Batches
+from mtfc.driver.data.inputs import Batches, joined_axis
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
 from mtfc.driver.running.execution import Session
-from mtfc.driver.running.interrupts import delayed_interrupt
-from mtfc.driver.running.rewind import Copy, Rewind
-from mtfc.driver.running.steps import BatchResults, evaluate, losses_of, reported, step_of
+from mtfc.driver.running.nan_search import StepInputs
+from mtfc.reports.array_summary import is_figure
 from mtfc.reports.run_report import StepRecord
 
 REPORTS = 20
@@ -48,46 +56,36 @@ class TrainingData:
         return session.train(batch, number, self.batches.smaller(number) if self.accumulate == 1 else None)
 
 
-Search = Callable[[Copy], Diagnostic | None]
-"""Finds the equation of a step that makes the first number that is not finite, from the start of the step."""
+Search = Callable[[StepInputs], Diagnostic | None]
+"""Finds the equation of a step that makes the first number that is not finite, from its parameters and state."""
 
 
 @attrs.define
 class TrainingRun:
-    """A training run under way: the finished steps, and the last outputs."""
+    """A training run under way: the finished steps, and the last outputs.
+
+    save: the path of the results, if any. show: receives some of the steps. search: finds the cause of numbers that are not
+    finite.
+    """
 
     session: Session
     program: Program
     data: TrainingData
     save: str | None
     show: Callable[[StepRecord], None]
-    rewind: Rewind | None
     search: Search | None = None
     steps: list[StepRecord] = attrs.field(factory=list)
     results: BatchResults = attrs.field(factory=lambda: BatchResults(({},)))
     cause: Diagnostic | None = None
+    rewind: Rewind | None = attrs.field(init=False)
 
-    @classmethod
-    def start(
-        cls,
-        session: Session,
-        program: Program,
-        data: TrainingData,
-        save: str | None,
-        show: Callable[[StepRecord], None],
-        search: Search | None = None,
-    ) -> TrainingRun:
-        """Start a training run.
+    @rewind.default
+    def _rewind(self) -> Rewind | None:
+        return Rewind(self.session, self._again) if self.save or self.search else None
 
-        save: the path of the results, if any. show: receives some of the steps. search: finds the cause of numbers that are not
-        finite.
-        """
-
-        def again(number: int) -> float:
-            return float(step_of(number, 0.0, data.train(session, number), program)["loss"])
-
-        rewind = Rewind(session, again) if save or search else None
-        return cls(session, program, data, save, show, rewind, search)
+    def _again(self, number: int) -> float:
+        """Run a step once more, and return its loss."""
+        return float(step_of(number, 0.0, self.data.train(self.session, number), self.program)["loss"])
 
     def run(self, number: int) -> int:
         """Train `number` steps, show some of them, and save; return the exit status."""
@@ -127,7 +125,7 @@ class TrainingRun:
     def _show(self) -> None:
         evaluation = self.data.evaluation
         if evaluation and self.is_finite:
-            self.results = evaluate(self.session, self.program, evaluation, evaluation.count, lambda *_: None)
+            self.results = evaluate(self.session, self.program, evaluation, evaluation.count)[1]
             self.steps[-1]["eval"] = self.results.means()
         self.show(self.steps[-1])
 
@@ -169,20 +167,204 @@ class TrainingRun:
         """Find the cause of numbers that are not finite in a step, or in the parameters that it starts from."""
         if self.search is None or self.rewind is None:
             return
-        start = self.rewind.start_of_failure(step, _all_finite)
+        start = self.rewind.start_of_failure(step)
         self.cause = self.search(start)
         if self.cause is None:
-            say(f"step {start.step + 1} gives finite numbers when it is repeated on the interpreter")
+            say(f"step {start.number + 1} gives finite numbers when it is repeated on the interpreter")
 
     def _save(self, parameters: Arrays, steps: Sequence[StepRecord]) -> None:
+        import numpy as np
+
         assert self.save is not None
         if "loss" in parameters:
             say(f"{self.save} has no losses: a parameter is called `loss`")
-        arrays = {"loss": losses_of(steps), **self.session.averages(), **parameters}
-        save_arrays(self.save, arrays)
+        losses = np.array([step["loss"] for step in steps], np.float32)
+        save_arrays(self.save, {"loss": losses, **self.session.averages(), **parameters})
 
 
 def _all_finite(arrays: Arrays) -> bool:
     import numpy as np
 
     return all(bool(np.isfinite(array).all()) for array in arrays.values())
+
+
+def step_of(number: int, start: float, outputs: Arrays, program: Program) -> StepRecord:
+    """Return number, loss and seconds of a step that began at `start` and has just ended."""
+    minimized = program.training.minimize if program.training else None
+    loss = float(outputs[minimized]) if minimized is not None and minimized in outputs else None
+    return {"step": number, "loss": loss, "seconds": time.perf_counter() - start}
+
+
+def reported(outputs: Arrays, program: Program) -> StepRecord:
+    """Return the scalars and short vectors that a training step reports, if it reports any."""
+    names = program.training.report if program.training else ()
+    figures = {name: outputs[name].tolist() for name in names if is_figure(outputs[name])}
+    return {"report": figures} if figures else {}
+
+
+@attrs.frozen
+class BatchResults:
+    """The outputs of several batches.
+
+    rows: the number of rows of each batch; None if all batches have the same number. axes: the axis along which each output is
+    joined, if that is not the first. counts: for each output that is a mean over a count of the data, the count of each batch.
+    """
+
+    parts: Sequence[Arrays]
+    rows: tuple[int, ...] | None = None
+    axes: Mapping[str, int] = attrs.field(factory=dict)
+    counts: Mapping[str, tuple[float, ...]] = attrs.field(factory=dict)
+
+    def joined(self) -> Arrays:
+        """Join each output of all batches along the rows; scalars become a row."""
+        import numpy as np
+
+        if len(self.parts) == 1:
+            return dict(self.parts[0])
+        columns = {name: [np.atleast_1d(part[name]) for part in self.parts] for name in self.parts[0]}
+        return {name: np.concatenate(column, self.axes.get(name, 0)) for name, column in columns.items()}
+
+    def mean(self, name: str) -> float:
+        """Return the mean of an output over all batches: each weighs by its count, or else by its number of rows."""
+        import numpy as np
+
+        means = [float(np.mean(part[name], dtype=np.float64)) for part in self.parts]
+        weights = self.counts.get(name, self.rows or (1,) * len(means))
+        return weighted_mean(list(zip(means, weights, strict=True)))
+
+    def means(self) -> dict[str, float]:
+        """Return the means of the outputs with at most one dimension."""
+        return {name: self.mean(name) for name, array in self.parts[0].items() if array.ndim < 2}
+
+    def weighted(self) -> dict[str, float]:
+        """Return the means of the scalar outputs for which batches have different weights."""
+        scalars = [name for name, array in self.parts[0].items() if array.ndim == 0]
+        return {name: self.mean(name) for name in scalars if self.rows is not None or name in self.counts}
+
+
+def weighted_mean(parts: Sequence[tuple[float, float]]) -> float:
+    """Return the mean of (mean, weight); a part of weight 0 may have a mean that is not a number."""
+    total = fsum(weight for _, weight in parts)
+    if not total:
+        return fsum(mean for mean, _ in parts) / len(parts)
+    return fsum(mean * weight for mean, weight in parts if weight) / total
+
+
+def evaluate(
+    session: Session, program: Program, batches: Batches, number: int
+) -> tuple[list[StepRecord], BatchResults]:
+    """Run the model on the first batches. The session's `forward` has the counts of `with_weights`."""
+    counts = with_weights(program)[1]
+    steps, parts, weights = list[StepRecord](), list[Arrays](), list[dict[str, float]]()
+    for i in each_of(range(number), "evaluating batch"):
+        start = time.perf_counter()
+        outputs = session.evaluate("forward", batches[i], batches.smaller(i))
+        weights.append({name: float(outputs[count]) for name, count in counts.items()})
+        parts.append({name: array for name, array in outputs.items() if name not in counts.values()})
+        steps.append(step_of(i + 1, start, parts[-1], program))
+    is_uneven = batches.rest and number == batches.count and number > 1
+    rows = tuple(map(batches.rows, range(number))) if is_uneven else None
+    types = {output.name: output.value.type for output in program.function("forward").handed_out}
+    axes = {name: joined_axis(type, batches.dims) for name, type in types.items()}
+    by_output = {name: tuple(each[name] for each in weights) for name in counts} if number > 1 else {}
+    return steps, BatchResults(parts, rows, axes, by_output)
+
+
+SHARE = 0.03
+"""Copying takes at most this share of the time."""
+
+
+@attrs.define
+class Rewind:
+    """Goes back in a training run. `again` runs the step of a given number and returns its loss.
+
+    proven, new: copies of the parameters and the optimizer state before a step, on the host, without its batch.
+    """
+
+    session: Session
+    again: Callable[[int], float]
+    proven: StepInputs | None = None
+    new: StepInputs | None = None
+    due: float = 0.0
+
+    def before(self, step: int) -> None:
+        """Copy parameters and state before the step, if enough time has passed since the last copy."""
+        started = monotonic()
+        if started < self.due:
+            return
+        self.new = self._copy(step)
+        self.due = monotonic() + (monotonic() - started) / SHARE
+
+    def succeeded(self) -> None:
+        """Accept the new copy, if any: the loss of the step was finite."""
+        self.proven, self.new = self.new or self.proven, None
+
+    def back(self, step: int) -> dict[str, Array] | None:
+        """Return the parameters that `step` started from; None if no copy has been accepted.
+
+        On some GPUs a repeated step gives another loss. If that loss is not finite, return the parameters of the copy.
+        """
+        if self.proven is None:
+            return None
+        self._restore(self.proven)
+        for number in range(self.proven.number, step):
+            if not isfinite(self.again(number)):
+                self._restore(self.proven)
+                break
+        return self.session.parameters()
+
+    def start_of_failure(self, step: int) -> StepInputs:
+        """Return the start of the step that made numbers which are not finite, `step` or an earlier one since the last copy."""
+        copy = self.proven or self.new
+        assert copy is not None, "a copy is taken before the first step"
+        self._restore(copy)
+        while copy.number < step:
+            self.again(copy.number)
+            after = self._copy(copy.number + 1)
+            if not _all_finite(after.parameters):
+                break
+            copy = after
+        return copy
+
+    def _copy(self, step: int) -> StepInputs:
+        """Copy the arrays: JAX arrays on CPUs are views of a buffer that the next step may overwrite."""
+        import numpy as np
+
+        kinds = (self.session.parameters(), self.session.optimizer_state())
+        parameters, state = ({name: np.array(array) for name, array in arrays.items()} for arrays in kinds)
+        return StepInputs(parameters, state, {}, step)
+
+    def _restore(self, copy: StepInputs) -> None:
+        self.session.restore(copy.parameters, copy.state)
+
+
+@contextmanager
+def delayed_interrupt(message: str) -> Iterator[None]:
+    """Raise `KeyboardInterrupt` at the end of the block if Ctrl-C comes during the block; a second Ctrl-C ends the process at
+    once.
+
+    The first Ctrl-C shows the message. A handler other than Python's own stays in place. Only the main thread can have a
+    handler: other threads delay nothing.
+    """
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) is not DEFAULT:
+        yield
+        return
+    came = False
+
+    def note(*_: object) -> None:
+        nonlocal came
+        came = True
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with suppress(RuntimeError):  # a line was being written when the signal came
+            say(message)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, DEFAULT)
+    if came:
+        raise KeyboardInterrupt
+
+
+DEFAULT = signal.default_int_handler
