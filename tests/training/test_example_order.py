@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtfc.driver.training.example_order import ExampleOrder, MixedOrder
+from mtfc.driver.training.data_interface import ExampleOrder, MixedOrder
 
 
 def epochs(count: int, number: int, seed: int = 1) -> Any:

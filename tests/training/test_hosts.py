@@ -55,7 +55,7 @@ def files(tmp_path: Path) -> Path:
 SOON = """
 import sys
 from mtfc.cli import main
-from mtfc.driver.training import peers
+from mtfc.driver.training import hosts
 peers.BEAT, peers.SILENCE = 0.5, 4
 STORE
 sys.exit(main())

@@ -24,16 +24,19 @@ from mtfc.driver.data.packages import import_package
 from mtfc.driver.data.remote import with_local_copies
 from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError, reason_of
-from mtfc.driver.training.batch_iterators import (
+from mtfc.driver.training.data_interface import (
     AHEAD,
     BatchIterator,
+    DataInput,
     DataSource,
+    ExampleOrder,
+    MixedOrder,
+    Order,
     Position,
     PositionedIterator,
+    data_inputs,
 )
-from mtfc.driver.training.data_inputs import DataInput, data_inputs
 from mtfc.driver.training.example_files import TOKEN_DTYPES, Examples, joined, open_examples, shards
-from mtfc.driver.training.example_order import ExampleOrder, MixedOrder, Order
 from mtfc.driver.training.packing import BINS, POSITIONS, SEGMENT_IDS, Documents, PackedSource, tokens_input
 from mtfc.driver.training.record_files import (
     ARRAY_RECORD,

@@ -26,12 +26,10 @@ from mtfc.driver.options import EvalOptions
 from mtfc.driver.running.execution import jax_program
 from mtfc.driver.running.remainder import Resizing
 from mtfc.driver.running.training import weighted_mean
-from mtfc.driver.training.batch_iterators import DataSource
-from mtfc.driver.training.data_inputs import data_inputs
+from mtfc.driver.training.data_interface import DataSource, data_inputs
 from mtfc.driver.training.data_sources import FileSource, check_documents, open_source
-from mtfc.driver.training.hosts import Hosts
+from mtfc.driver.training.hosts import Hosts, Peers, watched_peers
 from mtfc.driver.training.loop import iter_batches
-from mtfc.driver.training.peers import Peers, watched_peers
 from mtfc.driver.training.same_run import check_same, facts_of, program_fingerprint
 from mtfc.driver.training.signals import Stop, Stopped
 from mtfc.driver.training.user_data import UserSource

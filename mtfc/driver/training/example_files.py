@@ -29,7 +29,7 @@ from mtfc.driver.data.array_files import (
 from mtfc.driver.data.fitting import Fitting, shape_text
 from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError, reason_of, say
-from mtfc.driver.training.data_inputs import DataInput
+from mtfc.driver.training.data_interface import DataInput
 from mtfc.driver.training.record_files import ARRAY_RECORD, PARQUET, RECORDS, map_array_records, map_parquet
 
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")

@@ -28,8 +28,8 @@ from mtfc.reports.training_report import Prediction, TrainingStep
 
 if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import JaxProgram, TrainState
-    from mtfc.driver.training.batch_iterators import BatchIterator
-    from mtfc.driver.training.best import Evaluations
+    from mtfc.driver.training.data_interface import BatchIterator
+    from mtfc.driver.training.metrics import Evaluations
 
 
 class OthersFailed(Unavailable):

@@ -19,9 +19,14 @@ from mtfc.driver.data.fitting import shape_text
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError
-from mtfc.driver.training.batch_iterators import AHEAD, BatchIterator, Position, PositionedIterator
-from mtfc.driver.training.data_inputs import DataInput
-from mtfc.driver.training.example_order import Order
+from mtfc.driver.training.data_interface import (
+    AHEAD,
+    BatchIterator,
+    DataInput,
+    Order,
+    Position,
+    PositionedIterator,
+)
 from mtfc.driver.training.record_files import Records
 
 SEGMENT_IDS, POSITIONS = "_segment_ids", "_positions"

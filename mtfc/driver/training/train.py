@@ -26,14 +26,16 @@ from mtfc.driver.options import TrainOptions
 from mtfc.driver.running.execution import jax_program
 from mtfc.driver.running.nan_search import StepInputs, find_not_finite
 from mtfc.driver.running.remainder import Resizing
-from mtfc.driver.training.batch_iterators import BatchIterator, DataSource
-from mtfc.driver.training.best import EVALUATIONS_FILE, Evaluations, metric_of
-from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds
+from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds, warm_start
+from mtfc.driver.training.data_interface import BatchIterator, DataSource
 from mtfc.driver.training.data_sources import check_documents, open_source
 from mtfc.driver.training.evaluation import DataEvaluation, check_hosts, evaluation_source
+from mtfc.driver.training.hosts import Peers, watched_peers
 from mtfc.driver.training.loop import Schedule, TrainLoop
 from mtfc.driver.training.metrics import (
+    EVALUATIONS_FILE,
     METRICS,
+    Evaluations,
     FiguresOfStep,
     JsonLines,
     Lines,
@@ -43,13 +45,12 @@ from mtfc.driver.training.metrics import (
     Throughput,
     UserSink,
     figures_in,
+    metric_of,
 )
 from mtfc.driver.training.mirror import PARTS, Mirror
-from mtfc.driver.training.peers import Peers, watched_peers
 from mtfc.driver.training.run_lock import RunLock
 from mtfc.driver.training.same_run import check_same, facts_of, program_fingerprint
 from mtfc.driver.training.signals import Stop, Stopped, sigterm_interrupts, stop_by_signal
-from mtfc.driver.training.warm_start import warm_start
 from mtfc.reports.training_report import Prediction, TrainingStep, TrainingSummary
 
 if TYPE_CHECKING:

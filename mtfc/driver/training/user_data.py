@@ -19,13 +19,13 @@ from mtfc.driver.data.array_files import Array, StoredArray
 from mtfc.driver.data.fitting import Fitting
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError
-from mtfc.driver.training.batch_iterators import (
+from mtfc.driver.training.data_interface import (
     AHEAD,
     BatchIterator,
+    DataInput,
     Position,
     PositionedIterator,
 )
-from mtfc.driver.training.data_inputs import DataInput
 from mtfc.driver.training.user_code import explained, imported_function, kind_of_value
 from mtfc.reports.table import listed
 
