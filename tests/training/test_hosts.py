@@ -56,7 +56,7 @@ SOON = """
 import sys
 from mtfc.cli import main
 from mtfc.driver.training import hosts
-peers.BEAT, peers.SILENCE = 0.5, 4
+hosts.BEAT, hosts.SILENCE = 0.5, 4
 STORE
 sys.exit(main())
 """

@@ -196,20 +196,31 @@ LEAST_BITS = 8
 
 @attrs.frozen
 class ExampleOrder:
-    """The order of `count` examples in each epoch, drawn from `seed`; None keeps the order of the files."""
+    """The order of `count` examples in each epoch, drawn from `seed`; None keeps the order of the files.
+
+    taken: the number of examples that an epoch takes, if it leaves some out.
+    """
 
     count: int
     seed: int | None
-    has_epochs = True
+    taken: int | None = None
 
-    def numbers(self, epoch: int, positions: Array) -> Array:
-        """Return the numbers of the examples at these positions of an epoch."""
+    def numbers(self, positions: Array) -> Array:
+        """Return the numbers of the examples at these positions, which are counted from the start of training."""
         import numpy as np
 
         if self.seed is None:
             return positions
+        epochs, within = np.divmod(positions, self.taken or self.count)
+        found = np.empty(len(positions), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            found[epochs == epoch] = self._shuffled(_keys(self.seed, epoch), within[epochs == epoch])
+        return found
+
+    def _shuffled(self, keys: tuple[int, ...], positions: Array) -> Array:
+        import numpy as np
+
         bits = max(LEAST_BITS, (self.count - 1).bit_length())
-        keys = _keys(self.seed, epoch)
         found = _permuted(np.asarray(positions, np.uint64), bits, keys)
         while (outside := np.flatnonzero(found >= self.count)).size:
             found[outside] = _permuted(found[outside], bits, keys)
@@ -244,7 +255,6 @@ class MixedOrder:
 
     orders: tuple[ExampleOrder, ...]
     mixture: Any
-    has_epochs = False
 
     @classmethod
     def of(cls, counts: Sequence[int], weights: Sequence[float], seed: int) -> MixedOrder:
@@ -252,7 +262,7 @@ class MixedOrder:
         turns = [data.range(sys.maxsize).map(partial(_turn, source)) for source in range(len(counts))]
         return cls(tuple(ExampleOrder(count, seed) for count in counts), data.mix(turns, weights))
 
-    def numbers(self, _: int, positions: Array) -> Array:
+    def numbers(self, positions: Array) -> Array:
         """Return the numbers of the examples at these positions, which are counted from the start of training."""
         import numpy as np
 
@@ -261,10 +271,7 @@ class MixedOrder:
         found = np.empty(len(turns), np.int64)
         starts = accumulate((order.count for order in self.orders), initial=0)
         for source, (order, start) in enumerate(zip(self.orders, starts, strict=False)):
-            epochs, within = np.divmod(turns, order.count)
-            for epoch in np.unique(epochs[sources == source]).tolist():
-                rows = (sources == source) & (epochs == epoch)
-                found[rows] = start + order.numbers(epoch, within[rows])
+            found[sources == source] = start + order.numbers(turns[sources == source])
         return found
 
 

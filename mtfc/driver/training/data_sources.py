@@ -20,6 +20,7 @@ from mtfc.backends.common.shares import Ranges, Share
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import Array
+from mtfc.driver.data.inputs import stacked
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.data.remote import with_local_copies
 from mtfc.driver.data.tokenizers import Tokenizer
@@ -289,10 +290,13 @@ class Mixture:
         """The facts that give a position in the data its meaning, ready for JSON."""
         return {} if self.is_single else {"sources": self.counts, "weights": self.weights}
 
-    def order(self, seed: int | None) -> Order:
-        """Return the order of the examples. Raises `UsageError` for a mixture without a seed, which has no end."""
+    def order(self, seed: int | None, taken: int | None = None) -> Order:
+        """Return the order of the examples. Raises `UsageError` for a mixture without a seed, which has no end.
+
+        taken: the number of examples that an epoch of a single source takes.
+        """
         if self.is_single:
-            return ExampleOrder(self.counts[0], seed)
+            return ExampleOrder(self.counts[0], seed, taken)
         if seed is None:
             raise UsageError(
                 f"an evaluation takes no mixture, which has no end: give {' or '.join(self.names)}"
@@ -340,7 +344,7 @@ class FileSource:
     def rest_batch(self, share: Share, inputs: Sequence[DataInput]) -> dict[str, Array]:
         """Return this process's rows of the examples after the last whole step of one batch, for a model with these inputs."""
         order = ExampleOrder(self.examples.count, None)
-        return StepReads(attrs.evolve(self, inputs=inputs), share, order).batch(0, self.whole_steps)
+        return StepReads(attrs.evolve(self, inputs=inputs), share, order).batch(self.whole_steps)
 
     def check_end(self) -> None:
         """Raise `UsageError` if the examples have no end."""
@@ -380,7 +384,7 @@ class FileSource:
         return PositionedIterator.at(iterator, order, start, self.examples.name)
 
     def _reads(self, share: Share, seed: int | None) -> StepReads:
-        return StepReads(self, share, self.mixture.order(seed))
+        return StepReads(self, share, self.mixture.order(seed, self.whole_steps * self.per_step))
 
     def places(self, position: Position, seed: int | None) -> str:
         reads = self._reads(Share(), seed)
@@ -397,25 +401,18 @@ class StepReads:
 
     def __call__(self, step: int) -> dict[str, Array]:
         """Return the arrays of a step, counted from 0."""
-        import numpy as np
-
-        epoch, within = divmod(step, self.source.steps_per_epoch or sys.maxsize)
         count = self.source.accumulate
-        parts = [self.batch(epoch, within * count + i) for i in range(count)]
-        if count == 1:
-            return parts[0]
-        return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+        return stacked([self.batch(step * count + i) for i in range(count)])
 
     def numbers(self, step: int) -> Array:
         """Return the numbers of the examples of a step, counted from 0, in the global batch."""
         import numpy as np
 
         per_step = self.source.per_step
-        epoch, within = divmod(step, self.source.steps_per_epoch or sys.maxsize)
-        return self.order.numbers(epoch, within * per_step + np.arange(per_step))
+        return self.order.numbers(step * per_step + np.arange(per_step))
 
-    def batch(self, epoch: int, number: int) -> dict[str, Array]:
-        """Return this process's rows of a global batch; `number` counts from the first one of the epoch."""
+    def batch(self, number: int) -> dict[str, Array]:
+        """Return this process's rows of a global batch; `number` counts from the start of training."""
         examples = self.source.examples
         known: dict[Ranges, Array] = {}  # inputs mostly have the same rows
         batch = {}
@@ -427,6 +424,6 @@ class StepReads:
                 continue
             ranges = self.share.ranges_of(each.name, each.rows)
             if ranges not in known:
-                known[ranges] = self.order.numbers(epoch, number * examples.dim.size + rows)
+                known[ranges] = self.order.numbers(number * examples.dim.size + rows)
             batch[each.name] = examples.read(each, known[ranges])
         return batch

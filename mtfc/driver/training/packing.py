@@ -185,10 +185,7 @@ class DocumentReads:
         """Return the number of the document at a position."""
         import numpy as np
 
-        epoch, within = divmod(position, self.documents.count)
-        if not self.order.has_epochs:
-            epoch, within = 0, position
-        return int(self.order.numbers(epoch, np.array([within]))[0])
+        return int(self.order.numbers(np.array([position]))[0])
 
 
 def _has_tokens(document: Mapping[str, Array]) -> bool:
