@@ -73,7 +73,7 @@ class Generation:
         ]
 
     def _encoding(self) -> Encoding:
-        return Bytes() if self.tokenizer is None else Words(Tokenizer.open(self.tokenizer))
+        return Bytes() if self.tokenizer is None else Tokenizer.open(self.tokenizer)
 
     def _decoded(self, tokens: Sequence[int], given: int, encoding: Encoding) -> str:
         """Return a text up to the first new token that ends it."""
@@ -118,23 +118,6 @@ class Bytes:
 
     def ends(self, token: int) -> bool:
         return token == 0
-
-
-@attrs.frozen
-class Words:
-    """The tokens of a tokenizer."""
-
-    tokenizer: Tokenizer
-    unit = "token"
-
-    def encode(self, text: str) -> Sequence[int]:
-        return [int(token) for token in self.tokenizer.encode(text)]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self.tokenizer.decode(tokens)
-
-    def ends(self, token: int) -> bool:
-        return token in self.tokenizer.special
 
 
 def _checked(program: Program) -> dict[str, TensorType]:

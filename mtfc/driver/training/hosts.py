@@ -98,7 +98,9 @@ class Hosts:
                 jax.distributed.initialize(
                     heartbeat_timeout_seconds=HEARTBEAT,
                     initialization_timeout=self.seconds + LATE,
-                    **self._place(),
+                    coordinator_address=self.coordinator,
+                    num_processes=self.processes,
+                    process_id=self.process_id,
                 )
             except Exception as error:  # gRPC and XLA raise many kinds
                 reason = str(error).strip().partition("\n")[0]
@@ -117,15 +119,6 @@ class Hosts:
             f"{own} has waited {self.seconds} s at {where}: {missing}; start all processes within that time, or wait longer"
             " with --join-seconds"
         )
-
-    def _place(self) -> dict[str, Any]:
-        if self.detect:
-            return {}
-        return {
-            "coordinator_address": self.coordinator,
-            "num_processes": self.processes,
-            "process_id": self.process_id,
-        }
 
 
 def absent_processes(errors: str) -> str:
@@ -406,13 +399,10 @@ class Peers:
             if self.on_stop is not None:
                 self.on_stop(message["stop"])
         elif "failed" in message:
-            self._end_later(f"{message['failed']}; {AGAIN}")
+            time.sleep(PATIENCE)
+            self.end(f"{message['failed']}; {AGAIN}")
         elif "ended" in message:
             self.end(message["ended"], message["status"])
-
-    def _end_later(self, text: str) -> None:
-        time.sleep(PATIENCE)
-        self.end(text)
 
     def beat(self) -> None:
         """Say every few seconds that this process lives."""

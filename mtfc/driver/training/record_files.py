@@ -15,12 +15,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import attrs
 
-from mtfc.driver.data.array_files import Array, Arrays, unreadable
+from mtfc.driver.data.array_files import PARSING, Array, Arrays, unreadable
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError, reason_of
 
@@ -285,10 +284,6 @@ def map_array_records(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Array
     return {name: RecordColumn(path, name, len(records), read, row) for name, row in read(0).items()}
 
 
-_PARSING = Lock()
-"""Python 3.11 raises `SystemError` where two threads parse literals at a time, and headers of NumPy's files are literals."""
-
-
 def _example(
     path: str, records: ByteRecords, shapes: Mapping[str, tuple[int, ...]], number: int
 ) -> dict[str, Array]:
@@ -299,7 +294,7 @@ def _example(
         return shaped(features, shapes)
     try:
         record = BytesIO(records[number])
-        with _PARSING, np.load(record, allow_pickle=False) as archive:
+        with PARSING, np.load(record, allow_pickle=False) as archive:
             return dict(archive)
     except Exception as error:  # a damaged record fails in many ways: in zip, struct, or NumPy's own header
         wanted = "no tf.train.Example, and no NPZ file with the arrays of one example"
