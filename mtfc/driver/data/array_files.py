@@ -17,6 +17,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Container, Mapping
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from threading import Lock
@@ -188,8 +189,8 @@ def _member(path: Path, archive: ZipFile, name: str) -> StoredArray:
         shape, is_fortran, dtype, length = _undamaged(header)
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
-    map = mapped if info.compress_type == ZIP_STORED else None
-    return StoredArray(shape, dtype.name, lambda: _read(path, content), map=map)
+    map = partial(_read, path, mapped) if info.compress_type == ZIP_STORED else None
+    return StoredArray(shape, dtype.name, partial(_read, path, content), map=map)
 
 
 MOST_COMPRESSED = 1100
