@@ -85,7 +85,8 @@ class Generation:
 class Encoding(Protocol):
     """Text as tokens. unit: the word for a token."""
 
-    unit: str
+    @property
+    def unit(self) -> str: ...
 
     def encode(self, text: str) -> Sequence[int]:
         """Return the tokens of a text. Raises `UsageError`."""

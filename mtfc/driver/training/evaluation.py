@@ -25,7 +25,7 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import EvalOptions
 from mtfc.driver.running.execution import jax_program
 from mtfc.driver.running.remainder import Resizing
-from mtfc.driver.running.training import weighted_mean
+from mtfc.driver.running.run import weighted_mean
 from mtfc.driver.training.data_interface import DataSource, data_inputs
 from mtfc.driver.training.data_sources import FileSource, check_documents, open_source
 from mtfc.driver.training.hosts import Hosts, Peers, watched_peers
