@@ -244,9 +244,7 @@ def _evaluated(
         check_same(peers.gather(facts_of(options, fingerprint, text, case, {"--data": source})))
     evaluation = DataEvaluation.of(source, options.batches, selection, resizing, leads)
     on_devices = evaluation.forward.on_devices
-    is_complete = given.keys() == on_devices.module.PARAMETERS.keys()
-    drawn = {} if is_complete else on_devices.module.init(options.seed)
-    params = on_devices.whole_params({**drawn, **on_devices.place(given, "params")})
+    params = on_devices.whole_params(on_devices.placed_params(options.seed, given))
     means = evaluation.means(params, Stop(peers=peers))
     if not means:
         raise UsageError(f"model {selection.program.name} has no output with at most one dimension")

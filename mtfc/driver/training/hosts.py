@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TextIO
 
 import attrs
@@ -257,17 +258,16 @@ class Peers:
     """The other processes of a run; none without `jax.distributed`.
 
     links: to all others in process 0, and to process 0 in the others. on_stop: is told that another process was asked to stop;
-    True if time is short.
+    True if time is short. given: the values that process 0 has been given, until all are there. gathered: those of all.
     """
 
     index: int = 0
     count: int = 1
     links: dict[int, PeerLink] = attrs.field(factory=dict)
     on_stop: Callable[[bool], None] | None = None
-    changed: threading.Condition = attrs.field(factory=threading.Condition)
-    rounds: int = 0
-    given: dict[int, dict[int, Any]] = attrs.field(factory=dict)
-    gathered: dict[int, list[Any]] = attrs.field(factory=dict)
+    changing: threading.Lock = attrs.field(factory=threading.Lock)
+    given: dict[int, Any] = attrs.field(factory=dict)
+    gathered: SimpleQueue[list[Any]] = attrs.field(factory=SimpleQueue)
     leaving: bool = False
 
     @property
@@ -284,15 +284,11 @@ class Peers:
         """Return the values of all processes, in their order: anything that JSON has. All call this equally often."""
         if self.count == 1:
             return [value]
-        self.rounds += 1
-        number = self.rounds
         if self.index:
-            self.links[0].send(round=number, value=value)
+            self.links[0].send(value=value)
         else:
-            self._take(0, number, value)
-        with self.changed:
-            self.changed.wait_for(lambda: number in self.gathered)
-            return self.gathered.pop(number)
+            self._take(0, value)
+        return self.gathered.get()
 
     def meet(self, name: str) -> None:
         """Wait, in any thread, until all processes have come to a place, by a name that is new each time."""
@@ -340,7 +336,7 @@ class Peers:
 
     def _leave(self) -> bool:
         """Return True for the first caller: a process ends once."""
-        with self.changed:
+        with self.changing:
             first, self.leaving = not self.leaving, True
         return first
 
@@ -353,23 +349,16 @@ class Peers:
         for link in self.links.values():
             link.closed.wait(max(0.0, until - time.monotonic()))
 
-    def _take(self, index: int, number: int, value: Any) -> None:
-        """Take a value for process 0, and pass on the values once all are there."""
-        with self.changed:
-            values = self.given.setdefault(number, {})
-            values[index] = value
-            if len(values) < self.count:
+    def _take(self, index: int, value: Any) -> None:
+        """Take a value for process 0, and pass on the values once all are there: until then, no process gives another."""
+        with self.changing:
+            self.given[index] = value
+            if len(self.given) < self.count:
                 return
-            del self.given[number]
-        whole = [values[each] for each in range(self.count)]
+            whole, self.given = [self.given[each] for each in range(self.count)], {}
         for link in self.links.values():
-            link.send(all=number, values=whole)
-        self._show(number, whole)
-
-    def _show(self, number: int, values: list[Any]) -> None:
-        with self.changed:
-            self.gathered[number] = values
-            self.changed.notify_all()
+            link.send(values=whole)
+        self.gathered.put(whole)
 
     def watch(self, index: int) -> None:
         """Read what another process says until its connection is closed; then end, unless this process is ending."""
@@ -390,9 +379,9 @@ class Peers:
 
     def _hear(self, index: int, message: dict[str, Any]) -> None:
         if "value" in message:
-            self._take(index, message["round"], message["value"])
+            self._take(index, message["value"])
         elif "values" in message:
-            self._show(message["all"], message["values"])
+            self.gathered.put(message["values"])
         elif "stop" in message:
             if self.index == 0:
                 self.tell_stop(message["stop"], besides=index)

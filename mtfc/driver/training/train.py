@@ -386,11 +386,7 @@ class Trainer:
         given = given_parameters(
             self.options.params, self.options.params_partial, self.options.seed, self.program
         )
-        if not given:
-            return self.on_devices.init(self.options.seed), None, None
-        is_complete = given.keys() == self.on_devices.module.PARAMETERS.keys()
-        drawn = {} if is_complete else self.on_devices.module.init(self.options.seed)
-        return self.on_devices.state_of({**drawn, **self.on_devices.place(given, "params")}), None, None
+        return self.on_devices.state_of(self.on_devices.placed_params(self.options.seed, given)), None, None
 
     def _check_is_newer(self, step: int, checkpoints: Checkpoints) -> None:
         """Raise `UsageError` if a warm start begins before the newest checkpoint in the folder, which would stay the newest."""
