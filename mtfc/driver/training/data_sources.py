@@ -15,6 +15,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -349,7 +350,7 @@ class FileSource:
     def rest_batch(self, share: Share, inputs: Sequence[DataInput]) -> dict[str, Array]:
         """Return this process's rows of the examples after the last whole step of one batch, for a model with these inputs."""
         order = ExampleOrder(self.examples.count, None)
-        return StepReads(attrs.evolve(self, inputs=inputs), share, order).batch(self.whole_steps)
+        return attrs.evolve(self, inputs=inputs)._batch(share, order, self.whole_steps)
 
     def check_end(self) -> None:
         """Raise `UsageError` if the examples have no end."""
@@ -379,8 +380,8 @@ class FileSource:
         return f"{self.examples.name}: {count} examples, {steps} step{'s'[: steps - 1]} an epoch{left}"
 
     def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
-        reads = self._reads(share, seed)
         grain = import_package("grain", "grain")
+        reads = partial(self._step, share, self._order(seed))
         steps = self.steps_per_epoch if seed is None else sys.maxsize
         options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)
         iterator = iter(grain.MapDataset.range(steps).map(reads).to_iter_dataset(options))
@@ -388,48 +389,35 @@ class FileSource:
         order |= {**self.mixture.identity, **self.identity}
         return PositionedIterator.at(iterator, order, start, self.examples.name)
 
-    def _reads(self, share: Share, seed: int | None) -> StepReads:
-        return StepReads(self, share, self.mixture.order(seed, self.whole_steps * self.per_step))
+    def _order(self, seed: int | None) -> Order:
+        return self.mixture.order(seed, self.whole_steps * self.per_step)
 
     def places(self, position: Position, seed: int | None) -> str:
-        reads = self._reads(Share(), seed)
-        return self.examples.places(reads.numbers(position["iterator"]["next_index"] - 1))
-
-
-@attrs.frozen(eq=False)
-class StepReads:
-    """Reads the rows of a step for one process."""
-
-    source: FileSource
-    share: Share
-    order: Order
-
-    def __call__(self, step: int) -> dict[str, Array]:
-        """Return the arrays of a step, counted from 0."""
-        count = self.source.accumulate
-        return stacked([self.batch(step * count + i) for i in range(count)])
-
-    def numbers(self, step: int) -> Array:
-        """Return the numbers of the examples of a step, counted from 0, in the global batch."""
         import numpy as np
 
-        per_step = self.source.per_step
-        return self.order.numbers(step * per_step + np.arange(per_step))
+        step = position["iterator"]["next_index"] - 1
+        numbers = self._order(seed).numbers(step * self.per_step + np.arange(self.per_step))
+        return self.examples.places(numbers)
 
-    def batch(self, number: int) -> dict[str, Array]:
+    def _step(self, share: Share, order: Order, step: int) -> dict[str, Array]:
+        """Return this process's rows of a step, counted from 0."""
+        count = self.accumulate
+        return stacked([self._batch(share, order, step * count + i) for i in range(count)])
+
+    def _batch(self, share: Share, order: Order, number: int) -> dict[str, Array]:
         """Return this process's rows of a global batch; `number` counts from the start of training."""
-        examples = self.source.examples
+        examples = self.examples
         known: dict[Ranges, Array] = {}  # inputs mostly have the same rows
         batch = {}
-        for each in self.source.inputs:
-            rows = self.share.rows(each.name, each.rows)
+        for each in self.inputs:
+            rows = share.rows(each.name, each.rows)
             if each.name in examples.constants:
                 constant = examples.constants[each.name]
                 batch[each.name] = constant[rows] if each.shape else constant
                 continue
-            ranges = self.share.ranges_of(each.name, each.rows)
+            ranges = share.ranges_of(each.name, each.rows)
             if ranges not in known:
-                known[ranges] = self.order.numbers(number * examples.dim.size + rows)
+                known[ranges] = order.numbers(number * examples.dim.size + rows)
             batch[each.name] = examples.read(each, known[ranges])
         return batch
 
@@ -538,62 +526,60 @@ class PackedSource:
 
     def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
         grain = import_package("grain", "grain")
-        order, tokens = self.orders(seed), self.documents.input
-        reads = DocumentReads(self.documents, order)
+        name, length = self.documents.input.name, self.documents.input.shape[1]
         numbers = grain.MapDataset.range(self.documents.count if seed is None else sys.maxsize)
         documents = (
-            numbers.map(reads)
-            .filter(_has_tokens)
+            numbers.map(partial(self._document, self.orders(seed)))
+            .filter(lambda document: bool(document[name].size))
             .to_iter_dataset(grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=8 * THREADS))
         )
-        lengths = {tokens.name: tokens.shape[1]}
+        lengths = {name: length}
         if self.is_whole:
-            pieces = grain.experimental.FlatMapIterDataset(documents, Pieces(tokens.name, tokens.shape[1]))
+            pieces = grain.experimental.FlatMapIterDataset(documents, Pieces(name, length))
             packed = grain.experimental.FirstFitPackIterDataset(
                 pieces, length_struct=lengths, num_packing_bins=BINS, shuffle_bins=False
             )
         else:
             packed = grain.experimental.ConcatThenSplitIterDataset(documents, length_struct=lengths)
-            packed = packed.filter(IsFull(tokens.name))
-        steps = packed.batch(self.rows, drop_remainder=True).map(
-            PackedRows(self.inputs, self.accumulate, share)
-        )
+            packed = packed.filter(
+                lambda row: bool(row[name + SEGMENT_IDS][-1])
+            )  # the last of a pass is not full
+        steps = packed.batch(self.rows, drop_remainder=True).map(partial(self._step, share))
         iterator = grain.experimental.ThreadPrefetchDatasetIterator(iter(steps), AHEAD)
         if start is not None:
             start = {**start, "iterator": _with_tuples(start.get("iterator"))}
         return PositionedIterator.at(iterator, {**self.identity, "seed": seed}, start, self.name)
 
     def places(self, position: Position, seed: int | None) -> str:
-        reads = DocumentReads(self.documents, self.orders(seed))
-        number = reads.number(_next_document(position["iterator"]))
+        number = self._number(self.orders(seed), _next_document(position["iterator"]))
         return f"rows of packed documents, up to about {self.documents.place(number)}"
+
+    def _document(self, order: Order, position: int) -> dict[str, Array]:
+        """Return the document at a position, counted from the start of training."""
+        return {self.documents.input.name: self.documents.tokens(self._number(order, position))}
+
+    def _number(self, order: Order, position: int) -> int:
+        import numpy as np
+
+        return int(order.numbers(np.array([position]))[0])
+
+    def _step(self, share: Share, step: Mapping[str, Array]) -> dict[str, Array]:
+        """Return this process's rows of each input from the packed rows of a step."""
+        return {each.name: self._rows(share, each, step[each.name]) for each in self.inputs}
+
+    def _rows(self, share: Share, input: DataInput, array: Array) -> Array:
+        import numpy as np
+
+        batches = array.reshape(self.accumulate, input.rows, -1)
+        rows = batches[:, share.rows(input.name, input.rows)]
+        found = input.converted(rows, lambda _: "a packed row")
+        return np.ascontiguousarray(found[0] if self.accumulate == 1 else found)
 
 
 def _next_document(state: Any) -> int:
     """Return the position of the document that packing reads next, from a state of grain's iterators."""
     inner = next((state[name] for name in ("parent_state", "parent") if name in state), None)
     return int(state["next_index"]) if inner is None else _next_document(inner)
-
-
-@attrs.frozen(eq=False)
-class DocumentReads:
-    """Reads the document at a position, counted from the start of training."""
-
-    documents: Documents
-    order: Order
-
-    def __call__(self, position: int) -> dict[str, Array]:
-        return {self.documents.input.name: self.documents.tokens(self.number(position))}
-
-    def number(self, position: int) -> int:
-        """Return the number of the document at a position."""
-        import numpy as np
-
-        return int(self.order.numbers(np.array([position]))[0])
-
-
-def _has_tokens(document: Mapping[str, Array]) -> bool:
-    return all(tokens.size for tokens in document.values())
 
 
 @attrs.frozen
@@ -607,36 +593,6 @@ class Pieces:
     def flat_map(self, document: Mapping[str, Array]) -> list[dict[str, Array]]:
         tokens = document[self.name]
         return [{self.name: tokens[at : at + self.length]} for at in range(0, len(tokens), self.length)]
-
-
-@attrs.frozen
-class IsFull:
-    """Tells if a row has tokens to its end; only the last row of a pass has not."""
-
-    name: str
-
-    def __call__(self, row: Mapping[str, Array]) -> bool:
-        return bool(row[self.name + SEGMENT_IDS][-1])
-
-
-@attrs.frozen(eq=False)
-class PackedRows:
-    """Takes this process's rows of each input from the packed rows of a step."""
-
-    inputs: Sequence[DataInput]
-    accumulate: int
-    share: Share
-
-    def __call__(self, step: Mapping[str, Array]) -> dict[str, Array]:
-        return {each.name: self._rows(each, step[each.name]) for each in self.inputs}
-
-    def _rows(self, input: DataInput, array: Array) -> Array:
-        import numpy as np
-
-        batches = array.reshape(self.accumulate, input.rows, -1)
-        rows = batches[:, self.share.rows(input.name, input.rows)]
-        found = input.converted(rows, lambda _: "a packed row")
-        return np.ascontiguousarray(found[0] if self.accumulate == 1 else found)
 
 
 def _with_tuples(state: Any) -> Any:
