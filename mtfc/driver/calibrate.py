@@ -20,6 +20,7 @@ from mtfc.backends.common.devices import devices, import_jax, reserve
 from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.activity import each_of
 from mtfc.driver.data.files import write_text
+from mtfc.driver.data.remote import cache
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import select
@@ -86,10 +87,7 @@ def surroundings() -> dict[str, str]:
 
 def times_file(about: Mapping[str, str]) -> Path:
     """Return the path of the times in some surroundings."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return (
-        root / "mtfc" / "operators" / f"{sha256(repr(sorted(about.items())).encode()).hexdigest()[:16]}.json"
-    )
+    return cache() / "operators" / f"{sha256(repr(sorted(about.items())).encode()).hexdigest()[:16]}.json"
 
 
 def read_times(devices: int) -> MeasuredTimes:

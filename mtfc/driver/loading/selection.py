@@ -324,7 +324,9 @@ def _chosen(
     declared = declared if every_layout else declared[:1]
     if skip_illegal:
         declared = tuple(each for each in declared if not _errors(program, each))
-    _check_legal(program, declared, diagnostics)
+    for each in declared:
+        diagnostics.extend(check_layout(program, each, layout_targets))
+    diagnostics.raise_if_errors()
     passes, limit = choice.pipeline(), limit_of(choice.memory, module.hardware)
     chosen = _cases(declared, module, choice.mesh)
     cases = tuple(attrs.evolve(each, passes=passes, limit=limit) for each in chosen)
@@ -347,13 +349,6 @@ def _multi_mesh_beside(
         diagnostics.extend(check_multi_mesh([program], found))
         diagnostics.raise_if_errors()
     return found
-
-
-def _check_legal(program: Program, declared: Iterable[DeclaredLayout], diagnostics: Diagnostics) -> None:
-    """Raise `CompileError` if a layout is illegal for the program."""
-    for each in declared:
-        diagnostics.extend(check_layout(program, each, layout_targets))
-    diagnostics.raise_if_errors()
 
 
 def _errors(program: Program, declared: DeclaredLayout) -> bool:

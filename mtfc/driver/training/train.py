@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -17,8 +17,8 @@ from mtfc.backends.common.devices import Unavailable, import_jax
 from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.checkpoint_files import CHECKPOINTS, About
-from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters
-from mtfc.driver.data.remote import RemoteFolder, is_remote
+from mtfc.driver.data.inputs import draw_batch, given_parameters
+from mtfc.driver.data.remote import RemoteFolder, cache, is_remote
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, reason_of, say
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select
 from mtfc.driver.loading.sources import Sources
@@ -108,26 +108,16 @@ def _train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finish
     options.hosts.join(case.mesh.devices)
     allocator.use_one_heap()
     use_compilation_cache()
-    with watched_peers() as peers, _mirrored(options.folder, peers) as mirror:
+    remote = RemoteFolder.open(options.folder) if options.folder and is_remote(options.folder) else None
+    with watched_peers() as peers, Mirror.open(remote, peers.meet) if remote else nullcontext() as mirror:
         return Trainer.start(options, selection, sources, predicted, to, peers, mirror).run()
-
-
-@contextmanager
-def _mirrored(folder: str | None, peers: Peers) -> Iterator[Mirror | None]:
-    """Open the mirror of a remote folder."""
-    if folder is None or not is_remote(folder):
-        yield None
-        return
-    with Mirror.open(RemoteFolder.open(folder), peers.meet) as mirror:
-        yield mirror
 
 
 def use_compilation_cache() -> None:
     """Let JAX keep compiled programs between runs, unless the user has chosen a folder or none."""
     config = import_jax().config
     if config.jax_compilation_cache_dir is None and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        config.update("jax_compilation_cache_dir", str(root / "mtfc" / "jax"))
+        config.update("jax_compilation_cache_dir", str(cache() / "jax"))
         config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
@@ -505,7 +495,7 @@ def _source(options: TrainOptions, program: Program, accumulate: int, leads: boo
             raise UsageError("--whole-documents goes with --data, which has documents")
         if leads:
             say(f"no --data: one batch of inputs is drawn from seed {options.seed}")
-        return DrawnSource(draw_batch(program.function("forward"), options.seed), accumulate)
+        return DrawnSource(draw_batch(program.function("forward"), options.seed).step(0, accumulate))
     source = open_source(
         options.data, program, accumulate, options.tokenizer, whole_documents=options.whole_documents
     )
@@ -515,12 +505,11 @@ def _source(options: TrainOptions, program: Program, accumulate: int, leads: boo
     return source
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class DrawnSource:
-    """One drawn batch, the same in every step."""
+    """One drawn batch, the same in every step: a source, and its iterator, which has no position."""
 
-    batch: Batches
-    accumulate: int
+    arrays: Mapping[str, Any]
     steps_per_epoch: int | None = None
 
     def description(self) -> str:
@@ -529,15 +518,8 @@ class DrawnSource:
     def places(self, position: object, seed: int | None) -> str:
         return f"the one that is drawn from seed {seed}"
 
-    def batches(self, share: object, seed: int | None, start: object = None) -> DrawnBatches:
-        return DrawnBatches(self.batch.step(0, self.accumulate))
-
-
-@attrs.frozen
-class DrawnBatches:
-    """The iterator of `DrawnSource`, which has no position."""
-
-    arrays: Mapping[str, Any]
+    def batches(self, share: object, seed: int | None, start: object = None) -> DrawnSource:
+        return self
 
     def __next__(self) -> dict[str, Any]:
         return dict(self.arrays)
@@ -549,7 +531,7 @@ class DrawnBatches:
         return 0
 
     def close(self) -> None:
-        pass
+        """Hold nothing to release."""
 
 
 def _total(options: TrainOptions, source: DataSource) -> int:
