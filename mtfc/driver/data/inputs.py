@@ -23,7 +23,7 @@ from mtfc.driver.errors import UsageError, say
 from mtfc.reports.table import listed
 
 Refusal = Callable[[Dim, Sequence[str]], str | None]
-"""Returns the reason why a dimension cannot have that size in these inputs, or None: see `remainder.Resizing.refusal`."""
+"""Returns the reason why a dimension cannot have that size in these inputs, or None: see `selection.Resizing.refusal`."""
 
 
 @attrs.frozen

@@ -9,7 +9,7 @@ of our parameter, as einops does:
     dims = "(kv_heads sharers d_k) d_model"
 
 `{layers}` numbers the tensors along the dimension `layers` of our parameter. This file checks the text of the map alone;
-`links.py` applies the map to a program.
+`exchange.py` applies the map to a program.
 """
 
 from __future__ import annotations

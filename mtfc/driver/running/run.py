@@ -34,12 +34,11 @@ from mtfc.driver.data.files import check_apart, check_writable
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters, joined_axis, read_batches
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, say
 from mtfc.driver.loading.placement_case import PlacementCase
-from mtfc.driver.loading.selection import Case, LayoutOnMesh, select
+from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import RunOptions
 from mtfc.driver.running.execution import Session, loaded
 from mtfc.driver.running.nan_search import StepInputs, find_not_finite
-from mtfc.driver.running.remainder import Resizing
 from mtfc.reports.array_summary import is_figure
 from mtfc.reports.run_report import StepRecord, run_json, summaries_of, summaries_text
 

@@ -20,11 +20,10 @@ from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.inputs import given_parameters
 from mtfc.driver.errors import UsageError, say
-from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select
+from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import EvalOptions
 from mtfc.driver.running.execution import jax_program
-from mtfc.driver.running.remainder import Resizing
 from mtfc.driver.running.run import weighted_mean
 from mtfc.driver.training.data_interface import DataSource, data_inputs
 from mtfc.driver.training.data_sources import FileSource, check_documents, open_source

@@ -20,12 +20,11 @@ from mtfc.driver.data.checkpoint_files import CHECKPOINTS, About
 from mtfc.driver.data.inputs import draw_batch, given_parameters
 from mtfc.driver.data.remote import RemoteFolder, cache, is_remote
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, reason_of, say
-from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select
+from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import TrainOptions
 from mtfc.driver.running.execution import jax_program
 from mtfc.driver.running.nan_search import StepInputs, find_not_finite
-from mtfc.driver.running.remainder import Resizing
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds, warm_start
 from mtfc.driver.training.data_interface import BatchIterator, DataSource
 from mtfc.driver.training.data_sources import check_documents, open_source
