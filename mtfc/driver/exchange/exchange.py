@@ -4,8 +4,8 @@ Arrays are read, moved and written one at a time, in the dtypes of the source: m
 names, shapes and dtypes are checked before the first number is read.
 
 A map of weights is applied to a program: each tensor of the other library is linked to its places in our parameters. The program
-alone decides the links: its parameters, and the sizes of its dimensions. So a map that does not fit the program is reported (E507)
-before a file is read. A link gives a tensor's name and shape, and moves numbers in both directions.
+alone decides the links: its parameters, and the sizes of its dimensions. So a map that does not fit is reported (E507) before a
+file is read. A link gives a tensor's name and shape, and moves numbers in both directions.
 """
 
 from __future__ import annotations

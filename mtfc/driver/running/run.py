@@ -40,7 +40,7 @@ from mtfc.driver.options import RunOptions
 from mtfc.driver.running.execution import Session, loaded
 from mtfc.driver.running.nan_search import StepInputs, find_not_finite
 from mtfc.reports.array_summary import is_figure
-from mtfc.reports.run_report import StepRecord, run_json, summaries_of, summaries_text
+from mtfc.reports.run_report import StepRecord, finite_step, summaries_of, summaries_text
 
 
 @attrs.frozen
@@ -62,10 +62,15 @@ class FinishedRun:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
-        written = {"texts": list(self.texts)} if self.texts else {}
-        case, summaries = self.case, self._summaries()
-        wrong = {"without_collectives": True} if self.is_wrong else {}
-        return {**run_json(self.backend, case.name, case.mesh, self.steps, summaries), **written, **wrong}
+        return {
+            "backend": self.backend,
+            "layout": self.case.name,
+            "mesh": dict(self.case.mesh.axes),
+            "steps": [finite_step(step) for step in self.steps],
+            "outputs": self._summaries(),
+            **({"texts": list(self.texts)} if self.texts else {}),
+            **({"without_collectives": True} if self.is_wrong else {}),
+        }
 
     def report(self) -> str:
         """Return the texts, or a line for each output."""
