@@ -8,7 +8,6 @@ the bytes of UTF-8, where token 0 ends a text, or those of a tokenizer, where ea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import attrs
 
@@ -82,34 +81,20 @@ class Generation:
         return encoding.decode([*tokens[:given], *new[:end]])
 
 
-class Encoding(Protocol):
-    """Text as tokens. unit: the word for a token."""
-
-    @property
-    def unit(self) -> str: ...
-
-    def encode(self, text: str) -> Sequence[int]:
-        """Return the tokens of a text. Raises `UsageError`."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens. Raises `UsageError`."""
-
-    def ends(self, token: int) -> bool:
-        """Return True if a token ends a text."""
-
-
 class Bytes:
-    """The bytes of UTF-8."""
+    """The bytes of UTF-8, with the interface of a `Tokenizer`."""
 
     unit = "byte"
 
     def encode(self, text: str) -> Sequence[int]:
+        """Return the tokens of a text. Raises `UsageError`."""
         encoded = text.encode("utf-8", "surrogateescape")
         if 0 in encoded:
             raise UsageError("the prompt has a byte 0, which ends a text: leave it out")
         return encoded
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens. Raises `UsageError`."""
         if max(tokens, default=0) > 255:
             raise UsageError(
                 f"the model writes token {max(tokens)}, which is no byte: --tokenizer names the file with its tokens, and"
@@ -118,7 +103,12 @@ class Bytes:
         return bytes(tokens).decode("utf-8", "replace")
 
     def ends(self, token: int) -> bool:
+        """Return True if a token ends a text."""
         return token == 0
+
+
+Encoding = Bytes | Tokenizer
+"""Text as tokens. unit: the word for a token."""
 
 
 def _checked(program: Program) -> dict[str, TensorType]:
