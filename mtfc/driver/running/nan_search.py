@@ -27,6 +27,9 @@ from mtfc.driver.running.execution import without_warnings
 if TYPE_CHECKING:
     from mtfc.backends.interpreter import Shards
 
+Kind = Literal["NaN", "infinite"]
+Counts = tuple[Kind, int, int]
+
 CODE = "E701"
 STAGES = {"forward": "forward pass", "backward": "backward pass", "update": "update"}
 HALF = "f16 holds numbers up to 65504: compute in bf16, or in f32 where numbers grow, with `cast(x, f32)`"
@@ -74,7 +77,7 @@ class BadNumbers:
     """
 
     source: Equation | Argument
-    kind: Literal["NaN", "infinite"]
+    kind: Kind
     bad: int
     size: int
     operands: tuple[OperandRange, ...] = ()
@@ -133,31 +136,31 @@ class Origins:
         """Start with the arguments of a function."""
         origins = cls()
         for argument in function.arguments:
-            counts = Counts.of([arrays[argument.value.name]], argument.value)
-            if counts.bad:
-                origins.known[argument.value] = BadNumbers(argument, counts.kind, counts.bad, counts.size)
+            counts = _counted([arrays[argument.value.name]], argument.value)
+            if counts is not None:
+                origins.known[argument.value] = BadNumbers(argument, *counts)
         return origins
 
     def computed(self, eqn: Equation, operands: Sequence[Shards], results: Sequence[Shards]) -> None:
         for value, result in zip(eqn.results, results, strict=True):
             self.known.pop(value, None)
-            counts = Counts.of(result.arrays, value)
-            if counts.bad:
+            counts = _counted(result.arrays, value)
+            if counts is not None:
                 self.known[value] = self._origin(eqn, counts, operands)
 
     def _origin(self, eqn: Equation, counts: Counts, operands: Sequence[Shards]) -> BadNumbers:
         """Return the origin of an operand's numbers if the result has the same kind of numbers, else a new one."""
-        found = {v: Counts.of(s.arrays, v) for v, s in zip(eqn.operands, operands, strict=True)}
-        bad = [self.known[value] for value in found if found[value].bad and value in self.known]
-        same = [each for each in bad if each.kind == counts.kind]
-        if same or (bad and counts.kind == "infinite"):
+        found = {v: _counted(s.arrays, v) for v, s in zip(eqn.operands, operands, strict=True)}
+        bad = [self.known[value] for value in found if found[value] and value in self.known]
+        same = [each for each in bad if each.kind == counts[0]]
+        if same or (bad and counts[0] == "infinite"):
             return (same or bad)[0]
         ranges = tuple(
             _range(v, s) for v, s in zip(eqn.operands, operands, strict=True) if v.type.dtype in FLOATS
         )
         iterations = tuple((dim_of(loop).name, index) for loop, index in self.path)
         cause = bad[0] if bad else None
-        return BadNumbers(eqn, counts.kind, counts.bad, counts.size, ranges, iterations, cause)
+        return BadNumbers(eqn, *counts, ranges, iterations, cause)
 
     def iterates(self, eqn: Equation, index: int) -> None:
         if self.path and self.path[-1][0] is eqn:
@@ -180,37 +183,18 @@ class Origins:
             self.known.setdefault(result, self.known[source])
 
 
-@attrs.frozen
-class Counts:
-    """Numbers of NaN, of other elements that are not finite, and of all elements."""
+def _counted(arrays: Iterable[Any], value: Value) -> Counts | None:
+    """Return the kind and the number of the elements that are not finite, and the number of all; None if all are finite."""
+    import numpy as np
 
-    nan: int
-    infinite: int
-    size: int
-
-    @classmethod
-    def of(cls, arrays: Iterable[Any], value: Value) -> Counts:
-        import numpy as np
-
-        if value.type.dtype not in FLOATS:
-            return cls(0, 0, 0)
-        nan = infinite = size = 0
-        for array in map(np.asarray, arrays):
-            size += array.size
-            finite = np.isfinite(array)
-            if not finite.all():
-                nan += int(np.isnan(array).sum())
-                infinite += int((~finite).sum())
-        return cls(nan, infinite - nan, size)
-
-    @property
-    def bad(self) -> int:
-        """Return the number of elements of the kind."""
-        return self.nan or self.infinite
-
-    @property
-    def kind(self) -> Literal["NaN", "infinite"]:
-        return "NaN" if self.nan else "infinite"
+    if value.type.dtype not in FLOATS:
+        return None
+    parts = [np.asarray(array) for array in arrays]
+    wrong = [part for part in parts if not np.isfinite(part).all()]
+    if not wrong:
+        return None
+    nan, infinite = (sum(int(test(part).sum()) for part in wrong) for test in (np.isnan, np.isinf))
+    return ("NaN" if nan else "infinite"), nan or infinite, sum(part.size for part in parts)
 
 
 def _range(value: Value, shards: Shards) -> OperandRange:
