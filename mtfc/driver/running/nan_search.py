@@ -50,23 +50,6 @@ class StepInputs:
     number: int
 
 
-@attrs.frozen
-class OperandRange:
-    """The smallest and the largest finite element of an operand; None if there is none."""
-
-    value: Value
-    low: float | None
-    high: float | None
-
-    def __str__(self) -> str:
-        name = f"{self.value.name}: {self.value.type.unsplit()}"
-        return (
-            f"{name} has no finite number"
-            if self.low is None
-            else f"{name} is from {self.low:.4g} to {self.high:.4g}"
-        )
-
-
 @attrs.frozen(eq=False)
 class BadNumbers:
     """Numbers that are not finite, where they come into being.
@@ -80,7 +63,7 @@ class BadNumbers:
     kind: Kind
     bad: int
     size: int
-    operands: tuple[OperandRange, ...] = ()
+    operands: tuple[str, ...] = ()
     iterations: tuple[tuple[str, int], ...] = ()
     cause: BadNumbers | None = None
 
@@ -197,16 +180,17 @@ def _counted(arrays: Iterable[Any], value: Value) -> Counts | None:
     return ("NaN" if nan else "infinite"), nan or infinite, sum(part.size for part in parts)
 
 
-def _range(value: Value, shards: Shards) -> OperandRange:
+def _range(value: Value, shards: Shards) -> str:
+    """Return an operand with its smallest and its largest finite element."""
     import numpy as np
 
+    name = f"{value.name}: {value.type.unsplit()}"
     wide = [np.asarray(array).astype(np.float64) for array in shards.arrays]
     finite = [part for part in (array[np.isfinite(array)] for array in wide) if part.size]
     if not finite:
-        return OperandRange(value, None, None)
-    return OperandRange(
-        value, min(float(part.min()) for part in finite), max(float(part.max()) for part in finite)
-    )
+        return f"{name} has no finite number"
+    low, high = min(float(part.min()) for part in finite), max(float(part.max()) for part in finite)
+    return f"{name} is from {low:.4g} to {high:.4g}"
 
 
 # The diagnostic
@@ -239,6 +223,6 @@ def _help(found: BadNumbers) -> str | None:
     source = found.source
     if isinstance(source, Argument):
         return "look for such numbers in the data" if source.role == "input" else None
-    shown = "; ".join(map(str, found.operands[:SHOWN]))
+    shown = "; ".join(found.operands[:SHOWN])
     is_half = any(value.type.dtype == "f16" for value in source.results)
     return "; ".join(filter(None, (shown, HALF if is_half and found.kind == "infinite" else ""))) or None
