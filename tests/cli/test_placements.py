@@ -113,6 +113,21 @@ def test_a_placement_draws_the_parameters_that_a_file_lacks(
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
+def test_a_placement_warms_up_from_a_smaller_model(mtfc: Mtfc, file: Path) -> None:
+    record(
+        mtfc, "train", "small.mtf", "--data", "data.npz", "--steps", "1", "--layout", "split", "--dir", "run"
+    )
+    larger = TEXT.replace("h = tanh(", "param b: [hidden] = zeros()\n  h = tanh(b + ").replace(
+        "hidden = 6", "hidden = 8"
+    )
+    (file / "large.mtf").write_text(larger)
+    asked = ("train", "large.mtf", "--data", "data.npz", "--steps", "2", "--warm-start", "run", "--layout")
+    outcome = mtfc(*asked, "split", "--format", "json")
+    assert "parameters that have grown keep their numbers, and the rest is drawn: v, w" in outcome.err
+    assert "parameters that are drawn: b" in outcome.err
+    np.testing.assert_allclose(outcome.json["loss"], record(mtfc, *asked, "data")["loss"], rtol=1e-5)
+
+
 def test_verify_runs_placements_on_both_backends(mtfc: Mtfc, file: Path) -> None:
     outcome = mtfc("verify", "small.mtf", "--layout", "split")
     assert outcome.status == 0, outcome.err

@@ -281,20 +281,16 @@ class Saving:
     about: About
     every: int | None
     minutes: float | None
-    next: int | None
+    next: int | None = attrs.field(init=False)
     since: float = attrs.field(factory=monotonic)
 
-    @classmethod
-    def of(
-        cls, checkpoints: Checkpoints | None, about: About, every: int | None, minutes: float | None
-    ) -> Saving:
-        """Return the schedule from the step of `about` on.
+    @next.default
+    def _first(self) -> int | None:
+        """By minutes the first checkpoint comes after the first step.
 
-        By minutes the first checkpoint comes after the first step: then the time of a step is known, and so is that the folder
-        can be written.
+        Then the time of a step is known, and so is that the folder can be written.
         """
-        following = None if checkpoints is None else about.step + (every or 1)
-        return cls(checkpoints, about, every, minutes, following)
+        return None if self.checkpoints is None else self.about.step + (self.every or 1)
 
     @property
     def last(self) -> str | None:
@@ -575,6 +571,7 @@ def warm_start(
 
     tell: receives a sentence about each kind of arrays.
     """
+    from mtfc.backends.jax.jax_program import TrainState
 
     place = newest_checkpoint(Path(local_parameters(folder)))
     if place is None:
@@ -583,72 +580,48 @@ def warm_start(
         about = About.read(place)
         state = on_devices.init(seed)
         whole = on_devices.stored(state)
-        found = {
-            "params": Taken.of(place, about, PARAMETERS, whole.params),
-            "state": Taken.of(place, about, OPTIMIZER, whole.optimizer),
-        }
+        params, told = _taken(place, about, PARAMETERS, whole.params, ("parameters", "drawn"))
+        words = ("states of the optimizer", "new")
+        optimizer, also_told = _taken(place, about, OPTIMIZER, whole.optimizer, words)
     except (OSError, ValueError) as error:
         raise FailedRequest(f"{place} cannot be read: {error}") from None
-    params = {**state.params, **on_devices.place(found["params"].arrays, "params")}
-    optimizer = {**state.optimizer, **on_devices.place(found["state"].arrays, "state")}
-    tell(f"warm start from step {about.step}, {place}")
-    for kind, begins in (("params", "drawn"), ("state", "new")):
-        for sentence in found[kind].sentences(
-            "parameters" if kind == "params" else "states of the optimizer", begins
-        ):
-            tell(sentence)
-    step = on_devices.place_step(about.step)
-    return attrs.evolve(state, step=step, params=params, optimizer=optimizer), about.data
+    for sentence in (f"warm start from step {about.step}, {place}", *told, *also_told):
+        tell(sentence)
+    params = on_devices.place({**state.params, **params}, "params")
+    optimizer = on_devices.place({**state.optimizer, **optimizer}, "state")
+    return TrainState(on_devices.place_step(about.step), params, optimizer), about.data
 
 
-@attrs.frozen
-class Taken:
-    """The arrays of one kind that a checkpoint gives.
+def _taken(
+    place: Path, about: About, start: str, wanted: Mapping[str, Any], words: tuple[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Read the arrays of one kind that fit, and say what happened to each. Raises `OSError` and `ValueError`.
 
-    grown: the names of arrays that are larger now. new: of arrays that it lacks. left: of its other arrays.
+    start: of their names in the record. wanted: the arrays of the program as they begin. words: for the kind, and for how its
+    arrays begin.
     """
-
-    arrays: Mapping[str, Any]
-    grown: tuple[str, ...]
-    new: tuple[str, ...]
-    left: tuple[str, ...]
-
-    @classmethod
-    def of(cls, place: Path, about: About, start: str, wanted: Mapping[str, Any]) -> Taken:
-        """Read the arrays that fit. wanted: the arrays of the program as they begin. Raises `OSError` and `ValueError`."""
-        stored = {
-            name.removeprefix(start): shape
-            for name, (_, shape) in about.arrays.items()
-            if name.startswith(start)
-        }
-        same = [name for name, x in wanted.items() if stored.get(name) == x.shape]
-        grown = [
-            name for name, x in wanted.items() if name not in same and _has_grown(stored.get(name), x.shape)
-        ]
-        arrays = {name: read_array(place, about, start + name).astype(wanted[name].dtype) for name in same}
-        for name in grown:
-            arrays[name] = _filled(wanted[name], read_array(place, about, start + name))
-        new = (name for name in wanted if name not in arrays)
-        left = (name for name in stored if name not in arrays)
-        return cls(arrays, tuple(grown), tuple(new), tuple(left))
-
-    def sentences(self, kind: str, begins: str) -> list[str]:
-        """Return what happened to each array, for people."""
-        whole = len(self.arrays) - len(self.grown)
-        found = [f"  taken: {whole} of {whole + len(self.grown) + len(self.new)} {kind}"]
-        found += [
-            f"  {kind} that have grown keep their numbers, and the rest is {begins}: {', '.join(self.grown)}"
-        ] * bool(self.grown)
-        found += [f"  {kind} that are {begins}: {', '.join(self.new)}"] * bool(self.new)
-        return found + [f"  {kind} that are left out: {', '.join(self.left)}"] * bool(self.left)
+    kind, begins = words
+    stored = {
+        name.removeprefix(start): shape for name, (_, shape) in about.arrays.items() if name.startswith(start)
+    }
+    grown = [name for name, x in wanted.items() if name in stored and _has_grown(stored[name], x.shape)]
+    arrays = {}
+    for name, x in wanted.items():
+        if name in grown or stored.get(name) == x.shape:
+            array = read_array(place, about, start + name)
+            arrays[name] = _filled(x, array) if name in grown else array.astype(x.dtype)
+    lists = {
+        f"{kind} that have grown keep their numbers, and the rest is {begins}": grown,
+        f"{kind} that are {begins}": [name for name in wanted if name not in arrays],
+        f"{kind} that are left out": [name for name in stored if name not in arrays],
+    }
+    taken = f"  taken: {len(arrays) - len(grown)} of {len(wanted)} {kind}"
+    return arrays, [taken, *(f"  {what}: {', '.join(names)}" for what, names in lists.items() if names)]
 
 
-def _has_grown(before: tuple[int, ...] | None, now: tuple[int, ...]) -> bool:
-    return (
-        before is not None
-        and len(before) == len(now)
-        and all(a <= b for a, b in zip(before, now, strict=True))
-    )
+def _has_grown(before: tuple[int, ...], now: tuple[int, ...]) -> bool:
+    is_larger = before != now and len(before) == len(now)
+    return is_larger and all(a <= b for a, b in zip(before, now, strict=True))
 
 
 def _filled(begun: Any, stored: Any) -> Any:

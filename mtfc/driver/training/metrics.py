@@ -252,10 +252,6 @@ class Lines(Sink):
     total: int
     every: int
 
-    @classmethod
-    def of(cls, to: TextIO, total: int, every: int | None = None) -> Lines:
-        return cls(to, total, every or max(1, total // LINES))
-
     def step(self, step: TrainingStep) -> None:
         if step.evaluation or step.number in (1, self.total) or step.number % self.every == 0:
             print(step_line(step, self.total), file=self.to, flush=True)
@@ -274,7 +270,7 @@ class ProgressBar(Sink):
     every: int
 
     @classmethod
-    def of(cls, total: int, done: int, every: int | None = None) -> ProgressBar:
+    def of(cls, total: int, done: int, every: int) -> ProgressBar:
         progress = import_package("rich.progress", "rich")
         console = import_package("rich.console", "rich").Console(stderr=True, highlight=False)
         columns = (
@@ -286,7 +282,7 @@ class ProgressBar(Sink):
         bar = progress.Progress(*columns, console=console, transient=True)
         bar.start()
         task = bar.add_task("", total=total, completed=done, figures="compiling the step")
-        return cls(bar, task, every or max(1, total // LINES))
+        return cls(bar, task, every)
 
     def step(self, step: TrainingStep) -> None:
         total = int(self.bar.tasks[0].total)
@@ -307,12 +303,12 @@ class Throughput:
     per_step: int
 
     @classmethod
-    def of(cls, inputs: Mapping[str, tuple[str, tuple[int, ...]]], accumulate: int) -> Throughput:
-        """Return the throughput of inputs by name, each dtype and shape: tokens if there are integers of two dimensions."""
-        tokens = [shape for dtype, shape in inputs.values() if dtype == "int32" and len(shape) == 2]
+    def of(cls, inputs: Mapping[str, Any], accumulate: int) -> Throughput:
+        """Return the throughput of inputs by name, with dtypes and shapes: tokens if there are integers of two dimensions."""
+        tokens = [x.shape for x in inputs.values() if x.dtype.name == "int32" and len(x.shape) == 2]
         if tokens:
             return cls("tokens", accumulate * max(rows * length for rows, length in tokens))
-        rows = [shape[0] for _, shape in inputs.values() if shape]
+        rows = [x.shape[0] for x in inputs.values() if x.shape]
         return cls("examples", accumulate * max(rows, default=1))
 
 

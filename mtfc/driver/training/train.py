@@ -33,6 +33,7 @@ from mtfc.driver.training.hosts import Peers, watched_peers
 from mtfc.driver.training.loop import Schedule, TrainLoop
 from mtfc.driver.training.metrics import (
     EVALUATIONS_FILE,
+    LINES,
     METRICS,
     Evaluations,
     FiguresOfStep,
@@ -243,17 +244,13 @@ class Trainer:
         training, every = self.program.training, None
         if self.evaluation is not None:
             every = self.options.eval_every or max(1, self.total // EVALUATIONS)
-        types = {
-            name: (str(struct.dtype.name), struct.shape)
-            for name, struct in self.on_devices.abstract("inputs").items()
-        }
         return TrainLoop(
             self.on_devices,
             state,
             batches,
             Schedule(self.total, every, self.options.skipped, self._overflows()),
             training.minimize,
-            Throughput.of(types, training.accumulate),
+            Throughput.of(self.on_devices.abstract("inputs"), training.accumulate),
             self.predicted,
             partial(self._evaluate, stop),
             saving,
@@ -345,7 +342,7 @@ class Trainer:
             self.program.name, program_fingerprint(self.program), first, options.seed, arrays, sums={}
         )
         minutes = options.save_minutes or (None if options.save_every else MINUTES)
-        return Saving.of(checkpoints, about, options.save_every, minutes)
+        return Saving(checkpoints, about, options.save_every, minutes)
 
     def _state(self, checkpoints: Checkpoints | None) -> tuple[TrainState, Any, About | None]:
         """Return the state to start from, the position in the data, and the record of a checkpoint that goes on."""
@@ -477,10 +474,11 @@ class Trainer:
             yield TensorBoard.open(Path(options.tensorboard), after, run)
         if options.metrics is not None:
             yield UserSink.open(options.metrics)
+        every = options.show_every or max(1, self.total // LINES)
         if sys.stderr.isatty():
-            yield ProgressBar.of(self.total, after, options.show_every)
+            yield ProgressBar.of(self.total, after, every)
         elif self.to is not None:
-            yield Lines.of(self.to, self.total, options.show_every)
+            yield Lines(self.to, self.total, every)
 
     def _say(self, message: str) -> None:
         if self.leads:
