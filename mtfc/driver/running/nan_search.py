@@ -10,7 +10,7 @@ The undistributed program runs first. If its results are finite, the program und
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -22,6 +22,7 @@ from mtfc.compiler.ir.types import FLOATS
 from mtfc.compiler.passes.pipelines import differentiation
 from mtfc.compiler.passes.pipelines import run as run_passes
 from mtfc.driver.data.array_files import Arrays
+from mtfc.driver.loading.selection import Case, LayoutOnMesh
 from mtfc.driver.running.execution import without_warnings
 
 if TYPE_CHECKING:
@@ -76,6 +77,16 @@ class BadNumbers:
         """Return the first numbers in the chain of causes, except those that the program writes."""
         cause = self.cause
         return self if cause is None or cause.is_written else cause.root()
+
+
+def cause_in_step(
+    program: Program, case: Case, inputs: StepInputs, tell: Callable[[str], None]
+) -> Diagnostic | None:
+    """Return what `find_not_finite` finds in a step under a case; tell if it finds nothing."""
+    cause = find_not_finite(program, inputs, case.lower(program) if isinstance(case, LayoutOnMesh) else None)
+    if cause is None:
+        tell(f"step {inputs.number + 1} gives finite numbers when it is repeated on the interpreter")
+    return cause
 
 
 def find_not_finite(program: Program, inputs: StepInputs, placed: Program | None = None) -> Diagnostic | None:

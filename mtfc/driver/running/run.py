@@ -34,11 +34,11 @@ from mtfc.driver.data.files import check_apart, check_writable
 from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters, joined_axis, read_batches
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, say
 from mtfc.driver.loading.placement_case import PlacementCase
-from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, select
+from mtfc.driver.loading.selection import Case, Resizing, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import RunOptions
 from mtfc.driver.running.execution import Session, loaded
-from mtfc.driver.running.nan_search import StepInputs, find_not_finite
+from mtfc.driver.running.nan_search import StepInputs, cause_in_step
 from mtfc.reports.array_summary import is_figure
 from mtfc.reports.run_report import StepRecord, finite_step, summaries_of, summaries_text
 
@@ -378,12 +378,8 @@ class TrainingRun:
         start = self.rewind.start_of_failure(step)
         dim = self.data.smaller(start.number)
         program = self.program if dim is None else self.resizing.program(dim)
-        case = self.resizing.case(program)
-        lowered = case.lower(program) if isinstance(case, LayoutOnMesh) else None
         start = attrs.evolve(start, batch=self.data.batches.step(start.number, self.data.accumulate))
-        self.cause = find_not_finite(program, start, lowered)
-        if self.cause is None:
-            say(f"step {start.number + 1} gives finite numbers when it is repeated on the interpreter")
+        self.cause = cause_in_step(program, self.resizing.case(program), start, say)
 
     def _save(self, parameters: Arrays, steps: Sequence[StepRecord]) -> None:
         import numpy as np

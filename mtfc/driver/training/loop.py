@@ -224,6 +224,11 @@ class TrainLoop:
                 return step == self.schedule.total
         return True
 
+    def save_at_end(self) -> None:
+        """Write the last checkpoint, unless it has been, and wait for it. Raises what `Checkpoints.wait` raises."""
+        state = self.program.stored(self.state)
+        self.saving.at_end(state, self.position, self.last, self.unevaluated is not None)
+
     @property
     def ends_evaluated(self) -> bool:
         """True if the last figures are those of the last step, which has an evaluation if there is any."""

@@ -24,7 +24,7 @@ from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, Selectio
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import TrainOptions
 from mtfc.driver.running.execution import jax_program
-from mtfc.driver.running.nan_search import StepInputs, find_not_finite
+from mtfc.driver.running.nan_search import StepInputs, cause_in_step
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds, warm_start
 from mtfc.driver.training.data_interface import BatchIterator, DataSource
 from mtfc.driver.training.data_sources import check_documents, open_source
@@ -224,13 +224,6 @@ class Trainer:
         summary = TrainingSummary(loop.steps, first, self.case.name, mesh, saving.last, ended, saving.best)
         return FinishedTraining(status, summary, self.leads, cause, stop.leaves_thread)
 
-    def _save(self, loop: TrainLoop, saving: Saving) -> None:
-        """Save the finished steps after an error of the data, of which all processes know."""
-        if loop.steps:
-            state = self.on_devices.stored(loop.state)
-            saving.at_end(state, loop.position, loop.last, loop.unevaluated is not None)
-            self._say(f"after step {int(loop.state.step)}: {saving.where()}")
-
     def _loop(
         self,
         state: TrainState,
@@ -269,8 +262,7 @@ class Trainer:
             finally:
                 stop.answered.set()
             if int(loop.state.step) > first:
-                state = self.on_devices.stored(loop.state)
-                saving.at_end(state, loop.position, loop.last, loop.unevaluated is not None)
+                loop.save_at_end()
         except NotFinite as error:
             self._say(f"{error}: {saving.where()}")
             if loop.read is not None:
@@ -278,8 +270,9 @@ class Trainer:
             self._say(remedy(int(loop.state.step) if not loop.steps else loop.steps[-1].number, self.options))
             return ERRORS
         except Exception as error:
-            if loop.is_expected(error):
-                self._save(loop, saving)
+            if loop.is_expected(error) and loop.steps:  # all processes know of it
+                loop.save_at_end()
+                self._say(f"after step {int(loop.state.step)}: {saving.where()}")
             raise
         if not is_done:
             self._say(f"stopped after step {int(loop.state.step)}: {saving.where()}")
@@ -303,11 +296,7 @@ class Trainer:
         kinds = {"params": state.params, "state": state.optimizer, self.on_devices.step_inputs: batch}
         parameters, optimizer, inputs = (self.on_devices.on_host(x, kind) for kind, x in kinds.items())
         step = StepInputs(parameters, optimizer, inputs, int(state.step))
-        lowered = self.case.lower(self.program) if isinstance(self.case, LayoutOnMesh) else None
-        cause = find_not_finite(self.program, step, lowered)
-        if cause is None:
-            self._say(f"step {step.number + 1} gives finite numbers when it is repeated on the interpreter")
-        return cause
+        return cause_in_step(self.program, self.case, step, self._say)
 
     @contextmanager
     def _checkpoints(self) -> Iterator[Checkpoints]:
@@ -315,24 +304,20 @@ class Trainer:
         folder, mirror = self.folder, self.mirror
         assert folder is not None
         with ExitStack() as stack:
-            lock = (
-                stack.enter_context(mirror.leased() if mirror else RunLock.hold(folder))
-                if self.leads
-                else None
-            )
-            if self.leads and self.options.fresh:
-                mirror.move_aside() if mirror else _move_aside(folder)
-            if self.leads and mirror is not None:
-                mirror.clean()
-            self.peers.gather(
-                None
-            )  # process 0 may wait a minute for the lock, longer than a collective of JAX does
+            lock = None
+            if self.leads:
+                lock = stack.enter_context(mirror.leased() if mirror else RunLock.hold(folder))
+                if self.options.fresh:
+                    mirror.move_aside() if mirror else _move_aside(folder)
+                if mirror is not None:
+                    mirror.clean()
+            # process 0 may wait a minute for the lock, longer than a collective of JAX does
+            self.peers.gather(None)
             if mirror is not None:
+                lock = None
                 mirror.fetch()
-            opened = Checkpoints.open(
-                folder / CHECKPOINTS, self.options.keep, None if mirror else lock, mirror
-            )
-            yield stack.enter_context(opened)
+            place = folder / CHECKPOINTS
+            yield stack.enter_context(Checkpoints.open(place, self.options.keep, lock, mirror))
 
     def _saving(self, checkpoints: Checkpoints | None, first: int) -> Saving:
         """Return the schedule of the checkpoints, with the record that all of them share."""
@@ -346,33 +331,30 @@ class Trainer:
 
     def _state(self, checkpoints: Checkpoints | None) -> tuple[TrainState, Any, About | None]:
         """Return the state to start from, the position in the data, and the record of a checkpoint that goes on."""
+        options, on_devices = self.options, self.on_devices
         if checkpoints is not None and checkpoints.steps:
-            step = checkpoints.steps[-1]
-            if self.options.warm_start is not None and not checkpoints.fits(
-                step, self.on_devices.abstract_state
-            ):
-                started = warm_start(self.options.warm_start, self.on_devices, self.options.seed, self._say)
+            step, abstract = checkpoints.steps[-1], on_devices.abstract_state
+            if options.warm_start is not None and not checkpoints.fits(step, abstract):
+                started = warm_start(options.warm_start, on_devices, options.seed, self._say)
                 self._check_is_newer(int(started[0].step), checkpoints)
                 return *started, None
-            if self.options.params is not None:
+            if options.params is not None:
                 self._say(
-                    f"--params {self.options.params} is not read: the checkpoint in --dir comes first;"
+                    f"--params {options.params} is not read: the checkpoint in --dir comes first;"
                     " --fresh starts over from --params"
                 )
-            stored, about = checkpoints.restore(step, self.on_devices.abstract_state)
-            state = self.on_devices.restored(stored)
+            stored, about = checkpoints.restore(step, abstract)
+            state = on_devices.restored(stored)
             self._say(f"going on from step {step}, {checkpoints.name(step)}")
             if about.fingerprint != program_fingerprint(self.program):
                 self._say("the model or its `train` block has changed since this checkpoint")
-            if about.seed != self.options.seed:
-                self._say(f"the seed was {about.seed} before this checkpoint, and is {self.options.seed} now")
+            if about.seed != options.seed:
+                self._say(f"the seed was {about.seed} before this checkpoint, and is {options.seed} now")
             return state, about.data, about
-        if self.options.warm_start is not None:
-            return *warm_start(self.options.warm_start, self.on_devices, self.options.seed, self._say), None
-        given = given_parameters(
-            self.options.params, self.options.params_partial, self.options.seed, self.program
-        )
-        return self.on_devices.state_of(self.on_devices.placed_params(self.options.seed, given)), None, None
+        if options.warm_start is not None:
+            return *warm_start(options.warm_start, on_devices, options.seed, self._say), None
+        given = given_parameters(options.params, options.params_partial, options.seed, self.program)
+        return on_devices.state_of(on_devices.placed_params(options.seed, given)), None, None
 
     def _check_is_newer(self, step: int, checkpoints: Checkpoints) -> None:
         """Raise `UsageError` if a warm start begins before the newest checkpoint in the folder, which would stay the newest."""
@@ -427,16 +409,13 @@ class Trainer:
         return stop.wait(lambda: self._figures_of(state, stop), PATIENCE)
 
     def _figures_of(self, state: TrainState, stop: Stop) -> dict[str, float]:
-        means = self._means(state.params, stop)
-        if self.program.training is None or self.program.training.average is None:
+        assert self.evaluation is not None and self.program.training is not None
+        whole = self.on_devices.whole_params
+        means = self.evaluation.means(whole(state.params), stop)
+        if self.program.training.average is None:
             return means
-        averaged = self._means(self.on_devices.averaged(state), stop)
+        averaged = self.evaluation.means(whole(self.on_devices.averaged(state)), stop)
         return {**means, **{f"averaged_{name}": value for name, value in averaged.items()}}
-
-    def _means(self, params: Mapping[str, Any], stop: Stop) -> dict[str, float]:
-        """Return the means of the outputs with at most one dimension over the evaluation data, or its first batches."""
-        assert self.evaluation is not None
-        return self.evaluation.means(self.on_devices.whole_params(params), stop)
 
     def _evaluations(self, first: int) -> Evaluations | None:
         """Return the evaluations before this run, if the best of them counts. Raises `UsageError`."""
