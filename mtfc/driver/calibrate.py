@@ -28,7 +28,6 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.version import installed_version
 
 if TYPE_CHECKING:
-    from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.ir.core import Program
     from mtfc.placements.running.jax.part_times import MeasuredTimes
 
@@ -49,20 +48,14 @@ def measure(backend: str, devices: int | None, quick: bool, shapes: bool = False
     devices: the number of JAX devices; None takes all. quick: take few sizes and short runs. shapes: measure also dots of
     matrices that are not square.
     """
-    from mtfc.frontend.hardware.hardware_text import hardware_text
-
-    return hardware_text(*_measured(backend, devices, quick, shapes))
-
-
-def _measured(backend: str, devices: int | None, quick: bool, shapes: bool) -> tuple[Hardware, str]:
-    """Return the machine, and a comment that says what was measured."""
     from mtfc.backends.calibrate.calibration import QUICK, Effort
     from mtfc.backends.common import allocator
+    from mtfc.frontend.hardware.hardware_text import hardware_text
 
     allocator.keep_memory()
     effort = attrs.evolve(QUICK if quick else Effort(), shapes=shapes)
     hardware, tool = BACKENDS[backend].measure(devices, effort)
-    return hardware, f"Measured by mtfc calibrate with {tool}.\n{HINT}"
+    return hardware_text(hardware, f"Measured by mtfc calibrate with {tool}.\n{HINT}")
 
 
 SAVED = 20

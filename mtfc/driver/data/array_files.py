@@ -135,6 +135,15 @@ def unreadable(path: str, reason: str) -> CompileError:
     return CompileError([Diagnostic("E501", f"cannot read arrays: {reason}", whole(path))])
 
 
+def file_size(path: str) -> int:
+    """Return the number of bytes of a file. Raises `CompileError` (E501) if it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.seek(0, 2)
+    except (OSError, ValueError) as error:
+        raise unreadable(path, reason_of(error)) from None
+
+
 def files_of(path: str) -> list[str]:
     """Return the files that reading `path` may open: the file itself, or the files of a folder."""
     place = Path(path)

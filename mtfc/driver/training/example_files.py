@@ -19,13 +19,14 @@ from mtfc.driver.data.array_files import (
     Array,
     Arrays,
     StoredArray,
+    file_size,
     stored_arrays,
     unreadable,
     whole,
 )
 from mtfc.driver.data.fitting import Fitting, shape_text
 from mtfc.driver.data.tokenizers import Tokenizer
-from mtfc.driver.errors import UsageError, reason_of, say
+from mtfc.driver.errors import UsageError, say
 from mtfc.driver.training.data_interface import DataInput
 from mtfc.driver.training.record_files import ARRAY_RECORD, PARQUET, RECORDS, map_array_records, map_parquet
 
@@ -200,7 +201,7 @@ def _map_tokens(path: str, dtype: str, input: DataInput) -> Arrays:
     import numpy as np
 
     stored, length = np.dtype(dtype).newbyteorder("<"), input.shape[1]
-    size = _size(path)
+    size = file_size(path)
     if size % stored.itemsize:
         raise unreadable(path, f"its {size} bytes are no whole number of tokens of {dtype}")
     count = size // stored.itemsize // length
@@ -211,7 +212,7 @@ def _map_tokens(path: str, dtype: str, input: DataInput) -> Arrays:
 
 def _read_text(path: str, tokenizer: Tokenizer, input: DataInput) -> Arrays:
     """Return the tokens of a text as examples of the input's length; what is left at the end is no example."""
-    _size(path)
+    file_size(path)
     content = Path(path).read_bytes()
     try:
         text = content.decode()
@@ -233,7 +234,7 @@ def _map_named(paths: str) -> Arrays:
 def _map_npy(path: str, name: str) -> Arrays:
     import numpy as np
 
-    _size(path)
+    file_size(path)
     try:
         return {name: np.load(path, mmap_mode="r", allow_pickle=False)}
     except ValueError as error:
@@ -244,15 +245,6 @@ def _map_npy(path: str, name: str) -> Arrays:
 def _map_npz(path: str) -> Arrays:
     """Map the arrays of a file that are stored without compression, and read the others."""
     return {name: (array.map or array.read)() for name, array in stored_arrays(path).items()}
-
-
-def _size(path: str) -> int:
-    """Return the number of bytes of a file. Raises `CompileError` (E501) if it cannot be read."""
-    try:
-        with Path(path).open("rb") as file:
-            return file.seek(0, 2)
-    except (OSError, ValueError) as error:
-        raise unreadable(path, reason_of(error)) from None
 
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -19,9 +19,9 @@ from typing import Any
 
 import attrs
 
-from mtfc.driver.data.array_files import PARSING, Array, Arrays, unreadable
+from mtfc.driver.data.array_files import PARSING, Array, Arrays, file_size, unreadable
 from mtfc.driver.data.packages import import_package
-from mtfc.driver.errors import UsageError, reason_of
+from mtfc.driver.errors import UsageError
 
 PARQUET, JSON_LINES = (".parquet",), (".jsonl",)
 
@@ -55,7 +55,7 @@ def open_records(path: str, dtype: str | None, key: str) -> Records:
 
     dtype: that of the numbers in records of bytes. key: the column or key of a document.
     """
-    _check_readable(path)
+    file_size(path)
     if path.endswith(JSON_LINES):
         return _json_lines(path, key)
     if path.endswith(PARQUET):
@@ -65,14 +65,6 @@ def open_records(path: str, dtype: str | None, key: str) -> Records:
     if dtype is None and first_tf_example(path) is not None:
         return Records(path, len(records), partial(_feature, path, records, key))
     return Records(path, len(records), partial(_record, records, dtype))
-
-
-def _check_readable(path: str) -> None:
-    try:
-        with Path(path).open("rb"):
-            return
-    except (OSError, ValueError) as error:
-        raise unreadable(path, reason_of(error)) from None
 
 
 # JSON lines
@@ -131,7 +123,7 @@ def map_parquet(path: str, inputs: Collection[str]) -> Arrays:
 
     Raises `CompileError` (E501) if the column of an input holds something else.
     """
-    _check_readable(path)
+    file_size(path)
     arrays = dict[str, Array]()
     for name, column in _parquet_columns(path, None).items():
         if not len(column):
@@ -219,7 +211,7 @@ def _record(records: ByteRecords, dtype: str | None, number: int) -> Any:
 
 def first_tf_example(path: str) -> dict[str, Array] | None:
     """Return the features of the first record of a file, if it is a `tf.train.Example`. Raises `CompileError` (E501)."""
-    _check_readable(path)
+    file_size(path)
     records = array_records(path)
     return parse_tf_example(records[0]) if len(records) else None
 
@@ -276,7 +268,7 @@ def map_array_records(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Array
 
     shapes: of the inputs, without the batch: a `tf.train.Example` has none.
     """
-    _check_readable(path)
+    file_size(path)
     records = array_records(path)
     if not len(records):
         raise unreadable(path, "it has no records")
