@@ -322,8 +322,7 @@ EVALUATIONS_FILE = "evaluations.json"
 class Evaluations:
     """The evaluations of a run. found: step -> means. patience: evaluations without a better one after which the run ends.
 
-    path: of the file, in the process that writes it. keeps: the checkpoint of the best evaluation stays. is_over: none of the
-    last evaluations was the best.
+    path: of the file, in the process that writes it. keeps: the checkpoint of the best evaluation stays.
     """
 
     metric: Metric
@@ -331,7 +330,6 @@ class Evaluations:
     path: Path | None
     keeps: bool
     found: dict[int, Mapping[str, float]]
-    is_over: bool = False
 
     @classmethod
     def read(
@@ -341,23 +339,17 @@ class Evaluations:
         path = folder / EVALUATIONS_FILE if folder else None
         found: dict[int, Mapping[str, float]] = {}
         if path is not None and path.is_file():
-            try:
-                read: Any = parsed_json(path.read_bytes())
+            with suppress(OSError, ValueError, TypeError, AttributeError):
                 found = {
                     int(step): {str(k): nan if v is None else float(v) for k, v in means.items()}
-                    for step, means in read.items()
+                    for step, means in parsed_json(path.read_bytes()).items()
                 }
-            except (OSError, ValueError, TypeError, AttributeError):
-                found = {}
         kept = {step: means for step, means in sorted(found.items()) if step <= after}
-        evaluations = cls(metric, patience, path if leads else None, keeps, kept)
-        evaluations.is_over = evaluations._ends()
-        return evaluations
+        return cls(metric, patience, path if leads else None, keeps, kept)
 
     def add(self, step: int, means: Mapping[str, float]) -> bool:
         """Add an evaluation, and return True if it is the best one so far."""
         self.found[step] = means
-        self.is_over = self._ends()
         return self.best == step
 
     def write(self) -> None:
@@ -376,17 +368,17 @@ class Evaluations:
     @property
     def best(self) -> int | None:
         """The step of the best evaluation, the first of equals; None without one."""
-        values = {
-            step: means[self.metric.name] for step, means in self.found.items() if self.metric.name in means
-        }
+        values = {step: means.get(self.metric.name, nan) for step, means in self.found.items()}
         sign = -1 if self.metric.is_best_high else 1
         return min(
-            (step for step in values if isfinite(values[step])),
+            filter(lambda step: isfinite(values[step]), values),
             key=lambda step: sign * values[step],
             default=None,
         )
 
-    def _ends(self) -> bool:
+    @property
+    def is_over(self) -> bool:
+        """True if none of the last evaluations was the best, so that the run ends."""
         if self.patience is None:
             return False
         best = self.best or 0
