@@ -97,11 +97,10 @@ def figures_of(metrics: Mapping[str, Any]) -> dict[str, Figure]:
     """Return the scalars and short vectors among the results of a step, without vectors that are split over processes."""
     import numpy as np
 
-    figures = {name: value for name, value in metrics.items() if is_figure(value)}
     return {
         name: np.asarray(value, np.float64).tolist()
-        for name, value in figures.items()
-        if value.is_fully_addressable or value.is_fully_replicated
+        for name, value in metrics.items()
+        if is_figure(value) and (value.is_fully_addressable or value.is_fully_replicated)
     }
 
 

@@ -235,13 +235,14 @@ class Trainer:
     ) -> TrainLoop:
         assert self.program.training is not None
         training, every = self.program.training, None
+        adapts = training.loss_scale is not None and training.loss_scale.is_dynamic
         if self.evaluation is not None:
             every = self.options.eval_every or max(1, self.total // EVALUATIONS)
         return TrainLoop(
             self.on_devices,
             state,
             batches,
-            Schedule(self.total, every, self.options.skipped, self._overflows()),
+            Schedule(self.total, every, self.options.skipped, self.options.bad_steps if adapts else 0),
             training.minimize,
             Throughput.of(self.on_devices.abstract("inputs"), training.accumulate),
             self.predicted,
@@ -386,11 +387,6 @@ class Trainer:
     def _log(self) -> str | None:
         """Return the path of the figures."""
         return self.options.log or (str(self.folder / METRICS) if self.folder else None)
-
-    def _overflows(self) -> int:
-        """Return the number of steps in a row that may overflow: none without a loss scale that adapts."""
-        scale = self.program.training.loss_scale if self.program.training else None
-        return self.options.bad_steps if scale is not None and scale.is_dynamic else 0
 
     def _evaluated_at_once(self, loop: TrainLoop, stop: Stop) -> dict[str, float]:
         """Return the evaluation of a run that has ended before, or whose last step was skipped."""
