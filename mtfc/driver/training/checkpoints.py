@@ -140,7 +140,7 @@ class Checkpoints:
         ocp = orbax()
         checks = _checks(dict(_named_arrays(state)))
         arguments = {
-            "state": ocp.args.PyTreeSave(_tree(state)),
+            "state": ocp.args.PyTreeSave(attrs.asdict(state, recurse=False)),
             "about": _record_arguments()(lambda: self._checked(about, checks())),
         }
         if self.writer is None:  # after all reading: orbax lets the last reader or writer set who leads
@@ -200,7 +200,7 @@ class Checkpoints:
         with self._damage(step):
             about = About.read(self.place(step))
         self._check_arrays(about, kinds(abstract))
-        tree = _tree(abstract)
+        tree = attrs.asdict(abstract, recurse=False)
         types = ocp.checkpoint_utils.construct_restore_args(tree)
         wanted = ocp.args.PyTreeRestore(tree, restore_args=types)
         largest = max(math.prod(shape) * numpy_type(dtype).itemsize for dtype, shape in about.arrays.values())
@@ -543,11 +543,6 @@ def _sum_of_bits(x: Any) -> Any:
 def kinds(state: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return name -> dtype and shape of the arrays of a state."""
     return {name: (array.dtype.name, tuple(array.shape)) for name, array in _named_arrays(state)}
-
-
-def _tree(state: Any) -> dict[str, Any]:
-    """Return a state as dicts, as other programs would read it."""
-    return {"step": state.step, "params": state.params, "optimizer": state.optimizer}
 
 
 def _named_arrays(state: Any) -> Iterator[tuple[str, Any]]:
