@@ -177,31 +177,31 @@ class SpecialNumbers(TypedDict):
     wrong: dict[str, ComparedParts]
 
 
-class Judged(TypedDict):
-    """The verdict of a check of a model: `ok` is False if anything is wrong. wrong: the names of what is."""
-
-    model: str
-    ok: bool
-    wrong: list[str]
-
-
-class Case(Judged, ComparedParts, MeshLayout):
+class Case(ComparedParts):
     """A layout on a backend, in the dtypes of the file; or the reason why there are no results. f64: the same in f64."""
 
+    model: str
+    layout: str
+    mesh: dict[str, int]
     backend: str
+    ok: bool
     skipped: str | None
     failed: str | None
+    wrong: list[str]
     not_finite: list[str]
     f64: ComparedParts
     special: SpecialNumbers
 
 
-class ExactRecord(Judged):
+class ExactRecord(TypedDict):
     """The exact check of a layout, or of the gradients of the undistributed program. `reports/exact_report.py` explains it."""
 
     layout: str
+    model: str
+    ok: bool
     skipped: str | None
     failed: str | None
+    wrong: list[str]
     wrong_gradients: list[str]
     elements: int
     not_judged: int
@@ -211,17 +211,23 @@ class ExactRecord(Judged):
     unjudged: list[str]
 
 
-class StepRecord(Judged):
+class StepRecord(TypedDict):
     """The training step of a model beside its `train` block. not_checked: what has no definition, or no step shows."""
 
+    model: str
+    ok: bool
+    wrong: list[str]
     not_checked: list[str]
     arrays: dict[str, ComparedArray]
 
 
-class SizesRecord(Judged):
+class SizesRecord(TypedDict):
     """The exact check of a layout for every size. sizes: dimension or mesh axis -> `size`, `multiple` and the `small` sizes."""
 
     layout: str
+    model: str
+    ok: bool
+    wrong: list[str]
     unproven: str | None
     elements: int
     not_judged: int

@@ -184,13 +184,20 @@ def _draw(name: str, type: TensorType, bound: int, seed: int, number: int) -> Ar
     """Draw batches one after the other; the first batch is the same for any number of batches."""
     import numpy as np
 
-    entropy, shape, parts = [seed, crc32(name.encode())], tuple(dim.size for dim in type.dims), []
-    for i in range(number):
-        generator = np.random.default_rng([*entropy, i] if i else entropy)
-        is_float = type.dtype in FLOATS
-        numbers: Any = generator.standard_normal(shape) if is_float else generator.integers(0, bound, shape)
-        parts.append(np.asarray(numbers).astype(numpy_dtype(np, type.dtype)))
+    entropy = [seed, crc32(name.encode())]
+    parts = [_drawn([*entropy, i] if i else entropy, type, bound) for i in range(number)]
     return np.concatenate(parts) if number > 1 else parts[0]
+
+
+def _drawn(entropy: list[int], type: TensorType, bound: int) -> Array:
+    import numpy as np
+
+    generator = np.random.default_rng(entropy)
+    shape = tuple(dim.size for dim in type.dims)
+    numbers: Any = (
+        generator.standard_normal(shape) if type.dtype in FLOATS else generator.integers(0, bound, shape)
+    )
+    return np.asarray(numbers).astype(numpy_dtype(np, type.dtype))
 
 
 def index_bound(name: str, body: Iterable[Equation]) -> int | None:
