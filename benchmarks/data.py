@@ -13,7 +13,7 @@ from benchmarks.figures import Figure
 from mtfc.backends.common.shares import Share
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.core import Program
-from mtfc.driver.training.batch_iterators import BatchIterator
+from mtfc.driver.training.data_interface import BatchIterator
 from mtfc.driver.training.data_sources import open_source
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.syntax.parser import parse

@@ -169,7 +169,10 @@ def trained(on_device: JaxProgram, folder: Path) -> tuple[float, list[float]]:
     compiled = mtfc.compile_text(NETWORK, layout="alone")
     source = open_source(str(folder / "data.npz"), compiled.program)
     batches = TimedBatches(source.batches(on_device.share, 0))
-    sinks: list[Sink] = [JsonLines.open(folder / "metrics.jsonl", 0), Lines.of(StringIO(), STEPS + 1)]
+    sinks: list[Sink] = [
+        JsonLines.open(folder / "metrics.jsonl", 0),
+        Lines(StringIO(), STEPS + 1, max(1, STEPS // 20)),
+    ]
     state = on_device.init(0)
     about = About("network", "", 0, 0, kinds(state), {})
     loop = TrainLoop(
@@ -181,7 +184,7 @@ def trained(on_device: JaxProgram, folder: Path) -> tuple[float, list[float]]:
         Throughput("examples", 128),
         None,
         lambda _: {},
-        Saving.of(None, about, None, None),
+        Saving(None, about, None, None),
         sinks,
     )
     loop.run(Stop())

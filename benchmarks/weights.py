@@ -13,8 +13,7 @@ import numpy as np
 
 from benchmarks.figures import Figure, median_seconds
 from mtfc.driver.data.array_files import StoredArray, write_arrays
-from mtfc.driver.exchange.exchange import export_weights, import_weights
-from mtfc.driver.exchange.links import links_of
+from mtfc.driver.exchange.exchange import export_weights, import_weights, links_of
 from mtfc.driver.exchange.weight_map import read_map
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import select_program

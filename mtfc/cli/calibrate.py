@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
 
 def _operators(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.driver.operator_times import calibrate_operators
+    from mtfc.driver.calibrate import calibrate_operators
 
     if options.backend != "jax" or options.quick or options.shapes or options.output != STANDARD:
         raise UsageError(

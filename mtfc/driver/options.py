@@ -16,15 +16,21 @@ from mtfc.driver.training.hosts import Hosts
 
 
 @attrs.frozen
-class CompileOptions:
+class ModelOptions:
+    """The file of a model, and the parts of it that are chosen."""
+
+    file: str
+    choice: Choice = attrs.field(factory=Choice)
+
+
+@attrs.frozen
+class CompileOptions(ModelOptions):
     """The options of a compilation. passes: a pipeline as text, in place of the passes that the kind needs.
 
     print_function, print_diff: print only this function after passes, and only the lines that changed. locations: IR text has
     every span.
     """
 
-    file: str
-    choice: Choice = attrs.field(factory=Choice)
     emit: str = "spmd"
     train: bool = False
     passes: str | None = None
@@ -36,7 +42,7 @@ class CompileOptions:
 
 
 @attrs.frozen
-class RunOptions:
+class RunOptions(ModelOptions):
     """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of files of arrays.
 
     backend: None runs layouts on NumPy, and placements on JAX.
@@ -46,8 +52,6 @@ class RunOptions:
     without_collectives: send nothing, to measure the time of communication; all numbers are wrong then.
     """
 
-    file: str
-    choice: Choice = attrs.field(factory=Choice)
     backend: str | None = None
     train: bool = False
     steps: int | None = None
@@ -72,7 +76,7 @@ class Metric:
 
 
 @attrs.frozen
-class TrainOptions:
+class TrainOptions(ModelOptions):
     """The options of a training run. None leaves a choice to the data or to the length of the run.
 
     tokenizer: the file of a tokenizer, for text in `data` and `eval`. folder: of checkpoints and `metrics.jsonl`; without it
@@ -84,8 +88,6 @@ class TrainOptions:
     checkpoint is kept, too. stop_early: end after so many evaluations in a row without a better mean.
     """
 
-    file: str
-    choice: Choice = attrs.field(factory=Choice)
     steps: int | None = None
     epochs: int | None = None
     data: str | None = None
@@ -135,12 +137,6 @@ class TrainOptions:
             raise UsageError("--epochs counts passes over the data: give --data, or --steps")
         if self.save_every is not None and self.save_minutes is not None:
             raise UsageError("--save-every and --save-minutes both say when to save: give one of them")
-        if self.tokenizer is not None and self.data is None and self.eval is None:
-            raise UsageError("--tokenizer goes with --data or --eval, whose text becomes tokens")
-        if self.eval_every is not None and self.eval is None:
-            raise UsageError("--eval-every goes with --eval, the data to evaluate on")
-        if self.eval_batches is not None and self.eval is None:
-            raise UsageError("--eval-batches goes with --eval, the data to evaluate on")
         if self.warm_start is not None and self.params is not None:
             raise UsageError("--warm-start and --params both say where to start: give one of them")
         for option, path in (("--warm-start", self.warm_start), ("--params", self.params)):
@@ -148,15 +144,24 @@ class TrainOptions:
                 raise UsageError(
                     f"--fresh moves the results in --dir aside, and {option} {path} names them: give another --dir"
                 )
-        if self.keep_best is not None and (self.eval is None or self.folder is None):
-            raise UsageError(
-                "--keep-best goes with --eval, the data to evaluate on, and --dir, the folder for checkpoints"
-            )
-        if self.stop_early is not None and self.eval is None:
-            raise UsageError("--stop-early goes with --eval, the data to evaluate on")
-        for option, value in (("--save-every", self.save_every), ("--save-minutes", self.save_minutes)):
-            if value is not None and self.folder is None:
-                raise UsageError(f"{option} goes with --dir, the folder for checkpoints")
+        evaluated, kept = "--eval, the data to evaluate on", "--dir, the folder for checkpoints"
+        both = self.folder if self.eval is not None else None
+        for option, value, needed, what in (
+            (
+                "--tokenizer",
+                self.tokenizer,
+                self.data or self.eval,
+                "--data or --eval, whose text becomes tokens",
+            ),
+            ("--eval-every", self.eval_every, self.eval, evaluated),
+            ("--eval-batches", self.eval_batches, self.eval, evaluated),
+            ("--keep-best", self.keep_best, both, f"{evaluated}, and {kept}"),
+            ("--stop-early", self.stop_early, self.eval, evaluated),
+            ("--save-every", self.save_every, self.folder, kept),
+            ("--save-minutes", self.save_minutes, self.folder, kept),
+        ):
+            if value is not None and needed is None:
+                raise UsageError(f"{option} goes with {what}")
 
 
 @attrs.frozen
@@ -180,15 +185,13 @@ class EvalOptions:
 
 
 @attrs.frozen
-class VerifyOptions:
+class VerifyOptions(ModelOptions):
     """The options of a verification. `data` and `params` are paths of files of arrays. backend: None runs both backends.
 
     exact: run the exact check, too. budget: seconds for all checks; None gives each check its own time. step: compare the
     training step with its declaration, and nothing else.
     """
 
-    file: str
-    choice: Choice = attrs.field(factory=Choice)
     backend: str | None = None
     dtype: str | None = None
     data: str | None = None
@@ -240,15 +243,13 @@ class ChainOptions:
 
 
 @attrs.frozen
-class SearchOptions:
+class SearchOptions(ModelOptions):
     """The options of a search. None leaves a choice to the file or to the machine.
 
     objective: None for the first that the space has. budget: seconds. axes: the most axes of a mesh. why_not: rules, or
     configurations of operators, to compare with the result.
     """
 
-    file: str
-    choice: Choice = attrs.field(factory=Choice)
     target: str | None = None
     devices: int | None = None
     axes: int | None = None

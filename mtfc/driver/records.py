@@ -8,6 +8,20 @@ from __future__ import annotations
 from typing import Any, NotRequired, TypedDict
 
 
+class Place(TypedDict):
+    """A line of a file; None for an equation that the compiler added."""
+
+    file: str | None
+    line: int | None
+
+
+class MeshLayout(TypedDict):
+    """The name of a layout, and the sizes of its mesh by axis."""
+
+    layout: str
+    mesh: dict[str, int]
+
+
 class Sent(TypedDict):
     """Collectives of one kind: their number, and the size of one device's operands."""
 
@@ -37,22 +51,18 @@ class PipelineFigures(TypedDict):
     kept_bytes: int
 
 
-class LoopEndedByData(TypedDict):
+class LoopEndedByData(Place):
     """A loop whose number of iterations is unknown, and the number that all figures count."""
 
-    file: str | None
-    line: int | None
     counted_iterations: int
 
 
-class LayoutCost(TypedDict):
+class LayoutCost(MeshLayout):
     """The cost of a model under one layout. A model that is not trained has the figures of `forward` as `step`, too.
 
     memory_per_device: `parameters`, `gradients`, `optimizer`, `activations_peak` and `total`.
     """
 
-    layout: str
-    mesh: dict[str, int]
     devices: int
     forward: Totals
     step: Totals
@@ -67,13 +77,6 @@ class Costs(TypedDict):
 
     model: str
     layouts: list[LayoutCost]
-
-
-class Place(TypedDict):
-    """A line of a file; None for an equation that the compiler added."""
-
-    file: str | None
-    line: int | None
 
 
 class Cause(Place):
@@ -99,59 +102,52 @@ class Collective(Place):
     causes: list[Cause]
 
 
-class SeparateAttention(TypedDict):
+class SeparateAttention(Place):
     """A softmax between two dots that is not one op, and why."""
 
-    file: str | None
-    line: int | None
     why: str
 
 
-class AttentionWithoutKernel(TypedDict):
+class AttentionWithoutKernel(Place):
     """Attention that JAX computes in blocks on this kind of device, `TPU` or `GPU`, and why."""
 
-    file: str | None
-    line: int | None
     device: str
     why: str
 
 
-class Explanation(TypedDict):
+class Explanation(MeshLayout):
     """`mtfc.explain`: the collectives of a layout and their causes."""
 
     model: str
-    layout: str
-    mesh: dict[str, int]
     collectives: list[Collective]
     separate_attention: list[SeparateAttention]
     attention_without_kernel: list[AttentionWithoutKernel]
 
 
-class LineDifference(TypedDict):
-    """A line's figures under two layouts, in pairs; `seconds` are present with a machine."""
+class Pairs(TypedDict):
+    """Figures of one device in pairs, under the first layout and under the second; `seconds` are present with a machine."""
 
-    file: str | None
-    line: int | None
     seconds: NotRequired[list[float]]
     flops_per_device: list[float]
     bytes_per_device: list[float]
     memory_per_device: list[float]
+
+
+class LineDifference(Pairs, Place):
+    """A line's figures under two layouts."""
+
     stored: list[float]
 
 
-class Difference(TypedDict):
-    """`mtfc.diff`: figures in pairs, under the first layout and under the second; `seconds` are present with a machine.
+class Difference(Pairs):
+    """`mtfc.diff`: the figures of a step under two layouts, and those of its lines.
 
     Figures of a layout of several meshes are means of all devices. `bytes_between_meshes` are those of all devices together.
     """
 
     model: str
     layouts: list[str]
-    seconds: NotRequired[list[float]]
     peak_figures: NotRequired[bool]
-    flops_per_device: list[float]
-    bytes_per_device: list[float]
-    memory_per_device: list[float]
     bytes_between_meshes: list[int]
     lines: list[LineDifference]
 
@@ -256,17 +252,15 @@ class Verification(TypedDict):
     all_sizes: NotRequired[list[SizesRecord]]
 
 
-class StepLine(TypedDict):
+class StepLine(Place):
     """The time of a line of the file."""
 
-    file: str | None
-    line: int | None
     compute_seconds: float
     communication_seconds: float
     exposed_communication_seconds: float
 
 
-class Step(TypedDict):
+class Step(MeshLayout):
     """`Compiled.simulate`: a step on a machine. links: seconds of use of each link. fits: True if memory suffices.
 
     peak_figures: True if the machine has peak figures only; small steps then take far longer than predicted.
@@ -274,8 +268,6 @@ class Step(TypedDict):
 
     model: str
     target: str
-    layout: str
-    mesh: dict[str, int]
     devices: int
     peak_figures: bool
     step_seconds: float
@@ -290,11 +282,9 @@ class Step(TypedDict):
     lines: list[StepLine]
 
 
-class WithoutForms(TypedDict):
+class WithoutForms(MeshLayout):
     """The best layout without forms that a search found, and its bound."""
 
-    layout: str
-    mesh: dict[str, int]
     objective_seconds: float | None
     objective_bytes: int | None
     lower_bound_seconds: float | None
@@ -302,7 +292,7 @@ class WithoutForms(TypedDict):
     optimal: bool
 
 
-class Search(TypedDict):
+class Search(MeshLayout):
     """`mtfc.search`: the best layout on a machine, or with `space="soap"` the best placement, whose mesh is empty.
 
     layout: rules, or the placement's declaration. optimal: True if nothing in the space is better. lower_bound_seconds: no
@@ -325,8 +315,6 @@ class Search(TypedDict):
     strategies: NotRequired[int | None]
     evaluated: int
     search_seconds: float
-    mesh: dict[str, int]
-    layout: str
     forms: NotRequired[dict[str, str | int]]
     without_forms: NotRequired[WithoutForms]
     compute_seconds: NotRequired[float]

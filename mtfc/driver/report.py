@@ -388,7 +388,7 @@ def _local_run(folder: str) -> tuple[str, str, str, Sequence[int]]:
 
 def _remote_run(url: str) -> tuple[str, str, str, Sequence[int]]:
     """Return the same of a run in a remote folder, whose figures may stand in several files."""
-    from mtfc.driver.data.checkpoint_files import CHECKPOINTS, remote_steps
+    from mtfc.driver.data.checkpoint_files import remote_steps
     from mtfc.driver.training.mirror import figures_in
 
     remote = RemoteFolder.open(url)
@@ -400,9 +400,7 @@ def _remote_run(url: str) -> tuple[str, str, str, Sequence[int]]:
         text = b"".join(parts).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"cannot read the figures in {url}: {error}") from None
-    inside = f"{CHECKPOINTS}/"
-    steps = remote_steps([each.removeprefix(inside) for each in names if each.startswith(inside)])
-    return remote.url.rpartition("/")[2], f"the figures in {remote.url}", text, steps
+    return remote.url.rpartition("/")[2], f"the figures in {remote.url}", text, remote_steps(names)
 
 
 NAME_A_RUN = "name the --dir of a training run, or a .mtf file"

@@ -191,7 +191,7 @@ def simulate_placement(
 def _measured_times(machine: Machine, devices: int) -> MeasuredTimes:
     """Return the times that `mtfc calibrate` measured here. Raises `UsageError` for a device graph."""
     from mtfc.compiler.cost.device_graph import DeviceGraph
-    from mtfc.driver.operator_times import read_times
+    from mtfc.driver.calibrate import read_times
 
     if isinstance(machine, DeviceGraph):
         raise UsageError(f"--measured takes times of equal devices, and those of {machine.name} have kinds")

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from mtfc.compiler.ir.types import Mesh
 from mtfc.reports.array_summary import figure_text, finite, finite_figure, summary, summary_text
 
 StepRecord = dict[str, Any]
 """An entry of `steps`: number from 1, loss, seconds, reported figures, and means of outputs with `--eval`."""
-
-
-def run_json(
-    backend: str, layout: str, mesh: Mesh, steps: Sequence[StepRecord], summaries: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the JSON record."""
-    return {
-        "backend": backend,
-        "layout": layout,
-        "mesh": dict(mesh.axes),
-        "steps": [_finite_step(step) for step in steps],
-        "outputs": summaries,
-    }
 
 
 def summaries_text(summaries: Mapping[str, dict[str, Any]]) -> str:
@@ -53,7 +39,7 @@ def _number_text(value: float) -> str:
     return str(value).lower() if isinstance(value, int) else f"{value:.6g}"
 
 
-def _finite_step(step: StepRecord) -> StepRecord:
+def finite_step(step: StepRecord) -> StepRecord:
     """Return the step for JSON, with None for numbers that are not finite."""
     named: StepRecord = {
         part: {k: finite_figure(v) for k, v in step[part].items()}

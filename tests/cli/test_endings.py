@@ -19,7 +19,7 @@ import pytest
 from mtfc import compile as compile_model
 from mtfc.cli import main
 from mtfc.driver.errors import USAGE
-from mtfc.driver.running import rewind
+from mtfc.driver.running import run as running
 from mtfc.driver.running.execution import Session
 from tests.cli.conftest import Mtfc
 
@@ -204,14 +204,14 @@ def load(path: str) -> dict[str, np.ndarray]:
         return {name: saved[name] for name in saved.files}
 
 
-@pytest.mark.parametrize("share", [rewind.SHARE, 1e9, 1e-9], ids=["mostly", "every step", "only once"])
+@pytest.mark.parametrize("share", [running.SHARE, 1e9, 1e-9], ids=["mostly", "every step", "only once"])
 @pytest.mark.parametrize("layout", ["replicated", "both"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_loss_that_is_not_finite(
     mtfc: Mtfc, files: Path, monkeypatch: pytest.MonkeyPatch, backend: str, layout: str, share: float
 ) -> None:
     """The parameters that gave the last finite loss are saved exactly, for any number of copies."""
-    monkeypatch.setattr(rewind, "SHARE", share)
+    monkeypatch.setattr(running, "SHARE", share)
     diverge(files)
     options = ["--backend", backend, "--layout", layout]
     outcome = mtfc("run", "model.mtf", *DIVERGING, "--steps", "50", *options, "--format", "json")

@@ -298,7 +298,7 @@ def test_random_axes(order: list[str], joined: list[bool], data: st.DataObject) 
     """Element by element: each number of a tensor is that of our parameter at the same place of each dimension."""
     from mtfc.compiler.ir.core import Initializer, Parameter
     from mtfc.compiler.ir.types import Dim, TensorType
-    from mtfc.driver.exchange.links import Part
+    from mtfc.driver.exchange.exchange import Part
 
     sizes = {"layers": 2, "a": 3, "b": 2, "c": 5}
     number = data.draw(st.sampled_from([None, *sizes]))

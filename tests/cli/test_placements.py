@@ -102,6 +102,32 @@ def test_eval_takes_a_placement(mtfc: Mtfc, file: Path) -> None:
     np.testing.assert_allclose(*found, rtol=1e-5)
 
 
+@pytest.mark.parametrize("command", [("train", "--steps", "1"), ("eval",)], ids=lambda command: command[0])
+def test_a_placement_draws_the_parameters_that_a_file_lacks(
+    mtfc: Mtfc, file: Path, command: tuple[str, ...]
+) -> None:
+    np.savez("w.npz", w=np.full((4, 6), 0.25, np.float32))
+    asked = (*command, "small.mtf", "--data", "data.npz", "--params", "w.npz", "--params-partial", "--layout")
+    found, wanted = (record(mtfc, *asked, layout) for layout in ("split", "data"))
+    losses = (each["loss"] if "loss" in each else each["eval"]["loss"] for each in (found, wanted))
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_a_placement_warms_up_from_a_smaller_model(mtfc: Mtfc, file: Path) -> None:
+    record(
+        mtfc, "train", "small.mtf", "--data", "data.npz", "--steps", "1", "--layout", "split", "--dir", "run"
+    )
+    larger = TEXT.replace("h = tanh(", "param b: [hidden] = zeros()\n  h = tanh(b + ").replace(
+        "hidden = 6", "hidden = 8"
+    )
+    (file / "large.mtf").write_text(larger)
+    asked = ("train", "large.mtf", "--data", "data.npz", "--steps", "2", "--warm-start", "run", "--layout")
+    outcome = mtfc(*asked, "split", "--format", "json")
+    assert "parameters that have grown keep their numbers, and the rest is drawn: v, w" in outcome.err
+    assert "parameters that are drawn: b" in outcome.err
+    np.testing.assert_allclose(outcome.json["loss"], record(mtfc, *asked, "data")["loss"], rtol=1e-5)
+
+
 def test_verify_runs_placements_on_both_backends(mtfc: Mtfc, file: Path) -> None:
     outcome = mtfc("verify", "small.mtf", "--layout", "split")
     assert outcome.status == 0, outcome.err

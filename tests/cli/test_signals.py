@@ -17,7 +17,7 @@ import pytest
 from mtfc.cli import main
 from mtfc.cli import train as command
 from mtfc.driver.errors import INTERRUPTED, OK
-from mtfc.driver.training.peers import Peers
+from mtfc.driver.training.hosts import Peers
 from mtfc.driver.training.signals import Stop, stop_by_signal
 
 MODEL = """

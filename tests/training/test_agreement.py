@@ -9,8 +9,8 @@ import attrs
 import pytest
 
 from mtfc.driver.errors import UsageError
+from mtfc.driver.training.hosts import Peers
 from mtfc.driver.training.loop import END, OthersFailed, next_of_all
-from mtfc.driver.training.peers import Peers
 from mtfc.driver.training.signals import Stop, Stopped
 
 

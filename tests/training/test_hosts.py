@@ -55,8 +55,8 @@ def files(tmp_path: Path) -> Path:
 SOON = """
 import sys
 from mtfc.cli import main
-from mtfc.driver.training import peers
-peers.BEAT, peers.SILENCE = 0.5, 4
+from mtfc.driver.training import hosts
+hosts.BEAT, hosts.SILENCE = 0.5, 4
 STORE
 sys.exit(main())
 """

@@ -16,8 +16,7 @@ from mtfc.driver.data.remote import RemoteFolder
 from mtfc.driver.errors import UsageError
 from mtfc.driver.training import mirror as mirrors
 from mtfc.driver.training import run_lock
-from mtfc.driver.training.best import EVALUATIONS_FILE
-from mtfc.driver.training.metrics import METRICS, JsonLines
+from mtfc.driver.training.metrics import EVALUATIONS_FILE, METRICS, JsonLines
 from mtfc.driver.training.mirror import Mirror
 from mtfc.driver.training.run_lock import LOCK
 from mtfc.reports.training_report import TrainingStep

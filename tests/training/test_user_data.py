@@ -17,7 +17,7 @@ import pytest
 from mtfc.backends.common.shares import Share
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.driver.errors import UsageError
-from mtfc.driver.training.batch_iterators import BatchIterator, DataSource
+from mtfc.driver.training.data_interface import BatchIterator, DataSource
 from mtfc.driver.training.data_sources import open_source
 from tests.training.models import BATCH, CLASSIFIER, IO, program, shares, steps, taken
 
@@ -341,7 +341,7 @@ def test_a_function_that_cannot_be_imported_is_named(
 def test_closing_does_not_wait_for_a_function_that_blocks(
     written: Callable[..., DataSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtfc.driver.training.batch_iterators.CLOSING_SECONDS", 0.05)
+    monkeypatch.setattr("mtfc.driver.training.data_interface.CLOSING_SECONDS", 0.05)
     source = written("""
         from threading import Event
         blocked = Event()

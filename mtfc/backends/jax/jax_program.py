@@ -89,6 +89,11 @@ class JaxProgram:
         """Return the state before the first step: parameters drawn from the seed, each device only its own part."""
         return self.state_of(self.module.init(seed))
 
+    def placed_params(self, seed: int, given: Arrays) -> dict[str, Any]:
+        """Return parameters on the devices: given ones, and the others drawn from the seed."""
+        drawn = {} if given.keys() == self.module.PARAMETERS.keys() else self.module.init(seed)
+        return self.place({**drawn, **given}, "params")
+
     def state_of(self, params: Arrays) -> TrainState:
         """Return the state before the first step that starts from these parameters, which are placed already."""
         optimizer = self.module.init_state() if hasattr(self.module, "init_state") else {}

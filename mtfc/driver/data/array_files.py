@@ -17,10 +17,12 @@ import json
 import math
 import sys
 from collections.abc import Callable, Container, Mapping
+from functools import partial
 from io import BytesIO
 from pathlib import Path
+from threading import Lock
 from typing import IO, Any
-from zipfile import ZipFile, ZipInfo, is_zipfile
+from zipfile import ZIP_STORED, ZipFile, ZipInfo, is_zipfile
 
 import attrs
 
@@ -55,19 +57,24 @@ DTYPES = {
 
 SAFETENSORS = ".safetensors"
 
+PARSING = Lock()
+"""Python 3.11 raises `SystemError` where two threads parse literals at a time, and headers of NumPy's files are literals."""
+
 
 @attrs.frozen
 class StoredArray:
     """An array whose numbers are read each time that `read` is called, which raises `CompileError` (E501).
 
-    dtype: NumPy's name of the dtype, or the file's name of a dtype that NumPy lacks. alias_of: the name of another array of the
-    file, which this one is.
+    map: maps the numbers into memory instead, without a check that they are undamaged; None if they are compressed. dtype:
+    NumPy's name of the dtype, or the file's name of a dtype that NumPy lacks. alias_of: the name of another array of the file,
+    which this one is.
     """
 
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[], Array]
     alias_of: str | None = None
+    map: Callable[[], Array] | None = None
 
     @classmethod
     def of(cls, array: Array) -> StoredArray:
@@ -128,6 +135,15 @@ def unreadable(path: str, reason: str) -> CompileError:
     return CompileError([Diagnostic("E501", f"cannot read arrays: {reason}", whole(path))])
 
 
+def file_size(path: str) -> int:
+    """Return the number of bytes of a file. Raises `CompileError` (E501) if it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.seek(0, 2)
+    except (OSError, ValueError) as error:
+        raise unreadable(path, reason_of(error)) from None
+
+
 def files_of(path: str) -> list[str]:
     """Return the files that reading `path` may open: the file itself, or the files of a folder."""
     place = Path(path)
@@ -157,20 +173,33 @@ def _member(path: Path, archive: ZipFile, name: str) -> StoredArray:
 
     headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
-    def header() -> tuple[tuple[int, ...], Any]:
+    def header() -> tuple[tuple[int, ...], bool, Any, int]:
         with archive.open(name) as file:
-            shape, _, dtype = headers[np.lib.format.read_magic(file)](file)
-            check_size(archive.getinfo(name), file.tell(), shape, dtype)
-        return shape, dtype
+            shape, is_fortran, dtype = headers[np.lib.format.read_magic(file)](file)
+            check_size(info, file.tell(), shape, dtype)
+            return shape, is_fortran, dtype, file.tell()
 
     def content() -> Array:
         with archive.open(name) as file:
             return np.lib.format.read_array(file, allow_pickle=False)
 
-    shape, dtype = _undamaged(header)
+    def mapped() -> Array:
+        with path.open("rb") as file:  # the header of the zip format, then an .npy file
+            file.seek(info.header_offset + 26)
+            lengths = (int.from_bytes(file.read(2), "little") for _ in range(2))
+            start = info.header_offset + 30 + sum(lengths) + length
+        order: Any = "F" if is_fortran else "C"
+        return (
+            np.memmap(path, dtype, "r", start, shape, order) if math.prod(shape) else np.empty(shape, dtype)
+        )
+
+    info = archive.getinfo(name)
+    with PARSING:
+        shape, is_fortran, dtype, length = _undamaged(header)
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
-    return StoredArray(shape, dtype.name, lambda: _read(path, content))
+    map = partial(_read, path, mapped) if info.compress_type == ZIP_STORED else None
+    return StoredArray(shape, dtype.name, partial(_read, path, content), map=map)
 
 
 MOST_COMPRESSED = 1100

@@ -125,11 +125,11 @@ def newest_checkpoint(path: Path) -> Path | None:
     return None
 
 
-def remote_steps(names: Collection[str]) -> list[int]:
-    """Return the steps of the whole checkpoints in a remote folder `checkpoints`, in order. names: of the files in it."""
-    folders = {name.partition("/")[0] for name in names if "/" in name}
-    whole = {each for each in folders if each.isdecimal() and f"{each}/{UNFINISHED}" not in names}
-    return sorted(map(int, whole))
+def remote_steps(names: Collection[str], inside: str = f"{CHECKPOINTS}/") -> list[int]:
+    """Return the steps of the whole checkpoints in a remote folder, in order. names: of the files in the folder of the run."""
+    files = [name.removeprefix(inside) for name in names if name.startswith(inside)]
+    folders = {file.partition("/")[0] for file in files if "/" in file}
+    return sorted(int(each) for each in folders if each.isdecimal() and f"{each}/{UNFINISHED}" not in files)
 
 
 def local_parameters(path: str) -> str:
@@ -142,7 +142,7 @@ def local_parameters(path: str) -> str:
     folder = RemoteFolder.open(path)
     names = folder.names()
     for inside in ("", f"{CHECKPOINTS}/"):
-        steps = remote_steps([each.removeprefix(inside) for each in names if each.startswith(inside)])
+        steps = remote_steps(names, inside)
         if steps and f"{inside}{steps[-1]}/{RECORD}" in names:
             return str(local_copy(f"{folder.url}/{inside}{steps[-1]}"))
     if any(each.endswith(f"/{UNFINISHED}") for each in names):

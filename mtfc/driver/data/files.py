@@ -191,21 +191,14 @@ def write_atomically(path: str, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def _replace(target: Path, write: Callable[[IO[bytes]], object]) -> None:
-    import tempfile
-
-    number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    part = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
+    file = part.open("xb")
     try:
-        with os.fdopen(number, "wb") as file:
+        with file:
             write(file)
-        Path(name).chmod(target.stat().st_mode & 0o7777 if target.exists() else 0o666 & ~_umask())
-        Path(name).replace(target)
+        if target.exists():
+            part.chmod(target.stat().st_mode & 0o7777)
+        part.replace(target)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    """Return the permission bits that new files of this process lack; reading the mask requires setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

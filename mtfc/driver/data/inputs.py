@@ -23,7 +23,7 @@ from mtfc.driver.errors import UsageError, say
 from mtfc.reports.table import listed
 
 Refusal = Callable[[Dim, Sequence[str]], str | None]
-"""Returns the reason why a dimension cannot have that size in these inputs, or None: see `remainder.Resizing.refusal`."""
+"""Returns the reason why a dimension cannot have that size in these inputs, or None: see `selection.Resizing.refusal`."""
 
 
 @attrs.frozen
@@ -72,12 +72,7 @@ class Batches:
 
     def step(self, number: int, accumulate: int) -> dict[str, Array]:
         """Return the data of training step `number`: one batch, or `accumulate` consecutive batches, stacked."""
-        import numpy as np
-
-        if accumulate == 1:
-            return self[number]
-        parts = [self[number * accumulate + i] for i in range(accumulate)]
-        return {name: np.stack([part[name] for part in parts]) for name in self.types}
+        return stacked([self[number * accumulate + i] for i in range(accumulate)])
 
     def _part(self, name: str, type: TensorType, number: int) -> Array:
         array = self.arrays[name]
@@ -85,6 +80,15 @@ class Batches:
             return array
         size = type.dims[0].size
         return array[number * size : (number + 1) * size]
+
+
+def stacked(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
+    """Return the data of a step: those of its only micro-batch, or the arrays of several ones, stacked."""
+    import numpy as np
+
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
 
 
 def joined_axis(type: TensorType, dims: Collection[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -22,6 +22,7 @@ class Tokenizer:
     fingerprint: str
     package: Any
     special: frozenset[int]
+    unit: ClassVar[str] = "token"
 
     @classmethod
     def open(cls, path: str) -> Tokenizer:
@@ -58,3 +59,7 @@ class Tokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens; special tokens have none."""
         return str(self.package.decode([token for token in tokens if 0 <= token < self.size]))
+
+    def ends(self, token: int) -> bool:
+        """Return True if a token ends a text."""
+        return token in self.special

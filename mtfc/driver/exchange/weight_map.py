@@ -9,7 +9,7 @@ of our parameter, as einops does:
     dims = "(kv_heads sharers d_k) d_model"
 
 `{layers}` numbers the tensors along the dimension `layers` of our parameter. This file checks the text of the map alone;
-`links.py` applies the map to a program.
+`exchange.py` applies the map to a program.
 """
 
 from __future__ import annotations
@@ -92,10 +92,6 @@ class _Reader:
     def error(self, message: str, span: Span, help: str | None = None) -> None:
         self.diagnostics.add(CODE, message, span, help=help)
 
-    @property
-    def top(self) -> Span:
-        return self.line(0)
-
     def line(self, number: int) -> Span:
         """Return the text of a line, counted from 0."""
         line = (self.text.splitlines() or [""])[number]
@@ -104,12 +100,12 @@ class _Reader:
 
     def read(self) -> WeightMap:
         content = self._toml()
-        self._known(content, ("prefix", "rule", "ignore", "split", "metadata"), self.top)
+        self._known(content, ("prefix", "rule", "ignore", "split", "metadata"), self.line(0))
         places = self._places()
         rules = content.get("rule", [])
         if not isinstance(rules, list) or len(rules) != len(places) or not rules:
             if not self.diagnostics.errors:
-                self.error("a map has at least one rule, below a line `[[rule]]`", self.top)
+                self.error("a map has at least one rule, below a line `[[rule]]`", self.line(0))
             rules = []
         prefix = content.get("prefix", "")
         if not isinstance(prefix, str):
@@ -128,7 +124,7 @@ class _Reader:
         try:
             return tomllib.loads(self.text)
         except RecursionError:
-            self.error("this map is nested too deeply", self.top)
+            self.error("this map is nested too deeply", self.line(0))
             return {}
         except tomllib.TOMLDecodeError as error:
             message, _, place = str(error).partition(" (at ")
@@ -155,7 +151,9 @@ class _Reader:
     def _at(self, word: str) -> Span:
         """Return the line of an entry of the whole map."""
         lines = enumerate(self.text.splitlines())
-        return next((self.line(i) for i, line in lines if re.match(rf"\s*\[?\s*{word}\b", line)), self.top)
+        return next(
+            (self.line(i) for i, line in lines if re.match(rf"\s*\[?\s*{word}\b", line)), self.line(0)
+        )
 
     def _known(self, table: Mapping[str, Any], known: Sequence[str], span: Span) -> None:
         for key in table:

@@ -1,28 +1,35 @@
-"""Select from a file, by the common options, one model and the layouts to compile it under."""
+"""Select from a file, by the common options, one model and the layouts to compile it under.
+
+A last batch of data with fewer rows is compiled from the same file, with another size of a dimension. A mask would have to reach
+every operation that adds up rows. With another size, means, derived sizes and the split of the layout follow by themselves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import attrs
 
 from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.activity import doing
-from mtfc.compiler.diagnostics import Diagnostics
-from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.diagnostics import CompileError, Diagnostics
+from mtfc.compiler.ir.core import Function, Program, walk
+from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipelines import Observer, default_pipeline, pipeline_of, within_memory
 from mtfc.compiler.passes.recompute import Recompute
 from mtfc.driver.data.files import read_neighbour
+from mtfc.driver.data.inputs import inputs_of, joined_axis
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.choice import Choice, ProgramSource
 from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.memory_limit import limit_of, run_limited
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase, check_multi_mesh
 from mtfc.driver.loading.placement_case import PlacementCase
-from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.frontend import layout_options
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.layout_options import (
@@ -37,7 +44,8 @@ from mtfc.frontend.layout_options import (
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout
 from mtfc.frontend.layouts.layout_text import layout_text, mesh_text
 from mtfc.frontend.layouts.legality import check_layout
-from mtfc.frontend.semantics.names.modules import Neighbour
+from mtfc.frontend.semantics.names.modules import Neighbour, declarations_of
+from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
 
 if TYPE_CHECKING:
@@ -324,7 +332,9 @@ def _chosen(
     declared = declared if every_layout else declared[:1]
     if skip_illegal:
         declared = tuple(each for each in declared if not _errors(program, each))
-    _check_legal(program, declared, diagnostics)
+    for each in declared:
+        diagnostics.extend(check_layout(program, each, layout_targets))
+    diagnostics.raise_if_errors()
     passes, limit = choice.pipeline(), limit_of(choice.memory, module.hardware)
     chosen = _cases(declared, module, choice.mesh)
     cases = tuple(attrs.evolve(each, passes=passes, limit=limit) for each in chosen)
@@ -349,13 +359,6 @@ def _multi_mesh_beside(
     return found
 
 
-def _check_legal(program: Program, declared: Iterable[DeclaredLayout], diagnostics: Diagnostics) -> None:
-    """Raise `CompileError` if a layout is illegal for the program."""
-    for each in declared:
-        diagnostics.extend(check_layout(program, each, layout_targets))
-    diagnostics.raise_if_errors()
-
-
 def _errors(program: Program, declared: DeclaredLayout) -> bool:
     return any(each.severity == "error" for each in check_layout(program, declared, layout_targets))
 
@@ -365,3 +368,119 @@ def _cases(declared: Sequence[DeclaredLayout], module: Module, mesh: str | None)
     if declared:
         return (LayoutOnMesh(each.mesh, each.layout) for each in declared)
     return (LayoutOnMesh(parse_mesh(mesh, module) if mesh is not None else ONE_DEVICE, UNDISTRIBUTED),)
+
+
+# Other sizes
+
+
+@attrs.frozen(slots=False)
+class Resizing:
+    """Compiles a selection again, with another size of one dimension."""
+
+    path: str
+    choice: Choice
+    sources: Sources
+    selection: Selection
+
+    def refusal(self, dim: Dim, inputs: Sequence[str], joined: bool = False) -> str | None:
+        """Return the reason why `dim` cannot have that size in these inputs with all other sizes unchanged; None if it can.
+
+        `joined`: the outputs of all batches must fit together along the dimension.
+        """
+        if dim.name not in self._plain:
+            return f"the file does not declare `{dim.name}` as a number"
+        try:
+            resized = self.program(dim)
+        except CompileError as error:
+            return f"with `{dim.name}` of {dim.size}, {error.diagnostics[0].message}"
+        before = self.selection.program
+        found = chain(
+            _conflicts(before, resized, dim.name, inputs), _apart(before, resized, dim.name) if joined else ()
+        )
+        return next(found, None)
+
+    @cached_property
+    def _file(self) -> str:
+        return known_as(self.path)
+
+    @cached_property
+    def _plain(self) -> frozenset[str]:
+        """The dimensions whose size is a number in the file."""
+        decls = declarations_of(parse(self.sources.texts[self._file], self._file, Diagnostics()), ast.DimDecl)
+        return frozenset(decl.name.text for decl in decls if isinstance(decl.size, ast.Int))
+
+    def program(self, dim: Dim) -> Program:
+        """Return the undistributed model with that size. Raises `CompileError`."""
+        dims = {**self.choice.dims, dim.name: dim.size}
+        choice = attrs.evolve(self.choice, layout=None, mesh=None, dims=dims)
+        text, neighbour = self.sources.texts[self._file], self.sources.neighbour
+        return choose(text, self._file, choice, neighbour=neighbour, skip_illegal=True).program
+
+    def case(self, program: Program) -> Case:
+        """Return the first case of the selection, without the rules that cannot split this program's dimensions evenly.
+
+        A layout never changes a result. A placement leaves out such splits by itself.
+        """
+        case = self.selection.case
+        if isinstance(case, MultiMeshCase):
+            rules = zip(case.declared.parts, case.rules, strict=True)
+            sizes = _sizes(program)
+            return attrs.evolve(case, rules=tuple(dividing(each, part.mesh, sizes) for part, each in rules))
+        if not isinstance(case, LayoutOnMesh):
+            return case
+        return LayoutOnMesh(case.mesh, dividing(case.layout, case.mesh, _sizes(program)))
+
+
+def _conflicts(program: Program, resized: Program, dim: str, inputs: Sequence[str]) -> Iterator[str]:
+    """Yield the reasons why data and parameters of `program` do not fit `resized`."""
+    for before, after in zip(program.parameters, resized.parameters, strict=True):
+        if before.type != after.type:
+            yield f"the shape of parameter `{before.name}` depends on `{dim}`"
+    types = _types(resized.function("forward"))
+    for name, type in _types(program.function("forward")).items():
+        if name in inputs and type.names[0] != dim:
+            yield f"the first dimension of `{name}` is `{type.names[0]}`, and not `{dim}`"
+        elif name not in inputs and type != types[name]:
+            yield f"the shape of `{name}` depends on `{dim}`, and its array holds one batch"
+        elif name in inputs and type.dims[1:] != types[name].dims[1:]:
+            yield f"a further dimension of `{name}` depends on `{dim}`"
+
+
+def _apart(program: Program, resized: Program, dim: str) -> Iterator[str]:
+    """Yield the outputs that cannot be joined along the dimension."""
+    types = {output.name: output.value.type for output in resized.function("forward").handed_out}
+    for output in program.function("forward").handed_out:
+        before, after = list(output.value.type.dims), list(types[output.name].dims)
+        axis = joined_axis(output.value.type, {dim})
+        if [*before[:axis], *before[axis + 1 :]] != [*after[:axis], *after[axis + 1 :]]:
+            yield f"a further dimension of output `{output.name}` depends on `{dim}`"
+
+
+def _types(function: Function) -> dict[str, TensorType]:
+    return {argument.value.name: argument.value.type.unsplit() for argument in inputs_of(function)}
+
+
+def _sizes(program: Program) -> dict[str, int]:
+    """Return every dimension of the program, including dimensions that functions declare."""
+    function = program.function("forward")
+    arguments = [argument.value for argument in function.arguments]
+    values = (*arguments, *(value for eqn in walk(function.body) for value in eqn.results))
+    return {dim.name: dim.size for value in values for dim in value.type.dims}
+
+
+def dividing(layout: Layout, mesh: Mesh, sizes: Mapping[str, int]) -> Layout:
+    """Return the layout without the rules whose axes do not divide the dimension."""
+
+    def kept(rules: Rules) -> Rules:
+        return Rules(
+            tuple((dim, axes) for dim, axes in rules.axes if not sizes.get(dim, 0) % mesh.size(axes))
+        )
+
+    values = tuple((path, kept(rules)) for path, rules in layout.values)
+    return attrs.evolve(
+        layout,
+        rules=kept(layout.rules),
+        params=kept(layout.params),
+        optimizer=kept(layout.optimizer),
+        values=values,
+    )

@@ -8,7 +8,6 @@ the bytes of UTF-8, where token 0 ends a text, or those of a tokenizer, where ea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import attrs
 
@@ -73,7 +72,7 @@ class Generation:
         ]
 
     def _encoding(self) -> Encoding:
-        return Bytes() if self.tokenizer is None else Words(Tokenizer.open(self.tokenizer))
+        return Bytes() if self.tokenizer is None else Tokenizer.open(self.tokenizer)
 
     def _decoded(self, tokens: Sequence[int], given: int, encoding: Encoding) -> str:
         """Return a text up to the first new token that ends it."""
@@ -82,33 +81,20 @@ class Generation:
         return encoding.decode([*tokens[:given], *new[:end]])
 
 
-class Encoding(Protocol):
-    """Text as tokens. unit: the word for a token."""
-
-    unit: str
-
-    def encode(self, text: str) -> Sequence[int]:
-        """Return the tokens of a text. Raises `UsageError`."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens. Raises `UsageError`."""
-
-    def ends(self, token: int) -> bool:
-        """Return True if a token ends a text."""
-
-
 class Bytes:
-    """The bytes of UTF-8."""
+    """The bytes of UTF-8, with the interface of a `Tokenizer`."""
 
     unit = "byte"
 
     def encode(self, text: str) -> Sequence[int]:
+        """Return the tokens of a text. Raises `UsageError`."""
         encoded = text.encode("utf-8", "surrogateescape")
         if 0 in encoded:
             raise UsageError("the prompt has a byte 0, which ends a text: leave it out")
         return encoded
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens. Raises `UsageError`."""
         if max(tokens, default=0) > 255:
             raise UsageError(
                 f"the model writes token {max(tokens)}, which is no byte: --tokenizer names the file with its tokens, and"
@@ -117,24 +103,12 @@ class Bytes:
         return bytes(tokens).decode("utf-8", "replace")
 
     def ends(self, token: int) -> bool:
+        """Return True if a token ends a text."""
         return token == 0
 
 
-@attrs.frozen
-class Words:
-    """The tokens of a tokenizer."""
-
-    tokenizer: Tokenizer
-    unit = "token"
-
-    def encode(self, text: str) -> Sequence[int]:
-        return [int(token) for token in self.tokenizer.encode(text)]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self.tokenizer.decode(tokens)
-
-    def ends(self, token: int) -> bool:
-        return token in self.tokenizer.special
+Encoding = Bytes | Tokenizer
+"""Text as tokens. unit: the word for a token."""
 
 
 def _checked(program: Program) -> dict[str, TensorType]:

@@ -10,7 +10,7 @@ The undistributed program runs first. If its results are finite, the program und
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -22,10 +22,14 @@ from mtfc.compiler.ir.types import FLOATS
 from mtfc.compiler.passes.pipelines import differentiation
 from mtfc.compiler.passes.pipelines import run as run_passes
 from mtfc.driver.data.array_files import Arrays
+from mtfc.driver.loading.selection import Case, LayoutOnMesh
 from mtfc.driver.running.execution import without_warnings
 
 if TYPE_CHECKING:
     from mtfc.backends.interpreter import Shards
+
+Kind = Literal["NaN", "infinite"]
+Counts = tuple[Kind, int, int]
 
 CODE = "E701"
 STAGES = {"forward": "forward pass", "backward": "backward pass", "update": "update"}
@@ -47,23 +51,6 @@ class StepInputs:
     number: int
 
 
-@attrs.frozen
-class OperandRange:
-    """The smallest and the largest finite element of an operand; None if there is none."""
-
-    value: Value
-    low: float | None
-    high: float | None
-
-    def __str__(self) -> str:
-        name = f"{self.value.name}: {self.value.type.unsplit()}"
-        return (
-            f"{name} has no finite number"
-            if self.low is None
-            else f"{name} is from {self.low:.4g} to {self.high:.4g}"
-        )
-
-
 @attrs.frozen(eq=False)
 class BadNumbers:
     """Numbers that are not finite, where they come into being.
@@ -74,10 +61,10 @@ class BadNumbers:
     """
 
     source: Equation | Argument
-    kind: Literal["NaN", "infinite"]
+    kind: Kind
     bad: int
     size: int
-    operands: tuple[OperandRange, ...] = ()
+    operands: tuple[str, ...] = ()
     iterations: tuple[tuple[str, int], ...] = ()
     cause: BadNumbers | None = None
 
@@ -90,6 +77,16 @@ class BadNumbers:
         """Return the first numbers in the chain of causes, except those that the program writes."""
         cause = self.cause
         return self if cause is None or cause.is_written else cause.root()
+
+
+def cause_in_step(
+    program: Program, case: Case, inputs: StepInputs, tell: Callable[[str], None]
+) -> Diagnostic | None:
+    """Return what `find_not_finite` finds in a step under a case; tell if it finds nothing."""
+    cause = find_not_finite(program, inputs, case.lower(program) if isinstance(case, LayoutOnMesh) else None)
+    if cause is None:
+        tell(f"step {inputs.number + 1} gives finite numbers when it is repeated on the interpreter")
+    return cause
 
 
 def find_not_finite(program: Program, inputs: StepInputs, placed: Program | None = None) -> Diagnostic | None:
@@ -133,31 +130,31 @@ class Origins:
         """Start with the arguments of a function."""
         origins = cls()
         for argument in function.arguments:
-            counts = Counts.of([arrays[argument.value.name]], argument.value)
-            if counts.bad:
-                origins.known[argument.value] = BadNumbers(argument, counts.kind, counts.bad, counts.size)
+            counts = _counted([arrays[argument.value.name]], argument.value)
+            if counts is not None:
+                origins.known[argument.value] = BadNumbers(argument, *counts)
         return origins
 
     def computed(self, eqn: Equation, operands: Sequence[Shards], results: Sequence[Shards]) -> None:
         for value, result in zip(eqn.results, results, strict=True):
             self.known.pop(value, None)
-            counts = Counts.of(result.arrays, value)
-            if counts.bad:
+            counts = _counted(result.arrays, value)
+            if counts is not None:
                 self.known[value] = self._origin(eqn, counts, operands)
 
     def _origin(self, eqn: Equation, counts: Counts, operands: Sequence[Shards]) -> BadNumbers:
         """Return the origin of an operand's numbers if the result has the same kind of numbers, else a new one."""
-        found = {v: Counts.of(s.arrays, v) for v, s in zip(eqn.operands, operands, strict=True)}
-        bad = [self.known[value] for value in found if found[value].bad and value in self.known]
-        same = [each for each in bad if each.kind == counts.kind]
-        if same or (bad and counts.kind == "infinite"):
+        found = {v: _counted(s.arrays, v) for v, s in zip(eqn.operands, operands, strict=True)}
+        bad = [self.known[value] for value in found if found[value] and value in self.known]
+        same = [each for each in bad if each.kind == counts[0]]
+        if same or (bad and counts[0] == "infinite"):
             return (same or bad)[0]
         ranges = tuple(
             _range(v, s) for v, s in zip(eqn.operands, operands, strict=True) if v.type.dtype in FLOATS
         )
         iterations = tuple((dim_of(loop).name, index) for loop, index in self.path)
         cause = bad[0] if bad else None
-        return BadNumbers(eqn, counts.kind, counts.bad, counts.size, ranges, iterations, cause)
+        return BadNumbers(eqn, *counts, ranges, iterations, cause)
 
     def iterates(self, eqn: Equation, index: int) -> None:
         if self.path and self.path[-1][0] is eqn:
@@ -180,49 +177,31 @@ class Origins:
             self.known.setdefault(result, self.known[source])
 
 
-@attrs.frozen
-class Counts:
-    """Numbers of NaN, of other elements that are not finite, and of all elements."""
-
-    nan: int
-    infinite: int
-    size: int
-
-    @classmethod
-    def of(cls, arrays: Iterable[Any], value: Value) -> Counts:
-        import numpy as np
-
-        if value.type.dtype not in FLOATS:
-            return cls(0, 0, 0)
-        nan = infinite = size = 0
-        for array in map(np.asarray, arrays):
-            size += array.size
-            finite = np.isfinite(array)
-            if not finite.all():
-                nan += int(np.isnan(array).sum())
-                infinite += int((~finite).sum())
-        return cls(nan, infinite - nan, size)
-
-    @property
-    def bad(self) -> int:
-        """Return the number of elements of the kind."""
-        return self.nan or self.infinite
-
-    @property
-    def kind(self) -> Literal["NaN", "infinite"]:
-        return "NaN" if self.nan else "infinite"
-
-
-def _range(value: Value, shards: Shards) -> OperandRange:
+def _counted(arrays: Iterable[Any], value: Value) -> Counts | None:
+    """Return the kind and the number of the elements that are not finite, and the number of all; None if all are finite."""
     import numpy as np
 
+    if value.type.dtype not in FLOATS:
+        return None
+    parts = [np.asarray(array) for array in arrays]
+    wrong = [part for part in parts if not np.isfinite(part).all()]
+    if not wrong:
+        return None
+    nan, infinite = (sum(int(test(part).sum()) for part in wrong) for test in (np.isnan, np.isinf))
+    return ("NaN" if nan else "infinite"), nan or infinite, sum(part.size for part in parts)
+
+
+def _range(value: Value, shards: Shards) -> str:
+    """Return an operand with its smallest and its largest finite element."""
+    import numpy as np
+
+    name = f"{value.name}: {value.type.unsplit()}"
     wide = [np.asarray(array).astype(np.float64) for array in shards.arrays]
     finite = [part for part in (array[np.isfinite(array)] for array in wide) if part.size]
     if not finite:
-        return OperandRange(value, None, None)
-    return OperandRange(
-        value, min(float(part.min()) for part in finite), max(float(part.max()) for part in finite)
-    )
+        return f"{name} has no finite number"
+    low, high = min(float(part.min()) for part in finite), max(float(part.max()) for part in finite)
+    return f"{name} is from {low:.4g} to {high:.4g}"
 
 
 # The diagnostic
@@ -255,6 +234,6 @@ def _help(found: BadNumbers) -> str | None:
     source = found.source
     if isinstance(source, Argument):
         return "look for such numbers in the data" if source.role == "input" else None
-    shown = "; ".join(map(str, found.operands[:SHOWN]))
+    shown = "; ".join(found.operands[:SHOWN])
     is_half = any(value.type.dtype == "f16" for value in source.results)
     return "; ".join(filter(None, (shown, HALF if is_half and found.kind == "infinite" else ""))) or None

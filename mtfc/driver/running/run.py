@@ -1,34 +1,46 @@
-"""Execution of a model, or training, on a backend, for `mtfc run`."""
+"""Run or train a model on a backend, batch after batch, for `mtfc run`.
+
+Ctrl-C ends a training after the running step, which donates its parameters and returns new ones: an interrupt in between would
+lose both. A loss that is not finite ends the run, too. Then the last good parameters are those that gave the last finite loss:
+the update of that step led to the loss that is not finite.
+
+On JAX the step has donated these parameters, so that both need memory once. Keeping the arrays of every step would take their
+memory twice more. So the host keeps a copy from time to time, and to recover, the steps since that copy run again: the same
+computation on the same data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from math import fsum, isfinite
+from threading import current_thread, main_thread
+from time import monotonic
 from typing import Any
 
 import attrs
 
 from mtfc.backends.common import allocator
-from mtfc.compiler.activity import doing
+from mtfc.compiler.activity import doing, each_of
 from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Dim
-from mtfc.driver.data.array_files import Arrays, save_arrays
+from mtfc.driver.data.array_files import Array, Arrays, save_arrays
 from mtfc.driver.data.files import check_apart, check_writable
-from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters, read_batches
-from mtfc.driver.errors import OK, UsageError, say
+from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters, joined_axis, read_batches
+from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, say
 from mtfc.driver.loading.placement_case import PlacementCase
-from mtfc.driver.loading.selection import Case, LayoutOnMesh, select
+from mtfc.driver.loading.selection import Case, Resizing, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import RunOptions
 from mtfc.driver.running.execution import Session, loaded
-from mtfc.driver.running.nan_search import StepInputs, find_not_finite
-from mtfc.driver.running.remainder import Resizing
-from mtfc.driver.running.rewind import Copy
-from mtfc.driver.running.steps import BatchResults, evaluate, step_of
-from mtfc.driver.running.training import TrainingData, TrainingRun
-from mtfc.reports.run_report import StepRecord, run_json, summaries_of, summaries_text
+from mtfc.driver.running.nan_search import StepInputs, cause_in_step
+from mtfc.reports.array_summary import is_figure
+from mtfc.reports.run_report import StepRecord, finite_step, summaries_of, summaries_text
 
 
 @attrs.frozen
@@ -50,10 +62,15 @@ class FinishedRun:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
-        written = {"texts": list(self.texts)} if self.texts else {}
-        case, summaries = self.case, self._summaries()
-        wrong = {"without_collectives": True} if self.is_wrong else {}
-        return {**run_json(self.backend, case.name, case.mesh, self.steps, summaries), **written, **wrong}
+        return {
+            "backend": self.backend,
+            "layout": self.case.name,
+            "mesh": dict(self.case.mesh.axes),
+            "steps": [finite_step(step) for step in self.steps],
+            "outputs": self._summaries(),
+            **({"texts": list(self.texts)} if self.texts else {}),
+            **({"without_collectives": True} if self.is_wrong else {}),
+        }
 
     def report(self) -> str:
         """Return the texts, or a line for each output."""
@@ -93,12 +110,13 @@ def run(options: RunOptions, sources: Sources, show: Callable[[StepRecord], None
         session = Session.start(module, options.seed, given)
     session.smaller = _smaller(data, options, resizing)
     if options.train:
-        search = _search(data, resizing) if options.debug_nans else None
-        training = TrainingRun.start(session, program, data, options.save, show, search)
+        training = TrainingRun(
+            session, program, data, options.save, show, resizing if options.debug_nans else None
+        )
         status = training.run(options.steps or data.steps)
         found, wrong = training.results, options.without_collectives
         return FinishedRun(status, backend, case, training.steps, found, cause=training.cause, is_wrong=wrong)
-    steps, results = _evaluate(session, program, data.batches, options.steps or data.batches.count)
+    steps, results = evaluate(session, program, data.batches, options.steps or data.batches.count)
     texts = options.generation.texts(results.joined(), program) if options.generation else ()
     if options.save is not None:
         save_arrays(options.save, results.joined())
@@ -224,29 +242,338 @@ def _smaller(data: TrainingData, options: RunOptions, resizing: Resizing) -> dic
     return modules
 
 
-def _search(data: TrainingData, resizing: Resizing) -> Callable[[Copy], Diagnostic | None]:
-    """Return the search for the cause of numbers that are not finite, given the start of the step."""
-
-    def search(start: Copy) -> Diagnostic | None:
-        dim = data.batches.smaller(start.step) if data.accumulate == 1 else None
-        program = resizing.selection.program if dim is None else resizing.program(dim)
-        batch = data.batches.step(start.step, data.accumulate)
-        inputs = StepInputs(start.parameters, start.state, batch, start.step)
-        case = resizing.case(program)
-        lowered = case.lower(program) if isinstance(case, LayoutOnMesh) else None
-        return find_not_finite(program, inputs, lowered)
-
-    return search
+REPORTS = 20
+"""Maximum number of steps that the text of a training run shows."""
 
 
-def _evaluate(
+@attrs.frozen
+class TrainingData:
+    """The data for training and evaluation, and the number of batches per step."""
+
+    batches: Batches
+    evaluation: Batches | None
+    accumulate: int
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of one pass over the data."""
+        return -(-self.batches.count // self.accumulate)
+
+    def smaller(self, number: int) -> Dim | None:
+        """Return the first dimension at the size of step `number`, if its batch is smaller than the others."""
+        return self.batches.smaller(number) if self.accumulate == 1 else None
+
+    def train(self, session: Session, number: int) -> dict[str, Array]:
+        """Run training step `number`, counted from 0, and return its outputs."""
+        return session.train(self.batches.step(number, self.accumulate), number, self.smaller(number))
+
+
+@attrs.define
+class TrainingRun:
+    """A training run under way: the finished steps, and the last outputs.
+
+    save: the path of the results, if any. show: receives some of the steps. resizing: compiles the model for the search for the
+    cause of numbers that are not finite, if there is one.
+    """
+
+    session: Session
+    program: Program
+    data: TrainingData
+    save: str | None
+    show: Callable[[StepRecord], None]
+    resizing: Resizing | None = None
+    steps: list[StepRecord] = attrs.field(factory=list)
+    results: BatchResults = attrs.field(factory=lambda: BatchResults(({},)))
+    cause: Diagnostic | None = None
+    rewind: Rewind | None = attrs.field(init=False)
+
+    @rewind.default
+    def _rewind(self) -> Rewind | None:
+        return Rewind(self.session, self._again) if self.save or self.resizing else None
+
+    def _again(self, number: int) -> float:
+        """Run a step once more, and return its loss."""
+        return float(step_of(number, 0.0, self.data.train(self.session, number), self.program)["loss"])
+
+    def run(self, number: int) -> int:
+        """Train `number` steps, show some of them, and save; return the exit status."""
+        try:
+            for i in each_of(range(number), "step"):
+                self._step(i)
+                if i + 1 == number or not self.is_finite or (i + 1) % max(1, number // REPORTS) == 0:
+                    self._show()
+                if not self.is_finite:
+                    break
+        except KeyboardInterrupt:
+            if self.save is None or not self.steps:
+                raise
+            return self._ended(INTERRUPTED)
+        return self._ended(OK)
+
+    @property
+    def is_finite(self) -> bool:
+        return isfinite(self.steps[-1]["loss"])
+
+    def _step(self, i: int) -> None:
+        """Run step `i`; if the run saves its results, Ctrl-C waits for the end of the step."""
+        message = f"interrupted: results are saved after step {i + 1}; Ctrl-C again ends at once"
+        with delayed_interrupt(message) if self.save else nullcontext():
+            start = time.perf_counter()
+            if self.rewind:
+                self.rewind.before(i)
+                start = time.perf_counter()
+            outputs = self.data.train(self.session, i)
+            self.steps.append(
+                {**step_of(i + 1, start, outputs, self.program), **reported(outputs, self.program)}
+            )
+            self.results = BatchResults((outputs,))
+            if self.rewind and self.is_finite:
+                self.rewind.succeeded()
+
+    def _show(self) -> None:
+        evaluation = self.data.evaluation
+        if evaluation and self.is_finite:
+            self.results = evaluate(self.session, self.program, evaluation, evaluation.count)[1]
+            self.steps[-1]["eval"] = self.results.means()
+        self.show(self.steps[-1])
+
+    def _ended(self, status: int) -> int:
+        """Save the results and return the exit status, which changes if the last loss or parameters are not finite."""
+        number = len(self.steps)
+        if not self.is_finite:
+            self._search(number - 1)
+            return self._failed(f"the loss of step {number} is {self.steps[-1]['loss']}", number - 1)
+        if self.rewind is None:
+            return status
+        parameters = self.session.parameters()
+        if not _all_finite(parameters):
+            self._search(number)
+            earlier = self.rewind.back(number - 1)
+            if earlier is not None and _all_finite(earlier):
+                return self._failed(f"the parameters after step {number} are not finite", number)
+        if self.save is not None:
+            self._save(parameters, self.steps)
+        if status == INTERRUPTED:
+            say(f"interrupted: {self.save} has the parameters after step {number}")
+        return status
+
+    def _failed(self, why: str, last: int) -> int:
+        """Save the parameters that gave the loss of step `last`; 0 means that no loss was finite."""
+        good = self.rewind.back(last - 1) if self.rewind and self.save and last else None
+        if self.save is None:
+            say(f"{why}; with --save the last good parameters are kept")
+        elif good is None:
+            say(f"{why}: nothing is saved")
+        else:
+            self._save(good, self.steps[:last])
+            say(
+                f"{why}: {self.save} has the parameters that gave the loss of step {last}, the last good ones"
+            )
+        return ERRORS
+
+    def _search(self, step: int) -> None:
+        """Find the cause of numbers that are not finite in a step, or in the parameters that it starts from."""
+        if self.resizing is None or self.rewind is None:
+            return
+        start = self.rewind.start_of_failure(step)
+        dim = self.data.smaller(start.number)
+        program = self.program if dim is None else self.resizing.program(dim)
+        start = attrs.evolve(start, batch=self.data.batches.step(start.number, self.data.accumulate))
+        self.cause = cause_in_step(program, self.resizing.case(program), start, say)
+
+    def _save(self, parameters: Arrays, steps: Sequence[StepRecord]) -> None:
+        import numpy as np
+
+        assert self.save is not None
+        if "loss" in parameters:
+            say(f"{self.save} has no losses: a parameter is called `loss`")
+        losses = np.array([step["loss"] for step in steps], np.float32)
+        save_arrays(self.save, {"loss": losses, **self.session.averages(), **parameters})
+
+
+def _all_finite(arrays: Arrays) -> bool:
+    import numpy as np
+
+    return all(bool(np.isfinite(array).all()) for array in arrays.values())
+
+
+def step_of(number: int, start: float, outputs: Arrays, program: Program) -> StepRecord:
+    """Return number, loss and seconds of a step that began at `start` and has just ended."""
+    minimized = program.training.minimize if program.training else None
+    loss = float(outputs[minimized]) if minimized is not None and minimized in outputs else None
+    return {"step": number, "loss": loss, "seconds": time.perf_counter() - start}
+
+
+def reported(outputs: Arrays, program: Program) -> StepRecord:
+    """Return the scalars and short vectors that a training step reports, if it reports any."""
+    names = program.training.report if program.training else ()
+    figures = {name: outputs[name].tolist() for name in names if is_figure(outputs[name])}
+    return {"report": figures} if figures else {}
+
+
+@attrs.frozen
+class BatchResults:
+    """The outputs of several batches.
+
+    rows: the number of rows of each batch; None if all batches have the same number. axes: the axis along which each output is
+    joined, if that is not the first. counts: for each output that is a mean over a count of the data, the count of each batch.
+    """
+
+    parts: Sequence[Arrays]
+    rows: tuple[int, ...] | None = None
+    axes: Mapping[str, int] = attrs.field(factory=dict)
+    counts: Mapping[str, tuple[float, ...]] = attrs.field(factory=dict)
+
+    def joined(self) -> Arrays:
+        """Join each output of all batches along the rows; scalars become a row."""
+        import numpy as np
+
+        if len(self.parts) == 1:
+            return dict(self.parts[0])
+        columns = {name: [np.atleast_1d(part[name]) for part in self.parts] for name in self.parts[0]}
+        return {name: np.concatenate(column, self.axes.get(name, 0)) for name, column in columns.items()}
+
+    def mean(self, name: str) -> float:
+        """Return the mean of an output over all batches: each weighs by its count, or else by its number of rows."""
+        import numpy as np
+
+        means = [float(np.mean(part[name], dtype=np.float64)) for part in self.parts]
+        weights = self.counts.get(name, self.rows or (1,) * len(means))
+        return weighted_mean(list(zip(means, weights, strict=True)))
+
+    def means(self) -> dict[str, float]:
+        """Return the means of the outputs with at most one dimension."""
+        return {name: self.mean(name) for name, array in self.parts[0].items() if array.ndim < 2}
+
+    def weighted(self) -> dict[str, float]:
+        """Return the means of the scalar outputs for which batches have different weights."""
+        scalars = [name for name, array in self.parts[0].items() if array.ndim == 0]
+        return {name: self.mean(name) for name in scalars if self.rows is not None or name in self.counts}
+
+
+def weighted_mean(parts: Sequence[tuple[float, float]]) -> float:
+    """Return the mean of (mean, weight); a part of weight 0 may have a mean that is not a number."""
+    total = fsum(weight for _, weight in parts)
+    if not total:
+        return fsum(mean for mean, _ in parts) / len(parts)
+    return fsum(mean * weight for mean, weight in parts if weight) / total
+
+
+def evaluate(
     session: Session, program: Program, batches: Batches, number: int
 ) -> tuple[list[StepRecord], BatchResults]:
-    """Run the model on the first batches."""
-    steps: list[StepRecord] = []
+    """Run the model on the first batches. The session's `forward` has the counts of `with_weights`."""
+    counts = with_weights(program)[1]
+    steps, parts, weights = list[StepRecord](), list[Arrays](), list[dict[str, float]]()
+    for i in each_of(range(number), "evaluating batch"):
+        start = time.perf_counter()
+        outputs = session.evaluate("forward", batches[i], batches.smaller(i))
+        weights.append({name: float(outputs[count]) for name, count in counts.items()})
+        parts.append({name: array for name, array in outputs.items() if name not in counts.values()})
+        steps.append(step_of(i + 1, start, parts[-1], program))
+    is_uneven = batches.rest and number == batches.count and number > 1
+    rows = tuple(map(batches.rows, range(number))) if is_uneven else None
+    types = {output.name: output.value.type for output in program.function("forward").handed_out}
+    axes = {name: joined_axis(type, batches.dims) for name, type in types.items()}
+    by_output = {name: tuple(each[name] for each in weights) for name in counts} if number > 1 else {}
+    return steps, BatchResults(parts, rows, axes, by_output)
 
-    def done(i: int, start: float, outputs: Arrays) -> None:
-        steps.append(step_of(i + 1, start, outputs, program))
 
-    results = evaluate(session, program, batches, number, done)
-    return steps, results
+SHARE = 0.03
+"""Copying takes at most this share of the time."""
+
+
+@attrs.define
+class Rewind:
+    """Goes back in a training run. `again` runs the step of a given number and returns its loss.
+
+    proven, new: copies of the parameters and the optimizer state before a step, on the host, without its batch.
+    """
+
+    session: Session
+    again: Callable[[int], float]
+    proven: StepInputs | None = None
+    new: StepInputs | None = None
+    due: float = 0.0
+
+    def before(self, step: int) -> None:
+        """Copy parameters and state before the step, if enough time has passed since the last copy."""
+        started = monotonic()
+        if started < self.due:
+            return
+        self.new = self._copy(step)
+        self.due = monotonic() + (monotonic() - started) / SHARE
+
+    def succeeded(self) -> None:
+        """Accept the new copy, if any: the loss of the step was finite."""
+        self.proven, self.new = self.new or self.proven, None
+
+    def back(self, step: int) -> dict[str, Array] | None:
+        """Return the parameters that `step` started from; None if no copy has been accepted.
+
+        On some GPUs a repeated step gives another loss. If that loss is not finite, return the parameters of the copy.
+        """
+        if self.proven is None:
+            return None
+        self._restore(self.proven)
+        for number in range(self.proven.number, step):
+            if not isfinite(self.again(number)):
+                self._restore(self.proven)
+                break
+        return self.session.parameters()
+
+    def start_of_failure(self, step: int) -> StepInputs:
+        """Return the start of the step that made numbers which are not finite, `step` or an earlier one since the last copy."""
+        copy = self.proven or self.new
+        assert copy is not None, "a copy is taken before the first step"
+        self._restore(copy)
+        while copy.number < step:
+            self.again(copy.number)
+            after = self._copy(copy.number + 1)
+            if not _all_finite(after.parameters):
+                break
+            copy = after
+        return copy
+
+    def _copy(self, step: int) -> StepInputs:
+        """Copy the arrays: JAX arrays on CPUs are views of a buffer that the next step may overwrite."""
+        import numpy as np
+
+        kinds = (self.session.parameters(), self.session.optimizer_state())
+        parameters, state = ({name: np.array(array) for name, array in arrays.items()} for arrays in kinds)
+        return StepInputs(parameters, state, {}, step)
+
+    def _restore(self, copy: StepInputs) -> None:
+        self.session.restore(copy.parameters, copy.state)
+
+
+@contextmanager
+def delayed_interrupt(message: str) -> Iterator[None]:
+    """Raise `KeyboardInterrupt` at the end of the block if Ctrl-C comes during the block; a second Ctrl-C ends the process at
+    once.
+
+    The first Ctrl-C shows the message. A handler other than Python's own stays in place. Only the main thread can have a
+    handler: other threads delay nothing.
+    """
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) is not DEFAULT:
+        yield
+        return
+    came = False
+
+    def note(*_: object) -> None:
+        nonlocal came
+        came = True
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with suppress(RuntimeError):  # a line was being written when the signal came
+            say(message)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, DEFAULT)
+    if came:
+        raise KeyboardInterrupt
+
+
+DEFAULT = signal.default_int_handler

@@ -6,6 +6,10 @@ temporary folder and renames it at the end. A process that is killed leaves a te
 A save holds up the next step only while arrays are copied from a device to the host. On the CPU nothing is copied: orbax reads
 the buffers, so the next step cannot reuse them and allocates others. Checksums, and a test that all numbers are finite, are
 computed beside the next steps: by a thread on the CPU, else by the devices. XLA on the CPU would take memory of the state's size.
+
+`--warm-start` goes on with a changed program, and takes the arrays of a checkpoint as far as they fit. An array fits if it has
+the same shape. An array that has grown, such as an embedding with a larger vocabulary, keeps its numbers at the start of each
+dimension. Everything else is drawn, or begins as the optimizer begins. The number of steps is kept, so that schedules go on.
 """
 
 from __future__ import annotations
@@ -20,29 +24,37 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from mtfc.backends.common.devices import Unavailable, import_jax
 from mtfc.driver.data.array_files import numpy_type
 from mtfc.driver.data.checkpoint_files import (
+    OPTIMIZER,
+    PARAMETERS,
     RECORD,
     STATE,
     About,
     changed,
     fault_of,
     faults,
+    local_parameters,
+    newest_checkpoint,
     orbax,
+    read_array,
     steps_in,
     sum_of_bits,
 )
 from mtfc.driver.errors import FailedRequest, UsageError
+from mtfc.driver.training.hosts import is_of_a_collective
 from mtfc.driver.training.mirror import Mirror
-from mtfc.driver.training.peers import is_of_a_collective
 from mtfc.driver.training.run_lock import RunLock
 from mtfc.reports.array_summary import finite
 from mtfc.reports.training_report import TrainingStep
+
+if TYPE_CHECKING:
+    from mtfc.backends.jax.jax_program import JaxProgram, TrainState
 
 TEMPORARY = re.compile(r"\d+\.(orbax-checkpoint-tmp.*|removed)")
 """Names of folders that a killed process leaves: half written, and half removed."""
@@ -128,7 +140,7 @@ class Checkpoints:
         ocp = orbax()
         checks = _checks(dict(_named_arrays(state)))
         arguments = {
-            "state": ocp.args.PyTreeSave(_tree(state)),
+            "state": ocp.args.PyTreeSave(attrs.asdict(state, recurse=False)),
             "about": _record_arguments()(lambda: self._checked(about, checks())),
         }
         if self.writer is None:  # after all reading: orbax lets the last reader or writer set who leads
@@ -188,7 +200,7 @@ class Checkpoints:
         with self._damage(step):
             about = About.read(self.place(step))
         self._check_arrays(about, kinds(abstract))
-        tree = _tree(abstract)
+        tree = attrs.asdict(abstract, recurse=False)
         types = ocp.checkpoint_utils.construct_restore_args(tree)
         wanted = ocp.args.PyTreeRestore(tree, restore_args=types)
         largest = max(math.prod(shape) * numpy_type(dtype).itemsize for dtype, shape in about.arrays.values())
@@ -250,7 +262,7 @@ class Checkpoints:
             raise
         except Exception as error:  # orbax and tensorstore raise many kinds
             if import_jax().process_count() > 1 and is_of_a_collective(error):
-                raise  # `peers.py` names the process that has ended
+                raise  # `hosts.py` names the process that has ended
             last = f"the last one is {self.name(self.steps[-1])}" if self.steps else "there is none yet"
             raise Unavailable(
                 f"cannot write a checkpoint to {self._name}: {fault_of(error)}; {last}"
@@ -269,20 +281,16 @@ class Saving:
     about: About
     every: int | None
     minutes: float | None
-    next: int | None
+    next: int | None = attrs.field(init=False)
     since: float = attrs.field(factory=monotonic)
 
-    @classmethod
-    def of(
-        cls, checkpoints: Checkpoints | None, about: About, every: int | None, minutes: float | None
-    ) -> Saving:
-        """Return the schedule from the step of `about` on.
+    @next.default
+    def _first(self) -> int | None:
+        """By minutes the first checkpoint comes after the first step.
 
-        By minutes the first checkpoint comes after the first step: then the time of a step is known, and so is that the folder
-        can be written.
+        Then the time of a step is known, and so is that the folder can be written.
         """
-        following = None if checkpoints is None else about.step + (every or 1)
-        return cls(checkpoints, about, every, minutes, following)
+        return None if self.checkpoints is None else self.about.step + (self.every or 1)
 
     @property
     def last(self) -> str | None:
@@ -301,7 +309,10 @@ class Saving:
         return step == self.next
 
     def save(self, step: int, state: Any, position: Any, last: TrainingStep | None, evaluates: bool) -> None:
-        """Write a checkpoint while training goes on, and set the step of the next one. Raises what `Checkpoints.wait` raises."""
+        """Write a checkpoint while training goes on, and set the step of the next one. Raises what `Checkpoints.wait` raises.
+
+        position: of the data after the step. last: the last figures. evaluates: an evaluation of the state follows.
+        """
         assert self.checkpoints is not None
         before, now = self.about.step, monotonic()
         self.about = self._about(step, position, last, evaluates)
@@ -534,11 +545,6 @@ def kinds(state: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {name: (array.dtype.name, tuple(array.shape)) for name, array in _named_arrays(state)}
 
 
-def _tree(state: Any) -> dict[str, Any]:
-    """Return a state as dicts, as other programs would read it."""
-    return {"step": state.step, "params": state.params, "optimizer": state.optimizer}
-
-
 def _named_arrays(state: Any) -> Iterator[tuple[str, Any]]:
     yield "step", state.step
     for kind in ("params", "optimizer"):
@@ -548,3 +554,76 @@ def _named_arrays(state: Any) -> Iterator[tuple[str, Any]]:
 def _typed(name: str, type: tuple[str, tuple[int, ...]]) -> str:
     dtype, shape = type
     return f"{name}: {dtype}[{', '.join(map(str, shape))}]"
+
+
+# Warm starts
+
+
+def warm_start(
+    folder: str, on_devices: JaxProgram, seed: int, tell: Callable[[str], None]
+) -> tuple[TrainState, Any]:
+    """Return the state to start from, and the position in the data. Raises `UsageError` and `FailedRequest`.
+
+    tell: receives a sentence about each kind of arrays.
+    """
+    from mtfc.backends.jax.jax_program import TrainState
+
+    place = newest_checkpoint(Path(local_parameters(folder)))
+    if place is None:
+        raise UsageError(f"--warm-start {folder}: there is no checkpoint")
+    try:
+        about = About.read(place)
+        state = on_devices.init(seed)
+        whole = on_devices.stored(state)
+        params, told = _taken(place, about, PARAMETERS, whole.params, ("parameters", "drawn"))
+        words = ("states of the optimizer", "new")
+        optimizer, also_told = _taken(place, about, OPTIMIZER, whole.optimizer, words)
+    except (OSError, ValueError) as error:
+        raise FailedRequest(f"{place} cannot be read: {error}") from None
+    for sentence in (f"warm start from step {about.step}, {place}", *told, *also_told):
+        tell(sentence)
+    params = on_devices.place({**state.params, **params}, "params")
+    optimizer = on_devices.place({**state.optimizer, **optimizer}, "state")
+    return TrainState(on_devices.place_step(about.step), params, optimizer), about.data
+
+
+def _taken(
+    place: Path, about: About, start: str, wanted: Mapping[str, Any], words: tuple[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Read the arrays of one kind that fit, and say what happened to each. Raises `OSError` and `ValueError`.
+
+    start: of their names in the record. wanted: the arrays of the program as they begin. words: for the kind, and for how its
+    arrays begin.
+    """
+    kind, begins = words
+    stored = {
+        name.removeprefix(start): shape for name, (_, shape) in about.arrays.items() if name.startswith(start)
+    }
+    grown = [name for name, x in wanted.items() if name in stored and _has_grown(stored[name], x.shape)]
+    arrays = {}
+    for name, x in wanted.items():
+        if name in grown or stored.get(name) == x.shape:
+            array = read_array(place, about, start + name)
+            arrays[name] = _filled(x, array) if name in grown else array.astype(x.dtype)
+    lists = {
+        f"{kind} that have grown keep their numbers, and the rest is {begins}": grown,
+        f"{kind} that are {begins}": [name for name in wanted if name not in arrays],
+        f"{kind} that are left out": [name for name in stored if name not in arrays],
+    }
+    taken = f"  taken: {len(arrays) - len(grown)} of {len(wanted)} {kind}"
+    return arrays, [taken, *(f"  {what}: {', '.join(names)}" for what, names in lists.items() if names)]
+
+
+def _has_grown(before: tuple[int, ...], now: tuple[int, ...]) -> bool:
+    is_larger = before != now and len(before) == len(now)
+    return is_larger and all(a <= b for a, b in zip(before, now, strict=True))
+
+
+def _filled(begun: Any, stored: Any) -> Any:
+    """Return an array as it begins, with the stored numbers at the start of each dimension."""
+    import numpy as np
+    from jax.experimental.multihost_utils import process_allgather
+
+    whole = np.array(begun if begun.is_fully_addressable else process_allgather(begun, tiled=True))
+    whole[tuple(map(slice, stored.shape))] = stored
+    return whole

@@ -3,6 +3,10 @@
 The order of examples depends on the seed alone, so all processes and layouts agree on the global batch, and each process reads
 its own rows only. Grain mixes sources, reads ahead in threads, and counts the steps that were handed out. The position in the
 data is the number of the next step, for any number of processes.
+
+Documents of any length become rows of tokens: one document after the other, cut where a row is full, or whole documents. Grain
+packs. Whole documents come into the first of some rows that has room, and the ends of rows stay empty. The rows of a step depend
+on the order of the documents alone: each process packs them all, and keeps its own rows.
 """
 
 from __future__ import annotations
@@ -10,7 +14,8 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +25,32 @@ from mtfc.backends.common.shares import Ranges, Share
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.array_files import Array
+from mtfc.driver.data.fitting import shape_text
+from mtfc.driver.data.inputs import stacked
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.data.remote import with_local_copies
 from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError, reason_of
-from mtfc.driver.training.batch_iterators import (
+from mtfc.driver.training.data_interface import (
     AHEAD,
     BatchIterator,
+    DataInput,
     DataSource,
+    ExampleOrder,
+    MixedOrder,
+    Order,
     Position,
     PositionedIterator,
+    data_inputs,
 )
-from mtfc.driver.training.data_inputs import DataInput, data_inputs
 from mtfc.driver.training.example_files import TOKEN_DTYPES, Examples, joined, open_examples, shards
-from mtfc.driver.training.example_order import ExampleOrder, MixedOrder, Order
-from mtfc.driver.training.packing import BINS, POSITIONS, SEGMENT_IDS, Documents, PackedSource, tokens_input
 from mtfc.driver.training.record_files import (
     ARRAY_RECORD,
     JSON_LINES,
     PARQUET,
     RECORDS,
     TEXT,
+    Records,
     first_tf_example,
     open_records,
 )
@@ -51,7 +61,7 @@ SHUFFLE = 2
 """The number of the rule that orders examples: a position in one order has no meaning in another."""
 
 THREADS = 2
-"""The number of threads that read examples from files."""
+"""The number of threads that read examples from files, or documents, and turn text into tokens."""
 
 
 def open_source(
@@ -286,10 +296,13 @@ class Mixture:
         """The facts that give a position in the data its meaning, ready for JSON."""
         return {} if self.is_single else {"sources": self.counts, "weights": self.weights}
 
-    def order(self, seed: int | None) -> Order:
-        """Return the order of the examples. Raises `UsageError` for a mixture without a seed, which has no end."""
+    def order(self, seed: int | None, taken: int | None = None) -> Order:
+        """Return the order of the examples. Raises `UsageError` for a mixture without a seed, which has no end.
+
+        taken: the number of examples that an epoch of a single source takes.
+        """
         if self.is_single:
-            return ExampleOrder(self.counts[0], seed)
+            return ExampleOrder(self.counts[0], seed, taken)
         if seed is None:
             raise UsageError(
                 f"an evaluation takes no mixture, which has no end: give {' or '.join(self.names)}"
@@ -337,7 +350,7 @@ class FileSource:
     def rest_batch(self, share: Share, inputs: Sequence[DataInput]) -> dict[str, Array]:
         """Return this process's rows of the examples after the last whole step of one batch, for a model with these inputs."""
         order = ExampleOrder(self.examples.count, None)
-        return StepReads(attrs.evolve(self, inputs=inputs), share, order).batch(0, self.whole_steps)
+        return attrs.evolve(self, inputs=inputs)._batch(share, order, self.whole_steps)
 
     def check_end(self) -> None:
         """Raise `UsageError` if the examples have no end."""
@@ -367,8 +380,8 @@ class FileSource:
         return f"{self.examples.name}: {count} examples, {steps} step{'s'[: steps - 1]} an epoch{left}"
 
     def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
-        reads = self._reads(share, seed)
         grain = import_package("grain", "grain")
+        reads = partial(self._step, share, self._order(seed))
         steps = self.steps_per_epoch if seed is None else sys.maxsize
         options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)
         iterator = iter(grain.MapDataset.range(steps).map(reads).to_iter_dataset(options))
@@ -376,54 +389,214 @@ class FileSource:
         order |= {**self.mixture.identity, **self.identity}
         return PositionedIterator.at(iterator, order, start, self.examples.name)
 
-    def _reads(self, share: Share, seed: int | None) -> StepReads:
-        return StepReads(self, share, self.mixture.order(seed))
+    def _order(self, seed: int | None) -> Order:
+        return self.mixture.order(seed, self.whole_steps * self.per_step)
 
     def places(self, position: Position, seed: int | None) -> str:
-        reads = self._reads(Share(), seed)
-        return self.examples.places(reads.numbers(position["iterator"]["next_index"] - 1))
-
-
-@attrs.frozen(eq=False)
-class StepReads:
-    """Reads the rows of a step for one process."""
-
-    source: FileSource
-    share: Share
-    order: Order
-
-    def __call__(self, step: int) -> dict[str, Array]:
-        """Return the arrays of a step, counted from 0."""
         import numpy as np
 
-        epoch, within = divmod(step, self.source.steps_per_epoch or sys.maxsize)
-        count = self.source.accumulate
-        parts = [self.batch(epoch, within * count + i) for i in range(count)]
-        if count == 1:
-            return parts[0]
-        return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+        step = position["iterator"]["next_index"] - 1
+        numbers = self._order(seed).numbers(step * self.per_step + np.arange(self.per_step))
+        return self.examples.places(numbers)
 
-    def numbers(self, step: int) -> Array:
-        """Return the numbers of the examples of a step, counted from 0, in the global batch."""
-        import numpy as np
+    def _step(self, share: Share, order: Order, step: int) -> dict[str, Array]:
+        """Return this process's rows of a step, counted from 0."""
+        count = self.accumulate
+        return stacked([self._batch(share, order, step * count + i) for i in range(count)])
 
-        per_step = self.source.per_step
-        epoch, within = divmod(step, self.source.steps_per_epoch or sys.maxsize)
-        return self.order.numbers(epoch, within * per_step + np.arange(per_step))
-
-    def batch(self, epoch: int, number: int) -> dict[str, Array]:
-        """Return this process's rows of a global batch; `number` counts from the first one of the epoch."""
-        examples = self.source.examples
+    def _batch(self, share: Share, order: Order, number: int) -> dict[str, Array]:
+        """Return this process's rows of a global batch; `number` counts from the start of training."""
+        examples = self.examples
         known: dict[Ranges, Array] = {}  # inputs mostly have the same rows
         batch = {}
-        for each in self.source.inputs:
-            rows = self.share.rows(each.name, each.rows)
+        for each in self.inputs:
+            rows = share.rows(each.name, each.rows)
             if each.name in examples.constants:
                 constant = examples.constants[each.name]
                 batch[each.name] = constant[rows] if each.shape else constant
                 continue
-            ranges = self.share.ranges_of(each.name, each.rows)
+            ranges = share.ranges_of(each.name, each.rows)
             if ranges not in known:
-                known[ranges] = self.order.numbers(epoch, number * examples.dim.size + rows)
+                known[ranges] = order.numbers(number * examples.dim.size + rows)
             batch[each.name] = examples.read(each, known[ranges])
         return batch
+
+
+# Documents
+
+SEGMENT_IDS, POSITIONS = "_segment_ids", "_positions"
+"""The ends of the names of inputs that say to which document of its row a token belongs, from 1, and where it is in there."""
+
+BINS = 64
+"""The number of rows in which room is looked for: with more of them less stays empty, and more memory is taken."""
+
+
+@attrs.frozen(eq=False)
+class Documents:
+    """The documents of one or several files, numbered one file after the other. input: takes the tokens."""
+
+    files: tuple[Records, ...]
+    input: DataInput
+    tokenizer: Tokenizer | None
+
+    @property
+    def count(self) -> int:
+        return sum(file.count for file in self.files)
+
+    def tokens(self, number: int) -> Array:
+        """Return the tokens of a document. Raises `CompileError` (E504) and `UsageError`."""
+        file, within = self._file(number)
+        found = self._encoded(file.read(within), file.place(within))
+        return self.input.converted(found[None], lambda _: file.place(within))[0]
+
+    def place(self, number: int) -> str:
+        """Return the place of a document, for a message."""
+        file, within = self._file(number)
+        return file.place(within)
+
+    def _file(self, number: int) -> tuple[Records, int]:
+        """Return the file that has a document, and the number of the document there."""
+        import numpy as np
+
+        ends = np.cumsum([file.count for file in self.files])
+        which = int(np.searchsorted(ends, number, side="right"))
+        return self.files[which], number - int(ends[which]) + self.files[which].count
+
+    def _encoded(self, document: Any, place: str) -> Array:
+        import numpy as np
+
+        if isinstance(document, str):
+            if self.tokenizer is None:
+                raise UsageError(f"{place} is text: name the file of a tokenizer with --tokenizer")
+            return self.tokenizer.encode(document)
+        try:
+            tokens = np.asarray(document) if isinstance(document, (list, np.ndarray)) else None
+        except ValueError:  # lists of several lengths
+            tokens = None
+        if tokens is None or tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+            raise UsageError(f"{place}: expected a text, or a list of tokens, which are whole numbers")
+        return tokens.astype(np.int64) if not tokens.size else tokens
+
+
+def tokens_input(name: str, inputs: Sequence[DataInput]) -> DataInput:
+    """Return the input that takes packed tokens. Raises `UsageError` if the model has others than those of packing."""
+    found = [each for each in inputs if not each.name.endswith((SEGMENT_IDS, POSITIONS))]
+    if len(found) == 1 and len(found[0].shape) == 2 and found[0].type.dtype in ("i32", "u32"):
+        others = {f"{found[0].name}{end}" for end in (SEGMENT_IDS, POSITIONS)}
+        rest = [each for each in inputs if each is not found[0]]
+        if all(each.name in others and each.type == found[0].type for each in rest):
+            return found[0]
+    given = ", ".join(f"{each.name}: {shape_text(each.type)}" for each in inputs)
+    raise UsageError(
+        f"{name} holds documents, for a model with an input such as tokens: i32[batch, length], and optionally"
+        f" tokens{SEGMENT_IDS} and tokens{POSITIONS} of the same type; this model has {given}"
+    )
+
+
+@attrs.frozen(eq=False)
+class PackedSource:
+    """Rows of packed documents, `accumulate` global batches a step. is_whole: a document is cut only if a row is too short."""
+
+    name: str
+    documents: Documents
+    inputs: Sequence[DataInput]
+    accumulate: int
+    orders: Callable[[int | None], Order]
+    identity: Mapping[str, Any]
+    is_whole: bool = False
+
+    @property
+    def steps_per_epoch(self) -> None:
+        """Unknown: the documents would have to be read."""
+        return None
+
+    def check_end(self) -> None:
+        """Raise `UsageError` if the documents have no end."""
+        self.orders(None)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows in a step."""
+        return self.documents.input.rows * self.accumulate
+
+    def description(self) -> str:
+        length = self.documents.input.shape[1]
+        kind = "whole documents" if self.is_whole else "documents"
+        return f"{self.name}: {self.documents.count} {kind}, packed into rows of {length} tokens"
+
+    def batches(self, share: Share, seed: int | None, start: Position | None = None) -> BatchIterator:
+        grain = import_package("grain", "grain")
+        name, length = self.documents.input.name, self.documents.input.shape[1]
+        numbers = grain.MapDataset.range(self.documents.count if seed is None else sys.maxsize)
+        documents = (
+            numbers.map(partial(self._document, self.orders(seed)))
+            .filter(lambda document: bool(document[name].size))
+            .to_iter_dataset(grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=8 * THREADS))
+        )
+        lengths = {name: length}
+        if self.is_whole:
+            pieces = grain.experimental.FlatMapIterDataset(documents, Pieces(name, length))
+            packed = grain.experimental.FirstFitPackIterDataset(
+                pieces, length_struct=lengths, num_packing_bins=BINS, shuffle_bins=False
+            )
+        else:
+            packed = grain.experimental.ConcatThenSplitIterDataset(documents, length_struct=lengths)
+            packed = packed.filter(
+                lambda row: bool(row[name + SEGMENT_IDS][-1])
+            )  # the last of a pass is not full
+        steps = packed.batch(self.rows, drop_remainder=True).map(partial(self._step, share))
+        iterator = grain.experimental.ThreadPrefetchDatasetIterator(iter(steps), AHEAD)
+        if start is not None:
+            start = {**start, "iterator": _with_tuples(start.get("iterator"))}
+        return PositionedIterator.at(iterator, {**self.identity, "seed": seed}, start, self.name)
+
+    def places(self, position: Position, seed: int | None) -> str:
+        number = self._number(self.orders(seed), _next_document(position["iterator"]))
+        return f"rows of packed documents, up to about {self.documents.place(number)}"
+
+    def _document(self, order: Order, position: int) -> dict[str, Array]:
+        """Return the document at a position, counted from the start of training."""
+        return {self.documents.input.name: self.documents.tokens(self._number(order, position))}
+
+    def _number(self, order: Order, position: int) -> int:
+        import numpy as np
+
+        return int(order.numbers(np.array([position]))[0])
+
+    def _step(self, share: Share, step: Mapping[str, Array]) -> dict[str, Array]:
+        """Return this process's rows of each input from the packed rows of a step."""
+        return {each.name: self._rows(share, each, step[each.name]) for each in self.inputs}
+
+    def _rows(self, share: Share, input: DataInput, array: Array) -> Array:
+        import numpy as np
+
+        batches = array.reshape(self.accumulate, input.rows, -1)
+        rows = batches[:, share.rows(input.name, input.rows)]
+        found = input.converted(rows, lambda _: "a packed row")
+        return np.ascontiguousarray(found[0] if self.accumulate == 1 else found)
+
+
+def _next_document(state: Any) -> int:
+    """Return the position of the document that packing reads next, from a state of grain's iterators."""
+    inner = next((state[name] for name in ("parent_state", "parent") if name in state), None)
+    return int(state["next_index"]) if inner is None else _next_document(inner)
+
+
+@attrs.frozen
+class Pieces:
+    """Cuts a document that is longer than a row, as a transformation of grain. length: of a row."""
+
+    name: str
+    length: int
+    max_fan_out: int = sys.maxsize
+
+    def flat_map(self, document: Mapping[str, Array]) -> list[dict[str, Array]]:
+        tokens = document[self.name]
+        return [{self.name: tokens[at : at + self.length]} for at in range(0, len(tokens), self.length)]
+
+
+def _with_tuples(state: Any) -> Any:
+    """Return a state of grain as it was before JSON made lists of its tuples, with which grain compares them."""
+    if isinstance(state, Mapping):
+        return {name: _with_tuples(value) for name, value in state.items()}
+    return tuple(map(_with_tuples, state)) if isinstance(state, list) else state

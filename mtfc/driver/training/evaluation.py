@@ -20,18 +20,15 @@ from mtfc.compiler.analysis.output_weights import with_weights
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.inputs import given_parameters
 from mtfc.driver.errors import UsageError, say
-from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select
+from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import EvalOptions
 from mtfc.driver.running.execution import jax_program
-from mtfc.driver.running.remainder import Resizing
-from mtfc.driver.running.steps import weighted_mean
-from mtfc.driver.training.batch_iterators import DataSource
-from mtfc.driver.training.data_inputs import data_inputs
+from mtfc.driver.running.run import weighted_mean
+from mtfc.driver.training.data_interface import DataSource, data_inputs
 from mtfc.driver.training.data_sources import FileSource, check_documents, open_source
-from mtfc.driver.training.hosts import Hosts
+from mtfc.driver.training.hosts import Hosts, Peers, watched_peers
 from mtfc.driver.training.loop import iter_batches
-from mtfc.driver.training.peers import Peers, watched_peers
 from mtfc.driver.training.same_run import check_same, facts_of, program_fingerprint
 from mtfc.driver.training.signals import Stop, Stopped
 from mtfc.driver.training.user_data import UserSource
@@ -246,9 +243,7 @@ def _evaluated(
         check_same(peers.gather(facts_of(options, fingerprint, text, case, {"--data": source})))
     evaluation = DataEvaluation.of(source, options.batches, selection, resizing, leads)
     on_devices = evaluation.forward.on_devices
-    is_complete = given.keys() == on_devices.module.PARAMETERS.keys()
-    drawn = {} if is_complete else on_devices.module.init(options.seed)
-    params = on_devices.whole_params({**drawn, **on_devices.place(given, "params")})
+    params = on_devices.whole_params(on_devices.placed_params(options.seed, given))
     means = evaluation.means(params, Stop(peers=peers))
     if not means:
         raise UsageError(f"model {selection.program.name} has no output with at most one dimension")

@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import IO, Any
-from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
 import attrs
 
@@ -21,15 +19,15 @@ from mtfc.driver.data.array_files import (
     Array,
     Arrays,
     StoredArray,
-    check_size,
+    file_size,
     stored_arrays,
     unreadable,
     whole,
 )
 from mtfc.driver.data.fitting import Fitting, shape_text
 from mtfc.driver.data.tokenizers import Tokenizer
-from mtfc.driver.errors import UsageError, reason_of, say
-from mtfc.driver.training.data_inputs import DataInput
+from mtfc.driver.errors import UsageError, say
+from mtfc.driver.training.data_interface import DataInput
 from mtfc.driver.training.record_files import ARRAY_RECORD, PARQUET, RECORDS, map_array_records, map_parquet
 
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
@@ -203,7 +201,7 @@ def _map_tokens(path: str, dtype: str, input: DataInput) -> Arrays:
     import numpy as np
 
     stored, length = np.dtype(dtype).newbyteorder("<"), input.shape[1]
-    size = _size(path)
+    size = file_size(path)
     if size % stored.itemsize:
         raise unreadable(path, f"its {size} bytes are no whole number of tokens of {dtype}")
     count = size // stored.itemsize // length
@@ -214,7 +212,7 @@ def _map_tokens(path: str, dtype: str, input: DataInput) -> Arrays:
 
 def _read_text(path: str, tokenizer: Tokenizer, input: DataInput) -> Arrays:
     """Return the tokens of a text as examples of the input's length; what is left at the end is no example."""
-    _size(path)
+    file_size(path)
     content = Path(path).read_bytes()
     try:
         text = content.decode()
@@ -236,7 +234,7 @@ def _map_named(paths: str) -> Arrays:
 def _map_npy(path: str, name: str) -> Arrays:
     import numpy as np
 
-    _size(path)
+    file_size(path)
     try:
         return {name: np.load(path, mmap_mode="r", allow_pickle=False)}
     except ValueError as error:
@@ -246,54 +244,7 @@ def _map_npy(path: str, name: str) -> Arrays:
 
 def _map_npz(path: str) -> Arrays:
     """Map the arrays of a file that are stored without compression, and read the others."""
-    mapped = _mapped_members(path)
-    if mapped is not None:
-        return mapped
-    return {name: array.read() for name, array in stored_arrays(path).items()}
-
-
-def _mapped_members(path: str) -> dict[str, Array] | None:
-    """Return memory maps of all arrays; None if one is compressed, or if the file is damaged, which `stored_arrays` explains."""
-    _size(path)
-    try:
-        with ZipFile(path) as archive, Path(path).open("rb") as file:
-            members = archive.infolist()
-            if any(each.compress_type != ZIP_STORED for each in members):
-                return None
-            return {each.filename.removesuffix(".npy"): _member(path, file, each) for each in members}
-    except Exception:  # a damaged file fails in many ways: in zip, struct, or NumPy's own header
-        return None
-
-
-def _member(path: str, file: IO[bytes], info: ZipInfo) -> Array:
-    """Map one stored array of an .npz file: the local header of the zip format, then an .npy file."""
-    import numpy as np
-    from numpy.lib import format as npy
-
-    file.seek(info.header_offset)
-    header = file.read(30)
-    name, extra = (int.from_bytes(header[i : i + 2], "little") for i in (26, 28))
-    start = info.header_offset + 30 + name + extra
-    file.seek(start)
-    version = npy.read_magic(file)
-    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, is_fortran, dtype = read_header(file)
-    if dtype.hasobject:
-        raise ValueError("Python objects")
-    check_size(info, file.tell() - start, shape, dtype)
-    order: Any = "F" if is_fortran else "C"
-    if 0 in shape:
-        return np.empty(shape, dtype)
-    return np.memmap(path, dtype, "r", file.tell(), shape, order)
-
-
-def _size(path: str) -> int:
-    """Return the number of bytes of a file. Raises `CompileError` (E501) if it cannot be read."""
-    try:
-        with Path(path).open("rb") as file:
-            return file.seek(0, 2)
-    except (OSError, ValueError) as error:
-        raise unreadable(path, reason_of(error)) from None
+    return {name: (array.map or array.read)() for name, array in stored_arrays(path).items()}
 
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -20,7 +20,7 @@ from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.training import LOSS_SCALE
 from mtfc.compiler.passes.autodiff.loss_scaling import GOOD_STEPS
 from mtfc.driver.errors import UsageError
-from mtfc.driver.training.checkpoints import NotFinite, are_finite
+from mtfc.driver.training.checkpoints import NotFinite, Saving, are_finite
 from mtfc.driver.training.metrics import Sink, Throughput
 from mtfc.driver.training.signals import Stop, Stopped
 from mtfc.reports.array_summary import Figure, is_figure
@@ -28,28 +28,8 @@ from mtfc.reports.training_report import Prediction, TrainingStep
 
 if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import JaxProgram, TrainState
-    from mtfc.driver.training.batch_iterators import BatchIterator
-    from mtfc.driver.training.best import Evaluations
-
-
-class Saver(Protocol):
-    """Writes checkpoints when they are due."""
-
-    def is_due(self, step: int) -> bool: ...
-
-    def save(
-        self, step: int, state: TrainState, position: Any, last: TrainingStep | None, evaluates: bool
-    ) -> None:
-        """Write a checkpoint while training goes on.
-
-        position: of the data after the step. last: the last figures. evaluates: an evaluation of the state follows.
-        """
-
-    def save_best(self, step: int, state: TrainState, position: Any, last: TrainingStep) -> None:
-        """Write a checkpoint that stays, unless the step has one."""
-
-    def check(self) -> None:
-        """Raise the error of a save that has failed: `NotFinite` or `Unavailable`. Called after each step."""
+    from mtfc.driver.training.data_interface import BatchIterator
+    from mtfc.driver.training.metrics import Evaluations
 
 
 class OthersFailed(Unavailable):
@@ -117,11 +97,10 @@ def figures_of(metrics: Mapping[str, Any]) -> dict[str, Figure]:
     """Return the scalars and short vectors among the results of a step, without vectors that are split over processes."""
     import numpy as np
 
-    figures = {name: value for name, value in metrics.items() if is_figure(value)}
     return {
         name: np.asarray(value, np.float64).tolist()
-        for name, value in figures.items()
-        if value.is_fully_addressable or value.is_fully_replicated
+        for name, value in metrics.items()
+        if is_figure(value) and (value.is_fully_addressable or value.is_fully_replicated)
     }
 
 
@@ -177,7 +156,7 @@ class TrainLoop:
     throughput: Throughput
     predicted: Prediction | None
     evaluate: Callable[[TrainState], dict[str, float]]
-    saver: Saver
+    saving: Saving
     sinks: Sequence[Sink]
     evaluations: Evaluations | None = None
     keep_before: bool = False
@@ -231,7 +210,7 @@ class TrainLoop:
             if pending is not None:
                 self._finish(*pending)
             pending = (step, metrics, self.position) if metrics is not None else None
-            self.saver.check()
+            self.saving.check()
             if stopped or error or self._pauses(step):
                 if pending is not None:
                     self._finish(*pending)
@@ -243,6 +222,11 @@ class TrainLoop:
             if stopped:
                 return step == self.schedule.total
         return True
+
+    def save_at_end(self) -> None:
+        """Write the last checkpoint, unless it has been, and wait for it. Raises what `Checkpoints.wait` raises."""
+        state = self.program.stored(self.state)
+        self.saving.at_end(state, self.position, self.last, self.unevaluated is not None)
 
     @property
     def ends_evaluated(self) -> bool:
@@ -286,7 +270,7 @@ class TrainLoop:
     def _pauses(self, step: int) -> bool:
         """Return True if the loss of this step is read before the next step."""
         at_once = step == self.schedule.total or not self.program.overlaps
-        return at_once or self.keep_before or self.schedule.evaluates(step) or self.saver.is_due(step)
+        return at_once or self.keep_before or self.schedule.evaluates(step) or self.saving.is_due(step)
 
     def _finish(self, step: int, metrics: Mapping[str, Any], position: Any) -> None:
         """Read the figures of a step, which waits for it. Raises `NotFinite`."""
@@ -333,9 +317,9 @@ class TrainLoop:
         delays it. The run that goes on from there evaluates again.
         """
         self.unevaluated = self.steps[-1] if ran and self.schedule.evaluates(step) else None
-        if self.saver.is_due(step) and not stopped:
+        if self.saving.is_due(step) and not stopped:
             state = self.program.stored(self.state)
-            self.saver.save(step, state, self.position, self.last, self.unevaluated is not None)
+            self.saving.save(step, state, self.position, self.last, self.unevaluated is not None)
         if self.unevaluated is not None:
             try:
                 if stopped:
@@ -353,7 +337,7 @@ class TrainLoop:
         step = attrs.evolve(step, evaluation=means)
         self.unevaluated = None
         if self.evaluations and self.evaluations.add(step.number, means) and self.evaluations.keeps:
-            self.saver.save_best(step.number, self.program.stored(self.state), self.position, step)
+            self.saving.save_best(step.number, self.program.stored(self.state), self.position, step)
         if self.evaluations:
             with self._noting_failure():
                 self.evaluations.write()

@@ -1,6 +1,7 @@
 """The figures of a training run: on the terminal, in a JSONL file, in TensorBoard, and to a function of the user.
 
-Only process 0 writes.
+Only process 0 writes. The evaluations of a run are a file of their own in its folder, so that a run that goes on knows those
+before its checkpoint: they say which checkpoint is the best, and whether the run ends early.
 """
 
 from __future__ import annotations
@@ -12,18 +13,25 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
+from math import isfinite, nan
 from pathlib import Path
 from time import time
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 from uuid import uuid4
 
 import attrs
 
 from mtfc.backends.common.devices import Unavailable
+from mtfc.compiler.diagnostics import nearest
+from mtfc.compiler.ir.core import Program
+from mtfc.driver.data.files import parsed_json
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError, reason_of, say
+from mtfc.driver.options import Metric
 from mtfc.driver.training.run_lock import try_lock
 from mtfc.driver.training.user_code import explained, imported_function
+from mtfc.reports.array_summary import finite
+from mtfc.reports.table import listed
 from mtfc.reports.training_report import TrainingStep, step_line
 
 METRICS = "metrics.jsonl"
@@ -33,16 +41,18 @@ RUN = "mtfc-run.txt"
 """The file in a folder of TensorBoard that names the folder of the run that writes there."""
 
 
-class Sink(Protocol):
+class Sink:
     """A receiver of the finished steps."""
 
-    def step(self, step: TrainingStep) -> None: ...
+    def step(self, step: TrainingStep) -> None:
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what the receiver holds."""
 
 
 @attrs.define
-class JsonLines:
+class JsonLines(Sink):
     """A file with one JSON object a step. A run that goes on from a checkpoint drops the lines of later steps first."""
 
     path: Path
@@ -161,7 +171,7 @@ def figures_in(path: Path, step: int) -> Mapping[str, Any]:
 
 
 @attrs.define
-class TensorBoard:
+class TensorBoard(Sink):
     """An event file for TensorBoard, with one curve for each figure.
 
     writer: writes at once. The other one of tensorboardX has a thread, which ends when the disk is full, and blocks its callers.
@@ -217,7 +227,7 @@ class TensorBoard:
 
 
 @attrs.frozen
-class UserSink:
+class UserSink(Sink):
     """A function of the user, which takes the record of each step: the JSON object of `JsonLines` as a dict."""
 
     name: str
@@ -233,28 +243,18 @@ class UserSink:
         with explained(f"--metrics {self.name}"):
             self.function(step.record())
 
-    def close(self) -> None:
-        pass
-
 
 @attrs.define
-class Lines:
+class Lines(Sink):
     """Some of the steps as lines of text: those with an evaluation, the first, the last, and one of `every` steps."""
 
     to: TextIO
     total: int
     every: int
 
-    @classmethod
-    def of(cls, to: TextIO, total: int, every: int | None = None) -> Lines:
-        return cls(to, total, every or max(1, total // LINES))
-
     def step(self, step: TrainingStep) -> None:
         if step.evaluation or step.number in (1, self.total) or step.number % self.every == 0:
             print(step_line(step, self.total), file=self.to, flush=True)
-
-    def close(self) -> None:
-        pass
 
 
 LINES = 20
@@ -262,7 +262,7 @@ LINES = 20
 
 
 @attrs.define
-class ProgressBar:
+class ProgressBar(Sink):
     """A bar on a terminal, with the last figures; above it the lines of `Lines`."""
 
     bar: Any
@@ -270,7 +270,7 @@ class ProgressBar:
     every: int
 
     @classmethod
-    def of(cls, total: int, done: int, every: int | None = None) -> ProgressBar:
+    def of(cls, total: int, done: int, every: int) -> ProgressBar:
         progress = import_package("rich.progress", "rich")
         console = import_package("rich.console", "rich").Console(stderr=True, highlight=False)
         columns = (
@@ -282,7 +282,7 @@ class ProgressBar:
         bar = progress.Progress(*columns, console=console, transient=True)
         bar.start()
         task = bar.add_task("", total=total, completed=done, figures="compiling the step")
-        return cls(bar, task, every or max(1, total // LINES))
+        return cls(bar, task, every)
 
     def step(self, step: TrainingStep) -> None:
         total = int(self.bar.tasks[0].total)
@@ -303,10 +303,100 @@ class Throughput:
     per_step: int
 
     @classmethod
-    def of(cls, inputs: Mapping[str, tuple[str, tuple[int, ...]]], accumulate: int) -> Throughput:
-        """Return the throughput of inputs by name, each dtype and shape: tokens if there are integers of two dimensions."""
-        tokens = [shape for dtype, shape in inputs.values() if dtype == "int32" and len(shape) == 2]
+    def of(cls, inputs: Mapping[str, Any], accumulate: int) -> Throughput:
+        """Return the throughput of inputs by name, with dtypes and shapes: tokens if there are integers of two dimensions."""
+        tokens = [x.shape for x in inputs.values() if x.dtype.name == "int32" and len(x.shape) == 2]
         if tokens:
             return cls("tokens", accumulate * max(rows * length for rows, length in tokens))
-        rows = [shape[0] for _, shape in inputs.values() if shape]
+        rows = [x.shape[0] for x in inputs.values() if x.shape]
         return cls("examples", accumulate * max(rows, default=1))
+
+
+# Evaluations
+
+EVALUATIONS_FILE = "evaluations.json"
+"""The name in the folder of a run."""
+
+
+@attrs.define
+class Evaluations:
+    """The evaluations of a run. found: step -> means. patience: evaluations without a better one after which the run ends.
+
+    path: of the file, in the process that writes it. keeps: the checkpoint of the best evaluation stays.
+    """
+
+    metric: Metric
+    patience: int | None
+    path: Path | None
+    keeps: bool
+    found: dict[int, Mapping[str, float]]
+
+    @classmethod
+    def read(
+        cls, metric: Metric, patience: int | None, keeps: bool, folder: Path | None, after: int, leads: bool
+    ) -> Evaluations:
+        """Return the evaluations up to step `after`, the last one before this run. A damaged file counts as none."""
+        path = folder / EVALUATIONS_FILE if folder else None
+        found: dict[int, Mapping[str, float]] = {}
+        if path is not None and path.is_file():
+            with suppress(OSError, ValueError, TypeError, AttributeError):
+                found = {
+                    int(step): {str(k): nan if v is None else float(v) for k, v in means.items()}
+                    for step, means in parsed_json(path.read_bytes()).items()
+                }
+        kept = {step: means for step, means in sorted(found.items()) if step <= after}
+        return cls(metric, patience, path if leads else None, keeps, kept)
+
+    def add(self, step: int, means: Mapping[str, float]) -> bool:
+        """Add an evaluation, and return True if it is the best one so far."""
+        self.found[step] = means
+        return self.best == step
+
+    def write(self) -> None:
+        """Write the file, in the process that does. Raises `Unavailable` if the disk is full."""
+        if self.path is None:
+            return
+        part = self.path.with_name(f".{self.path.name}.part")
+        finite_means = {each: {k: finite(v) for k, v in of.items()} for each, of in self.found.items()}
+        try:
+            part.write_text(json.dumps(finite_means), "utf-8")
+            part.replace(self.path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise Unavailable(f"cannot write {self.path}: {reason_of(error)}") from None
+
+    @property
+    def best(self) -> int | None:
+        """The step of the best evaluation, the first of equals; None without one."""
+        values = {step: means.get(self.metric.name, nan) for step, means in self.found.items()}
+        sign = -1 if self.metric.is_best_high else 1
+        return min(
+            filter(lambda step: isfinite(values[step]), values),
+            key=lambda step: sign * values[step],
+            default=None,
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """True if none of the last evaluations was the best, so that the run ends."""
+        if self.patience is None:
+            return False
+        best = self.best or 0
+        return sum(step > best for step in self.found) >= self.patience
+
+
+def metric_of(wanted: Metric | None, program: Program) -> Metric:
+    """Return the metric with its direction, by default the loss. Raises `UsageError`."""
+    assert program.training is not None
+    loss, outputs = program.training.minimize, program.function("forward").handed_out
+    known = [each.name for each in outputs if len(each.value.type.dims) < 2]
+    known += [f"averaged_{name}" for name in known if program.training.average is not None]
+    metric = wanted or Metric(loss)
+    if metric.name not in known:
+        near = nearest(metric.name, known)
+        help = f"did you mean `{near}`?" if near else f"an evaluation has {listed(known)}"
+        raise UsageError(f"--keep-best: an evaluation has no mean `{metric.name}`; {help}")
+    if metric.is_best_high is None and metric.name not in (loss, f"averaged_{loss}"):
+        name = metric.name
+        raise UsageError(f"--keep-best {name}: say which is better, as {name}:max or {name}:min")
+    return attrs.evolve(metric, is_best_high=bool(metric.is_best_high))

@@ -28,8 +28,7 @@ from mtfc.backends.common.devices import Unavailable
 from mtfc.driver.data.checkpoint_files import CHECKPOINTS, RECORD, STATE, UNFINISHED, remote_steps, steps_in
 from mtfc.driver.data.remote import RemoteFolder, cache
 from mtfc.driver.errors import UsageError, say
-from mtfc.driver.training.best import EVALUATIONS_FILE
-from mtfc.driver.training.metrics import METRICS
+from mtfc.driver.training.metrics import EVALUATIONS_FILE, METRICS
 from mtfc.driver.training.run_lock import RunLock
 
 PARTS = "metrics/"
@@ -112,7 +111,7 @@ class Mirror:
     def move_aside(self) -> None:
         """Rename the results of an earlier run, so that nothing is lost: copies first."""
         names = self.remote.names()
-        self.steps = remote_steps(_inside(CHECKPOINTS, names))
+        self.steps = remote_steps(names)
         for old in (CHECKPOINTS, METRICS, PARTS.rstrip("/"), EVALUATIONS_FILE):
             found = [each for each in names if each == old or each.startswith(f"{old}/")]
             if found:
@@ -139,7 +138,7 @@ class Mirror:
     def fetch(self) -> None:
         """Copy what a run needs to go on."""
         names = self.remote.names()
-        self.steps = remote_steps(_inside(CHECKPOINTS, names))
+        self.steps = remote_steps(names)
         newest = f"{CHECKPOINTS}/{self.steps[-1]}" if self.steps else ""
         if f"{newest}/{RECORD}" in names:  # else it is none of mtfc, which is told without it
             self.remote.fetch([f"{newest}/{each}" for each in _inside(newest, names)], self.path)

@@ -2,24 +2,26 @@
 
 A record is read by its number, so that documents can be shuffled. ArrayRecord and JSON lines are read from the disk; a Parquet
 file has no single rows to read, so its columns are read whole and stay in memory.
+
+Records of ArrayRecord may be a `tf.train.Example`, as TensorFlow Datasets and many pipelines write them: features by name,
+without shapes. The message is described here, so that TensorFlow is not needed:
+https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/feature.proto
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import attrs
 
-from mtfc.driver.data.array_files import Array, Arrays, unreadable
+from mtfc.driver.data.array_files import PARSING, Array, Arrays, file_size, unreadable
 from mtfc.driver.data.packages import import_package
-from mtfc.driver.errors import UsageError, reason_of
-from mtfc.driver.training.tf_examples import parse_tf_example, shaped
+from mtfc.driver.errors import UsageError
 
 PARQUET, JSON_LINES = (".parquet",), (".jsonl",)
 
@@ -53,7 +55,7 @@ def open_records(path: str, dtype: str | None, key: str) -> Records:
 
     dtype: that of the numbers in records of bytes. key: the column or key of a document.
     """
-    _check_readable(path)
+    file_size(path)
     if path.endswith(JSON_LINES):
         return _json_lines(path, key)
     if path.endswith(PARQUET):
@@ -63,14 +65,6 @@ def open_records(path: str, dtype: str | None, key: str) -> Records:
     if dtype is None and first_tf_example(path) is not None:
         return Records(path, len(records), partial(_feature, path, records, key))
     return Records(path, len(records), partial(_record, records, dtype))
-
-
-def _check_readable(path: str) -> None:
-    try:
-        with Path(path).open("rb"):
-            return
-    except (OSError, ValueError) as error:
-        raise unreadable(path, reason_of(error)) from None
 
 
 # JSON lines
@@ -129,7 +123,7 @@ def map_parquet(path: str, inputs: Collection[str]) -> Arrays:
 
     Raises `CompileError` (E501) if the column of an input holds something else.
     """
-    _check_readable(path)
+    file_size(path)
     arrays = dict[str, Array]()
     for name, column in _parquet_columns(path, None).items():
         if not len(column):
@@ -217,7 +211,7 @@ def _record(records: ByteRecords, dtype: str | None, number: int) -> Any:
 
 def first_tf_example(path: str) -> dict[str, Array] | None:
     """Return the features of the first record of a file, if it is a `tf.train.Example`. Raises `CompileError` (E501)."""
-    _check_readable(path)
+    file_size(path)
     records = array_records(path)
     return parse_tf_example(records[0]) if len(records) else None
 
@@ -274,16 +268,12 @@ def map_array_records(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Array
 
     shapes: of the inputs, without the batch: a `tf.train.Example` has none.
     """
-    _check_readable(path)
+    file_size(path)
     records = array_records(path)
     if not len(records):
         raise unreadable(path, "it has no records")
     read = partial(_example, path, records, shapes)
     return {name: RecordColumn(path, name, len(records), read, row) for name, row in read(0).items()}
-
-
-_PARSING = Lock()
-"""Python 3.11 raises `SystemError` where two threads parse literals at a time, and headers of NumPy's files are literals."""
 
 
 def _example(
@@ -296,7 +286,7 @@ def _example(
         return shaped(features, shapes)
     try:
         record = BytesIO(records[number])
-        with _PARSING, np.load(record, allow_pickle=False) as archive:
+        with PARSING, np.load(record, allow_pickle=False) as archive:
             return dict(archive)
     except Exception as error:  # a damaged record fails in many ways: in zip, struct, or NumPy's own header
         wanted = "no tf.train.Example, and no NPZ file with the arrays of one example"
@@ -307,3 +297,84 @@ def _example(
 
 def _line_of(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:200]
+
+
+# tf.train.Example
+
+MESSAGES: Mapping[str, Sequence[tuple[str, int, str, bool, str | None]]] = {
+    "BytesList": [("value", 1, "BYTES", True, None)],
+    "FloatList": [("value", 1, "FLOAT", True, None)],
+    "Int64List": [("value", 1, "INT64", True, None)],
+    "Feature": [
+        ("bytes_list", 1, "MESSAGE", False, "BytesList"),
+        ("float_list", 2, "MESSAGE", False, "FloatList"),
+        ("int64_list", 3, "MESSAGE", False, "Int64List"),
+    ],
+    "Entry": [("key", 1, "STRING", False, None), ("value", 2, "MESSAGE", False, "Feature")],
+    "Features": [("feature", 1, "MESSAGE", True, "Entry")],
+    "Example": [("features", 1, "MESSAGE", False, "Features")],
+}
+"""The fields of each message: name, number, type, True if it is repeated, and the message that it holds."""
+
+
+def parse_tf_example(record: bytes) -> dict[str, Array] | None:
+    """Return the features of a record by name, each with one dimension; None if it is no `tf.train.Example`.
+
+    A feature of bytes has the bytes of its first value; one without values is left out.
+    """
+    message = import_package("google.protobuf.message", "protobuf", "tf.train.Example", "data")
+    example = _example_class()()
+    try:
+        example.ParseFromString(record)
+    except message.DecodeError:
+        return None
+    entries = example.features.feature
+    if not entries:
+        return None
+    arrays = {entry.key: _array(entry.value) for entry in entries}
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def _array(feature: Any) -> Array | None:
+    import numpy as np
+
+    if feature.float_list.value:
+        return np.array(feature.float_list.value, np.float32)
+    if feature.int64_list.value:
+        return np.array(feature.int64_list.value, np.int64)
+    values = feature.bytes_list.value
+    return np.frombuffer(values[0], np.uint8) if values else None
+
+
+def shaped(features: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    """Return features in the shapes of inputs by name, as far as they have as many numbers."""
+    import numpy as np
+
+    return {
+        name: array.reshape(shapes[name])
+        if name in shapes and array.size == int(np.prod(shapes[name]))
+        else array
+        for name, array in features.items()
+    }
+
+
+@lru_cache
+def _example_class() -> Any:
+    """Return the class of the message."""
+    messages = import_package("google.protobuf.descriptor_pb2", "protobuf", "tf.train.Example", "data")
+    pools = import_package("google.protobuf.descriptor_pool", "protobuf", "tf.train.Example", "data")
+    factory = import_package("google.protobuf.message_factory", "protobuf", "tf.train.Example", "data")
+    file = messages.FileDescriptorProto(name="example.proto", package="mtfc", syntax="proto3")
+    kinds = messages.FieldDescriptorProto
+    for name, fields in MESSAGES.items():
+        added = file.message_type.add(name=name)
+        for field, number, type, is_repeated, held in fields:
+            label = kinds.LABEL_REPEATED if is_repeated else kinds.LABEL_OPTIONAL
+            described = added.field.add(
+                name=field, number=number, type=getattr(kinds, f"TYPE_{type}"), label=label
+            )
+            if held is not None:
+                described.type_name = f".mtfc.{held}"
+    pool = pools.DescriptorPool()
+    pool.Add(file)
+    return factory.GetMessageClass(pool.FindMessageTypeByName("mtfc.Example"))

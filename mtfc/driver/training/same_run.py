@@ -21,7 +21,7 @@ from mtfc.compiler.ir.core import Program
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.selection import Case
 from mtfc.driver.options import EvalOptions, TrainOptions
-from mtfc.driver.training.batch_iterators import DataSource
+from mtfc.driver.training.data_interface import DataSource
 
 PACKAGES = ("mtfc", "jax", "jaxlib", "numpy", "grain", "orbax-checkpoint")
 

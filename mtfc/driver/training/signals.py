@@ -20,7 +20,7 @@ from typing import TypeVar
 import attrs
 
 from mtfc.driver.errors import INTERRUPTED, say
-from mtfc.driver.training.peers import Peers
+from mtfc.driver.training.hosts import Peers
 
 T = TypeVar("T")
 

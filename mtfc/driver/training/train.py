@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -17,25 +17,25 @@ from mtfc.backends.common.devices import Unavailable, import_jax
 from mtfc.compiler.diagnostics import Diagnostic
 from mtfc.compiler.ir.core import Program
 from mtfc.driver.data.checkpoint_files import CHECKPOINTS, About
-from mtfc.driver.data.inputs import Batches, draw_batch, given_parameters
-from mtfc.driver.data.remote import RemoteFolder, is_remote
+from mtfc.driver.data.inputs import draw_batch, given_parameters
+from mtfc.driver.data.remote import RemoteFolder, cache, is_remote
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, UsageError, reason_of, say
-from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
-from mtfc.driver.loading.placement_case import PlacementCase
-from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select
+from mtfc.driver.loading.selection import Case, LayoutOnMesh, Resizing, Selection, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import TrainOptions
 from mtfc.driver.running.execution import jax_program
-from mtfc.driver.running.nan_search import StepInputs, find_not_finite
-from mtfc.driver.running.remainder import Resizing
-from mtfc.driver.training.batch_iterators import BatchIterator, DataSource
-from mtfc.driver.training.best import EVALUATIONS_FILE, Evaluations, metric_of
-from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds
+from mtfc.driver.running.nan_search import StepInputs, cause_in_step
+from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds, warm_start
+from mtfc.driver.training.data_interface import BatchIterator, DataSource
 from mtfc.driver.training.data_sources import check_documents, open_source
 from mtfc.driver.training.evaluation import DataEvaluation, check_hosts, evaluation_source
+from mtfc.driver.training.hosts import Peers, watched_peers
 from mtfc.driver.training.loop import Schedule, TrainLoop
 from mtfc.driver.training.metrics import (
+    EVALUATIONS_FILE,
+    LINES,
     METRICS,
+    Evaluations,
     FiguresOfStep,
     JsonLines,
     Lines,
@@ -45,13 +45,12 @@ from mtfc.driver.training.metrics import (
     Throughput,
     UserSink,
     figures_in,
+    metric_of,
 )
 from mtfc.driver.training.mirror import PARTS, Mirror
-from mtfc.driver.training.peers import Peers, watched_peers
 from mtfc.driver.training.run_lock import RunLock
 from mtfc.driver.training.same_run import check_same, facts_of, program_fingerprint
 from mtfc.driver.training.signals import Stop, Stopped, sigterm_interrupts, stop_by_signal
-from mtfc.driver.training.warm_start import warm_start
 from mtfc.reports.training_report import Prediction, TrainingStep, TrainingSummary
 
 if TYPE_CHECKING:
@@ -109,26 +108,16 @@ def _train(options: TrainOptions, sources: Sources, to: TextIO | None) -> Finish
     options.hosts.join(case.mesh.devices)
     allocator.use_one_heap()
     use_compilation_cache()
-    with watched_peers() as peers, _mirrored(options.folder, peers) as mirror:
+    remote = RemoteFolder.open(options.folder) if options.folder and is_remote(options.folder) else None
+    with watched_peers() as peers, Mirror.open(remote, peers.meet) if remote else nullcontext() as mirror:
         return Trainer.start(options, selection, sources, predicted, to, peers, mirror).run()
-
-
-@contextmanager
-def _mirrored(folder: str | None, peers: Peers) -> Iterator[Mirror | None]:
-    """Open the mirror of a remote folder."""
-    if folder is None or not is_remote(folder):
-        yield None
-        return
-    with Mirror.open(RemoteFolder.open(folder), peers.meet) as mirror:
-        yield mirror
 
 
 def use_compilation_cache() -> None:
     """Let JAX keep compiled programs between runs, unless the user has chosen a folder or none."""
     config = import_jax().config
     if config.jax_compilation_cache_dir is None and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        config.update("jax_compilation_cache_dir", str(root / "mtfc" / "jax"))
+        config.update("jax_compilation_cache_dir", str(cache() / "jax"))
         config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
@@ -136,21 +125,16 @@ def _predicted(options: TrainOptions, selection: Selection, sources: Sources) ->
     """Return the predicted time of a step on the target, if one is named."""
     if options.target is None:
         return None
-    from mtfc.driver.loading.target import check_room, machine_of, target_of
-    from mtfc.driver.simulate import simulate_layout, simulate_multi_mesh, simulate_placement
+    from mtfc.driver.loading.target import check_room, target_of
+    from mtfc.driver.simulate import simulate_case, simulate_layout
 
-    case = selection.case
-    if isinstance(case, MultiMeshCase):
-        uniform = target_of(options.target, selection.hardware, sources)
-        multi_mesh = simulate_multi_mesh(case, selection.program, uniform, options.target).step
-        return Prediction(multi_mesh.seconds, multi_mesh.ideal)
-    if isinstance(case, PlacementCase):
-        machine = machine_of(options.target, selection.hardware, sources)
-        placed = simulate_placement(case.placement, selection.program, machine, options.target).step
-        return Prediction(placed.seconds, placed.ideal)
-    hardware = target_of(options.target, selection.hardware, sources)
+    case, program, machines = selection.case, selection.program, selection.hardware
+    if not isinstance(case, LayoutOnMesh):
+        other = simulate_case(case, program, machines, options.target, sources).step
+        return Prediction(other.seconds, other.ideal)
+    hardware = target_of(options.target, machines, sources)
     check_room(hardware, case.mesh, options.target)
-    step = simulate_layout(case.lower(selection.program), hardware).step
+    step = simulate_layout(case.lower(program), hardware).step
     return Prediction(step.seconds, step.ideal)
 
 
@@ -240,13 +224,6 @@ class Trainer:
         summary = TrainingSummary(loop.steps, first, self.case.name, mesh, saving.last, ended, saving.best)
         return FinishedTraining(status, summary, self.leads, cause, stop.leaves_thread)
 
-    def _save(self, loop: TrainLoop, saving: Saving) -> None:
-        """Save the finished steps after an error of the data, of which all processes know."""
-        if loop.steps:
-            state = self.on_devices.stored(loop.state)
-            saving.at_end(state, loop.position, loop.last, loop.unevaluated is not None)
-            self._say(f"after step {int(loop.state.step)}: {saving.where()}")
-
     def _loop(
         self,
         state: TrainState,
@@ -258,19 +235,16 @@ class Trainer:
     ) -> TrainLoop:
         assert self.program.training is not None
         training, every = self.program.training, None
+        adapts = training.loss_scale is not None and training.loss_scale.is_dynamic
         if self.evaluation is not None:
             every = self.options.eval_every or max(1, self.total // EVALUATIONS)
-        types = {
-            name: (str(struct.dtype.name), struct.shape)
-            for name, struct in self.on_devices.abstract("inputs").items()
-        }
         return TrainLoop(
             self.on_devices,
             state,
             batches,
-            Schedule(self.total, every, self.options.skipped, self._overflows()),
+            Schedule(self.total, every, self.options.skipped, self.options.bad_steps if adapts else 0),
             training.minimize,
-            Throughput.of(types, training.accumulate),
+            Throughput.of(self.on_devices.abstract("inputs"), training.accumulate),
             self.predicted,
             partial(self._evaluate, stop),
             saving,
@@ -289,8 +263,7 @@ class Trainer:
             finally:
                 stop.answered.set()
             if int(loop.state.step) > first:
-                state = self.on_devices.stored(loop.state)
-                saving.at_end(state, loop.position, loop.last, loop.unevaluated is not None)
+                loop.save_at_end()
         except NotFinite as error:
             self._say(f"{error}: {saving.where()}")
             if loop.read is not None:
@@ -298,8 +271,9 @@ class Trainer:
             self._say(remedy(int(loop.state.step) if not loop.steps else loop.steps[-1].number, self.options))
             return ERRORS
         except Exception as error:
-            if loop.is_expected(error):
-                self._save(loop, saving)
+            if loop.is_expected(error) and loop.steps:  # all processes know of it
+                loop.save_at_end()
+                self._say(f"after step {int(loop.state.step)}: {saving.where()}")
             raise
         if not is_done:
             self._say(f"stopped after step {int(loop.state.step)}: {saving.where()}")
@@ -323,11 +297,7 @@ class Trainer:
         kinds = {"params": state.params, "state": state.optimizer, self.on_devices.step_inputs: batch}
         parameters, optimizer, inputs = (self.on_devices.on_host(x, kind) for kind, x in kinds.items())
         step = StepInputs(parameters, optimizer, inputs, int(state.step))
-        lowered = self.case.lower(self.program) if isinstance(self.case, LayoutOnMesh) else None
-        cause = find_not_finite(self.program, step, lowered)
-        if cause is None:
-            self._say(f"step {step.number + 1} gives finite numbers when it is repeated on the interpreter")
-        return cause
+        return cause_in_step(self.program, self.case, step, self._say)
 
     @contextmanager
     def _checkpoints(self) -> Iterator[Checkpoints]:
@@ -335,24 +305,20 @@ class Trainer:
         folder, mirror = self.folder, self.mirror
         assert folder is not None
         with ExitStack() as stack:
-            lock = (
-                stack.enter_context(mirror.leased() if mirror else RunLock.hold(folder))
-                if self.leads
-                else None
-            )
-            if self.leads and self.options.fresh:
-                mirror.move_aside() if mirror else _move_aside(folder)
-            if self.leads and mirror is not None:
-                mirror.clean()
-            self.peers.gather(
-                None
-            )  # process 0 may wait a minute for the lock, longer than a collective of JAX does
+            lock = None
+            if self.leads:
+                lock = stack.enter_context(mirror.leased() if mirror else RunLock.hold(folder))
+                if self.options.fresh:
+                    mirror.move_aside() if mirror else _move_aside(folder)
+                if mirror is not None:
+                    mirror.clean()
+            # process 0 may wait a minute for the lock, longer than a collective of JAX does
+            self.peers.gather(None)
             if mirror is not None:
+                lock = None
                 mirror.fetch()
-            opened = Checkpoints.open(
-                folder / CHECKPOINTS, self.options.keep, None if mirror else lock, mirror
-            )
-            yield stack.enter_context(opened)
+            place = folder / CHECKPOINTS
+            yield stack.enter_context(Checkpoints.open(place, self.options.keep, lock, mirror))
 
     def _saving(self, checkpoints: Checkpoints | None, first: int) -> Saving:
         """Return the schedule of the checkpoints, with the record that all of them share."""
@@ -362,41 +328,34 @@ class Trainer:
             self.program.name, program_fingerprint(self.program), first, options.seed, arrays, sums={}
         )
         minutes = options.save_minutes or (None if options.save_every else MINUTES)
-        return Saving.of(checkpoints, about, options.save_every, minutes)
+        return Saving(checkpoints, about, options.save_every, minutes)
 
     def _state(self, checkpoints: Checkpoints | None) -> tuple[TrainState, Any, About | None]:
         """Return the state to start from, the position in the data, and the record of a checkpoint that goes on."""
+        options, on_devices = self.options, self.on_devices
         if checkpoints is not None and checkpoints.steps:
-            step = checkpoints.steps[-1]
-            if self.options.warm_start is not None and not checkpoints.fits(
-                step, self.on_devices.abstract_state
-            ):
-                started = warm_start(self.options.warm_start, self.on_devices, self.options.seed, self._say)
+            step, abstract = checkpoints.steps[-1], on_devices.abstract_state
+            if options.warm_start is not None and not checkpoints.fits(step, abstract):
+                started = warm_start(options.warm_start, on_devices, options.seed, self._say)
                 self._check_is_newer(int(started[0].step), checkpoints)
                 return *started, None
-            if self.options.params is not None:
+            if options.params is not None:
                 self._say(
-                    f"--params {self.options.params} is not read: the checkpoint in --dir comes first;"
+                    f"--params {options.params} is not read: the checkpoint in --dir comes first;"
                     " --fresh starts over from --params"
                 )
-            stored, about = checkpoints.restore(step, self.on_devices.abstract_state)
-            state = self.on_devices.restored(stored)
+            stored, about = checkpoints.restore(step, abstract)
+            state = on_devices.restored(stored)
             self._say(f"going on from step {step}, {checkpoints.name(step)}")
             if about.fingerprint != program_fingerprint(self.program):
                 self._say("the model or its `train` block has changed since this checkpoint")
-            if about.seed != self.options.seed:
-                self._say(f"the seed was {about.seed} before this checkpoint, and is {self.options.seed} now")
+            if about.seed != options.seed:
+                self._say(f"the seed was {about.seed} before this checkpoint, and is {options.seed} now")
             return state, about.data, about
-        if self.options.warm_start is not None:
-            return *warm_start(self.options.warm_start, self.on_devices, self.options.seed, self._say), None
-        given = given_parameters(
-            self.options.params, self.options.params_partial, self.options.seed, self.program
-        )
-        if not given:
-            return self.on_devices.init(self.options.seed), None, None
-        is_complete = given.keys() == self.on_devices.module.PARAMETERS.keys()
-        drawn = {} if is_complete else self.on_devices.module.init(self.options.seed)
-        return self.on_devices.state_of({**drawn, **self.on_devices.place(given, "params")}), None, None
+        if options.warm_start is not None:
+            return *warm_start(options.warm_start, on_devices, options.seed, self._say), None
+        given = given_parameters(options.params, options.params_partial, options.seed, self.program)
+        return on_devices.state_of(on_devices.placed_params(options.seed, given)), None, None
 
     def _check_is_newer(self, step: int, checkpoints: Checkpoints) -> None:
         """Raise `UsageError` if a warm start begins before the newest checkpoint in the folder, which would stay the newest."""
@@ -429,11 +388,6 @@ class Trainer:
         """Return the path of the figures."""
         return self.options.log or (str(self.folder / METRICS) if self.folder else None)
 
-    def _overflows(self) -> int:
-        """Return the number of steps in a row that may overflow: none without a loss scale that adapts."""
-        scale = self.program.training.loss_scale if self.program.training else None
-        return self.options.bad_steps if scale is not None and scale.is_dynamic else 0
-
     def _evaluated_at_once(self, loop: TrainLoop, stop: Stop) -> dict[str, float]:
         """Return the evaluation of a run that has ended before, or whose last step was skipped."""
         try:
@@ -451,16 +405,13 @@ class Trainer:
         return stop.wait(lambda: self._figures_of(state, stop), PATIENCE)
 
     def _figures_of(self, state: TrainState, stop: Stop) -> dict[str, float]:
-        means = self._means(state.params, stop)
-        if self.program.training is None or self.program.training.average is None:
+        assert self.evaluation is not None and self.program.training is not None
+        whole = self.on_devices.whole_params
+        means = self.evaluation.means(whole(state.params), stop)
+        if self.program.training.average is None:
             return means
-        averaged = self._means(self.on_devices.averaged(state), stop)
+        averaged = self.evaluation.means(whole(self.on_devices.averaged(state)), stop)
         return {**means, **{f"averaged_{name}": value for name, value in averaged.items()}}
-
-    def _means(self, params: Mapping[str, Any], stop: Stop) -> dict[str, float]:
-        """Return the means of the outputs with at most one dimension over the evaluation data, or its first batches."""
-        assert self.evaluation is not None
-        return self.evaluation.means(self.on_devices.whole_params(params), stop)
 
     def _evaluations(self, first: int) -> Evaluations | None:
         """Return the evaluations before this run, if the best of them counts. Raises `UsageError`."""
@@ -498,10 +449,11 @@ class Trainer:
             yield TensorBoard.open(Path(options.tensorboard), after, run)
         if options.metrics is not None:
             yield UserSink.open(options.metrics)
+        every = options.show_every or max(1, self.total // LINES)
         if sys.stderr.isatty():
-            yield ProgressBar.of(self.total, after, options.show_every)
+            yield ProgressBar.of(self.total, after, every)
         elif self.to is not None:
-            yield Lines.of(self.to, self.total, options.show_every)
+            yield Lines(self.to, self.total, every)
 
     def _say(self, message: str) -> None:
         if self.leads:
@@ -515,7 +467,7 @@ def _source(options: TrainOptions, program: Program, accumulate: int, leads: boo
             raise UsageError("--whole-documents goes with --data, which has documents")
         if leads:
             say(f"no --data: one batch of inputs is drawn from seed {options.seed}")
-        return DrawnSource(draw_batch(program.function("forward"), options.seed), accumulate)
+        return DrawnSource(draw_batch(program.function("forward"), options.seed).step(0, accumulate))
     source = open_source(
         options.data, program, accumulate, options.tokenizer, whole_documents=options.whole_documents
     )
@@ -525,12 +477,11 @@ def _source(options: TrainOptions, program: Program, accumulate: int, leads: boo
     return source
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class DrawnSource:
-    """One drawn batch, the same in every step."""
+    """One drawn batch, the same in every step: a source, and its iterator, which has no position."""
 
-    batch: Batches
-    accumulate: int
+    arrays: Mapping[str, Any]
     steps_per_epoch: int | None = None
 
     def description(self) -> str:
@@ -539,15 +490,8 @@ class DrawnSource:
     def places(self, position: object, seed: int | None) -> str:
         return f"the one that is drawn from seed {seed}"
 
-    def batches(self, share: object, seed: int | None, start: object = None) -> DrawnBatches:
-        return DrawnBatches(self.batch.step(0, self.accumulate))
-
-
-@attrs.frozen
-class DrawnBatches:
-    """The iterator of `DrawnSource`, which has no position."""
-
-    arrays: Mapping[str, Any]
+    def batches(self, share: object, seed: int | None, start: object = None) -> DrawnSource:
+        return self
 
     def __next__(self) -> dict[str, Any]:
         return dict(self.arrays)
@@ -559,7 +503,7 @@ class DrawnBatches:
         return 0
 
     def close(self) -> None:
-        pass
+        """Hold nothing to release."""
 
 
 def _total(options: TrainOptions, source: DataSource) -> int:
@@ -589,7 +533,7 @@ def _move_aside(folder: Path) -> None:
 
 
 @attrs.define
-class ProfiledSteps:
+class ProfiledSteps(Sink):
     """Starts JAX's profiler after some steps, and stops it after some more. Raises `Unavailable` if it cannot write."""
 
     folder: str

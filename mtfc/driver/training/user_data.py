@@ -17,15 +17,16 @@ import attrs
 from mtfc.backends.common.shares import Share
 from mtfc.driver.data.array_files import Array, StoredArray
 from mtfc.driver.data.fitting import Fitting
+from mtfc.driver.data.inputs import stacked
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError
-from mtfc.driver.training.batch_iterators import (
+from mtfc.driver.training.data_interface import (
     AHEAD,
     BatchIterator,
+    DataInput,
     Position,
     PositionedIterator,
 )
-from mtfc.driver.training.data_inputs import DataInput
 from mtfc.driver.training.user_code import explained, imported_function, kind_of_value
 from mtfc.reports.table import listed
 
@@ -133,12 +134,7 @@ class UserSteps:
         return self
 
     def __next__(self) -> dict[str, Array]:
-        import numpy as np
-
-        parts = [self._batch() for _ in range(self._source.accumulate)]
-        if len(parts) == 1:
-            return parts[0]
-        return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+        return stacked([self._batch() for _ in range(self._source.accumulate)])
 
     def get_state(self) -> dict[str, Any]:
         if self._stateful is not None:
