@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 from hypothesis import strategies as st
 
+from mtfc.compiler.cost.effects.memory import memory_of
+from mtfc.compiler.cost.effects.roofline import computation_of
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.model import EFFECTS
-from mtfc.compiler.cost.serial_time import seconds_of
+from mtfc.compiler.cost.serial_time import communication_of, seconds_of
+from mtfc.compiler.cost.sizes import Numbers, whole
+from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.ir.collective_def import Effect
+from mtfc.compiler.ir.core import Function
+from mtfc.compiler.ir.ops.collectives import kinds_of_effect
 from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.search.global_layouts.effect_bounds import EffectBounds, MaskRange
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import LayoutSpace, Rows, layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
@@ -33,7 +41,7 @@ MACHINES: Mapping[str, Hardware] = {
     **{machine.name: machine for machine in (NODES, SLOW_CORES, SLOW_LINKS, SLOW_TPU)},
 }
 
-COMMUNICATION = ("pending sums", "data movement", "stored parameters", "halos")
+COMMUNICATION: tuple[Effect, ...] = ("pending sums", "data movement", "stored parameters", "halos")
 
 Case = tuple[HasSource, str, int]
 
@@ -70,9 +78,9 @@ def check_effects(source: str, hardware: Hardware, seed: int) -> None:
     bound, beside = (LayoutBound(space, step, mesh, hardware, overlaps) for overlaps in (False, True))
     placed, price = pricer.lowered(mesh, layout), pricer.with_overlap(mesh, layout)
     columns = frozenset(range(len(space.columns)))
-    effects = {name: float(least[0]) for name, least in bound.effects(bound.known(row, columns)).items()}
-    for name, least in effects.items():
-        assert least <= EFFECTS[name].exact(placed, mesh, hardware) * ROUNDING, (name, layout)
+    effects = {name: float(least[0]) for name, least in effects_of(bound, bound.known(row, columns)).items()}
+    for name, exact in exact_effects(placed, mesh, hardware).items():
+        assert effects[name] <= exact * ROUNDING, (name, layout)
     _, communication = seconds_of(placed, Topology.of(mesh, hardware), hardware.device)
     assert sum(effects[name] for name in COMMUNICATION) <= communication * ROUNDING, layout
     for decided in (columns, *some_columns(space, random)):
@@ -83,6 +91,35 @@ def check_effects(source: str, hardware: Hardware, seed: int) -> None:
         assert beside.seconds(known, is_open)[0] <= price.overlapping * ROUNDING, (layout, decided)
         assert bound.flops(known)[0] <= price.compute * ROUNDING, (layout, decided)
         assert bound.memory(known)[0] <= price.memory, (layout, decided)
+
+
+def exact_effects(placed: Function, mesh: Mesh, hardware: Hardware) -> Mapping[str, float]:
+    """Return the exact cost of each effect: seconds, and bytes of memory."""
+    topology = Topology.of(mesh, hardware)
+    return {
+        "kernels": computation_of(placed, mesh, hardware.device),
+        **{name: communication_of(placed, topology, kinds_of_effect(name)) for name in COMMUNICATION},
+        "memory": whole(memory_of(placed, mesh, Numbers(mesh)).total),
+    }
+
+
+def effects_of(bound: LayoutBound, known: MaskRange) -> Mapping[str, Seconds]:
+    """Return the bound of each effect for layouts whose columns are all decided."""
+    found: dict[str, Seconds] = defaultdict(lambda: np.zeros(len(known.low)))
+    for own, rows in bound._regimes(known):
+        for facts, some in own._by_facts(known.where(rows)):
+            each = EffectBounds(own, known.where(rows[some]))
+            sent, joined = each.halos()
+            effects = {
+                "kernels": each.total(facts.kernels) + joined,
+                "pending sums": own._sums(facts).seconds(each, storage_is_open=False, with_kernels=False),
+                "data movement": each.moved(facts.moved),
+                "stored parameters": each.stored(facts.stored),
+                "halos": sent,
+            }
+            for name, seconds in effects.items():
+                found[name][rows[some]] = seconds
+    return {**found, "memory": bound.memory(known)}
 
 
 def random_row(space: LayoutSpace, mesh: Mesh, random: np.random.Generator) -> Rows:

@@ -7,7 +7,7 @@ Work is taken to be split over all axes that may split it, and communicating val
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import compress
 from math import inf
@@ -128,26 +128,6 @@ class LayoutBound(SearchSetting):
     def sure_seconds(self, known: MaskRange, storage_is_open: bool = False, until: float = inf) -> Seconds:
         """Return a faster, smaller bound, which counts only equations that are common under every split of mixed dimensions."""
         return self._by_regime(known, lambda bound, some: bound._of_common(some, storage_is_open, until))
-
-    def effects(self, known: MaskRange) -> Mapping[str, Seconds]:
-        """Return the bounds of single effects, by their names in `cost/model.py`, for layouts whose columns are all decided."""
-        found: dict[str, Seconds] = defaultdict(lambda: np.zeros(len(known.low)))
-        for bound, rows in self._regimes(known):
-            for facts, some in bound._by_facts(known.where(rows)):
-                each = EffectBounds(bound, known.where(rows[some]))
-                for name, seconds in bound._effects(facts, each).items():
-                    found[name][rows[some]] = seconds
-        return {**found, "memory": self.memory(known)}
-
-    def _effects(self, facts: Facts, each: EffectBounds) -> Mapping[str, Seconds]:
-        sent, joined = each.halos()
-        return {
-            "kernels": each.total(facts.kernels) + joined,
-            "pending sums": self._sums(facts).seconds(each, storage_is_open=False, with_kernels=False),
-            "data movement": each.moved(facts.moved),
-            "stored parameters": each.stored(facts.stored),
-            "halos": sent,
-        }
 
     def alike(self, known: MaskRange) -> Integers:
         """Return a number for each layout, the same for those with the same facts."""
