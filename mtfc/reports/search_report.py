@@ -46,7 +46,7 @@ LARGEST = 10**300
 class LayoutSearchResult:
     """The result of a search for layouts, the layouts to compare with, and the seconds of the search.
 
-    searched: the candidate meshes. cuts: bytes that all devices send together after each cut, for the space `kcuts`.
+    searched: the candidate meshes.
     """
 
     space: str
@@ -57,7 +57,6 @@ class LayoutSearchResult:
     searched: tuple[Mesh, ...]
     objective: Objective
     seconds: float
-    cuts: tuple[float, ...] = ()
 
     def seconds_of(self, price: Price) -> float:
         """Return the seconds of a step, with overlap only if that is the objective."""
@@ -93,7 +92,7 @@ class LayoutSearchResult:
 def _layout_record(result: LayoutSearchResult) -> dict[str, Any]:
     found, price = result.found, result.price
     in_seconds, seconds = result.objective not in IN_BYTES, result.seconds_of(result.price)
-    cuts = {"bytes_after_cuts": [round(each) for each in result.cuts]} if result.cuts else {}
+    cuts = {"bytes_after_cuts": [round(each) for each in found.cuts]} if found.cuts else {}
     plain = {"without_forms": _without_forms(found.without_forms, in_seconds)} if found.without_forms else {}
     return {
         "space": result.space,
@@ -283,7 +282,7 @@ def _proven(result: LayoutSearchResult) -> str:
         return f"The best of the pipelines that were compiled; nothing is proven about others. {tried}"
     if result.space == "forms":
         return f"{_of_forms(result, unit)} {tried}"
-    if result.cuts:
+    if found.cuts:
         return _cuts_text(result)
     if found.without_forms is not None or found.layout.forms.without_loop_forms.entries:
         ended = "Interrupted. " if found.is_interrupted else ""
@@ -344,9 +343,9 @@ def _proof_without_forms(result: LayoutSearchResult) -> str:
 def _cuts_text(result: LayoutSearchResult) -> str:
     """Return the bytes after each cut, and the distance to the fewest bytes of all tilings."""
     found = result.found
-    *most, last = map(_bytes, result.cuts)
+    *most, last = map(_bytes, found.cuts)
     after = (
-        f"{', '.join(most)} and {last} after the {len(result.cuts)} cuts" if most else f"{last} after the cut"
+        f"{', '.join(most)} and {last} after the {len(found.cuts)} cuts" if most else f"{last} after the cut"
     )
     all_send = f"All devices together send {after}."
     ended = "Interrupted. " if found.is_interrupted else ""

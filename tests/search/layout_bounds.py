@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 
 from mtfc.compiler.cost.hardware import Device, DotShares, Hardware, Link, Rate, Scratchpad
-from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.core import Function, Program
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.search.found import Found, Objective, Pricing, Progress, silent
+from mtfc.compiler.search.global_layouts.global_search import GlobalSpace
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import LayoutSpace, Rows, layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
@@ -131,3 +134,20 @@ def _only(rows: Rows, decided: Iterable[int]) -> Rows:
     found = np.zeros_like(rows)
     found[:, list(decided)] = rows[:, list(decided)]
     return found
+
+
+def search(
+    step: Function,
+    forward: Function,
+    meshes: Sequence[Mesh],
+    hardware: Hardware,
+    pricing: Pricing,
+    until: float,
+    objective: Objective = "time",
+    known: Iterable[tuple[Mesh, Layout]] = (),
+    progress: Progress = silent,
+    **others: Any,
+) -> Found:
+    """Return the best layout of a `GlobalSpace`. others: further fields of the space."""
+    space = GlobalSpace(step, forward, meshes, hardware, objective, **others)
+    return space.best(pricing, until, known, progress)

@@ -117,7 +117,7 @@ def _only(layout: Collection[tuple[str, Axes]] | Iterator[tuple[str, Axes]], axe
 
 def search(
     step: Function, splittable: Collection[str], mesh: Mesh, until: float, progress: Progress = silent
-) -> tuple[Found, Cuts]:
+) -> Found:
     """Return the tiling by k-cuts of `step`, an undistributed function, with a lower bound for all tilings: bytes of one device.
 
     Memory does not count, as in the paper. Raises `NothingFits` if the time ends before all cuts are known, and
@@ -142,4 +142,4 @@ def search(
     sent = cuts.sent[-1] / mesh.devices
     sent = bound if isclose(sent, bound, rel_tol=ROUNDING) else sent
     layout = attrs.evolve(cuts.layout, name="found")
-    return Found(mesh, layout, sent, min(bound, sent), 1, is_interrupted), cuts
+    return Found(mesh, layout, sent, min(bound, sent), 1, is_interrupted, cuts=cuts.sent)
