@@ -24,7 +24,8 @@ from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, devices_text, free_name, wrapped
 
 if TYPE_CHECKING:
-    from mtfc.placements.placement_search import PlacementResult, PlacementSpace
+    from mtfc.placements.mcmc import PlacementResult
+    from mtfc.placements.placement_search import PlacementSpace
 
 MOST_SHOWN = 30
 """Most equations that a report shows; a file gets all of them."""

@@ -25,10 +25,10 @@ from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, wrapped
 
 if TYPE_CHECKING:
+    from mtfc.placements.mcmc import PlacementResult
     from mtfc.placements.operators.operator_graph import Operator
     from mtfc.placements.operators.strategy import Configuration
     from mtfc.placements.placed_step import Attribution
-    from mtfc.placements.placement_search import PlacementResult
     from mtfc.placements.simulator.evaluation import EvaluatedStrategy
 
 # Layouts

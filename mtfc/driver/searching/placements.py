@@ -15,11 +15,10 @@ from mtfc.driver.options import ChainOptions
 from mtfc.driver.searching.compilation_time import timing_compilation
 from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
 from mtfc.placements.declarations import DeclaredPlacement, asked_configurations, entry_text, strategy_of
-from mtfc.placements.mcmc import BETA, ChainSettings, SearchBudget
+from mtfc.placements.mcmc import BETA, ChainSettings, PlacementResult, SearchBudget
 from mtfc.placements.operators.operator_graph import operators_of
 from mtfc.placements.operators.strategy import KINDS
 from mtfc.placements.placement_search import (
-    PlacementResult,
     PlacementSpace,
     forced_search,
     placement_search,
