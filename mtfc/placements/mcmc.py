@@ -73,8 +73,8 @@ class Improvement:
 class PlacementResult:
     """The best strategy, the number of strategies evaluated, and whether no change of one operator improves it.
 
-    is_interrupted: True if `KeyboardInterrupt` ended the search. lower_bound: that of all strategies, as far as known. history: the
-    best strategies of chains in the order of their discovery. baselines: the strategies to compare with by name.
+    is_interrupted: True if `KeyboardInterrupt` ended the search. lower_bound: a bound of all strategies. history: the best
+    strategies of chains in the order of their discovery. baselines: the strategies to compare with by name.
     """
 
     best: EvaluatedStrategy

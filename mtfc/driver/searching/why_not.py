@@ -68,9 +68,10 @@ class AskedRules:
         `CompileError`: the rules are wrong on every mesh. `UsageError`: the space has no rules of that kind.
         """
         mesh = next(self._possible(self._read))
-        kind = KINDS[self.space]
-        if not kind.fits(attrs.evolve(self._read(mesh).layout, name="")):
-            raise UsageError(f"in the space `{self.space}`, --why-not takes {kind.example}")
+        layout = attrs.evolve(self._read(mesh).layout, name="")
+        of_space = Layout("", values=layout.values) if self.space == "tiling" else Layout("", layout.rules)
+        if layout != of_space:
+            raise UsageError(f"in the space `{self.space}`, --why-not takes {EXAMPLES[self.space]}")
         next(self.possible())
 
     def possible(self) -> Iterator[Mesh]:
@@ -110,24 +111,11 @@ def asked_rules(options: SearchOptions, sources: Sources, meshes: Sequence[Mesh]
     return asked
 
 
-@attrs.frozen
-class RuleKind:
-    """A kind of rules: a test for layouts with such rules, and an example."""
-
-    fits: Callable[[Layout], bool]
-    example: str
-
-
-KINDS: Mapping[str, RuleKind] = {
-    "rules": RuleKind(
-        lambda layout: layout == Layout("", layout.rules),
-        "rules for dimensions, such as `batch: rows`, without sections such as `params`",
-    ),
-    "tiling": RuleKind(
-        lambda layout: layout == Layout("", values=layout.values),
-        "rules for single equations, such as `value forward.h: { batch: rows }`",
-    ),
+EXAMPLES: Mapping[str, str] = {
+    "rules": "rules for dimensions, such as `batch: rows`, without sections such as `params`",
+    "tiling": "rules for single equations, such as `value forward.h: { batch: rows }`",
 }
+"""The rules that each space takes."""
 
 
 Find = Callable[[Sequence[Mesh], float, Sequence[tuple[Mesh, Layout]], Layout], Found]
@@ -139,50 +127,27 @@ def best_with_rules(
 ) -> LayoutDifference | UnfitRules:
     """Search for the best layout with the rules, in `seconds`, and as long again if nothing fits on the mesh of `best`.
 
-    find_least: a search for the least memory, for a second attempt on all meshes; None makes no second attempt.
+    find_least: a search for the least memory on all meshes, from which a second attempt starts; None makes no second attempt.
     """
     meshes = sorted(asked.possible(), key=lambda mesh: len(mesh.axes))
     own = [mesh for mesh in meshes if mesh == best.found.mesh] or meshes
     rules = asked.on(own[0])
     try:
-        return _compared(rules, best, find(own, monotonic() + seconds, (), rules))
-    except NothingFits as error:
-        if find_least is None:
-            return UnfitRules(rules, f"{error}.")
-        return _second_attempt(rules, best, meshes, seconds, find, find_least)
+        try:
+            found = find(own, monotonic() + seconds, (), rules)
+        except NothingFits as error:
+            if find_least is None:
+                return UnfitRules(rules, f"{error}.")
+            least = find_least(meshes, monotonic() + seconds / 2, (), rules)
+            price = best.pricer.with_overlap(least.mesh, least.layout)
+            room = best.pricer.hardware.device.memory
+            if price.tiled > room:
+                return UnfitRules(rules, _too_much(least, price.tiled, int(room)), price.tiled)
+            found = find(meshes, monotonic() + seconds / 2, ((least.mesh, least.layout),), rules)
     except KeyboardInterrupt:
-        return _interrupted(rules)
-
-
-def _interrupted(rules: Layout) -> UnfitRules:
-    return UnfitRules(rules, "the search was interrupted before a layout with it was found.")
-
-
-def _compared(rules: Layout, best: LayoutSearchResult, found: Found) -> LayoutDifference:
-    return LayoutDifference(
-        rules, attrs.evolve(found, layout=attrs.evolve(found.layout, name="forced")), best
-    )
-
-
-def _second_attempt(
-    rules: Layout,
-    best: LayoutSearchResult,
-    meshes: Sequence[Mesh],
-    seconds: float,
-    find: Find,
-    find_least: Find,
-) -> LayoutDifference | UnfitRules:
-    """Search all meshes for the layout with the least memory, and from there for the best layout."""
-    try:
-        found = find_least(meshes, monotonic() + seconds / 2, (), rules)
-        price = best.pricer.with_overlap(found.mesh, found.layout)
-        room = best.pricer.hardware.device.memory
-        if price.tiled > room:
-            return UnfitRules(rules, _too_much(found, price.tiled, int(room)), price.tiled)
-        known = ((found.mesh, found.layout),)
-        return _compared(rules, best, find(meshes, monotonic() + seconds / 2, known, rules))
-    except KeyboardInterrupt:
-        return _interrupted(rules)
+        return UnfitRules(rules, "the search was interrupted before a layout with it was found.")
+    layout = attrs.evolve(found.layout, name="forced")
+    return LayoutDifference(rules, attrs.evolve(found, layout=layout), best)
 
 
 def _too_much(found: Found, needed: int, room: int) -> str:
