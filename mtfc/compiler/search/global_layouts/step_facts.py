@@ -232,11 +232,10 @@ def replaced_in(function: Function, counts: IsCommon) -> dict[Equation, DimSets]
     same op adds its sets.
     """
     found: dict[Equation, DimSets] = {}
-    uses, names = uses_of(function), names_of(function)
+    names = names_of(function)
     makers = {value: eqn for eqn in walk(function.body) for value in eqn.results}
-    for eqn in reversed(list(walk(function.body))):
-        if not eqn.regions and OPS[eqn.op].distribute is not None and counts(eqn):
-            users = (user for value in eqn.results for user in uses[value] if user.op == eqn.op)
+    for eqn, users in _distributed(function):
+        if counts(eqn):
             sets = _least_sets(eqn, names, makers).union(*(found.get(user, ()) for user in users))
             if sets:
                 found[eqn] = sets
@@ -249,13 +248,18 @@ def mixed_in(function: Function) -> dict[Equation, Dims]:
     If these dimensions are whole, nothing is gathered or replaced, whether the op's rule applies or not.
     """
     found: dict[Equation, Dims] = {}
+    for eqn, users in _distributed(function):
+        own = frozenset(called(eqn, name) for name in _mixed(eqn))
+        found[eqn] = own.union(*(found[user] for user in users))
+    return found
+
+
+def _distributed(function: Function) -> Iterator[tuple[Equation, list[Equation]]]:
+    """Yield equations that a `distribute` rule may replace, the last first, with the equations of the same op that use them."""
     uses = uses_of(function)
     for eqn in reversed(list(walk(function.body))):
         if not eqn.regions and OPS[eqn.op].distribute is not None:
-            users = (user for value in eqn.results for user in uses[value] if user.op == eqn.op)
-            own = frozenset(called(eqn, name) for name in _mixed(eqn))
-            found[eqn] = own.union(*(found[user] for user in users))
-    return found
+            yield eqn, [user for value in eqn.results for user in uses[value] if user.op == eqn.op]
 
 
 def _is_attention(eqn: Equation) -> bool:

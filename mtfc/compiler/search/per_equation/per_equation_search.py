@@ -27,7 +27,7 @@ from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.partition.layout_rules import without_unit_axes
-from mtfc.compiler.search.found import Found, NothingFits, Objective, Pricing, Progress, silent, value_of
+from mtfc.compiler.search.found import Found, NothingFits, Objective, PricedLayouts, Pricing, Progress, silent
 from mtfc.compiler.search.per_equation.choice_network import (
     ChoiceNetwork,
     layout_of,
@@ -61,10 +61,6 @@ class EquationLayouts:
     lower_bound: float
     memory: int
     is_interrupted: bool = False
-
-    @property
-    def gap(self) -> float:
-        return (self.cost - self.lower_bound) / self.cost if self.cost else 0.0
 
 
 @attrs.frozen
@@ -360,32 +356,31 @@ def _best(
     program agrees, and the bound of the last answer. unsplit: a layout that counts as known if the time was up before any
     solution.
     """
-    bound, is_interrupted = answers[-1].bound, any(each.is_interrupted for each in answers)
-    evaluated, least, found = 0, inf, None
+    bound = answers[-1].bound
+    tried = PricedLayouts(pricing, objective, hardware.device.memory)
+    tried.is_interrupted = any(each.is_interrupted for each in answers)
+    costs: dict[tuple[Mesh, Layout], float] = {}
     for best, mesh in (each for answer in answers for each in _promising(answer, objective)):
-        price = pricing(mesh, best.layout)
-        value = value_of(price, objective)
-        evaluated += 1
-        if price.tiled <= hardware.device.memory and value < least:
-            agrees = objective == "time" and isclose(value, best.cost, rel_tol=SMALL, abs_tol=ROUNDING)
-            cost, least = best.cost if agrees or objective == "bytes" else value, value
-            found = Found(mesh, attrs.evolve(best.layout, name="found"), cost, min(bound, cost), 1)
-    others = [*known] if found or unsplit is None or bound == inf else [*known, unsplit]
+        tried.offer(mesh, best.layout)
+        costs.setdefault((mesh, best.layout), best.cost)
+    others = [*known] if tried.best or unsplit is None or bound == inf else [*known, unsplit]
     for mesh, layout in others:
-        price = pricing(mesh, layout)
-        evaluated += 1
-        if price.tiled <= hardware.device.memory and value_of(price, objective) < least:
-            least = value_of(price, objective)
-            found = Found(mesh, attrs.evolve(layout, name="found"), least, min(bound, least), 1)
-    if found is None:
+        tried.offer(mesh, layout)
+    if tried.best is None:
         room = f"a device has {bytes_text(int(hardware.device.memory))}"
         if bound == inf:
             raise NothingFits(f"no tiling's memory suffices: {room}")
         raise NothingFits(
             f"no tiling was found whose memory suffices: {room}; a larger --budget may find one"
         )
-    refuted = found.layout if objective != "bytes" and least < (1 - SMALL) * bound - ROUNDING else None
-    return attrs.evolve(found, evaluated=evaluated, is_interrupted=is_interrupted, refuted=refuted)
+    value, cost = tried.limit, costs.get(tried.best)
+    agrees = (
+        objective == "time" and cost is not None and isclose(value, cost, rel_tol=SMALL, abs_tol=ROUNDING)
+    )
+    shown = cost if cost is not None and (agrees or objective == "bytes") else value
+    is_refuted = objective != "bytes" and value < (1 - SMALL) * bound - ROUNDING
+    found = tried.found(min(bound, shown))
+    return attrs.evolve(found, objective=shown, refuted=found.layout if is_refuted else None)
 
 
 def _promising(answer: _Answer, objective: Objective) -> Sequence[tuple[EquationLayouts, Mesh]]:
