@@ -186,21 +186,11 @@ class LayoutFinder:
         best_global: tuple[Mesh, Layout] | None = None,
     ) -> Found:
         """Find the best layouts of single equations until a time of `monotonic`. Arguments and errors are as in `best_global`."""
-        from mtfc.compiler.search.per_equation.per_equation_search import search
+        from mtfc.compiler.search.per_equation.per_equation_search import EquationSpace
 
-        return search(
-            prepared(self.program),
-            set(self.program.dims),
-            meshes,
-            self.pricer.hardware,
-            self._exact,
-            until,
-            self.objective,
-            known,
-            progress,
-            fixed=(rules or Layout("")).value_rules,
-            best_global=best_global,
-        )
+        step, dims, fixed = prepared(self.program), set(self.program.dims), (rules or Layout("")).value_rules
+        space = EquationSpace(step, dims, meshes, self.pricer.hardware, self.objective, fixed)
+        return space.best(self._exact, until, known, progress, best_global)
 
 
 def _seconds(pricing: Pricing, mesh: Mesh, layout: Layout) -> float:
