@@ -152,43 +152,31 @@ def placement_search(
     strategies to start from, `random` among them, instead. Raises `NothingFits` if no strategy fits into memory.
     `KeyboardInterrupt` ends the search with the best so far, and is raised if there is none.
     """
-    known: dict[str, EvaluatedStrategy] = {}
+    begin, known = time.perf_counter(), dict[str, EvaluatedStrategy]()
     try:
-        found = _chains(within, budget, settings, progress, given, starts, known)
+        known["data_parallel"] = within.data_parallel()
+        known["expert"] = within.expert()
+        for name, strategy in given.items():
+            known[name] = within.evaluator.full(strategy)
+        if within.choices:
+            chosen = [each for name, each in known.items() if starts is None or name in starts]
+            first = sorted(_inside(within, chosen), key=lambda each: each.seconds)
+            has_time = budget.seconds > 4 * (time.perf_counter() - begin)
+            if has_time if starts is None else "random" in starts:
+                strategy = random_strategy(within.choices, Random(settings.seed))
+                first.append(within.evaluator.full(strategy))
+            search = McmcSearch(within.evaluator, within.choices, settings, progress)
+            search.begin = begin
+            left = attrs.evolve(budget, seconds=budget.seconds - (time.perf_counter() - begin))
+            found = search.run(first, left)
+        else:  # a model that returns its inputs unchanged
+            found = PlacementResult(known["data_parallel"], len(known), locally_optimal=True)
     except KeyboardInterrupt:
         best = min(known.values(), key=lambda each: each.seconds, default=None)
         if best is None or best.seconds == inf:
             raise
         found = PlacementResult(best, len(known), locally_optimal=False, is_interrupted=True)
     return attrs.evolve(found, lower_bound=within.lower_bound, baselines=known)
-
-
-def _chains(
-    within: PlacementSpace,
-    budget: SearchBudget,
-    settings: ChainSettings,
-    progress: Progress,
-    given: Mapping[str, Strategy],
-    names: Collection[str] | None,
-    known: dict[str, EvaluatedStrategy],
-) -> PlacementResult:
-    """Run the search. Put each start that is not random into `known` as soon as it is evaluated."""
-    begin = time.perf_counter()
-    known["data_parallel"] = within.data_parallel()
-    known["expert"] = within.expert()
-    for name, strategy in given.items():
-        known[name] = within.evaluator.full(strategy)
-    chosen = [each for name, each in known.items() if names is None or name in names]
-    starts = sorted(_inside(within, chosen), key=lambda each: each.seconds)
-    if not within.choices:  # a model that returns its inputs unchanged
-        return PlacementResult(known["data_parallel"], len(known), locally_optimal=True)
-    has_time = budget.seconds > 4 * (time.perf_counter() - begin)
-    if has_time if names is None else "random" in names:
-        starts.append(within.evaluator.full(random_strategy(within.choices, Random(settings.seed))))
-    search = McmcSearch(within.evaluator, within.choices, settings, progress)
-    search.begin = begin
-    left = attrs.evolve(budget, seconds=budget.seconds - (time.perf_counter() - begin))
-    return search.run(starts, left)
 
 
 def _inside(within: PlacementSpace, strategies: Iterable[EvaluatedStrategy]) -> list[EvaluatedStrategy]:
