@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from hypothesis import strategies as st
@@ -15,9 +15,7 @@ from mtfc.compiler.cost.serial_time import communication_of, seconds_of
 from mtfc.compiler.cost.sizes import Numbers, whole
 from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.cost.topology import Topology
-from mtfc.compiler.ir.collective_def import Effect
 from mtfc.compiler.ir.core import Function
-from mtfc.compiler.ir.ops.collectives import kinds_of_effect
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.search.global_layouts.effect_bounds import EffectBounds, MaskRange
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
@@ -41,7 +39,15 @@ MACHINES: Mapping[str, Hardware] = {
     **{machine.name: machine for machine in (NODES, SLOW_CORES, SLOW_LINKS, SLOW_TPU)},
 }
 
-COMMUNICATION: tuple[Effect, ...] = ("pending sums", "data movement", "stored parameters", "halos")
+REORDERING = ("all_gather", "all_to_all", "permute")
+
+COMMUNICATION: Mapping[str, Sequence[str]] = {
+    "pending sums": ("all_reduce", "all_gather", "reduce_scatter"),
+    "data movement": REORDERING,
+    "stored parameters": REORDERING,
+    "halos": ("permute",),
+}
+"""The kinds of collectives whose seconds belong to each effect."""
 
 Case = tuple[HasSource, str, int]
 
@@ -98,7 +104,7 @@ def exact_effects(placed: Function, mesh: Mesh, hardware: Hardware) -> Mapping[s
     topology = Topology.of(mesh, hardware)
     return {
         "kernels": computation_of(placed, mesh, hardware.device),
-        **{name: communication_of(placed, topology, kinds_of_effect(name)) for name in COMMUNICATION},
+        **{name: communication_of(placed, topology, kinds) for name, kinds in COMMUNICATION.items()},
         "memory": whole(memory_of(placed, mesh, Numbers(mesh)).total),
     }
 

@@ -202,15 +202,16 @@ class MultiMeshSearch:
         self.cases.setdefault(candidate.names, case)
         return multi_mesh_step(case.program(found.program), self.task.hardware)
 
+    def parts(self, candidate: Candidate) -> list[PartText]:
+        """Return the mesh, the rules and the names of each part."""
+        every = zip(self.case.declared.parts, candidate.rules, candidate.names, strict=True)
+        return [PartText(names, part.mesh, layout) for part, layout, names in every]
+
     def text(self, candidate: Candidate) -> tuple[str, str]:
         """Return the name of a candidate's layout, and the text of the file with it."""
         text, declared = self.task.text, self.case.declared
         name = declared_name(text, "found")
-        parts = [
-            PartText(names, part.mesh, layout)
-            for part, layout, names in zip(declared.parts, candidate.rules, candidate.names, strict=True)
-        ]
-        parts.sort(key=lambda each: bool(each.names))
+        parts = sorted(self.parts(candidate), key=lambda each: bool(each.names))
         written = multi_mesh_text(name, declared.models, parts)
         between = "\n" if text.endswith("\n") else "\n\n"
         return name, f"{text}{between}{written}"
@@ -247,9 +248,7 @@ def search_multi_mesh(task: SearchTask) -> SearchAnswer:
     name, text = found.text(best)
     result = MultiMeshSearchResult(
         name,
-        tuple(part.mesh for part in case.declared.parts),
-        best.rules,
-        best.names,
+        found.parts(best),
         step,
         case.name,
         declared,
