@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -13,11 +12,9 @@ from mtfc.compiler.cost.effects.roofline import computation_of
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.serial_time import communication_of, seconds_of
 from mtfc.compiler.cost.sizes import Numbers, whole
-from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.search.global_layouts.effect_bounds import EffectBounds, MaskRange
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import LayoutSpace, Rows, layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
@@ -27,7 +24,7 @@ from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import HasSource, load
 from tests.properties.campaign import holds_for
-from tests.search.layout_bounds import NODES, SLOW_CORES, SLOW_LINKS, SLOW_TPU
+from tests.search.layout_bounds import NODES, SLOW_CORES, SLOW_LINKS, SLOW_TPU, effects_of
 
 PROGRAMS = 40
 """Programs of each kind; `make fuzz` tries more."""
@@ -107,25 +104,6 @@ def exact_effects(placed: Function, mesh: Mesh, hardware: Hardware) -> Mapping[s
         **{name: communication_of(placed, topology, kinds) for name, kinds in COMMUNICATION.items()},
         "memory": whole(memory_of(placed, mesh, Numbers(mesh)).total),
     }
-
-
-def effects_of(bound: LayoutBound, known: MaskRange) -> Mapping[str, Seconds]:
-    """Return the bound of each effect for layouts whose columns are all decided."""
-    found: dict[str, Seconds] = defaultdict(lambda: np.zeros(len(known.low)))
-    for own, rows in bound._regimes(known):
-        for facts, some in own._by_facts(known.where(rows)):
-            each = EffectBounds(own, known.where(rows[some]))
-            sent, joined = each.halos()
-            effects = {
-                "kernels": each.total(facts.kernels) + joined,
-                "pending sums": own._sums(facts).seconds(each, storage_is_open=False, with_kernels=False),
-                "data movement": each.moved(facts.moved),
-                "stored parameters": each.stored(facts.stored),
-                "halos": sent,
-            }
-            for name, seconds in effects.items():
-                found[name][rows[some]] = seconds
-    return {**found, "memory": bound.memory(known)}
 
 
 def random_row(space: LayoutSpace, mesh: Mesh, random: np.random.Generator) -> Rows:
