@@ -7,7 +7,7 @@ from time import monotonic
 
 import attrs
 
-from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span
+from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
@@ -51,16 +51,13 @@ class AskedRules:
         """Return the rules on a mesh. Raises `CompileError` if no layout on the mesh can have the rules."""
         declared = self._read(mesh)
         found = check_layouts([self.program], [declared], lambda *_: self.known)
-        errors = [_asked(each) for each in found if each.severity == "error"]
+        errors = [each for each in found if each.severity == "error"]
         if errors:
             raise CompileError(errors)
         return attrs.evolve(declared.layout, name="")
 
     def _read(self, mesh: Mesh) -> DeclaredLayout:
-        try:
-            return parse_layout(self.text, self.module, mesh)
-        except CompileError as error:
-            raise CompileError(map(_asked, error.diagnostics)) from None
+        return parse_layout(self.text, self.module, mesh, ASKED)
 
     def check(self) -> None:
         """Raise an error if no layout of the space can have the rules on any mesh.
@@ -158,13 +155,3 @@ def _too_much(found: Found, needed: int, room: int) -> str:
         f"it does not fit. A device has {bytes_text(room)}, and {which}, "
         f"{{ {rules_text(found.layout)} }} on mesh [{found.mesh.axes_text}], takes {bytes_text(needed)}."
     )
-
-
-def _asked(error: Diagnostic) -> Diagnostic:
-    """Return the error with its places in `--why-not`: the rules were parsed as those of `--layout`."""
-    labels = (attrs.evolve(each, span=_in_option(each.span)) for each in error.labels)
-    return attrs.evolve(error, span=_in_option(error.span), labels=tuple(labels))
-
-
-def _in_option(span: Span) -> Span:
-    return attrs.evolve(span, file=ASKED) if span.file == "<--layout>" else span
