@@ -134,24 +134,31 @@ class Branching:
 
     def start(self) -> PartialLayouts:
         rows = self.bound.space.start(frozenset(self.order[: self.closed]), self.bound.mesh)
-        known = self.bound.known(rows, frozenset(self.order[: self.closed]))
-        is_time = self.objective != "memory"
-        bounds = self.bound.flops(known) if is_time else self.bound.memory(known)
+        block = PartialLayouts(self, self.closed, rows, np.zeros(len(rows)))
+        known = self._known(block)
+        bounds = self.bound.memory(known) if self.objective == "memory" else self.bound.flops(known)
         if self.elimination:
             bounds = np.maximum(bounds, self._eliminated(known, self.closed))
-        return PartialLayouts(self, self.closed, rows, bounds)
+        return attrs.evolve(block, bounds=bounds)
+
+    def _known(self, block: PartialLayouts) -> MaskRange:
+        return self.bound.known(block.rows, frozenset(self.order[: block.depth]))
+
+    def _deeper(self, block: PartialLayouts) -> PartialLayouts:
+        """Return the rows with one more column decided, under the bounds of the old rows."""
+        column, before = self.order[block.depth], frozenset(self.order[: block.depth])
+        rows, origins = self.bound.space.extended(block.rows, column, before, self.bound.mesh)
+        return attrs.evolve(block, depth=block.depth + 1, rows=rows, bounds=block.bounds[origins])
 
     def children(self, block: PartialLayouts, limit: float, until: float) -> PartialLayouts:
         """Return the rows with one more column decided that may fit and be below the limit, as far as is known `until` then."""
-        column, before = self.order[block.depth], frozenset(self.order[: block.depth])
-        rows, origins = self.bound.space.extended(block.rows, column, before, self.bound.mesh)
-        child = attrs.evolve(block, depth=block.depth + 1, rows=rows, bounds=block.bounds[origins])
+        child = self._deeper(block)
         if child.depth == len(self.order):
-            child = child.where(_is_new(rows, self.joints))
+            child = child.where(_is_new(child.rows, self.joints))
         for bound in self._bounds(child, until):
             if not len(child.rows) or monotonic() > until:
                 break
-            found = bound(self.bound.known(child.rows, before | {column}))
+            found = bound(self._known(child))
             child = attrs.evolve(child, bounds=np.maximum(child.bounds, found))
             child = child.where(child.bounds < limit)
         return child
@@ -225,13 +232,9 @@ class Branching:
         """Return the whole row of the least bound by elimination, as far as the elimination is exact."""
         block = self.start()
         while block.depth < len(self.order):
-            column, before = self.order[block.depth], frozenset(self.order[: block.depth])
-            rows, _ = self.bound.space.extended(block.rows, column, before, self.bound.mesh)
-            depth = block.depth + 1
-            bounds = self._eliminated(self.bound.known(rows, before | {column}), depth)
-            best = int(np.argmin(bounds))
-            some = slice(best, best + 1)
-            block = attrs.evolve(block, depth=depth, rows=rows[some], bounds=bounds[some])
+            child = self._deeper(block)
+            child = attrs.evolve(child, bounds=self._eliminated(self._known(child), child.depth))
+            block = child.where(np.array([np.argmin(child.bounds)]))
         return attrs.evolve(block, bounds=self.bound.seconds(self.bound.exactly(block.rows)))
 
     def neighbours(self, row: Rows) -> Rows:
@@ -377,7 +380,7 @@ class BranchAndBound(PricedLayouts):
                 self._descend(on, until)
         self._branch(self.until)
         if self.best is None and self.bound < self.limit:
-            self._split_nothing(branchings[0])
+            self.try_row(branchings[0], branchings[0].row(Rules()), 0.0)  # splits as little as allowed
         self._report()
 
     def _branch(self, until: float) -> None:
@@ -403,10 +406,6 @@ class BranchAndBound(PricedLayouts):
         block = on.dive(until)
         if len(block.rows) and block.depth == len(on.order):
             self.try_row(on, block.rows[0], float(block.bounds[0]))
-
-    def _split_nothing(self, on: Branching) -> None:
-        """Price the layout that splits as little as allowed: there was no time to find another layout."""
-        self.try_row(on, on.row(Rules()), 0.0)
 
     def _has_best(self, on: Branching) -> bool:
         return self.best is not None and self.best[0] == on.bound.mesh
