@@ -1,4 +1,4 @@
-"""What searches share: prices, the best layout so far, and the result: a layout, its price, and a lower bound for all others."""
+"""The common parts of searches: prices, the best layout so far, and the result, which has a lower bound for all other layouts."""
 
 from __future__ import annotations
 
