@@ -38,10 +38,9 @@ from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
 from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.placements.exhaustive import best_strategy
-from mtfc.placements.mcmc import ChainSettings, McmcSearch, SearchBudget
+from mtfc.placements.mcmc import ChainSettings, McmcSearch, PlacementResult, SearchBudget
 from mtfc.placements.operators.strategy import Configuration, random_strategy
 from mtfc.placements.placement_search import (
-    PlacementResult,
     PlacementSpace,
     placement_search,
     placement_space,
@@ -300,5 +299,5 @@ def _optimum(network: str, dims: dict[str, int], cluster: str) -> Iterator[Figur
     seconds = time.perf_counter() - begin
     what = "the best of all" if proven.is_optimal else f"the best in {OPTIMUM:.0f} s, unproven"
     yield Figure(f"{network}, 4 {cluster}: found over {what}", found.seconds / proven.best.seconds, "x", 1.0)
-    looked = f"{proven.strategies:.1e} strategies, {proven.simulated} simulated"
+    looked = f"{float(space.strategies):.1e} strategies, {proven.evaluated} simulated"
     yield Figure(f"{network}, 4 {cluster}: exhaustive search, {looked}", seconds, "s", PROOF)

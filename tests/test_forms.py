@@ -31,10 +31,10 @@ from mtfc.compiler.search.global_layouts import global_search
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import SearchOptions
-from mtfc.driver.searching.layouts import LayoutAnswer
 from mtfc.driver.searching.search import search
 from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.frontend.layouts.layout_text import layout_text
+from mtfc.reports.search_report import LayoutSearchResult
 from tests.harness import FINE, agree, exact_data, load
 from tests.jax_gradients import gradients_by_jax
 
@@ -109,11 +109,11 @@ def test_an_interrupt_of_the_bound_leaves_what_was_found(
     def interrupted(*given: Any, **named: Any) -> float:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(global_search, "bound_with_regions", interrupted)
+    monkeypatch.setattr(global_search.GlobalSpace, "bound_with_regions", interrupted)
     file = tmp_path / "lm.mtf"
     file.write_text(MODEL)
     found = search(SearchOptions(str(file), Choice(mesh="grid"), "tpu_v2", budget=5.0), Sources())
-    assert isinstance(found, LayoutAnswer)
+    assert isinstance(found.result, LayoutSearchResult)
     assert found.result.found.is_interrupted and found.result.found.layout.forms.entries
     assert "Nothing is proven about layouts with forms." in " ".join(found.report().split())
 
@@ -122,7 +122,7 @@ def test_a_search_finds_writes_and_explains_forms(tmp_path: Path) -> None:
     file = tmp_path / "lm.mtf"
     file.write_text(MODEL)
     found = search(SearchOptions(str(file), Choice(mesh="grid"), "tpu_v2", budget=20.0), Sources())
-    assert isinstance(found, LayoutAnswer)
+    assert isinstance(found.result, LayoutSearchResult)
     record = found.record()
     layout, plain = found.result.found.layout, found.result.found.without_forms
     assert plain is not None and not plain.layout.forms.entries and layout.forms.regions != "never"
@@ -321,7 +321,7 @@ def test_a_search_that_unrolls_loops_says_so(tmp_path: Path) -> None:
     file.write_text(text.replace("io = 16", "io = 4096").replace("hidden = 32", "hidden = 8192"))
     options = SearchOptions(str(file), Choice(mesh="line"), "tpu_v5p", budget=4.0, storage=True)
     found = search(options, Sources())
-    assert isinstance(found, LayoutAnswer)
+    assert isinstance(found.result, LayoutSearchResult)
     assert found.result.found.layout.forms.unroll > 1 and found.result.found.without_forms is None
     assert "iterations of a loop in one, the step with overlap takes" in " ".join(found.report().split())
     assert load(found.written()).layouts[0].layout.forms == found.result.found.layout.forms

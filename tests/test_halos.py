@@ -5,13 +5,22 @@ Each case states all collectives of a function: kind, mesh axes, and elements of
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import mtfc
 from mtfc.backends import hlo
 from mtfc.backends.jax import runtime as jax_runtime
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.volumes import charges, total
-from tests.harness import agree, call, communication, exact_data, lowered, numpy_module
+from mtfc.compiler.ir.parser import read_program
+from mtfc.compiler.ir.types import Layout, Mesh, Rules
+from mtfc.compiler.passes.pipelines import lower
+from tests.harness import agree, call, communication, exact_data, jax_module, lowered, numpy_module
 
 DIMS = """
 dim b = 2; dim n = 16; dim w = 8; dim c = 3; dim d = 5
@@ -137,6 +146,51 @@ def test_slice_and_pad_take_what_lies_elsewhere(expression: str, expected: list[
     assert sorted(sent(layout, f"y = {expression}; return y")) == [
         ("permute", COLS, n) for n in sorted(expected)
     ]
+
+
+PADDED = """\
+program padded
+dim n = 16
+dim wide = {wide}
+
+function forward {{
+  input %x: {dtype}[n]
+  %y: {dtype}[wide] = pad %x source=n target=wide before={before} stride=2 value={zero}
+  output y = %y
+}}
+"""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "i32", "u8", "i8", "bool"])
+@pytest.mark.parametrize(("wide", "before"), [(32, 0), (32, 1), (64, 5)])
+def test_a_pad_between_elements_is_split_in_every_dtype(dtype: str, wide: int, before: int) -> None:
+    """Such a pad is the transpose of a slice: of integers and truth values, too. No element is gathered."""
+    zero = {"bool": "false", "f32": "0.0"}.get(dtype, "0")
+    program = read_program(PADDED.format(dtype=dtype, wide=wide, before=before, zero=zero))
+    mesh = Mesh("line", (("cols", 4),))
+    split = lower(program, mesh, Layout("split", Rules((("n", ("cols",)), ("wide", ("cols",))))), "forward")
+    forward = split.function("forward")
+    assert not any(eqn.op == "all_gather" for eqn in forward.body)
+    x = (np.arange(16) * 37 % 101).astype(
+        {"f32": "f4", "i32": "i4", "u8": "u1", "i8": "i1", "bool": "?"}[dtype]
+    )
+    expected = np.zeros(wide, x.dtype)
+    expected[before : before + 31 : 2] = x
+    for module in (numpy_module(split), jax_module(split)):
+        found = call(module, forward, {"x": x})["y"]
+        assert found.dtype == x.dtype
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_search_prices_pads_of_integers() -> None:
+    """A search asks whether each pad can be split, also of dtypes that have no gradient."""
+    x = np.ones((16, 64), np.int32)
+
+    def padded(x: Any) -> Any:
+        return lax.pad(x, 0, [(0, 0, 0), (0, 1, 1)]), lax.pad(x > 0, False, [(0, 0, 0), (0, 1, 1)])
+
+    for function in (padded, lambda x: lax.associative_scan(jnp.add, x, axis=-1)):
+        assert mtfc.from_jax(function, x).search(devices=8, budget=2.0).found.is_optimal
 
 
 def test_concat_gathers() -> None:

@@ -101,7 +101,7 @@ def _show(found: SearchAnswer, options: argparse.Namespace, sources: Sources) ->
     """Write and print the result, and the answer to `--why-not`. Return the exit status."""
     from mtfc.compiler.search.found import NothingFits
 
-    if options.export is not None:
+    if options.export is not None and found.exported is not None:
         write_text(options.export, found.exported())
     if options.output is not None:
         write_text(options.output, found.written())

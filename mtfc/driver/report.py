@@ -290,8 +290,8 @@ def _searched(
     progress: Progress,
 ) -> tuple[LayoutOnMesh, dict[str, Any]]:
     """Return the best layout that a search finds, under a name of its own, and the record of the search with its progress."""
-    from mtfc.driver.searching.layouts import LayoutAnswer
     from mtfc.driver.searching.search import search
+    from mtfc.reports.search_report import LayoutSearchResult
     from mtfc.reports.table import free_name
 
     devices = selection.cases[0].mesh.devices
@@ -305,9 +305,10 @@ def _searched(
         budget=seconds,
     )
     answer = search(asked, sources, recorder)
-    assert isinstance(answer, LayoutAnswer)
-    record, found = answer.record(), answer.result.found
-    recorder("done", answer.result.seconds_of(answer.result.price), found.lower_bound or None)
+    result = answer.result
+    assert isinstance(result, LayoutSearchResult)
+    record, found = answer.record(), result.found
+    recorder("done", result.seconds_of(result.price), found.lower_bound or None)
     layout = attrs.evolve(found.layout, name=free_name("found", {case.name for case in selection.cases}))
     return LayoutOnMesh(found.mesh, layout), {
         "record": record,

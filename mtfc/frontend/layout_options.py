@@ -70,18 +70,20 @@ def parse_mesh(text: str, module: Module) -> Mesh:
     return found
 
 
-def parse_layout(text: str, module: Module, mesh: Mesh | None = None) -> DeclaredLayout:
+def parse_layout(
+    text: str, module: Module, mesh: Mesh | None = None, source: str = "<--layout>"
+) -> DeclaredLayout:
     """Return the layout that `--layout` names or spells out: `hybrid`, `{ batch: rows }` or `batch:rows;hidden:cols`.
 
     The layout is on `mesh` if given, else on the mesh that it declares, else on the only mesh of the file. Raises
-    `CompileError`; its spans are in the file, or in a file `<--layout>` that holds `text`.
+    `CompileError`; its spans are in the file, or in a file `source` that holds `text`.
     """
     for declared in module.layouts:
         if declared.name == text.strip():
             return declared if mesh is None else on_mesh(declared, mesh, module)
     scope = module.scope.for_text()
     if text.strip().isidentifier():
-        name = _whole(text, "<--layout>")
+        name = _whole(text, source)
         for other, kind, help in (
             (placement_named(text, module), "a placement, and not a layout", PLACEMENTS),
             (multi_mesh_named(text, module), SEVERAL_MESHES, MULTI_MESH),
@@ -94,7 +96,7 @@ def parse_layout(text: str, module: Module, mesh: Mesh | None = None) -> Declare
         known = [each.name for group in groups for each in group]
         scope.unknown("E311", f"unknown layout `{name.text}`", name, known)
         raise CompileError(scope.diagnostics)
-    decl = parse_option(f"layout {GIVEN} = ", text, "{}", "<--layout>", ast.LayoutDecl, scope.diagnostics)
+    decl = parse_option(f"layout {GIVEN} = ", text, "{}", source, ast.LayoutDecl, scope.diagnostics)
     for part in decl.parts:
         help = "declare the layout in the file, and choose it by its name"
         scope.error("E311", "only a layout that a .mtf file declares has parts", part.span, help=help)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from math import inf, prod
+from math import inf
 
 import attrs
 import numpy as np
 
 from mtfc.compiler.search.found import Progress, silent
-from mtfc.placements.operators.strategy import OperatorConfigurations
+from mtfc.placements.mcmc import PlacementResult
+from mtfc.placements.operators.strategy import Configuration, OperatorConfigurations
 from mtfc.placements.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
 from mtfc.placements.simulator.full_simulator import ROUNDING
 from mtfc.placements.strategy_bounds import (
@@ -29,75 +30,52 @@ from mtfc.placements.strategy_bounds import (
 from mtfc.placements.task_graph_builder import Array
 
 
-@attrs.frozen
-class ExhaustiveResult:
-    """The best strategy; a lower bound of all strategies; and the numbers of strategies, of sets visited and of strategies
-    simulated.
-
-    is_interrupted: True if `KeyboardInterrupt` ended the search.
-    """
-
-    best: EvaluatedStrategy
-    lower_bound: float
-    strategies: int
-    sets: int
-    simulated: int
-    is_interrupted: bool = False
-
-    @property
-    def is_optimal(self) -> bool:
-        return self.lower_bound >= self.best.seconds
-
-
 def best_strategy(
     evaluator: StrategyEvaluator,
     choices: Sequence[OperatorConfigurations],
     known: EvaluatedStrategy,
     deadline: float = inf,
     progress: Progress = silent,
-) -> ExhaustiveResult:
+) -> PlacementResult:
     """Find the best of all strategies; `known` is a strategy to begin with.
 
     `deadline` is a time of `time.perf_counter`. `KeyboardInterrupt` ends the search as the deadline does.
     """
-    count = prod(each.count for each in choices)
+    lists = [list(each) for each in choices]
+    search, is_interrupted = _Search(evaluator, lists, known), False
     try:
-        tables = transfer_times(evaluator.tasks, [list(each) for each in choices], deadline)
-    except (TablesTooLarge, KeyboardInterrupt) as ended:
-        return ExhaustiveResult(known, 0.0, count, 0, 0, isinstance(ended, KeyboardInterrupt))
-    search = _Search(evaluator, choices, tables, known)
-    is_interrupted = False
-    try:
-        search.run(deadline, progress)
+        search.run(transfer_times(evaluator.tasks, lists, deadline), deadline, progress)
+    except TablesTooLarge:
+        pass
     except KeyboardInterrupt:
         is_interrupted = True
     least = min(search.least, search.best.seconds)
-    return ExhaustiveResult(search.best, least, count, search.sets, search.simulated, is_interrupted)
+    return PlacementResult(
+        search.best, search.simulated, least >= search.best.seconds, is_interrupted, lower_bound=least
+    )
 
 
+@attrs.define(eq=False)
 class _Search:
-    def __init__(
-        self,
-        evaluator: StrategyEvaluator,
-        choices: Sequence[OperatorConfigurations],
-        times: TransferTimes,
-        known: EvaluatedStrategy,
-    ) -> None:
-        self.evaluator, self.choices, self.best = evaluator, [list(each) for each in choices], known
-        self.everything, self.bounds = times.parts > 0, StrategyBounds(times)
-        self.sets = self.simulated = 0
-        self.least = 0.0
+    """least: a lower bound of all strategies but the best. sets, simulated: numbers of sets and strategies that were visited."""
 
-    def run(self, deadline: float, progress: Progress) -> None:
-        """Search until the best is proven or the time is over. `least` is a lower bound of all strategies but the best."""
-        open: list[tuple[float, int, Array]] = [(0.0, 0, self.everything)]
-        pushed = 0
+    evaluator: StrategyEvaluator
+    choices: Sequence[Sequence[Configuration]]
+    best: EvaluatedStrategy
+    least: float = 0.0
+    sets: int = 0
+    simulated: int = 0
+
+    def run(self, times: TransferTimes, deadline: float, progress: Progress) -> None:
+        """Search until the best is proven or the time is over."""
+        bounds, pushed = StrategyBounds(times), 0
+        open: list[tuple[float, int, Array]] = [(0.0, 0, times.parts > 0)]
         while open and open[0][0] < self._limit:
             self.least = open[0][0]
             if time.perf_counter() > deadline:
                 return
             progress(f"{self.sets} sets, {self.simulated} strategies", self.best.seconds, self.least)
-            for bound, allowed in self._look(heappop(open)[2]):
+            for bound, allowed in self._look(bounds, heappop(open)[2]):
                 pushed += 1
                 heappush(open, (bound, -pushed, allowed))
         self.least = inf
@@ -107,12 +85,12 @@ class _Search:
         """Bounds from here on are not below the best, but for rounding."""
         return self.best.seconds * (1 - ROUNDING)
 
-    def _look(self, allowed: Array) -> list[tuple[float, Array]]:
+    def _look(self, bounds: StrategyBounds, allowed: Array) -> list[tuple[float, Array]]:
         """Split a set into smaller ones, with their bounds, that contain every strategy of the set that beats the best."""
         self.sets += 1
         left = -1
         while (now := int(allowed.sum())) != left:
-            left, found = now, self.bounds.of(allowed)
+            left, found = now, bounds.of(allowed)
             allowed = allowed & (found < self._limit)
             if not allowed.any(axis=1).all():
                 return []

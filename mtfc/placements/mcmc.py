@@ -69,18 +69,25 @@ class Improvement:
     evaluated: int
 
 
-@attrs.frozen
-class McmcResult:
+@attrs.frozen(eq=False)
+class PlacementResult:
     """The best strategy, the number of strategies evaluated, and whether no change of one operator improves it.
 
-    is_interrupted: True if `KeyboardInterrupt` ended the search. history: the best strategies in the order of their discovery.
+    is_interrupted: True if `KeyboardInterrupt` ended the search. lower_bound: a bound of all strategies. history: the best
+    strategies of chains in the order of their discovery. baselines: the strategies to compare with by name.
     """
 
     best: EvaluatedStrategy
     evaluated: int
     locally_optimal: bool
     is_interrupted: bool = False
+    lower_bound: float = 0.0
     history: tuple[Improvement, ...] = ()
+    baselines: Mapping[str, EvaluatedStrategy] = attrs.field(factory=dict)
+
+    @property
+    def is_optimal(self) -> bool:
+        return self.lower_bound >= self.best.seconds
 
 
 class McmcSearch:
@@ -114,24 +121,22 @@ class McmcSearch:
             if lists and any(size % n == 0 for size in sizes or {1})
         }
 
-    def run(self, starts: Sequence[EvaluatedStrategy], budget: SearchBudget) -> McmcResult:
+    def run(self, starts: Sequence[EvaluatedStrategy], budget: SearchBudget) -> PlacementResult:
         """Run chains from all starts, which share the time, then descend from their results, the best first.
 
         Raises `NothingFits` if no strategy fits into memory. `KeyboardInterrupt` ends the search with the best so far,
         and is raised if there is none.
         """
         self.first = self.evaluator.count
+        is_interrupted = False
         try:
             best, is_local = self._run(starts, budget)
         except KeyboardInterrupt:
             if self.best is None or self.best.seconds == inf:
                 raise
-            return self._result(self.best, False, is_interrupted=True)
-        return self._result(best, is_local)
-
-    def _result(self, best: EvaluatedStrategy, is_local: bool, is_interrupted: bool = False) -> McmcResult:
+            best, is_local, is_interrupted = self.best, False, True
         evaluated = self.evaluator.count - self.first
-        return McmcResult(best, evaluated, is_local, is_interrupted, tuple(self.history))
+        return PlacementResult(best, evaluated, is_local, is_interrupted, history=tuple(self.history))
 
     def _run(
         self, starts: Sequence[EvaluatedStrategy], budget: SearchBudget

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cached_property
 from math import inf, prod
 from random import Random
 
@@ -15,7 +14,7 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.training import updated
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.placements.exhaustive import best_strategy
-from mtfc.placements.mcmc import ChainSettings, Improvement, McmcResult, McmcSearch, SearchBudget
+from mtfc.placements.mcmc import ChainSettings, McmcSearch, PlacementResult, SearchBudget
 from mtfc.placements.operators.cotangent_flow import cotangent_flow
 from mtfc.placements.operators.operator_graph import OperatorGraph, operators_of
 from mtfc.placements.operators.strategy import (
@@ -87,6 +86,11 @@ class PlacementSpace:
         return prod(each.count for each in self.choices)
 
     @property
+    def lower_bound(self) -> float:
+        """A lower bound of all strategies."""
+        return lower_bound(self.evaluator.tasks, self.choices)
+
+    @property
     def main(self) -> Sequence[int]:
         """The devices on which known strategies run."""
         return main_devices(self.hardware, self.devices)
@@ -100,32 +104,6 @@ class PlacementSpace:
         choices = self.everything or self.choices
         node = node_size(self.hardware, self.main)
         return self.evaluator.full(expert_strategy(self.graph, choices, node, self.main))
-
-
-@attrs.frozen(eq=False)
-class PlacementResult:
-    """The best strategy, and the strategies to compare it with by name; see `McmcResult`.
-
-    proven: the lower bound of an exhaustive search, or 0. history: the best strategies before the exhaustive search.
-    """
-
-    space: PlacementSpace
-    best: EvaluatedStrategy
-    baselines: Mapping[str, EvaluatedStrategy]
-    evaluated: int
-    locally_optimal: bool
-    is_interrupted: bool = False
-    proven: float = 0.0
-    history: tuple[Improvement, ...] = ()
-
-    @cached_property
-    def lower_bound(self) -> float:
-        """The best known lower bound of all strategies."""
-        return max(self.proven, lower_bound(self.space.evaluator.tasks, self.space.choices))
-
-    @property
-    def is_optimal(self) -> bool:
-        return self.lower_bound >= self.best.seconds
 
 
 def _without_frozen(graph: OperatorGraph, program: Program) -> OperatorGraph:
@@ -174,51 +152,31 @@ def placement_search(
     strategies to start from, `random` among them, instead. Raises `NothingFits` if no strategy fits into memory.
     `KeyboardInterrupt` ends the search with the best so far, and is raised if there is none.
     """
-    known: dict[str, EvaluatedStrategy] = {}
+    begin, known = time.perf_counter(), dict[str, EvaluatedStrategy]()
     try:
-        found = _chains(within, budget, settings, progress, given, starts, known)
+        known["data_parallel"] = within.data_parallel()
+        known["expert"] = within.expert()
+        for name, strategy in given.items():
+            known[name] = within.evaluator.full(strategy)
+        if within.choices:
+            chosen = [each for name, each in known.items() if starts is None or name in starts]
+            first = sorted(_inside(within, chosen), key=lambda each: each.seconds)
+            has_time = budget.seconds > 4 * (time.perf_counter() - begin)
+            if has_time if starts is None else "random" in starts:
+                strategy = random_strategy(within.choices, Random(settings.seed))
+                first.append(within.evaluator.full(strategy))
+            search = McmcSearch(within.evaluator, within.choices, settings, progress)
+            search.begin = begin
+            left = attrs.evolve(budget, seconds=budget.seconds - (time.perf_counter() - begin))
+            found = search.run(first, left)
+        else:  # a model that returns its inputs unchanged
+            found = PlacementResult(known["data_parallel"], len(known), locally_optimal=True)
     except KeyboardInterrupt:
         best = min(known.values(), key=lambda each: each.seconds, default=None)
         if best is None or best.seconds == inf:
             raise
-        found = McmcResult(best, len(known), locally_optimal=False, is_interrupted=True)
-    return PlacementResult(
-        within,
-        found.best,
-        known,
-        found.evaluated,
-        found.locally_optimal,
-        found.is_interrupted,
-        history=found.history,
-    )
-
-
-def _chains(
-    within: PlacementSpace,
-    budget: SearchBudget,
-    settings: ChainSettings,
-    progress: Progress,
-    given: Mapping[str, Strategy],
-    names: Collection[str] | None,
-    known: dict[str, EvaluatedStrategy],
-) -> McmcResult:
-    """Run the search. Put each start that is not random into `known` as soon as it is evaluated."""
-    begin = time.perf_counter()
-    known["data_parallel"] = within.data_parallel()
-    known["expert"] = within.expert()
-    for name, strategy in given.items():
-        known[name] = within.evaluator.full(strategy)
-    chosen = [each for name, each in known.items() if names is None or name in names]
-    starts = sorted(_inside(within, chosen), key=lambda each: each.seconds)
-    if not within.choices:  # a model that returns its inputs unchanged
-        return McmcResult(known["data_parallel"], len(known), locally_optimal=True)
-    has_time = budget.seconds > 4 * (time.perf_counter() - begin)
-    if has_time if names is None else "random" in names:
-        starts.append(within.evaluator.full(random_strategy(within.choices, Random(settings.seed))))
-    search = McmcSearch(within.evaluator, within.choices, settings, progress)
-    search.begin = begin
-    left = attrs.evolve(budget, seconds=budget.seconds - (time.perf_counter() - begin))
-    return search.run(starts, left)
+        found = PlacementResult(best, len(known), locally_optimal=False, is_interrupted=True)
+    return attrs.evolve(found, lower_bound=within.lower_bound, baselines=known)
 
 
 def _inside(within: PlacementSpace, strategies: Iterable[EvaluatedStrategy]) -> list[EvaluatedStrategy]:
@@ -249,9 +207,7 @@ def forced_search(
         starts[tuple(strategy)] = None
     search = McmcSearch(within.evaluator, within.choices, settings, progress, within.restricted)
     found = search.run([within.evaluator.full(each) for each in starts], budget)
-    return PlacementResult(
-        within, found.best, {}, found.evaluated, found.locally_optimal, found.is_interrupted
-    )
+    return attrs.evolve(found, lower_bound=within.lower_bound)
 
 
 def proven(
@@ -262,13 +218,11 @@ def proven(
     """
     deadline = time.perf_counter() + seconds
     found = best_strategy(within.evaluator, within.choices, result.best, deadline, progress)
-    return PlacementResult(
-        within,
-        found.best,
-        result.baselines,
-        result.evaluated + found.simulated,
-        found.is_optimal or (result.locally_optimal and found.best is result.best),
-        found.is_interrupted,
-        proven=found.lower_bound,
-        history=result.history,
+    return attrs.evolve(
+        result,
+        best=found.best,
+        evaluated=result.evaluated + found.evaluated,
+        locally_optimal=found.is_optimal or (result.locally_optimal and found.best is result.best),
+        is_interrupted=found.is_interrupted,
+        lower_bound=max(result.lower_bound, found.lower_bound),
     )

@@ -192,36 +192,75 @@ class _Found:
 
 @attrs.frozen
 class ComparedLine:
-    """A line's figures under both layouts, by the names of `FIGURES`, and the `stored` bytes of `mtfc cost`.
-
-    collectives: the collectives of the line under both layouts: `2 all_reduce{rows}` -> bytes.
-    """
+    """A line's figures under both layouts, by name. notes: texts about a line that differs, which a report shows below it."""
 
     line: Line
     figures: Mapping[str, Pair]
-    collectives: tuple[Mapping[str, str], Mapping[str, str]]
-
-    @property
-    def differs(self) -> bool:
-        compared = (self.figures[name] for name in FIGURES)
-        return self.collectives[0] != self.collectives[1] or not all(
-            isclose(one, other) for one, other in compared
-        )
+    differs: bool
+    notes: Sequence[str] = ()
 
 
 def differences(one: ComparedLayout, other: ComparedLayout) -> list[ComparedLine]:
-    """Return the cost of each line under both layouts, in order."""
+    """Return the cost of each line under both layouts, in order: the figures of `FIGURES`, and the `stored` bytes of `mtfc cost`.
+
+    The notes of a line are its collectives under both layouts, if these differ.
+    """
     layouts, compared = (one, other), list[ComparedLine]()
     for line in sorted({*one.lines, *other.lines}):
         left, right = (each.lines.get(line, _Found()) for each in layouts)
         figures = {name: (left.figures[name], right.figures[name]) for name in (*FIGURES, "stored")}
-        compared.append(ComparedLine(line, figures, (one.collectives(left), other.collectives(right))))
+        sent = one.collectives(left), other.collectives(right)
+        every = zip(layouts, sent, strict=True)
+        notes = [
+            f"{own.cost.layout.name}: {kind} {size}" for own, each in every for kind, size in each.items()
+        ]
+        is_sent = sent[0] != sent[1]
+        differs = is_sent or not all(isclose(*figures[name]) for name in FIGURES)
+        compared.append(ComparedLine(line, figures, differs, notes if is_sent else ()))
     return compared
+
+
+def total_rows(pairs: Mapping[str, Pair], figures: Mapping[str, ComparedFigure]) -> list[list[str]]:
+    """Return a row for each figure: its name, its texts under both layouts, and the text of the difference."""
+    rows = []
+    for name, (left, right) in pairs.items():
+        text = figures[name].text
+        rows.append([name, text(left), text(right), signed(right - left, text)])
+    return rows
+
+
+def line_table(
+    lines: Sequence[ComparedLine],
+    figures: Mapping[str, ComparedFigure],
+    own: str | None,
+    sources: Mapping[str, str],
+) -> list[str]:
+    """Return a table of the lines that differ, with their notes, and of the sums of all lines.
+
+    own: the user's file. sources: each file's text by name.
+    """
+    texts = {file: text.splitlines() for file, text in sources.items()}
+    rows = [["line", "source", *figures]]
+    for each in lines:
+        if each.differs:
+            changes = _changes(each.figures, figures)
+            rows.append([place_text(each.line, own), source_text(each.line, texts), *changes])
+            rows += [["", f"  {note}", *[""] * len(figures)] for note in each.notes]
+    sums = {name: _sum(each.figures[name] for each in lines) for name in figures}
+    return fitted([*rows, ["all", "", *_changes(sums, figures)]])
+
+
+def line_record(each: ComparedLine, keys: Mapping[str, str]) -> dict[str, Any]:
+    """Return the JSON record of a line. keys: those of the figures, by name."""
+    figures = {key: list(each.figures[name]) for name, key in keys.items()}
+    return {"file": each.line[0], "line": each.line[1], **figures}
 
 
 def difference_report(one: ComparedLayout, other: ComparedLayout, sources: Mapping[str, str]) -> str:
     """Return the totals of both layouts, and the lines that differ; `sources` holds each file's text by name."""
-    return "\n".join([*_totals(one, other), "", *_lines(one, other, sources)]) + "\n"
+    figures = {name: FIGURES[name] for name in one.names}
+    table = line_table(differences(one, other), figures, one.cost.file, sources)
+    return "\n".join([*_totals(one, other), "", *table]) + "\n"
 
 
 def _totals(one: ComparedLayout, other: ComparedLayout) -> list[str]:
@@ -235,9 +274,7 @@ def _totals(one: ComparedLayout, other: ComparedLayout) -> list[str]:
         ["", *layouts, "difference"],
         ["devices", *map(str, devices), signed(devices[1] - devices[0], str)],
     ]
-    for name in one.names:
-        text, left, right = FIGURES[name].text, one.figures[name], other.figures[name]
-        rows.append([name, text(left), text(right), signed(right - left, text)])
+    rows += total_rows({name: (one.figures[name], other.figures[name]) for name in one.names}, FIGURES)
     if several:
         between = [each.between_meshes for each in (one, other)]
         fullest = [max(whole(cost.memory.total) for cost in each.costs) for each in (one, other)]
@@ -246,39 +283,14 @@ def _totals(one: ComparedLayout, other: ComparedLayout) -> list[str]:
     return [heading, *aligned(rows, right=range(1, 4))]
 
 
-def _lines(one: ComparedLayout, other: ComparedLayout, sources: Mapping[str, str]) -> list[str]:
-    """Return the lines that differ, each with its collectives under both layouts, and their sums."""
-    texts = {file: text.splitlines() for file, text in sources.items()}
-    rows = [["line", "source", *one.names]]
-    lines = differences(one, other)
-    for each in lines:
-        if each.differs:
-            changes = _changes(each.figures, one.names)
-            rows.append([place_text(each.line, one.cost.file), source_text(each.line, texts), *changes])
-            for layout, collectives in zip(
-                (one.cost.layout, other.cost.layout), each.collectives, strict=True
-            ):
-                if each.collectives[0] != each.collectives[1]:
-                    blank = [""] * len(one.names)
-                    rows += [
-                        ["", f"  {layout.name}: {kind} {size}", *blank] for kind, size in collectives.items()
-                    ]
-    sums = {name: _sum(each.figures[name] for each in lines) for name in one.names}
-    rows.append(["all", "", *_changes(sums, one.names)])
-    return fitted(rows)
-
-
 def _sum(pairs: Iterable[Pair]) -> Pair:
     left, right = zip((0, 0), *pairs, strict=True)
     return sum(left), sum(right)
 
 
-def _changes(figures: Mapping[str, Pair], names: list[str]) -> list[str]:
-    pairs = ((name, *figures[name]) for name in names)
-    return [
-        "" if isclose(left, right) else signed(right - left, FIGURES[name].text)
-        for name, left, right in pairs
-    ]
+def _changes(pairs: Mapping[str, Pair], figures: Mapping[str, ComparedFigure]) -> list[str]:
+    every = ((each.text, *pairs[name]) for name, each in figures.items())
+    return ["" if isclose(left, right) else signed(right - left, text) for text, left, right in every]
 
 
 def signed(change: float, text: Callable[[Any], str]) -> str:
@@ -295,12 +307,5 @@ def difference_json(one: ComparedLayout, other: ComparedLayout) -> dict[str, Any
         **({"peak_figures": one.hardware.has_peak_figures} if one.hardware else {}),
         **{key: [one.figures[name], other.figures[name]] for name, key in keys.items()},
         "bytes_between_meshes": [one.between_meshes, other.between_meshes],
-        "lines": [
-            {
-                "file": each.line[0],
-                "line": each.line[1],
-                **{key: list(each.figures[name]) for name, key in (keys | {"stored": "stored"}).items()},
-            }
-            for each in differences(one, other)
-        ],
+        "lines": [line_record(each, keys | {"stored": "stored"}) for each in differences(one, other)],
     }

@@ -13,8 +13,8 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.step_time import Seconds
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.frontend.layouts.layout_text import rules_text
+from mtfc.compiler.ir.types import Mesh
+from mtfc.frontend.layouts.layout_text import PartText, rules_text
 from mtfc.meshes.multi_mesh_cost import MultiMeshCost, Travel
 from mtfc.meshes.multi_mesh_step import MultiMeshStep
 from mtfc.reports.cost_json import layout_json
@@ -195,16 +195,14 @@ ENDINGS: Mapping[Ending, str] = {
 
 @attrs.frozen(eq=False)
 class MultiMeshSearchResult:
-    """The rules of each mesh that a search found, and the names of what runs there.
+    """The parts of a layout that a search found: meshes, their rules, and the names of what runs there.
 
     start, before: the layout from which the search started, and its step. ending: the reason why the search ended: it was
     complete, its time ended, or it was interrupted.
     """
 
     name: str
-    meshes: tuple[Mesh, ...]
-    rules: tuple[Layout, ...]
-    names: tuple[tuple[str, ...], ...]
+    parts: Sequence[PartText]
     step: MultiMeshStep
     start: str
     before: MultiMeshStep
@@ -216,7 +214,7 @@ class MultiMeshSearchResult:
     def record(self) -> dict[str, Any]:
         """Return the record of the search; see `docs/command.md`."""
         memory = [whole(each.memory.total) for each in self.step.cost.meshes]
-        parts = zip(self.meshes, self.rules, self.names, self.step.mesh_seconds, memory, strict=True)
+        parts = zip(self.parts, self.step.mesh_seconds, memory, strict=True)
         return {
             "model": self.step.cost.model,
             "target": self.hardware.name,
@@ -224,14 +222,14 @@ class MultiMeshSearchResult:
             "layout": self.name,
             "by_mesh": [
                 {
-                    "name": mesh.name,
-                    "mesh": mesh.sizes,
-                    "part": list(names),
-                    "rules": rules_text(layout),
+                    "name": part.mesh.name,
+                    "mesh": part.mesh.sizes,
+                    "part": list(part.names),
+                    "rules": rules_text(part.layout),
                     "seconds": seconds,
                     "memory": held,
                 }
-                for mesh, layout, names, seconds, held in parts
+                for part, seconds, held in parts
             ],
             "step_seconds": self.step.seconds,
             "declared": self.start,
@@ -245,12 +243,13 @@ class MultiMeshSearchResult:
     def report(self) -> str:
         """Return the rules of each mesh, and the step beside that of the declared layout."""
         rows = [["mesh", "part", "rules", "busy", "memory"]]
-        for number, (mesh, layout) in enumerate(zip(self.meshes, self.rules, strict=True)):
-            held = bytes_text(whole(self.step.cost.meshes[number].memory.total))
-            busy = seconds_text(self.step.mesh_seconds[number])
-            names = ", ".join(self.names[number]) or "everything else"
-            rules = rules_text(layout) or "nothing is split"
-            rows.append([f"{mesh.name} = [{mesh.axes_text}]", names, rules, busy, held])
+        for part, seconds, cost in zip(
+            self.parts, self.step.mesh_seconds, self.step.cost.meshes, strict=True
+        ):
+            names = ", ".join(part.names) or "everything else"
+            rules = rules_text(part.layout) or "nothing is split"
+            mesh, held = f"{part.mesh.name} = [{part.mesh.axes_text}]", bytes_text(whole(cost.memory.total))
+            rows.append([mesh, names, rules, seconds_text(seconds), held])
         ratio = self.before.seconds / self.step.seconds if self.step.seconds else 1.0
         declared = [f"layout {self.start}, as declared", seconds_text(self.before.seconds), f"{ratio:.2f}"]
         steps = [[f"layout {self.name}", seconds_text(self.step.seconds), "1.00"], declared]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import cached_property
 from math import inf
@@ -24,7 +24,8 @@ from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, devices_text, free_name, wrapped
 
 if TYPE_CHECKING:
-    from mtfc.placements.placement_search import PlacementResult, PlacementSpace
+    from mtfc.placements.mcmc import PlacementResult
+    from mtfc.placements.placement_search import PlacementSpace
 
 MOST_SHOWN = 30
 """Most equations that a report shows; a file gets all of them."""
@@ -46,7 +47,7 @@ LARGEST = 10**300
 class LayoutSearchResult:
     """The result of a search for layouts, the layouts to compare with, and the seconds of the search.
 
-    searched: the candidate meshes. cuts: bytes that all devices send together after each cut, for the space `kcuts`.
+    searched: the candidate meshes.
     """
 
     space: str
@@ -57,7 +58,6 @@ class LayoutSearchResult:
     searched: tuple[Mesh, ...]
     objective: Objective
     seconds: float
-    cuts: tuple[float, ...] = ()
 
     def seconds_of(self, price: Price) -> float:
         """Return the seconds of a step, with overlap only if that is the objective."""
@@ -83,46 +83,73 @@ class LayoutSearchResult:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record. With memory or sent bytes as the objective, the bound is in bytes."""
-        return _layout_record(self)
+        found, price = self.found, self.price
+        in_seconds, seconds = self.objective not in IN_BYTES, self.seconds_of(self.price)
+        cuts = {"bytes_after_cuts": [round(each) for each in found.cuts]} if found.cuts else {}
+        plain = (
+            {"without_forms": _without_forms(found.without_forms, in_seconds)} if found.without_forms else {}
+        )
+        return {
+            "space": self.space,
+            "target": self.pricer.hardware.name,
+            "devices": found.mesh.devices,
+            "peak_figures": self.pricer.hardware.has_peak_figures,
+            "objective": self.objective,
+            "objective_seconds": seconds,
+            "lower_bound_seconds": min(found.lower_bound, seconds) if in_seconds else None,
+            "lower_bound_bytes": None if in_seconds else int(found.lower_bound),
+            "optimal": found.is_optimal,
+            "evaluated": found.evaluated,
+            "search_seconds": round(self.seconds, 3),
+            "mesh": found.mesh.sizes,
+            "layout": rules_text(found.layout),
+            "forms": found.layout.forms.entries,
+            "compute_seconds": price.compute,
+            "communication_seconds": price.communication,
+            "bytes_sent": price.sent,
+            "objective_bytes": None if in_seconds else round(found.objective),
+            "memory_per_device": _memory(price, self),
+            "recomputed": self.is_recomputed,
+            "baselines": {name: self.seconds_of(each) for name, each in self.compared.items()},
+            "overlapping_seconds": price.overlapping,
+            "nothing_split": why_whole(self),
+            "overlapping_baselines": {name: each.overlapping for name, each in self.compared.items()},
+            **plain,
+            **cuts,
+        }
 
     def report(self) -> str:
         """Return the layout, the proof, and a table of the layouts to compare with."""
-        return _layout_report(self)
-
-
-def _layout_record(result: LayoutSearchResult) -> dict[str, Any]:
-    found, price = result.found, result.price
-    in_seconds, seconds = result.objective not in IN_BYTES, result.seconds_of(result.price)
-    cuts = {"bytes_after_cuts": [round(each) for each in result.cuts]} if result.cuts else {}
-    plain = {"without_forms": _without_forms(found.without_forms, in_seconds)} if found.without_forms else {}
-    return {
-        "space": result.space,
-        "target": result.pricer.hardware.name,
-        "devices": found.mesh.devices,
-        "peak_figures": result.pricer.hardware.has_peak_figures,
-        "objective": result.objective,
-        "objective_seconds": seconds,
-        "lower_bound_seconds": min(found.lower_bound, seconds) if in_seconds else None,
-        "lower_bound_bytes": None if in_seconds else int(found.lower_bound),
-        "optimal": found.is_optimal,
-        "evaluated": found.evaluated,
-        "search_seconds": round(result.seconds, 3),
-        "mesh": found.mesh.sizes,
-        "layout": rules_text(found.layout),
-        "forms": found.layout.forms.entries,
-        "compute_seconds": price.compute,
-        "communication_seconds": price.communication,
-        "bytes_sent": price.sent,
-        "objective_bytes": None if in_seconds else round(found.objective),
-        "memory_per_device": _memory(price, result),
-        "recomputed": result.is_recomputed,
-        "baselines": {name: result.seconds_of(each) for name, each in result.compared.items()},
-        "overlapping_seconds": price.overlapping,
-        "nothing_split": why_whole(result),
-        "overlapping_baselines": {name: each.overlapping for name, each in result.compared.items()},
-        **plain,
-        **cuts,
-    }
+        found, hardware = self.found, self.pricer.hardware
+        shape = "x".join(str(size) for _, size in found.mesh.axes)
+        heading = f"{self.program.name}, on {devices_text(hardware.name, found.mesh.devices)}, mesh {shape}"
+        name = free_name(found.layout.name, self.others)
+        shown, left_out = _shown(attrs.evolve(found.layout, name=name))
+        declared = [
+            f"  {line}" for line in (mesh_text(found.mesh) + layout_text(shown, found.mesh)).splitlines()
+        ]
+        sends = ["sends"] if self.objective == "bytes" else []
+        heads = ["layout", "mesh", "a step", "computes", "communicates", *sends, "memory", "of the best"]
+        rows = [[*heads, "overlapping"], _row(name, found.mesh, self.price, self)]
+        if (plain := found.without_forms) is not None:
+            price = self.pricer.with_overlap(plain.mesh, plain.layout)
+            rows.append(_row("without forms", plain.mesh, price, self))
+        rows += [_row(name, self.others[name][0], each, self) for name, each in self.compared.items()]
+        notes = [
+            f"Memory is that of one device, which has {bytes_text(int(hardware.device.memory))}. {COMPARED[self.objective]}"
+            " In the last column, communication overlaps with independent computation."
+        ]
+        if self.is_recomputed:
+            notes.append(
+                f"note: this layout fits with `--memory {hardware.name}`, which computes values again"
+            )
+        if (reason := why_whole(self)) is not None:
+            notes.append(f"note: nothing is split: {reason}")
+        proof = f"{_proven(self)}{_loop_forms(self)}"
+        wrapped_notes = [line for note in notes for line in wrapped(note.split(), 2)]
+        return _report(
+            [heading, *declared, *left_out], proof, rows, 2, ["", *wrapped_notes, *hardware.caveat]
+        )
 
 
 def _without_forms(plain: Found, in_seconds: bool) -> dict[str, Any]:
@@ -145,57 +172,6 @@ COMPARED: Mapping[Objective, str] = {
     "bytes": "The search divides all work that can be divided, and counts the bytes of each use of a tensor; compiled programs "
     "share copies. Layouts are compared by the bytes that a device then sends.",
 }
-
-
-def _layout_report(result: LayoutSearchResult) -> str:
-    """Return the layout, the proof, and a table of the layouts to compare with."""
-    found, hardware = result.found, result.pricer.hardware
-    shape = "x".join(str(size) for _, size in found.mesh.axes)
-    heading = f"{result.program.name}, on {devices_text(hardware.name, found.mesh.devices)}, mesh {shape}"
-    name = free_name(found.layout.name, result.others)
-    shown, left_out = _shown(attrs.evolve(found.layout, name=name))
-    lines = [heading, *(f"  {line}" for line in _declarations(found.mesh, shown).splitlines()), *left_out]
-    sends = ["sends"] if result.objective == "bytes" else []
-    heads = ["layout", "mesh", "a step", "computes", "communicates", *sends, "memory", "of the best"]
-    rows = [[*heads, "overlapping"]]
-    rows.append(_row(name, found.mesh, result.price, result))
-    if (plain := found.without_forms) is not None:
-        price = result.pricer.with_overlap(plain.mesh, plain.layout)
-        rows.append(_row("without forms", plain.mesh, price, result))
-    for name, each in result.compared.items():
-        rows.append(_row(name, result.others[name][0], each, result))
-    room = bytes_text(int(hardware.device.memory))
-    note = f"""\
-Memory is that of one device, which has {room}. {COMPARED[result.objective]} In the last column, communication overlaps with
-independent computation."""
-    return "\n".join(
-        [
-            *lines,
-            "",
-            *wrapped(_proof(result).split(), 2),
-            "",
-            *aligned(rows, right=range(2, len(rows[0]))),
-            "",
-            *wrapped(note.split(), 2),
-            *_recomputed_note(result),
-            *_whole_note(result),
-            *hardware.caveat,
-        ]
-    )
-
-
-def _recomputed_note(result: LayoutSearchResult) -> list[str]:
-    if not result.is_recomputed:
-        return []
-    note = (
-        f"note: this layout fits with `--memory {result.pricer.hardware.name}`, which computes values again"
-    )
-    return wrapped(note.split(), 2)
-
-
-def _whole_note(result: LayoutSearchResult) -> list[str]:
-    reason = why_whole(result)
-    return [] if reason is None else wrapped(f"note: nothing is split: {reason}".split(), 2)
 
 
 def why_whole(result: LayoutSearchResult) -> str | None:
@@ -258,10 +234,6 @@ def _shown(layout: Layout) -> tuple[Layout, list[str]]:
     return attrs.evolve(layout, values=tuple(kept)), ["", f"  {rest if split else 'No equation is split.'}"]
 
 
-def _proof(result: LayoutSearchResult) -> str:
-    return f"{_proven(result)}{_loop_forms(result)}"
-
-
 def _loop_forms(result: LayoutSearchResult) -> str:
     """Return what sums after loops and unrolled loops save, or an empty text where the layout has neither."""
     found = result.found
@@ -283,7 +255,7 @@ def _proven(result: LayoutSearchResult) -> str:
         return f"The best of the pipelines that were compiled; nothing is proven about others. {tried}"
     if result.space == "forms":
         return f"{_of_forms(result, unit)} {tried}"
-    if result.cuts:
+    if found.cuts:
         return _cuts_text(result)
     if found.without_forms is not None or found.layout.forms.without_loop_forms.entries:
         ended = "Interrupted. " if found.is_interrupted else ""
@@ -344,9 +316,9 @@ def _proof_without_forms(result: LayoutSearchResult) -> str:
 def _cuts_text(result: LayoutSearchResult) -> str:
     """Return the bytes after each cut, and the distance to the fewest bytes of all tilings."""
     found = result.found
-    *most, last = map(_bytes, result.cuts)
+    *most, last = map(_bytes, found.cuts)
     after = (
-        f"{', '.join(most)} and {last} after the {len(result.cuts)} cuts" if most else f"{last} after the cut"
+        f"{', '.join(most)} and {last} after the {len(found.cuts)} cuts" if most else f"{last} after the cut"
     )
     all_send = f"All devices together send {after}."
     ended = "Interrupted. " if found.is_interrupted else ""
@@ -404,8 +376,12 @@ def _row(name: str, mesh: Mesh, price: Price, result: LayoutSearchResult) -> lis
     ]
 
 
-def _declarations(mesh: Mesh, layout: Layout) -> str:
-    return mesh_text(mesh) + layout_text(layout, mesh)
+def _report(
+    shown: Sequence[str], proof: str, rows: Sequence[Sequence[str]], left: int, notes: Sequence[str]
+) -> str:
+    """Return the result as text, with its proof, a table whose first `left` columns are text, and notes."""
+    table = aligned(rows, right=range(left, len(rows[0])))
+    return "\n".join([*shown, "", *wrapped(proof.split(), 2), "", *table, *notes])
 
 
 # Placements
@@ -429,60 +405,50 @@ class PlacementSearchResult:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record, whose layout is a placement."""
-        return _placement_record(self)
+        best = self.found.best
+        return {
+            "space": "soap",
+            "target": self.space.hardware.name,
+            "devices": self.space.devices,
+            "peak_figures": self.space.hardware.has_peak_figures,
+            "objective_seconds": best.seconds,
+            "lower_bound_seconds": self.found.lower_bound,
+            "optimal": self.found.is_optimal,
+            "locally_optimal": self.found.locally_optimal,
+            "strategies": self.space.strategies if self.space.strategies < LARGEST else None,
+            "restricted_to": self.space.kinds,
+            "evaluated": self.found.evaluated,
+            "search_seconds": round(self.seconds, 3),
+            "mesh": {},
+            "layout": self.text(),
+            "bytes_sent": best.sent,
+            "memory_per_device": int(best.memory.max()),
+            "history": [
+                {
+                    "search_seconds": each.seconds,
+                    "evaluated": each.evaluated,
+                    "objective_seconds": finite(each.cost),
+                }
+                for each in self.found.history
+            ],
+            "baselines": {name: finite(each.seconds) for name, each in self.found.baselines.items()},
+        }
 
     def report(self) -> str:
         """Return the placement, the proof, and a table of the placements to compare with."""
-        return _placement_report(self)
-
-
-def _placement_record(placed: PlacementSearchResult) -> dict[str, Any]:
-    best = placed.found.best
-    return {
-        "space": "soap",
-        "target": placed.space.hardware.name,
-        "devices": placed.space.devices,
-        "peak_figures": placed.space.hardware.has_peak_figures,
-        "objective_seconds": best.seconds,
-        "lower_bound_seconds": placed.found.lower_bound,
-        "optimal": placed.found.is_optimal,
-        "locally_optimal": placed.found.locally_optimal,
-        "strategies": placed.space.strategies if placed.space.strategies < LARGEST else None,
-        "restricted_to": placed.space.kinds,
-        "evaluated": placed.found.evaluated,
-        "search_seconds": round(placed.seconds, 3),
-        "mesh": {},
-        "layout": placed.text(),
-        "bytes_sent": best.sent,
-        "memory_per_device": int(best.memory.max()),
-        "history": [
-            {
-                "search_seconds": each.seconds,
-                "evaluated": each.evaluated,
-                "objective_seconds": finite(each.cost),
-            }
-            for each in placed.found.history
-        ],
-        "baselines": {name: finite(each.seconds) for name, each in placed.found.baselines.items()},
-    }
-
-
-def _placement_report(placed: PlacementSearchResult) -> str:
-    best, space = placed.found.best, placed.space
-    kinds = f", restricted to {space.kinds}" if space.kinds else ""
-    heading = f"{placed.model}, on {devices_text(space.hardware.name, space.devices)}{kinds}"
-    rows = [["placement", "a step", "sends", "memory", "of the best"]]
-    for name, each in {placed.name: best, **placed.found.baselines}.items():
-        size = f"{bytes_text(each.sent)}", bytes_text(int(each.memory.max()))
-        fits = each.seconds < inf
-        step, share = seconds_text(each.seconds), f"{over(each.seconds, best.seconds):.2f}"
-        rows.append([name, step if fits else "does not fit", *size, share if fits else ""])
-    shown = placed.text() if len(space.graph.operators) <= MOST_PLACED else ""
-    lines = [f"  {line}" for line in shown.splitlines()]
-    found = wrapped(_placement_proof(placed).split(), 2)
-    table = aligned(rows, right=range(1, 5))
-    note = ["", *space.hardware.caveat] if space.hardware.caveat else []
-    return "\n".join([heading, *lines, "", *found, "", *table, *note])
+        best, space = self.found.best, self.space
+        kinds = f", restricted to {space.kinds}" if space.kinds else ""
+        heading = f"{self.model}, on {devices_text(space.hardware.name, space.devices)}{kinds}"
+        rows = [["placement", "a step", "sends", "memory", "of the best"]]
+        for name, each in {self.name: best, **self.found.baselines}.items():
+            size = f"{bytes_text(each.sent)}", bytes_text(int(each.memory.max()))
+            fits = each.seconds < inf
+            step, share = seconds_text(each.seconds), f"{over(each.seconds, best.seconds):.2f}"
+            rows.append([name, step if fits else "does not fit", *size, share if fits else ""])
+        shown = self.text() if len(space.graph.operators) <= MOST_PLACED else ""
+        note = ["", *space.hardware.caveat] if space.hardware.caveat else []
+        lines = [f"  {line}" for line in shown.splitlines()]
+        return _report([heading, *lines], _placement_proof(self), rows, 1, note)
 
 
 def _placement_proof(placed: PlacementSearchResult) -> str:

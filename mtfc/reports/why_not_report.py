@@ -4,9 +4,8 @@ rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from math import isclose
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -18,17 +17,25 @@ from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import Found, value_of
 from mtfc.frontend.layouts.layout_text import rules_text
 from mtfc.placements.declarations import entry_text, placement_text
-from mtfc.reports.difference import ComparedLayout, difference_json, difference_report, signed
+from mtfc.reports.difference import (
+    ComparedFigure,
+    ComparedLayout,
+    ComparedLine,
+    difference_json,
+    difference_report,
+    line_record,
+    line_table,
+    total_rows,
+)
 from mtfc.reports.search_report import LayoutSearchResult, PlacementSearchResult, over
-from mtfc.reports.source_lines import Line, fitted, line_of, place_text, source_text
+from mtfc.reports.source_lines import Line, line_of
 from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, wrapped
 
 if TYPE_CHECKING:
+    from mtfc.placements.mcmc import PlacementResult
     from mtfc.placements.operators.operator_graph import Operator
     from mtfc.placements.operators.strategy import Configuration
-    from mtfc.placements.placed_step import Attribution
-    from mtfc.placements.placement_search import PlacementResult
     from mtfc.placements.simulator.evaluation import EvaluatedStrategy
 
 # Layouts
@@ -121,11 +128,14 @@ LEGEND = "Time is that of tasks on the longest path, memory that of the device w
 Change = tuple["Operator", "Configuration", "Configuration"]
 """An operator, and its configurations under both placements."""
 NAMES = ("found", "forced")
-TEXTS: Mapping[str, Callable[[Any], str]] = {"time": seconds_text, "sent": bytes_text, "memory": bytes_text}
-KEYS = {"time": "seconds", "sent": "bytes_sent", "memory": "memory_per_device"}
+FIGURES: Mapping[str, ComparedFigure] = {
+    "time": ComparedFigure("seconds", seconds_text),
+    "sent": ComparedFigure("bytes_sent", bytes_text),
+    "memory": ComparedFigure("memory_per_device", bytes_text),
+}
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(slots=False, eq=False)
 class PlacementDifference:
     """The best placement with the configurations of `--why-not`, and the best placement of all."""
 
@@ -134,48 +144,101 @@ class PlacementDifference:
     found: PlacementResult
 
     @property
-    def both(self) -> tuple[PlacementResult, PlacementResult]:
-        return self.best.found, self.found
+    def both(self) -> tuple[EvaluatedStrategy, EvaluatedStrategy]:
+        return self.best.found.best, self.found.best
 
-    def lines(self) -> dict[Line, list[Attribution]]:
-        """Return the figures under both placements by line of the file. An operator counts for the line of its last equation."""
+    @property
+    def own(self) -> str | None:
+        """The user's file."""
+        return source_file([self.best.space.graph.function])
+
+    @cached_property
+    def changed(self) -> dict[Line, list[Change]]:
+        """The operators whose configurations differ, by line."""
+        found = dict[Line, list[Change]]()
+        strategies = (each.strategy for each in self.both)
+        for operator, one, other in zip(self.best.space.graph.operators, *strategies, strict=True):
+            if one != other:
+                found.setdefault(_line(operator, self.own), []).append((operator, one, other))
+        return found
+
+    @cached_property
+    def lines(self) -> list[ComparedLine]:
+        """The figures under both placements by line of the file. An operator counts for the line of its last equation."""
         from mtfc.placements.placed_step import Attribution, attributions
 
-        graph, tasks = self.best.space.graph, self.best.space.evaluator.tasks
-        file = source_file([graph.function])
-        at = [_line(operator, file) for operator in graph.operators]
-        found: dict[Line, list[Attribution]] = {}
-        for which, result in enumerate(self.both):
-            for operator, blame in attributions(tasks, result.best).items():
-                line = found.setdefault(
-                    line_of(None) if operator is None else at[operator], [Attribution(), Attribution()]
-                )
-                line[which] += blame
-        return dict(sorted(found.items()))
+        space, blamed = self.best.space, dict[Line, list[Attribution]]()
+        for which, strategy in enumerate(self.both):
+            for number, blame in attributions(space.evaluator.tasks, strategy).items():
+                line = line_of(None) if number is None else _line(space.graph.operators[number], self.own)
+                blamed.setdefault(line, [Attribution(), Attribution()])[which] += blame
+        return [
+            ComparedLine(
+                line,
+                {name: (getattr(one, name), getattr(other, name)) for name in FIGURES},
+                one != other or line in self.changed,
+                [*_placements(self.changed.get(line, ()))],
+            )
+            for line, (one, other) in sorted(blamed.items())
+        ]
 
-    def changed(self) -> dict[Line, list[Change]]:
-        """Return the operators whose configurations differ, by line."""
-        graph = self.best.space.graph
-        file, found = source_file([graph.function]), dict[Line, list[Change]]()
-        for operator, one, other in zip(
-            graph.operators, *(each.best.strategy for each in self.both), strict=True
-        ):
-            if one != other:
-                found.setdefault(_line(operator, file), []).append((operator, one, other))
-        return found
+    @property
+    def figures(self) -> dict[str, tuple[float, float]]:
+        """The figures of the whole step under both placements."""
+        one, other = self.both
+        memory = int(one.memory.max()), int(other.memory.max())
+        return {"time": (one.seconds, other.seconds), "sent": (one.sent, other.sent), "memory": memory}
 
     @property
     def files(self) -> set[str]:
         """The files whose lines the report shows."""
-        return {file for file, _ in self.lines()} - {""}
+        return {each.line[0] for each in self.lines} - {""}
 
     def record(self) -> dict[str, Any]:
         """Return the best placement with the configurations, and the difference: figures in pairs, by line of the file."""
-        return _placement_record(self)
+        best, space = self.found.best, self.best.space
+        keys = {name: each.key for name, each in FIGURES.items()}
+        operators = {line: [each.name for each, *_ in changed] for line, changed in self.changed.items()}
+        return {
+            "rules": self.rules,
+            "layout": placement_text(NAMES[1], space.devices, space.graph, best.strategy),
+            "optimal": self.found.is_optimal,
+            "locally_optimal": self.found.locally_optimal,
+            "objective_seconds": best.seconds,
+            "bytes_sent": best.sent,
+            "memory_per_device": self.figures["memory"][1],
+            "difference": {
+                "model": self.best.model,
+                "layouts": list(NAMES),
+                **{keys[name]: list(pair) for name, pair in self.figures.items()},
+                "lines": [
+                    {**line_record(each, keys), "operators": operators.get(each.line, [])}
+                    for each in self.lines
+                ],
+            },
+        }
 
     def report(self, texts: Mapping[str, str]) -> str:
         """Return the cost of the configurations, and the lines whose costs differ."""
-        return _placement_report(self, texts)
+        (one, other), space = self.both, self.best.space
+        known = "the best placement with it" + ("" if self.found.is_optimal else " that was found")
+        held = bytes_text(int(other.memory.max()))
+        takes = f"{seconds_text(other.seconds)}, sends {bytes_text(other.sent)} and holds {held}"
+        more = over(other.seconds, one.seconds) - 1
+        unit = "training step" if space.graph.loss is not None else "forward pass"
+        where = f"one {unit} on {space.devices} devices: from placement {NAMES[0]} to placement {NAMES[1]}"
+        return "\n".join(
+            [
+                f"Why not {{ {self.rules} }}: {known} takes {takes}, which is {more:+.1%}.",
+                "",
+                f"{self.best.model}, {where}",
+                *aligned([["", *NAMES, "difference"], *total_rows(self.figures, FIGURES)], right=range(1, 4)),
+                "",
+                *line_table(self.lines, FIGURES, self.own, texts),
+                "",
+                f"  {LEGEND}\n",
+            ]
+        )
 
 
 def _line(operator: Operator, file: str | None) -> Line:
@@ -185,62 +248,6 @@ def _line(operator: Operator, file: str | None) -> Line:
     return line_of(span.inside(file) if span else None)
 
 
-def _placement_report(each: PlacementDifference, texts: Mapping[str, str]) -> str:
-    one, other = (result.best for result in each.both)
-    known = (
-        "the best placement with it" if each.found.is_optimal else "the best placement with it that was found"
-    )
-    takes = f"{seconds_text(other.seconds)}, sends {bytes_text(other.sent)} and holds {bytes_text(_memory(other))}"
-    more = over(other.seconds, one.seconds) - 1
-    lines = [f"Why not {{ {each.rules} }}: {known} takes {takes}, which is {more:+.1%}.", *_totals(each), ""]
-    return "\n".join([*lines, *_rows(each, texts), "", f"  {LEGEND}"]) + "\n"
-
-
-def _memory(found: EvaluatedStrategy) -> int:
-    return int(found.memory.max())
-
-
-def _totals(each: PlacementDifference) -> list[str]:
-    space = each.best.space
-    unit = "training step" if space.graph.loss is not None else "forward pass"
-    where = f"one {unit} on {space.devices} devices: from placement {NAMES[0]} to placement {NAMES[1]}"
-    rows = [["", *NAMES, "difference"]]
-    for name, (one, other) in _figures(each).items():
-        text = TEXTS[name]
-        rows.append([name, text(one), text(other), signed(other - one, text)])
-    return ["", f"{each.best.model}, {where}", *aligned(rows, right=range(1, 4))]
-
-
-def _figures(each: PlacementDifference) -> dict[str, tuple[float, float]]:
-    """Return the figures of the whole step under both placements."""
-    one, other = (result.best for result in each.both)
-    return {
-        "time": (one.seconds, other.seconds),
-        "sent": (one.sent, other.sent),
-        "memory": (_memory(one), _memory(other)),
-    }
-
-
-def _rows(each: PlacementDifference, sources: Mapping[str, str]) -> list[str]:
-    """Return the lines that differ, each with operators whose placement differs, and the sums."""
-    lines, changed, own = each.lines(), each.changed(), source_file([each.best.space.graph.function])
-    texts = {file: text.splitlines() for file, text in sources.items()}
-    rows = [["line", "source", *TEXTS]]
-    for line, (one, other) in lines.items():
-        if one != other or line in changed:
-            rows.append([place_text(line, own), source_text(line, texts), *_changes(one, other)])
-            rows += [["", f"  {text}", "", "", ""] for text in _placements(changed.get(line, ()))]
-    from mtfc.placements.placed_step import Attribution
-
-    one, other = (sum(blames, Attribution()) for blames in zip(*lines.values(), strict=True))
-    return fitted([*rows, ["all", "", *_changes(one, other)]])
-
-
-def _changes(one: Attribution, other: Attribution) -> list[str]:
-    pairs = ((text, getattr(one, name), getattr(other, name)) for name, text in TEXTS.items())
-    return ["" if isclose(a, b) else signed(b - a, text) for text, a, b in pairs]
-
-
 def _placements(changed: Sequence[Change]) -> Iterator[str]:
     """Yield the configurations of the first few operators under both placements."""
     for operator, one, other in changed[:MOST_SHOWN]:
@@ -248,31 +255,3 @@ def _placements(changed: Sequence[Change]) -> Iterator[str]:
         yield f"{NAMES[1]}: {entry_text(operator, other)}"
     if len(changed) > MOST_SHOWN:
         yield f"and {len(changed) - MOST_SHOWN} more operators"
-
-
-def _placement_record(each: PlacementDifference) -> dict[str, Any]:
-    best, space = each.found.best, each.best.space
-    changed = each.changed()
-    return {
-        "rules": each.rules,
-        "layout": placement_text(NAMES[1], space.devices, space.graph, best.strategy),
-        "optimal": each.found.is_optimal,
-        "locally_optimal": each.found.locally_optimal,
-        "objective_seconds": best.seconds,
-        "bytes_sent": best.sent,
-        "memory_per_device": _memory(best),
-        "difference": {
-            "model": each.best.model,
-            "layouts": list(NAMES),
-            **{KEYS[name]: list(pair) for name, pair in _figures(each).items()},
-            "lines": [
-                {
-                    "file": line[0],
-                    "line": line[1],
-                    **{KEYS[name]: [getattr(blame, name) for blame in pair] for name in TEXTS},
-                    "operators": [operator.name for operator, *_ in changed.get(line, ())],
-                }
-                for line, pair in each.lines().items()
-            ],
-        },
-    }

@@ -40,7 +40,7 @@ def test_wrong_rules_are_reported_before_the_search(
     def begins(*arguments: Any) -> None:
         raise AssertionError("the search has begun")
 
-    monkeypatch.setattr(layouts, "finder_and_others", begins)
+    monkeypatch.setattr(layouts, "finder_of", begins)
     monkeypatch.setattr(placements, "placement_space", begins)
     run = mtfc(*ON_4, "--space", space, "--why-not", rules)
     assert message in run.err

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from hypothesis import strategies as st
 
+from mtfc.compiler.cost.effects.memory import memory_of
+from mtfc.compiler.cost.effects.roofline import computation_of
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.model import EFFECTS
-from mtfc.compiler.cost.serial_time import seconds_of
+from mtfc.compiler.cost.serial_time import communication_of, seconds_of
+from mtfc.compiler.cost.sizes import Numbers, whole
 from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import LayoutSpace, Rows, layout_of, space_of
@@ -21,7 +24,7 @@ from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import HasSource, load
 from tests.properties.campaign import holds_for
-from tests.search.layout_bounds import NODES, SLOW_CORES, SLOW_LINKS, SLOW_TPU
+from tests.search.layout_bounds import NODES, SLOW_CORES, SLOW_LINKS, SLOW_TPU, effects_of
 
 PROGRAMS = 40
 """Programs of each kind; `make fuzz` tries more."""
@@ -33,7 +36,15 @@ MACHINES: Mapping[str, Hardware] = {
     **{machine.name: machine for machine in (NODES, SLOW_CORES, SLOW_LINKS, SLOW_TPU)},
 }
 
-COMMUNICATION = ("pending sums", "data movement", "stored parameters", "halos")
+REORDERING = ("all_gather", "all_to_all", "permute")
+
+COMMUNICATION: Mapping[str, Sequence[str]] = {
+    "pending sums": ("all_reduce", "all_gather", "reduce_scatter"),
+    "data movement": REORDERING,
+    "stored parameters": REORDERING,
+    "halos": ("permute",),
+}
+"""The kinds of collectives whose seconds belong to each effect."""
 
 Case = tuple[HasSource, str, int]
 
@@ -70,9 +81,9 @@ def check_effects(source: str, hardware: Hardware, seed: int) -> None:
     bound, beside = (LayoutBound(space, step, mesh, hardware, overlaps) for overlaps in (False, True))
     placed, price = pricer.lowered(mesh, layout), pricer.with_overlap(mesh, layout)
     columns = frozenset(range(len(space.columns)))
-    effects = {name: float(least[0]) for name, least in bound.effects(bound.known(row, columns)).items()}
-    for name, least in effects.items():
-        assert least <= EFFECTS[name].exact(placed, mesh, hardware) * ROUNDING, (name, layout)
+    effects = {name: float(least[0]) for name, least in effects_of(bound, bound.known(row, columns)).items()}
+    for name, exact in exact_effects(placed, mesh, hardware).items():
+        assert effects[name] <= exact * ROUNDING, (name, layout)
     _, communication = seconds_of(placed, Topology.of(mesh, hardware), hardware.device)
     assert sum(effects[name] for name in COMMUNICATION) <= communication * ROUNDING, layout
     for decided in (columns, *some_columns(space, random)):
@@ -83,6 +94,16 @@ def check_effects(source: str, hardware: Hardware, seed: int) -> None:
         assert beside.seconds(known, is_open)[0] <= price.overlapping * ROUNDING, (layout, decided)
         assert bound.flops(known)[0] <= price.compute * ROUNDING, (layout, decided)
         assert bound.memory(known)[0] <= price.memory, (layout, decided)
+
+
+def exact_effects(placed: Function, mesh: Mesh, hardware: Hardware) -> Mapping[str, float]:
+    """Return the exact cost of each effect: seconds, and bytes of memory."""
+    topology = Topology.of(mesh, hardware)
+    return {
+        "kernels": computation_of(placed, mesh, hardware.device),
+        **{name: communication_of(placed, topology, kinds) for name, kinds in COMMUNICATION.items()},
+        "memory": whole(memory_of(placed, mesh, Numbers(mesh)).total),
+    }
 
 
 def random_row(space: LayoutSpace, mesh: Mesh, random: np.random.Generator) -> Rows:

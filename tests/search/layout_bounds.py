@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 
 from mtfc.compiler.cost.hardware import Device, DotShares, Hardware, Link, Rate, Scratchpad
-from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.cost.tables.collective_tables import Seconds
+from mtfc.compiler.ir.core import Function, Program
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.search.found import Found, Objective, Pricing, Progress, silent
+from mtfc.compiler.search.global_layouts.effect_bounds import EffectBounds, MaskRange
+from mtfc.compiler.search.global_layouts.global_search import GlobalSpace
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import LayoutSpace, Rows, layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
@@ -131,3 +137,39 @@ def _only(rows: Rows, decided: Iterable[int]) -> Rows:
     found = np.zeros_like(rows)
     found[:, list(decided)] = rows[:, list(decided)]
     return found
+
+
+def search(
+    step: Function,
+    forward: Function,
+    meshes: Sequence[Mesh],
+    hardware: Hardware,
+    pricing: Pricing,
+    until: float,
+    objective: Objective = "time",
+    known: Iterable[tuple[Mesh, Layout]] = (),
+    progress: Progress = silent,
+    **others: Any,
+) -> Found:
+    """Return the best layout of a `GlobalSpace`. others: further fields of the space."""
+    space = GlobalSpace(step, forward, meshes, hardware, objective, **others)
+    return space.best(pricing, until, known, progress)
+
+
+def effects_of(bound: LayoutBound, known: MaskRange) -> Mapping[str, Seconds]:
+    """Return the bound of each effect for layouts whose columns are all decided."""
+    found: dict[str, Seconds] = defaultdict(lambda: np.zeros(len(known.low)))
+    for own, rows in bound._regimes(known):
+        for facts, some in own._by_facts(known.where(rows)):
+            each = EffectBounds(own, known.where(rows[some]))
+            sent, joined = each.halos()
+            effects = {
+                "kernels": each.total(facts.kernels) + joined,
+                "pending sums": own._sums(facts).seconds(each, storage_is_open=False, with_kernels=False),
+                "data movement": each.moved(facts.moved),
+                "stored parameters": each.stored(facts.stored),
+                "halos": sent,
+            }
+            for name, seconds in effects.items():
+                found[name][rows[some]] = seconds
+    return {**found, "memory": bound.memory(known)}

@@ -18,7 +18,7 @@ from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
 from mtfc.driver.jax_functions.plan import machine
 from tests.jax_functions.models import array
-from tests.search.layout_bounds import SLOW_LINKS, check_rows
+from tests.search.layout_bounds import SLOW_LINKS, check_rows, effects_of
 
 BATCH, LENGTH, HEADS, SIZE = 4, 1024, 4, 8
 MESH = Mesh("mesh", (("x", 4), ("y", 2)))
@@ -79,7 +79,7 @@ def test_keys_travel_and_a_ring_keeps_more_than_half_of_the_arithmetic() -> None
         bound = LayoutBound(space, facts, MESH, pricer.hardware)
         row = np.zeros((1, len(space.columns)), np.uint8)
         row[0, space.number["length"]] = 2
-        effects = bound.effects(bound.exactly(row))
+        effects = effects_of(bound, bound.exactly(row))
         assert effects["data movement"][0] > 0
         found.append(effects["kernels"][0])
     assert found[0] < found[1]

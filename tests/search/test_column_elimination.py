@@ -13,7 +13,6 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.search.global_layouts import column_elimination
 from mtfc.compiler.search.global_layouts.column_elimination import ColumnElimination, ColumnEliminations
-from mtfc.compiler.search.global_layouts.global_search import search
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import LayoutSpace, layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
@@ -24,7 +23,16 @@ from tests.generators.programs import programs
 from tests.generators.scope import Options
 from tests.harness import AMPLE, HasSource, load
 from tests.properties.campaign import holds_for
-from tests.search.layout_bounds import NODES, SLOW_CORES, SLOW_LINKS, SLOW_TPU, TORUS, example, layouts
+from tests.search.layout_bounds import (
+    NODES,
+    SLOW_CORES,
+    SLOW_LINKS,
+    SLOW_TPU,
+    TORUS,
+    example,
+    layouts,
+    search,
+)
 
 SPATIAL = programs(Options(spatial=True, statements=5, layouts=1))
 

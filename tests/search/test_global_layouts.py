@@ -19,7 +19,7 @@ from mtfc.compiler.passes.partition.combine_collectives import CombineCollective
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import Objective, Price, value_of
 from mtfc.compiler.search.global_layouts.effect_bounds import MaskRange
-from mtfc.compiler.search.global_layouts.global_search import Branching, search
+from mtfc.compiler.search.global_layouts.global_search import Branching
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
@@ -42,6 +42,7 @@ from tests.search.layout_bounds import (
     check_rows,
     example,
     layouts,
+    search,
 )
 
 SPATIAL = programs(Options(spatial=True, statements=5, layouts=1))

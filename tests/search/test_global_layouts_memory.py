@@ -10,12 +10,11 @@ import pytest
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.search.found import Objective, Price
-from mtfc.compiler.search.global_layouts.global_search import search
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.hardware_targets import find_hardware
 from tests.harness import AMPLE, load
 from tests.properties.test_memory_bounds import check_memory
-from tests.search.layout_bounds import SLOW_CORES, SLOW_LINKS, TORUS, check_bounds
+from tests.search.layout_bounds import SLOW_CORES, SLOW_LINKS, TORUS, check_bounds, search
 from tests.search.test_global_layouts_exhaustive import PERCEPTRON
 
 WHERE = """\

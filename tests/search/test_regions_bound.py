@@ -15,7 +15,7 @@ from mtfc.compiler.passes.partition.split_regions import SplitRegions
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipelines import layout_assignment
 from mtfc.compiler.search import pricer as pricing
-from mtfc.compiler.search.global_layouts.global_search import ROUNDING, bound_with_regions
+from mtfc.compiler.search.global_layouts.global_search import ROUNDING, GlobalSpace
 from mtfc.compiler.search.global_layouts.layout_bound import RegionsBound
 from mtfc.compiler.search.global_layouts.layout_space import layout_of, space_of
 from mtfc.compiler.search.global_layouts.step_facts import StepFacts
@@ -83,5 +83,5 @@ def test_no_layout_with_regions_is_below_its_bound(
             least = min(least, price.seconds)
     assert changed
     until = monotonic() + AMPLE
-    found = bound_with_regions(pricer.undistributed(), forward, shapes, hardware, until, "time", inf)
+    found = GlobalSpace(pricer.undistributed(), forward, shapes, hardware).bound_with_regions(until, inf)
     assert 0 < found <= least

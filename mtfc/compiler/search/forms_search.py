@@ -24,7 +24,7 @@ from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Function, walk
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import GROUPS, MOST_FLOPS_PER_BYTE, REGIONS, Forms, Layout, Mesh, Rules
-from mtfc.compiler.search.found import Found, Objective, Price, Pricing, value_of
+from mtfc.compiler.search.found import Found, Objective, Price, PricedLayouts, Pricing, room_on, value_of
 
 CANDIDATES = 3
 """Most layouts whose forms are priced."""
@@ -114,31 +114,23 @@ class FormsSearch:
             return found
         own = (found.mesh, found.layout)
         others = [each for each in self._ranked() if _is_other(*each, found)]
-        limit = (1 - LEAST) * found.objective
-        best, evaluated, is_interrupted = self._best([own, *others[: CANDIDATES - 1]], limit)
-        evaluated += found.evaluated
-        if best is None:
-            return attrs.evolve(found, evaluated=evaluated, is_interrupted=is_interrupted)
-        mesh, layout, value = best
-        layout = attrs.evolve(layout, name=found.layout.name)
-        return Found(mesh, layout, value, 0.0, evaluated, is_interrupted, without_forms=found)
+        tried = self._tried([own, *others[: CANDIDATES - 1]], (1 - LEAST) * found.objective, found.evaluated)
+        if tried.best is None:
+            return attrs.evolve(found, evaluated=tried.evaluated, is_interrupted=tried.is_interrupted)
+        return tried.found(without_forms=found)
 
     def fitting(self) -> Found | None:
         """Return the best layout that fits into the memory with forms, where none was found that fits without."""
         ranked = sorted(self.prices, key=lambda each: self.prices[each].tiled)
-        best, evaluated, is_interrupted = self._best(ranked[:CANDIDATES], inf)
-        if best is None:
-            return None
-        mesh, layout, value = best
-        layout = attrs.evolve(layout, name="found")
-        return Found(mesh, layout, value, 0.0, len(self.prices) + evaluated, is_interrupted)
+        tried = self._tried(ranked[:CANDIDATES], inf, len(self.prices))
+        return None if tried.best is None else tried.found()
 
     def runner_up(self, found: Found) -> tuple[Mesh, Layout] | None:
         """Return the best of the priced layouts that fit and split something else than the found layout; None without any."""
         best = found.mesh, _splits(found.layout)
         for mesh, layout in self._ranked():
             forms, splits = layout.forms, _splits(layout)
-            if (mesh, splits) != best and self._fits(self.prices[mesh, layout]):
+            if (mesh, splits) != best and self.prices[mesh, layout].tiled <= self._room:
                 return mesh, attrs.evolve(splits, forms=forms)
         return None
 
@@ -146,20 +138,13 @@ class FormsSearch:
         """Return the priced layouts, the best first, also those that do not fit."""
         return sorted(self.prices, key=lambda each: value_of(self.prices[each], self.objective))
 
-    def _best(
-        self, candidates: Sequence[tuple[Mesh, Layout]], limit: float
-    ) -> tuple[tuple[Mesh, Layout, float] | None, int, bool]:
-        """Return the best layout with forms below a limit, if any, the number of priced ones, and True after an interrupt."""
-        best, evaluated = None, 0
-        try:
-            for mesh, chosen in self._candidates(candidates, is_needed=limit == inf):
-                price, evaluated = self.pricing(mesh, chosen), evaluated + 1
-                value = value_of(price, self.objective)
-                if self._fits(price) and value < limit:
-                    best, limit = (mesh, chosen, value), value
-        except KeyboardInterrupt:
-            return best, evaluated, True
-        return best, evaluated, False
+    def _tried(
+        self, candidates: Sequence[tuple[Mesh, Layout]], limit: float, evaluated: int
+    ) -> PricedLayouts:
+        """Price the forms of layouts, and keep the best one below a limit. evaluated: layouts that were priced before."""
+        tried = PricedLayouts(self.pricing, self.objective, self._room, limit=limit, evaluated=evaluated)
+        tried.offer_all(self._candidates(candidates, is_needed=limit == inf))
+        return tried
 
     def _candidates(
         self, without: Sequence[tuple[Mesh, Layout]], is_needed: bool
@@ -175,8 +160,9 @@ class FormsSearch:
                     return
                 yield mesh, attrs.evolve(layout, forms=forms)
 
-    def _fits(self, price: Price) -> bool:
-        return self.objective == "memory" or price.tiled <= self.hardware.device.memory
+    @property
+    def _room(self) -> float:
+        return room_on(self.hardware, self.objective)
 
 
 def _is_other(mesh: Mesh, layout: Layout, found: Found) -> bool:

@@ -1,14 +1,18 @@
-"""The result of every search: the best layout that was found, its price, and a lower bound for all others."""
+"""The common parts of searches: prices, the best layout so far, and the result, which has a lower bound for all other layouts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
+from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
+
+if TYPE_CHECKING:
+    from mtfc.compiler.cost.hardware import Hardware
 
 
 @attrs.frozen
@@ -69,6 +73,7 @@ class Found:
     refuted: a layout whose price is below its bound. That is an error of the cost model, and nothing is proven then.
     without_forms: for a layout with forms, the result of the search for layouts without, which has the bound for these.
     runner_up: the next best of the layouts that were priced with forms, which splits something else; None if none fits.
+    cuts: bytes that all devices send together after each cut, for a tiling by k-cuts.
     """
 
     mesh: Mesh
@@ -80,10 +85,65 @@ class Found:
     refuted: Layout | None = None
     without_forms: Found | None = None
     runner_up: tuple[Mesh, Layout] | None = None
+    cuts: tuple[float, ...] = ()
 
     @property
     def is_optimal(self) -> bool:
         return self.refuted is None and self.objective <= self.lower_bound
+
+
+@attrs.define
+class PricedLayouts:
+    """Prices the layouts that a search tries, and keeps the best one of at most `room` bytes.
+
+    limit: the value that a layout must be below. least_memory: the fewest bytes of all layouts that were tried.
+    """
+
+    pricing: Pricing
+    objective: Objective
+    room: float
+    progress: Progress = silent
+    limit: float = inf
+    best: tuple[Mesh, Layout] | None = None
+    least_memory: int | None = None
+    evaluated: int = 0
+    is_interrupted: bool = False
+
+    def offer(self, mesh: Mesh, layout: Layout) -> Price:
+        """Compile a layout, and keep it if it is the best so far."""
+        price = self.pricing(mesh, layout)
+        self.evaluated += 1
+        self.least_memory = min(price.tiled, self.least_memory or price.tiled)
+        if price.tiled <= self.room and value_of(price, self.objective) < self.limit:
+            self.best, self.limit = (mesh, layout), value_of(price, self.objective)
+        return price
+
+    def offer_all(self, layouts: Iterable[tuple[Mesh, Layout]]) -> None:
+        """Offer layouts until `KeyboardInterrupt`."""
+        try:
+            for mesh, layout in layouts:
+                self.offer(mesh, layout)
+        except KeyboardInterrupt:
+            self.is_interrupted = True
+
+    def found(self, lower_bound: float = 0.0, **others: Any) -> Found:
+        """Return the best layout under the name `found`. Raises `KeyboardInterrupt` if an interrupt came before any."""
+        if self.best is None:
+            raise KeyboardInterrupt
+        mesh, layout = self.best
+        layout = attrs.evolve(layout, name="found")
+        return Found(mesh, layout, self.limit, lower_bound, self.evaluated, self.is_interrupted, **others)
+
+
+def room_on(hardware: Hardware, objective: Objective) -> float:
+    """Return the bytes that a layout may need: no limit where the least memory is searched."""
+    return hardware.device.memory if objective != "memory" else inf
+
+
+def memory_text(room: float, least: float | None) -> str:
+    """Return the memory of a device, and the least that a search has seen, if any."""
+    needs = "" if least is None else f", and the least that was seen is {bytes_text(int(least))}"
+    return f"a device has {bytes_text(int(room))}{needs}"
 
 
 class NothingFits(Exception):

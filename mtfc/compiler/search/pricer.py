@@ -129,29 +129,6 @@ MANY_EQUATIONS = 2000
 """Shorter programs are priced as a whole."""
 
 
-def layers_of(pricer: LayoutPricer) -> RepeatedLayers | None:
-    """Return the repeated layers of a long program, or None for other programs."""
-    (function,) = pricer.program.functions
-    return RepeatedLayers.of(function) if len(function.body) >= MANY_EQUATIONS else None
-
-
-def with_layers(pricer: LayoutPricer, layers: RepeatedLayers, kept: int) -> LayoutPricer | None:
-    """Return the pricer of a program with fewer layers, which computes nothing again, or None if that is no program."""
-    program = shortened_program(pricer.program, layers, kept)
-    return None if program is None else LayoutPricer(program, pricer.hardware)
-
-
-def short_steps(
-    pricer: LayoutPricer, layers: RepeatedLayers | None
-) -> tuple[tuple[Function, ...], int] | None:
-    """Return the undistributed functions of programs with the first layers, for `RepeatedFacts`, and the number of all layers."""
-    if layers is None:
-        return None
-    found = [with_layers(pricer, layers, kept) for kept in SHORT]
-    functions = tuple(each.undistributed() for each in found if each is not None)
-    return (functions, layers.number) if len(functions) == len(found) else None
-
-
 @attrs.frozen
 class LayersPricer:
     """Prices a model with repeated layers by two programs with fewer: see `repeated_layers.py`.
@@ -165,16 +142,6 @@ class LayersPricer:
     longer: LayoutPricer
     number: int
     recomputing: LayoutPricer | None = None
-
-    @classmethod
-    def of(cls, pricer: LayoutPricer, layers: RepeatedLayers | None) -> LayersPricer | None:
-        """Return the pricer of a program with repeated layers, or None if it has none."""
-        if layers is None:
-            return None
-        shorter, longer = (with_layers(pricer, layers, kept) for kept in (0, 1))
-        if shorter is None or longer is None:
-            return None
-        return cls(shorter, longer, layers.number, pricer if pricer.recomputes else None)
 
     @property
     def share(self) -> float:
@@ -212,9 +179,22 @@ class LayersPricer:
 
 
 def of_layers(pricer: LayoutPricer) -> tuple[LayersPricer | None, tuple[tuple[Function, ...], int] | None]:
-    """Return what prices and what bounds a program with repeated layers: a pricer, and short steps. None where there is none."""
-    layers = layers_of(pricer)
-    return LayersPricer.of(pricer, layers), short_steps(pricer, layers)
+    """Return what prices and what bounds a long program with repeated layers; None where it has none.
+
+    These are a pricer; and, for `RepeatedFacts`, undistributed functions with the first layers, and the number of all layers.
+    """
+    (function,) = pricer.program.functions
+    layers = RepeatedLayers.of(function) if len(function.body) >= MANY_EQUATIONS else None
+    if layers is None:
+        return None, None
+    programs = [shortened_program(pricer.program, layers, kept) for kept in (0, *SHORT)]
+    found = [None if each is None else LayoutPricer(each, pricer.hardware) for each in programs]
+    shorter, longer, *_ = found
+    pricing = None
+    if shorter is not None and longer is not None:
+        pricing = LayersPricer(shorter, longer, layers.number, pricer if pricer.recomputes else None)
+    steps = tuple(each.undistributed() for each in found[1:] if each is not None)
+    return pricing, (steps, layers.number) if len(steps) == len(SHORT) else None
 
 
 def _extrapolated(a: Price, b: Price, number: int) -> Price:

@@ -8,7 +8,7 @@ import attrs
 
 from mtfc.compiler.ir.loops import looped_dims
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules
-from mtfc.compiler.search.global_layouts.global_search import search
+from mtfc.compiler.search.global_layouts.global_search import GlobalSpace
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.driver.loading.selection import Selection
 
@@ -55,16 +55,14 @@ def _model_parallel(
     """
     now = monotonic()
     device = attrs.evolve(pricer.hardware.device, memory=float("inf"))
-    found = search(
+    space = GlobalSpace(
         pricer.undistributed(),
         selection.program.function("forward"),
         [line],
         attrs.evolve(pricer.hardware, device=device),
-        pricer,
-        now + min(SECONDS, SHARE * (until - now)),
-        known=[(line, Layout("none"))],
         fixed=Rules(tuple((dim.name, ()) for dim in whole)),
     )
+    found = space.best(pricer, now + min(SECONDS, SHARE * (until - now)), [(line, Layout("none"))])
     if found.is_interrupted:
         raise KeyboardInterrupt
     if not found.layout.rules.axes:

@@ -12,56 +12,24 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import combinations
 from time import monotonic
-from typing import Any
 
 import attrs
 
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.core import Program, walk
-from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Rules
-from mtfc.compiler.search.found import NothingFits
-from mtfc.driver.errors import UsageError
+from mtfc.compiler.search.found import NothingFits, memory_text
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import choose
-from mtfc.driver.loading.sources import known_as
-from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
-from mtfc.driver.searching.written import declared_name, resized
+from mtfc.driver.searching.space import SearchAnswer, SearchTask
+from mtfc.driver.searching.written import declared_name
 from mtfc.frontend.layouts.layout_text import PartText, multi_mesh_text
 from mtfc.meshes.mesh_labels import MeshPart, part_at, rest_of
 from mtfc.meshes.multi_mesh_step import MultiMeshStep, multi_mesh_step
 from mtfc.meshes.part_programs import part_programs
 from mtfc.reports.meshes_report import Ending, MultiMeshSearchResult
-
-
-@attrs.frozen
-class MultiMeshAnswer:
-    """The best layout of several meshes that a search found."""
-
-    task: SearchTask
-    result: MultiMeshSearchResult
-    text: str
-
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record."""
-        return self.result.record()
-
-    def report(self) -> str:
-        """Return the layout, and its step beside that of the declared one."""
-        return self.result.report()
-
-    def written(self) -> str:
-        """Return the text of the file with the found layout at its end."""
-        return self.text
-
-    def exported(self) -> str:
-        """Raise `UsageError`: the solver searches one mesh."""
-        raise UsageError("--export takes --space tiling")
-
-    def why_not(self) -> WhyNotAnswer | None:
-        return None
 
 
 @attrs.frozen
@@ -234,16 +202,16 @@ class MultiMeshSearch:
         self.cases.setdefault(candidate.names, case)
         return multi_mesh_step(case.program(found.program), self.task.hardware)
 
+    def parts(self, candidate: Candidate) -> list[PartText]:
+        """Return the mesh, the rules and the names of each part."""
+        every = zip(self.case.declared.parts, candidate.rules, candidate.names, strict=True)
+        return [PartText(names, part.mesh, layout) for part, layout, names in every]
+
     def text(self, candidate: Candidate) -> tuple[str, str]:
         """Return the name of a candidate's layout, and the text of the file with it."""
-        options, declared = self.task.options, self.case.declared
-        text = resized(self.task.sources.texts[known_as(options.file)], options.choice.dims)
+        text, declared = self.task.text, self.case.declared
         name = declared_name(text, "found")
-        parts = [
-            PartText(names, part.mesh, layout)
-            for part, layout, names in zip(declared.parts, candidate.rules, candidate.names, strict=True)
-        ]
-        parts.sort(key=lambda each: bool(each.names))
+        parts = sorted(self.parts(candidate), key=lambda each: bool(each.names))
         written = multi_mesh_text(name, declared.models, parts)
         between = "\n" if text.endswith("\n") else "\n\n"
         return name, f"{text}{between}{written}"
@@ -276,16 +244,11 @@ def search_multi_mesh(task: SearchTask) -> SearchAnswer:
     assert declared is not None, "the declared layout is legal"
     if step is None or memory_of(step) > task.hardware.device.memory:
         least = min(memory_of(each) for each in found.prices.values() if each is not None)
-        room = bytes_text(int(task.hardware.device.memory))
-        raise NothingFits(
-            f"no layout was found that fits: a device has {room}, and the least that was seen is {bytes_text(least)}"
-        )
+        raise NothingFits(f"no layout was found that fits: {memory_text(task.hardware.device.memory, least)}")
     name, text = found.text(best)
     result = MultiMeshSearchResult(
         name,
-        tuple(part.mesh for part in case.declared.parts),
-        best.rules,
-        best.names,
+        found.parts(best),
         step,
         case.name,
         declared,
@@ -294,4 +257,4 @@ def search_multi_mesh(task: SearchTask) -> SearchAnswer:
         monotonic() - task.started,
         ending,
     )
-    return MultiMeshAnswer(task, result, text)
+    return SearchAnswer(result, lambda: text)

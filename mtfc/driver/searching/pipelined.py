@@ -8,7 +8,7 @@ outermost axis of the mesh, whose links are the slowest: they send the least.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import inf
 from time import monotonic
@@ -19,11 +19,10 @@ import attrs
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import carried, dim_of, region_of
 from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums
-from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Pipeline, Rules
 from mtfc.compiler.search.forms_search import RecordedPricing
-from mtfc.compiler.search.found import Found, NothingFits, Price, value_of
-from mtfc.driver.searching.layouts import FORMS_SHARE, LayoutFinder, answer_of, finder_and_others
+from mtfc.compiler.search.found import Found, NothingFits, PricedLayouts, memory_text
+from mtfc.driver.searching.layouts import FORMS_SHARE, LayoutFinder, LayoutSearch
 from mtfc.driver.searching.space import SearchAnswer, SearchTask
 
 if TYPE_CHECKING:
@@ -82,33 +81,33 @@ class PipelineSearch:
         if not loops:
             raise NothingFits("no `repeat` of the model can run as a pipeline")
         pricing = RecordedPricing(self.finder.pricer.pricing(self.finder.objective))
-        forms, room = self.finder.forms_search(pricing, self.until), self._hardware.device.memory
-        until = self.until - FORMS_SHARE * (self.until - monotonic())
-        best, least, evaluated, is_interrupted = None, inf, 0, False
-        try:
-            for mesh, layout in self._candidates(loops):
-                price = pricing(mesh, layout)
-                value, evaluated, least = self._value(price), evaluated + 1, min(least, price.tiled)
-                if price.tiled <= room and (best is None or value < best.objective):
-                    best = Found(mesh, layout, value, 0.0, evaluated)
-                self.task.progress(f"{evaluated} pipelines compiled", best.objective if best else None, None)
-                if best is not None and monotonic() > until:
-                    break
-        except KeyboardInterrupt:
-            if best is None:
-                raise
-            is_interrupted = True
-        if best is None:
-            raise NothingFits(_nothing(least, room))
-        best = forms.improved(attrs.evolve(best, evaluated=evaluated, is_interrupted=is_interrupted))
+        tried = PricedLayouts(pricing, self.finder.objective, self._hardware.device.memory)
+        tried.offer_all(self._until_found(tried, self._candidates(loops)))
+        if tried.best is None and tried.least_memory is None and not tried.is_interrupted:
+            raise NothingFits(
+                "no axis of a mesh divides the layers into stages, or the batch into micro-batches"
+            )
+        if tried.best is None and not tried.is_interrupted:
+            seen = memory_text(tried.room, tried.least_memory)
+            raise NothingFits(f"no pipeline was found whose memory suffices: {seen}")
+        best = self.finder.forms_search(pricing, self.until).improved(tried.found())
         return self.finder.with_loop_forms(attrs.evolve(best, without_forms=None))
+
+    def _until_found(
+        self, tried: PricedLayouts, candidates: Iterable[tuple[Mesh, Layout]]
+    ) -> Iterator[tuple[Mesh, Layout]]:
+        """Yield candidates, after some time only until one fits, and report each that was compiled."""
+        until = self.until - FORMS_SHARE * (self.until - monotonic())
+        for each in candidates:
+            yield each
+            best = None if tried.best is None else tried.limit
+            self.task.progress(f"{tried.evaluated} pipelines compiled", best, None)
+            if tried.best is not None and monotonic() > until:
+                return
 
     @property
     def _hardware(self) -> Hardware:
         return self.finder.pricer.hardware
-
-    def _value(self, price: Price) -> float:
-        return value_of(price, self.finder.objective)
 
     def _candidates(self, loops: Sequence[StagedLoop]) -> Iterator[tuple[Mesh, Layout]]:
         """Yield pipelines, for each number of stages those that follow from the best layout of a stage."""
@@ -161,17 +160,9 @@ class PipelineSearch:
 
 def search_pipelines(task: SearchTask) -> SearchAnswer:
     """Search for the best pipeline. Raises `NothingFits`, `CompileError` and `UsageError`."""
-    finder, others, _, until = finder_and_others(task, task.until)
-    found = PipelineSearch(task, finder, until).best()
-    return answer_of(task, finder, found, others, None)
+    search = LayoutSearch.of(task, task.until)
+    return search.answer(PipelineSearch(task, search.finder, search.until).best())
 
 
 def _without(mesh: Mesh, axis: str) -> Mesh:
     return attrs.evolve(mesh, axes=tuple(each for each in mesh.axes if each[0] != axis))
-
-
-def _nothing(least: float, room: float) -> str:
-    if least == inf:
-        return "no axis of a mesh divides the layers into stages, or the batch into micro-batches"
-    needs = f"the least that was seen is {bytes_text(int(least))}"
-    return f"no pipeline was found whose memory suffices: a device has {bytes_text(int(room))}, and {needs}"

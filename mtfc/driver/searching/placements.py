@@ -5,26 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import partial
 from time import monotonic
-from typing import Any
-
-import attrs
 
 from mtfc.backends.common import allocator
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.driver.errors import UsageError
-from mtfc.driver.loading.sources import known_as
 from mtfc.driver.options import ChainOptions
 from mtfc.driver.searching.compilation_time import timing_compilation
 from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
-from mtfc.driver.searching.written import resized
 from mtfc.placements.declarations import DeclaredPlacement, asked_configurations, entry_text, strategy_of
-from mtfc.placements.mcmc import BETA, ChainSettings, SearchBudget
+from mtfc.placements.mcmc import BETA, ChainSettings, PlacementResult, SearchBudget
 from mtfc.placements.operators.operator_graph import operators_of
 from mtfc.placements.operators.strategy import KINDS
 from mtfc.placements.placement_search import (
-    PlacementResult,
     PlacementSpace,
     forced_search,
     placement_search,
@@ -40,51 +34,6 @@ BEFORE_PROOF = 0.1
 
 FEW = 10_000
 """The most strategies of a space that is always searched exhaustively."""
-
-
-@attrs.frozen(eq=False)
-class PlacementAnswer:
-    """The best placement that a search found."""
-
-    task: SearchTask
-    result: PlacementSearchResult
-
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record."""
-        return self.result.record()
-
-    def report(self) -> str:
-        """Return the placement, the proof, and a table of the placements to compare with."""
-        return self.result.report()
-
-    def written(self) -> str:
-        """Return the text of the file with the found placement at the end."""
-        text = resized(
-            self.task.sources.texts[known_as(self.task.options.file)], self.task.options.choice.dims
-        )
-        return f"{text}{'' if text.endswith(chr(10)) else chr(10)}\n{self.result.text()}"
-
-    def exported(self) -> str:
-        """Raise `UsageError`: the solver does not search placements."""
-        raise UsageError("--export takes --space tiling")
-
-    def why_not(self) -> WhyNotAnswer | None:
-        """Search for the best placement with the configurations of `--why-not`, if any, in the time of the search.
-
-        Raises `CompileError` if no operator can be split so, and `NothingFits`.
-        """
-        options = self.task.options
-        if options.why_not is None:
-            return None
-        best = self.result
-        graph = best.space.graph
-        scope, machine = self.task.selection.scope, self.task.machine
-        rules = asked_configurations(options.why_not, best.space.devices, graph, scope, machine)
-        within, known = best.space.restricted_to(rules), (best.found.best, *best.found.baselines.values())
-        find = partial(forced_search, within, known, settings=_settings(options.chains), progress=silent)
-        found = _searched(find, within, monotonic() + options.budget, options.exhaustive)
-        written = "; ".join(entry_text(graph.operators[i], each) for i, each in sorted(rules.items()))
-        return PlacementDifference(written, best, found)
 
 
 def search_placements(task: SearchTask) -> SearchAnswer:
@@ -115,7 +64,30 @@ def search_placements(task: SearchTask) -> SearchAnswer:
     is_declared = selection.hardware.get(task.machine.name) is task.machine
     seconds, machine = monotonic() - started, task.machine if is_declared else None
     result = PlacementSearchResult(selection.program.name, name, space, found, seconds, machine)
-    return PlacementAnswer(task, result)
+    return SearchAnswer(result, partial(_written, task, result), partial(_why_not, task, result))
+
+
+def _written(task: SearchTask, result: PlacementSearchResult) -> str:
+    """Return the text of the file with the found placement at the end."""
+    text = task.text
+    return f"{text}{'' if text.endswith(chr(10)) else chr(10)}\n{result.text()}"
+
+
+def _why_not(task: SearchTask, best: PlacementSearchResult) -> WhyNotAnswer | None:
+    """Search for the best placement with the configurations of `--why-not`, if any, in the time of the search.
+
+    Raises `CompileError` if no operator can be split so, and `NothingFits`.
+    """
+    options, graph = task.options, best.space.graph
+    if options.why_not is None:
+        return None
+    scope, machine = task.selection.scope, task.machine
+    rules = asked_configurations(options.why_not, best.space.devices, graph, scope, machine)
+    within, known = best.space.restricted_to(rules), (best.found.best, *best.found.baselines.values())
+    find = partial(forced_search, within, known, settings=_settings(options.chains), progress=silent)
+    found = _searched(find, within, monotonic() + options.budget, options.exhaustive)
+    written = "; ".join(entry_text(graph.operators[i], each) for i, each in sorted(rules.items()))
+    return PlacementDifference(written, best, found)
 
 
 def _searched(

@@ -24,62 +24,20 @@ if TYPE_CHECKING:
 DEFAULT_TARGET = "h100"
 
 
-def _search_global_layouts(task: SearchTask) -> SearchAnswer:
-    from mtfc.driver.searching.layouts import search_global_layouts
-
-    return search_global_layouts(task)
-
-
-def _search_forms(task: SearchTask) -> SearchAnswer:
-    from mtfc.driver.searching.layouts import search_forms
-
-    return search_forms(task)
-
-
-def _search_pipelines(task: SearchTask) -> SearchAnswer:
-    from mtfc.driver.searching.pipelined import search_pipelines
-
-    return search_pipelines(task)
-
-
-def _search_multi_mesh(task: SearchTask) -> SearchAnswer:
-    from mtfc.driver.searching.multi_mesh_search import search_multi_mesh
-
-    return search_multi_mesh(task)
-
-
-def _search_per_equation(task: SearchTask) -> SearchAnswer:
-    from mtfc.driver.searching.layouts import search_per_equation
-
-    return search_per_equation(task)
-
-
-def _search_cuts(task: SearchTask) -> SearchAnswer:
-    from mtfc.driver.searching.layouts import search_cuts
-
-    return search_cuts(task)
-
-
-def _search_placements(task: SearchTask) -> SearchAnswer:
-    from mtfc.driver.searching.placements import search_placements
-
-    return search_placements(task)
-
-
 SPACES: Mapping[str, SearchedSpace] = {
     space.name: space
     for space in (
         SearchedSpace(
             "rules",
             "one rule for each dimension",
-            _search_global_layouts,
+            "layouts.search_global_layouts",
             ("time", "overlap", "memory"),
             frozenset({"storage", "recompute"}),
         ),
         SearchedSpace(
             "forms",
             "the forms of one layout, whose rules stay",
-            _search_forms,
+            "layouts.search_forms",
             ("time", "overlap", "memory"),
             frozenset({"layout", "recompute"}),
             is_declared=True,
@@ -87,35 +45,35 @@ SPACES: Mapping[str, SearchedSpace] = {
         SearchedSpace(
             "pipelines",
             "a pipeline of layers, with one rule for each other dimension",
-            _search_pipelines,
+            "pipelined.search_pipelines",
             ("time", "overlap"),
             frozenset({"recompute"}),
         ),
         SearchedSpace(
             "meshes",
             "the rules of each part of a declared layout of several meshes",
-            _search_multi_mesh,
+            "multi_mesh_search.search_multi_mesh",
             ("time",),
             is_declared=True,
         ),
         SearchedSpace(
             "tiling",
             "a layout for each equation",
-            _search_per_equation,
+            "layouts.search_per_equation",
             ("time", "overlap", "bytes"),
             frozenset({"export"}),
         ),
         SearchedSpace(
             "kcuts",
             "a layout for each equation that sends few bytes, by SoyBean's k-cuts",
-            _search_cuts,
+            "layouts.search_cuts",
             ("bytes",),
             has_cuts=True,
         ),
         SearchedSpace(
             "soap",
             "a placement of each operator",
-            _search_placements,
+            "placements.search_placements",
             ("time",),
             frozenset({"exhaustive", "chains"}),
             has_meshes=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -10,8 +11,9 @@ import attrs
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.search.found import Progress
 from mtfc.driver.loading.selection import Selection
-from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import SearchOptions
+from mtfc.driver.searching.written import resized
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.device_graph import Machine
@@ -35,8 +37,8 @@ class WhyNotAnswer(Protocol):
         ...
 
 
-class SearchAnswer(Protocol):
-    """The best of a space that a search found."""
+class SearchResult(Protocol):
+    """The best of a space that a search found, as text and as JSON."""
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
@@ -46,17 +48,32 @@ class SearchAnswer(Protocol):
         """Return the report."""
         ...
 
-    def written(self) -> str:
-        """Return the text of the file with the result as a declaration."""
-        ...
 
-    def exported(self) -> str:
-        """Return the question to the solver about the mesh of the result, for `mtfc solve`."""
-        ...
+def unasked() -> None:
+    """Answer no `--why-not`."""
 
-    def why_not(self) -> WhyNotAnswer | None:
-        """Search for the best with the rules of `--why-not`, if any were given. Raises the errors of a search."""
-        ...
+
+@attrs.frozen
+class SearchAnswer:
+    """The result of a search, and what follows from it.
+
+    written: returns the text of the file with the result as a declaration. why_not: searches for the best with the rules of
+    `--why-not`, if any were given; it raises the errors of a search. exported: returns the question to the solver about the mesh
+    of the result, for `mtfc solve`; None if the solver is not asked.
+    """
+
+    result: SearchResult
+    written: Callable[[], str]
+    why_not: Callable[[], WhyNotAnswer | None] = unasked
+    exported: Callable[[], str] | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        return self.result.record()
+
+    def report(self) -> str:
+        """Return the report."""
+        return self.result.report()
 
 
 @attrs.frozen
@@ -83,10 +100,15 @@ class SearchTask:
         assert isinstance(self.machine, Hardware)
         return self.machine
 
+    @property
+    def text(self) -> str:
+        """The text of the file with the sizes of `--dim`."""
+        return resized(self.sources.texts[known_as(self.options.file)], self.options.choice.dims)
+
 
 @attrs.frozen
 class SearchedSpace:
-    """A space, and the function that searches it.
+    """A space, and the function of a module of this folder that searches it, as `MODULE.FUNCTION`.
 
     objectives: the quantities that a search of the space can minimize, the default first. takes: the options that no other space
     takes. has_meshes: False if a result has devices without a mesh. has_cuts: True if the mesh has an axis for each prime factor.
@@ -95,12 +117,20 @@ class SearchedSpace:
 
     name: str
     summary: str
-    search: Callable[[SearchTask], SearchAnswer]
+    function: str
     objectives: tuple[str, ...]
     takes: frozenset[str] = frozenset()
     has_meshes: bool = True
     has_cuts: bool = False
     is_declared: bool = False
+
+    def search(self, task: SearchTask) -> SearchAnswer:
+        """Search the space, whose module is imported now. Raises `NothingFits`, `CompileError` and `UsageError`."""
+        module, _, name = self.function.partition(".")
+        search: Callable[[SearchTask], SearchAnswer] = getattr(
+            import_module(f"mtfc.driver.searching.{module}"), name
+        )
+        return search(task)
 
     @property
     def has_one_layout(self) -> bool:

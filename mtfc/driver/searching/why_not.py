@@ -7,7 +7,7 @@ from time import monotonic
 
 import attrs
 
-from mtfc.compiler.diagnostics import CompileError, Diagnostic, Diagnostics, Span
+from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
@@ -51,16 +51,13 @@ class AskedRules:
         """Return the rules on a mesh. Raises `CompileError` if no layout on the mesh can have the rules."""
         declared = self._read(mesh)
         found = check_layouts([self.program], [declared], lambda *_: self.known)
-        errors = [_asked(each) for each in found if each.severity == "error"]
+        errors = [each for each in found if each.severity == "error"]
         if errors:
             raise CompileError(errors)
         return attrs.evolve(declared.layout, name="")
 
     def _read(self, mesh: Mesh) -> DeclaredLayout:
-        try:
-            return parse_layout(self.text, self.module, mesh)
-        except CompileError as error:
-            raise CompileError(map(_asked, error.diagnostics)) from None
+        return parse_layout(self.text, self.module, mesh, ASKED)
 
     def check(self) -> None:
         """Raise an error if no layout of the space can have the rules on any mesh.
@@ -68,9 +65,10 @@ class AskedRules:
         `CompileError`: the rules are wrong on every mesh. `UsageError`: the space has no rules of that kind.
         """
         mesh = next(self._possible(self._read))
-        kind = KINDS[self.space]
-        if not kind.fits(attrs.evolve(self._read(mesh).layout, name="")):
-            raise UsageError(f"in the space `{self.space}`, --why-not takes {kind.example}")
+        layout = attrs.evolve(self._read(mesh).layout, name="")
+        of_space = Layout("", values=layout.values) if self.space == "tiling" else Layout("", layout.rules)
+        if layout != of_space:
+            raise UsageError(f"in the space `{self.space}`, --why-not takes {EXAMPLES[self.space]}")
         next(self.possible())
 
     def possible(self) -> Iterator[Mesh]:
@@ -110,24 +108,11 @@ def asked_rules(options: SearchOptions, sources: Sources, meshes: Sequence[Mesh]
     return asked
 
 
-@attrs.frozen
-class RuleKind:
-    """A kind of rules: a test for layouts with such rules, and an example."""
-
-    fits: Callable[[Layout], bool]
-    example: str
-
-
-KINDS: Mapping[str, RuleKind] = {
-    "rules": RuleKind(
-        lambda layout: layout == Layout("", layout.rules),
-        "rules for dimensions, such as `batch: rows`, without sections such as `params`",
-    ),
-    "tiling": RuleKind(
-        lambda layout: layout == Layout("", values=layout.values),
-        "rules for single equations, such as `value forward.h: { batch: rows }`",
-    ),
+EXAMPLES: Mapping[str, str] = {
+    "rules": "rules for dimensions, such as `batch: rows`, without sections such as `params`",
+    "tiling": "rules for single equations, such as `value forward.h: { batch: rows }`",
 }
+"""The rules that each space takes."""
 
 
 Find = Callable[[Sequence[Mesh], float, Sequence[tuple[Mesh, Layout]], Layout], Found]
@@ -139,50 +124,27 @@ def best_with_rules(
 ) -> LayoutDifference | UnfitRules:
     """Search for the best layout with the rules, in `seconds`, and as long again if nothing fits on the mesh of `best`.
 
-    find_least: a search for the least memory, for a second attempt on all meshes; None makes no second attempt.
+    find_least: a search for the least memory on all meshes, from which a second attempt starts; None makes no second attempt.
     """
     meshes = sorted(asked.possible(), key=lambda mesh: len(mesh.axes))
     own = [mesh for mesh in meshes if mesh == best.found.mesh] or meshes
     rules = asked.on(own[0])
     try:
-        return _compared(rules, best, find(own, monotonic() + seconds, (), rules))
-    except NothingFits as error:
-        if find_least is None:
-            return UnfitRules(rules, f"{error}.")
-        return _second_attempt(rules, best, meshes, seconds, find, find_least)
+        try:
+            found = find(own, monotonic() + seconds, (), rules)
+        except NothingFits as error:
+            if find_least is None:
+                return UnfitRules(rules, f"{error}.")
+            least = find_least(meshes, monotonic() + seconds / 2, (), rules)
+            price = best.pricer.with_overlap(least.mesh, least.layout)
+            room = best.pricer.hardware.device.memory
+            if price.tiled > room:
+                return UnfitRules(rules, _too_much(least, price.tiled, int(room)), price.tiled)
+            found = find(meshes, monotonic() + seconds / 2, ((least.mesh, least.layout),), rules)
     except KeyboardInterrupt:
-        return _interrupted(rules)
-
-
-def _interrupted(rules: Layout) -> UnfitRules:
-    return UnfitRules(rules, "the search was interrupted before a layout with it was found.")
-
-
-def _compared(rules: Layout, best: LayoutSearchResult, found: Found) -> LayoutDifference:
-    return LayoutDifference(
-        rules, attrs.evolve(found, layout=attrs.evolve(found.layout, name="forced")), best
-    )
-
-
-def _second_attempt(
-    rules: Layout,
-    best: LayoutSearchResult,
-    meshes: Sequence[Mesh],
-    seconds: float,
-    find: Find,
-    find_least: Find,
-) -> LayoutDifference | UnfitRules:
-    """Search all meshes for the layout with the least memory, and from there for the best layout."""
-    try:
-        found = find_least(meshes, monotonic() + seconds / 2, (), rules)
-        price = best.pricer.with_overlap(found.mesh, found.layout)
-        room = best.pricer.hardware.device.memory
-        if price.tiled > room:
-            return UnfitRules(rules, _too_much(found, price.tiled, int(room)), price.tiled)
-        known = ((found.mesh, found.layout),)
-        return _compared(rules, best, find(meshes, monotonic() + seconds / 2, known, rules))
-    except KeyboardInterrupt:
-        return _interrupted(rules)
+        return UnfitRules(rules, "the search was interrupted before a layout with it was found.")
+    layout = attrs.evolve(found.layout, name="forced")
+    return LayoutDifference(rules, attrs.evolve(found, layout=layout), best)
 
 
 def _too_much(found: Found, needed: int, room: int) -> str:
@@ -193,13 +155,3 @@ def _too_much(found: Found, needed: int, room: int) -> str:
         f"it does not fit. A device has {bytes_text(room)}, and {which}, "
         f"{{ {rules_text(found.layout)} }} on mesh [{found.mesh.axes_text}], takes {bytes_text(needed)}."
     )
-
-
-def _asked(error: Diagnostic) -> Diagnostic:
-    """Return the error with its places in `--why-not`: the rules were parsed as those of `--layout`."""
-    labels = (attrs.evolve(each, span=_in_option(each.span)) for each in error.labels)
-    return attrs.evolve(error, span=_in_option(error.span), labels=tuple(labels))
-
-
-def _in_option(span: Span) -> Span:
-    return attrs.evolve(span, file=ASKED) if span.file == "<--layout>" else span

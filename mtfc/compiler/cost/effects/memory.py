@@ -41,9 +41,9 @@ from mtfc.compiler.analysis.liveness import (
     takes_over,
     unstored,
 )
-from mtfc.compiler.cost.hardware import Device, Hardware
+from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.lower_bounds import CommonProgram
-from mtfc.compiler.cost.sizes import Amount, Numbers, Scale, bytes_of, whole
+from mtfc.compiler.cost.sizes import Amount, Scale, bytes_of
 from mtfc.compiler.cost.tpu.tiling import Tiles, pixels_of
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Role, Value, walk
@@ -243,22 +243,11 @@ def _kept(function: Function, scale: Scale, inside: Inside) -> Iterator[tuple[Sp
 # Lower bounds
 
 
-@frozen
-class LiveMemory:
-    """The effect of holding arrays in memory, in bytes."""
-
-    def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
-        return whole(memory_of(function, mesh, Numbers(mesh)).total)
-
-    def bound(self, program: CommonProgram) -> MemoryBound:
-        return memory_bound(program.function, program.names, program.replaced)
-
-    def bound_on_device(self, program: CommonProgram) -> MemoryBound:
-        """Return a bound of the memory on the program's device, where kernels of TPUs keep values to themselves."""
-        inside = (
-            () if program.device.mxu_size is None else may_stay_inside(program.function, program.replaced)
-        )
-        return memory_bound(program.function, program.names, program.replaced, {*inside})
+def memory_bound_on_device(program: CommonProgram) -> MemoryBound:
+    """Return a bound of the memory on the program's device, where kernels of TPUs keep values to themselves."""
+    is_tpu = program.device.mxu_size is not None
+    inside = may_stay_inside(program.function, program.replaced) if is_tpu else ()
+    return memory_bound(program.function, program.names, program.replaced, {*inside})
 
 
 @frozen(cache_hash=True)

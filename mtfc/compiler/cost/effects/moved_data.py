@@ -26,31 +26,14 @@ from mtfc.compiler.analysis.dimension_names import (
     called,
     rule_of,
 )
-from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.lower_bounds import CommonProgram
-from mtfc.compiler.cost.serial_time import communication_of
-from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.attention import MEMORY
-from mtfc.compiler.ir.ops.collectives import kinds_of_effect
-from mtfc.compiler.ir.types import Mesh
 
 Names = tuple[tuple[str, str | None, Pairs], ...]
 
 Carriers = tuple[tuple[int, Dims, Pairs], ...]
-
-
-@attrs.frozen
-class DataMovement:
-    """The effect of resharding data between the layouts of two equations, in seconds."""
-
-    def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
-        return communication_of(function, Topology.of(mesh, hardware), kinds_of_effect("data movement"))
-
-    def bound(self, program: CommonProgram) -> tuple[MovedData, ...]:
-        return tuple(moved_data(program.function, program.names, program.is_common))
 
 
 @attrs.frozen

@@ -25,27 +25,12 @@ from mtfc.compiler.analysis.dimension_names import (
     own_dims,
     rule_of,
 )
-from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.lower_bounds import CommonProgram, WholeArray
-from mtfc.compiler.cost.serial_time import communication_of
-from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.cost.lower_bounds import WholeArray
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.ops.collectives import kinds_of_effect
 from mtfc.compiler.ir.pending_rule import leaves_sums, linear_operands
-from mtfc.compiler.ir.types import ITEM_BYTES, Mesh
-
-
-@attrs.frozen
-class PendingSums:
-    """The effect of completing pending sums, in seconds."""
-
-    def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
-        return communication_of(function, Topology.of(mesh, hardware), kinds_of_effect("pending sums"))
-
-    def bound(self, program: CommonProgram) -> tuple[SumRoute, ...]:
-        return sum_routes(program.function, program.names, program.is_common, program.has_short_routes)
+from mtfc.compiler.ir.types import ITEM_BYTES
 
 
 @attrs.frozen

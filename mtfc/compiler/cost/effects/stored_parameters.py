@@ -17,26 +17,11 @@ from mtfc.compiler.analysis.dimension_names import (
     rule_of,
     uses_of,
 )
-from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.lower_bounds import CommonProgram, WholeArray
-from mtfc.compiler.cost.serial_time import communication_of
-from mtfc.compiler.cost.topology import Topology
+from mtfc.compiler.cost.lower_bounds import WholeArray
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME
-from mtfc.compiler.ir.ops.collectives import kinds_of_effect
-from mtfc.compiler.ir.types import ITEM_BYTES, Mesh
-
-
-@attrs.frozen
-class ParameterStorage:
-    """The effect of gathering stored parameters, in seconds."""
-
-    def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
-        return communication_of(function, Topology.of(mesh, hardware), kinds_of_effect("stored parameters"))
-
-    def bound(self, program: CommonProgram) -> tuple[StoredParameter, ...]:
-        return tuple(stored_parameters(program.function, program.names, program.is_common))
+from mtfc.compiler.ir.types import ITEM_BYTES
 
 
 @attrs.frozen

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
+
 from mtfc.compiler.ir.attributes import DIM, DIM_LIST, FLAG, INT, Attribute
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.halos import NeededRange, needed_range, shift_elements, take_range
@@ -22,9 +24,9 @@ from mtfc.compiler.ir.opdef import (
     linear_in_all,
 )
 from mtfc.compiler.ir.ops.creation import VALUE, check_value, literal
-from mtfc.compiler.ir.ops.elementwise import check_dtypes
+from mtfc.compiler.ir.ops.elementwise import NUMBERS, check_dtypes
 from mtfc.compiler.ir.ops.structure import linear_if_zero, need, replaced, structural
-from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 
 SOURCE, TARGET, DIM_MOVED = Attribute("source", DIM), Attribute("target", DIM), Attribute("dim", DIM)
 START, STRIDE, BEFORE, BY = (Attribute(name, INT) for name in ("start", "stride", "before", "by"))
@@ -60,7 +62,7 @@ def _slice_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Valu
         target=source,
         before=START.of(e.attrs),
         stride=STRIDE.of(e.attrs),
-        value=0.0,
+        value=0.0 if g[0].type.dtype in FLOATS else 0,
     )
     return (padded,)
 
@@ -98,6 +100,10 @@ def _sliced(b: BlockRewriter, x: Value, needed: NeededRange, target: Dim, stride
     return b.merged(x, needed.split.blocks, part, target)
 
 
+WIDENED = dict.fromkeys(("bool", "i8", "u8", "i16", "u16"), "i32")
+"""Dtypes without sums, and the dtype in which their elements are added to zeros."""
+
+
 def _distribute_pad(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     """Without a stride, a pad is a slice that reaches beyond the ends. With a stride, and zeros around, it transposes a slice."""
     source, target = SOURCE.of(eqn.attrs), TARGET.of(eqn.attrs)
@@ -112,7 +118,15 @@ def _distribute_pad(b: BlockRewriter, eqn: Equation) -> tuple[Value] | None:
     if back is None or VALUE.of(eqn.attrs) != 0:
         return None
     type, y = eqn.result.type, eqn.operands[0]
-    return (b.transposed(lambda b, x: _sliced(b, x, back, source, stride), type, y),)
+    summed = type.dtype if type.dtype in NUMBERS else WIDENED.get(type.dtype)
+    if summed is None:
+        return None
+    is_cast = summed != type.dtype
+    y = b.build("cast", y, dtype=summed) if is_cast else y
+    found = b.transposed(
+        lambda b, x: _sliced(b, x, back, source, stride), attrs.evolve(type, dtype=summed), y
+    )
+    return (b.build("cast", found, dtype=type.dtype) if is_cast else found,)
 
 
 def _pad_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, ...]:

@@ -7,7 +7,7 @@ they come from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Value
@@ -20,15 +20,17 @@ from mtfc.compiler.passes.autodiff.loop_gradient import NoGradient, pull_back
 __all__ = ["NoGradient", "active_inside", "active_values", "backward", "total"]
 
 
-def active_values(body: Iterable[Equation], wanted: Iterable[Value]) -> set[Value]:
-    """Return the float values through which a gradient may reach a wanted value."""
+def active_values(
+    body: Iterable[Equation], wanted: Iterable[Value], dtypes: Collection[str] = FLOATS
+) -> set[Value]:
+    """Return the values of some dtypes, floats by default, through which a gradient may reach a wanted value."""
     active = set(wanted)
     for eqn in body:
         stops = not eqn.regions and OPS[eqn.op].gradient is no_gradient
         if stops or not any(value in active for value in eqn.operands):
             continue
         results = _active_results(eqn, active) if eqn.regions else eqn.results
-        active.update(value for value in results if value.type.dtype in FLOATS)
+        active.update(value for value in results if value.type.dtype in dtypes)
     return active
 
 
@@ -89,10 +91,17 @@ def _parts(
 
 
 def backward(
-    builder: Builder, body: Sequence[Equation], seeds: Mapping[Value, Value], wanted: Sequence[Value]
+    builder: Builder,
+    body: Sequence[Equation],
+    seeds: Mapping[Value, Value],
+    wanted: Sequence[Value],
+    dtypes: Collection[str] = FLOATS,
 ) -> dict[Value, Value]:
-    """Return the cotangents of `wanted` values from the seeds; values that no seed depends on are left out."""
-    active = active_values(body, wanted)
+    """Return the cotangents of `wanted` values from the seeds; values that no seed depends on are left out.
+
+    dtypes: those through which cotangents go. A linear map of integers has a transpose, and no gradient.
+    """
+    active = active_values(body, wanted, dtypes)
     cotangents = {value: [seed] for value, seed in seeds.items()}
     for eqn in reversed(body):
         if any(value in cotangents for value in eqn.results):

@@ -112,4 +112,4 @@ class PositionBlocks:
             else:
                 varying.update(eqn.results)
         seed = self.build.ordered(y, result.type.dims)
-        return backward(self.build, build.body, {result: seed}, [x])[x]
+        return backward(self.build, build.body, {result: seed}, [x], dtypes=[type.dtype])[x]

@@ -72,14 +72,18 @@ class SearchSetting:
         return found
 
 
-class LayoutTerms:
-    """The terms of lower bounds for some layouts. Unions of masks and values of terms are found once."""
+class EffectBounds:
+    """The bounds of single effects for some layouts: terms, halos, stored parameters and moved data.
+
+    Unions of masks and values of terms are found once.
+    """
 
     def __init__(self, setting: SearchSetting, known: MaskRange) -> None:
         self.setting, self.known, self.number = setting, known, len(known.low)
         self._unions: tuple[dict[Columns, Rows], dict[Columns, Rows]] = ({}, {})
         self._alike: dict[Pairs, Rows] = {}
         self._terms: dict[Term, Seconds] = {}
+        self._masked: dict[tuple[Dims, int], Booleans] = {}
 
     # Masks
 
@@ -164,14 +168,6 @@ class LayoutTerms:
             if other not in space.columns[one].beside:
                 found |= high[:, one] & high[:, other]
         return found
-
-
-class EffectBounds(LayoutTerms):
-    """The bounds of single effects for some layouts: halos, stored parameters and moved data."""
-
-    def __init__(self, setting: SearchSetting, known: MaskRange) -> None:
-        super().__init__(setting, known)
-        self._masked: dict[tuple[Dims, int], Booleans] = {}
 
     # Halos
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
+from math import inf
 from time import monotonic
 
 import attrs
@@ -20,15 +21,17 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.cost.topology import lie_as_one
 from mtfc.compiler.ir.core import Function
-from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.found import (
     Found,
     NothingFits,
     Objective,
     Price,
+    PricedLayouts,
     Pricing,
     Progress,
+    memory_text,
+    room_on,
     silent,
     value_of,
 )
@@ -131,24 +134,31 @@ class Branching:
 
     def start(self) -> PartialLayouts:
         rows = self.bound.space.start(frozenset(self.order[: self.closed]), self.bound.mesh)
-        known = self.bound.known(rows, frozenset(self.order[: self.closed]))
-        is_time = self.objective != "memory"
-        bounds = self.bound.flops(known) if is_time else self.bound.memory(known)
+        block = PartialLayouts(self, self.closed, rows, np.zeros(len(rows)))
+        known = self._known(block)
+        bounds = self.bound.memory(known) if self.objective == "memory" else self.bound.flops(known)
         if self.elimination:
             bounds = np.maximum(bounds, self._eliminated(known, self.closed))
-        return PartialLayouts(self, self.closed, rows, bounds)
+        return attrs.evolve(block, bounds=bounds)
+
+    def _known(self, block: PartialLayouts) -> MaskRange:
+        return self.bound.known(block.rows, frozenset(self.order[: block.depth]))
+
+    def _deeper(self, block: PartialLayouts) -> PartialLayouts:
+        """Return the rows with one more column decided, under the bounds of the old rows."""
+        column, before = self.order[block.depth], frozenset(self.order[: block.depth])
+        rows, origins = self.bound.space.extended(block.rows, column, before, self.bound.mesh)
+        return attrs.evolve(block, depth=block.depth + 1, rows=rows, bounds=block.bounds[origins])
 
     def children(self, block: PartialLayouts, limit: float, until: float) -> PartialLayouts:
         """Return the rows with one more column decided that may fit and be below the limit, as far as is known `until` then."""
-        column, before = self.order[block.depth], frozenset(self.order[: block.depth])
-        rows, origins = self.bound.space.extended(block.rows, column, before, self.bound.mesh)
-        child = attrs.evolve(block, depth=block.depth + 1, rows=rows, bounds=block.bounds[origins])
+        child = self._deeper(block)
         if child.depth == len(self.order):
-            child = child.where(_is_new(rows, self.joints))
+            child = child.where(_is_new(child.rows, self.joints))
         for bound in self._bounds(child, until):
             if not len(child.rows) or monotonic() > until:
                 break
-            found = bound(self.bound.known(child.rows, before | {column}))
+            found = bound(self._known(child))
             child = attrs.evolve(child, bounds=np.maximum(child.bounds, found))
             child = child.where(child.bounds < limit)
         return child
@@ -222,13 +232,9 @@ class Branching:
         """Return the whole row of the least bound by elimination, as far as the elimination is exact."""
         block = self.start()
         while block.depth < len(self.order):
-            column, before = self.order[block.depth], frozenset(self.order[: block.depth])
-            rows, _ = self.bound.space.extended(block.rows, column, before, self.bound.mesh)
-            depth = block.depth + 1
-            bounds = self._eliminated(self.bound.known(rows, before | {column}), depth)
-            best = int(np.argmin(bounds))
-            some = slice(best, best + 1)
-            block = attrs.evolve(block, depth=depth, rows=rows[some], bounds=bounds[some])
+            child = self._deeper(block)
+            child = attrs.evolve(child, bounds=self._eliminated(self._known(child), child.depth))
+            block = child.where(np.array([np.argmin(child.bounds)]))
         return attrs.evolve(block, bounds=self.bound.seconds(self.bound.exactly(block.rows)))
 
     def neighbours(self, row: Rows) -> Rows:
@@ -284,44 +290,33 @@ def _is_new(rows: Rows, joints: Sequence[int]) -> Booleans:
 
 
 @attrs.define
-class BranchAndBound:
-    """One search. room: bytes of memory of a processor. until: the end, a time of `time.monotonic`. recomputes: see `search`.
+class BranchAndBound(PricedLayouts):
+    """One search. until: its end, a time of `time.monotonic`.
 
     working_on: a block that is being replaced in the queue by others. waiting: meshes without a block in the queue yet, those of
     the fewest axes last. refuted: a layout whose price is below its bound.
     """
 
-    pricing: Pricing
-    objective: Objective
-    room: float
-    until: float
-    progress: Progress = silent
-    recomputes: bool = False
-    best: tuple[Price, Mesh, Layout] | None = None
-    least_memory: int | None = None
-    evaluated: int = 0
+    until: float = inf
     queue: list[tuple[float, int, int, int, PartialLayouts]] = attrs.field(factory=list)
     working_on: PartialLayouts | None = None
     waiting: list[Branching] = attrs.field(factory=list)
-    is_interrupted: bool = False
     refuted: Layout | None = None
     order: Iterator[int] = attrs.field(factory=count)
 
     def try_row(self, on: Branching, row: Rows, bound: float) -> None:
         """Price a layout whose bound is `bound`."""
-        mesh, layout = on.bound.mesh, on.layout(row)
-        price = self.try_out(mesh, layout)
+        layout = on.layout(row)
+        price = self.offer(on.bound.mesh, layout)
         claims = [(bound, value_of(price, self.objective)), *on.claims(row, price)]
         if any(least * (1 - ROUNDING) > actual for least, actual in claims):
             self.refuted = layout
 
-    def try_out(self, mesh: Mesh, layout: Layout) -> Price:
-        """Compile a layout, and keep it if it is the best so far."""
-        price = self.pricing(mesh, layout)
-        self.evaluated += 1
-        self.least_memory = min(price.tiled, self.least_memory or price.tiled)
-        if price.tiled <= self.room and value_of(price, self.objective) < self.limit:
-            self.best = price, mesh, layout
+    def offer(self, mesh: Mesh, layout: Layout) -> Price:
+        """Compile a layout, and keep and report it if it is the best so far."""
+        before = self.limit
+        price = super().offer(mesh, layout)
+        if self.limit < before:
             self._report()
         return price
 
@@ -330,11 +325,6 @@ class BranchAndBound:
         bound = float("inf") if self.waiting else min(self.bound, self.limit)
         known = (each if each < float("inf") else None for each in (self.limit, bound))
         self.progress(f"{self.evaluated} layouts compiled", *known)
-
-    @property
-    def limit(self) -> float:
-        """The cost of the best layout so far."""
-        return value_of(self.best[0], self.objective) if self.best else float("inf")
 
     @property
     def bound(self) -> float:
@@ -349,7 +339,7 @@ class BranchAndBound:
         self.waiting = sorted(branchings, key=lambda on: -on.axes)
         try:
             for mesh, layout in known:
-                self.try_out(mesh, layout)
+                self.offer(mesh, layout)
             self._run(branchings)
         except KeyboardInterrupt:
             self.is_interrupted = True
@@ -390,7 +380,7 @@ class BranchAndBound:
                 self._descend(on, until)
         self._branch(self.until)
         if self.best is None and self.bound < self.limit:
-            self._split_nothing(branchings[0])
+            self.try_row(branchings[0], branchings[0].row(Rules()), 0.0)  # splits as little as allowed
         self._report()
 
     def _branch(self, until: float) -> None:
@@ -417,19 +407,15 @@ class BranchAndBound:
         if len(block.rows) and block.depth == len(on.order):
             self.try_row(on, block.rows[0], float(block.bounds[0]))
 
-    def _split_nothing(self, on: Branching) -> None:
-        """Price the layout that splits as little as allowed: there was no time to find another layout."""
-        self.try_row(on, on.row(Rules()), 0.0)
-
     def _has_best(self, on: Branching) -> bool:
-        return self.best is not None and self.best[1] == on.bound.mesh
+        return self.best is not None and self.best[0] == on.bound.mesh
 
     def _descend(self, on: Branching, until: float) -> None:
         """Change one dimension at a time until no change improves the bound, and compile the last layout and the next best.
 
         The descent starts at the best layout if that layout is on this mesh, else at the layout that splits as little as allowed.
         """
-        row, best = on.row(self.best[2].rules if self.best and self._has_best(on) else Rules()), float("inf")
+        row, best = on.row(self.best[1].rules if self.best and self._has_best(on) else Rules()), float("inf")
         found: list[tuple[float, Rows]] = []
         while monotonic() < until:
             rows = on.neighbours(row)
@@ -460,100 +446,81 @@ class BranchAndBound:
             entry = (float(block.bounds[0]), -block.depth, block.on.axes, next(self.order), block)
             heapq.heappush(self.queue, entry)
 
-    def nothing_fits(self, storage: bool) -> NothingFits:
-        """Return the error of a search without a result. storage: True if it has searched how parameters are stored, too."""
-        is_open = self.queue or self.refuted
-        found = "no layout was found whose memory suffices" if is_open else "no layout's memory suffices"
-        has = f": a device has {bytes_text(int(self.room))}" if self.room < float("inf") else ""
-        least = self.least_memory
-        others = [*["--storage"] * (not storage), *["--recompute"] * (not self.recomputes)]
-        needs = f", and the least that was seen is {bytes_text(least)}" if least is not None else ""
-        remedy = f"; {' or '.join(others)} may need less" if others else ""
-        return NothingFits(f"{found}{has}{needs}{remedy}")
 
+@attrs.frozen
+class GlobalSpace:
+    """The global layouts of a model on some meshes of a machine.
 
-def search(
-    step: Function,
-    forward: Function,
-    meshes: Sequence[Mesh],
-    hardware: Hardware,
-    pricing: Pricing,
-    until: float,
-    objective: Objective = "time",
-    known: Iterable[tuple[Mesh, Layout]] = (),
-    progress: Progress = silent,
-    fixed: Rules = Rules(),  # noqa: B008
-    storage: bool = False,
-    recomputes: bool = False,
-    layers: tuple[Sequence[Function], int] | None = None,
-) -> Found:
-    """Return the layout under which `step`, the undistributed function of the model `forward`, takes least time or memory.
-
-    meshes: one, or all shapes of one number of devices, those of fewer axes first. known: layouts that are tried first, so that
-    nothing worse is found. fixed: rules that every layout has. storage: search how parameters and the optimizer's state are
-    stored, too. recomputes: True if `pricing` computes values again where the memory does not suffice. layers: steps with fewer
-    of the repeated layers of `step`, and the number of its layers: see `RepeatedFacts`. Raises `NothingFits`.
-    `KeyboardInterrupt` ends the search with the best layout so far; without any, it is raised.
+    step: the undistributed function of the model `forward`. meshes: one, or all shapes of one number of devices, those of fewer
+    axes first. fixed: rules that every layout has. storage: search how parameters and the optimizer's state are stored, too.
+    recomputes: True if prices are of programs that compute values again where the memory does not suffice. layers: steps with
+    fewer of the repeated layers of `step`, and the number of its layers: see `RepeatedFacts`.
     """
-    space, facts = space_of(forward, fixed, storage), StepFacts.of(step, hardware.device, recomputes)
-    if layers is not None:
-        facts = RepeatedFacts.of_layers(facts, *layers, space.split)
-    room = hardware.device.memory if objective != "memory" else float("inf")
-    searching = BranchAndBound(pricing, objective, room, until, progress, recomputes)
-    bounds = (LayoutBound(space, facts, mesh, hardware, objective == "overlap") for mesh in meshes)
-    eliminations, eliminating = ColumnEliminations(), monotonic() + ELIMINATING * (until - monotonic())
-    branchings = [
-        Branching.on(bound, len(meshes) > 1, objective, eliminations if monotonic() < eliminating else None)
-        for bound in bounds
-    ]
-    searching.run(branchings, known)
-    if searching.best is None and searching.is_interrupted:
-        raise KeyboardInterrupt
-    if searching.best is None:
-        raise searching.nothing_fits(storage)
-    _, mesh, layout = searching.best
-    bound = min(searching.bound, searching.limit) if searching.refuted is None else 0.0
-    return Found(
-        mesh,
-        attrs.evolve(layout, name="found"),
-        searching.limit,
-        bound,
-        searching.evaluated,
-        searching.is_interrupted,
-        searching.refuted,
-    )
 
+    step: Function
+    forward: Function
+    meshes: Sequence[Mesh]
+    hardware: Hardware
+    objective: Objective = "time"
+    fixed: Rules = Rules()  # noqa: RUF009
+    storage: bool = False
+    recomputes: bool = False
+    layers: tuple[Sequence[Function], int] | None = None
 
-def bound_with_regions(
-    step: Function,
-    forward: Function,
-    meshes: Sequence[Mesh],
-    hardware: Hardware,
-    until: float,
-    objective: Objective,
-    limit: float,
-    fixed: Rules = Rules(),  # noqa: B008
-    storage: bool = False,
-    recomputes: bool = False,
-) -> float:
-    """Return a lower bound for all layouts with regions on parts, at most `limit`; the later `until` is, the larger.
+    def best(
+        self,
+        pricing: Pricing,
+        until: float,
+        known: Iterable[tuple[Mesh, Layout]] = (),
+        progress: Progress = silent,
+    ) -> Found:
+        """Return the layout under which the step takes least time or memory, as far as is found `until` then.
 
-    It is 0 if the time does not suffice to bound each mesh once.
+        known: layouts that are tried first, so that nothing worse is found. Raises `NothingFits`. `KeyboardInterrupt` ends the
+        search with the best layout so far; without any, it is raised.
+        """
+        room = room_on(self.hardware, self.objective)
+        searching = BranchAndBound(pricing, self.objective, room, progress, until=until)
+        searching.run([*self._branchings(LayoutBound, until, inf)], known)
+        if searching.best is None and not searching.is_interrupted:
+            raise self._nothing_fits(searching)
+        bound = min(searching.bound, searching.limit) if searching.refuted is None else 0.0
+        return searching.found(bound, refuted=searching.refuted)
 
-    Other arguments are as in `search`. Nothing is compiled.
-    """
-    if RegionsBound.may_split_loops(forward):
-        return 0.0
-    space, facts = space_of(forward, fixed, storage), StepFacts.of(step, hardware.device, recomputes)
-    eliminations, eliminating = ColumnEliminations(), monotonic() + ELIMINATING * (until - monotonic())
-    branchings = []
-    for mesh in meshes:
-        if monotonic() > until:
+    def bound_with_regions(self, until: float, limit: float) -> float:
+        """Return a lower bound for all layouts with regions on parts, at most `limit`; the later `until` is, the larger.
+
+        It is 0 if the time does not suffice to bound each mesh once. Nothing is compiled.
+        """
+        if RegionsBound.may_split_loops(self.forward):
             return 0.0
-        bound = RegionsBound(space, facts, mesh, hardware, objective == "overlap")
-        usual = eliminations if monotonic() < eliminating else None
-        branchings.append(Branching.on(bound, len(meshes) > 1, objective, usual))
-    return BranchAndBound(_unpriced, objective, float("inf"), until).least(branchings, limit)
+        branchings = [*attrs.evolve(self, layers=None)._branchings(RegionsBound, until, until)]
+        if len(branchings) < len(self.meshes):
+            return 0.0
+        return BranchAndBound(_unpriced, self.objective, inf, until=until).least(branchings, limit)
+
+    def _branchings(self, kind: type[LayoutBound], until: float, latest: float) -> Iterator[Branching]:
+        """Yield the branching of each mesh that is reached before the `latest` time, with a bound of some kind."""
+        space = space_of(self.forward, self.fixed, self.storage)
+        facts = StepFacts.of(self.step, self.hardware.device, self.recomputes)
+        if self.layers is not None:
+            facts = RepeatedFacts.of_layers(facts, *self.layers, space.split)
+        eliminations, eliminating = ColumnEliminations(), monotonic() + ELIMINATING * (until - monotonic())
+        for mesh in self.meshes:
+            if monotonic() > latest:
+                return
+            bound = kind(space, facts, mesh, self.hardware, self.objective == "overlap")
+            usual = eliminations if monotonic() < eliminating else None
+            yield Branching.on(bound, len(self.meshes) > 1, self.objective, usual)
+
+    def _nothing_fits(self, searching: BranchAndBound) -> NothingFits:
+        """Return the error of a search without a result."""
+        is_open = searching.queue or searching.refuted
+        found = "no layout was found whose memory suffices" if is_open else "no layout's memory suffices"
+        has = f": {memory_text(searching.room, searching.least_memory)}" if searching.room < inf else ""
+        others = [*["--storage"] * (not self.storage), *["--recompute"] * (not self.recomputes)]
+        remedy = f"; {' or '.join(others)} may need less" if others else ""
+        return NothingFits(f"{found}{has}{remedy}")
 
 
 def _unpriced(mesh: Mesh, layout: Layout) -> Price:

@@ -7,7 +7,7 @@ Work is taken to be split over all axes that may split it, and communicating val
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import compress
 from math import inf
@@ -43,9 +43,10 @@ Alive = dict[tuple[Columns, Columns], Seconds]
 
 @attrs.frozen(slots=False, eq=False)
 class LayoutBound(SearchSetting):
-    """The bound for layouts on one mesh. sums: the bounds of pending sums by their facts."""
+    """The bound for layouts on one mesh. sums: bounds of pending sums, and alive: live bytes, by their facts."""
 
     sums: dict[int, SumBound] = attrs.field(factory=dict)
+    alive: dict[int, Alive] = attrs.field(factory=dict)
 
     @cached_property
     def at_once(self) -> int:
@@ -72,14 +73,16 @@ class LayoutBound(SearchSetting):
 
     def memory(self, known: MaskRange) -> Seconds:
         """Return the bytes of arguments and gradients, plus the most bytes of other live values, without gathered copies."""
-        return self._held(known, self.step.memory, self._alive)
+        return self._held(known, self.step.memory)
 
     def memory_on_device(self, known: MaskRange) -> Seconds:
         """Return the bytes of `memory` that surely have buffers on the device."""
-        return self._held(known, self.step.memory_on_device, self._alive_on_device)
+        return self._held(known, self.step.memory_on_device)
 
-    def _held(self, known: MaskRange, facts: MemoryFacts, alive: Alive) -> Seconds:
-        unions: dict[Columns, Rows] = {}
+    def _held(self, known: MaskRange, facts: MemoryFacts) -> Seconds:
+        if id(facts) not in self.alive:
+            self.alive[id(facts)] = self._alive(facts)
+        alive, unions = self.alive[id(facts)], dict[Columns, Rows]()
         shares = np.ones((len(known.low), len(alive)))
         for i, (columns, unless) in enumerate(alive):
             for each in (columns, unless):
@@ -90,15 +93,7 @@ class LayoutBound(SearchSetting):
         always = ((self.columns(dims), size) for dims, size in facts.always.items())
         return self._split(known, always) + most
 
-    @cached_property
-    def _alive(self) -> Alive:
-        return self._alive_of(self.step.memory)
-
-    @cached_property
-    def _alive_on_device(self) -> Alive:
-        return self._alive_of(self.step.memory_on_device)
-
-    def _alive_of(self, facts: MemoryFacts) -> Alive:
+    def _alive(self, facts: MemoryFacts) -> Alive:
         """Return the bytes that are alive at each point, by the columns that split them and the columns that must be whole."""
         found: Alive = {(frozenset(), frozenset()): np.zeros(len(facts.bytes))}
         for kind, column in zip(facts.kinds, facts.bytes.T, strict=True):
@@ -123,43 +118,33 @@ class LayoutBound(SearchSetting):
 
         `until` is a time of `time.monotonic`.
         """
-        return self._by_regime(known, lambda bound, some: bound._of_each(some, storage_is_open, until))
+        return self._by_regime(known, LayoutBound._by_facts, storage_is_open, until)
 
     def sure_seconds(self, known: MaskRange, storage_is_open: bool = False, until: float = inf) -> Seconds:
         """Return a faster, smaller bound, which counts only equations that are common under every split of mixed dimensions."""
-        return self._by_regime(known, lambda bound, some: bound._of_common(some, storage_is_open, until))
+        return self._by_regime(known, LayoutBound._by_common_facts, storage_is_open, until)
 
-    def effects(self, known: MaskRange) -> Mapping[str, Seconds]:
-        """Return the bounds of single effects, by their names in `cost/model.py`, for layouts whose columns are all decided."""
-        found: dict[str, Seconds] = defaultdict(lambda: np.zeros(len(known.low)))
+    def _by_regime(
+        self,
+        known: MaskRange,
+        groups: Callable[[LayoutBound, MaskRange], Iterable[tuple[Facts, Integers]]],
+        is_open: bool,
+        until: float,
+    ) -> Seconds:
+        """Return bounds, block by block, as far as time allows. groups: the facts that bound some of the layouts."""
+        total = np.zeros(len(known.low))
         for bound, rows in self._regimes(known):
-            for facts, some in bound._by_facts(known.where(rows)):
-                each = EffectBounds(bound, known.where(rows[some]))
-                for name, seconds in bound._effects(facts, each).items():
-                    found[name][rows[some]] = seconds
-        return {**found, "memory": self.memory(known)}
-
-    def _effects(self, facts: Facts, each: EffectBounds) -> Mapping[str, Seconds]:
-        sent, joined = each.halos()
-        return {
-            "kernels": each.total(facts.kernels) + joined,
-            "pending sums": self._sums(facts).seconds(each, storage_is_open=False, with_kernels=False),
-            "data movement": each.moved(facts.moved),
-            "stored parameters": each.stored(facts.stored),
-            "halos": sent,
-        }
+            for facts, some in groups(bound, known.where(rows)):
+                for start in range(0, len(some), BLOCK):
+                    if monotonic() > until:
+                        return total
+                    block = rows[some[start : start + BLOCK]]
+                    total[block] = bound._seconds(facts, known.where(block), is_open)
+        return total
 
     def alike(self, known: MaskRange) -> Integers:
         """Return a number for each layout, the same for those with the same facts."""
         return self._splits(known)[1]
-
-    def _of_each(self, known: MaskRange, storage_is_open: bool, until: float) -> Seconds:
-        total = np.zeros(len(known.low))
-        for facts, rows in self._by_facts(known):
-            if monotonic() > until:
-                break
-            self._bound(total, rows, facts, known, storage_is_open, until)
-        return total
 
     def _by_facts(self, known: MaskRange) -> Iterator[tuple[Facts, Integers]]:
         """Yield the layouts that have the same facts together."""
@@ -184,17 +169,10 @@ class LayoutBound(SearchSetting):
         may = frozenset(np.flatnonzero(known.high.any(axis=0)).tolist())
         return frozenset(name for name in self.step.mixed if self.space.number.get(name) in may)
 
-    def _of_common(self, known: MaskRange, storage_is_open: bool, until: float) -> Seconds:
+    def _by_common_facts(self, known: MaskRange) -> Iterator[tuple[Facts, Integers]]:
+        """Yield all layouts, with the facts that they have in common."""
         mixed = frozenset(name for name in self.step.mixed if self.space.number.get(name) in self._mixed)
-        total = np.zeros(len(known.low))
-        self._bound(total, np.arange(len(total)), self.step.facts(mixed), known, storage_is_open, until)
-        return total
-
-    def _by_regime(self, known: MaskRange, seconds: Callable[[LayoutBound, MaskRange], Seconds]) -> Seconds:
-        total = np.zeros(len(known.low))
-        for bound, rows in self._regimes(known):
-            total[rows] = seconds(bound, known.where(rows))
-        return total
+        yield self.step.facts(mixed), np.arange(len(known.low))
 
     def _regimes(self, known: MaskRange) -> Iterator[tuple[LayoutBound, Integers]]:
         """Yield the bound for each regime of the cost model, with the layouts whose programs may be in it."""
@@ -224,16 +202,6 @@ class LayoutBound(SearchSetting):
         if hardware == self.hardware:
             return self
         return LayoutBound(self.space, self.step.on(hardware.device), self.mesh, hardware, self.overlaps)
-
-    def _bound(
-        self, total: Seconds, rows: Integers, facts: Facts, known: MaskRange, is_open: bool, until: float
-    ) -> None:
-        """Write the bounds of some rows, as far as time allows."""
-        for start in range(0, len(rows), BLOCK):
-            if monotonic() > until:
-                break
-            some = rows[start : start + BLOCK]
-            total[some] = self._seconds(facts, known.where(some), is_open)
 
     @property
     def _mixed(self) -> list[int]:

@@ -33,6 +33,9 @@ FEW = 1e-3
 WHOLE = ""
 """The name of all dimensions that no layout splits."""
 
+PLAIN = ("kernels", "arithmetic", "stored")
+"""The fields of `Facts` whose facts are about no values."""
+
 
 Form = TypeVar("Form")
 Found = TypeVar("Found")
@@ -119,13 +122,12 @@ Rename = Callable[[str], str]
 
 @attrs.frozen
 class _CanonicalFacts:
-    """Facts in canonical form, with the number of each. examples: form -> facts of this form that share values."""
+    """Facts in canonical form, with the number of each, by the field of `Facts` that holds them.
 
-    kernels: Counter[Any]
-    arithmetic: Counter[Any]
-    stored: Counter[Any]
-    sums: Counter[Any]
-    moved: Counter[Any]
+    examples: form -> facts of this form that share values.
+    """
+
+    counts: Mapping[str, Counter[Any]]
     gathered_bytes: int
     examples: Mapping[Hashable, Sequence[Any]]
     completing: Mapping[Value, Sequence[tuple[Term, Term]]]
@@ -137,53 +139,42 @@ class _CanonicalFacts:
             return tuple(tuple(facts.completing.get(stop.value, ())) for stop in stops)
 
         routes = (attrs.evolve(route, needing=()) for route in facts.routes)  # of use to `preceding` alone
-        sums = {(group, longer(group)): group for group in sharing(routes)}
-        moved = {(group, ()): group for group in sharing(facts.moved)}
-        sum_forms, moved_forms = ([_form(each, rename, {}) for each in every] for every in (sums, moved))
-        return cls(
-            _counted(facts.kernels, rename),
-            _counted(facts.arithmetic, rename),
-            _counted(facts.stored, rename),
-            Counter(sum_forms),
-            Counter(moved_forms),
-            facts.gathered_bytes,
-            dict(zip((*sum_forms, *moved_forms), (*sums.values(), *moved.values()), strict=True)),
-            facts.completing,
-        )
+        groups: Mapping[str, Mapping[Hashable, Sequence[Any]]] = {
+            "routes": {(group, longer(group)): group for group in sharing(routes)},
+            "moved": {(group, ()): group for group in sharing(facts.moved)},
+        }
+        counts = {name: _counted(getattr(facts, name), rename) for name in PLAIN}
+        examples: dict[Hashable, Sequence[Any]] = {}
+        for name, every in groups.items():
+            forms = [_form(each, rename, {}) for each in every]
+            counts[name] = Counter(forms)
+            examples.update(zip(forms, every.values(), strict=True))
+        return cls(counts, facts.gathered_bytes, examples, facts.completing)
 
 
 def _extrapolated(forms: Sequence[_CanonicalFacts], number: int) -> Facts | None:
     """Return the facts of a step with a number of layers, or None if the short steps do not differ by the same."""
-    last = forms[-1]
-    kernels, arithmetic, stored = (
-        _further([getattr(each, name) for each in forms], number)
-        for name in ("kernels", "arithmetic", "stored")
-    )
-    sums, moved = (
-        _further(_regular([getattr(each, name) for each in forms], last.examples), number)
-        for name in ("sums", "moved")
-    )
-    if kernels is None or arithmetic is None or stored is None or sums is None or moved is None:
-        return None
-    if len({each.gathered_bytes for each in forms}) > 1:
-        return None
-    routes = {route: n for form, n in sums.items() for route in last.examples[form]}
+    last, found = forms[-1], dict[str, Counter[Any]]()
+    for name in last.counts:
+        counts: Sequence[Counter[Any]] = [each.counts[name] for each in forms]
+        every = _further(counts if name in PLAIN else _regular(counts, last.examples), number)
+        if every is None or len({each.gathered_bytes for each in forms}) > 1:
+            return None
+        found[name] = every
+    routes = {route: n for form, n in found["routes"].items() for route in last.examples[form]}
+    moved = [(each, n) for form, n in found["moved"].items() for each in last.examples[form]]
+    plain: dict[str, Any] = {name: found[name] for name in PLAIN}
     times = {stop.value: n for route, n in routes.items() for stop in route.stops}
+    completing = {
+        value: [(Total((a,), n), Total((b,), n)) for a, b in last.completing.get(value, ())]
+        for value, n in times.items()
+    }
     return Facts(
-        kernels,
-        arithmetic,
-        {
-            v: [(_times(a, times[v]), _times(b, times[v])) for a, b in last.completing.get(v, ())]
-            for v in times
-        },
-        tuple(_repeated(route, n) for route, n in routes.items()),
-        tuple(
-            attrs.evolve(each, trips=each.trips * n)
-            for form, n in moved.items()
-            for each in last.examples[form]
-        ),
-        stored,
-        last.gathered_bytes,
+        **plain,
+        completing=completing,
+        routes=tuple(_repeated(route, n) for route, n in routes.items()),
+        moved=tuple(attrs.evolve(each, trips=each.trips * n) for each, n in moved),
+        gathered_bytes=last.gathered_bytes,
     )
 
 
@@ -218,10 +209,6 @@ def _bytes(fact: SumRoute | MovedData) -> int:
     if isinstance(fact, SumRoute):
         return min(stop.array.bytes * stop.array.trips for stop in fact.stops)
     return fact.trips * min(path.bytes for path in fact.paths)
-
-
-def _times(term: Term, number: int) -> Term:
-    return Total((term,), number)
 
 
 def _repeated(route: SumRoute, number: int) -> SumRoute:

@@ -28,15 +28,21 @@ from mtfc.compiler.analysis.dimension_names import (
     rule_of,
     uses_of,
 )
-from mtfc.compiler.cost.effects.halo_exchange import Halo, Halos
-from mtfc.compiler.cost.effects.memory import MemoryBound, Splitting, equal_in, merging_in
-from mtfc.compiler.cost.effects.moved_data import MovedData
-from mtfc.compiler.cost.effects.pending_sums import SumRoute, preceding, without_useless_stops
-from mtfc.compiler.cost.effects.roofline import is_binary
-from mtfc.compiler.cost.effects.stored_parameters import StoredParameter, all_are_used
+from mtfc.compiler.cost.effects.halo_exchange import Halo, halos_of
+from mtfc.compiler.cost.effects.memory import (
+    MemoryBound,
+    Splitting,
+    equal_in,
+    memory_bound,
+    memory_bound_on_device,
+    merging_in,
+)
+from mtfc.compiler.cost.effects.moved_data import MovedData, moved_data
+from mtfc.compiler.cost.effects.pending_sums import SumRoute, preceding, sum_routes, without_useless_stops
+from mtfc.compiler.cost.effects.roofline import is_binary, kernel_bounds
+from mtfc.compiler.cost.effects.stored_parameters import StoredParameter, all_are_used, stored_parameters
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, ShardedAmount, Term
-from mtfc.compiler.cost.model import DATA_MOVEMENT, KERNELS, MEMORY, PENDING_SUMS, STORED_PARAMETERS
 from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
@@ -128,12 +134,12 @@ class StepFacts:
     @cached_property
     def memory(self) -> MemoryFacts:
         """The bound of the memory without a device."""
-        return self._memory(MEMORY.bound(self._program(is_binary)))
+        return self._memory(memory_bound(self.function, self.names, self._replaced))
 
     @cached_property
     def memory_on_device(self) -> MemoryFacts:
         """The bound of the memory on the device."""
-        return self._memory(MEMORY.bound_on_device(self._program(is_binary)))
+        return self._memory(memory_bound_on_device(self._program(is_binary)))
 
     def _memory(self, bound: MemoryBound) -> MemoryFacts:
         return MemoryFacts(bound.always, *largest_points(({},) if self.recomputes else bound.points))
@@ -179,29 +185,30 @@ class StepFacts:
     def halos(self, shards: int) -> Mapping[Halo, int]:
         """Return the halos where a dimension is split over a number of shards."""
         if shards not in self.sent:
-            self.sent[shards] = Counter(Halos(shards).bound(self._program(is_binary)))
+            self.sent[shards] = Counter(halos_of(self._program(is_binary), self.function, shards))
         return self.sent[shards]
 
 
 def _facts(program: CommonProgram) -> Facts:
-    stored = STORED_PARAMETERS.bound(program)
-    routes = PENDING_SUMS.bound(program)
+    function, names, is_common = program.function, program.names, program.is_common
+    stored = tuple(stored_parameters(function, names, is_common))
+    routes = sum_routes(function, names, is_common, program.has_short_routes)
     readers = {stop.value: stop.readers for route in routes for stop in route.stops}
-    kernels = KERNELS.bound(program, readers)
+    kernels = tuple(kernel_bounds(program, function, readers))
     completing: dict[Value, list[tuple[Term, Term]]] = defaultdict(list)
     for kernel in kernels:
         for value, other in kernel.completing:
             completing[value].append((kernel.seconds, other))
-    always = all_are_used(program.function, program.is_common)
+    always = all_are_used(function, is_common)
     return Facts(
         Counter(kernel.seconds for kernel in kernels),
         Counter(kernel.arithmetic for kernel in kernels),
         completing,
         without_useless_stops(routes, completing),
-        DATA_MOVEMENT.bound(program),
+        tuple(moved_data(function, names, is_common)),
         Counter(stored),
         min((each.item_bytes for each in stored), default=0) if always else 0,
-        preceding(program.function, routes),
+        preceding(function, routes),
     )
 
 
@@ -225,11 +232,10 @@ def replaced_in(function: Function, counts: IsCommon) -> dict[Equation, DimSets]
     same op adds its sets.
     """
     found: dict[Equation, DimSets] = {}
-    uses, names = uses_of(function), names_of(function)
+    names = names_of(function)
     makers = {value: eqn for eqn in walk(function.body) for value in eqn.results}
-    for eqn in reversed(list(walk(function.body))):
-        if not eqn.regions and OPS[eqn.op].distribute is not None and counts(eqn):
-            users = (user for value in eqn.results for user in uses[value] if user.op == eqn.op)
+    for eqn, users in _distributed(function):
+        if counts(eqn):
             sets = _least_sets(eqn, names, makers).union(*(found.get(user, ()) for user in users))
             if sets:
                 found[eqn] = sets
@@ -242,13 +248,18 @@ def mixed_in(function: Function) -> dict[Equation, Dims]:
     If these dimensions are whole, nothing is gathered or replaced, whether the op's rule applies or not.
     """
     found: dict[Equation, Dims] = {}
+    for eqn, users in _distributed(function):
+        own = frozenset(called(eqn, name) for name in _mixed(eqn))
+        found[eqn] = own.union(*(found[user] for user in users))
+    return found
+
+
+def _distributed(function: Function) -> Iterator[tuple[Equation, list[Equation]]]:
+    """Yield equations that a `distribute` rule may replace, the last first, with the equations of the same op that use them."""
     uses = uses_of(function)
     for eqn in reversed(list(walk(function.body))):
         if not eqn.regions and OPS[eqn.op].distribute is not None:
-            users = (user for value in eqn.results for user in uses[value] if user.op == eqn.op)
-            own = frozenset(called(eqn, name) for name in _mixed(eqn))
-            found[eqn] = own.union(*(found[user] for user in users))
-    return found
+            yield eqn, [user for value in eqn.results for user in uses[value] if user.op == eqn.op]
 
 
 def _is_attention(eqn: Equation) -> bool:

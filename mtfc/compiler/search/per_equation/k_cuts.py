@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.ir.core import Function
-from mtfc.compiler.ir.types import Axes, Layout, Mesh
+from mtfc.compiler.ir.types import Axes, Mesh
 from mtfc.compiler.search.found import Found, NothingFits, Progress, silent
 from mtfc.compiler.search.per_equation.choice_network import (
     ChoiceNode,
@@ -39,19 +39,6 @@ ROUNDING = 1e-9
 Projection = tuple[object, ...]
 
 
-@attrs.frozen(eq=False)
-class Cuts:
-    """A tiling by k-cuts, and the bytes that all devices send together after each cut; the last number is the total.
-
-    is_exact: False if the time ended before some cut was proven to be the best after those before it.
-    """
-
-    mesh: Mesh
-    layout: Layout
-    sent: tuple[float, ...]
-    is_exact: bool = True
-
-
 def prime_factors(number: int) -> list[int]:
     """Return the prime factors, the largest first."""
     found, rest = [], number
@@ -68,14 +55,13 @@ def k_cuts(
     splittable: Collection[str],
     until: float,
     progress: Progress = silent,
-) -> Cuts:
-    """Return the tiling by cuts along the axes of a mesh, in their order.
+) -> Found:
+    """Return the tiling by cuts along the axes of a mesh, in their order. Its value is the bytes that one device sends.
 
     Raises `TimeoutError` if the choices of some cut are not known at `until`, a time of `time.monotonic`, and `NotFound`.
     """
     chosen: dict[object, Projection] = {}
     sent: list[float] = []
-    is_exact = True
     cuts = max(len(mesh.axes), 1)
     for number in range(1, cuts + 1):
         progress(f"cut {number} of {cuts}", None, None)
@@ -85,11 +71,11 @@ def k_cuts(
             _keep_cuts(node, part.names[:-1], chosen)
         unit = unit_of(network)
         found = solve(to_problem(network, unit, None, function.name), until)
-        is_exact &= found.cost == found.lower_bound
         sent.append(found.cost / unit * part.devices)
         pairs = zip(network.nodes, found.choices, strict=True)
         chosen = {node.owner: projection(node, choice, part.names) for node, choice in pairs}
-    return Cuts(mesh, layout_of_choices(network, found.choices, "cuts"), tuple(sent), is_exact)
+    layout = layout_of_choices(network, found.choices, "found")
+    return Found(mesh, layout, sent[-1] / mesh.devices, 0.0, 1, cuts=tuple(sent))
 
 
 def _keep_cuts(node: ChoiceNode, axes: Axes, chosen: Mapping[object, Projection]) -> None:
@@ -117,7 +103,7 @@ def _only(layout: Collection[tuple[str, Axes]] | Iterator[tuple[str, Axes]], axe
 
 def search(
     step: Function, splittable: Collection[str], mesh: Mesh, until: float, progress: Progress = silent
-) -> tuple[Found, Cuts]:
+) -> Found:
     """Return the tiling by k-cuts of `step`, an undistributed function, with a lower bound for all tilings: bytes of one device.
 
     Memory does not count, as in the paper. Raises `NothingFits` if the time ends before all cuts are known, and
@@ -125,7 +111,7 @@ def search(
     """
     started = monotonic()
     try:
-        cuts = k_cuts(step, mesh, splittable, started + CUTTING * (until - started), progress)
+        found = k_cuts(step, mesh, splittable, started + CUTTING * (until - started), progress)
     except (TimeoutError, NotFound):
         raise NothingFits(
             f"the time ended before all {len(mesh.axes)} cuts were known; a larger --budget or a --mesh with fewer axes may help"
@@ -139,7 +125,6 @@ def search(
         pass
     except KeyboardInterrupt:
         is_interrupted = True
-    sent = cuts.sent[-1] / mesh.devices
-    sent = bound if isclose(sent, bound, rel_tol=ROUNDING) else sent
-    layout = attrs.evolve(cuts.layout, name="found")
-    return Found(mesh, layout, sent, min(bound, sent), 1, is_interrupted), cuts
+    is_least = isclose(found.objective, bound, rel_tol=ROUNDING)
+    sent = bound if is_least else found.objective
+    return attrs.evolve(found, objective=sent, lower_bound=min(bound, sent), is_interrupted=is_interrupted)

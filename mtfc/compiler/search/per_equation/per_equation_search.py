@@ -24,10 +24,18 @@ from mtfc.compiler.cost.sizes import Numbers, whole
 from mtfc.compiler.cost.tables.reshard_costs import Conversions, seconds_on
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Function, Value
-from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.partition.layout_rules import without_unit_axes
-from mtfc.compiler.search.found import Found, NothingFits, Objective, Pricing, Progress, silent, value_of
+from mtfc.compiler.search.found import (
+    Found,
+    NothingFits,
+    Objective,
+    PricedLayouts,
+    Pricing,
+    Progress,
+    memory_text,
+    silent,
+)
 from mtfc.compiler.search.per_equation.choice_network import (
     ChoiceNetwork,
     layout_of,
@@ -61,10 +69,6 @@ class EquationLayouts:
     lower_bound: float
     memory: int
     is_interrupted: bool = False
-
-    @property
-    def gap(self) -> float:
-        return (self.cost - self.lower_bound) / self.cost if self.cost else 0.0
 
 
 @attrs.frozen
@@ -192,59 +196,155 @@ class _Answer:
     is_interrupted: bool
 
 
-def search(
-    step: Function,
-    splittable: Collection[str],
-    meshes: Sequence[Mesh],
-    hardware: Hardware,
-    pricing: Pricing,
-    until: float,
-    objective: Objective = "time",
-    known: Collection[tuple[Mesh, Layout]] = (),
-    progress: Progress = silent,
-    fixed: Mapping[str, Rules] = {},
-    best_global: tuple[Mesh, Layout] | None = None,
-) -> Found:
-    """Return the layouts of the equations of `step`, an undistributed function, that take least time within the device's memory.
+@attrs.frozen
+class EquationSpace:
+    """The layouts of the equations of `step`, an undistributed function, on some meshes of a machine.
 
-    splittable: dimensions that a layout can name. until: the end, a time of `time.monotonic`; each mesh gets an equal part of the
-    time that is left. known: layouts that are returned if they take less time when compiled. fixed: layouts that equations must
-    have, by name. best_global: a layout that is known, too, and whose mesh is searched whatever its number of axes. Raises
-    `NothingFits`. `KeyboardInterrupt` ends the search with the best so far; without any, it is raised.
-
-    The compiled program may need more memory than the solver says. Then the solver is given less. The program may also take less
-    time than the bound, as small collectives travel together. Then the solver is asked for a machine where that gains nothing.
-
-    With the objective `bytes`, devices repeat no work, and each use of a value counts by itself (see `sent_bytes.py`). Known
-    layouts may repeat work, so there are none.
+    splittable: dimensions that a layout can name. fixed: layouts that equations must have, by name.
     """
-    tried = of_few_axes(meshes) if objective != "bytes" else _finest(meshes)
-    if best_global is not None:
-        known = (*known, best_global)
-        tried = [*tried, *(mesh for mesh in [best_global[0]] if mesh not in tried)]
-    ask = partial(_ask, step, splittable, tried, until, objective, progress, fixed)
-    pricing = cache(pricing)
-    answers = [ask(hardware)]
-    if answers[0].is_interrupted and not answers[0].found and not known:
-        raise KeyboardInterrupt
-    smaller = hardware
-    for _ in range(TIGHTENED):
-        excess = _excess(answers[-1], objective, hardware, pricing)
-        if not excess or answers[-1].is_interrupted or monotonic() > until:
-            break
-        smaller = _with_memory(smaller, smaller.device.memory - excess)
-        answers.append(attrs.evolve(ask(smaller), bound=answers[0].bound))
-    unsplit = None if fixed or objective == "bytes" else (tried[0], Layout("none"))
-    best = _best(answers, objective, hardware, pricing, known, unsplit)
-    if objective == "bytes":
+
+    step: Function
+    splittable: Collection[str]
+    meshes: Sequence[Mesh]
+    hardware: Hardware
+    objective: Objective = "time"
+    fixed: Mapping[str, Rules] = attrs.field(factory=dict)
+
+    def best(
+        self,
+        pricing: Pricing,
+        until: float,
+        known: Collection[tuple[Mesh, Layout]] = (),
+        progress: Progress = silent,
+        best_global: tuple[Mesh, Layout] | None = None,
+    ) -> Found:
+        """Return the layouts under which the step takes least time within the device's memory.
+
+        until: the end, a time of `time.monotonic`; each mesh gets an equal part of the time that is left. known: layouts that are
+        returned if they take less time when compiled. best_global: a layout that is known, too, and whose mesh is searched
+        whatever its number of axes. Raises `NothingFits`. `KeyboardInterrupt` ends the search with the best so far; without any,
+        it is raised.
+
+        The compiled program may need more memory than the solver says. Then the solver is given less. The program may also take
+        less time than the bound, as small collectives travel together. Then the solver is asked for a machine where that gains
+        nothing.
+
+        With the objective `bytes`, devices repeat no work, and each use of a value counts by itself (see `sent_bytes.py`). Known
+        layouts may repeat work, so there are none.
+        """
+        in_bytes, hardware = self.objective == "bytes", self.hardware
+        meshes = _finest(self.meshes) if in_bytes else of_few_axes(self.meshes)
+        if best_global is not None:
+            known = (*known, best_global)
+            meshes = [*meshes, *(mesh for mesh in [best_global[0]] if mesh not in meshes)]
+        ask, pricing = partial(self._ask, meshes, until, progress), cache(pricing)
+        answers = [ask(hardware)]
+        if answers[0].is_interrupted and not answers[0].found and not known:
+            raise KeyboardInterrupt
+        smaller = hardware
+        for _ in range(TIGHTENED):
+            needed = [pricing(mesh, each.layout).tiled for each, mesh in self._promising(answers[-1])]
+            excess = max(0.0, min(needed, default=0) - hardware.device.memory)
+            if not excess or answers[-1].is_interrupted or monotonic() > until:
+                break
+            smaller = _with_memory(smaller, smaller.device.memory - excess)
+            answers.append(attrs.evolve(ask(smaller), bound=answers[0].bound))
+        unsplit = None if self.fixed or in_bytes else (meshes[0], Layout("none"))
+        best = self._best(answers, pricing, known, unsplit)
+        if in_bytes:
+            return best
+        may_be_small = any(_may_be_small(self.step, mesh, hardware.device) for mesh in meshes)
+        if (best.refuted or may_be_small) and not best.is_interrupted:
+            answers.append(ask(_optimistic(hardware)))
+            best = self._best(answers, pricing, known, unsplit)
+        if best.refuted and best.is_interrupted:
+            return attrs.evolve(best, refuted=None, lower_bound=0.0)
         return best
-    may_be_small = any(_may_be_small(step, mesh, hardware.device) for mesh in tried)
-    if (best.refuted or may_be_small) and not best.is_interrupted:
-        answers.append(ask(_optimistic(hardware)))
-        best = _best(answers, objective, hardware, pricing, known, unsplit)
-    if best.refuted and best.is_interrupted:
-        return attrs.evolve(best, refuted=None, lower_bound=0.0)
-    return best
+
+    def _ask(self, meshes: Sequence[Mesh], until: float, progress: Progress, hardware: Hardware) -> _Answer:
+        """Ask the solver for the best layouts on each mesh of a machine."""
+        in_bytes, weights = self.objective == "bytes", WEIGHTS[self.objective]
+        turns = [(Topology.of(mesh, hardware), each) for mesh in meshes for each in weights]
+        found: list[tuple[EquationLayouts, Mesh]] = []
+        bounds = {
+            mesh: 0.0 if in_bytes else least_dot_seconds(self.step, mesh, hardware.device) for mesh in meshes
+        }
+        is_interrupted = False
+        for number, (topology, each) in enumerate(turns):
+            mesh, deadline = topology.mesh, monotonic() + (until - monotonic()) / (len(turns) - number)
+            try:
+                network = self._network(topology, each, hardware, until)
+                best = _on(network, mesh, hardware, deadline, progress)
+            except Infeasible:
+                bounds[mesh] = inf
+                continue
+            except (NotFound, TimeoutError):
+                continue
+            except KeyboardInterrupt:
+                is_interrupted = True
+                break
+            at_once = topology.at_once if self.objective == "overlap" else 0
+            bounds[mesh] = max(bounds[mesh], best.lower_bound / (1 + each.communication * at_once))
+            found.append((best, mesh))
+            is_interrupted = best.is_interrupted
+            if is_interrupted:
+                break
+        return _Answer(found, min(bounds.values()), is_interrupted)
+
+    def _network(
+        self, topology: Topology, weights: Weights, hardware: Hardware, until: float
+    ) -> ChoiceNetwork:
+        """Return the choices on a mesh, with the fixed layouts."""
+        if self.objective == "bytes":
+            network = counted_network(self.step, topology.mesh, self.splittable, until=until)
+        else:
+            network = timed_network(self.step, topology, hardware.device, self.splittable, weights, until)
+        for name, rules in self.fixed.items():
+            fix(network, name, without_unit_axes(rules, topology.mesh))
+        return network
+
+    def _best(
+        self,
+        answers: Sequence[_Answer],
+        pricing: Pricing,
+        known: Iterable[tuple[Mesh, Layout]],
+        unsplit: tuple[Mesh, Layout] | None,
+    ) -> Found:
+        """Return the best solution that fits, or a known layout that takes less time when both are compiled.
+
+        Without overlap, the solver's cost picks the best solution of an answer. The result has the solver's cost if the compiled
+        program agrees, and the bound of the last answer. unsplit: a layout that counts as known if the time was up before any
+        solution.
+        """
+        bound, in_bytes, room = answers[-1].bound, self.objective == "bytes", self.hardware.device.memory
+        tried = PricedLayouts(pricing, self.objective, room)
+        tried.is_interrupted = any(each.is_interrupted for each in answers)
+        costs: dict[tuple[Mesh, Layout], float] = {}
+        for best, mesh in (each for answer in answers for each in self._promising(answer)):
+            tried.offer(mesh, best.layout)
+            costs.setdefault((mesh, best.layout), best.cost)
+        others = [*known] if tried.best or unsplit is None or bound == inf else [*known, unsplit]
+        for mesh, layout in others:
+            tried.offer(mesh, layout)
+        if tried.best is None:
+            has = f"memory suffices: {memory_text(room, None)}"
+            more = f"no tiling was found whose {has}; a larger --budget may find one"
+            raise NothingFits(f"no tiling's {has}" if bound == inf else more)
+        value, cost = tried.limit, costs.get(tried.best)
+        shown = value
+        if cost is not None and (
+            in_bytes or (self.objective == "time" and isclose(value, cost, rel_tol=SMALL, abs_tol=ROUNDING))
+        ):
+            shown = cost
+        found = tried.found(min(bound, shown))
+        is_refuted = not in_bytes and value < (1 - SMALL) * bound - ROUNDING
+        return attrs.evolve(found, objective=shown, refuted=found.layout if is_refuted else None)
+
+    def _promising(self, answer: _Answer) -> Sequence[tuple[EquationLayouts, Mesh]]:
+        """Return the solutions that are worth compiling."""
+        if self.objective == "overlap":
+            return answer.found
+        return sorted(answer.found, key=lambda each: each[0].cost)[:1]
 
 
 def of_few_axes(meshes: Sequence[Mesh]) -> list[Mesh]:
@@ -257,12 +357,6 @@ def _finest(meshes: Sequence[Mesh]) -> list[Mesh]:
     meshes in which neighbouring axes are one.
     """
     return [max(meshes, key=lambda mesh: len(mesh.axes))]
-
-
-def _excess(answer: _Answer, objective: Objective, hardware: Hardware, pricing: Pricing) -> float:
-    """Return the bytes that the smallest compiled solution needs beyond the memory; 0 if one fits, or there is none."""
-    needed = [pricing(mesh, each.layout).tiled for each, mesh in _promising(answer, objective)]
-    return max(0.0, min(needed, default=0) - hardware.device.memory)
 
 
 def _with_memory(hardware: Hardware, memory: float) -> Hardware:
@@ -289,51 +383,6 @@ def _optimistic(hardware: Hardware) -> Hardware:
     return attrs.evolve(hardware, device=cheapest(hardware.device), links=tuple(links))
 
 
-def _ask(
-    step: Function,
-    splittable: Collection[str],
-    meshes: Sequence[Mesh],
-    until: float,
-    objective: Objective,
-    progress: Progress,
-    fixed: Mapping[str, Rules],
-    hardware: Hardware,
-) -> _Answer:
-    turns = [(Topology.of(mesh, hardware), weights) for mesh in meshes for weights in WEIGHTS[objective]]
-    found: list[tuple[EquationLayouts, Mesh]] = []
-    bounds = {
-        mesh: 0.0 if objective == "bytes" else least_dot_seconds(step, mesh, hardware.device)
-        for mesh in meshes
-    }
-    is_interrupted = False
-    for number, (topology, weights) in enumerate(turns):
-        mesh, deadline = topology.mesh, monotonic() + (until - monotonic()) / (len(turns) - number)
-        try:
-            network = (
-                counted_network(step, mesh, splittable, until=until)
-                if objective == "bytes"
-                else timed_network(step, topology, hardware.device, splittable, weights, until)
-            )
-            for name, rules in fixed.items():
-                fix(network, name, without_unit_axes(rules, mesh))
-            best = _on(network, mesh, hardware, deadline, progress)
-        except Infeasible:
-            bounds[mesh] = inf
-        except (NotFound, TimeoutError):
-            continue
-        except KeyboardInterrupt:
-            is_interrupted = True
-            break
-        else:
-            at_once = topology.at_once if objective == "overlap" else 0
-            bounds[mesh] = max(bounds[mesh], best.lower_bound / (1 + weights.communication * at_once))
-            found.append((best, mesh))
-            if best.is_interrupted:
-                is_interrupted = True
-                break
-    return _Answer(found, min(bounds.values()), is_interrupted)
-
-
 def _on(
     network: ChoiceNetwork, mesh: Mesh, hardware: Hardware, deadline: float, progress: Progress
 ) -> EquationLayouts:
@@ -344,55 +393,6 @@ def _on(
         progress(f"mesh {'x'.join(str(size) for _, size in mesh.axes)}: {doing}", *seconds)
 
     return best_layouts(network, hardware.device.memory, deadline, tell)
-
-
-def _best(
-    answers: Sequence[_Answer],
-    objective: Objective,
-    hardware: Hardware,
-    pricing: Pricing,
-    known: Iterable[tuple[Mesh, Layout]],
-    unsplit: tuple[Mesh, Layout] | None,
-) -> Found:
-    """Return the best solution that fits, or a known layout that takes less time when both are compiled.
-
-    Without overlap, the solver's cost picks the best solution of an answer. The result has the solver's cost if the compiled
-    program agrees, and the bound of the last answer. unsplit: a layout that counts as known if the time was up before any
-    solution.
-    """
-    bound, is_interrupted = answers[-1].bound, any(each.is_interrupted for each in answers)
-    evaluated, least, found = 0, inf, None
-    for best, mesh in (each for answer in answers for each in _promising(answer, objective)):
-        price = pricing(mesh, best.layout)
-        value = value_of(price, objective)
-        evaluated += 1
-        if price.tiled <= hardware.device.memory and value < least:
-            agrees = objective == "time" and isclose(value, best.cost, rel_tol=SMALL, abs_tol=ROUNDING)
-            cost, least = best.cost if agrees or objective == "bytes" else value, value
-            found = Found(mesh, attrs.evolve(best.layout, name="found"), cost, min(bound, cost), 1)
-    others = [*known] if found or unsplit is None or bound == inf else [*known, unsplit]
-    for mesh, layout in others:
-        price = pricing(mesh, layout)
-        evaluated += 1
-        if price.tiled <= hardware.device.memory and value_of(price, objective) < least:
-            least = value_of(price, objective)
-            found = Found(mesh, attrs.evolve(layout, name="found"), least, min(bound, least), 1)
-    if found is None:
-        room = f"a device has {bytes_text(int(hardware.device.memory))}"
-        if bound == inf:
-            raise NothingFits(f"no tiling's memory suffices: {room}")
-        raise NothingFits(
-            f"no tiling was found whose memory suffices: {room}; a larger --budget may find one"
-        )
-    refuted = found.layout if objective != "bytes" and least < (1 - SMALL) * bound - ROUNDING else None
-    return attrs.evolve(found, evaluated=evaluated, is_interrupted=is_interrupted, refuted=refuted)
-
-
-def _promising(answer: _Answer, objective: Objective) -> Sequence[tuple[EquationLayouts, Mesh]]:
-    """Return the solutions that are worth compiling."""
-    if objective == "overlap":
-        return answer.found
-    return sorted(answer.found, key=lambda each: each[0].cost)[:1]
 
 
 def exported(

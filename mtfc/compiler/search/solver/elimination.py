@@ -17,6 +17,7 @@ import attrs
 import numpy as np
 
 from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers
+from mtfc.compiler.search.solver.exact import ExactOutcome
 from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork
 
 LARGEST = 1 << 24
@@ -86,6 +87,12 @@ def eliminate(network: ReducibleNetwork, order: Iterable[int]) -> Integers | Non
             return None
         choices[node] = best[place]
     return choices
+
+
+def eliminated(network: ReducibleNetwork) -> ExactOutcome | None:
+    """Return the solution of a network without nodes, or of one that is nearly a tree; None for other networks."""
+    order = elimination_order(network)
+    return None if order is None else ExactOutcome(eliminate(network, order), True)
 
 
 def _eliminated(node: int, around: dict[int, list[JointCosts]]) -> tuple[tuple[int, ...], Integers, Integers]:

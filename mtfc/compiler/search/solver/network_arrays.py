@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers
+from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, Integers, Ragged
 from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork
 
 Floats = NDArray[np.float64]
@@ -78,23 +78,24 @@ def pack(network: ReducibleNetwork) -> NetworkArrays:
     impossible = _impossible(network)
     tables = [np.minimum(network.tables[node][other], impossible) for node, other in ends]
     items = [item for node in nodes for item in network.items[node]]
-    pair_cost = _joined([table.ravel() for table in tables])
+    costs = Ragged.of([np.minimum(network.costs[node], impossible) for node in nodes])
+    pairs, usages = Ragged.of(tables), Ragged.of([item.usage for item in items])
     return NetworkArrays(
         nodes=np.array(nodes, np.int64),
-        first=_starts([len(network.costs[node]) for node in nodes]),
-        cost=_joined([np.minimum(network.costs[node], impossible) for node in nodes]),
+        first=costs.offsets,
+        cost=costs.values,
         arcs=_starts([len(network.tables[node]) for node in nodes]),
         head=np.array([place[other] for _, other in ends], np.int64),
         back=np.array([number[other, node] for node, other in ends], np.int64),
-        table=_starts([table.size for table in tables])[:-1],
+        table=pairs.offsets[:-1],
         slot=_starts([table.shape[0] for table in tables])[:-1],
-        pair_cost=pair_cost,
-        pair_float=pair_cost.astype(np.float64),
+        pair_cost=pairs.values,
+        pair_float=pairs.values.astype(np.float64),
         items=_starts([len(network.items[node]) for node in nodes]),
         start=np.array([item.start for item in items], np.int64),
         end=np.array([item.end for item in items], np.int64),
-        usage=_starts([len(item.usage) for item in items])[:-1],
-        bytes=_joined([item.usage for item in items]).astype(np.float64),
+        usage=usages.offsets[:-1],
+        bytes=usages.values.astype(np.float64),
         free=network.free.astype(np.float64),
         impossible=impossible,
     )
@@ -113,7 +114,3 @@ def _impossible(network: ReducibleNetwork) -> int:
 def _starts(lengths: list[int]) -> Integers:
     """Return the offset of each row of some lengths, and the end of the last."""
     return np.cumsum([0, *lengths], dtype=np.int64)
-
-
-def _joined(rows: list[Any]) -> Integers:
-    return np.concatenate([np.zeros(0, np.int64), *rows])

@@ -9,11 +9,10 @@ from __future__ import annotations
 from time import monotonic
 
 import attrs
-import numpy as np
 
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, AssignmentProblem, Infeasible, Integers
-from mtfc.compiler.search.solver.elimination import eliminate, elimination_order
+from mtfc.compiler.search.solver.elimination import eliminated
 from mtfc.compiler.search.solver.exact import ExactOutcome
 from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork, reduce
 from mtfc.compiler.search.solver.worker import ExactWorker, solved
@@ -72,12 +71,9 @@ def solve(problem: AssignmentProblem, deadline: float, progress: Progress = sile
 
 def _solved(network: ReducibleNetwork, until: float, progress: Progress) -> tuple[int, Integers, bool]:
     """Return a lower bound, choices for the network's nodes, and whether an interrupt ended the search."""
-    if not network.nodes:
-        return network.constant, np.zeros(len(network.costs), np.int64), False
-    order = elimination_order(network)
-    if order is not None:
-        progress("eliminating", None, None)
-        return FORBIDDEN, _found(ExactOutcome(eliminate(network, order), True)), False
+    progress("eliminating", None, None)
+    if (outcome := eliminated(network)) is not None:
+        return FORBIDDEN, _found(outcome), False
     pairs = _pairs(network)
     if pairs <= DIRECT:
         progress("solving exactly", None, None)

@@ -15,7 +15,7 @@ from threading import Thread
 from time import monotonic
 
 from mtfc.compiler.search.solver.assignment_problem import Infeasible
-from mtfc.compiler.search.solver.elimination import eliminate, elimination_order
+from mtfc.compiler.search.solver.elimination import eliminated
 from mtfc.compiler.search.solver.exact import ExactOutcome, solve_exactly
 from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork, reduce
 
@@ -56,21 +56,10 @@ def solved(network: ReducibleNetwork, seconds: float) -> ExactOutcome:
         reduce(network)
     except Infeasible:
         return ExactOutcome(None, True)
-    if not network.nodes:
-        import numpy as np
-
-        return ExactOutcome(network.restore(np.zeros(len(network.costs), np.int64)), True)
-    outcome = _solved(network, until)
+    outcome = eliminated(network) or solve_exactly(network, until)
     if outcome.choices is None:
         return outcome
     return ExactOutcome(network.restore(outcome.choices), outcome.is_optimal)
-
-
-def _solved(network: ReducibleNetwork, until: float) -> ExactOutcome:
-    order = elimination_order(network)
-    if order is not None:
-        return ExactOutcome(eliminate(network, order), True)
-    return solve_exactly(network, until)
 
 
 def main() -> None:
