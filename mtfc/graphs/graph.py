@@ -487,5 +487,10 @@ class Graph(GraphWriter):
         return mtfc.compile(self, **options)
 
 
+def graph(name: str) -> Graph:
+    """Return an empty graph, a model to build in Python: `with mtfc.graph("net") as g:`."""
+    return Graph(name)
+
+
 def _pairs(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}: {size}" for name, size in sizes.items())
