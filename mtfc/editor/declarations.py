@@ -6,7 +6,7 @@ needs a file without errors: a declaration that does not parse is missing, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import PurePath
 from typing import Literal
@@ -38,6 +38,10 @@ class DeclaredSymbol:
     node: ast.Node | None = attrs.field(eq=False, default=None, repr=False)
 
 
+Symbols = Mapping[str, DeclaredSymbol]
+"""Symbols by name."""
+
+
 @lru_cache(64)
 def parsed(text: str, file: str) -> ast.File:
     """Return the syntax tree of a text, without the parts that have syntax errors."""
@@ -57,16 +61,16 @@ class Declarations:
     """The declarations of one file, the first one of each name. axes: mesh axes, by mesh and name."""
 
     tree: ast.File
-    modules: Mapping[str, DeclaredSymbol]
-    dims: Mapping[str, DeclaredSymbol]
-    functions: Mapping[str, DeclaredSymbol]
-    optimizers: Mapping[str, DeclaredSymbol]
-    models: Mapping[str, DeclaredSymbol]
-    meshes: Mapping[str, DeclaredSymbol]
-    axes: Mapping[str, Mapping[str, DeclaredSymbol]]
-    layouts: Mapping[str, DeclaredSymbol]
-    placements: Mapping[str, DeclaredSymbol]
-    hardware: Mapping[str, DeclaredSymbol]
+    modules: Symbols
+    dims: Symbols
+    functions: Symbols
+    optimizers: Symbols
+    models: Symbols
+    meshes: Symbols
+    axes: Mapping[str, Symbols]
+    layouts: Symbols
+    placements: Symbols
+    hardware: Symbols
 
     @property
     def file(self) -> str:
@@ -86,54 +90,36 @@ class Declarations:
         return None
 
 
-KINDS: Mapping[type[ast.Node], SymbolKind] = {
-    ast.ImportDecl: "module",
-    ast.DimDecl: "dimension",
-    ast.FnDecl: "function",
-    ast.OptimizerDecl: "optimizer",
-    ast.ModelDecl: "model",
-    ast.MeshDecl: "mesh",
-    ast.LayoutDecl: "layout",
-    ast.PlacementDecl: "placement",
-    ast.HardwareDecl: "hardware",
+KINDS: Mapping[type[ast.Node], tuple[SymbolKind, str]] = {
+    ast.ImportDecl: ("module", "modules"),
+    ast.DimDecl: ("dimension", "dims"),
+    ast.FnDecl: ("function", "functions"),
+    ast.OptimizerDecl: ("optimizer", "optimizers"),
+    ast.ModelDecl: ("model", "models"),
+    ast.MeshDecl: ("mesh", "meshes"),
+    ast.LayoutDecl: ("layout", "layouts"),
+    ast.PlacementDecl: ("placement", "placements"),
+    ast.HardwareDecl: ("hardware", "hardware"),
 }
+"""The kinds of declarations, each with its field of `Declarations`."""
 
 
 @lru_cache(64)
 def declarations(text: str, file: str) -> Declarations:
     """Return the declarations of a text."""
     tree = parsed(text, file)
-    by_kind: dict[str, dict[str, DeclaredSymbol]] = {kind: {} for kind in KINDS.values()}
+    found: dict[str, dict[str, DeclaredSymbol]] = {table: {} for _, table in KINDS.values()}
+    axes: dict[str, dict[str, DeclaredSymbol]] = {}
     for decl in tree.declarations:
-        if (kind := KINDS.get(type(decl))) is not None:
+        if isinstance(decl, ast.MeshDecl):
+            names = reversed([axis.name for axis in decl.axes])
+            own = {name.text: DeclaredSymbol(name.text, name.span, "axis") for name in names}
+            axes.setdefault(decl.name.text, own)
+        if type(decl) in KINDS:
+            kind, table = KINDS[type(decl)]
             name: ast.Name = decl.name  # type: ignore[union-attr]
-            by_kind[kind].setdefault(name.text, DeclaredSymbol(name.text, name.span, kind, decl))
-    axes = {name: _first(axis.name for axis in _axes(mesh.node)) for name, mesh in by_kind["mesh"].items()}
-    return Declarations(
-        tree,
-        by_kind["module"],
-        by_kind["dimension"],
-        by_kind["function"],
-        by_kind["optimizer"],
-        by_kind["model"],
-        by_kind["mesh"],
-        axes,
-        by_kind["layout"],
-        by_kind["placement"],
-        by_kind["hardware"],
-    )
-
-
-def _axes(node: ast.Node | None) -> tuple[ast.MeshAxis, ...]:
-    assert isinstance(node, ast.MeshDecl)
-    return node.axes
-
-
-def _first(names: Iterable[ast.Name]) -> dict[str, DeclaredSymbol]:
-    found: dict[str, DeclaredSymbol] = {}
-    for name in names:
-        found.setdefault(name.text, DeclaredSymbol(name.text, name.span, "axis"))
-    return found
+            found[table].setdefault(name.text, DeclaredSymbol(name.text, name.span, kind, decl))
+    return Declarations(tree=tree, axes=axes, **found)
 
 
 @attrs.frozen
@@ -184,7 +170,7 @@ class Project:
         self,
         name: ast.Name | ast.Path,
         file: Declarations,
-        table: Callable[[Declarations], Mapping[str, DeclaredSymbol]],
+        table: Callable[[Declarations], Symbols],
     ) -> tuple[DeclaredSymbol, Declarations] | None:
         if isinstance(name, ast.Name):
             symbol = table(file).get(name.text)
