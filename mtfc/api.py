@@ -544,11 +544,11 @@ def verify(
 @_taking(LoweringOptions)
 def explain(path: PathOption, **options: Unpack[LoweringOptions]) -> Explanation:
     """Explain which rule of a layout causes which collective, through which lines: the record of `mtfc explain --format json`."""
-    from mtfc.driver.explain import explain_record
+    from mtfc.driver.explain import explain as explained
 
     choice = choice_of(**options)
     with _showing(sources := Sources()):
-        return cast("Explanation", explain_record(file_option(path), choice, sources))
+        return cast("Explanation", explained(file_option(path), choice, sources).record())
 
 
 @_taking(ModelOptions)
@@ -565,7 +565,7 @@ def diff(
 
     The layouts are by default the file's first two. With a machine as `target` the record has seconds, too.
     """
-    from mtfc.driver.diff import diff_record
+    from mtfc.driver.diff import diff as compared
 
     choice = choice_of(**options, memory=memory)
     if (a is None) != (b is None):
@@ -575,7 +575,7 @@ def diff(
     file, machine = file_option(path), path_option("target", target)
     layouts = [text for text in map(layout_option, (a, b)) if text is not None]
     with _showing(sources := Sources()):
-        return cast("Difference", diff_record(file, choice, layouts, machine, sources))
+        return cast("Difference", compared(file, choice, layouts, machine, sources).record())
 
 
 @_taking(LoweringOptions)
@@ -585,11 +585,11 @@ def cost(path: PathOption, *, symbolic: bool = False, **options: Unpack[Lowering
 
     With `symbolic` each layout has its formulas, too.
     """
-    from mtfc.driver.cost import cost_record
+    from mtfc.driver.cost import model_costs
 
     choice = choice_of(**options)
     with _showing(sources := Sources()):
-        return cast("Costs", cost_record(file_option(path), choice, sources, symbolic))
+        return cast("Costs", model_costs(file_option(path), choice, sources, symbolic).record())
 
 
 @_taking(ProgramOptions)

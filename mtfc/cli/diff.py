@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from mtfc.cli.option_text import add_options
-from mtfc.cli.options import LOWERING, add_program, chosen, selection
-from mtfc.driver.errors import OK
+from mtfc.cli.options import LOWERING, add_program, chosen, selection, show
 from mtfc.driver.loading.sources import Sources
 
 EXAMPLES = """\
@@ -33,11 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.driver.diff import diff_record, diff_text
+    from mtfc.driver.diff import diff
 
     asked = options.file, chosen(options), options.layout, options.target, sources
-    if options.format == "json":
-        print(json.dumps(diff_record(*asked), indent=2))
-    else:
-        print(diff_text(*asked), end="")
-    return OK
+    return show(diff(*asked), options, sources)

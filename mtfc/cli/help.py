@@ -36,11 +36,11 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     elif topic in SUBCOMMANDS and topic not in topics():
         return main([topic, "--help"])
     else:
-        show(page(topic))
+        print_paged(page(topic))
     return OK
 
 
-def show(text: str) -> None:
+def print_paged(text: str) -> None:
     """Print a text, on a terminal through the user's pager."""
     if sys.stdout.isatty():
         from pydoc import pager

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from mtfc.cli.option_text import add_options
 
 if TYPE_CHECKING:
     from mtfc.driver.loading.choice import Choice, ProgramSource
+    from mtfc.driver.loading.sources import Result, Sources
 
 FORMAT = """
   --format text|json     text for people, JSON for programs (default: text)
@@ -99,6 +101,15 @@ def _source(options: argparse.Namespace) -> ProgramSource | None:
     if options.model or options.dims or options.settings:
         raise UsageError(f"{options.file} is one program at fixed sizes: no --model, --dim or --set")
     return FunctionSource(options.file, options.args, options.names, options.parameters, not options.no_merge)
+
+
+def show(found: Result, options: argparse.Namespace, sources: Sources, to: TextIO | None = None) -> int:
+    """Print a result in the form of `--format`, and return the status of success."""
+    if options.format == "json":
+        print(json.dumps(found.record(), indent=2), file=to)
+    else:
+        print(found.report(sources.with_library()), end="", file=to)
+    return 0
 
 
 def read_files(options: argparse.Namespace) -> dict[str, str | None]:

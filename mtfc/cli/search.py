@@ -117,5 +117,5 @@ def _show(found: SearchAnswer, options: argparse.Namespace, sources: Sources) ->
         return OK
     print(found.report(), file=to)
     if answer:
-        print(f"\n{answer.report(sources.with_library(answer.files))}", end="", file=to)
+        print(f"\n{answer.report(sources.with_library())}", end="", file=to)
     return OK

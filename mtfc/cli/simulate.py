@@ -6,7 +6,7 @@ import argparse
 import json
 
 from mtfc.cli.option_text import add_options
-from mtfc.cli.options import LOWERING, add_program, chosen, read_files, selection
+from mtfc.cli.options import LOWERING, add_program, chosen, read_files, selection, show
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import OK, UsageError
 from mtfc.driver.loading.sources import Sources
@@ -61,11 +61,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     to = report_to(options.trace)
     if options.trace is not None:
         write_text(options.trace, json.dumps(found.trace()) + "\n")
-    if options.format == "json":
-        print(json.dumps(found.record(), indent=2), file=to)
-    else:
-        print(found.report(sources.with_library(found.files)), end="", file=to)
-    return OK
+    return show(found, options, sources, to)
 
 
 def _show_machines(options: argparse.Namespace, sources: Sources) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mtfc.driver.explained_layout import ExplainedLayout, explained_layout
+import attrs
+
+from mtfc.driver.explained_layout import explained_layout
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
-from mtfc.driver.loading.selection import Selection, select
-from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.selection import select
+from mtfc.driver.loading.sources import Result, Sources
 
 if TYPE_CHECKING:
     from mtfc.compiler.analysis.provenance import SentArray
@@ -16,68 +19,49 @@ if TYPE_CHECKING:
     from mtfc.meshes.multi_mesh_cost import MultiMeshCost
 
 
-def explain_record(file: str, choice: Choice, sources: Sources) -> dict[str, Any]:
-    """Return the JSON record; see `docs/command.md`. Raises `CompileError` and `UsageError`."""
-    from mtfc.reports.provenance_report import kernels_json, provenance_json, separate_json
-    from mtfc.reports.recompute_report import recompute_json
-
+def explain(file: str, choice: Choice, sources: Sources) -> Result:
+    """Explain the chosen layout. Raises `CompileError` and `UsageError`."""
     selection = select(file, choice, sources, or_multi_mesh=True)
     if isinstance(selection.case, MultiMeshCase):
-        return _multi_mesh_record(selection.case, selection.program)
-    each = _of_selection(selection)
-    cost, limit = each.cost, each.limit
-    selected = {"model": cost.model, "layout": cost.layout.name, "mesh": cost.mesh.sizes}
-    record = {
-        **selected,
-        "collectives": provenance_json(each.sent),
-        "separate_attention": separate_json(each.separate),
-        "attention_without_kernel": kernels_json(each.refused),
-    }
-    return record | ({"recomputation": recompute_json(limit)} if limit is not None else {})
+        return _multi_mesh(selection.case, selection.program)
+    (case,) = selection.cases
+    return explained_layout(selection.program, case, case.lower(selection.program))
 
 
-def explain_text(file: str, choice: Choice, sources: Sources) -> str:
-    """Return the collectives with their causes, by line and by rule, and attention that no kernel computes.
+@attrs.frozen
+class ExplainedMeshes:
+    """The cost of a step on several meshes, and all arrays that a device of each mesh sends."""
 
-    Raises `CompileError` and `UsageError`.
-    """
-    selection = select(file, choice, sources, or_multi_mesh=True)
-    if isinstance(selection.case, MultiMeshCase):
-        return _multi_mesh_text(selection.case, selection.program, sources)
-    each = _of_selection(selection)
-    return each.text(sources.with_library(each.files))
+    cost: MultiMeshCost
+    sent: Sequence[Sequence[SentArray]]
 
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record: the collectives of each mesh, and what travels."""
+        from mtfc.reports.meshes_report import travels_json
+        from mtfc.reports.provenance_report import provenance_json
 
-def _multi_mesh_record(case: MultiMeshCase, program: Program) -> dict[str, Any]:
-    """Return the record of a layout of several meshes: the collectives of each mesh, and what travels."""
-    from mtfc.reports.meshes_report import travels_json
-    from mtfc.reports.provenance_report import provenance_json
+        meshes = [
+            {"name": each.mesh.name, "mesh": each.mesh.sizes, "collectives": provenance_json(sent)}
+            for each, sent in zip(self.cost.meshes, self.sent, strict=True)
+        ]
+        named = {"model": self.cost.model, "layout": self.cost.layout}
+        return {**named, "meshes": meshes, "travels": travels_json(self.cost)}
 
-    cost, found = _multi_mesh(case, program)
-    meshes = [
-        {"name": each.mesh.name, "mesh": each.mesh.sizes, "collectives": provenance_json(sent)}
-        for each, sent in zip(cost.meshes, found, strict=True)
-    ]
-    return {"model": cost.model, "layout": cost.layout, "meshes": meshes, "travels": travels_json(cost)}
+    def report(self, texts: Mapping[str, str]) -> str:
+        """Return the collectives of each mesh with their causes, and what travels; `texts` holds each file's text by name."""
+        from mtfc.reports.cost_report import heading
+        from mtfc.reports.meshes_report import travels_text
+        from mtfc.reports.provenance_report import provenance_report
 
-
-def _multi_mesh_text(case: MultiMeshCase, program: Program, sources: Sources) -> str:
-    """Return the collectives of each mesh with their causes, and what travels between the meshes."""
-    from mtfc.reports.cost_report import heading
-    from mtfc.reports.meshes_report import travels_text
-    from mtfc.reports.provenance_report import provenance_report
-
-    cost, found = _multi_mesh(case, program)
-    texts = sources.with_library([each.span.file for sent in found for each in sent if each.span])
-    parts = list[str]()
-    for each, sent in zip(cost.meshes, found, strict=True):
-        title, *rest = heading(each)
-        parts += [f"on mesh {each.mesh.name}: {title}", *rest, "", provenance_report(sent, each.file, texts)]
-    return "\n".join([*parts, travels_text(cost)])
+        parts = list[str]()
+        for each, sent in zip(self.cost.meshes, self.sent, strict=True):
+            title, *rest = heading(each)
+            parts += [f"on mesh {each.mesh.name}: {title}", *rest, ""]
+            parts.append(provenance_report(sent, each.file, texts))
+        return "\n".join([*parts, travels_text(self.cost)])
 
 
-def _multi_mesh(case: MultiMeshCase, program: Program) -> tuple[MultiMeshCost, list[list[SentArray]]]:
-    """Return the cost of a step on several meshes, and all arrays that a device of each mesh sends."""
+def _multi_mesh(case: MultiMeshCase, program: Program) -> ExplainedMeshes:
     from mtfc.compiler.analysis.provenance import sent_arrays
     from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
 
@@ -88,9 +72,4 @@ def _multi_mesh(case: MultiMeshCase, program: Program) -> tuple[MultiMeshCost, l
     for each in function.segments:
         part = multi_mesh.parts[each.part]
         found[each.part] += sent_arrays(each.function, part.mesh, part.layout)
-    return cost, found
-
-
-def _of_selection(selection: Selection) -> ExplainedLayout:
-    (case,) = selection.cases
-    return explained_layout(selection.program, case, case.lower(selection.program))
+    return ExplainedMeshes(cost, found)

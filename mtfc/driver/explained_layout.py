@@ -6,7 +6,7 @@ Commands explain the layouts of a file, and plans of functions of JAX explain th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -33,15 +33,23 @@ class ExplainedLayout:
     refused: Sequence[NoKernel]
     limit: Recomputation | None
 
-    @property
-    def files(self) -> list[str]:
-        """The files whose lines the text shows."""
-        return [
-            *(each.span.file for each in self.sent if each.span),
-            *(self.limit.files if self.limit else ()),
-        ]
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record; see `docs/command.md`."""
+        from mtfc.reports.provenance_report import kernels_json, provenance_json, separate_json
+        from mtfc.reports.recompute_report import recompute_json
 
-    def text(self, texts: Mapping[str, str]) -> str:
+        cost, limit = self.cost, self.limit
+        return {
+            "model": cost.model,
+            "layout": cost.layout.name,
+            "mesh": cost.mesh.sizes,
+            "collectives": provenance_json(self.sent),
+            "separate_attention": separate_json(self.separate),
+            "attention_without_kernel": kernels_json(self.refused),
+            **({} if limit is None else {"recomputation": recompute_json(limit)}),
+        }
+
+    def report(self, texts: Mapping[str, str]) -> str:
         """Return the collectives with their causes, by line and by rule. texts: each file's text by name."""
         from mtfc.reports.cost_report import heading
         from mtfc.reports.provenance_report import kernels_report, provenance_report, separate_report

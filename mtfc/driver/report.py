@@ -128,9 +128,7 @@ def _page(
     from mtfc.driver.version import installed_version
     from mtfc.reports.page.layout_data import report_json
 
-    spans = (charge.span for each in layouts for charge in each.cost.step)
-    texts = sources.with_library(span.file for span in spans if span)
-    data = report_json(layouts, hardware, texts, expressions, search)
+    data = report_json(layouts, hardware, sources.with_library(), expressions, search)
     title = (
         f"{layouts[0].program.name}: layouts side by side" if len(layouts) > 1 else layouts[0].program.name
     )

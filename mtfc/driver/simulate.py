@@ -13,7 +13,7 @@ from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import LayoutOnMesh, select
-from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.sources import Result, Sources
 from mtfc.driver.loading.target import check_room, machine_of, target_of
 
 if TYPE_CHECKING:
@@ -28,21 +28,8 @@ if TYPE_CHECKING:
     from mtfc.reports.step_report import SimulatedLayout
 
 
-class SimulatedStep(Protocol):
+class SimulatedStep(Result, Protocol):
     """A simulated step, under a layout or a placement."""
-
-    @property
-    def files(self) -> set[str]:
-        """The files whose lines the report shows."""
-        ...
-
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record."""
-        ...
-
-    def report(self, texts: Mapping[str, str]) -> str:
-        """Return the report; `texts` holds each file's text by name."""
-        ...
 
     def trace(self) -> dict[str, Any]:
         """Return the timeline in Chrome's trace event format."""

@@ -80,21 +80,19 @@ class ReportRequest:
     target: str | None
 
     def answer(self, sources: EditorSources) -> str:
-        from mtfc.driver.cost import cost_text
-        from mtfc.driver.explain import explain_text
+        from mtfc.driver.cost import model_costs
+        from mtfc.driver.explain import explain
         from mtfc.driver.loading.choice import Choice
         from mtfc.driver.searching.search import DEFAULT_TARGET
         from mtfc.driver.simulate import simulate
 
         choice = Choice(layout=self.layout)
-        step = simulate(self.file, choice, self.target or DEFAULT_TARGET, sources)
-        texts = sources.with_library(step.files)
         parts = (
-            cost_text(self.file, choice, sources),
-            explain_text(self.file, choice, sources),
-            step.report(texts),
+            model_costs(self.file, choice, sources),
+            explain(self.file, choice, sources),
+            simulate(self.file, choice, self.target or DEFAULT_TARGET, sources),
         )
-        return "\n".join(parts)
+        return "\n".join(each.report(sources.with_library()) for each in parts)
 
 
 @attrs.frozen

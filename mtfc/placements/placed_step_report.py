@@ -61,11 +61,6 @@ class SimulatedPlacement:
         """The bytes of memory of this device."""
         return int(self.space.evaluator.tasks.room[self.step.fullest])
 
-    @property
-    def files(self) -> set[str]:
-        """The files whose lines the report shows."""
-        return {span.file for span in self.step.lines if span}
-
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
         return _record(self)

@@ -219,6 +219,23 @@ def differences(one: ComparedLayout, other: ComparedLayout) -> list[ComparedLine
     return compared
 
 
+@attrs.frozen(eq=False)
+class LayoutsDifference:
+    """The costs of a model under two layouts, for `mtfc diff`."""
+
+    one: ComparedLayout
+    other: ComparedLayout
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record; see `docs/command.md`."""
+        return difference_json(self.one, self.other)
+
+    def report(self, texts: Mapping[str, str]) -> str:
+        """Return the totals of both layouts, and the lines that differ; `texts` holds each file's text by name."""
+        caveat = self.one.hardware.caveat if self.one.hardware else ()
+        return difference_report(self.one, self.other, texts) + "".join(f"{line}\n" for line in caveat)
+
+
 def difference_report(one: ComparedLayout, other: ComparedLayout, sources: Mapping[str, str]) -> str:
     """Return the totals of both layouts, and the lines that differ; `sources` holds each file's text by name."""
     return "\n".join([*_totals(one, other), "", *_lines(one, other, sources)]) + "\n"

@@ -91,11 +91,6 @@ class SimulatedMeshes:
     def meshes(self) -> list[Mesh]:
         return [each.mesh for each in self.step.cost.meshes]
 
-    @property
-    def files(self) -> set[str]:
-        """The files whose lines the report shows."""
-        return {span.file for span in self.step.lines if span}
-
     def record(self) -> dict[str, Any]:
         """Return the keys of a layout's record that make sense for several meshes; see `docs/command.md`."""
         step, cost = self.step, self.step.cost

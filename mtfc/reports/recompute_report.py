@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -40,11 +40,6 @@ class Recomputation:
     machine: str | None
     without: PlacedCost
     within: PlacedCost
-
-    @property
-    def files(self) -> Iterator[str]:
-        """The files whose lines the report shows."""
-        return (span.file for span, _ in self.lines() if span)
 
     def lines(self) -> list[tuple[Span | None, KeptLine]]:
         """Return the figures of each place where the limit keeps something, or changed something."""

@@ -29,11 +29,6 @@ class SimulatedLayout:
     hardware: Hardware
     servers: int = 0
 
-    @property
-    def files(self) -> set[str]:
-        """The files whose lines the report shows."""
-        return {span.file for span in self.step.lines if span}
-
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
         servers = {"parameter_servers": self.servers} if self.servers else {}

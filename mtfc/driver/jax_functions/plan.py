@@ -468,7 +468,9 @@ class Plan:
 
         found = explained_layout(self.imported.program, self.case, self.program)
         parts = [
-            found.text(_texts_of(found.files)),
+            found.report(
+                _texts([*(each.span for each in found.sent), *(each.span for each in found.cost.step)])
+            ),
             *(f"{each}\n" for each in (*self.unsaid, *idle_note(self.idle_axes), *self.known_faults)),
             self._runner_up(),
         ]
