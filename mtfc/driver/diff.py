@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.compiler.ir.types import Layout
     from mtfc.meshes.multi_mesh_program import MultiMeshProgram
-    from mtfc.reports.difference import ComparedLayout, LayoutsDifference
+    from mtfc.reports.difference import ComparedLayout, Difference
 
 
 def diff(
     file: str, choice: Choice, layouts: Sequence[str], target: str | None, sources: Sources
-) -> LayoutsDifference:
+) -> Difference:
     """Compare the costs of a model under two layouts. Raises `CompileError` and `UsageError`.
 
     layouts: the two layouts, or none for the first two of the file. target: a machine on which the lines take seconds.
     """
-    from mtfc.reports.difference import ComparedLayout, LayoutsDifference
+    from mtfc.reports.difference import ComparedLayout, difference
 
     if len(layouts) not in (0, 2):
         raise UsageError("diff compares two layouts: --layout A --layout B")
@@ -50,7 +50,8 @@ def diff(
             priced.append(ComparedLayout.of(program, hardware, device=case.device))
     if len(priced) < 2:
         raise UsageError(f"{file} has no two layouts to compare: say --layout A --layout B")
-    return LayoutsDifference(*priced)
+    one, other = priced
+    return difference(one, other, with_caveat=True)
 
 
 def _on_meshes(program: MultiMeshProgram, hardware: Hardware | None) -> ComparedLayout:

@@ -37,7 +37,7 @@ from mtfc.editor.documents import SUFFIX, OpenDocuments, OpenTexts, is_library
 from mtfc.editor.figures import CaseFigures
 from mtfc.editor.jobs import Case, FiguresQueue, Worker
 from mtfc.editor.names import Occurrence, occurrences
-from mtfc.editor.worker import Failed, ReportRequest, SearchRequest
+from mtfc.editor.worker import Failed, Request, best_layout, cost_report
 from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.format import format_source
@@ -611,9 +611,8 @@ async def report_command(uri: str, layout: str | None) -> str:
     if view is None:
         return f"there is no file {uri}"
     wanted = layout or server.chosen_layout(view.file, next(iter(view.file.models), ""))
-    answer = await server.searches.ask(
-        ReportRequest(server._near(view), view.buffer.file, wanted, server.target)
-    )
+    work = functools.partial(cost_report, view.buffer.file, wanted, server.target)
+    answer = await server.searches.ask(Request(server._near(view), work))
     return answer.reason if isinstance(answer, Failed) else str(answer)
 
 
@@ -623,8 +622,8 @@ async def search_command(uri: str, model: str, mesh: str | None) -> dict[str, ob
     view = server.view(uri)
     if view is None:
         return {"error": f"there is no file {uri}"}
-    request = SearchRequest(server._near(view), view.buffer.file, model, mesh, server.target, SEARCH_BUDGET)
-    answer = await server.searches.ask(request, 3 * SEARCH_BUDGET)
+    work = functools.partial(best_layout, view.buffer.file, model, mesh, server.target, SEARCH_BUDGET)
+    answer = await server.searches.ask(Request(server._near(view), work), 3 * SEARCH_BUDGET)
     if isinstance(answer, Failed):
         return {"error": answer.reason}
     assert isinstance(answer, dict)
