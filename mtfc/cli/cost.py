@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.option_text import add_options
-from mtfc.cli.options import LOWERING, add_program, chosen, selection, show
+from mtfc.cli.options import LOWERING, chosen, program, selection, show
 from mtfc.driver.errors import OK
 from mtfc.driver.loading.sources import Sources
 
@@ -20,15 +19,10 @@ examples:
 """
 
 
-OPTIONS = f"""
+OPTIONS = f"""{program()}
   --symbolic             print formulas instead of numbers; JSON has both
   --compiled             compile a function of JAX, and print the bytes that XLA's programs send beside the predicted ones
 {LOWERING}{selection("all")}"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_program(parser)
-    add_options(parser, OPTIONS)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mtfc.cli.option_text import add_options
-from mtfc.cli.options import LOWERING, add_program, chosen, selection, show
+from mtfc.cli.options import LOWERING, chosen, program, selection, show
 from mtfc.driver.loading.sources import Sources
 
 EXAMPLES = """\
@@ -20,14 +19,9 @@ All figures are of one device, or means of all devices if a layout has several m
 """
 
 
-OPTIONS = f"""
+OPTIONS = f"""{program()}
   --target HW            a machine: also print the seconds of each line there, as `mtfc simulate` predicts them
 {LOWERING}{selection("the first two", several=True)}"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_program(parser)
-    add_options(parser, OPTIONS)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

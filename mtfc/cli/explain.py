@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mtfc.cli.option_text import add_options
-from mtfc.cli.options import LOWERING, add_program, chosen, selection, show
+from mtfc.cli.options import LOWERING, chosen, program, selection, show
 from mtfc.driver.errors import OK
 from mtfc.driver.loading.sources import Sources
 
@@ -18,10 +17,7 @@ examples:
   mtfc explain train:step --args train:example --layout plan.json       explain a plan of a function of JAX
 """
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_program(parser, ", the code of a diagnostic")
-    add_options(parser, LOWERING + selection("the first"))
+OPTIONS = program(", the code of a diagnostic") + LOWERING + selection("the first")
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

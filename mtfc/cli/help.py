@@ -15,9 +15,7 @@ examples:
   mtfc help E301                     print what a diagnostic means, as `mtfc explain E301` does
 """
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("topic", metavar="TOPIC", nargs="?", help="a page, a diagnostic, or a command")
+OPTIONS = "  [TOPIC]  a page, a diagnostic, or a command"
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
