@@ -291,7 +291,7 @@ class Compiled:
         """
         from mtfc.compiler.cost.volumes import layout_cost
         from mtfc.driver.cost import case_cost
-        from mtfc.reports.cost_json import costs_json
+        from mtfc.reports.cost_report import costs_json
 
         if not isinstance(self._case, LayoutOnMesh):
             return cast("LayoutCost", case_cost(self._case, self._placed))

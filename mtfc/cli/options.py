@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from typing import TYPE_CHECKING, TextIO
 
@@ -106,6 +105,8 @@ def _source(options: argparse.Namespace) -> ProgramSource | None:
 def show(found: Result, options: argparse.Namespace, sources: Sources, to: TextIO | None = None) -> int:
     """Print a result in the form of `--format`, and return the status of success."""
     if options.format == "json":
+        import json
+
         print(json.dumps(found.record(), indent=2), file=to)
     else:
         print(found.report(sources.with_library()), end="", file=to)

@@ -9,21 +9,29 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mtfc.compiler.activity import each_of
+from mtfc.compiler.cost.volumes import PlacedCost, layout_cost
+from mtfc.compiler.ir.core import Program
 from mtfc.driver.errors import UsageError
-from mtfc.driver.explained_layout import recomputation
+from mtfc.driver.explain import recomputation
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import Selection, select
 from mtfc.driver.loading.sources import Sources
+from mtfc.meshes.multi_mesh_cost import MultiMeshCost, multi_mesh_cost
+from mtfc.reports.cost_report import (
+    LayoutFormulas,
+    comparison,
+    costs_json,
+    formula_report,
+    formulas,
+    layout_report,
+)
+from mtfc.reports.meshes_report import multi_mesh_cost_json, multi_mesh_cost_text
+from mtfc.reports.recompute_report import Recomputation, recompute_json, recompute_report
 
 if TYPE_CHECKING:
-    from mtfc.compiler.cost.volumes import PlacedCost
-    from mtfc.compiler.ir.core import Program
     from mtfc.driver.jax_functions.sent_bytes import BytesComparison
-    from mtfc.meshes.multi_mesh_cost import MultiMeshCost
-    from mtfc.reports.formula_report import LayoutFormulas
-    from mtfc.reports.recompute_report import Recomputation
 
 
 @attrs.frozen(slots=False, eq=False)
@@ -47,31 +55,21 @@ class ModelCosts:
     @property
     def formulas(self) -> list[LayoutFormulas]:
         """The formulas of each layout."""
-        from mtfc.reports.formula_report import formulas
-
         return [formulas(program) for program in self.programs]
 
     @property
     def costs(self) -> list[PlacedCost]:
         """The costs of the layouts of one mesh."""
-        from mtfc.compiler.cost.volumes import layout_cost
-
         pairs = zip(self.selection.cases, self.programs, strict=True)
         return [layout_cost(program, device=case.device) for case, program in pairs]
 
     @property
     def multi_mesh(self) -> list[MultiMeshCost]:
         """The costs of the layouts of several meshes."""
-        from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
-
         return [multi_mesh_cost(each.program(self.selection.program)) for each in self.selection.multi_mesh]
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record; see `docs/command.md`."""
-        from mtfc.reports.cost_json import costs_json
-        from mtfc.reports.meshes_report import multi_mesh_cost_json
-        from mtfc.reports.recompute_report import recompute_json
-
         limits, costs = self.limits, self.costs
         record: dict[str, Any] = {"model": self.selection.program.name, "layouts": []}
         record |= costs_json(costs, self.formulas if self.is_symbolic else ()) if costs else {}
@@ -82,11 +80,6 @@ class ModelCosts:
 
     def report(self, texts: Mapping[str, str]) -> str:
         """Return the costs by line and side by side, or the formulas; `texts` holds each file's text by name."""
-        from mtfc.reports.cost_report import comparison, layout_report
-        from mtfc.reports.formula_report import formula_report
-        from mtfc.reports.meshes_report import multi_mesh_cost_text
-        from mtfc.reports.recompute_report import recompute_report
-
         if self.is_symbolic:
             return formula_report(self.formulas)
         parts, limits, costs = [], self.limits, self.costs
@@ -103,9 +96,6 @@ def model_costs(file: str, choice: Choice, sources: Sources, symbolic: bool = Fa
 
 def case_cost(case: PlacementCase | MultiMeshCase, program: Program) -> dict[str, Any]:
     """Return the entry of a layout of several meshes in the record. Raises `UsageError` for a placement."""
-    from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
-    from mtfc.reports.meshes_report import multi_mesh_cost_json
-
     if isinstance(case, PlacementCase):
         raise UsageError(f"`{case.name}` is a placement: `simulate` returns what each of its devices does")
     return multi_mesh_cost_json(multi_mesh_cost(case.program(program)))

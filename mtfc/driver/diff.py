@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.ir.types import Layout
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, target_of
-
-if TYPE_CHECKING:
-    from mtfc.compiler.cost.hardware import Hardware
-    from mtfc.compiler.ir.types import Layout
-    from mtfc.meshes.multi_mesh_program import MultiMeshProgram
-    from mtfc.reports.difference import ComparedLayout, Difference
+from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
+from mtfc.meshes.multi_mesh_program import MultiMeshProgram
+from mtfc.meshes.multi_mesh_step import multi_mesh_step
+from mtfc.reports.difference import ComparedLayout, StepDifference, difference
 
 
 def diff(
     file: str, choice: Choice, layouts: Sequence[str], target: str | None, sources: Sources
-) -> Difference:
+) -> StepDifference:
     """Compare the costs of a model under two layouts. Raises `CompileError` and `UsageError`.
 
     layouts: the two layouts, or none for the first two of the file. target: a machine on which the lines take seconds.
     """
-    from mtfc.reports.difference import ComparedLayout, difference
-
     if len(layouts) not in (0, 2):
         raise UsageError("diff compares two layouts: --layout A --layout B")
     priced: list[ComparedLayout] = []
@@ -55,9 +52,6 @@ def diff(
 
 
 def _on_meshes(program: MultiMeshProgram, hardware: Hardware | None) -> ComparedLayout:
-    from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
-    from mtfc.meshes.multi_mesh_step import multi_mesh_step
-    from mtfc.reports.difference import ComparedLayout
 
     if hardware is None:
         return ComparedLayout.of_meshes(multi_mesh_cost(program))

@@ -1,22 +1,36 @@
-"""The rules of a layout that cause its collectives, and attention that no kernel computes, for `mtfc explain`."""
+"""The rules of a layout that cause its collectives, its attention, and a memory limit's effect, for `mtfc explain` and plans."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
-from mtfc.driver.explained_layout import explained_layout
+from mtfc.backends.jax.attention_kernels import refusals
+from mtfc.compiler.analysis.equation_names import names_by_place
+from mtfc.compiler.analysis.provenance import SentArray, sent_arrays
+from mtfc.compiler.cost.volumes import PlacedCost, layout_cost
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.passes.fuse_attention import Reason, reasons
 from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.layout_targets import prepared
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
-from mtfc.driver.loading.selection import select
+from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Result, Sources
-
-if TYPE_CHECKING:
-    from mtfc.compiler.analysis.provenance import SentArray
-    from mtfc.compiler.ir.core import Program
-    from mtfc.meshes.multi_mesh_cost import MultiMeshCost
+from mtfc.meshes.multi_mesh_cost import MultiMeshCost, multi_mesh_cost
+from mtfc.reports.cost_report import heading
+from mtfc.reports.meshes_report import travels_json, travels_text
+from mtfc.reports.provenance_report import (
+    NoKernel,
+    kernels_json,
+    kernels_report,
+    provenance_json,
+    provenance_report,
+    separate_json,
+    separate_report,
+)
+from mtfc.reports.recompute_report import Recomputation, recompute_json, recompute_report
 
 
 def explain(file: str, choice: Choice, sources: Sources) -> Result:
@@ -29,6 +43,61 @@ def explain(file: str, choice: Choice, sources: Sources) -> Result:
 
 
 @attrs.frozen
+class ExplainedLayout:
+    """The cost of a step, or of a forward pass, all arrays that a device sends, attention of separate ops, attention without
+    kernels, and what a memory limit changes.
+    """
+
+    cost: PlacedCost
+    sent: Sequence[SentArray]
+    separate: Sequence[Reason]
+    refused: Sequence[NoKernel]
+    limit: Recomputation | None
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record; see `docs/command.md`."""
+        cost, limit = self.cost, self.limit
+        return {
+            "model": cost.model,
+            "layout": cost.layout.name,
+            "mesh": cost.mesh.sizes,
+            "collectives": provenance_json(self.sent),
+            "separate_attention": separate_json(self.separate),
+            "attention_without_kernel": kernels_json(self.refused),
+            **({} if limit is None else {"recomputation": recompute_json(limit)}),
+        }
+
+    def report(self, texts: Mapping[str, str]) -> str:
+        """Return the collectives with their causes, by line and by rule. texts: each file's text by name."""
+        file, limit = self.cost.file, self.limit
+        report = provenance_report(self.sent, file, texts)
+        report += separate_report(self.separate, file) + kernels_report(self.refused, file)
+        return "\n".join(
+            [*heading(self.cost), "", report, *([recompute_report(limit, texts)] if limit else [])]
+        )
+
+
+def explained_layout(program: Program, case: LayoutOnMesh, lowered: Program) -> ExplainedLayout:
+    """Explain a layout of a program. lowered: the program under the layout."""
+    cost = layout_cost(lowered, device=case.device)
+    names = names_by_place(prepared(program, case.mesh, case.layout))
+    function = lowered.function("step" if cost.trains else "forward")
+    sent = [*sent_arrays(function, case.mesh, case.layout, names)]
+    refused, limit = [*refusals(function, case.mesh)], recomputation(program, case, lowered)
+    return ExplainedLayout(cost, sent, reasons(program), refused, limit)
+
+
+def recomputation(program: Program, case: LayoutOnMesh, lowered: Program) -> Recomputation | None:
+    """Return the lowered program's step beside the step without the memory limit; None without a limit."""
+    if case.limit is None:
+        return None
+    without = attrs.evolve(case, limit=None).lower(program)
+    before, after = (layout_cost(each, device=case.device) for each in (without, lowered))
+    machine = case.limit.hardware.name if case.limit.hardware else None
+    return Recomputation(case.limit.memory, machine, before, after)
+
+
+@attrs.frozen
 class ExplainedMeshes:
     """The cost of a step on several meshes, and all arrays that a device of each mesh sends."""
 
@@ -37,9 +106,6 @@ class ExplainedMeshes:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record: the collectives of each mesh, and what travels."""
-        from mtfc.reports.meshes_report import travels_json
-        from mtfc.reports.provenance_report import provenance_json
-
         meshes = [
             {"name": each.mesh.name, "mesh": each.mesh.sizes, "collectives": provenance_json(sent)}
             for each, sent in zip(self.cost.meshes, self.sent, strict=True)
@@ -49,10 +115,6 @@ class ExplainedMeshes:
 
     def report(self, texts: Mapping[str, str]) -> str:
         """Return the collectives of each mesh with their causes, and what travels; `texts` holds each file's text by name."""
-        from mtfc.reports.cost_report import heading
-        from mtfc.reports.meshes_report import travels_text
-        from mtfc.reports.provenance_report import provenance_report
-
         parts = list[str]()
         for each, sent in zip(self.cost.meshes, self.sent, strict=True):
             title, *rest = heading(each)
@@ -62,8 +124,6 @@ class ExplainedMeshes:
 
 
 def _multi_mesh(case: MultiMeshCase, program: Program) -> ExplainedMeshes:
-    from mtfc.compiler.analysis.provenance import sent_arrays
-    from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
 
     multi_mesh = case.program(program)
     cost = multi_mesh_cost(multi_mesh)

@@ -2,7 +2,7 @@
 
 The compiler resolves names while it elaborates, once for each call, and stops at errors. An editor wants the names of a file that
 is being written, so the rules are applied to the syntax tree here: a name in an expression is a value if the body binds it
-anywhere, and else a dimension; a name in brackets is a dimension of the function, or else of the file. Names that mean nothing
+anywhere, and else a dimension; a name in brackets is a dimension of the function, or else of the file. VisibleNames that mean nothing
 have no occurrence.
 
 `BINDS`, `USES` and `READERS` say by field of the syntax tree how a name is read; every other field holds expressions.
@@ -91,7 +91,7 @@ class Occurrence:
 
 
 @attrs.frozen
-class Names:
+class VisibleNames:
     """The names that are visible at a place.
 
     dims: dimensions of the file and of the body. values: variables, bound anywhere in the body. others: the other names by kind.
@@ -181,10 +181,10 @@ def occurrences(file: Declarations, project: Project) -> list[Occurrence]:
 # The names that are visible
 
 
-def _of_file(file: Declarations) -> Names:
+def _of_file(file: Declarations) -> VisibleNames:
     """Return the names that are visible in all declarations of a file."""
     others: dict[str, Symbols] = {kind: getattr(file, table) for kind, table in KINDS.values()}
-    return Names(file.dims, others=others, models=_models(file))
+    return VisibleNames(file.dims, others=others, models=_models(file))
 
 
 def _models(file: Declarations, names: Iterable[ast.Name] = ()) -> list[ast.ModelDecl]:
@@ -194,7 +194,7 @@ def _models(file: Declarations, names: Iterable[ast.Name] = ()) -> list[ast.Mode
     return [node for node in nodes if isinstance(node, ast.ModelDecl)]
 
 
-def _inside(node: ast.Node, names: Names, file: Declarations) -> Names:
+def _inside(node: ast.Node, names: VisibleNames, file: Declarations) -> VisibleNames:
     """Return the names that are visible in the fields of a node."""
     match node:
         case ast.ModelDecl() | ast.FnDecl() | ast.OptimizerDecl():
@@ -219,7 +219,7 @@ def _inside(node: ast.Node, names: Names, file: Declarations) -> Names:
     return names
 
 
-def _with(names: Names, **tables: Symbols) -> Names:
+def _with(names: VisibleNames, **tables: Symbols) -> VisibleNames:
     return attrs.evolve(names, others={**names.others, **tables})
 
 
@@ -234,7 +234,7 @@ class _Resolver:
     file: Declarations
     project: Project
 
-    def visit(self, node: ast.Node, names: Names) -> Iterator[Occurrence]:
+    def visit(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
         """Yield the names in the fields of a node."""
         names = _inside(node, names, self.file)
         for field in node.fields[1:]:
@@ -245,7 +245,7 @@ class _Resolver:
                 else:
                     yield from READERS.get(key, _Resolver.expression)(self, child, names)
 
-    def _name(self, node: ast.Node, names: Names, key: Field) -> Iterator[Occurrence]:
+    def _name(self, node: ast.Node, names: VisibleNames, key: Field) -> Iterator[Occurrence]:
         if isinstance(node, ast.Name):
             kind = BINDS.get(key)
             table = names.of_kind(kind or USES[key])
@@ -257,7 +257,7 @@ class _Resolver:
         elif isinstance(node, ast.DevicesOfKind):
             yield from self.visit(node, names)
 
-    def expression(self, node: ast.Node, names: Names) -> Iterator[Occurrence]:
+    def expression(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
         if isinstance(node, ast.Name) and node.text in names.values:
             yield from _of(node, names.values)
         elif isinstance(node, ast.Name | ast.Path):
@@ -267,13 +267,13 @@ class _Resolver:
         else:
             yield from self.visit(node, names)
 
-    def nothing(self, node: ast.Node, names: Names) -> Iterator[Occurrence]:
+    def nothing(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
         """Yield nothing, for a field without names of symbols."""
         return iter(())
 
     # Dimensions
 
-    def dim(self, name: ast.Node, names: Names) -> Iterator[Occurrence]:
+    def dim(self, name: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
         if isinstance(name, ast.Name):
             yield from _of(name, names.dims)
         elif isinstance(name, ast.Path):
@@ -291,12 +291,12 @@ class _Resolver:
         elif symbol is not None:
             yield Occurrence(name.span, symbol, "used")
 
-    def dims(self, node: ast.Node, names: Names) -> Iterator[Occurrence]:
+    def dims(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
         """Yield the dimensions anywhere in a list or an arrow."""
         for name in walk(node):
             yield from self.dim(name, names)
 
-    def size(self, node: ast.Node, names: Names) -> Iterator[Occurrence]:
+    def size(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
         """Yield the names in the size of a dimension: dimensions, and arguments of the body that are numbers."""
         for name in walk(node):
             if isinstance(name, ast.Name) and name.text in names.values and name.text not in names.dims:
@@ -306,27 +306,27 @@ class _Resolver:
 
     # Layouts, placements and training
 
-    def layout_dim(self, name: ast.Node, names: Names) -> Iterator[Occurrence]:
+    def layout_dim(self, name: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
         found = list(self.dim(name, names))
         if not found and isinstance(name, ast.Path):
             found = list(self._value_path(name, _models(self.file)))
         yield from found
 
-    def path(self, path: ast.Node, names: Names) -> Iterator[Occurrence]:
+    def path(self, path: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
         if isinstance(path, ast.Name | ast.Path):
             yield from self._value_path(path, names.models)
 
-    def machine(self, node: ast.Node, names: Names) -> Iterator[Occurrence]:
+    def machine(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
         if isinstance(node, ast.Name) and node.text in self.file.hardware:
             yield from _of(node, self.file.hardware)
         else:
             yield from self.dims(node, names)
 
-    def figure(self, value: ast.Node, names: Names) -> Iterator[Occurrence]:
+    def figure(self, value: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
         if isinstance(value, ast.DeviceList):
             yield from self.visit(value, names)
 
-    def optimizer(self, node: ast.Node, names: Names) -> Iterator[Occurrence]:
+    def optimizer(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
         if not isinstance(node, ast.Call):
             return
         found = self.project.optimizer(node.function, self.file)
@@ -398,7 +398,7 @@ class _Resolver:
 
     # Calls
 
-    def _call(self, node: ast.Call, names: Names) -> Iterator[Occurrence]:
+    def _call(self, node: ast.Call, names: VisibleNames) -> Iterator[Occurrence]:
         for name in (node.scope, node.shared):
             scope = _scope(names.body, name.text) if name is not None else None
             if name is not None and scope is not None:
@@ -411,7 +411,9 @@ class _Resolver:
         else:
             yield from self._builtin_call(node, names)
 
-    def _declared_call(self, node: ast.Call, function: ast.FnDecl, names: Names) -> Iterator[Occurrence]:
+    def _declared_call(
+        self, node: ast.Call, function: ast.FnDecl, names: VisibleNames
+    ) -> Iterator[Occurrence]:
         known = names_of_body(function)
         for binding in node.bindings:
             yield from _of(binding.generic, known.dims)
@@ -428,7 +430,7 @@ class _Resolver:
         for value, name in pairs:
             yield from self.dims(value, names) if name in dims else self.expression(value, names)
 
-    def _builtin_call(self, node: ast.Call, names: Names) -> Iterator[Occurrence]:
+    def _builtin_call(self, node: ast.Call, names: VisibleNames) -> Iterator[Occurrence]:
         builtin = BUILTINS.get(node.function.text)
         given = builtin.arguments if builtin else ()
         more = builtin.more if builtin else None
@@ -438,7 +440,7 @@ class _Resolver:
             kind = builtin.keywords.get(keyword.name.text) if builtin else None
             yield from self._builtin_argument(keyword.value, kind, names)
 
-    def _builtin_argument(self, value: ast.Node, kind: object, names: Names) -> Iterator[Occurrence]:
+    def _builtin_argument(self, value: ast.Node, kind: object, names: VisibleNames) -> Iterator[Occurrence]:
         is_pair = kind is kinds.tensor_or_mapping and isinstance(value, ast.Arrow)
         is_dtype = isinstance(value, ast.Name) and kind is kinds.dtype and value.text in WRITTEN_BYTES
         if kind is kinds.variables:
@@ -450,7 +452,7 @@ class _Resolver:
             yield from self.expression(value, names)
 
 
-READERS: Mapping[Field, Callable[[_Resolver, ast.Node, Names], Iterator[Occurrence]]] = {
+READERS: Mapping[Field, Callable[[_Resolver, ast.Node, VisibleNames], Iterator[Occurrence]]] = {
     **dict.fromkeys(
         [
             (ast.Type, "dims"),

@@ -202,7 +202,7 @@ class ComparedLine:
 
 
 @attrs.frozen(eq=False)
-class Difference:
+class StepDifference:
     """A step under two layouts or placements: figures in pairs, in total and by line of the user's file.
 
     names: of both. totals: the figures of `figures` for the whole step. rows: the rows of the table of totals. about, more: the
@@ -269,7 +269,7 @@ def signed(change: float, text: Callable[[Any], str]) -> str:
     return f"{'-' if change < 0 else '+' if change else ''}{text(abs(change))}"
 
 
-def difference(one: ComparedLayout, other: ComparedLayout, with_caveat: bool = False) -> Difference:
+def difference(one: ComparedLayout, other: ComparedLayout, with_caveat: bool = False) -> StepDifference:
     """Compare the costs of a model under two layouts. with_caveat: True to end the report with the caveat of the machine."""
     both, model = (one, other), one.cost.model
     names = one.cost.layout.name, other.cost.layout.name
@@ -288,7 +288,7 @@ def difference(one: ComparedLayout, other: ComparedLayout, with_caveat: bool = F
             ("fullest device", (fullest[0], fullest[1]), bytes_text),
         ]
     peak = {"peak_figures": one.hardware.has_peak_figures} if one.hardware else {}
-    return Difference(
+    return StepDifference(
         title=f"{model}, one {unit} {of}: from layout {names[0]} to layout {names[1]}",
         names=names,
         file=one.cost.file,

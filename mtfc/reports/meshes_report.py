@@ -17,8 +17,7 @@ from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.frontend.layouts.layout_text import rules_text
 from mtfc.meshes.multi_mesh_cost import MultiMeshCost, Travel
 from mtfc.meshes.multi_mesh_step import MultiMeshStep
-from mtfc.reports.cost_json import layout_json
-from mtfc.reports.cost_report import layout_report
+from mtfc.reports.cost_report import layout_json, layout_report
 from mtfc.reports.source_lines import fitted, line_of, line_rows, nested, place_text
 from mtfc.reports.step_report import replaced, seconds_json, seconds_text, time_cells, trace
 from mtfc.reports.table import aligned

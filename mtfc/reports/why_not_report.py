@@ -17,7 +17,7 @@ from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import Found, value_of
 from mtfc.frontend.layouts.layout_text import rules_text
 from mtfc.placements.declarations import entry_text, placement_text
-from mtfc.reports.difference import ComparedFigure, ComparedLayout, ComparedLine, Difference, difference
+from mtfc.reports.difference import ComparedFigure, ComparedLayout, ComparedLine, StepDifference, difference
 from mtfc.reports.search_report import LayoutSearchResult, PlacementSearchResult, over
 from mtfc.reports.source_lines import Line, line_of
 from mtfc.reports.step_report import seconds_text
@@ -153,7 +153,7 @@ class PlacementDifference:
         title = f"Why not {{ {self.rules} }}: {known} takes {takes}, which is {more:+.1%}."
         return f"{title}\n\n{self.difference().report(texts)}"
 
-    def difference(self) -> Difference:
+    def difference(self) -> StepDifference:
         """Compare the steps under both placements."""
         space, model = self.best.space, self.best.model
         one, other = (result.best for result in self.both)
@@ -164,7 +164,7 @@ class PlacementDifference:
         }
         unit = "training step" if space.graph.loss is not None else "forward pass"
         where = f"one {unit} on {space.devices} devices: from placement {NAMES[0]} to placement {NAMES[1]}"
-        return Difference(
+        return StepDifference(
             title=f"{model}, {where}",
             names=NAMES,
             file=source_file([space.graph.function]),

@@ -33,7 +33,7 @@ from mtfc.compiler.ir.ops.collectives import axes_of, kind_of
 from mtfc.compiler.ir.printer import layout_summary
 from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 from mtfc.compiler.passes.fuse_attention import Reason
-from mtfc.reports.cost_json import costs_json
+from mtfc.reports.cost_report import costs_json
 from mtfc.reports.page.what_if import formulas_json, sizes_json
 from mtfc.reports.provenance_report import provenance_json, separate_json
 from mtfc.reports.source_lines import Line, line_of
