@@ -48,7 +48,7 @@ class ModelCosts:
 
     @property
     def limits(self) -> list[Recomputation | None]:
-        """What a memory limit changes under each layout."""
+        """The changes that a memory limit makes under each layout."""
         pairs = zip(self.selection.cases, self.programs, strict=True)
         return [recomputation(self.selection.program, case, program) for case, program in pairs]
 

@@ -29,7 +29,7 @@ from mtfc.compiler.ir.training import BUILT_IN
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import FORMS, WRITTEN_BYTES
 from mtfc.editor import signatures
-from mtfc.editor.cursor import DECLARATIONS, NAMES, Cursor, OpenBracket, name_of
+from mtfc.editor.cursor import NAMES, Cursor, OpenBracket, name_of
 from mtfc.editor.declarations import OPTIMIZERS, Declarations, Project
 from mtfc.editor.names import Body, names_of_body
 from mtfc.editor.signatures import CallSignature
@@ -41,6 +41,7 @@ from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.semantics.names.scope import ANY, STEP
 from mtfc.frontend.semantics.training.precision import DYNAMIC, KEYS, LOSS_SCALE
 from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.brackets import DECLARATIONS
 from mtfc.frontend.syntax.lexer import Token, lex
 from mtfc.frontend.syntax.tree_builder import SETTINGS
 

@@ -2,7 +2,7 @@
 
 The compiler resolves names while it elaborates, once for each call, and stops at errors. An editor wants the names of a file that
 is being written, so the rules are applied to the syntax tree here: a name in an expression is a value if the body binds it
-anywhere, and else a dimension; a name in brackets is a dimension of the function, or else of the file. VisibleNames that mean nothing
+anywhere, and else a dimension; a name in brackets is a dimension of the function, or else of the file. Names that mean nothing
 have no occurrence.
 
 `BINDS`, `USES` and `READERS` say by field of the syntax tree how a name is read; every other field holds expressions.
