@@ -25,7 +25,7 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.searching.search import DEFAULT_TARGET
 from mtfc.frontend.layout_options import ONE
 from mtfc.reports.cost_report import transfers
-from mtfc.reports.source_lines import Line, line_of
+from mtfc.reports.source_lines import Line, chain_of, line_of
 
 
 @attrs.frozen
@@ -135,15 +135,6 @@ def case_figures(
 
 
 # Lines
-
-
-def chain_of(span: Span | None) -> list[Span]:
-    """Return a place and the calls that led there, the innermost first."""
-    found = []
-    while span is not None:
-        found.append(span)
-        span = span.call
-    return found
 
 
 def _at(span: Span | None) -> set[Line]:

@@ -17,7 +17,7 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.placements.placed_step import Attribution, PlacedStep, device_names, events, tracks
 from mtfc.placements.placement_search import PlacementSpace
 from mtfc.placements.simulator.evaluation import EvaluatedStrategy
-from mtfc.reports.source_lines import fitted, line_rows, nested
+from mtfc.reports.source_lines import fitted, line_rows, lines_json
 from mtfc.reports.step_report import replaced, seconds_text, trace
 from mtfc.reports.table import aligned, devices_text
 
@@ -100,10 +100,7 @@ def _record(each: SimulatedPlacement) -> dict[str, Any]:
             {"device": i, **_named(each, i), "compute_seconds": float(seconds), "memory": int(memory)}
             for i, (seconds, memory) in enumerate(zip(step.computing, step.device_memory, strict=True))
         ],
-        "lines": [
-            {"file": file, "line": line, **_figures(sum(inside.values(), start=Attribution()))}
-            for (file, line), inside in nested(step.lines.items(), source_file([each.function])).items()
-        ],
+        "lines": lines_json(step.lines.items(), source_file([each.function]), _figures),
     }
 
 

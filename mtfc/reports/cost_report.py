@@ -32,7 +32,7 @@ from mtfc.compiler.ir.core import Program, Stage
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.printer import bytes_text, layout_summary
 from mtfc.compiler.ir.types import Axes
-from mtfc.reports.source_lines import Line, fitted, line_of, place_text, source_text
+from mtfc.reports.source_lines import Line, fitted, line_of, place_json, place_text, source_text
 from mtfc.reports.table import aligned, count_text, flops_text, wrapped
 
 
@@ -321,11 +321,7 @@ def layout_json(cost: PlacedCost) -> dict[str, Any]:
         "memory_per_device": {name: _number(amount) for name, amount in cost.memory.parts().items()},
         "pipelines": [_pipeline_json(each) for each in cost.pipelines],
         "loops_ended_by_data": [
-            {
-                "file": span.file if span else None,
-                "line": span.line if span else None,
-                "counted_iterations": number,
-            }
+            {**place_json(span), "counted_iterations": number}
             for span, number in cost.counted_iterations.items()
         ],
     }

@@ -11,14 +11,13 @@ import attrs
 
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.sizes import whole
-from mtfc.compiler.cost.step_time import Seconds
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.frontend.layouts.layout_text import rules_text
 from mtfc.meshes.multi_mesh_cost import MultiMeshCost, Travel
 from mtfc.meshes.multi_mesh_step import MultiMeshStep
 from mtfc.reports.cost_report import layout_json, layout_report
-from mtfc.reports.source_lines import fitted, line_of, line_rows, nested, place_text
+from mtfc.reports.source_lines import fitted, line_of, line_rows, lines_json, place_text
 from mtfc.reports.step_report import replaced, seconds_json, seconds_text, time_cells, trace
 from mtfc.reports.table import aligned
 
@@ -118,10 +117,7 @@ class SimulatedMeshes:
             ],
             "bytes_between_meshes": cost.between_meshes,
             "travels": [{**record, "link": each.link, "seconds": each.seconds} for record, each in travels],
-            "lines": [
-                {"file": file, "line": line, **seconds_json(sum(inside.values(), start=Seconds()))}
-                for (file, line), inside in nested(step.lines.items(), cost.file).items()
-            ],
+            "lines": lines_json(step.lines.items(), cost.file, seconds_json),
         }
 
     def report(self, texts: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.volumes import PlacedCost
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.reports.source_lines import fitted, line_rows
+from mtfc.reports.source_lines import fitted, line_rows, place_json
 from mtfc.reports.table import count_text, flops_text
 
 
@@ -106,8 +106,7 @@ def recompute_json(found: Recomputation) -> dict[str, Any]:
 
 def _line(span: Span | None, line: KeptLine) -> dict[str, Any]:
     return {
-        "file": span.file if span else None,
-        "line": span.line if span else None,
+        **place_json(span),
         "kept_bytes": line.kept,
         "saved_bytes": line.saved,
         "added_flops": line.flops,
