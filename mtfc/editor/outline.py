@@ -14,9 +14,9 @@ from lsprotocol.types import (
 )
 
 from mtfc.compiler.diagnostics import Span
+from mtfc.editor import token_kinds
 from mtfc.editor.buffers import TextBuffer
 from mtfc.editor.names import Body, Occurrence, statements
-from mtfc.editor.token_kinds import classified
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.brackets import CLOSERS
 from mtfc.frontend.syntax.lexer import COMMENT, Token, lex
@@ -118,14 +118,11 @@ def _ranges(lines: list[int], shown: FoldingRangeKind) -> Iterator[FoldingRange]
 # Semantic tokens
 
 TYPES: Mapping[str, SemanticTokenTypes] = {
-    "comment": SemanticTokenTypes.Comment,
-    "keyword": SemanticTokenTypes.Keyword,
-    "constant": SemanticTokenTypes.Keyword,
-    "dtype": SemanticTokenTypes.Type,
-    "number": SemanticTokenTypes.Number,
-    "string": SemanticTokenTypes.String,
-    "operator": SemanticTokenTypes.Operator,
-    "builtin": SemanticTokenTypes.Function,
+    **{
+        kind: SemanticTokenTypes(shown.semantic)
+        for kind, shown in token_kinds.HIGHLIGHTS.items()
+        if shown.semantic
+    },
     "module": SemanticTokenTypes.Namespace,
     "dimension": SemanticTokenTypes.TypeParameter,
     "mesh": SemanticTokenTypes.Struct,
@@ -170,7 +167,7 @@ def _kinds(buffer: TextBuffer, found: Iterable[Occurrence]) -> Iterator[tuple[Sp
     by_line: dict[int, list[Occurrence]] = {}
     for each in found:
         by_line.setdefault(each.span.line, []).append(each)
-    for token, kind in classified(buffer.text):
+    for token, kind in token_kinds.classified(buffer.text):
         if kind is None or kind in ("punctuation", "error"):
             continue
         inside = [
