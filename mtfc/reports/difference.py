@@ -7,7 +7,7 @@ in which a mesh waits for another has no line.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import isclose
 from typing import Any
@@ -192,71 +192,80 @@ class _Found:
 
 @attrs.frozen
 class ComparedLine:
-    """The figures of a line in pairs, by name. details: rows below the line. more: further keys of the record."""
+    """A line's figures under both layouts, by the names of `FIGURES`, and the `stored` bytes of `mtfc cost`.
+
+    collectives: the collectives of the line under both layouts: `2 all_reduce{rows}` -> bytes.
+    """
 
     line: Line
     figures: Mapping[str, Pair]
-    differs: bool
-    details: Sequence[str] = ()
-    more: Mapping[str, Any] = attrs.field(factory=dict)
+    collectives: tuple[Mapping[str, str], Mapping[str, str]]
+
+    @property
+    def differs(self) -> bool:
+        compared = (self.figures[name] for name in FIGURES)
+        return self.collectives[0] != self.collectives[1] or not all(
+            isclose(one, other) for one, other in compared
+        )
 
 
-@attrs.frozen(eq=False)
-class StepDifference:
-    """A step under two layouts or placements: figures in pairs, in total and by line of the user's file.
+def differences(one: ComparedLayout, other: ComparedLayout) -> list[ComparedLine]:
+    """Return the cost of each line under both layouts, in order."""
+    layouts, compared = (one, other), list[ComparedLine]()
+    for line in sorted({*one.lines, *other.lines}):
+        left, right = (each.lines.get(line, _Found()) for each in layouts)
+        figures = {name: (left.figures[name], right.figures[name]) for name in (*FIGURES, "stored")}
+        compared.append(ComparedLine(line, figures, (one.collectives(left), other.collectives(right))))
+    return compared
 
-    names: of both. totals: the figures of `figures` for the whole step. rows: the rows of the table of totals. about, more: the
-    keys of the record before the totals and after them. notes: lines below the report.
-    """
 
-    title: str
-    names: tuple[str, str]
-    file: str | None
-    figures: Mapping[str, ComparedFigure]
-    totals: Mapping[str, Pair]
-    rows: Sequence[tuple[str, Pair, Callable[[Any], str]]]
-    lines: Sequence[ComparedLine]
-    about: Mapping[str, Any]
-    more: Mapping[str, Any] = attrs.field(factory=dict)
-    notes: Sequence[str] = ()
+def difference_report(one: ComparedLayout, other: ComparedLayout, sources: Mapping[str, str]) -> str:
+    """Return the totals of both layouts, and the lines that differ; `sources` holds each file's text by name."""
+    return "\n".join([*_totals(one, other), "", *_lines(one, other, sources)]) + "\n"
 
-    def report(self, texts: Mapping[str, str]) -> str:
-        """Return the totals, and the lines that differ with their sums; `texts` holds each file's text by name."""
-        totals = [["", *self.names, "difference"]]
-        for name, (one, other), text in self.rows:
-            totals.append([name, text(one), text(other), signed(other - one, text)])
-        table = [*aligned(totals, right=range(1, 4)), "", *self._by_line(texts)]
-        return "\n".join([self.title, *table, *self.notes]) + "\n"
 
-    def _by_line(self, sources: Mapping[str, str]) -> list[str]:
-        texts = {file: text.splitlines() for file, text in sources.items()}
-        rows = [["line", "source", *self.figures]]
-        for each in self.lines:
-            if each.differs:
-                place, source = place_text(each.line, self.file), source_text(each.line, texts)
-                rows.append([place, source, *self._changes(each.figures)])
-                rows += [["", f"  {text}", *("" for _ in self.figures)] for text in each.details]
-        sums = {name: _sum(each.figures[name] for each in self.lines) for name in self.figures}
-        return fitted([*rows, ["all", "", *self._changes(sums)]])
+def _totals(one: ComparedLayout, other: ComparedLayout) -> list[str]:
+    layouts = [each.cost.layout.name for each in (one, other)]
+    unit = "training step" if one.cost.trains else "forward pass"
+    several = len(one.costs) > 1 or len(other.costs) > 1
+    of = "in the mean of all devices" if several else "on one device"
+    heading = f"{one.cost.model}, one {unit} {of}: from layout {layouts[0]} to layout {layouts[1]}"
+    devices = [each.devices for each in (one, other)]
+    rows = [
+        ["", *layouts, "difference"],
+        ["devices", *map(str, devices), signed(devices[1] - devices[0], str)],
+    ]
+    for name in one.names:
+        text, left, right = FIGURES[name].text, one.figures[name], other.figures[name]
+        rows.append([name, text(left), text(right), signed(right - left, text)])
+    if several:
+        between = [each.between_meshes for each in (one, other)]
+        fullest = [max(whole(cost.memory.total) for cost in each.costs) for each in (one, other)]
+        for name, (first, second) in {"between meshes": between, "fullest device": fullest}.items():
+            rows.append([name, bytes_text(first), bytes_text(second), signed(second - first, bytes_text)])
+    return [heading, *aligned(rows, right=range(1, 4))]
 
-    def _changes(self, figures: Mapping[str, Pair]) -> list[str]:
-        pairs = ((*figures[name], each.text) for name, each in self.figures.items())
-        return ["" if isclose(one, other) else signed(other - one, text) for one, other, text in pairs]
 
-    def record(self) -> dict[str, Any]:
-        """Return the figures in pairs: under the first layout or placement and under the second."""
-        keys = {name: each.key for name, each in self.figures.items()}
-        lines = [
-            {
-                "file": each.line[0],
-                "line": each.line[1],
-                **{key: list(each.figures[name]) for name, key in keys.items()},
-                **each.more,
-            }
-            for each in self.lines
-        ]
-        totals = {key: list(self.totals[name]) for name, key in keys.items()}
-        return {**self.about, **totals, **self.more, "lines": lines}
+def _lines(one: ComparedLayout, other: ComparedLayout, sources: Mapping[str, str]) -> list[str]:
+    """Return the lines that differ, each with its collectives under both layouts, and their sums."""
+    texts = {file: text.splitlines() for file, text in sources.items()}
+    rows = [["line", "source", *one.names]]
+    lines = differences(one, other)
+    for each in lines:
+        if each.differs:
+            changes = _changes(each.figures, one.names)
+            rows.append([place_text(each.line, one.cost.file), source_text(each.line, texts), *changes])
+            for layout, collectives in zip(
+                (one.cost.layout, other.cost.layout), each.collectives, strict=True
+            ):
+                if each.collectives[0] != each.collectives[1]:
+                    blank = [""] * len(one.names)
+                    rows += [
+                        ["", f"  {layout.name}: {kind} {size}", *blank] for kind, size in collectives.items()
+                    ]
+    sums = {name: _sum(each.figures[name] for each in lines) for name in one.names}
+    rows.append(["all", "", *_changes(sums, one.names)])
+    return fitted(rows)
 
 
 def _sum(pairs: Iterable[Pair]) -> Pair:
@@ -264,56 +273,34 @@ def _sum(pairs: Iterable[Pair]) -> Pair:
     return sum(left), sum(right)
 
 
+def _changes(figures: Mapping[str, Pair], names: list[str]) -> list[str]:
+    pairs = ((name, *figures[name]) for name in names)
+    return [
+        "" if isclose(left, right) else signed(right - left, FIGURES[name].text)
+        for name, left, right in pairs
+    ]
+
+
 def signed(change: float, text: Callable[[Any], str]) -> str:
     """Return `+512 KiB`, `-3`, or `0`."""
     return f"{'-' if change < 0 else '+' if change else ''}{text(abs(change))}"
 
 
-def difference(one: ComparedLayout, other: ComparedLayout, with_caveat: bool = False) -> StepDifference:
-    """Compare the costs of a model under two layouts. with_caveat: True to end the report with the caveat of the machine."""
-    both, model = (one, other), one.cost.model
-    names = one.cost.layout.name, other.cost.layout.name
-    unit = "training step" if one.cost.trains else "forward pass"
-    several = len(one.costs) > 1 or len(other.costs) > 1
-    of = "in the mean of all devices" if several else "on one device"
-    figures = {name: FIGURES[name] for name in one.names}
-    totals = {name: (one.figures[name], other.figures[name]) for name in one.names}
-    between = one.between_meshes, other.between_meshes
-    rows: list[tuple[str, Pair, Callable[[Any], str]]] = [("devices", (one.devices, other.devices), str)]
-    rows += [(name, totals[name], each.text) for name, each in figures.items()]
-    if several:
-        fullest = [max(whole(cost.memory.total) for cost in each.costs) for each in both]
-        rows += [
-            ("between meshes", between, bytes_text),
-            ("fullest device", (fullest[0], fullest[1]), bytes_text),
-        ]
-    peak = {"peak_figures": one.hardware.has_peak_figures} if one.hardware else {}
-    return StepDifference(
-        title=f"{model}, one {unit} {of}: from layout {names[0]} to layout {names[1]}",
-        names=names,
-        file=one.cost.file,
-        figures=figures,
-        totals=totals,
-        rows=rows,
-        lines=list(_compared_lines(one, other)),
-        about={"model": model, "layouts": list(names), **peak},
-        more={"bytes_between_meshes": list(between)},
-        notes=one.hardware.caveat if with_caveat and one.hardware else (),
-    )
-
-
-def _compared_lines(one: ComparedLayout, other: ComparedLayout) -> Iterator[ComparedLine]:
-    """Yield the cost of each line under both layouts, in order."""
-    both = one, other
-    for line in sorted({*one.lines, *other.lines}):
-        found = [each.lines.get(line, _Found()) for each in both]
-        pairs = {name: (found[0].figures[name], found[1].figures[name]) for name in (*FIGURES, "stored")}
-        sent = [each.collectives(costs) for each, costs in zip(both, found, strict=True)]
-        details = [
-            f"{each.cost.layout.name}: {kind} {size}"
-            for each, collectives in zip(both, sent, strict=True)
-            for kind, size in collectives.items()
-            if sent[0] != sent[1]
-        ]
-        differs = bool(details) or not all(isclose(*pairs[name]) for name in FIGURES)
-        yield ComparedLine(line, pairs, differs, details, {"stored": list(pairs["stored"])})
+def difference_json(one: ComparedLayout, other: ComparedLayout) -> dict[str, Any]:
+    """Return the figures in pairs: under the first layout and under the second."""
+    keys = {name: FIGURES[name].key for name in one.names}
+    return {
+        "model": one.cost.model,
+        "layouts": [one.cost.layout.name, other.cost.layout.name],
+        **({"peak_figures": one.hardware.has_peak_figures} if one.hardware else {}),
+        **{key: [one.figures[name], other.figures[name]] for name, key in keys.items()},
+        "bytes_between_meshes": [one.between_meshes, other.between_meshes],
+        "lines": [
+            {
+                "file": each.line[0],
+                "line": each.line[1],
+                **{key: list(each.figures[name]) for name, key in (keys | {"stored": "stored"}).items()},
+            }
+            for each in differences(one, other)
+        ],
+    }

@@ -4,8 +4,9 @@ rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from math import isclose
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,11 +18,11 @@ from mtfc.compiler.passes.pipelines import lower
 from mtfc.compiler.search.found import Found, value_of
 from mtfc.frontend.layouts.layout_text import rules_text
 from mtfc.placements.declarations import entry_text, placement_text
-from mtfc.reports.difference import ComparedFigure, ComparedLayout, ComparedLine, StepDifference, difference
+from mtfc.reports.difference import ComparedLayout, difference_json, difference_report, signed
 from mtfc.reports.search_report import LayoutSearchResult, PlacementSearchResult, over
-from mtfc.reports.source_lines import Line, line_of
+from mtfc.reports.source_lines import Line, fitted, line_of, place_text, source_text
 from mtfc.reports.step_report import seconds_text
-from mtfc.reports.table import wrapped
+from mtfc.reports.table import aligned, wrapped
 
 if TYPE_CHECKING:
     from mtfc.placements.operators.operator_graph import Operator
@@ -43,6 +44,11 @@ class UnfitRules:
     rules: Layout
     reason: str
     least: int | None = None
+
+    @property
+    def files(self) -> set[str]:
+        """No files: the report shows no lines."""
+        return set()
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
@@ -75,6 +81,11 @@ class LayoutDifference:
         )
         return one, other
 
+    @property
+    def files(self) -> set[str]:
+        """The files whose lines the report shows."""
+        return {charge.span.file for each in self.priced for charge in each.charges if charge.span}
+
     def record(self) -> dict[str, Any]:
         """Return the price of the best layout with the rules, and the difference in the form of `mtfc diff`."""
         price = self.best.pricer.with_overlap(self.found.mesh, self.found.layout)
@@ -85,7 +96,7 @@ class LayoutDifference:
             "optimal": self.found.is_optimal,
             "objective_seconds": self.best.seconds_of(price),
             "memory_per_device": price.memory,
-            "difference": difference(*self.priced).record(),
+            "difference": difference_json(*self.priced),
             "reason": None,
         }
 
@@ -99,7 +110,7 @@ class LayoutDifference:
             known = f"{known}, on another mesh, [{found.mesh.axes_text}],"
         takes = f"{seconds_text(best.seconds_of(price))} and {bytes_text(price.memory)}"
         title = f"Why not {{ {rules_text(self.rules)} }}: {known} takes {takes}, which is {more:+.1%}."
-        return f"{title}\n" + difference(*self.priced).report(texts)
+        return f"{title}\n" + difference_report(*self.priced, texts)
 
 
 # Placements
@@ -110,12 +121,8 @@ LEGEND = "Time is that of tasks on the longest path, memory that of the device w
 Change = tuple["Operator", "Configuration", "Configuration"]
 """An operator, and its configurations under both placements."""
 NAMES = ("found", "forced")
-FIGURES: Mapping[str, ComparedFigure] = {
-    "time": ComparedFigure("seconds", seconds_text),
-    "sent": ComparedFigure("bytes_sent", bytes_text),
-    "memory": ComparedFigure("memory_per_device", bytes_text),
-}
-"""The compared figures of placements; those of lines are properties of `Attribution`."""
+TEXTS: Mapping[str, Callable[[Any], str]] = {"time": seconds_text, "sent": bytes_text, "memory": bytes_text}
+KEYS = {"time": "seconds", "sent": "bytes_sent", "memory": "memory_per_device"}
 
 
 @attrs.frozen(eq=False)
@@ -130,63 +137,8 @@ class PlacementDifference:
     def both(self) -> tuple[PlacementResult, PlacementResult]:
         return self.best.found, self.found
 
-    def record(self) -> dict[str, Any]:
-        """Return the best placement with the configurations, and the difference: figures in pairs, by line of the file."""
-        best, space = self.found.best, self.best.space
-        return {
-            "rules": self.rules,
-            "layout": placement_text(NAMES[1], space.devices, space.graph, best.strategy),
-            "optimal": self.found.is_optimal,
-            "locally_optimal": self.found.locally_optimal,
-            "objective_seconds": best.seconds,
-            "bytes_sent": best.sent,
-            "memory_per_device": _memory(best),
-            "difference": self.difference().record(),
-        }
-
-    def report(self, texts: Mapping[str, str]) -> str:
-        """Return the cost of the configurations, and the lines whose costs differ."""
-        one, other = (result.best for result in self.both)
-        known = "the best placement with it" + " that was found" * (not self.found.is_optimal)
-        takes = f"{seconds_text(other.seconds)}, sends {bytes_text(other.sent)} and holds {bytes_text(_memory(other))}"
-        more = over(other.seconds, one.seconds) - 1
-        title = f"Why not {{ {self.rules} }}: {known} takes {takes}, which is {more:+.1%}."
-        return f"{title}\n\n{self.difference().report(texts)}"
-
-    def difference(self) -> StepDifference:
-        """Compare the steps under both placements."""
-        space, model = self.best.space, self.best.model
-        one, other = (result.best for result in self.both)
-        totals = {
-            "time": (one.seconds, other.seconds),
-            "sent": (one.sent, other.sent),
-            "memory": (_memory(one), _memory(other)),
-        }
-        unit = "training step" if space.graph.loss is not None else "forward pass"
-        where = f"one {unit} on {space.devices} devices: from placement {NAMES[0]} to placement {NAMES[1]}"
-        return StepDifference(
-            title=f"{model}, {where}",
-            names=NAMES,
-            file=source_file([space.graph.function]),
-            figures=FIGURES,
-            totals=totals,
-            rows=[(name, totals[name], each.text) for name, each in FIGURES.items()],
-            lines=list(self._lines()),
-            about={"model": model, "layouts": list(NAMES)},
-            notes=["", f"  {LEGEND}"],
-        )
-
-    def _lines(self) -> Iterator[ComparedLine]:
-        """Yield the figures under both placements by line of the file, with the operators whose configurations differ."""
-        changed = self._changed()
-        for line, (one, other) in sorted(self._attributions().items()):
-            figures = {name: (getattr(one, name), getattr(other, name)) for name in FIGURES}
-            own = changed.get(line, [])
-            names = {"operators": [operator.name for operator, *_ in own]}
-            yield ComparedLine(line, figures, one != other or bool(own), [*_placements(own)], names)
-
-    def _attributions(self) -> dict[Line, list[Attribution]]:
-        """Return the figures under both placements by line. An operator counts for the line of its last equation."""
+    def lines(self) -> dict[Line, list[Attribution]]:
+        """Return the figures under both placements by line of the file. An operator counts for the line of its last equation."""
         from mtfc.placements.placed_step import Attribution, attributions
 
         graph, tasks = self.best.space.graph, self.best.space.evaluator.tasks
@@ -199,9 +151,9 @@ class PlacementDifference:
                     line_of(None) if operator is None else at[operator], [Attribution(), Attribution()]
                 )
                 line[which] += blame
-        return found
+        return dict(sorted(found.items()))
 
-    def _changed(self) -> dict[Line, list[Change]]:
+    def changed(self) -> dict[Line, list[Change]]:
         """Return the operators whose configurations differ, by line."""
         graph = self.best.space.graph
         file, found = source_file([graph.function]), dict[Line, list[Change]]()
@@ -212,6 +164,19 @@ class PlacementDifference:
                 found.setdefault(_line(operator, file), []).append((operator, one, other))
         return found
 
+    @property
+    def files(self) -> set[str]:
+        """The files whose lines the report shows."""
+        return {file for file, _ in self.lines()} - {""}
+
+    def record(self) -> dict[str, Any]:
+        """Return the best placement with the configurations, and the difference: figures in pairs, by line of the file."""
+        return _placement_record(self)
+
+    def report(self, texts: Mapping[str, str]) -> str:
+        """Return the cost of the configurations, and the lines whose costs differ."""
+        return _placement_report(self, texts)
+
 
 def _line(operator: Operator, file: str | None) -> Line:
     from mtfc.placements.placed_step import span_of
@@ -220,8 +185,60 @@ def _line(operator: Operator, file: str | None) -> Line:
     return line_of(span.inside(file) if span else None)
 
 
+def _placement_report(each: PlacementDifference, texts: Mapping[str, str]) -> str:
+    one, other = (result.best for result in each.both)
+    known = (
+        "the best placement with it" if each.found.is_optimal else "the best placement with it that was found"
+    )
+    takes = f"{seconds_text(other.seconds)}, sends {bytes_text(other.sent)} and holds {bytes_text(_memory(other))}"
+    more = over(other.seconds, one.seconds) - 1
+    lines = [f"Why not {{ {each.rules} }}: {known} takes {takes}, which is {more:+.1%}.", *_totals(each), ""]
+    return "\n".join([*lines, *_rows(each, texts), "", f"  {LEGEND}"]) + "\n"
+
+
 def _memory(found: EvaluatedStrategy) -> int:
     return int(found.memory.max())
+
+
+def _totals(each: PlacementDifference) -> list[str]:
+    space = each.best.space
+    unit = "training step" if space.graph.loss is not None else "forward pass"
+    where = f"one {unit} on {space.devices} devices: from placement {NAMES[0]} to placement {NAMES[1]}"
+    rows = [["", *NAMES, "difference"]]
+    for name, (one, other) in _figures(each).items():
+        text = TEXTS[name]
+        rows.append([name, text(one), text(other), signed(other - one, text)])
+    return ["", f"{each.best.model}, {where}", *aligned(rows, right=range(1, 4))]
+
+
+def _figures(each: PlacementDifference) -> dict[str, tuple[float, float]]:
+    """Return the figures of the whole step under both placements."""
+    one, other = (result.best for result in each.both)
+    return {
+        "time": (one.seconds, other.seconds),
+        "sent": (one.sent, other.sent),
+        "memory": (_memory(one), _memory(other)),
+    }
+
+
+def _rows(each: PlacementDifference, sources: Mapping[str, str]) -> list[str]:
+    """Return the lines that differ, each with operators whose placement differs, and the sums."""
+    lines, changed, own = each.lines(), each.changed(), source_file([each.best.space.graph.function])
+    texts = {file: text.splitlines() for file, text in sources.items()}
+    rows = [["line", "source", *TEXTS]]
+    for line, (one, other) in lines.items():
+        if one != other or line in changed:
+            rows.append([place_text(line, own), source_text(line, texts), *_changes(one, other)])
+            rows += [["", f"  {text}", "", "", ""] for text in _placements(changed.get(line, ()))]
+    from mtfc.placements.placed_step import Attribution
+
+    one, other = (sum(blames, Attribution()) for blames in zip(*lines.values(), strict=True))
+    return fitted([*rows, ["all", "", *_changes(one, other)]])
+
+
+def _changes(one: Attribution, other: Attribution) -> list[str]:
+    pairs = ((text, getattr(one, name), getattr(other, name)) for name, text in TEXTS.items())
+    return ["" if isclose(a, b) else signed(b - a, text) for text, a, b in pairs]
 
 
 def _placements(changed: Sequence[Change]) -> Iterator[str]:
@@ -231,3 +248,31 @@ def _placements(changed: Sequence[Change]) -> Iterator[str]:
         yield f"{NAMES[1]}: {entry_text(operator, other)}"
     if len(changed) > MOST_SHOWN:
         yield f"and {len(changed) - MOST_SHOWN} more operators"
+
+
+def _placement_record(each: PlacementDifference) -> dict[str, Any]:
+    best, space = each.found.best, each.best.space
+    changed = each.changed()
+    return {
+        "rules": each.rules,
+        "layout": placement_text(NAMES[1], space.devices, space.graph, best.strategy),
+        "optimal": each.found.is_optimal,
+        "locally_optimal": each.found.locally_optimal,
+        "objective_seconds": best.seconds,
+        "bytes_sent": best.sent,
+        "memory_per_device": _memory(best),
+        "difference": {
+            "model": each.best.model,
+            "layouts": list(NAMES),
+            **{KEYS[name]: list(pair) for name, pair in _figures(each).items()},
+            "lines": [
+                {
+                    "file": line[0],
+                    "line": line[1],
+                    **{KEYS[name]: [getattr(blame, name) for blame in pair] for name in TEXTS},
+                    "operators": [operator.name for operator, *_ in changed.get(line, ())],
+                }
+                for line, pair in each.lines().items()
+            ],
+        },
+    }

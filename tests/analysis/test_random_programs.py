@@ -17,7 +17,7 @@ from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.frontend.hardware_targets import find_hardware
 from mtfc.reports.cost_report import comparison, costs_json, formulas, layout_report
-from mtfc.reports.difference import FIGURES, ComparedLayout, difference
+from mtfc.reports.difference import FIGURES, ComparedLayout, differences
 from tests.generators.programs import Generated, programs
 from tests.harness import FILE, load, lowered
 from tests.properties.campaign import holds_for
@@ -137,7 +137,7 @@ def test_lines_add_up_to_the_difference_of_layouts(generated: Generated) -> None
     machine = find_hardware("p2_8xlarge", {})
     placed = [lower(program, each.mesh, each.layout) for each in (layouts[0], layouts[-1])]
     one, other = (ComparedLayout.of(each, machine, overlaps=False) for each in placed)
-    lines = difference(one, other).lines
+    lines = differences(one, other)
     for which, priced in enumerate((one, other)):
         sums = {name: sum(line.figures[name][which] for line in lines) for name in FIGURES}
         assert sums["FLOPs"] == total(priced.cost.step).flops

@@ -29,11 +29,11 @@ from mtfc.compiler.search.found import (
 from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer, of_layers
 from mtfc.driver.errors import say
 from mtfc.driver.loading.layout_targets import layout_targets, prepared
-from mtfc.driver.loading.sources import Result, known_as
+from mtfc.driver.loading.sources import known_as
 from mtfc.driver.searching.baselines import baselines
 from mtfc.driver.searching.compilation_time import timing_compilation
 from mtfc.driver.searching.meshes import possible_meshes, under_names, without_idle_axes
-from mtfc.driver.searching.space import SearchAnswer, SearchTask
+from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
 from mtfc.driver.searching.why_not import AskedRules, asked_rules, best_with_rules
 from mtfc.driver.searching.written import declared_name, insert_layout, resized
 from mtfc.reports.search_report import LayoutSearchResult
@@ -292,7 +292,7 @@ class LayoutAnswer:
         problem = exported(prepared(program), set(program.dims), mesh, self.finder.pricer.hardware)
         return f"{write(problem)}\n"
 
-    def why_not(self) -> Result | None:
+    def why_not(self) -> WhyNotAnswer | None:
         """Search for the best layout with the rules of `--why-not`, if any, in the time of the search."""
         if self.asked is None:
             return None

@@ -26,8 +26,8 @@ from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import choose
-from mtfc.driver.loading.sources import Result, known_as
-from mtfc.driver.searching.space import SearchAnswer, SearchTask
+from mtfc.driver.loading.sources import known_as
+from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
 from mtfc.driver.searching.written import declared_name, resized
 from mtfc.frontend.layouts.layout_text import PartText, multi_mesh_text
 from mtfc.meshes.mesh_labels import MeshPart, part_at, rest_of
@@ -60,7 +60,7 @@ class MultiMeshAnswer:
         """Raise `UsageError`: the solver searches one mesh."""
         raise UsageError("--export takes --space tiling")
 
-    def why_not(self) -> Result | None:
+    def why_not(self) -> WhyNotAnswer | None:
         return None
 
 

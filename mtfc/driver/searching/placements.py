@@ -14,10 +14,10 @@ from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.compiler.search.found import Progress, silent
 from mtfc.driver.errors import UsageError
-from mtfc.driver.loading.sources import Result, known_as
+from mtfc.driver.loading.sources import known_as
 from mtfc.driver.options import ChainOptions
 from mtfc.driver.searching.compilation_time import timing_compilation
-from mtfc.driver.searching.space import SearchAnswer, SearchTask
+from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
 from mtfc.driver.searching.written import resized
 from mtfc.placements.declarations import DeclaredPlacement, asked_configurations, entry_text, strategy_of
 from mtfc.placements.mcmc import BETA, ChainSettings, SearchBudget
@@ -68,7 +68,7 @@ class PlacementAnswer:
         """Raise `UsageError`: the solver does not search placements."""
         raise UsageError("--export takes --space tiling")
 
-    def why_not(self) -> Result | None:
+    def why_not(self) -> WhyNotAnswer | None:
         """Search for the best placement with the configurations of `--why-not`, if any, in the time of the search.
 
         Raises `CompileError` if no operator can be split so, and `NothingFits`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -10,12 +10,29 @@ import attrs
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.search.found import Progress
 from mtfc.driver.loading.selection import Selection
-from mtfc.driver.loading.sources import Result, Sources
+from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import SearchOptions
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.device_graph import Machine
     from mtfc.compiler.cost.hardware import Hardware
+
+
+class WhyNotAnswer(Protocol):
+    """The answer to `--why-not`: the difference between the best of a space, and the best with the rules that were given."""
+
+    @property
+    def files(self) -> set[str]:
+        """The files whose lines the report shows."""
+        ...
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        ...
+
+    def report(self, texts: Mapping[str, str]) -> str:
+        """Return the report; `texts` holds each file's text by name."""
+        ...
 
 
 class SearchAnswer(Protocol):
@@ -37,7 +54,7 @@ class SearchAnswer(Protocol):
         """Return the question to the solver about the mesh of the result, for `mtfc solve`."""
         ...
 
-    def why_not(self) -> Result | None:
+    def why_not(self) -> WhyNotAnswer | None:
         """Search for the best with the rules of `--why-not`, if any were given. Raises the errors of a search."""
         ...
 
