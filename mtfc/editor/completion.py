@@ -136,7 +136,7 @@ class Completion:
             yield _item(
                 name, CompletionItemKind.TypeParameter, _size(symbol.node, self.project.read(self.file.file))
             )
-        for module, found in self.project.modules(self.file):
+        for module, found in self.project.modules(self.file).items():
             for name in found.dims:
                 yield _item(f"{module}.{name}", CompletionItemKind.TypeParameter, f"dimension of `{module}`")
 
@@ -200,8 +200,7 @@ class Completion:
     def optimizers(self) -> Items:
         for name in self.file.optimizers:
             yield self._called(name, CompletionItemKind.Constructor)
-        library = self.project.declarations(standard_library.file_of(OPTIMIZERS))
-        for name in library.optimizers if library else ():
+        for name in standard_library.optimizers(OPTIMIZERS):
             yield self._called(name, CompletionItemKind.Constructor)
 
     def precision_values(self) -> Items:
@@ -238,7 +237,7 @@ class Completion:
         head = self.cursor.word.partition(".")[0]
         if head == "random":
             yield from self._functions(name for name in BUILTINS if name.startswith("random."))
-        module = self.project.module(head, self.file)
+        module = self.project.modules(self.file).get(head)
         yield from self._functions(f"{head}.{name}" for name in (module.functions if module else ()))
         for name in module.optimizers if module and self.cursor.keyword == "train" else ():
             yield self._called(f"{head}.{name}", CompletionItemKind.Constructor)
@@ -264,7 +263,7 @@ class Completion:
         if self.cursor.keyword in ("model", "fn"):
             yield _value(TRAINING, "true in training")
         yield from self._functions(self.file.functions)
-        for module, found in self.project.modules(self.file):
+        for module, found in self.project.modules(self.file).items():
             yield _module(module)
             yield from self._functions(f"{module}.{name}" for name in found.functions)
         yield from self._functions(BUILTINS)

@@ -3,7 +3,7 @@
 The compiler resolves names while it elaborates, once for each call, and stops at errors. An editor wants the names of a file that
 is being written, so the rules are applied to the syntax tree here: a name in an expression is a value if the body binds it
 anywhere, and else a dimension; a name in brackets is a dimension of the function, or else of the file. Names that mean nothing
-have no occurrence.
+have no occurrence. Functions, optimizers and modules are found by the compiler's own rules: see `Project`.
 
 `BINDS`, `USES` and `READERS` say by field of the syntax tree how a name is read; every other field holds expressions.
 """
@@ -143,6 +143,10 @@ def _bound(node: ast.Node) -> Iterator[DeclaredSymbol]:
                 yield DeclaredSymbol(name.text, name.span, kind, node)
 
 
+def _declared(decl: ast.OptimizerDecl) -> DeclaredSymbol:
+    return DeclaredSymbol(decl.name.text, decl.name.span, "optimizer", decl)
+
+
 def _nodes(node: ast.Node, field: str) -> Sequence[ast.Node]:
     """Return the nodes in a field."""
     value = getattr(node, field)
@@ -277,8 +281,9 @@ class _Resolver:
         if isinstance(name, ast.Name):
             yield from _of(name, names.dims)
         elif isinstance(name, ast.Path):
-            module = self.project.module(name.parts[0], self.file)
-            symbol = module.dims.get(name.parts[1]) if module and len(name.parts) == 2 else None
+            module = self.project.modules(self.file).get(name.parts[0])
+            place = module.places.get(name.parts[1]) if module and len(name.parts) == 2 else None
+            symbol = DeclaredSymbol(name.parts[1], place, "dimension") if place else None
             yield from self._full_name(name, symbol)
 
     def _full_name(self, name: ast.Name | ast.Path, symbol: DeclaredSymbol | None) -> Iterator[Occurrence]:
@@ -329,9 +334,9 @@ class _Resolver:
     def optimizer(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
         if not isinstance(node, ast.Call):
             return
-        found = self.project.optimizer(node.function, self.file)
-        yield from self._full_name(node.function, found[0] if found else None)
-        hypers = hyperparameters(found[1].all_optimizers(found[0].name)) if found else {}
+        found = self.project.optimizers(node.function, self.file)
+        yield from self._full_name(node.function, next(map(_declared, found), None))
+        hypers = hyperparameters(found)
         for each in node.arguments:
             yield from self.expression(each, names)
         for keyword in node.keywords:
@@ -378,10 +383,10 @@ class _Resolver:
         for call in (node for each in decl.body for node in walk(each) if isinstance(node, ast.Call)):
             symbol, length = self._scope_of(call, part, decl)
             function = self.project.function(call.function, self.file) if symbol else None
-            if symbol and function and function[0].node is not None:
+            file = self.project.declarations(function.place.file) if function else None
+            if symbol and function and file:
                 yield Occurrence(attrs.evolve(own, end_column=column + length), symbol, "used")
-                inner = _Resolver(function[1], self.project)
-                yield from inner._steps(parts[1:], rest, function[0].node)
+                yield from _Resolver(file, self.project)._steps(parts[1:], rest, function.node)
                 return
         if part in OF_A_LOOP:
             yield from self._steps(parts[1:], rest, decl)
@@ -394,7 +399,7 @@ class _Resolver:
             return (_scope(decl, name), len(name)) if name in (part, wanted) else (None, 0)
         name = call.function.text.rpartition(".")[2]
         found = self.project.function(call.function, self.file) if name in (part, wanted) else None
-        return (found[0] if found else None), len(name)
+        return found, len(name)
 
     # Calls
 
@@ -405,9 +410,9 @@ class _Resolver:
                 first: Role = "declared" if scope.place == name.span else "bound"
                 yield Occurrence(name.span, scope, first if name is node.scope else "used")
         found = self.project.function(node.function, self.file)
-        yield from self._full_name(node.function, found[0] if found else None)
-        if found is not None and isinstance(found[0].node, ast.FnDecl):
-            yield from self._declared_call(node, found[0].node, names)
+        yield from self._full_name(node.function, found)
+        if found is not None and isinstance(found.node, ast.FnDecl):
+            yield from self._declared_call(node, found.node, names)
         else:
             yield from self._builtin_call(node, names)
 

@@ -345,8 +345,7 @@ def definition(view: View, params: lsp.DefinitionParams) -> lsp.Location | None:
     if found is None:
         return None
     if found.symbol.kind == "module":
-        module = view.project.module(found.symbol.name, view.file)
-        return server.location(Span(module.file, 1, 1, 1, 1)) if module else None
+        return server.location(Span(view.project.module_file(found.symbol.name, view.file), 1, 1, 1, 1))
     return server.location(found.symbol.place)
 
 
