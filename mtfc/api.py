@@ -1,17 +1,18 @@
-"""Implementation of the package's functions and of the objects that they return: see `mtfc/__init__.py`.
+"""The package's functions and the objects that they return; `mtfc/__init__.py` imports them on demand.
 
 Every record comes from the driver function that the command calls for `--format json`, so both agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cached_property
+from functools import cached_property, wraps
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 import attrs
 
@@ -55,23 +56,39 @@ from mtfc.frontend.syntax.lexer import decode
 if TYPE_CHECKING:
     from mtfc.backends.jax.jax_program import Arrays, JaxProgram, TrainState
     from mtfc.driver.draw import Drawing
+    from mtfc.driver.jax_functions.imported_program import ImportedProgram
     from mtfc.driver.records import Costs, Difference, Explanation, LayoutCost, Search, Step, Verification
     from mtfc.driver.report import ReportPage
 
-__all__ = [
-    "Checked",
-    "Compiled",
-    "checked",
-    "choice_of",
-    "compared",
-    "compile_case",
-    "costs",
-    "explained",
-    "read",
-    "reported",
-    "searched",
-    "verified",
-]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ModelOptions(TypedDict, total=False):
+    """The options that choose a model, its sizes and its mesh."""
+
+    model: str | None
+    mesh: MeshOption | None
+    dims: Mapping[str, int] | None
+    set: Mapping[str, object] | None
+
+
+class ProgramOptions(ModelOptions, total=False):
+    """The options that choose a model, and one of its layouts."""
+
+    layout: LayoutOption | None
+
+
+class LoweringOptions(ProgramOptions, total=False):
+    """The options of functions that lower a program."""
+
+    memory: MemoryOption | None
+
+
+class CompilationOptions(LoweringOptions, total=False):
+    """The options of functions that lower a program by passes of the user."""
+
+    passes: PassesOption | None
 
 
 @attrs.frozen(repr=False, eq=False)
@@ -274,7 +291,7 @@ class Compiled:
         """
         from mtfc.compiler.cost.volumes import layout_cost
         from mtfc.driver.cost import case_cost
-        from mtfc.reports.cost_json import costs_json
+        from mtfc.reports.cost_report import costs_json
 
         if not isinstance(self._case, LayoutOnMesh):
             return cast("LayoutCost", case_cost(self._case, self._placed))
@@ -349,35 +366,123 @@ class Checked(Sequence[Diagnostic]):
         return f"{self.file}: {verdict(self.diagnostics)}"
 
 
-def read(path: str | PathLike[str]) -> str:
+def choice_of(**options: Unpack[CompilationOptions]) -> Choice:
+    """Return the driver's options for those of the API. Raises `UsageError` for an illegal value."""
+    return Choice(
+        text_option("model", options.get("model")),
+        layout_option(options.get("layout")),
+        mesh_option(options.get("mesh")),
+        sizes_option(options.get("dims")),
+        settings_of(settings_option(options.get("set"))),
+        passes_option(options.get("passes")),
+        memory=memory_option(options.get("memory")),
+    )
+
+
+def _taking(options: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function of the API that takes the keywords of a `TypedDict` as `**options`, and refuses others by its own name."""
+
+    def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        own = inspect.signature(function)
+        *before, last = own.parameters.values()
+        keywords = [
+            inspect.Parameter(name, last.KEYWORD_ONLY, default=None, annotation=hint.__forward_arg__)
+            for name, hint in options.__annotations__.items()
+        ]
+        parameters = sorted([*before, *keywords], key=lambda each: each.kind)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name not in known:
+                    raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
+            return function(*args, **kwargs)
+
+        known = {each.name for each in parameters}
+        call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return public(call)
+
+    return decorated
+
+
+@public
+def from_jax(
+    function: Callable[..., Any],
+    *args: Any,
+    names: Mapping[str, str] | None = None,
+    parameters: Sequence[int] | None = None,
+    merge: bool = True,
+    **kwargs: Any,
+) -> ImportedProgram:
+    """Import a JAX function: a forward pass, a loss, its gradient, or a whole training step. Nothing is computed.
+
+    args, kwargs: example arguments, arrays or `jax.ShapeDtypeStruct`s in any pytrees. names: names for dimensions, by the place
+    of an argument's array: `{"ids": "batch length", "**/up/kernel": "embed hidden"}`. parameters: the numbers of the arguments
+    that hold the model, by default the first of several and all that the function returns anew. merge: True to give all copies
+    of a layer the same layout.
+
+    Raises `CompileError`.
+    """
+    from mtfc.driver.jax_functions.imported_program import imported_program
+
+    return imported_program(function, args, kwargs, names, parameters, merge)
+
+
+def _read(path: PathOption) -> str:
     """Return a .mtf file's text. Raises `OSError`, and `CompileError` for a file that is not text."""
     with _showing(Sources()):
         return decode(Path(path).read_bytes(), str(path))
 
 
-def choice_of(
-    model: str | None = None,
-    layout: LayoutOption | None = None,
-    mesh: MeshOption | None = None,
-    dims: Mapping[str, int] | None = None,
-    set: Mapping[str, object] | None = None,
-    passes: PassesOption | None = None,
-    memory: MemoryOption | None = None,
-) -> Choice:
-    """Return the driver's options for those of the API. Raises `UsageError` for an illegal value."""
-    return Choice(
-        text_option("model", model),
-        layout_option(layout),
-        mesh_option(mesh),
-        sizes_option(dims),
-        settings_of(settings_option(set)),
-        passes_option(passes),
-        memory=memory_option(memory),
-    )
+@_taking(ProgramOptions)
+def check(path: PathOption, **options: Unpack[ProgramOptions]) -> Checked:
+    """Return all diagnostics of a .mtf file, under every declared layout or under one.
+
+    Each has `code`, `severity`, `message`, `file`, `line`, `column`, `help` and `labels`. `str` of one diagnostic, or of all,
+    is the text that `mtfc check` shows.
+    """
+    choice, file = choice_of(**options), file_option(path)
+    try:
+        text = _read(path)
+    except CompileError as error:  # the file is not text
+        return Checked(file, error.diagnostics)
+    return _checked(text, file, choice)
 
 
-def compile_case(text: str, file: PathOption, choice: Choice) -> Compiled:
-    """Compile a file's text for the first chosen layout, or for a placement. Raises `CompileError`."""
+@_taking(ProgramOptions)
+def check_text(text: str, *, file: str = "<text>", **options: Unpack[ProgramOptions]) -> Checked:
+    """Return all diagnostics of the text of a .mtf file. `file` is the name in messages; imports are read from its folder."""
+    return _checked(text, file, choice_of(**options))
+
+
+def _checked(text: str, file: PathOption, choice: Choice) -> Checked:
+    from mtfc.driver.check import check_source
+
+    file, sources = file_option(file), Sources()
+    sources.texts[file] = program_text(text)
+    found = map(diagnostic_in_python, check_source(file, choice, sources))
+    return Checked(file, tuple(sources.shown(found)))
+
+
+@_taking(CompilationOptions)
+def compile(path: PathOption, **options: Unpack[CompilationOptions]) -> Compiled:
+    """Compile a .mtf file for one layout, by default its first.
+
+    passes: those that lower the program, in place of the default ones, as text or as `mtfc.ir.Pass`es. memory: the most memory of
+    a device, such as `"80GiB"` or a number of bytes; the backward pass computes values again that would not fit.
+    """
+    choice, file = choice_of(**options), file_option(path)
+    return _compiled(_read(file), file, choice)
+
+
+@_taking(CompilationOptions)
+def compile_text(text: str, *, file: str = "<text>", **options: Unpack[CompilationOptions]) -> Compiled:
+    """Compile the text of a .mtf file. `file` is the name in messages; imports are read from its folder."""
+    return _compiled(text, file, choice_of(**options))
+
+
+def _compiled(text: str, file: PathOption, choice: Choice) -> Compiled:
+    """Compile a file's text for the first chosen layout, or for a placement."""
     file, sources = file_option(file), Sources()
     sources.add_choice(choice)
     sources.texts[file] = program_text(text)
@@ -391,57 +496,118 @@ def compile_case(text: str, file: PathOption, choice: Choice) -> Compiled:
         return Compiled(selection.hardware, case.placed(selection.program), case)
 
 
-def checked(text: str, file: PathOption, choice: Choice) -> Checked:
-    """Return all diagnostics of a file's text."""
-    from mtfc.driver.check import check_source
+@_taking(CompilationOptions)
+def verify(
+    path: PathOption,
+    *,
+    backend: str | None = None,
+    dtype: str | None = None,
+    data: PathOption | None = None,
+    params: PathOption | None = None,
+    params_partial: bool = False,
+    seed: int = 0,
+    exact: bool = True,
+    budget: float | None = None,
+    step: bool = False,
+    all_sizes: bool = False,
+    **options: Unpack[CompilationOptions],
+) -> Verification:
+    """Compare every layout, or one, on every backend with the undistributed program: the record of `mtfc verify --format json`.
 
-    file, sources = file_option(file), Sources()
-    sources.texts[file] = program_text(text)
-    found = map(diagnostic_in_python, check_source(file, choice, sources))
-    return Checked(file, tuple(sources.shown(found)))
+    Inputs and parameters are drawn from `seed`, unless `data` and `params` name files with them. With `params_partial`,
+    parameters that the file lacks are drawn. `exact` compares over a finite field first. `step` compares the training step with
+    its declaration, and nothing else; `all_sizes` runs the exact check alone, at small sizes that speak for every size. `dtype`,
+    `"f32"` or `"f64"`, is the dtype of the whole computation, if given. Checks run in a process of their own; those beyond
+    `budget` seconds are skipped.
+    Raises `Unavailable` if JAX is missing or has too few devices.
+    """
+    from mtfc.backends.common.devices import setting_kept
+    from mtfc.driver.verification.all_sizes import verify_all_sizes
+    from mtfc.driver.verification.verify import verify as verified
+
+    choice, files = choice_of(**options), (path_option("data", data), path_option("params", params))
+    asked = VerifyOptions(
+        file_option(path), choice, backend, dtype, *files, params_partial, seed, exact, budget, step
+    )
+    if budget is not None:
+        seconds_option("budget", budget)
+    one_of("backend", backend or "numpy", tuple(BACKENDS))
+    one_of("dtype", dtype or "f32", ("f32", "f64"))
+    number_option("seed", seed, 0, 2**32 - 1)
+    # `verify` raises the precision of JAX's dots for the whole process
+    kept = nullcontext() if all_sizes or backend == "numpy" else setting_kept("jax_default_matmul_precision")
+    with kept, _showing(sources := Sources()):
+        found = verify_all_sizes(asked, sources) if all_sizes else verified(asked, sources)
+        return cast("Verification", found.record())
 
 
-def costs(file: PathOption, choice: Choice, symbolic: bool) -> Costs:
-    """Return the record of `mtfc cost`. Raises `CompileError` and `UsageError`."""
-    from mtfc.driver.cost import cost_record
+@_taking(LoweringOptions)
+def explain(path: PathOption, **options: Unpack[LoweringOptions]) -> Explanation:
+    """Explain which rule of a layout causes which collective, through which lines: the record of `mtfc explain --format json`."""
+    from mtfc.driver.explain import explain as explained
 
+    choice = choice_of(**options)
     with _showing(sources := Sources()):
-        return cast("Costs", cost_record(file_option(file), choice, sources, symbolic))
+        return cast("Explanation", explained(file_option(path), choice, sources).record())
 
 
-def explained(file: PathOption, choice: Choice) -> Explanation:
-    """Return the record of `mtfc explain`. Raises `CompileError` and `UsageError`."""
-    from mtfc.driver.explain import explain_record
-
-    with _showing(sources := Sources()):
-        return cast("Explanation", explain_record(file_option(file), choice, sources))
-
-
-def compared(
-    file: PathOption,
-    choice: Choice,
-    a: LayoutOption | None,
-    b: LayoutOption | None,
-    target: PathOption | None,
+@_taking(ModelOptions)
+def diff(
+    path: PathOption,
+    a: LayoutOption | None = None,
+    b: LayoutOption | None = None,
+    *,
+    memory: MemoryOption | None = None,
+    target: PathOption | None = None,
+    **options: Unpack[ModelOptions],
 ) -> Difference:
-    """Return the record of `mtfc diff`. Raises `CompileError` and `UsageError`."""
-    from mtfc.driver.diff import diff_record
+    """Compare computation, communication and memory of two layouts, by line: the record of `mtfc diff --format json`.
 
+    The layouts are by default the file's first two. With a machine as `target` the record has seconds, too.
+    """
+    from mtfc.driver.diff import diff as compared
+
+    choice = choice_of(**options, memory=memory)
     if (a is None) != (b is None):
         raise UsageError(
             "diff compares two layouts, or the first two of the file: give both a and b, or neither"
         )
-    path, machine = file_option(file), path_option("target", target)
+    file, machine = file_option(path), path_option("target", target)
     layouts = [text for text in map(layout_option, (a, b)) if text is not None]
     with _showing(sources := Sources()):
-        return cast("Difference", diff_record(path, choice, layouts, machine, sources))
+        return cast("Difference", compared(file, choice, layouts, machine, sources).record())
 
 
-def reported(path: PathOption, choice: Choice, target: PathOption | None, search: float | None) -> ReportPage:
-    """Return the page of `mtfc report`. Raises `CompileError`, `UsageError` and `NothingFits`."""
+@_taking(LoweringOptions)
+def cost(path: PathOption, *, symbolic: bool = False, **options: Unpack[LoweringOptions]) -> Costs:
+    """Return computation, communication and memory of one device under every layout, or one: the record of `mtfc cost --format
+    json`.
+
+    With `symbolic` each layout has its formulas, too.
+    """
+    from mtfc.driver.cost import model_costs
+
+    choice = choice_of(**options)
+    with _showing(sources := Sources()):
+        return cast("Costs", model_costs(file_option(path), choice, sources, symbolic).record())
+
+
+@_taking(ProgramOptions)
+def report(
+    path: PathOption,
+    *,
+    target: PathOption | None = None,
+    search: float | None = None,
+    **options: Unpack[ProgramOptions],
+) -> ReportPage:
+    """Return the page of `mtfc report`: a model under every layout, or one, or the training run of a folder.
+
+    `report.save("report.html")` writes the page, and a notebook shows it. target: the machine of predicted times. search: seconds
+    to search for the best layout, which is then shown, too.
+    """
     from mtfc.driver.report import is_run, layouts_page, run_page
 
-    file, machine = file_option(path), path_option("target", target)
+    choice, file, machine = choice_of(**options), file_option(path), path_option("target", target)
     if search is not None:
         seconds_option("search", search)
     if is_run(file):
@@ -450,81 +616,50 @@ def reported(path: PathOption, choice: Choice, target: PathOption | None, search
         return layouts_page(file, choice, sources, machine, search)
 
 
-def verified(
-    file: PathOption,
-    choice: Choice,
-    backend: str | None,
-    dtype: str | None,
-    data: PathOption | None,
-    params: PathOption | None,
-    params_partial: bool,
-    seed: int,
-    exact: bool,
-    budget: float | None,
-    step: bool,
-    all_sizes: bool,
-) -> Verification:
-    """Return the record of `mtfc verify`. Raises `CompileError`, `UsageError` and `Unavailable`."""
-    from mtfc.backends.common.devices import setting_kept
-    from mtfc.driver.verification.verify import verify
-
-    options = VerifyOptions(
-        file_option(file),
-        choice,
-        backend,
-        dtype,
-        path_option("data", data),
-        path_option("params", params),
-        params_partial,
-        seed,
-        exact,
-        budget,
-        step,
-    )
-    if budget is not None:
-        seconds_option("budget", budget)
-    one_of("backend", backend or "numpy", tuple(BACKENDS))
-    one_of("dtype", dtype or "f32", ("f32", "f64"))
-    number_option("seed", seed, 0, 2**32 - 1)
-    if all_sizes:
-        from mtfc.driver.verification.all_sizes import verify_all_sizes
-
-        with _showing(sources := Sources()):
-            return cast("Verification", verify_all_sizes(options, sources).record())
-    # `verify` raises the precision of JAX's dots for the whole process
-    kept = nullcontext() if backend == "numpy" else setting_kept("jax_default_matmul_precision")
-    with kept, _showing(sources := Sources()):
-        return cast("Verification", verify(options, sources).record())
-
-
-def searched(
-    file: PathOption,
-    choice: Choice,
+@_taking(ProgramOptions)
+def search(
+    path: PathOption,
     *,
-    target: PathOption | None,
-    axes_names: Sequence[str] | None,
-    **others: Any,
+    target: PathOption | None = None,
+    devices: int | None = None,
+    axes_names: Sequence[str] | None = None,
+    space: str = "rules",
+    objective: str | None = None,
+    budget: float = 60.0,
+    exhaustive: bool = False,
+    **options: Unpack[ProgramOptions],
 ) -> Search:
-    """Return the record of `mtfc search`. Raises `CompileError`, `UsageError` and `NothingFits`."""
+    """Search for the best layout, or in the space `"soap"` for the best placement, of a .mtf file's model on a machine.
+
+    The record is that of `mtfc search --format json`, with seconds and bytes of one device. Without a `target`, the machine is
+    the first that the file declares, else `"h100"`. `layout` is for the space `"forms"`, which keeps its rules. `axes_names` are
+    names for the axes of searched meshes, and `budget` is in seconds. Raises `NothingFits` if no layout fits into memory.
+    """
     from mtfc.compiler.search.found import VALUES
     from mtfc.driver.searching.meshes import MOST_DEVICES
-    from mtfc.driver.searching.search import SPACES, search
+    from mtfc.driver.searching.search import SPACES
+    from mtfc.driver.searching.search import search as searched
     from mtfc.reports.notebook import ShownRecord
 
-    one_of("space", others["space"], SPACES)
-    if others["objective"] is not None:
-        one_of("objective", others["objective"], VALUES)
-    number_option("devices", others["devices"], 1, MOST_DEVICES)
-    seconds_option("budget", others["budget"])
-    options = SearchOptions(
-        file_option(file),
+    choice = choice_of(**options)
+    one_of("space", space, SPACES)
+    if objective is not None:
+        one_of("objective", objective, VALUES)
+    number_option("devices", devices, 1, MOST_DEVICES)
+    seconds_option("budget", budget)
+    asked = SearchOptions(
+        file_option(path),
         choice,
         None if target is None else target_option(target),
+        devices,
         axes_names=names_option("axes_names", axes_names),
-        **others,
+        space=space,
+        objective=objective,
+        budget=budget,
+        exhaustive=exhaustive,
     )
     with _showing(sources := Sources()):
-        found = search(options, sources)
+        found = searched(asked, sources)
     return cast("Search", ShownRecord(found.record(), found.report))
 
 

@@ -26,9 +26,7 @@ def diagnosed(source: str) -> str:
     main, *others = re.split(r"^=== (\S+)\n", source, flags=re.MULTILINE)
     files = {"case.mtf": main, **dict(zip(others[::2], others[1::2], strict=True))}
     found = check(main, "case.mtf", neighbour=files.get, layout_targets=layout_targets, predictor=predictor)
-    library_texts = standard_library.texts(
-        f"{standard_library.SHOWN}{name}.mtf" for name in standard_library.modules()
-    )
+    library_texts = standard_library.texts()
     return render(found, files | library_texts)
 
 

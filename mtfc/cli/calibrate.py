@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from mtfc.backends.registry import BACKENDS
-from mtfc.cli.option_text import add_options
 from mtfc.cli.options import chosen, selection
 from mtfc.driver.calibrate import check_devices, measure
 from mtfc.driver.data.files import STANDARD, check_writable, write_text
@@ -31,10 +30,7 @@ OPTIONS = f"""
   --quick                few sizes and short runs: seconds instead of two minutes
   --operators FILE       measure the parts of a model's operators instead, each size once: of a placement, or of all on N devices
 {selection("none", or_placement=True)}"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, OPTIONS, output=STANDARD, backend="jax")
+DEFAULTS = {"output": STANDARD, "backend": "jax"}
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

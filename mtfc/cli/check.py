@@ -6,8 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from mtfc.cli.errors import show_diagnostics
-from mtfc.cli.option_text import add_options
-from mtfc.cli.options import FORMAT, add_program, chosen, selection
+from mtfc.cli.options import FORMAT, chosen, program, selection
 from mtfc.driver.errors import ERRORS, OK
 
 if TYPE_CHECKING:
@@ -21,10 +20,7 @@ examples:
   mtfc check train:step --args train:example --mesh data:8 --layout batch:data     check a function of JAX
 """
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_program(parser)
-    add_options(parser, FORMAT + selection("all"))
+OPTIONS = program() + FORMAT + selection("all")
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

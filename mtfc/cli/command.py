@@ -10,6 +10,7 @@ from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from mtfc.cli.errors import choose_color, diagnosed, encode_anything, guarded
+from mtfc.cli.option_text import add_options
 
 if TYPE_CHECKING:
     from mtfc.driver.loading.sources import Sources
@@ -56,11 +57,13 @@ WITH_OWN_LINES = ("train", "lsp")
 
 
 class Subcommand(Protocol):
-    """The contents of a subcommand's module."""
+    """The contents of a subcommand's module.
+
+    OPTIONS: its arguments: see `option_text.py`. A module may also have `RECORDS`, `REQUIRED`, `DEFAULTS` and `CHOICES`.
+    """
 
     EXAMPLES: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    OPTIONS: str
 
     def run(self, options: argparse.Namespace, sources: Sources) -> int: ...
 
@@ -68,6 +71,13 @@ class Subcommand(Protocol):
 def _subcommand(name: str) -> Subcommand:
     """Return the module of a subcommand; the name of a module is no keyword of Python."""
     return cast(Subcommand, import_module(f"mtfc.cli.{name}{'_' * iskeyword(name)}"))
+
+
+def add_arguments(module: Subcommand, parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a subcommand to a parser."""
+    records, defaults = getattr(module, "RECORDS", ()), getattr(module, "DEFAULTS", {})
+    required, choices = getattr(module, "REQUIRED", ""), getattr(module, "CHOICES", None)
+    add_options(parser, module.OPTIONS, *records, required=required, choices=choices, **defaults)
 
 
 MAY_BE_EMPTY = ("layout", "passes")
@@ -138,7 +148,7 @@ def make_parser(arguments: Sequence[str], with_all_options: bool = False) -> arg
         added = subparsers.add_parser(name, help=summary, description=title, formatter_class=_Help)
         if name in detailed:
             added.epilog = _subcommand(name).EXAMPLES
-            _subcommand(name).add_arguments(added)
+            add_arguments(_subcommand(name), added)
             _add_color(added, argparse.SUPPRESS)
     return parser
 

@@ -10,8 +10,8 @@ from itertools import zip_longest
 import attrs
 
 from mtfc.backends.registry import text_kinds
-from mtfc.cli.option_text import add_options, record_of
-from mtfc.cli.options import FORMAT, MEMORY, add_program, chosen, read_files, selection
+from mtfc.cli.option_text import record_of
+from mtfc.cli.options import FORMAT, MEMORY, chosen, program, read_files, selection
 from mtfc.driver.compile import EMITTERS, IR_KINDS, PassRecord, emit, list_passes, syntax_tree
 from mtfc.driver.data.files import STANDARD, check_apart, check_writable, write_text
 from mtfc.driver.errors import OK, UsageError
@@ -46,7 +46,8 @@ LIST = "list"
 
 EXAMPLES = _EXAMPLES + _kinds()
 
-OPTIONS = f"""
+OPTIONS = f"""{program(", a .ir file of IR text", is_required=False)}
+  --emit KIND            default: spmd
   -o, --output OUT       where to write (default: standard output)
   --train                fail if the file has no training step
 {MEMORY}{FORMAT}
@@ -58,13 +59,9 @@ passes:
   --passes PIPELINE      run these passes instead: NAME or NAME{{option=value}}, with commas between; `list` prints them
   --stop-after PASS      end with this pass
 {selection("the first", or_placement=True)}"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_program(parser, ", a .ir file of IR text", is_required=False)
-    kinds = ("ast", *EMITTERS)
-    parser.add_argument("--emit", choices=kinds, default="spmd", metavar="KIND", help="default: spmd")
-    add_options(parser, OPTIONS, CompileOptions, output=STANDARD)
+RECORDS = (CompileOptions,)
+DEFAULTS = {"output": STANDARD}
+CHOICES = {"emit": ("ast", *EMITTERS)}
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

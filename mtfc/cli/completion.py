@@ -21,9 +21,8 @@ SHELLS = "bash", "zsh", "fish", "tcsh", "powershell"
 PLACES = {"FILE": "FILE", "DIR": "DIRECTORY"}
 """The sort of completion by a word in what an argument is called in `--help`."""
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=" or ".join(SHELLS))
+OPTIONS = f"  SHELL  {' or '.join(SHELLS)}"
+CHOICES = {"shell": SHELLS}
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.option_text import add_options
-from mtfc.cli.options import LOWERING, add_program, chosen, selection
+from mtfc.cli.options import LOWERING, chosen, program, selection, show
 from mtfc.driver.errors import OK
 from mtfc.driver.loading.sources import Sources
 
@@ -20,27 +19,17 @@ examples:
 """
 
 
-OPTIONS = f"""
+OPTIONS = f"""{program()}
   --symbolic             print formulas instead of numbers; JSON has both
   --compiled             compile a function of JAX, and print the bytes that XLA's programs send beside the predicted ones
 {LOWERING}{selection("all")}"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_program(parser)
-    add_options(parser, OPTIONS)
-
-
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.driver.cost import compiled_bytes, cost_record, cost_text
+    from mtfc.driver.cost import compiled_bytes, model_costs
 
     if options.compiled:
         found = compiled_bytes(options.file, chosen(options), sources)
         print(json.dumps(found.record(), indent=2) if options.format == "json" else found)
         return OK
-    asked = options.file, chosen(options), sources, options.symbolic
-    if options.format == "json":
-        print(json.dumps(cost_record(*asked), indent=2))
-    else:
-        print(cost_text(*asked), end="")
-    return OK
+    return show(model_costs(options.file, chosen(options), sources, options.symbolic), options, sources)

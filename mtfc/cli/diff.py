@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 
-from mtfc.cli.option_text import add_options
-from mtfc.cli.options import LOWERING, add_program, chosen, selection
-from mtfc.driver.errors import OK
+from mtfc.cli.options import LOWERING, chosen, program, selection, show
 from mtfc.driver.loading.sources import Sources
 
 EXAMPLES = """\
@@ -22,22 +19,13 @@ All figures are of one device, or means of all devices if a layout has several m
 """
 
 
-OPTIONS = f"""
+OPTIONS = f"""{program()}
   --target HW            a machine: also print the seconds of each line there, as `mtfc simulate` predicts them
 {LOWERING}{selection("the first two", several=True)}"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_program(parser)
-    add_options(parser, OPTIONS)
-
-
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    from mtfc.driver.diff import diff_record, diff_text
+    from mtfc.driver.diff import diff
 
     asked = options.file, chosen(options), options.layout, options.target, sources
-    if options.format == "json":
-        print(json.dumps(diff_record(*asked), indent=2))
-    else:
-        print(diff_text(*asked), end="")
-    return OK
+    return show(diff(*asked), options, sources)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from mtfc.cli.option_text import add_options
 from mtfc.cli.options import FORMAT
 from mtfc.driver.errors import ENVIRONMENT, OK
 from mtfc.driver.loading.sources import Sources
@@ -17,9 +16,7 @@ examples:
 Status 3 if mtfc itself cannot work; a missing extra is no failure.
 """
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, FORMAT)
+OPTIONS = FORMAT
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

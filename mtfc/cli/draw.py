@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mtfc.cli.option_text import add_options
-from mtfc.cli.options import add_program, chosen, read_files, selection
+from mtfc.cli.options import chosen, program, read_files, selection
 from mtfc.driver.data.files import check_apart, check_writable, write_text
 from mtfc.driver.errors import OK
 from mtfc.driver.loading.sources import Sources
@@ -19,15 +18,11 @@ examples:
 """
 
 
-OPTIONS = f"""
+OPTIONS = f"""{program()}
   -o, --output OUT.svg   write the drawing to this file
   --array NAME           draw this array (default: parameters, and the values that FILE names); repeatable
 {selection("the first", or_placement=True)}"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_program(parser)
-    add_options(parser, OPTIONS, required="output")
+REQUIRED = "output"
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

@@ -80,7 +80,7 @@ def show_diagnostics(diagnostics: Iterable[Diagnostic], sources: Sources, format
 
         print(json.dumps(to_json(found), indent=2), file=sys.stderr)
     else:
-        print(render(found, sources.around(found), color=has_color(sys.stderr)), file=sys.stderr, end="")
+        print(render(found, sources.with_library(), color=has_color(sys.stderr)), file=sys.stderr, end="")
         if sys.stderr.isatty():
             codes = list(dict.fromkeys(each.code for each in found))
             command, cases = ("CODE", f", for {', '.join(codes)}") if len(codes) > 1 else (codes[0], "")

@@ -6,8 +6,8 @@ import argparse
 import json
 
 from mtfc.cli.hosts import HOSTS, run_joined
-from mtfc.cli.option_text import add_options, record_of
-from mtfc.cli.options import FORMAT, OF_PARAMETERS, WHOLE_DOCUMENTS, add_source, chosen, selection
+from mtfc.cli.option_text import record_of
+from mtfc.cli.options import FORMAT, OF_PARAMETERS, SOURCE, WHOLE_DOCUMENTS, chosen, selection
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import EvalOptions
 from mtfc.driver.training.evaluation import evaluate
@@ -22,7 +22,7 @@ examples:
 """
 
 
-OPTIONS = f"""
+OPTIONS = f"""{SOURCE}
   --data DATA            FILE.npz, FILE.npy, FILE:DTYPE for tokens, a directory of these, or MODULE:FUNCTION
   --tokenizer FILE       a tokenizer.json, which makes tokens of the text in --data
 {WHOLE_DOCUMENTS}
@@ -31,11 +31,8 @@ OPTIONS = f"""
   --averages             take the averages that --params has of trained parameters
   --seed N               seed of parameters that --params lacks (default: 0)
 {FORMAT}{selection("the first", or_placement=True)}{HOSTS}"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
-    add_options(parser, OPTIONS, EvalOptions, Hosts, required="data params")
+RECORDS = EvalOptions, Hosts
+REQUIRED = "data params"
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

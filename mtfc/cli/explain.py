@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 
-from mtfc.cli.option_text import add_options
-from mtfc.cli.options import LOWERING, add_program, chosen, selection
+from mtfc.cli.options import LOWERING, chosen, program, selection, show
 from mtfc.driver.errors import OK
 from mtfc.driver.loading.sources import Sources
 
@@ -19,25 +17,17 @@ examples:
   mtfc explain train:step --args train:example --layout plan.json       explain a plan of a function of JAX
 """
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_program(parser, ", the code of a diagnostic")
-    add_options(parser, LOWERING + selection("the first"))
+OPTIONS = program(", the code of a diagnostic") + LOWERING + selection("the first")
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
     from mtfc.driver.help_pages import code_section, is_code
 
     if is_code(options.file):
-        from mtfc.cli.help import show
+        from mtfc.cli.help import print_paged
 
-        show(code_section(options.file))
+        print_paged(code_section(options.file))
         return OK
-    from mtfc.driver.explain import explain_record, explain_text
+    from mtfc.driver.explain import explain
 
-    asked = options.file, chosen(options), sources
-    if options.format == "json":
-        print(json.dumps(explain_record(*asked), indent=2))
-    else:
-        print(explain_text(*asked), end="")
-    return OK
+    return show(explain(options.file, chosen(options), sources), options, sources)

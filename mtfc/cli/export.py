@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from mtfc.cli.import_ import EXCHANGE, show_written
-from mtfc.cli.option_text import add_options, record_of
-from mtfc.cli.options import add_source, chosen
+from mtfc.cli.option_text import record_of
+from mtfc.cli.options import SOURCE, chosen
 from mtfc.driver.errors import OK
 from mtfc.driver.exchange.exchange import export_weights
 from mtfc.driver.loading.sources import Sources
@@ -22,15 +22,12 @@ A map of weights has the names and shapes of another library: see docs/weights.m
 """
 
 
-OPTIONS = f"""
+OPTIONS = f"""{SOURCE}
   --params IN            the parameters: .npz, .safetensors, a folder of shards, or a --dir of `mtfc train`
   --averages             write the averages of parameters instead
 {EXCHANGE}"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
-    add_options(parser, OPTIONS, ExchangeOptions, required="params output")
+RECORDS = (ExchangeOptions,)
+REQUIRED = "params output"
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

@@ -14,14 +14,10 @@ examples:
   mtfc fmt - < model.mtf             print the canonical form
 """
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files", metavar="FILE", nargs="+", help="a .mtf file; - reads standard input and prints"
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="change no file, and fail if a file is not in canonical form"
-    )
+OPTIONS = """
+  FILE...                a .mtf file; - reads standard input and prints
+  --check                change no file, and fail if a file is not in canonical form
+"""
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

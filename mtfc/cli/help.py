@@ -15,9 +15,7 @@ examples:
   mtfc help E301                     print what a diagnostic means, as `mtfc explain E301` does
 """
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("topic", metavar="TOPIC", nargs="?", help="a page, a diagnostic, or a command")
+OPTIONS = "  [TOPIC]  a page, a diagnostic, or a command"
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
@@ -36,11 +34,11 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     elif topic in SUBCOMMANDS and topic not in topics():
         return main([topic, "--help"])
     else:
-        show(page(topic))
+        print_paged(page(topic))
     return OK
 
 
-def show(text: str) -> None:
+def print_paged(text: str) -> None:
     """Print a text, on a terminal through the user's pager."""
     if sys.stdout.isatty():
         from pydoc import pager

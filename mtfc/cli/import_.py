@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.option_text import add_options, record_of
-from mtfc.cli.options import FORMAT, MODEL, add_source, chosen
+from mtfc.cli.option_text import record_of
+from mtfc.cli.options import FORMAT, MODEL, SOURCE, chosen
 from mtfc.driver.errors import OK
 from mtfc.driver.exchange.exchange import WrittenFile, import_weights
 from mtfc.driver.loading.sources import Sources
@@ -28,12 +28,11 @@ A map of weights has the names and shapes of another library: see docs/weights.m
 """
 
 
-OPTIONS = "  --from IN              the file or folder to read" + EXCHANGE
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
-    add_options(parser, OPTIONS, ExchangeOptions, required="from output")
+OPTIONS = f"""{SOURCE}
+  --from IN              the file or folder to read
+{EXCHANGE}"""
+RECORDS = (ExchangeOptions,)
+REQUIRED = "from output"
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

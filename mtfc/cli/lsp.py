@@ -14,9 +14,7 @@ examples:
   mtfc lsp                 serve one editor on standard input and output
 """
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--stdio", action="store_true", help="the only way to connect, which is the default")
+OPTIONS = "  --stdio  the only way to connect, which is the default"
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

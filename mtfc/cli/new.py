@@ -14,9 +14,7 @@ examples:
   mtfc new spirals                   make a folder `spirals` with a model, data and a test
 """
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="the new folder")
+OPTIONS = "  DIR  the new folder"
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

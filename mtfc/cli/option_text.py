@@ -1,13 +1,15 @@
-"""Options of subcommands, written as their help shows them.
+"""Arguments of subcommands, written as their help shows them.
 
-A text has a line for each option, and a line for each group, which ends with a colon:
+A text has a line for each argument, and a line for each group of options, which ends with a colon:
 
+      FILE               a .mtf file
     length and data:
       --steps N          train until step N (default: one epoch)
       --backend numpy|jax    the backend that executes
       --fresh            start over
 
-The word after the option says what it takes. A word in small letters is one choice or several; `TYPES` and `TYPES_OF` convert the
+`[FILE]` may be left out, and `FILE...` are several. The group `options:` is that of all options without another group.
+The word after an option says what it takes. A word in small letters is one choice or several; `TYPES` and `TYPES_OF` convert the
 others; without a word the option is a flag. A help that ends with `; repeatable` makes a list. An option's default is that of the
 field with its name in the record of the subcommand's options (`driver/options.py`), so it stands once.
 """
@@ -17,12 +19,13 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import attrs
 
+ARGUMENT = re.compile(r"  (\[?)([A-Z]+)(\.\.\.)?\]?  +(\S.*)")
 OPTION = re.compile(r"  ((?:-\w, )?--?[\w-]+)(?: (\S+))?  +(\S.*)")
 
 Record = TypeVar("Record", bound="attrs.AttrsInstance")
@@ -163,12 +166,13 @@ def add_options(
     text: str,
     *records: type[attrs.AttrsInstance],
     required: str = "",
+    choices: Mapping[str, Sequence[str]] | None = None,
     **defaults: object,
 ) -> None:
-    """Add the options of a text to a parser.
+    """Add the arguments of a text to a parser.
 
     records: classes of attrs with the defaults of their fields. required: names of options that must be given, separated by
-    blanks. defaults: further ones by field.
+    blanks. choices: the possible values of an argument, by name. defaults: further ones by field.
     """
     defaults.setdefault("format", "text")
     for record in records:
@@ -178,9 +182,9 @@ def add_options(
     group: argparse._ActionsContainer = parser
     for line in _joined(text):
         if line.endswith(":") and not line.startswith(" "):
-            group = parser.add_argument_group(line[:-1])
+            group = parser if line == "options:" else parser.add_argument_group(line[:-1])
         else:
-            _add(group, line, required.split(), defaults)
+            _add(group, line, required.split(), choices or {}, defaults)
 
 
 def _joined(text: str) -> list[str]:
@@ -195,8 +199,19 @@ def _joined(text: str) -> list[str]:
 
 
 def _add(
-    group: argparse._ActionsContainer, line: str, required: list[str], defaults: dict[str, object]
+    group: argparse._ActionsContainer,
+    line: str,
+    required: list[str],
+    choices: Mapping[str, Sequence[str]],
+    defaults: dict[str, object],
 ) -> None:
+    if match := ARGUMENT.fullmatch(line):
+        bracket, value, several, about = match.groups()
+        name, number = value.lower() + "s" * bool(several), "?" if bracket else "+" if several else None
+        group.add_argument(
+            FIELDS.get(name, name), metavar=value, nargs=number, help=about, choices=choices.get(name)
+        )
+        return
     match = OPTION.fullmatch(line)
     if match is None:
         raise ValueError(f"no option: {line}")
@@ -207,7 +222,9 @@ def _add(
     if value is None:
         group.add_argument(*names, action="store_true", **given)
         return
-    if value.islower():
+    if name in choices:
+        given |= {"metavar": value, "choices": choices[name]}
+    elif value.islower():
         given["choices"] = tuple(value.split("|"))
     else:
         given |= {"metavar": value, "type": TYPES_OF.get(name) or TYPES.get(value)}

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import TYPE_CHECKING
-
-from mtfc.cli.option_text import add_options
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from mtfc.driver.loading.choice import Choice, ProgramSource
+    from mtfc.driver.loading.sources import Result, Sources
 
 FORMAT = """
   --format text|json     text for people, JSON for programs (default: text)
 """
+
+SOURCE = "\n  FILE  a .mtf file; - is standard input\n"
 
 MEMORY = """
   --memory SIZE|HW|SIZE@HW    the memory of a device, such as 80GiB, or a machine: the backward pass computes values again that
@@ -101,6 +102,17 @@ def _source(options: argparse.Namespace) -> ProgramSource | None:
     return FunctionSource(options.file, options.args, options.names, options.parameters, not options.no_merge)
 
 
+def show(found: Result, options: argparse.Namespace, sources: Sources, to: TextIO | None = None) -> int:
+    """Print a result in the form of `--format`, and return the status of success."""
+    if options.format == "json":
+        import json
+
+        print(json.dumps(found.record(), indent=2), file=to)
+    else:
+        print(found.report(sources.with_library()), end="", file=to)
+    return 0
+
+
 def read_files(options: argparse.Namespace) -> dict[str, str | None]:
     """Return the files that a program is read from, by option: no result may replace them."""
     found = {
@@ -121,13 +133,8 @@ def _has_function_options(options: argparse.Namespace) -> bool:
     return bool(options.names or options.parameters or options.no_merge)
 
 
-def add_source(parser: argparse.ArgumentParser) -> None:
-    """Add the file."""
-    parser.add_argument("file", metavar="FILE", help="a .mtf file; - is standard input")
-
-
-def add_program(parser: argparse.ArgumentParser, instead: str = "", is_required: bool = True) -> None:
-    """Add a file or a function of JAX. instead: what else the argument may be."""
+def program(instead: str = "", is_required: bool = True) -> str:
+    """Return the arguments for a file or a function of JAX. instead: what else the file may be."""
+    name = "FILE" if is_required else "[FILE]"
     about = f"a .mtf file{instead}, or MODULE:FUNCTION with --args; - is standard input"
-    parser.add_argument("file", metavar="FILE", nargs=None if is_required else "?", help=about)
-    add_options(parser, OF_FUNCTIONS)
+    return f"\n  {name}  {about}\n{OF_FUNCTIONS}options:\n"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mtfc.cli.option_text import add_options
-from mtfc.cli.options import MEMORY, PASSES, add_program, chosen, read_files, selection
+from mtfc.cli.options import MEMORY, PASSES, chosen, program, read_files, selection
 from mtfc.cli.progress import figures_line
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
@@ -28,16 +27,12 @@ A page needs no network: open it in a browser, mail it, or keep it beside the re
 """
 
 
-OPTIONS = f"""
+OPTIONS = f"""{program(", or the --dir of a training run")}
   -o, --output OUT.html  write the page to this file
   --target HW            the machine of predicted times (default: the first that FILE declares, else h100)
   --search SECONDS       also search for the best layout for so long, on as many devices as the first layout has
 {MEMORY}{PASSES}{selection("all", or_placement=True)}"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_program(parser, ", or the --dir of a training run")
-    add_options(parser, OPTIONS, required="output")
+REQUIRED = "output"
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

@@ -7,8 +7,8 @@ import json
 
 from mtfc.backends.registry import BACKENDS
 from mtfc.cli.errors import show_diagnostics
-from mtfc.cli.option_text import add_options, record_of
-from mtfc.cli.options import LOWERING, PARAMETERS, add_source, chosen, selection
+from mtfc.cli.option_text import record_of
+from mtfc.cli.options import LOWERING, PARAMETERS, SOURCE, chosen, selection
 from mtfc.driver.data.files import report_to
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.sources import Sources
@@ -29,7 +29,7 @@ input, the array holds k batches. For fewer rows at the end the model is compile
 """
 
 
-OPTIONS = f"""
+OPTIONS = f"""{SOURCE}
   --backend {"|".join(BACKENDS)}    the backend that executes (default: numpy; jax for a placement)
   --train                train by the file's `train` block
   --steps N              number of batches or training steps (default: one pass over the data)
@@ -49,11 +49,7 @@ text, of a model that continues prompts:
   --tokenizer FILE       a tokenizer.json, for a model of its tokens rather than of bytes
   --tokens N             print at most N new tokens of each text
 {selection("the first", or_placement=True)}"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
-    add_options(parser, OPTIONS, RunOptions)
+RECORDS = (RunOptions,)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.option_text import add_options, record_of
-from mtfc.cli.options import FORMAT, MODEL, add_program, chosen, read_files
+from mtfc.cli.option_text import record_of
+from mtfc.cli.options import FORMAT, MODEL, chosen, program, read_files
 from mtfc.cli.progress import figures_line
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import ERRORS, INTERRUPTED, OK, say
@@ -37,7 +37,7 @@ OUT.mtf is FILE with the sizes of --dim and the result, called `found`. A layout
 """
 
 
-OPTIONS = f"""
+OPTIONS = f"""{program()}
   --space {"|".join(SPACES)}    {"; ".join(f"{name}: {space.summary}" for name, space in SPACES.items())} (default: rules)
   --storage              also search the sections params and optimizer of a layout: the storage of parameters and optimizer state
   --recompute            let the backward pass compute values again under layouts that would not fit into memory, as --memory HW
@@ -68,11 +68,7 @@ with --space soap:
   --seed N               seed of the random choices (default: 0)
   --simulation delta|full    simulate what a proposal changes, or everything, with the same result (default: delta)
 {MODEL}"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_program(parser)
-    add_options(parser, OPTIONS, SearchOptions, ChainOptions)
+RECORDS = SearchOptions, ChainOptions
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
@@ -117,5 +113,5 @@ def _show(found: SearchAnswer, options: argparse.Namespace, sources: Sources) ->
         return OK
     print(found.report(), file=to)
     if answer:
-        print(f"\n{answer.report(sources.with_library(answer.files))}", end="", file=to)
+        print(f"\n{answer.report(sources.with_library())}", end="", file=to)
     return OK

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.option_text import add_options
-from mtfc.cli.options import LOWERING, add_program, chosen, read_files, selection
+from mtfc.cli.options import LOWERING, chosen, program, read_files, selection, show
 from mtfc.driver.data.files import check_apart, check_writable, report_to, write_text
 from mtfc.driver.errors import OK, UsageError
 from mtfc.driver.loading.sources import Sources
@@ -25,18 +24,15 @@ examples:
 LIST = "list"
 
 
-OPTIONS = f"""
+OPTIONS = f"""{program(is_required=False)}
   --target HW            hardware of FILE, of the library, or of a .mtf file; `list` prints the names
   --trace OUT.json       write a timeline for Perfetto or Chrome
   --place AXES           the mesh axes from the innermost link outwards, for example cols,rows (default: the last axis first)
   --measured             of a placement: take the times of parts and transfers that calibrate --operators has measured here
   --parameter-servers N  let N parameter servers add up gradients, in place of all-reduces; for comparison
 {LOWERING}{selection("the first", or_placement=True)}"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_program(parser, is_required=False)
-    add_options(parser, OPTIONS, required="target", parameter_servers=0)
+REQUIRED = "target"
+DEFAULTS = {"parameter_servers": 0}
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
@@ -61,11 +57,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     to = report_to(options.trace)
     if options.trace is not None:
         write_text(options.trace, json.dumps(found.trace()) + "\n")
-    if options.format == "json":
-        print(json.dumps(found.record(), indent=2), file=to)
-    else:
-        print(found.report(sources.with_library(found.files)), end="", file=to)
-    return OK
+    return show(found, options, sources, to)
 
 
 def _show_machines(options: argparse.Namespace, sources: Sources) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 
-from mtfc.cli.option_text import add_options
 from mtfc.cli.progress import figures_line
 from mtfc.driver.data.files import STANDARD, check_apart, check_writable, write_text
 from mtfc.driver.errors import OK
@@ -19,16 +18,12 @@ examples:
 
 
 OPTIONS = """
+  FILE                   an instance in the format of google/iopddl, .json or .json.gz; - is standard input
   --time-limit S         time limit in seconds, with reading (default: 60)
   --format json          the only format
   -o, --output OUT       write to a file instead of standard output
 """
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    about = "an instance in the format of google/iopddl, .json or .json.gz; - is standard input"
-    parser.add_argument("file", metavar="FILE", help=about)
-    add_options(parser, OPTIONS, time_limit=60.0, format="json", output=STANDARD)
+DEFAULTS = {"time_limit": 60.0, "format": "json", "output": STANDARD}
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

@@ -8,8 +8,8 @@ import sys
 
 from mtfc.cli.errors import leave, show_diagnostics
 from mtfc.cli.hosts import HOSTS, run_joined
-from mtfc.cli.option_text import add_options, record_of
-from mtfc.cli.options import LOWERING, PARAMETERS, WHOLE_DOCUMENTS, add_source, chosen, selection
+from mtfc.cli.option_text import record_of
+from mtfc.cli.options import LOWERING, PARAMETERS, SOURCE, WHOLE_DOCUMENTS, chosen, selection
 from mtfc.driver.data.files import check_writable, write_text
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.sources import Sources
@@ -30,7 +30,7 @@ processes. Ctrl-C stops after the running step and saves a checkpoint.
 """
 
 
-OPTIONS = f"""{PARAMETERS}{LOWERING}
+OPTIONS = f"""{SOURCE}{PARAMETERS}{LOWERING}
 length and data:
   --steps N              train until step N (default: one epoch)
   --epochs N             train for N passes over the data
@@ -68,11 +68,7 @@ steps that fail, and ends:
   --bad-steps N          end after N steps in a row that overflow with a dynamic loss scale (default: 50)
   --grace S              seconds from SIGTERM until the cluster ends the process (default: 30)
 {HOSTS}{selection("the first", or_placement=True)}"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
-    add_options(parser, OPTIONS, TrainOptions, Hosts)
+RECORDS = TrainOptions, Hosts
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

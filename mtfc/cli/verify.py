@@ -7,8 +7,8 @@ import json
 from typing import TYPE_CHECKING
 
 from mtfc.backends.registry import BACKENDS
-from mtfc.cli.option_text import add_options, record_of
-from mtfc.cli.options import LOWERING, PARAMETERS, add_program, chosen, selection
+from mtfc.cli.option_text import record_of
+from mtfc.cli.options import LOWERING, PARAMETERS, chosen, program, selection
 from mtfc.driver.errors import ERRORS, OK
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
@@ -33,7 +33,7 @@ Status 1: a difference is larger than rounding.
 """
 
 
-OPTIONS = f"""
+OPTIONS = f"""{program()}
   --backend {"|".join(BACKENDS)}    run this backend only (default: both)
   --dtype f32|f64        compute everything in this dtype, regardless of the file; in f64, rounding hides no differences
   --data FILE.npz        inputs; only the first batch is used (default: drawn)
@@ -46,11 +46,7 @@ OPTIONS = f"""
   --step                 compare the training step with the `train` block, and nothing else
   --budget SECONDS       time for all checks; those that do not fit are skipped (default: each check has a time by its size)
 {LOWERING}{selection("all", or_placement=True)}"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_program(parser)
-    add_options(parser, OPTIONS, VerifyOptions)
+RECORDS = (VerifyOptions,)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:

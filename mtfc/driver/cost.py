@@ -2,70 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from mtfc.compiler.activity import each_of
+from mtfc.compiler.cost.volumes import PlacedCost, layout_cost
+from mtfc.compiler.ir.core import Program
 from mtfc.driver.errors import UsageError
-from mtfc.driver.explained_layout import recomputation
+from mtfc.driver.explain import recomputation
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import Selection, select
 from mtfc.driver.loading.sources import Sources
+from mtfc.meshes.multi_mesh_cost import MultiMeshCost, multi_mesh_cost
+from mtfc.reports.cost_report import (
+    LayoutFormulas,
+    comparison,
+    costs_json,
+    formula_report,
+    formulas,
+    layout_report,
+)
+from mtfc.reports.meshes_report import multi_mesh_cost_json, multi_mesh_cost_text
+from mtfc.reports.recompute_report import Recomputation, recompute_json, recompute_report
 
 if TYPE_CHECKING:
-    from mtfc.compiler.cost.volumes import PlacedCost
-    from mtfc.compiler.ir.core import Program
     from mtfc.driver.jax_functions.sent_bytes import BytesComparison
-    from mtfc.meshes.multi_mesh_cost import MultiMeshCost
-    from mtfc.reports.recompute_report import Recomputation
 
 
-def cost_record(file: str, choice: Choice, sources: Sources, symbolic: bool = False) -> dict[str, Any]:
-    """Return the JSON record, with formulas if `symbolic`; see `docs/command.md`. Raises `CompileError` and `UsageError`."""
-    from mtfc.reports.cost_json import costs_json
-    from mtfc.reports.formula_report import formulas
-    from mtfc.reports.meshes_report import multi_mesh_cost_json
-    from mtfc.reports.recompute_report import recompute_json
+@attrs.frozen(slots=False, eq=False)
+class ModelCosts:
+    """The costs of a model under each chosen layout. is_symbolic: True to show formulas."""
 
-    selection, programs, limits = _programs(file, choice, sources, symbolic)
-    symbols = [formulas(program) for program in programs] if symbolic else []
-    costs = _costs(selection, programs)
-    record: dict[str, Any] = {"model": selection.program.name, "layouts": []}
-    record |= costs_json(costs, symbols) if costs else {}
-    for entry, limit in zip(record["layouts"], limits, strict=True):
-        entry |= {"recomputation": recompute_json(limit)} if limit is not None else {}
-    record["layouts"] += map(multi_mesh_cost_json, _multi_mesh(selection))
-    return record
+    selection: Selection
+    is_symbolic: bool
+
+    @cached_property
+    def programs(self) -> list[Program]:
+        """The programs of one processor under the layouts of one mesh."""
+        return [case.lower(self.selection.program) for case in each_of(self.selection.cases, "layout")]
+
+    @property
+    def limits(self) -> list[Recomputation | None]:
+        """The changes that a memory limit makes under each layout."""
+        pairs = zip(self.selection.cases, self.programs, strict=True)
+        return [recomputation(self.selection.program, case, program) for case, program in pairs]
+
+    @property
+    def formulas(self) -> list[LayoutFormulas]:
+        """The formulas of each layout."""
+        return [formulas(program) for program in self.programs]
+
+    @property
+    def costs(self) -> list[PlacedCost]:
+        """The costs of the layouts of one mesh."""
+        pairs = zip(self.selection.cases, self.programs, strict=True)
+        return [layout_cost(program, device=case.device) for case, program in pairs]
+
+    @property
+    def multi_mesh(self) -> list[MultiMeshCost]:
+        """The costs of the layouts of several meshes."""
+        return [multi_mesh_cost(each.program(self.selection.program)) for each in self.selection.multi_mesh]
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record; see `docs/command.md`."""
+        limits, costs = self.limits, self.costs
+        record: dict[str, Any] = {"model": self.selection.program.name, "layouts": []}
+        record |= costs_json(costs, self.formulas if self.is_symbolic else ()) if costs else {}
+        for entry, limit in zip(record["layouts"], limits, strict=True):
+            entry |= {"recomputation": recompute_json(limit)} if limit is not None else {}
+        record["layouts"] += map(multi_mesh_cost_json, self.multi_mesh)
+        return record
+
+    def report(self, texts: Mapping[str, str]) -> str:
+        """Return the costs by line and side by side, or the formulas; `texts` holds each file's text by name."""
+        if self.is_symbolic:
+            return formula_report(self.formulas)
+        parts, limits, costs = [], self.limits, self.costs
+        for cost, limit in zip(costs, limits, strict=True):
+            parts += [layout_report(cost, texts)] + ([recompute_report(limit, texts)] if limit else [])
+        parts += [multi_mesh_cost_text(each, texts) for each in self.multi_mesh]
+        return "\n".join([*parts, *([comparison(costs)] if costs else [])])
 
 
-def cost_text(file: str, choice: Choice, sources: Sources, symbolic: bool = False) -> str:
-    """Return the costs by line and side by side, or as formulas if `symbolic`. Raises `CompileError` and `UsageError`."""
-    from mtfc.reports.cost_report import comparison, layout_report
-    from mtfc.reports.formula_report import formula_report, formulas
-    from mtfc.reports.meshes_report import multi_mesh_cost_text
-    from mtfc.reports.recompute_report import recompute_report
-
-    selection, programs, limits = _programs(file, choice, sources, symbolic)
-    if symbolic:
-        return formula_report([formulas(program) for program in programs])
-    costs, multi_mesh = _costs(selection, programs), _multi_mesh(selection)
-    every = [*costs, *(cost for each in multi_mesh for cost in each.meshes)]
-    files = [charge.span.file for cost in every for charge in cost.step if charge.span]
-    texts = sources.with_library([*files, *(name for each in limits if each for name in each.files)])
-    parts = []
-    for cost, limit in zip(costs, limits, strict=True):
-        parts += [layout_report(cost, texts)] + ([recompute_report(limit, texts)] if limit else [])
-    parts += [multi_mesh_cost_text(each, texts) for each in multi_mesh]
-    return "\n".join([*parts, *([comparison(costs)] if costs else [])])
+def model_costs(file: str, choice: Choice, sources: Sources, symbolic: bool = False) -> ModelCosts:
+    """Select the layouts whose costs are wanted. Raises `CompileError` and `UsageError`, as both forms of the result do."""
+    return ModelCosts(select(file, choice, sources, every_layout=True, or_multi_mesh=not symbolic), symbolic)
 
 
 def case_cost(case: PlacementCase | MultiMeshCase, program: Program) -> dict[str, Any]:
     """Return the entry of a layout of several meshes in the record. Raises `UsageError` for a placement."""
-    from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
-    from mtfc.reports.meshes_report import multi_mesh_cost_json
-
     if isinstance(case, PlacementCase):
         raise UsageError(f"`{case.name}` is a placement: `simulate` returns what each of its devices does")
     return multi_mesh_cost_json(multi_mesh_cost(case.program(program)))
@@ -83,28 +113,3 @@ def compiled_bytes(file: str, choice: Choice, sources: Sources) -> BytesComparis
             f"--compiled is for functions of JAX: `mtfc compile {file} --emit hlo` prints XLA's program of a .mtf file"
         )
     return plan_on_devices(file, choice, sources).compare_bytes()
-
-
-def _programs(
-    file: str, choice: Choice, sources: Sources, symbolic: bool
-) -> tuple[Selection, list[Program], list[Recomputation | None]]:
-    """Return the program of one processor under each layout of one mesh, and what a memory limit changes in it."""
-    selection = select(file, choice, sources, every_layout=True, or_multi_mesh=not symbolic)
-    programs = [case.lower(selection.program) for case in each_of(selection.cases, "layout")]
-    pairs = zip(selection.cases, programs, strict=True)
-    return selection, programs, [recomputation(selection.program, case, program) for case, program in pairs]
-
-
-def _costs(selection: Selection, programs: Sequence[Program]) -> list[PlacedCost]:
-    """Return the costs of the layouts of one mesh."""
-    from mtfc.compiler.cost.volumes import layout_cost
-
-    pairs = zip(selection.cases, programs, strict=True)
-    return [layout_cost(program, device=case.device) for case, program in pairs]
-
-
-def _multi_mesh(selection: Selection) -> list[MultiMeshCost]:
-    """Return the costs of the layouts of several meshes."""
-    from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
-
-    return [multi_mesh_cost(case.program(selection.program)) for case in selection.multi_mesh]

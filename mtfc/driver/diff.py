@@ -2,55 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.ir.types import Layout
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, target_of
-
-if TYPE_CHECKING:
-    from mtfc.compiler.cost.hardware import Hardware
-    from mtfc.compiler.ir.types import Layout
-    from mtfc.meshes.multi_mesh_program import MultiMeshProgram
-    from mtfc.reports.difference import ComparedLayout
+from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
+from mtfc.meshes.multi_mesh_program import MultiMeshProgram
+from mtfc.meshes.multi_mesh_step import multi_mesh_step
+from mtfc.reports.difference import ComparedLayout, difference_json, difference_report
 
 
-def diff_record(
+@attrs.frozen(eq=False)
+class LayoutsDifference:
+    """The costs of a model under two layouts."""
+
+    one: ComparedLayout
+    other: ComparedLayout
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record; see `docs/command.md`."""
+        return difference_json(self.one, self.other)
+
+    def report(self, texts: Mapping[str, str]) -> str:
+        """Return the totals of both layouts, and the lines that differ; `texts` holds each file's text by name."""
+        caveat = self.one.hardware.caveat if self.one.hardware else ()
+        return difference_report(self.one, self.other, texts) + "".join(f"{line}\n" for line in caveat)
+
+
+def diff(
     file: str, choice: Choice, layouts: Sequence[str], target: str | None, sources: Sources
-) -> dict[str, Any]:
-    """Return the JSON record; see `docs/command.md`. Raises `CompileError` and `UsageError`.
+) -> LayoutsDifference:
+    """Compare the costs of a model under two layouts. Raises `CompileError` and `UsageError`.
 
     layouts: the two layouts, or none for the first two of the file. target: a machine on which the lines take seconds.
     """
-    from mtfc.reports.difference import difference_json
-
-    return difference_json(*_priced(file, choice, layouts, target, sources))
-
-
-def diff_text(file: str, choice: Choice, layouts: Sequence[str], target: str | None, sources: Sources) -> str:
-    """Return the totals of two layouts and the lines that differ. Arguments and errors are those of `diff_record`."""
-    from mtfc.reports.difference import difference_report
-
-    one, other = _priced(file, choice, layouts, target, sources)
-    texts = sources.with_library(
-        charge.span.file for each in (one, other) for charge in each.charges if charge.span
-    )
-    caveat = one.hardware.caveat if one.hardware else ()
-    return difference_report(one, other, texts) + "".join(f"{line}\n" for line in caveat)
-
-
-def _priced(
-    file: str, choice: Choice, layouts: Sequence[str], target: str | None, sources: Sources
-) -> list[ComparedLayout]:
-    """Return the costs of the model under both layouts."""
-    from mtfc.reports.difference import ComparedLayout
-
     if len(layouts) not in (0, 2):
         raise UsageError("diff compares two layouts: --layout A --layout B")
     priced: list[ComparedLayout] = []
@@ -71,13 +65,10 @@ def _priced(
             priced.append(ComparedLayout.of(program, hardware, device=case.device))
     if len(priced) < 2:
         raise UsageError(f"{file} has no two layouts to compare: say --layout A --layout B")
-    return priced
+    return LayoutsDifference(*priced)
 
 
 def _on_meshes(program: MultiMeshProgram, hardware: Hardware | None) -> ComparedLayout:
-    from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
-    from mtfc.meshes.multi_mesh_step import multi_mesh_step
-    from mtfc.reports.difference import ComparedLayout
 
     if hardware is None:
         return ComparedLayout.of_meshes(multi_mesh_cost(program))

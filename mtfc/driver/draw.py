@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from mtfc.compiler.diagnostics import nearest
-from mtfc.compiler.ir.core import source_file, walk
+from mtfc.compiler.diagnostics import Diagnostics, nearest
+from mtfc.compiler.ir.core import Function, Program, source_file, walk
+from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.driver.data.files import write_text
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.choice import Choice
@@ -16,11 +17,11 @@ from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import Case, LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.values import PathOption, file_option
+from mtfc.placements.operators.operator_graph import operators_of
+from mtfc.reports.drawing import DrawnArray, DrawnOperator, layout_drawing, placement_drawing
 
 if TYPE_CHECKING:
-    from mtfc.compiler.ir.core import Function, Program
     from mtfc.placements.declarations import DeclaredPlacement
-    from mtfc.reports.drawing import DrawnArray
 
 MOST_ARRAYS = 40
 """Most arrays of a drawing unless they are asked for by name."""
@@ -65,8 +66,6 @@ def case_drawing(case: Case, program: Program, arrays: Sequence[str] = ()) -> Dr
 
 def program_drawing(program: Program, names: Sequence[str] = ()) -> Drawing:
     """Draw the arrays of the program of one processor. Raises `UsageError` for unknown names."""
-    from mtfc.reports.drawing import layout_drawing
-
     layout = program.layout
     assert layout is not None, "only a placed program has parts"
     chosen, rest = _chosen(dict(_arrays(program)), names)
@@ -90,8 +89,6 @@ def _chosen(
 
 def _arrays(program: Program) -> Iterator[tuple[str, tuple[DrawnArray, bool]]]:
     """Yield the arrays of the forward pass by name, and whether a drawing has them by default."""
-    from mtfc.reports.drawing import DrawnArray
-
     function = program.function("step" if program.has_function("step") else "forward")
     for argument in function.arguments:
         if argument.role in ("input", "parameter"):
@@ -101,8 +98,6 @@ def _arrays(program: Program) -> Iterator[tuple[str, tuple[DrawnArray, bool]]]:
 
 def _named_values(function: Function, own: str | None) -> Iterator[tuple[str, tuple[DrawnArray, bool]]]:
     """Yield the values that a function computes in the forward pass. own: the file whose values a drawing has by default."""
-    from mtfc.reports.drawing import DrawnArray
-
     for eqn in walk(function.body):
         if eqn.path and eqn.stage == "forward" and not eqn.regions:
             is_own = eqn.span is not None and eqn.span.file == own
@@ -111,8 +106,6 @@ def _named_values(function: Function, own: str | None) -> Iterator[tuple[str, tu
 
 def _multi_mesh(case: MultiMeshCase, program: Program, names: Sequence[str]) -> Drawing:
     """Draw the arrays on each mesh: those that are stored or computed there. Raises `UsageError` for unknown names."""
-    from mtfc.reports.drawing import DrawnArray, layout_drawing
-
     multi_mesh = case.program(program)
     trains = any(each.name == "step" for each in multi_mesh.functions)
     function = multi_mesh.function("step" if trains else "forward")
@@ -135,11 +128,7 @@ def _multi_mesh(case: MultiMeshCase, program: Program, names: Sequence[str]) -> 
 
 def _placement(program: Program, placement: DeclaredPlacement) -> Drawing:
     """Draw a placement. Raises `CompileError` if operators differ from those of the placement."""
-    from mtfc.compiler.diagnostics import Diagnostics
-    from mtfc.compiler.passes.pipelines import run, simplification
     from mtfc.placements.declarations import strategy_of
-    from mtfc.placements.operators.operator_graph import operators_of
-    from mtfc.reports.drawing import DrawnOperator, placement_drawing
 
     graph = operators_of(run(program, simplification()))
     strategy = strategy_of(placement, graph, Diagnostics())

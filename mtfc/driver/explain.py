@@ -1,85 +1,129 @@
-"""The rules of a layout that cause its collectives, and attention that no kernel computes, for `mtfc explain`."""
+"""The rules of a layout that cause its collectives, its attention, and a memory limit's effect, for `mtfc explain` and plans."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from mtfc.driver.explained_layout import ExplainedLayout, explained_layout
+import attrs
+
+from mtfc.backends.jax.attention_kernels import refusals
+from mtfc.compiler.analysis.equation_names import names_by_place
+from mtfc.compiler.analysis.provenance import SentArray, sent_arrays
+from mtfc.compiler.cost.volumes import PlacedCost, layout_cost
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.passes.fuse_attention import Reason, reasons
 from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.layout_targets import prepared
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
-from mtfc.driver.loading.selection import Selection, select
-from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.selection import LayoutOnMesh, select
+from mtfc.driver.loading.sources import Result, Sources
+from mtfc.meshes.multi_mesh_cost import MultiMeshCost, multi_mesh_cost
+from mtfc.reports.cost_report import heading
+from mtfc.reports.meshes_report import travels_json, travels_text
+from mtfc.reports.provenance_report import (
+    NoKernel,
+    kernels_json,
+    kernels_report,
+    provenance_json,
+    provenance_report,
+    separate_json,
+    separate_report,
+)
+from mtfc.reports.recompute_report import Recomputation, recompute_json, recompute_report
 
-if TYPE_CHECKING:
-    from mtfc.compiler.analysis.provenance import SentArray
-    from mtfc.compiler.ir.core import Program
-    from mtfc.meshes.multi_mesh_cost import MultiMeshCost
 
-
-def explain_record(file: str, choice: Choice, sources: Sources) -> dict[str, Any]:
-    """Return the JSON record; see `docs/command.md`. Raises `CompileError` and `UsageError`."""
-    from mtfc.reports.provenance_report import kernels_json, provenance_json, separate_json
-    from mtfc.reports.recompute_report import recompute_json
-
+def explain(file: str, choice: Choice, sources: Sources) -> Result:
+    """Explain the chosen layout. Raises `CompileError` and `UsageError`."""
     selection = select(file, choice, sources, or_multi_mesh=True)
     if isinstance(selection.case, MultiMeshCase):
-        return _multi_mesh_record(selection.case, selection.program)
-    each = _of_selection(selection)
-    cost, limit = each.cost, each.limit
-    selected = {"model": cost.model, "layout": cost.layout.name, "mesh": cost.mesh.sizes}
-    record = {
-        **selected,
-        "collectives": provenance_json(each.sent),
-        "separate_attention": separate_json(each.separate),
-        "attention_without_kernel": kernels_json(each.refused),
-    }
-    return record | ({"recomputation": recompute_json(limit)} if limit is not None else {})
+        return _multi_mesh(selection.case, selection.program)
+    (case,) = selection.cases
+    return explained_layout(selection.program, case, case.lower(selection.program))
 
 
-def explain_text(file: str, choice: Choice, sources: Sources) -> str:
-    """Return the collectives with their causes, by line and by rule, and attention that no kernel computes.
-
-    Raises `CompileError` and `UsageError`.
+@attrs.frozen
+class ExplainedLayout:
+    """The cost of a step, or of a forward pass, all arrays that a device sends, attention of separate ops, attention without
+    kernels, and what a memory limit changes.
     """
-    selection = select(file, choice, sources, or_multi_mesh=True)
-    if isinstance(selection.case, MultiMeshCase):
-        return _multi_mesh_text(selection.case, selection.program, sources)
-    each = _of_selection(selection)
-    return each.text(sources.with_library(each.files))
+
+    cost: PlacedCost
+    sent: Sequence[SentArray]
+    separate: Sequence[Reason]
+    refused: Sequence[NoKernel]
+    limit: Recomputation | None
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record; see `docs/command.md`."""
+        cost, limit = self.cost, self.limit
+        return {
+            "model": cost.model,
+            "layout": cost.layout.name,
+            "mesh": cost.mesh.sizes,
+            "collectives": provenance_json(self.sent),
+            "separate_attention": separate_json(self.separate),
+            "attention_without_kernel": kernels_json(self.refused),
+            **({} if limit is None else {"recomputation": recompute_json(limit)}),
+        }
+
+    def report(self, texts: Mapping[str, str]) -> str:
+        """Return the collectives with their causes, by line and by rule. texts: each file's text by name."""
+        file, limit = self.cost.file, self.limit
+        report = provenance_report(self.sent, file, texts)
+        report += separate_report(self.separate, file) + kernels_report(self.refused, file)
+        return "\n".join(
+            [*heading(self.cost), "", report, *([recompute_report(limit, texts)] if limit else [])]
+        )
 
 
-def _multi_mesh_record(case: MultiMeshCase, program: Program) -> dict[str, Any]:
-    """Return the record of a layout of several meshes: the collectives of each mesh, and what travels."""
-    from mtfc.reports.meshes_report import travels_json
-    from mtfc.reports.provenance_report import provenance_json
-
-    cost, found = _multi_mesh(case, program)
-    meshes = [
-        {"name": each.mesh.name, "mesh": each.mesh.sizes, "collectives": provenance_json(sent)}
-        for each, sent in zip(cost.meshes, found, strict=True)
-    ]
-    return {"model": cost.model, "layout": cost.layout, "meshes": meshes, "travels": travels_json(cost)}
+def explained_layout(program: Program, case: LayoutOnMesh, lowered: Program) -> ExplainedLayout:
+    """Explain a layout of a program. lowered: the program under the layout."""
+    cost = layout_cost(lowered, device=case.device)
+    names = names_by_place(prepared(program, case.mesh, case.layout))
+    function = lowered.function("step" if cost.trains else "forward")
+    sent = [*sent_arrays(function, case.mesh, case.layout, names)]
+    refused, limit = [*refusals(function, case.mesh)], recomputation(program, case, lowered)
+    return ExplainedLayout(cost, sent, reasons(program), refused, limit)
 
 
-def _multi_mesh_text(case: MultiMeshCase, program: Program, sources: Sources) -> str:
-    """Return the collectives of each mesh with their causes, and what travels between the meshes."""
-    from mtfc.reports.cost_report import heading
-    from mtfc.reports.meshes_report import travels_text
-    from mtfc.reports.provenance_report import provenance_report
-
-    cost, found = _multi_mesh(case, program)
-    texts = sources.with_library([each.span.file for sent in found for each in sent if each.span])
-    parts = list[str]()
-    for each, sent in zip(cost.meshes, found, strict=True):
-        title, *rest = heading(each)
-        parts += [f"on mesh {each.mesh.name}: {title}", *rest, "", provenance_report(sent, each.file, texts)]
-    return "\n".join([*parts, travels_text(cost)])
+def recomputation(program: Program, case: LayoutOnMesh, lowered: Program) -> Recomputation | None:
+    """Return the lowered program's step beside the step without the memory limit; None without a limit."""
+    if case.limit is None:
+        return None
+    without = attrs.evolve(case, limit=None).lower(program)
+    before, after = (layout_cost(each, device=case.device) for each in (without, lowered))
+    machine = case.limit.hardware.name if case.limit.hardware else None
+    return Recomputation(case.limit.memory, machine, before, after)
 
 
-def _multi_mesh(case: MultiMeshCase, program: Program) -> tuple[MultiMeshCost, list[list[SentArray]]]:
-    """Return the cost of a step on several meshes, and all arrays that a device of each mesh sends."""
-    from mtfc.compiler.analysis.provenance import sent_arrays
-    from mtfc.meshes.multi_mesh_cost import multi_mesh_cost
+@attrs.frozen
+class ExplainedMeshes:
+    """The cost of a step on several meshes, and all arrays that a device of each mesh sends."""
+
+    cost: MultiMeshCost
+    sent: Sequence[Sequence[SentArray]]
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record: the collectives of each mesh, and what travels."""
+        meshes = [
+            {"name": each.mesh.name, "mesh": each.mesh.sizes, "collectives": provenance_json(sent)}
+            for each, sent in zip(self.cost.meshes, self.sent, strict=True)
+        ]
+        named = {"model": self.cost.model, "layout": self.cost.layout}
+        return {**named, "meshes": meshes, "travels": travels_json(self.cost)}
+
+    def report(self, texts: Mapping[str, str]) -> str:
+        """Return the collectives of each mesh with their causes, and what travels; `texts` holds each file's text by name."""
+        parts = list[str]()
+        for each, sent in zip(self.cost.meshes, self.sent, strict=True):
+            title, *rest = heading(each)
+            parts += [f"on mesh {each.mesh.name}: {title}", *rest, ""]
+            parts.append(provenance_report(sent, each.file, texts))
+        return "\n".join([*parts, travels_text(self.cost)])
+
+
+def _multi_mesh(case: MultiMeshCase, program: Program) -> ExplainedMeshes:
 
     multi_mesh = case.program(program)
     cost = multi_mesh_cost(multi_mesh)
@@ -88,9 +132,4 @@ def _multi_mesh(case: MultiMeshCase, program: Program) -> tuple[MultiMeshCost, l
     for each in function.segments:
         part = multi_mesh.parts[each.part]
         found[each.part] += sent_arrays(each.function, part.mesh, part.layout)
-    return cost, found
-
-
-def _of_selection(selection: Selection) -> ExplainedLayout:
-    (case,) = selection.cases
-    return explained_layout(selection.program, case, case.lower(selection.program))
+    return ExplainedMeshes(cost, found)

@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mtfc.compiler.activity import each_of
-from mtfc.compiler.diagnostics import CompileError
+from mtfc.compiler.analysis.equation_names import names_by_place
+from mtfc.compiler.analysis.provenance import sent_arrays
+from mtfc.compiler.cost.device_graph import Machine
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.diagnostics import CompileError, Diagnostics
+from mtfc.compiler.ir.core import Program, source_file
+from mtfc.compiler.passes.fuse_attention import reasons
 from mtfc.compiler.search.found import Progress, silent
+from mtfc.driver.data.checkpoint_files import CHECKPOINTS, remote_steps, steps_in
 from mtfc.driver.data.files import parsed_json, write_text
 from mtfc.driver.data.remote import RemoteFolder, is_remote
 from mtfc.driver.errors import UsageError, reason_of
 from mtfc.driver.loading.choice import Choice
+from mtfc.driver.loading.layout_targets import prepared
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import (
     UNDISTRIBUTED,
@@ -27,19 +35,25 @@ from mtfc.driver.loading.selection import (
     say_left_out,
     select,
 )
-from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.loading.target import check_room, machine_of, target_of
 from mtfc.driver.options import SearchOptions
+from mtfc.driver.simulate import simulate_layout, simulate_placement
 from mtfc.driver.values import PathOption, file_option
+from mtfc.driver.version import installed_version
+from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.parser import parse
+from mtfc.meshes.multi_mesh_step import multi_mesh_step
+from mtfc.reports.drawing import DrawnOperator
+from mtfc.reports.meshes_report import SimulatedMeshes
+from mtfc.reports.page.document import document
+from mtfc.reports.page.layout_data import ReportedLayout, report_json
+from mtfc.reports.page.mesh_data import ReportedMeshes, meshes_json
+from mtfc.reports.page.placement_data import ReportedPlacement, placements_json
+from mtfc.reports.page.run_data import run_json
 
 if TYPE_CHECKING:
-    from mtfc.compiler.cost.device_graph import Machine
-    from mtfc.compiler.cost.hardware import Hardware
-    from mtfc.compiler.ir.core import Program
-    from mtfc.frontend.syntax import ast
     from mtfc.placements.declarations import DeclaredPlacement
-    from mtfc.reports.page.layout_data import ReportedLayout
-    from mtfc.reports.page.placement_data import ReportedPlacement
 
 HEIGHT = 900
 """Pixels of a page in a notebook."""
@@ -58,8 +72,6 @@ class ReportPage:
     @cached_property
     def html(self) -> str:
         """The whole page."""
-        from mtfc.reports.page.document import document
-
         return document(self.title, self.data)
 
     def save(self, path: PathOption) -> None:
@@ -125,12 +137,8 @@ def _page(
     expressions: Mapping[str, Any],
     search: Mapping[str, Any] | None,
 ) -> ReportPage:
-    from mtfc.driver.version import installed_version
-    from mtfc.reports.page.layout_data import report_json
 
-    spans = (charge.span for each in layouts for charge in each.cost.step)
-    texts = sources.with_library(span.file for span in spans if span)
-    data = report_json(layouts, hardware, texts, expressions, search)
+    data = report_json(layouts, hardware, sources.with_library(), expressions, search)
     title = (
         f"{layouts[0].program.name}: layouts side by side" if len(layouts) > 1 else layouts[0].program.name
     )
@@ -146,10 +154,6 @@ def _multi_mesh(selection: Selection) -> tuple[MultiMeshCase, ...]:
 def _multi_mesh_page(
     cases: Sequence[MultiMeshCase], selection: Selection, target: str | None, sources: Sources
 ) -> ReportPage:
-    from mtfc.driver.version import installed_version
-    from mtfc.meshes.multi_mesh_step import multi_mesh_step
-    from mtfc.reports.meshes_report import SimulatedMeshes
-    from mtfc.reports.page.mesh_data import ReportedMeshes, meshes_json
 
     hardware = _hardware(target, cases, selection, sources)
     if target is None:
@@ -174,8 +178,6 @@ def _placements_page(
     placements: Sequence[DeclaredPlacement], selection: Selection, target: str | None, sources: Sources
 ) -> ReportPage:
     from mtfc.driver.searching.search import DEFAULT_TARGET
-    from mtfc.driver.version import installed_version
-    from mtfc.reports.page.placement_data import placements_json
 
     devices = max(each.devices for each in placements)
     fitting = (each for each in selection.hardware.values() if (each.devices or devices) >= devices)
@@ -196,11 +198,7 @@ def _reported_placement(
     placement: DeclaredPlacement, program: Program, hardware: Machine, target: str | None
 ) -> ReportedPlacement:
     """Simulate the step of a placement. Raises `CompileError`."""
-    from mtfc.compiler.ir.core import source_file
-    from mtfc.driver.simulate import simulate_placement
     from mtfc.placements.placed_step import events, span_of, tracks
-    from mtfc.reports.drawing import DrawnOperator
-    from mtfc.reports.page.placement_data import ReportedPlacement
 
     simulated = simulate_placement(placement, program, hardware, target or hardware.name)
     operators, tasks = simulated.space.graph.operators, simulated.space.evaluator.tasks
@@ -220,13 +218,6 @@ def _reported_placement(
 
 def reported_layout(program: Program, case: LayoutOnMesh, hardware: Hardware) -> ReportedLayout:
     """Compile a global program for a layout, and simulate its step if the mesh fits on the machine."""
-    from mtfc.compiler.analysis.equation_names import names_by_place
-    from mtfc.compiler.analysis.provenance import sent_arrays
-    from mtfc.compiler.passes.fuse_attention import reasons
-    from mtfc.driver.loading.layout_targets import prepared
-    from mtfc.driver.simulate import simulate_layout
-    from mtfc.reports.page.layout_data import ReportedLayout
-
     lowered = case.lower(program)
     names = names_by_place(prepared(program, case.mesh, case.layout))
     function = lowered.function("step" if lowered.has_function("step") else "forward")
@@ -245,7 +236,6 @@ def _has_room(hardware: Hardware, case: Case) -> bool:
 
 def _hardware(target: str | None, cases: Sequence[Case], selection: Selection, sources: Sources) -> Hardware:
     """Return the machine of the predictions. Raises `CompileError` if a mesh does not fit on the machine that was asked for."""
-    from mtfc.compiler.cost.hardware import Hardware
     from mtfc.driver.searching.search import DEFAULT_TARGET
 
     if target is not None:
@@ -322,11 +312,6 @@ def _searched(
 
 def _size_expressions(file: str, choice: Choice, sources: Sources) -> dict[str, Any]:
     """Return for each declared dimension how its size is computed; sizes of options are numbers."""
-    from mtfc.compiler.diagnostics import Diagnostics
-    from mtfc.driver.loading.sources import known_as
-    from mtfc.frontend.syntax import ast
-    from mtfc.frontend.syntax.parser import parse
-
     if choice.source is not None:
         return {}
     tree = parse(sources.texts[known_as(file)], file, Diagnostics())
@@ -336,8 +321,6 @@ def _size_expressions(file: str, choice: Choice, sources: Sources) -> dict[str, 
 
 def _expression(node: ast.Expr) -> Any:
     """Return a number, a name, or `[operator, operand, ...]`."""
-    from mtfc.frontend.syntax import ast
-
     match node:
         case ast.Int():
             return node.value
@@ -363,9 +346,6 @@ def run_page(folder: str) -> ReportPage:
 
     Raises `UsageError` if the folder has no figures of steps, and `Unavailable` if a remote one cannot be read.
     """
-    from mtfc.driver.version import installed_version
-    from mtfc.reports.page.run_data import run_json
-
     read = _remote_run if is_remote(folder) else _local_run
     name, path, text, checkpoints = read(folder)
     data = run_json(name, _figures(path, text), checkpoints)
@@ -374,7 +354,6 @@ def run_page(folder: str) -> ReportPage:
 
 def _local_run(folder: str) -> tuple[str, str, str, Sequence[int]]:
     """Return the name of a run, the path and the text of its figures, and the steps of its checkpoints."""
-    from mtfc.driver.data.checkpoint_files import CHECKPOINTS, steps_in
     from mtfc.driver.training.metrics import METRICS
 
     path = Path(folder) / METRICS
@@ -389,7 +368,6 @@ def _local_run(folder: str) -> tuple[str, str, str, Sequence[int]]:
 
 def _remote_run(url: str) -> tuple[str, str, str, Sequence[int]]:
     """Return the same of a run in a remote folder, whose figures may stand in several files."""
-    from mtfc.driver.data.checkpoint_files import remote_steps
     from mtfc.driver.training.mirror import figures_in
 
     remote = RemoteFolder.open(url)

@@ -8,41 +8,36 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from mtfc.compiler.activity import doing
+from mtfc.compiler.cost.device_graph import MOST_PLACED, DeviceGraph, Machine
+from mtfc.compiler.cost.hardware import Hardware
+from mtfc.compiler.cost.parameter_servers import IN
+from mtfc.compiler.cost.step_time import step_time
+from mtfc.compiler.cost.volumes import layout_cost
+from mtfc.compiler.diagnostics import Diagnostics
+from mtfc.compiler.ir.core import Program
+from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import LayoutOnMesh, select
-from mtfc.driver.loading.sources import Sources
+from mtfc.driver.loading.sources import Result, Sources
 from mtfc.driver.loading.target import check_room, machine_of, target_of
+from mtfc.driver.searching.compilation_time import timing_compilation
+from mtfc.frontend.hardware_targets import find_machine, library_machines, raise_no_room
+from mtfc.meshes.multi_mesh_step import multi_mesh_step
+from mtfc.reports.meshes_report import SimulatedMeshes
+from mtfc.reports.step_report import SimulatedLayout
 
 if TYPE_CHECKING:
-    from mtfc.compiler.cost.device_graph import Machine
-    from mtfc.compiler.cost.hardware import Hardware
-    from mtfc.compiler.ir.core import Program
-    from mtfc.compiler.ir.types import Mesh
     from mtfc.placements.declarations import DeclaredPlacement
     from mtfc.placements.placed_step_report import SimulatedPlacement
     from mtfc.placements.running.jax.part_times import MeasuredTimes
-    from mtfc.reports.meshes_report import SimulatedMeshes
-    from mtfc.reports.step_report import SimulatedLayout
 
 
-class SimulatedStep(Protocol):
+class SimulatedStep(Result, Protocol):
     """A simulated step, under a layout or a placement."""
-
-    @property
-    def files(self) -> set[str]:
-        """The files whose lines the report shows."""
-        ...
-
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record."""
-        ...
-
-    def report(self, texts: Mapping[str, str]) -> str:
-        """Return the report; `texts` holds each file's text by name."""
-        ...
 
     def trace(self) -> dict[str, Any]:
         """Return the timeline in Chrome's trace event format."""
@@ -118,9 +113,6 @@ def simulate_multi_mesh(
     case: MultiMeshCase, program: Program, hardware: Hardware, target: str
 ) -> SimulatedMeshes:
     """Simulate a step under a layout of several meshes. Raises `CompileError` if devices are missing (E316)."""
-    from mtfc.meshes.multi_mesh_step import multi_mesh_step
-    from mtfc.reports.meshes_report import SimulatedMeshes
-
     check_room(hardware, case.mesh, target, "the meshes have")
     return SimulatedMeshes(multi_mesh_step(case.program(program), hardware), hardware)
 
@@ -132,11 +124,6 @@ def simulate_layout(
 
     servers: see `simulate`. Raises `UsageError` if there are servers and they have nothing to do.
     """
-    from mtfc.compiler.cost.parameter_servers import IN
-    from mtfc.compiler.cost.step_time import step_time
-    from mtfc.compiler.cost.volumes import layout_cost
-    from mtfc.reports.step_report import SimulatedLayout
-
     cost = layout_cost(program, device=hardware.device)
     function = program.function("step" if cost.trains else "forward")
     with doing("simulating the step"):
@@ -165,9 +152,6 @@ def simulate_placement(
 
     Raises `CompileError` if operators differ from those of the placement (E317, E319) or devices are missing (E316).
     """
-    from mtfc.compiler.diagnostics import Diagnostics
-    from mtfc.compiler.passes.pipelines import run, simplification
-    from mtfc.driver.searching.compilation_time import timing_compilation
     from mtfc.placements.declarations import strategy_of
     from mtfc.placements.placed_step import placed_step
     from mtfc.placements.placed_step_report import SimulatedPlacement
@@ -190,7 +174,6 @@ def simulate_placement(
 
 def _measured_times(machine: Machine, devices: int) -> MeasuredTimes:
     """Return the times that `mtfc calibrate` measured here. Raises `UsageError` for a device graph."""
-    from mtfc.compiler.cost.device_graph import DeviceGraph
     from mtfc.driver.calibrate import read_times
 
     if isinstance(machine, DeviceGraph):
@@ -210,9 +193,6 @@ def _check_measured(times: MeasuredTimes) -> None:
 
 def _check_devices(placement: DeclaredPlacement, hardware: Machine, target: str) -> None:
     """Raise `CompileError` (E316) if the hardware has fewer devices than the placement."""
-    from mtfc.compiler.cost.device_graph import MOST_PLACED
-    from mtfc.frontend.hardware_targets import raise_no_room
-
     has = hardware.devices
     if placement.devices > MOST_PLACED:
         message = f"placement `{placement.name}` is on {placement.devices:,} devices"
@@ -225,7 +205,5 @@ def _check_devices(placement: DeclaredPlacement, hardware: Machine, target: str)
 
 def machines(file: str | None, choice: Choice, sources: Sources) -> dict[str, Machine]:
     """Return the machines that a target can name: those of the file, if any, and those of the library."""
-    from mtfc.frontend.hardware_targets import find_machine, library_machines
-
     declared = {} if file is None else select(file, choice, sources, or_placement=True).hardware
     return {name: find_machine(name, declared) for name in dict.fromkeys((*declared, *library_machines()))}

@@ -112,8 +112,10 @@ class TextBuffer:
 
     def span_text(self, span: Span) -> str:
         """Return the text of a span."""
-        start, end = (
-            self.starts[min(line, len(self.starts)) - 1] + column - 1
-            for line, column in ((span.line, span.column), (span.end_line, span.end_column))
-        )
+        start, end = self.offsets(span)
         return self.text[start:end]
+
+    def offsets(self, span: Span) -> tuple[int, int]:
+        """Return the offsets at which a span begins and ends."""
+        begins, ends = (self.starts[min(line, len(self.starts)) - 1] for line in (span.line, span.end_line))
+        return begins + span.column - 1, ends + span.end_column - 1

@@ -34,11 +34,6 @@ class CheckedFile:
     file: str
     diagnostics: tuple[Diagnostic, ...]
     wanted: frozenset[str]
-    models: tuple[str, ...] = ()
-
-    @property
-    def has_errors(self) -> bool:
-        return any(each.severity == "error" for each in self.diagnostics)
 
 
 def checked(file: str, texts: OpenTexts) -> CheckedFile:

@@ -7,7 +7,7 @@ names. A row of `PLACES` is a place in the language: its test, and the names tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import PurePath
 
 import attrs
@@ -29,7 +29,7 @@ from mtfc.compiler.ir.training import BUILT_IN
 from mtfc.compiler.ir.training_flag import TRAINING
 from mtfc.compiler.ir.types import FORMS, WRITTEN_BYTES
 from mtfc.editor import signatures
-from mtfc.editor.cursor import DECLARATIONS, NAMES, Cursor, OpenBracket, name_of
+from mtfc.editor.cursor import NAMES, Cursor, OpenBracket, name_of
 from mtfc.editor.declarations import OPTIMIZERS, Declarations, Project
 from mtfc.editor.names import Body, names_of_body
 from mtfc.editor.signatures import CallSignature
@@ -41,13 +41,14 @@ from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.semantics.names.scope import ANY, STEP
 from mtfc.frontend.semantics.training.precision import DYNAMIC, KEYS, LOSS_SCALE
 from mtfc.frontend.syntax import ast
+from mtfc.frontend.syntax.brackets import DECLARATIONS
 from mtfc.frontend.syntax.lexer import Token, lex
 from mtfc.frontend.syntax.tree_builder import SETTINGS
 
 Items = Iterator[CompletionItem]
 
 STATEMENTS = ("param", "state", "repeat", "scan", "return", "yield", "watch", "update", "dim")
-SECTIONS = ("params", "optimizer", "forms")
+SECTIONS = ("params", "optimizer", "forms", "value", "pipeline", "part", "allow")
 
 SNIPPETS = {
     "dim": "dim ${1:name} = ${2:64}",
@@ -130,14 +131,12 @@ class Completion:
             for name in names_of_body(body, self.file).dims:
                 yield _item(name, CompletionItemKind.TypeParameter, f"dimension of `{body.name.text}`")
         elif self.cursor.keyword == "fn":
-            yield from (
-                _item(name, CompletionItemKind.TypeParameter, "dimension") for name in self._generics()
-            )
+            yield from _items(self._generics(), CompletionItemKind.TypeParameter, "dimension")
         for name, symbol in self.file.dims.items():
             yield _item(
                 name, CompletionItemKind.TypeParameter, _size(symbol.node, self.project.read(self.file.file))
             )
-        for module, found in self.project.modules(self.file):
+        for module, found in self.project.modules(self.file).items():
             for name in found.dims:
                 yield _item(f"{module}.{name}", CompletionItemKind.TypeParameter, f"dimension of `{module}`")
 
@@ -147,13 +146,8 @@ class Completion:
         end = texts.index("]") if texts[2:3] == ["["] and "]" in texts else 2
         return [token.text for token in self.cursor.top[3:end] if token.kind in NAMES]
 
-    def dtypes(self) -> Items:
-        yield from (
-            _item(name, CompletionItemKind.Keyword, f"{size} bytes") for name, size in WRITTEN_BYTES.items()
-        )
-
     def type_start(self) -> Items:
-        yield from self.dtypes()
+        yield from _dtypes()
         if self.cursor.keyword in ("fn", "optimizer"):
             yield _item(ANY, CompletionItemKind.Keyword, "any dtype")
 
@@ -163,24 +157,19 @@ class Completion:
             yield _item(name, CompletionItemKind.Struct, f"mesh with axes {axes}")
 
     def models(self) -> Items:
-        yield from (_item(name, CompletionItemKind.Class, "model") for name in self.file.models)
+        return _items(self.file.models, CompletionItemKind.Class, "model")
 
     def axes(self) -> Items:
         name = self._mesh_of_layout()
         found = [self.file.axes[name]] if name in self.file.axes else self.file.axes.values()
-        for axes in found:
-            yield from (_item(axis, CompletionItemKind.EnumMember, "mesh axis") for axis in axes)
+        return _items(chain(*found), CompletionItemKind.EnumMember, "mesh axis")
 
     def _mesh_of_layout(self) -> str:
         words = [token.text for token in self.cursor.top]
         return words[words.index("on") + 1] if "on" in words[:-1] else next(iter(self.file.meshes), "")
 
-    def forms(self) -> Items:
-        yield from map(_keyword, FORMS)
-
     def words_of_form(self) -> Items:
-        key = next((token.text for token in self.entry()), "")
-        yield from map(_keyword, FORMS.get(key, ()))
+        return map(_keyword, FORMS.get(next((token.text for token in self.entry()), ""), ()))
 
     def in_forms(self) -> bool:
         """Return True in the section `forms` of a layout."""
@@ -189,24 +178,13 @@ class Completion:
 
     def layout_entries(self) -> Items:
         yield from self.dims()
-        yield from (_keyword(word) for word in SECTIONS if len(self.cursor.brackets) == 1)
-        yield from (
-            _keyword(word)
-            for word in ("value", "pipeline", "part", "allow")
-            if len(self.cursor.brackets) == 1
-        )
-
-    def codes(self) -> Items:
-        yield from (_item(code, CompletionItemKind.Constant, "warning") for code in OF_LAYOUTS)
+        yield from map(_keyword, SECTIONS if len(self.cursor.brackets) == 1 else ())
 
     def placement_entries(self) -> Items:
         yield from self.dims()
         for model in self.file.models.values():
             if isinstance(model.node, Body):
-                yield from (_value(name, "operator") for name in names_of_body(model.node).values)
-
-    def settings(self) -> Items:
-        yield from (_keyword(word) for word in (*SETTINGS, "frozen"))
+                yield from _items(names_of_body(model.node).values, CompletionItemKind.Variable, "operator")
 
     def outputs(self) -> Items:
         words = [token.text for token in self.cursor.top]
@@ -217,24 +195,17 @@ class Completion:
                     if isinstance(value, ast.Name):
                         yield _value(value.text, f"output of `{model.name}`")
         if "report" in [token.text for token in self.cursor.statement]:
-            yield from (_keyword(word) for word in BUILT_IN)
+            yield from map(_keyword, BUILT_IN)
 
     def optimizers(self) -> Items:
         for name in self.file.optimizers:
             yield self._called(name, CompletionItemKind.Constructor)
-        library = self.project.declarations(standard_library.file_of(OPTIMIZERS))
-        for name in library.optimizers if library else ():
+        for name in standard_library.optimizers(OPTIMIZERS):
             yield self._called(name, CompletionItemKind.Constructor)
 
-    def precision_keys(self) -> Items:
-        yield from (_keyword(key) for key in KEYS)
-
     def precision_values(self) -> Items:
-        entry = self.entry()
-        if entry and entry[0].text == LOSS_SCALE:
-            yield _keyword(DYNAMIC)
-        else:
-            yield from self.dtypes()
+        is_scale = [token.text for token in self.entry()][:1] == [LOSS_SCALE]
+        return iter([_keyword(DYNAMIC)]) if is_scale else _dtypes()
 
     def hardware_keys(self) -> Items:
         words = [token.text for token in (self.bracket.before if self.bracket else ())]
@@ -250,13 +221,7 @@ class Completion:
             table = WRITTEN_BYTES if inner == "flops" else ()
         elif "link" in words:
             table = dict.fromkeys((*LINK, *GRAPH_LINK))
-        yield from (_item(word, CompletionItemKind.Property, "figure of hardware") for word in table)
-
-    def link_kinds(self) -> Items:
-        yield from (
-            _item(word, CompletionItemKind.EnumMember, "kind of link")
-            for word in dict.fromkeys((*KINDS, *GRAPH_KINDS))
-        )
+        return _items(table, CompletionItemKind.Property, "figure of hardware")
 
     def generics(self) -> Items:
         for each in self._signatures(self.bracket):
@@ -265,22 +230,19 @@ class Completion:
             yield from self.dims()
 
     def initializers(self) -> Items:
-        yield from (self._called(name, CompletionItemKind.Function) for name in DISTRIBUTIONS)
+        return self._functions(DISTRIBUTIONS)
 
     def of_module(self) -> Items:
         """Yield the functions and dimensions of the module before the dot, under their full names."""
         head = self.cursor.word.partition(".")[0]
         if head == "random":
-            yield from (
-                self._called(n, CompletionItemKind.Function) for n in BUILTINS if n.startswith("random.")
-            )
-        module = self.project.module(head, self.file)
-        for name in module.functions if module else ():
-            yield self._called(f"{head}.{name}", CompletionItemKind.Function)
+            yield from self._functions(name for name in BUILTINS if name.startswith("random."))
+        module = self.project.modules(self.file).get(head)
+        yield from self._functions(f"{head}.{name}" for name in (module.functions if module else ()))
         for name in module.optimizers if module and self.cursor.keyword == "train" else ():
             yield self._called(f"{head}.{name}", CompletionItemKind.Constructor)
-        for name in module.dims if module else ():
-            yield _item(f"{head}.{name}", CompletionItemKind.TypeParameter, "dimension")
+        dims = (f"{head}.{name}" for name in (module.dims if module else ()))
+        yield from _items(dims, CompletionItemKind.TypeParameter, "dimension")
 
     def keywords_of_call(self) -> Items:
         """Yield the named arguments of the call around the cursor that it does not give yet."""
@@ -293,24 +255,18 @@ class Completion:
 
     def expression(self) -> Items:
         yield from self.keywords_of_call()
-        body = self.body
-        if body is not None:
-            for name, symbol in names_of_body(body, self.file).values.items():
-                yield _value(name, symbol.kind)
-        elif self.cursor.brackets:
-            yield from (_value(name, "value") for name in self._words_of_block())
+        yield from self._values()
+        if self.body is None and self.cursor.brackets:
+            yield from _items(self._words_of_block(), CompletionItemKind.Variable, "value")
         if self.cursor.keyword in ("optimizer", "train"):
             yield _value(STEP, "number of the training step")
         if self.cursor.keyword in ("model", "fn"):
             yield _value(TRAINING, "true in training")
-        for name in self.file.functions:
-            yield self._called(name, CompletionItemKind.Function)
-        for module, found in self.project.modules(self.file):
+        yield from self._functions(self.file.functions)
+        for module, found in self.project.modules(self.file).items():
             yield _module(module)
-            for name in found.functions:
-                yield self._called(f"{module}.{name}", CompletionItemKind.Function)
-        for name in BUILTINS:
-            yield self._called(name, CompletionItemKind.Function)
+            yield from self._functions(f"{module}.{name}" for name in found.functions)
+        yield from self._functions(BUILTINS)
         yield from self.dims()
         yield from map(_keyword, ("true", "false", "not", "and", "or"))
 
@@ -322,15 +278,20 @@ class Completion:
 
     def statement_start(self) -> Items:
         yield from map(self._snippet, STATEMENTS)
-        body = self.body
-        if body is not None:
-            for name, symbol in names_of_body(body, self.file).values.items():
-                yield _value(name, symbol.kind)
+        yield from self._values()
 
     def declaration_start(self) -> Items:
-        yield from map(self._snippet, DECLARATIONS)
+        return map(self._snippet, DECLARATIONS)
+
+    def _values(self) -> Items:
+        """Yield the values of the body around the cursor."""
+        for name, symbol in names_of_body(self.body, self.file).values.items() if self.body else ():
+            yield _value(name, symbol.kind)
 
     # Making items
+
+    def _functions(self, names: Iterable[str]) -> Items:
+        return (self._called(name, CompletionItemKind.Function) for name in names)
 
     def _snippet(self, word: str) -> CompletionItem:
         item = _keyword(word)
@@ -385,6 +346,15 @@ def _item(label: str, kind: CompletionItemKind, detail: str = "") -> CompletionI
     return CompletionItem(label, kind=kind, detail=detail or None)
 
 
+def _items(names: Iterable[str], kind: CompletionItemKind, detail: str) -> Items:
+    return (_item(name, kind, detail) for name in names)
+
+
+def _dtypes() -> Items:
+    for name, size in WRITTEN_BYTES.items():
+        yield _item(name, CompletionItemKind.Keyword, f"{size} bytes")
+
+
 def _module(name: str) -> CompletionItem:
     item = _item(name, CompletionItemKind.Module, "module")
     text = standard_library.text(name)
@@ -437,21 +407,29 @@ def _in_layout_value(at: Completion) -> bool:
     )
 
 
+LINK_KINDS = dict.fromkeys((*KINDS, *GRAPH_KINDS))
+
 PLACES: tuple[tuple[Fits, Names], ...] = (
     (lambda at: at.cursor.keyword == "import", Completion.modules),
     (lambda at: "." in at.cursor.word, Completion.of_module),
-    (lambda at: at.is_in("layout") and at.after("allow"), Completion.codes),
+    (lambda at: at.is_in("layout") and at.after("allow"), lambda at: _items(OF_LAYOUTS, CompletionItemKind.Constant, "warning")),
     (lambda at: at.is_in("layout") and at.in_forms() and at.after(":"), Completion.words_of_form),
-    (lambda at: at.is_in("layout") and at.in_forms(), Completion.forms),
+    (lambda at: at.is_in("layout") and at.in_forms(), lambda at: map(_keyword, FORMS)),
     (lambda at: at.is_in("layout") and _in_layout_value(at), Completion.axes),
     (lambda at: at.is_in("layout"), Completion.layout_entries),
     (lambda at: at.cursor.keyword == "layout" and at.after("on"), Completion.meshes),
     (lambda at: at.cursor.keyword == "layout" and "for" in [t.text for t in at.cursor.top], Completion.models),
     (lambda at: at.is_in("placement"), Completion.placement_entries),
-    (lambda at: at.is_in("hardware") and at.after(":") and [t.text for t in at.entry()][:1] == ["kind"], Completion.link_kinds),
+    (
+        lambda at: at.is_in("hardware") and at.after(":") and [t.text for t in at.entry()][:1] == ["kind"],
+        lambda at: _items(LINK_KINDS, CompletionItemKind.EnumMember, "kind of link"),
+    ),
     (lambda at: at.is_in("hardware") and not at.after(":"), Completion.hardware_keys),
     (lambda at: at.cursor.keyword == "train" and not at.cursor.brackets, Completion.models),
-    (lambda at: at.is_in("train") and len(at.cursor.brackets) == 1 and not at.cursor.statement, Completion.settings),
+    (
+        lambda at: at.is_in("train") and len(at.cursor.brackets) == 1 and not at.cursor.statement,
+        lambda at: map(_keyword, (*SETTINGS, "frozen")),
+    ),
     (lambda at: at.is_in("train") and {t.text for t in at.cursor.statement[:1]} & {"minimize", "report"}, Completion.outputs),
     (
         lambda at: at.is_in("train") and len(at.cursor.brackets) == 1 and at.after("=")
@@ -459,7 +437,7 @@ PLACES: tuple[tuple[Fits, Names], ...] = (
         Completion.optimizers,
     ),
     (lambda at: at.is_in("train") and "precision" in _words(at) and at.after(":"), Completion.precision_values),
-    (lambda at: at.is_in("train") and "precision" in _words(at), Completion.precision_keys),
+    (lambda at: at.is_in("train") and "precision" in _words(at), lambda at: map(_keyword, KEYS)),
     (lambda at: at.cursor.keyword in ("mesh", "dim"), Completion.dims),
     (lambda at: at.after("repeat", "along", "->") or at.in_type(), Completion.dims),
     (lambda at: at.in_generics() and at.after("["), Completion.generics),

@@ -8,24 +8,10 @@ import attrs
 
 from mtfc.compiler.diagnostics import Span
 from mtfc.frontend.syntax import ast
-from mtfc.frontend.syntax.brackets import CLOSERS
+from mtfc.frontend.syntax.brackets import CLOSERS, DECLARATIONS
 from mtfc.frontend.syntax.lexer import COMMENT, END, SEPARATOR, Token, lex
 
 NAMES = ("NAME", "PATH", "WORD")
-
-DECLARATIONS = (
-    "import",
-    "dim",
-    "mesh",
-    "layout",
-    "placement",
-    "hardware",
-    "model",
-    "fn",
-    "optimizer",
-    "train",
-)
-"""The words that begin declarations."""
 
 DEEPEST = 40
 """The number of innermost brackets that are looked at."""

@@ -6,7 +6,7 @@ needs a file without errors: a declaration that does not parse is missing, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import PurePath
 from typing import Literal
@@ -15,7 +15,10 @@ import attrs
 
 from mtfc.compiler.diagnostics import Diagnostics, Span
 from mtfc.editor.documents import is_library
+from mtfc.frontend.semantics.calls.function_calls import find_function
 from mtfc.frontend.semantics.names import standard_library
+from mtfc.frontend.semantics.names.modules import Loader
+from mtfc.frontend.semantics.names.scope import Reports, Scope
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
 
@@ -38,6 +41,10 @@ class DeclaredSymbol:
     node: ast.Node | None = attrs.field(eq=False, default=None, repr=False)
 
 
+Symbols = Mapping[str, DeclaredSymbol]
+"""Symbols by name."""
+
+
 @lru_cache(64)
 def parsed(text: str, file: str) -> ast.File:
     """Return the syntax tree of a text, without the parts that have syntax errors."""
@@ -57,16 +64,16 @@ class Declarations:
     """The declarations of one file, the first one of each name. axes: mesh axes, by mesh and name."""
 
     tree: ast.File
-    modules: Mapping[str, DeclaredSymbol]
-    dims: Mapping[str, DeclaredSymbol]
-    functions: Mapping[str, DeclaredSymbol]
-    optimizers: Mapping[str, DeclaredSymbol]
-    models: Mapping[str, DeclaredSymbol]
-    meshes: Mapping[str, DeclaredSymbol]
-    axes: Mapping[str, Mapping[str, DeclaredSymbol]]
-    layouts: Mapping[str, DeclaredSymbol]
-    placements: Mapping[str, DeclaredSymbol]
-    hardware: Mapping[str, DeclaredSymbol]
+    modules: Symbols
+    dims: Symbols
+    functions: Symbols
+    optimizers: Symbols
+    models: Symbols
+    meshes: Symbols
+    axes: Mapping[str, Symbols]
+    layouts: Symbols
+    placements: Symbols
+    hardware: Symbols
 
     @property
     def file(self) -> str:
@@ -86,109 +93,79 @@ class Declarations:
         return None
 
 
-KINDS: Mapping[type[ast.Node], SymbolKind] = {
-    ast.ImportDecl: "module",
-    ast.DimDecl: "dimension",
-    ast.FnDecl: "function",
-    ast.OptimizerDecl: "optimizer",
-    ast.ModelDecl: "model",
-    ast.MeshDecl: "mesh",
-    ast.LayoutDecl: "layout",
-    ast.PlacementDecl: "placement",
-    ast.HardwareDecl: "hardware",
+KINDS: Mapping[type[ast.Node], tuple[SymbolKind, str]] = {
+    ast.ImportDecl: ("module", "modules"),
+    ast.DimDecl: ("dimension", "dims"),
+    ast.FnDecl: ("function", "functions"),
+    ast.OptimizerDecl: ("optimizer", "optimizers"),
+    ast.ModelDecl: ("model", "models"),
+    ast.MeshDecl: ("mesh", "meshes"),
+    ast.LayoutDecl: ("layout", "layouts"),
+    ast.PlacementDecl: ("placement", "placements"),
+    ast.HardwareDecl: ("hardware", "hardware"),
 }
+"""The kinds of declarations, each with its field of `Declarations`."""
 
 
 @lru_cache(64)
 def declarations(text: str, file: str) -> Declarations:
     """Return the declarations of a text."""
     tree = parsed(text, file)
-    by_kind: dict[str, dict[str, DeclaredSymbol]] = {kind: {} for kind in KINDS.values()}
+    found: dict[str, dict[str, DeclaredSymbol]] = {table: {} for _, table in KINDS.values()}
+    axes: dict[str, dict[str, DeclaredSymbol]] = {}
     for decl in tree.declarations:
-        if (kind := KINDS.get(type(decl))) is not None:
+        if isinstance(decl, ast.MeshDecl):
+            names = reversed([axis.name for axis in decl.axes])
+            own = {name.text: DeclaredSymbol(name.text, name.span, "axis") for name in names}
+            axes.setdefault(decl.name.text, own)
+        if type(decl) in KINDS:
+            kind, table = KINDS[type(decl)]
             name: ast.Name = decl.name  # type: ignore[union-attr]
-            by_kind[kind].setdefault(name.text, DeclaredSymbol(name.text, name.span, kind, decl))
-    axes = {name: _first(axis.name for axis in _axes(mesh.node)) for name, mesh in by_kind["mesh"].items()}
-    return Declarations(
-        tree,
-        by_kind["module"],
-        by_kind["dimension"],
-        by_kind["function"],
-        by_kind["optimizer"],
-        by_kind["model"],
-        by_kind["mesh"],
-        axes,
-        by_kind["layout"],
-        by_kind["placement"],
-        by_kind["hardware"],
-    )
-
-
-def _axes(node: ast.Node | None) -> tuple[ast.MeshAxis, ...]:
-    assert isinstance(node, ast.MeshDecl)
-    return node.axes
-
-
-def _first(names: Iterable[ast.Name]) -> dict[str, DeclaredSymbol]:
-    found: dict[str, DeclaredSymbol] = {}
-    for name in names:
-        found.setdefault(name.text, DeclaredSymbol(name.text, name.span, "axis"))
-    return found
+            found[table].setdefault(name.text, DeclaredSymbol(name.text, name.span, kind, decl))
+    return Declarations(tree=tree, axes=axes, **found)
 
 
 @attrs.frozen
 class Project:
-    """Files that import each other. read: returns the text of a file, None if there is none."""
+    """Files that import each other; the compiler finds their modules, functions and optimizers.
+
+    read: returns the text of a file, None if there is none. scopes: of files that were asked for.
+    """
 
     read: Callable[[str], str | None]
+    scopes: dict[str, Scope] = attrs.field(factory=dict, eq=False)
 
     def declarations(self, file: str) -> Declarations | None:
         text = self.read(file)
         return None if text is None else declarations(text, file)
 
-    def imported(self, name: str, importer: str) -> Declarations | None:
-        """Return the declarations of the module that `import NAME` means in a file: a neighbour, or else the library's."""
-        path = str(PurePath(importer).parent / f"{name}.mtf")
-        found = None if is_library(importer) else self.declarations(path)
-        return found or self.declarations(standard_library.file_of(name))
+    def scope(self, file: Declarations) -> Scope:
+        """Return the names that a file declares and imports."""
+        if file.file not in self.scopes:
+            self.scopes[file.file] = Loader(Reports(Diagnostics()), self.read).main(file.tree, {})
+        return self.scopes[file.file]
 
-    def modules(self, file: Declarations) -> Iterator[tuple[str, Declarations]]:
-        """Yield the modules that a file imports."""
-        for name in file.modules:
-            found = self.imported(name, file.file)
-            if found is not None:
-                yield name, found
+    def modules(self, file: Declarations) -> Mapping[str, Scope]:
+        """Return the modules that a file imports, by name."""
+        return {name: each for name, each in self.scope(file).modules.items() if each is not None}
 
-    def module(self, name: str, file: Declarations) -> Declarations | None:
-        """Return a module by its name in a file; None if the file does not import it."""
-        return self.imported(name, file.file) if name in file.modules else None
+    def module_file(self, name: str, file: Declarations) -> str:
+        """Return the file of a module: a neighbour, or else one of the library."""
+        path = str(PurePath(file.file).parent / f"{name}.mtf")
+        is_neighbour = not is_library(file.file) and self.read(path) is not None
+        return path if is_neighbour else standard_library.file_of(name)
 
-    def function(
-        self, name: ast.Name | ast.Path, file: Declarations
-    ) -> tuple[DeclaredSymbol, Declarations] | None:
-        """Return the function that a name means in a file, and the file that declares it."""
-        return self._found(name, file, lambda each: each.functions)
+    def function(self, name: ast.Name | ast.Path, file: Declarations) -> DeclaredSymbol | None:
+        """Return the function that a name means in a file."""
+        found = find_function(self.scope(file), name)
+        if found is None:
+            return None
+        own = found.decl.name
+        return DeclaredSymbol(own.text, own.span, "function", found.decl)
 
-    def optimizer(
-        self, name: ast.Name | ast.Path, file: Declarations
-    ) -> tuple[DeclaredSymbol, Declarations] | None:
-        """Return the optimizer that a name means in a file, and the file that declares it."""
-        found = self._found(name, file, lambda each: each.optimizers)
-        if found is not None or isinstance(name, ast.Path):
-            return found
-        library = self.declarations(standard_library.file_of(OPTIMIZERS))
-        symbol = library.optimizers.get(name.text) if library else None
-        return (symbol, library) if symbol and library else None
-
-    def _found(
-        self,
-        name: ast.Name | ast.Path,
-        file: Declarations,
-        table: Callable[[Declarations], Mapping[str, DeclaredSymbol]],
-    ) -> tuple[DeclaredSymbol, Declarations] | None:
-        if isinstance(name, ast.Name):
-            symbol = table(file).get(name.text)
-            return (symbol, file) if symbol else None
-        module = self.module(name.parts[0], file) if len(name.parts) == 2 else None
-        symbol = table(module).get(name.parts[1]) if module else None
-        return (symbol, module) if symbol and module else None
+    def optimizers(self, name: ast.Name | ast.Path, file: Declarations) -> Sequence[ast.OptimizerDecl]:
+        """Return the declarations of the optimizer that a name means in a file."""
+        module, _, last = name.text.rpartition(".")
+        scope = self.modules(file).get(module) if module else self.scope(file)
+        found = scope.optimizers.get(last) if scope else None
+        return found or (() if module else standard_library.optimizers(OPTIMIZERS).get(last, ()))

@@ -20,12 +20,12 @@ from mtfc.compiler.ir.core import Equation, Function, Program, walk
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Mesh, TensorType
 from mtfc.driver.loading.choice import Choice
-from mtfc.driver.loading.selection import LayoutOnMesh, Selection, select
+from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.searching.search import DEFAULT_TARGET
 from mtfc.frontend.layout_options import ONE
 from mtfc.reports.cost_report import transfers
-from mtfc.reports.source_lines import Line, line_of
+from mtfc.reports.source_lines import Line, chain_of, line_of
 
 
 @attrs.frozen
@@ -95,20 +95,14 @@ def case_figures(
 
     target: a machine; None for the first that the file declares, or else the default one. Raises `CompileError` and `UsageError`.
     """
-    choice = Choice(model=model, layout=layout, mesh=None if layout else ONE)
-    selection = select(file, choice, sources)
-    (case,) = selection.cases
-    return figures_of(selection, case, target, sources, is_declared=layout is not None)
-
-
-def figures_of(
-    selection: Selection, case: LayoutOnMesh, target: str | None, sources: Sources, is_declared: bool
-) -> CaseFigures:
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.driver.loading.target import check_room, target_of
     from mtfc.driver.simulate import simulate_layout
     from mtfc.reports.step_report import fits
 
+    choice = Choice(model=model, layout=layout, mesh=None if layout else ONE)
+    selection = select(file, choice, sources)
+    (case,) = selection.cases
     equal = (name for name, each in selection.hardware.items() if isinstance(each, Hardware))
     declared = next(equal, DEFAULT_TARGET)
     hardware = target_of(target or declared, selection.hardware, sources)
@@ -124,7 +118,7 @@ def figures_of(
     return CaseFigures(
         model=selection.program.name,
         layout=case.name,
-        is_declared=is_declared,
+        is_declared=layout is not None,
         mesh=case.mesh,
         trains=cost.trains,
         target=hardware.name,
@@ -141,15 +135,6 @@ def figures_of(
 
 
 # Lines
-
-
-def chain_of(span: Span | None) -> list[Span]:
-    """Return a place and the calls that led there, the innermost first."""
-    found = []
-    while span is not None:
-        found.append(span)
-        span = span.call
-    return found
 
 
 def _at(span: Span | None) -> set[Line]:

@@ -100,10 +100,7 @@ def applied(buffer: TextBuffer, changes: Iterable[Change]) -> str:
     """Return the text of a buffer with changes."""
     text = buffer.text
     for span, new in sorted(changes, key=lambda change: change[0], reverse=True):
-        start, end = (
-            buffer.starts[min(line, len(buffer.starts)) - 1] + column - 1
-            for line, column in ((span.line, span.column), (span.end_line, span.end_column))
-        )
+        start, end = buffer.offsets(span)
         text = text[:start] + new + text[end:]
     return text
 

@@ -152,28 +152,22 @@ def _axes(axes: Sequence[str]) -> str:
 
 def definitions(decl: Body) -> Iterator[tuple[ast.Name, Span]]:
     """Yield the names that a body defines, each with the statement or input that defines it."""
-    if isinstance(decl, ast.ModelDecl):
-        yield from ((each.name, each.span) for each in decl.inputs)
-    for each in statements(decl.body):
-        if isinstance(each, ast.Assign):
-            yield from ((name, each.span) for name in each.targets)
-        elif isinstance(each, ast.Param | ast.State):
-            yield each.name, each.span
+    inputs = decl.inputs if isinstance(decl, ast.ModelDecl) else ()
+    for each in (*inputs, *statements(decl.body)):
+        if isinstance(each, ast.Assign | ast.Input | ast.Param | ast.State):
+            names = each.targets if isinstance(each, ast.Assign) else (each.name,)
+            yield from ((name, each.span) for name in names)
 
 
 def statement_of(file: Declarations, symbol: DeclaredSymbol, at: Span) -> Span | None:
     """Return the statement that defines a value at a place: the one that the place is in, or the last one before."""
     decl = file.body_at(at.line)
-    found = [span for name, span in (definitions(decl) if decl else ()) if name.text == symbol.name]
-    own = [span for span in found if span.line <= at.line <= span.end_line and _binds(decl, symbol, span, at)]
-    before = [span for span in found if (span.line, span.column) < (at.line, at.column) and span not in own]
-    return next(iter((*own, *reversed(before), *found)), None)
-
-
-def _binds(decl: Body | None, symbol: DeclaredSymbol, span: Span, at: Span) -> bool:
-    """Return True if the place is the name that a statement binds, and no use in the same statement."""
-    pairs = definitions(decl) if decl else ()
-    return any(name.span == at and statement == span for name, statement in pairs)
+    pairs = [pair for pair in (definitions(decl) if decl else ()) if pair[0].text == symbol.name]
+    own = [span for name, span in pairs if name.span == at]  # the place is no use in the same statement
+    before = [
+        span for _, span in pairs if (span.line, span.column) < (at.line, at.column) and span not in own
+    ]
+    return next(iter((*own, *reversed(before), *(span for _, span in pairs))), None)
 
 
 # Hints

@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import attrs
 
-from mtfc.editor.figures import CaseFigures
-from mtfc.editor.worker import LENGTH, Failed, FiguresRequest, Request, framed
+from mtfc.editor.figures import CaseFigures, case_figures
+from mtfc.editor.worker import LENGTH, Failed, Request, framed
 
 COMMAND = (sys.executable, "-P", "-c", "from mtfc.editor.worker import main; main()")
 """`-P`: Python files in the folder where the editor was started must not hide packages."""
@@ -138,7 +139,7 @@ class FiguresQueue:
     async def _run(self) -> None:
         while (found := self._next()) is not None:
             file, wish, case = found
-            request = FiguresRequest(wish.texts, file, *case, wish.target)
+            request = Request(wish.texts, partial(case_figures, file, *case, wish.target))
             task = asyncio.create_task(self.worker.ask(request))
             self._asked = wish, time.monotonic(), task
             try:

@@ -3,13 +3,15 @@
 The compiler resolves names while it elaborates, once for each call, and stops at errors. An editor wants the names of a file that
 is being written, so the rules are applied to the syntax tree here: a name in an expression is a value if the body binds it
 anywhere, and else a dimension; a name in brackets is a dimension of the function, or else of the file. Names that mean nothing
-have no occurrence.
+have no occurrence. Functions, optimizers and modules are found by the compiler's own rules: see `Project`.
+
+`BINDS`, `USES` and `READERS` say by field of the syntax tree how a name is read; every other field holds expressions.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Literal
 
@@ -17,15 +19,54 @@ import attrs
 
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.types import WRITTEN_BYTES
-from mtfc.editor.declarations import Declarations, DeclaredSymbol, Project, SymbolKind
+from mtfc.editor.declarations import KINDS, Declarations, DeclaredSymbol, Project, SymbolKind, Symbols
 from mtfc.frontend.semantics.calls import argument_kinds as kinds
 from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
 from mtfc.frontend.syntax import ast
-from mtfc.frontend.syntax.ast import children, walk
+from mtfc.frontend.syntax.ast import walk
 
 Role = Literal["declared", "bound", "used"]
 
 Body = ast.ModelDecl | ast.FnDecl | ast.OptimizerDecl
+
+Field = tuple[type[ast.Node], str]
+"""A field of a class of the syntax tree."""
+
+BINDS: Mapping[Field, SymbolKind] = {
+    **{(node, "name"): kind for node, (kind, _) in KINDS.items()},
+    (ast.MeshAxis, "name"): "axis",
+    (ast.DeviceDecl, "name"): "device",
+    (ast.LinkDecl, "name"): "link",
+    (ast.FnDecl, "generics"): "dimension",
+    (ast.FnArg, "name"): "argument",
+    (ast.Input, "name"): "argument",
+    (ast.OptimizerDecl, "parameter"): "argument",
+    (ast.OptimizerDecl, "gradient"): "argument",
+    (ast.Param, "name"): "parameter",
+    (ast.State, "name"): "state",
+    (ast.Assign, "targets"): "value",
+    (ast.Yield, "name"): "value",
+    (ast.SliceBinding, "name"): "value",
+}
+"""Fields with a name that is declared or bound there, and the kind of its symbol."""
+
+USES: Mapping[Field, SymbolKind | Literal["output"]] = {
+    (ast.LayoutDecl, "models"): "model",
+    (ast.LayoutDecl, "mesh"): "mesh",
+    (ast.PartRules, "mesh"): "mesh",
+    (ast.SplitRule, "axes"): "axis",
+    (ast.TrainDecl, "model"): "model",
+    (ast.TrainDecl, "minimize"): "output",
+    (ast.TrainDecl, "report"): "output",
+    (ast.StateUpdate, "name"): "value",
+    (ast.DeviceList, "devices"): "device",
+    (ast.DevicesOfKind, "kind"): "device",
+    (ast.OperatorPlacement, "devices"): "device",
+}
+"""Fields with names that are used there, and the kind of their symbols."""
+
+IN_BODIES: tuple[SymbolKind, ...] = ("dimension", "argument", "parameter", "state", "value")
+"""The kinds of symbols that a body declares."""
 
 DIM_KINDS = (kinds.dim, kinds.dims, kinds.mapping, kinds.windows)
 """The kinds of arguments that are dimensions."""
@@ -50,65 +91,79 @@ class Occurrence:
 
 
 @attrs.frozen
-class BodyNames:
-    """The names that a body sees beside those of the file.
+class VisibleNames:
+    """The names that are visible at a place.
 
-    dims: generic dimensions, and dimensions that the body declares. values: variables, bound anywhere in the body.
+    dims: dimensions of the file and of the body. values: variables, bound anywhere in the body. others: the other names by kind.
+    models: the models whose values a layout names. body: the body around the place.
     """
 
-    dims: Mapping[str, DeclaredSymbol] = attrs.field(factory=dict)
-    values: Mapping[str, DeclaredSymbol] = attrs.field(factory=dict)
+    dims: Symbols
+    values: Symbols = attrs.field(factory=dict)
+    others: Mapping[str, Symbols] = attrs.field(factory=dict)
+    models: Sequence[ast.ModelDecl] = ()
+    body: Body | None = None
+
+    def of_kind(self, kind: str) -> Symbols:
+        if kind in IN_BODIES:
+            return self.dims if kind == "dimension" else self.values
+        return self.others.get("device" if kind == "link" else kind, {})
 
 
-NO_BODY = BodyNames()
+@attrs.frozen
+class BodyNames:
+    """The names that a body declares: generic and other dimensions, and variables, bound anywhere in the body."""
+
+    dims: dict[str, DeclaredSymbol] = attrs.field(factory=dict)
+    values: dict[str, DeclaredSymbol] = attrs.field(factory=dict)
 
 
 def names_of_body(decl: Body, file: Declarations | None = None) -> BodyNames:
     """Return the names of a body; those of hyperparameters belong to the first declaration of the optimizer in the file."""
-    dims: dict[str, DeclaredSymbol] = {}
-    values: dict[str, DeclaredSymbol] = {}
+    found = BodyNames()
+    if isinstance(decl, ast.OptimizerDecl):
+        found.values.update(hyperparameters(file.all_optimizers(decl.name.text) if file else [decl]))
+        pattern = (dim for dim in (decl.pattern.dims if decl.pattern else ()) if isinstance(dim, ast.Name))
+        found.dims.update(_first(DeclaredSymbol(dim.text, dim.span, "dimension", decl) for dim in pattern))
+    bound = [each for node in walk(decl) for each in _bound(node) if each.kind in IN_BODIES]
+    for each in sorted(bound, key=lambda each: each.place):
+        if each.kind == "dimension":
+            found.dims.setdefault(each.name, each)
+        elif each.kind != "argument" or each.name not in found.dims:  # the argument may stand for a dimension
+            found.values.setdefault(each.name, each)
+    return found
 
-    def add(table: dict[str, DeclaredSymbol], name: ast.Name, kind: SymbolKind, node: ast.Node) -> None:
-        table.setdefault(name.text, DeclaredSymbol(name.text, name.span, kind, node))
 
-    if isinstance(decl, ast.FnDecl):
-        for name in decl.generics:
-            add(dims, name, "dimension", decl)
-        for each in decl.args:
-            if each.name.text not in dims:
-                add(values, each.name, "argument", each)
-    elif isinstance(decl, ast.ModelDecl):
-        for given in decl.inputs:
-            add(values, given.name, "argument", given)
-    else:
-        values |= hyperparameters(file.all_optimizers(decl.name.text) if file else [decl])
-        for name in (decl.parameter, decl.gradient):
-            add(values, name, "argument", decl)
-        for dim in decl.pattern.dims if decl.pattern else ():
-            if isinstance(dim, ast.Name):
-                add(dims, dim, "dimension", decl)
-    for statement in statements(decl.body):
-        if isinstance(statement, ast.DimDecl):
-            add(dims, statement.name, "dimension", statement)
-        for name, kind in _bound(statement):
-            add(values, name, kind, statement)
-    return BodyNames(dims, values)
+def _bound(node: ast.Node) -> Iterator[DeclaredSymbol]:
+    """Yield the symbols that a node declares or binds, without those inside of it."""
+    for field in node.fields[1:]:
+        kind = BINDS.get((type(node), field))
+        for name in _nodes(node, field) if kind else ():
+            if kind and isinstance(name, ast.Name):
+                yield DeclaredSymbol(name.text, name.span, kind, node)
+
+
+def _declared(decl: ast.OptimizerDecl) -> DeclaredSymbol:
+    return DeclaredSymbol(decl.name.text, decl.name.span, "optimizer", decl)
+
+
+def _nodes(node: ast.Node, field: str) -> Sequence[ast.Node]:
+    """Return the nodes in a field."""
+    value = getattr(node, field)
+    return [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, ast.Node)]
 
 
 def hyperparameters(decls: Iterable[ast.OptimizerDecl]) -> dict[str, DeclaredSymbol]:
     """Return the hyperparameters of an optimizer with several declarations; the first one with a name has the symbol."""
+    return _first(each for decl in decls for hyper in decl.hypers for each in _bound(hyper))
+
+
+def _first(symbols: Iterable[DeclaredSymbol]) -> dict[str, DeclaredSymbol]:
+    """Return symbols by name, the first one of each name."""
     found: dict[str, DeclaredSymbol] = {}
-    for decl in decls:
-        for each in decl.hypers:
-            found.setdefault(each.name.text, DeclaredSymbol(each.name.text, each.name.span, "argument", each))
+    for each in symbols:
+        found.setdefault(each.name, each)
     return found
-
-
-def argument(decl: ast.FnDecl, name: str) -> DeclaredSymbol | None:
-    """Return the argument of a function with this name, which may stand for a generic dimension."""
-    names = names_of_body(decl)
-    given = any(each.name.text == name for each in decl.args)
-    return (names.dims.get(name) or names.values.get(name)) if given else None
 
 
 def statements(body: Iterable[ast.Statement]) -> Iterator[ast.Statement]:
@@ -119,25 +174,63 @@ def statements(body: Iterable[ast.Statement]) -> Iterator[ast.Statement]:
             yield from statements(each.body)
 
 
-def _bound(statement: ast.Statement) -> Iterator[tuple[ast.Name, SymbolKind]]:
-    """Yield the names that a statement binds, without those inside of a loop."""
-    match statement:
-        case ast.Assign():
-            yield from ((name, "value") for name in statement.targets)
-        case ast.Param():
-            yield statement.name, "parameter"
-        case ast.State():
-            yield statement.name, "state"
-        case ast.Yield():
-            yield statement.name, "value"
-        case ast.Repeat() | ast.Scan():
-            yield from ((each.name, "value") for each in statement.slices)
-
-
 def occurrences(file: Declarations, project: Project) -> list[Occurrence]:
     """Return the names of a file that mean something, in source order."""
-    found = {each.span: each for each in _Resolver(file, project).run() if each.span.file == file.file}
+    resolver = _Resolver(file, project)
+    all = (each for decl in file.tree.declarations for each in resolver.visit(decl, _of_file(file)))
+    found = {each.span: each for each in all if each.span.file == file.file}
     return sorted(found.values(), key=lambda each: each.span)
+
+
+# The names that are visible
+
+
+def _of_file(file: Declarations) -> VisibleNames:
+    """Return the names that are visible in all declarations of a file."""
+    others: dict[str, Symbols] = {kind: getattr(file, table) for kind, table in KINDS.values()}
+    return VisibleNames(file.dims, others=others, models=_models(file))
+
+
+def _models(file: Declarations, names: Iterable[ast.Name] = ()) -> list[ast.ModelDecl]:
+    """Return the models of these names, or all models of the file."""
+    chosen = [file.models[name.text] for name in names if name.text in file.models]
+    nodes = (symbol.node for symbol in chosen or file.models.values())
+    return [node for node in nodes if isinstance(node, ast.ModelDecl)]
+
+
+def _inside(node: ast.Node, names: VisibleNames, file: Declarations) -> VisibleNames:
+    """Return the names that are visible in the fields of a node."""
+    match node:
+        case ast.ModelDecl() | ast.FnDecl() | ast.OptimizerDecl():
+            own = names_of_body(node, file)
+            return attrs.evolve(names, dims={**file.dims, **own.dims}, values=own.values, body=node)
+        case ast.MeshDecl():
+            return _with(names, axis=file.axes.get(node.name.text, {}))
+        case ast.LayoutDecl():
+            mesh = node.mesh.text if node.mesh else next(iter(file.meshes), "")
+            names = attrs.evolve(names, models=_models(file, node.models))
+            return _with(names, axis=file.axes.get(mesh, {}))
+        case ast.PartRules():
+            return _with(names, axis=file.axes.get(node.mesh.text, {}))
+        case ast.HardwareDecl():
+            return _with(names, device=_devices_and_links(node))
+        case ast.PlacementDecl() if isinstance(node.devices, ast.Name):
+            machine = file.hardware.get(node.devices.text)
+            return _with(names, device=_devices_and_links(machine.node if machine else None))
+        case ast.TrainDecl():
+            models = _models(file, [node.model]) if node.model.text in file.models else []
+            return _with(names, output=names_of_body(models[0]).values if models else {})
+    return names
+
+
+def _with(names: VisibleNames, **tables: Symbols) -> VisibleNames:
+    return attrs.evolve(names, others={**names.others, **tables})
+
+
+def _devices_and_links(decl: ast.Node | None) -> Symbols:
+    """Return the devices and links of a machine, the first one of each name."""
+    entries = (*decl.devices, *decl.links) if isinstance(decl, ast.HardwareDecl) else ()
+    return _first(symbol for each in entries for symbol in _bound(each))
 
 
 @attrs.frozen
@@ -145,159 +238,114 @@ class _Resolver:
     file: Declarations
     project: Project
 
-    def run(self) -> Iterator[Occurrence]:
-        for decl in self.file.tree.declarations:
-            yield from self._declaration(decl)
+    def visit(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        """Yield the names in the fields of a node."""
+        names = _inside(node, names, self.file)
+        for field in node.fields[1:]:
+            key = type(node), field
+            for child in _nodes(node, field):
+                if key in BINDS or key in USES:
+                    yield from self._name(child, names, key)
+                else:
+                    yield from READERS.get(key, _Resolver.expression)(self, child, names)
 
-    def _declaration(self, decl: ast.Declaration) -> Iterator[Occurrence]:
-        match decl:
-            case ast.ImportDecl():
-                yield from self._of(decl.name, self.file.modules, "declared")
-            case ast.DimDecl():
-                yield from self._of(decl.name, self.file.dims, "declared")
-                yield from self._dims_in(decl.size, NO_BODY)
-            case ast.MeshDecl():
-                yield from self._of(decl.name, self.file.meshes, "declared")
-                for axis in decl.axes:
-                    yield from self._of(axis.name, self.file.axes.get(decl.name.text, {}), "declared")
-                    yield from self._dims_in(axis.size, NO_BODY)
-            case ast.LayoutDecl():
-                yield from self._layout(decl)
-            case ast.PlacementDecl():
-                yield from self._placement(decl)
-            case ast.HardwareDecl():
-                yield from self._of(decl.name, self.file.hardware, "declared")
-                yield from self._hardware(decl)
-            case ast.TrainDecl():
-                yield from self._train(decl)
-            case ast.ModelDecl():
-                yield from self._of(decl.name, self.file.models, "declared")
-                yield from self._body(decl)
-            case ast.FnDecl():
-                yield from self._of(decl.name, self.file.functions, "declared")
-                yield from self._body(decl)
-            case ast.OptimizerDecl():
-                yield from self._of(decl.name, self.file.optimizers, "declared")
-                yield from self._body(decl)
+    def _name(self, node: ast.Node, names: VisibleNames, key: Field) -> Iterator[Occurrence]:
+        if isinstance(node, ast.Name):
+            kind = BINDS.get(key)
+            table = names.of_kind(kind or USES[key])
+            if kind == "argument" and node.text in names.dims and node.text not in table:
+                table = names.dims
+            yield from _of(
+                node, table, "used" if kind is None else "bound" if kind == "value" else "declared"
+            )
+        elif isinstance(node, ast.DevicesOfKind):
+            yield from self.visit(node, names)
 
-    def _of(
-        self, name: ast.Name, table: Mapping[str, DeclaredSymbol], role: Role = "used"
-    ) -> Iterator[Occurrence]:
-        symbol = table.get(name.text)
-        if symbol is not None:
-            yield Occurrence(name.span, symbol, role)
+    def expression(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        if isinstance(node, ast.Name) and node.text in names.values:
+            yield from _of(node, names.values)
+        elif isinstance(node, ast.Name | ast.Path):
+            yield from self.dim(node, names)
+        elif isinstance(node, ast.Call):
+            yield from self._call(node, names)
+        else:
+            yield from self.visit(node, names)
+
+    def nothing(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        """Yield nothing, for a field without names of symbols."""
+        return iter(())
+
+    # Dimensions
+
+    def dim(self, name: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        if isinstance(name, ast.Name):
+            yield from _of(name, names.dims)
+        elif isinstance(name, ast.Path):
+            module = self.project.modules(self.file).get(name.parts[0])
+            place = module.places.get(name.parts[1]) if module and len(name.parts) == 2 else None
+            symbol = DeclaredSymbol(name.parts[1], place, "dimension") if place else None
+            yield from self._full_name(name, symbol)
+
+    def _full_name(self, name: ast.Name | ast.Path, symbol: DeclaredSymbol | None) -> Iterator[Occurrence]:
+        """Yield a name, or the two names of `module.name`, for a symbol that it means."""
+        if symbol is not None and isinstance(name, ast.Path):
+            dot = name.span.column + len(name.parts[0])
+            module = self.file.modules[name.parts[0]]
+            yield Occurrence(attrs.evolve(name.span, end_column=dot), module, "used")
+            yield Occurrence(attrs.evolve(name.span, column=dot + 1), symbol, "used")
+        elif symbol is not None:
+            yield Occurrence(name.span, symbol, "used")
+
+    def dims(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        """Yield the dimensions anywhere in a list or an arrow."""
+        for name in walk(node):
+            yield from self.dim(name, names)
+
+    def size(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        """Yield the names in the size of a dimension: dimensions, and arguments of the body that are numbers."""
+        for name in walk(node):
+            if isinstance(name, ast.Name) and name.text in names.values and name.text not in names.dims:
+                yield from _of(name, names.values)
+            else:
+                yield from self.dim(name, names)
 
     # Layouts, placements and training
 
-    def _layout(self, decl: ast.LayoutDecl) -> Iterator[Occurrence]:
-        yield from self._of(decl.name, self.file.layouts, "declared")
-        for model in decl.models:
-            yield from self._of(model, self.file.models)
-        if decl.mesh is not None:
-            yield from self._of(decl.mesh, self.file.meshes)
-        axes = self.axes_of(decl)
-        yield from self._rules(decl, decl, axes)
-        for part in decl.parts:
-            for path in part.paths:
-                yield from self._value_path(path, self._models(decl.models))
-            yield from self._of(part.mesh, self.file.meshes)
-            yield from self._rules(part, decl, self.file.axes.get(part.mesh.text, {}))
-
-    def _rules(
-        self,
-        node: ast.LayoutDecl | ast.PartRules,
-        decl: ast.LayoutDecl,
-        axes: Mapping[str, DeclaredSymbol],
-    ) -> Iterator[Occurrence]:
-        """Yield the names in the rules of a layout or of one of its parts."""
-        sections = [each.rules for each in (node.params, node.optimizer, *node.values) if each]
-        for rule in (rule for rules in (node.rules, *sections) for rule in rules):
-            yield from self._rule(rule, axes)
-        for each in node.values:
-            yield from self._value_path(each.path, self._models(decl.models))
-        for pipeline in node.pipelines:
-            for dim in (pipeline.loop, *(cut.dim for cut in pipeline.cuts)):
-                yield from self._layout_dim(dim)
-
-    def _rule(self, rule: ast.SplitRule, axes: Mapping[str, DeclaredSymbol]) -> Iterator[Occurrence]:
-        if not isinstance(rule.dim, ast.Every):
-            yield from self._layout_dim(rule.dim)
-        for axis in rule.axes:
-            yield from self._of(axis, axes)
-
-    def axes_of(self, decl: ast.LayoutDecl) -> Mapping[str, DeclaredSymbol]:
-        """Return the axes of a layout's mesh, which may be the only mesh of the file."""
-        name = decl.mesh.text if decl.mesh else next(iter(self.file.meshes), "")
-        return self.file.axes.get(name, {})
-
-    def _models(self, names: Iterable[ast.Name] = ()) -> list[ast.ModelDecl]:
-        chosen = [self.file.models[name.text] for name in names if name.text in self.file.models]
-        nodes = (symbol.node for symbol in chosen or self.file.models.values())
-        return [node for node in nodes if isinstance(node, ast.ModelDecl)]
-
-    def _layout_dim(self, name: ast.DimName) -> Iterator[Occurrence]:
-        found = list(self._dim(name, NO_BODY))
+    def layout_dim(self, name: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        found = list(self.dim(name, names))
         if not found and isinstance(name, ast.Path):
-            found = list(self._value_path(name, self._models()))
+            found = list(self._value_path(name, _models(self.file)))
         yield from found
 
-    def _hardware(self, decl: ast.HardwareDecl) -> Iterator[Occurrence]:
-        names = _devices_and_links(decl)
-        entries: tuple[ast.DeviceDecl | ast.LinkDecl, ...] = (*decl.devices, *decl.links)
-        for each in entries:
-            yield from self._of(each.name, names, "declared")
-            for figure in each.figures:
-                if isinstance(figure.value, ast.DeviceList):
-                    yield from self._device_names(figure.value.devices, names)
+    def path(self, path: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        if isinstance(path, ast.Name | ast.Path):
+            yield from self._value_path(path, names.models)
 
-    def _device_names(
-        self, nodes: Iterable[ast.Node], names: Mapping[str, DeclaredSymbol]
-    ) -> Iterator[Occurrence]:
-        for node in nodes:
-            name = node.kind if isinstance(node, ast.DevicesOfKind) else node
-            if isinstance(name, ast.Name):
-                yield from self._of(name, names)
-
-    def _placement(self, decl: ast.PlacementDecl) -> Iterator[Occurrence]:
-        yield from self._of(decl.name, self.file.placements, "declared")
-        machine = self.file.hardware.get(decl.devices.text) if isinstance(decl.devices, ast.Name) else None
-        if machine is not None and isinstance(decl.devices, ast.Name):
-            yield from self._of(decl.devices, self.file.hardware)
-            names = _devices_and_links(machine.node) if isinstance(machine.node, ast.HardwareDecl) else {}
-            for each in decl.operators:
-                yield from self._device_names(each.devices, names)
+    def machine(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        if isinstance(node, ast.Name) and node.text in self.file.hardware:
+            yield from _of(node, self.file.hardware)
         else:
-            yield from self._dims_in(decl.devices, NO_BODY)
-        for each in decl.operators:
-            yield from self._value_path(each.path, self._models())
-            for degree in each.degrees:
-                yield from self._layout_dim(degree.dim)
+            yield from self.dims(node, names)
 
-    def _train(self, decl: ast.TrainDecl) -> Iterator[Occurrence]:
-        yield from self._of(decl.model, self.file.models)
-        model = self.file.models.get(decl.model.text)
-        values = names_of_body(model.node).values if model and isinstance(model.node, ast.ModelDecl) else {}
-        for name in (*((decl.minimize,) if decl.minimize else ()), *(decl.report or ())):
-            yield from self._of(name, values)
-        given = [each.optimizer for each in decl.groups if isinstance(each, ast.OptimizerFor)]
-        for node in (decl.optimizer, *given):
-            if isinstance(node, ast.Call):
-                yield from self._optimizer_call(node)
-        for other in (decl.accumulate, decl.clip, decl.average):
-            if other is not None:
-                yield from self._expression(other, NO_BODY)
+    def figure(self, value: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        if isinstance(value, ast.DeviceList):
+            yield from self.visit(value, names)
 
-    def _optimizer_call(self, node: ast.Call) -> Iterator[Occurrence]:
-        found = self.project.optimizer(node.function, self.file)
-        yield from self._function_name(node.function, found[0] if found else None)
-        hypers = hyperparameters(found[1].all_optimizers(found[0].name)) if found else {}
+    def optimizer(self, node: ast.Node, names: VisibleNames) -> Iterator[Occurrence]:
+        if not isinstance(node, ast.Call):
+            return
+        found = self.project.optimizers(node.function, self.file)
+        yield from self._full_name(node.function, next(map(_declared, found), None))
+        hypers = hyperparameters(found)
         for each in node.arguments:
-            yield from self._expression(each, NO_BODY)
+            yield from self.expression(each, names)
         for keyword in node.keywords:
-            yield from self._of(keyword.name, hypers)
-            yield from self._expression(keyword.value, NO_BODY)
+            yield from _of(keyword.name, hypers)
+            yield from self.expression(keyword.value, names)
 
-    def _value_path(self, path: ast.Name | ast.Path, models: list[ast.ModelDecl]) -> Iterator[Occurrence]:
+    # Full names of values
+
+    def _value_path(self, path: ast.Name | ast.Path, models: Sequence[ast.ModelDecl]) -> Iterator[Occurrence]:
         """Yield the names in the full name of a value, such as `layers.ffn.h`: loops, calls, and the value itself.
 
         The name of a part of a layout may end with a loop or a call. Equations and stored arguments have a word before the
@@ -309,273 +357,157 @@ class _Resolver:
             span = attrs.evolve(path.span, column=path.span.column + len(parts[0]) + 1)
             forms += [(parts[1:], span), (parts[1:-1], span)]
         for model, (names, span) in product(models, forms):
-            found = list(self._steps(names, span, model, self.file))
+            found = list(self._steps(names, span, model))
             if found:
                 yield from found
                 return
 
-    def _steps(
-        self, parts: tuple[str, ...], span: Span, decl: ast.Node, file: Declarations
-    ) -> Iterator[Occurrence]:
+    def _steps(self, parts: tuple[str, ...], span: Span, decl: ast.Node | None) -> Iterator[Occurrence]:
+        """Yield the names in the rest of a full name, which begins in a body of this resolver's file."""
         if not isinstance(decl, Body) or not parts:
             return
-        names = names_of_body(decl, file)
+        names = _inside(decl, _of_file(self.file), self.file)
         part, column = parts[0], span.column
         own = attrs.evolve(span, end_column=column + len(part))
         rest = attrs.evolve(span, column=column + len(part) + 1)
-        if len(parts) == 1:
-            symbol = names.values.get(part) or names.dims.get(part)
-            if symbol:
-                yield Occurrence(own, symbol, "used")
-                return
+        symbol = names.values.get(part) or names_of_body(decl, self.file).dims.get(part)
+        if len(parts) == 1 and symbol:
+            yield Occurrence(own, symbol, "used")
+            return
         for each in statements(decl.body):
             if isinstance(each, ast.Repeat | ast.Scan) and each.dim.text.rpartition(".")[2] == part:
-                yield from (
-                    attrs.evolve(found, span=own) for found in _last(self._dim_of(each.dim, names, file))
-                )
-                yield from self._steps(parts[1:], rest, decl, file)
+                dims = list(self.dim(each.dim, names))[-1:]
+                yield from (attrs.evolve(found, span=own) for found in dims)
+                yield from self._steps(parts[1:], rest, decl)
                 return
         for call in (node for each in decl.body for node in walk(each) if isinstance(node, ast.Call)):
-            symbol, length = self._scope_of(call, part, decl, file)
-            function = self.project.function(call.function, file) if symbol else None
-            if symbol and function and function[0].node is not None:
+            symbol, length = self._scope_of(call, part, decl)
+            function = self.project.function(call.function, self.file) if symbol else None
+            file = self.project.declarations(function.place.file) if function else None
+            if symbol and function and file:
                 yield Occurrence(attrs.evolve(own, end_column=column + length), symbol, "used")
-                yield from self._steps(parts[1:], rest, function[0].node, function[1])
+                yield from _Resolver(file, self.project)._steps(parts[1:], rest, function.node)
                 return
         if part in OF_A_LOOP:
-            yield from self._steps(parts[1:], rest, decl, file)
+            yield from self._steps(parts[1:], rest, decl)
 
-    def _dim_of(self, name: ast.DimName, body: BodyNames, file: Declarations) -> Iterator[Occurrence]:
-        return _Resolver(file, self.project)._dim(name, body)
-
-    def _scope_of(
-        self, call: ast.Call, part: str, decl: Body, file: Declarations
-    ) -> tuple[DeclaredSymbol | None, int]:
+    def _scope_of(self, call: ast.Call, part: str, decl: Body) -> tuple[DeclaredSymbol | None, int]:
         """Return the symbol that a part of a full name means if it is the scope of a call, and the length of its name."""
         wanted = NUMBERED.sub("", part)
         if call.scope is not None:
             name = call.scope.text
             return (_scope(decl, name), len(name)) if name in (part, wanted) else (None, 0)
         name = call.function.text.rpartition(".")[2]
-        found = self.project.function(call.function, file) if name in (part, wanted) else None
-        return (found[0] if found else None), len(name)
+        found = self.project.function(call.function, self.file) if name in (part, wanted) else None
+        return found, len(name)
 
-    # Bodies
+    # Calls
 
-    def _body(self, decl: Body) -> Iterator[Occurrence]:
-        names = names_of_body(decl, self.file)
-        if isinstance(decl, ast.FnDecl):
-            for name in decl.generics:
-                yield from self._of(name, names.dims, "declared")
-            for each in decl.args:
-                yield from self._given(each, names)
-            for type in decl.results:
-                yield from self._type(type, names)
-        elif isinstance(decl, ast.ModelDecl):
-            for given in decl.inputs:
-                yield from self._of(given.name, names.values, "declared")
-                yield from self._type(given.type, names)
-        else:
-            for each in decl.hypers:
-                yield from self._given(each, names)
-            for name in (decl.parameter, decl.gradient):
-                yield from self._of(name, names.values, "declared")
-            if decl.pattern is not None:
-                yield from self._type(decl.pattern, names)
-        for statement in decl.body:
-            yield from self._statement(statement, names, decl)
-
-    def _given(self, each: ast.FnArg, names: BodyNames) -> Iterator[Occurrence]:
-        yield from self._of(
-            each.name, names.dims if each.name.text in names.dims else names.values, "declared"
-        )
-        if each.type is not None:
-            yield from self._type(each.type, names)
-        if each.default is not None:
-            yield from self._expression(each.default, names)
-
-    def _statement(self, node: ast.Statement, names: BodyNames, decl: Body) -> Iterator[Occurrence]:
-        for name, kind in _bound(node):
-            yield from self._of(name, names.values, "bound" if kind == "value" else "declared")
-        match node:
-            case ast.DimDecl():
-                yield from self._of(node.name, names.dims, "declared")
-                yield from self._size(node.size, names)
-            case ast.Assign() | ast.Yield():
-                yield from self._expression(node.value, names, decl)
-            case ast.StateUpdate():
-                yield from self._of(node.name, names.values)
-                yield from self._expression(node.value, names, decl)
-            case ast.Param() | ast.State():
-                if node.type is not None:
-                    yield from self._type(node.type, names)
-                yield from self._expression(
-                    node.init if isinstance(node, ast.Param) else node.value, names, decl
-                )
-            case ast.Watch() | ast.Return():
-                for value in node.values:
-                    yield from self._expression(value, names, decl)
-            case ast.Repeat() | ast.Scan():
-                yield from self._dim(node.dim, names)
-                for each in node.slices:
-                    yield from self._expression(each.source, names, decl)
-                if node.condition is not None:
-                    yield from self._expression(node.condition, names, decl)
-                for inner in node.body:
-                    yield from self._statement(inner, names, decl)
-
-    # Dimensions
-
-    def _dim(self, name: ast.DimName | ast.Ellipsis, names: BodyNames) -> Iterator[Occurrence]:
-        if isinstance(name, ast.Name):
-            yield from self._of(name, names.dims if name.text in names.dims else self.file.dims)
-        elif isinstance(name, ast.Path):
-            module = self.project.module(name.parts[0], self.file)
-            symbol = module.dims.get(name.parts[1]) if module and len(name.parts) == 2 else None
-            if symbol is not None:
-                yield from self._path(name, symbol)
-
-    def _path(self, name: ast.Path, symbol: DeclaredSymbol) -> Iterator[Occurrence]:
-        """Yield the two names of `module.name`."""
-        dot = name.span.column + len(name.parts[0])
-        yield Occurrence(attrs.evolve(name.span, end_column=dot), self.file.modules[name.parts[0]], "used")
-        yield Occurrence(attrs.evolve(name.span, column=dot + 1), symbol, "used")
-
-    def _dims_in(self, node: ast.Node, names: BodyNames) -> Iterator[Occurrence]:
-        """Yield the dimensions anywhere in a size, a list or an arrow."""
-        if isinstance(node, ast.Name | ast.Path):
-            yield from self._dim(node, names)
-        else:
-            for child in children(node):
-                yield from self._dims_in(child, names)
-
-    def _size(self, node: ast.Node, names: BodyNames) -> Iterator[Occurrence]:
-        """Yield the names in the size of a body's dimension: dimensions, and arguments that are numbers."""
-        for name in ast.walk(node):
-            if isinstance(name, ast.Name | ast.Path):
-                is_dim = (
-                    name.text in names.dims or name.text in self.file.dims or name.text not in names.values
-                )
-                yield from self._dim(name, names) if is_dim else self._expression(name, names)
-
-    def _type(self, type: ast.Type, names: BodyNames) -> Iterator[Occurrence]:
-        for dim in type.dims:
-            yield from self._dim(dim, names)
-
-    # Expressions
-
-    def _expression(self, node: ast.Node, names: BodyNames, decl: Body | None = None) -> Iterator[Occurrence]:
-        match node:
-            case ast.Name():
-                yield from (
-                    self._of(node, names.values) if node.text in names.values else self._dim(node, names)
-                )
-            case ast.Path():
-                yield from self._dim(node, names)
-            case ast.Call():
-                yield from self._call(node, names, decl)
-            case ast.Arrow():
-                yield from self._expression(node.source, names, decl)
-                yield from self._dims_in(node.target, names)
-            case ast.DimList():
-                yield from self._dims_in(node, names)
-            case ast.Unary() | ast.Binary() | ast.Tuple():
-                for child in children(node):
-                    yield from self._expression(child, names, decl)
-
-    def _call(self, node: ast.Call, names: BodyNames, decl: Body | None) -> Iterator[Occurrence]:
+    def _call(self, node: ast.Call, names: VisibleNames) -> Iterator[Occurrence]:
+        for name in (node.scope, node.shared):
+            scope = _scope(names.body, name.text) if name is not None else None
+            if name is not None and scope is not None:
+                first: Role = "declared" if scope.place == name.span else "bound"
+                yield Occurrence(name.span, scope, first if name is node.scope else "used")
         found = self.project.function(node.function, self.file)
-        if node.scope is not None and decl is not None and (scope := _scope(decl, node.scope.text)):
-            yield Occurrence(
-                node.scope.span, scope, "declared" if scope.place == node.scope.span else "bound"
-            )
-        shared = _scope(decl, node.shared.text) if node.shared is not None and decl is not None else None
-        if shared is not None and node.shared is not None:
-            yield Occurrence(node.shared.span, shared, "used")
-        yield from self._function_name(node.function, found[0] if found else None)
-        if found is not None and isinstance(found[0].node, ast.FnDecl):
-            yield from self._declared_call(node, found[0].node, names, decl)
+        yield from self._full_name(node.function, found)
+        if found is not None and isinstance(found.node, ast.FnDecl):
+            yield from self._declared_call(node, found.node, names)
         else:
-            yield from self._builtin_call(node, names, decl)
-
-    def _function_name(
-        self, name: ast.Name | ast.Path, symbol: DeclaredSymbol | None
-    ) -> Iterator[Occurrence]:
-        if symbol is None:
-            return
-        if isinstance(name, ast.Path):
-            yield from self._path(name, symbol)
-        else:
-            yield Occurrence(name.span, symbol, "used")
+            yield from self._builtin_call(node, names)
 
     def _declared_call(
-        self, node: ast.Call, function: ast.FnDecl, names: BodyNames, decl: Body | None
+        self, node: ast.Call, function: ast.FnDecl, names: VisibleNames
     ) -> Iterator[Occurrence]:
-        generics = {
-            name.text: DeclaredSymbol(name.text, name.span, "dimension", function)
-            for name in function.generics
-        }
+        known = names_of_body(function)
         for binding in node.bindings:
-            yield from self._of(binding.generic, generics)
-            yield from self._dim(binding.dim, names)
-        dims = {each.name.text for each in function.args if each.type is None and each.name.text in generics}
-        pairs = [(value, each.name.text) for value, each in zip(node.arguments, function.args, strict=False)]
+            yield from _of(binding.generic, known.dims)
+            yield from self.dim(binding.dim, names)
+        given = [each.name.text for each in function.args]
+        pairs = [(value, given[i] if i < len(given) else "") for i, value in enumerate(node.arguments)]
         for keyword in node.keywords:
-            symbol = argument(function, keyword.name.text)
-            if symbol is not None:
-                yield Occurrence(keyword.name.span, symbol, "used")
+            if keyword.name.text in given:
+                yield from _of(keyword.name, {**known.values, **known.dims})
             pairs.append((keyword.value, keyword.name.text))
-        pairs += [(value, "") for value in node.arguments[len(function.args) :]]
+        dims = {
+            each.name.text for each in function.args if each.type is None and each.name.text in known.dims
+        }
         for value, name in pairs:
-            yield from self._dims_in(value, names) if name in dims else self._expression(value, names, decl)
+            yield from self.dims(value, names) if name in dims else self.expression(value, names)
 
-    def _builtin_call(self, node: ast.Call, names: BodyNames, decl: Body | None) -> Iterator[Occurrence]:
+    def _builtin_call(self, node: ast.Call, names: VisibleNames) -> Iterator[Occurrence]:
         builtin = BUILTINS.get(node.function.text)
         given = builtin.arguments if builtin else ()
         more = builtin.more if builtin else None
         for i, value in enumerate(node.arguments):
-            kind = given[i] if i < len(given) else more
-            yield from self._builtin_argument(value, kind, names, decl)
+            yield from self._builtin_argument(value, given[i] if i < len(given) else more, names)
         for keyword in node.keywords:
             kind = builtin.keywords.get(keyword.name.text) if builtin else None
-            yield from self._builtin_argument(keyword.value, kind, names, decl)
+            yield from self._builtin_argument(keyword.value, kind, names)
 
-    def _builtin_argument(
-        self, value: ast.Node, kind: object, names: BodyNames, decl: Body | None
-    ) -> Iterator[Occurrence]:
+    def _builtin_argument(self, value: ast.Node, kind: object, names: VisibleNames) -> Iterator[Occurrence]:
         is_pair = kind is kinds.tensor_or_mapping and isinstance(value, ast.Arrow)
         is_dtype = isinstance(value, ast.Name) and kind is kinds.dtype and value.text in WRITTEN_BYTES
         if kind is kinds.variables:
-            for name in ast.walk(value):
-                yield from self._of(name, names.values) if isinstance(name, ast.Name) else ()
+            for name in walk(value):
+                yield from _of(name, names.values) if isinstance(name, ast.Name) else ()
         elif kind in DIM_KINDS or is_pair:
-            yield from self._dims_in(value, names)
+            yield from self.dims(value, names)
         elif not is_dtype:
-            yield from self._expression(value, names, decl)
+            yield from self.expression(value, names)
 
 
-def _scope(decl: Body, name: str) -> DeclaredSymbol | None:
+READERS: Mapping[Field, Callable[[_Resolver, ast.Node, VisibleNames], Iterator[Occurrence]]] = {
+    **dict.fromkeys(
+        [
+            (ast.Type, "dims"),
+            (ast.DimList, "dims"),
+            (ast.Arrow, "target"),
+            (ast.Repeat, "dim"),
+            (ast.Scan, "dim"),
+            (ast.MeshAxis, "size"),
+        ],
+        _Resolver.dims,
+    ),
+    **dict.fromkeys(
+        [
+            (ast.Type, "dtype"),
+            (ast.LayoutDecl, "forms"),
+            (ast.LayoutDecl, "allows"),
+            (ast.PartRules, "misplaced"),
+            (ast.Degree, "parts"),
+            (ast.DevicesOfKind, "numbers"),
+            (ast.OperatorPlacement, "indices"),
+            (ast.HardwareDecl, "figures"),
+            (ast.HardwareFigure, "key"),
+            (ast.TrainDecl, "precision"),
+        ],
+        _Resolver.nothing,
+    ),
+    **dict.fromkeys(
+        [(ast.SplitRule, "dim"), (ast.PipelineRule, "loop"), (ast.Degree, "dim")], _Resolver.layout_dim
+    ),
+    **dict.fromkeys(
+        [(ast.PartRules, "paths"), (ast.ValueRules, "path"), (ast.OperatorPlacement, "path")], _Resolver.path
+    ),
+    **dict.fromkeys([(ast.TrainDecl, "optimizer"), (ast.OptimizerFor, "optimizer")], _Resolver.optimizer),
+    (ast.DimDecl, "size"): _Resolver.size,
+    (ast.PlacementDecl, "devices"): _Resolver.machine,
+    (ast.HardwareFigure, "value"): _Resolver.figure,
+}
+"""Fields whose names are read in a way of their own."""
+
+
+def _of(name: ast.Name, table: Symbols, role: Role = "used") -> Iterator[Occurrence]:
+    symbol = table.get(name.text)
+    if symbol is not None:
+        yield Occurrence(name.span, symbol, role)
+
+
+def _scope(decl: Body | None, name: str) -> DeclaredSymbol | None:
     """Return the symbol of `as NAME` in a body: the first one has it."""
-    for statement in decl.body:
-        calls = sorted(
-            (node.scope for node in walk(statement) if isinstance(node, ast.Call) and node.scope),
-            key=lambda scope: scope.span,
-        )
-        found = next((scope for scope in calls if scope.text == name), None)
-        if found is not None:
-            return DeclaredSymbol(name, found.span, "scope")
-    return None
-
-
-def _last(found: Iterable[Occurrence]) -> list[Occurrence]:
-    return list(found)[-1:]
-
-
-def _devices_and_links(decl: ast.HardwareDecl) -> dict[str, DeclaredSymbol]:
-    """Return the devices and links of a machine, the first one of each name."""
-    found: dict[str, DeclaredSymbol] = {}
-    entries: tuple[ast.DeviceDecl | ast.LinkDecl, ...] = (*decl.devices, *decl.links)
-    for each in entries:
-        kind: SymbolKind = "link" if isinstance(each, ast.LinkDecl) else "device"
-        found.setdefault(each.name.text, DeclaredSymbol(each.name.text, each.name.span, kind, each))
-    return found
+    calls = (
+        node for each in (decl.body if decl else ()) for node in walk(each) if isinstance(node, ast.Call)
+    )
+    places = [call.scope.span for call in calls if call.scope and call.scope.text == name]
+    return DeclaredSymbol(name, min(places), "scope") if places else None

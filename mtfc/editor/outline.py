@@ -14,9 +14,9 @@ from lsprotocol.types import (
 )
 
 from mtfc.compiler.diagnostics import Span
+from mtfc.editor import token_kinds
 from mtfc.editor.buffers import TextBuffer
-from mtfc.editor.names import Occurrence, statements
-from mtfc.editor.token_kinds import classified
+from mtfc.editor.names import Body, Occurrence, statements
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.brackets import CLOSERS
 from mtfc.frontend.syntax.lexer import COMMENT, Token, lex
@@ -36,6 +36,15 @@ SHOWN_AS: Mapping[type[ast.Node], tuple[SymbolKind, str]] = {
     ast.TrainDecl: (SymbolKind.Event, "train"),
 }
 
+SHOWN_INSIDE: Mapping[type[ast.Node], tuple[SymbolKind, str]] = {
+    ast.MeshAxis: (SymbolKind.EnumMember, "axis"),
+    ast.Input: (SymbolKind.Variable, "input"),
+    ast.Param: (SymbolKind.Field, "param"),
+    ast.State: (SymbolKind.Field, "state"),
+    ast.DimDecl: (SymbolKind.TypeParameter, "dim"),
+}
+"""Parts of declarations that are symbols of their own."""
+
 
 def symbols(tree: ast.File, buffer: TextBuffer) -> list[DocumentSymbol]:
     """Return the declarations of a file, with the parameters, states and axes in them."""
@@ -52,23 +61,15 @@ def _symbol(decl: ast.Node, buffer: TextBuffer) -> DocumentSymbol:
 
 
 def _inside(decl: ast.Node, buffer: TextBuffer) -> Iterator[DocumentSymbol]:
-    if isinstance(decl, ast.MeshDecl):
-        yield from (_part(each, each.name, SymbolKind.EnumMember, "axis", buffer) for each in decl.axes)
-    if isinstance(decl, ast.ModelDecl):
-        yield from (_part(each, each.name, SymbolKind.Variable, "input", buffer) for each in decl.inputs)
-    if not isinstance(decl, ast.ModelDecl | ast.FnDecl | ast.OptimizerDecl):
-        return
-    for each in statements(decl.body):
-        if isinstance(each, ast.Param):
-            yield _part(each, each.name, SymbolKind.Field, "param", buffer)
-        elif isinstance(each, ast.State):
-            yield _part(each, each.name, SymbolKind.Field, "state", buffer)
-        elif isinstance(each, ast.DimDecl):
-            yield _part(each, each.name, SymbolKind.TypeParameter, "dim", buffer)
-
-
-def _part(node: ast.Node, name: ast.Name, kind: SymbolKind, word: str, buffer: TextBuffer) -> DocumentSymbol:
-    return DocumentSymbol(name.text, kind, buffer.range(node.span), buffer.range(name.span), word)
+    inside: Iterable[ast.Node] = decl.axes if isinstance(decl, ast.MeshDecl) else ()
+    if isinstance(decl, Body):
+        inputs = decl.inputs if isinstance(decl, ast.ModelDecl) else ()
+        inside = (*inputs, *statements(decl.body))
+    for each in inside:
+        if type(each) in SHOWN_INSIDE:
+            name: ast.Name = each.name  # type: ignore[attr-defined]
+            kind, word = SHOWN_INSIDE[type(each)]
+            yield DocumentSymbol(name.text, kind, buffer.range(each.span), buffer.range(name.span), word)
 
 
 # Folding
@@ -117,14 +118,11 @@ def _ranges(lines: list[int], shown: FoldingRangeKind) -> Iterator[FoldingRange]
 # Semantic tokens
 
 TYPES: Mapping[str, SemanticTokenTypes] = {
-    "comment": SemanticTokenTypes.Comment,
-    "keyword": SemanticTokenTypes.Keyword,
-    "constant": SemanticTokenTypes.Keyword,
-    "dtype": SemanticTokenTypes.Type,
-    "number": SemanticTokenTypes.Number,
-    "string": SemanticTokenTypes.String,
-    "operator": SemanticTokenTypes.Operator,
-    "builtin": SemanticTokenTypes.Function,
+    **{
+        kind: SemanticTokenTypes(shown.semantic)
+        for kind, shown in token_kinds.HIGHLIGHTS.items()
+        if shown.semantic
+    },
     "module": SemanticTokenTypes.Namespace,
     "dimension": SemanticTokenTypes.TypeParameter,
     "mesh": SemanticTokenTypes.Struct,
@@ -169,7 +167,7 @@ def _kinds(buffer: TextBuffer, found: Iterable[Occurrence]) -> Iterator[tuple[Sp
     by_line: dict[int, list[Occurrence]] = {}
     for each in found:
         by_line.setdefault(each.span.line, []).append(each)
-    for token, kind in classified(buffer.text):
+    for token, kind in token_kinds.classified(buffer.text):
         if kind is None or kind in ("punctuation", "error"):
             continue
         inside = [

@@ -6,35 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pygments.lexer import Lexer
-from pygments.token import (
-    Comment,
-    Error,
-    Keyword,
-    Name,
-    Number,
-    Operator,
-    Punctuation,
-    String,
-    Text,
-    Whitespace,
-    _TokenType,
-)
+from pygments.token import Text, Whitespace, _TokenType, string_to_tokentype
 
-from mtfc.editor.token_kinds import END_OF_LINE, TokenKind, classified
-
-TYPES: dict[TokenKind, _TokenType] = {
-    "comment": Comment.Single,
-    "keyword": Keyword,
-    "constant": Keyword.Constant,
-    "dtype": Keyword.Type,
-    "number": Number,
-    "string": String,
-    "operator": Operator,
-    "builtin": Name.Builtin,
-    "name": Name,
-    "punctuation": Punctuation,
-    "error": Error,
-}
+from mtfc.editor.token_kinds import END_OF_LINE, HIGHLIGHTS, classified
 
 
 class MtfLexer(Lexer):  # type: ignore[misc]
@@ -55,7 +29,8 @@ class MtfLexer(Lexer):  # type: ignore[misc]
             end = starts[token.line] if kind is None else begin + len(token.text)
             if begin > done:
                 yield done, Text, text[done:begin]
-            yield begin, Whitespace if kind is None else TYPES[kind], text[begin:end]
+            shown = Whitespace if kind is None else string_to_tokentype(HIGHLIGHTS[kind].pygments)
+            yield begin, shown, text[begin:end]
             done = end
         if done < len(text):
             yield done, Text, text[done:]

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, TypeVar
 
@@ -36,7 +37,7 @@ from mtfc.editor.documents import SUFFIX, OpenDocuments, OpenTexts, is_library
 from mtfc.editor.figures import CaseFigures
 from mtfc.editor.jobs import Case, FiguresQueue, Worker
 from mtfc.editor.names import Occurrence, occurrences
-from mtfc.editor.worker import Failed, ReportRequest, SearchRequest
+from mtfc.editor.worker import Failed, Request, best_layout, cost_report
 from mtfc.frontend.semantics.names import standard_library
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.format import format_source
@@ -252,63 +253,39 @@ def layouts_for(file: Declarations, model: str) -> list[str]:
 server = Server()
 
 
-def feature(method: str, options: object = None) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-    """Register a handler; an error in it is logged, and the editor gets no answer."""
+Handler = Callable[[View, Any], Any]
+"""Answers a request about a document, whose view it gets."""
 
-    def register(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        if asyncio.iscoroutinefunction(handler):
 
-            @functools.wraps(handler)
-            async def answer_later(params: Any) -> Any:
-                try:
-                    return await handler(params)
-                except JsonRpcException:
-                    raise
-                except Exception:
-                    logging.exception("no answer to %s", method)
-                    return None
+def feature(method: str, options: object = None) -> Callable[[Handler], Callable[[Any], Any]]:
+    """Register a handler. A document that does not exist has no answer; an error in the handler is logged, and has none."""
 
-            return server.feature(method, options)(answer_later)
+    def register(handler: Handler) -> Callable[[Any], Any]:
+        async def answer_later(params: Any) -> Any:
+            with logged(method):
+                view = server.view(params.text_document.uri)
+                return await handler(view, params) if view else None
 
-        @functools.wraps(handler)
         def answer(params: Any) -> Any:
-            try:
-                return handler(params)
-            except JsonRpcException:
-                raise
-            except Exception:
-                logging.exception("no answer to %s", method)
-                return None
+            with logged(method):
+                view = server.view(params.text_document.uri)
+                return handler(view, params) if view else None
 
-        return server.feature(method, options)(answer)
+        chosen = answer_later if asyncio.iscoroutinefunction(handler) else answer
+        return server.feature(method, options)(functools.wraps(handler)(chosen))
 
     return register
 
 
-def with_view(
-    handler: Callable[[View, Any], R],
-) -> Callable[[Any], R | None]:
-    """Return a handler that gets the view of the document of a request; a document that does not exist has no answer."""
-
-    @functools.wraps(handler)
-    def answer(params: Any) -> R | None:
-        view = server.view(params.text_document.uri)
-        return None if view is None else handler(view, params)
-
-    return answer
-
-
-def awaiting_view(
-    handler: Callable[[View, Any], Awaitable[R]],
-) -> Callable[[Any], Awaitable[R | None]]:
-    """Return a handler as `with_view` does, for one that waits."""
-
-    @functools.wraps(handler)
-    async def answer(params: Any) -> R | None:
-        view = server.view(params.text_document.uri)
-        return None if view is None else await handler(view, params)
-
-    return answer
+@contextmanager
+def logged(method: str) -> Iterator[None]:
+    """Log an error, after which a request has no answer."""
+    try:
+        yield
+    except JsonRpcException:
+        raise
+    except Exception:
+        logging.exception("no answer to %s", method)
 
 
 @server.feature(lsp.INITIALIZE)
@@ -363,19 +340,16 @@ def changed_files(params: lsp.DidChangeWatchedFilesParams) -> None:
 
 
 @feature(lsp.TEXT_DOCUMENT_DEFINITION)
-@with_view
 def definition(view: View, params: lsp.DefinitionParams) -> lsp.Location | None:
     found = view.at(params.position)
     if found is None:
         return None
     if found.symbol.kind == "module":
-        module = view.project.module(found.symbol.name, view.file)
-        return server.location(Span(module.file, 1, 1, 1, 1)) if module else None
+        return server.location(Span(view.project.module_file(found.symbol.name, view.file), 1, 1, 1, 1))
     return server.location(found.symbol.place)
 
 
 @feature(lsp.TEXT_DOCUMENT_REFERENCES)
-@with_view
 def find_references(view: View, params: lsp.ReferenceParams) -> list[lsp.Location]:
     found = view.at(params.position)
     if found is None:
@@ -391,7 +365,6 @@ def find_references(view: View, params: lsp.ReferenceParams) -> list[lsp.Locatio
 
 
 @feature(lsp.TEXT_DOCUMENT_DOCUMENT_HIGHLIGHT)
-@with_view
 def highlight(view: View, params: lsp.DocumentHighlightParams) -> list[lsp.DocumentHighlight]:
     found = view.at(params.position)
     kinds = {"used": lsp.DocumentHighlightKind.Read}
@@ -405,7 +378,6 @@ def highlight(view: View, params: lsp.DocumentHighlightParams) -> list[lsp.Docum
 
 
 @feature(lsp.TEXT_DOCUMENT_PREPARE_RENAME)
-@with_view
 def prepare_rename(view: View, params: lsp.PrepareRenameParams) -> lsp.PrepareRenamePlaceholder | None:
     found = view.at(params.position)
     if found is None:
@@ -417,7 +389,6 @@ def prepare_rename(view: View, params: lsp.PrepareRenameParams) -> lsp.PrepareRe
 
 
 @feature(lsp.TEXT_DOCUMENT_RENAME, lsp.RenameOptions(prepare_provider=True))
-@awaiting_view
 async def rename(view: View, params: lsp.RenameParams) -> lsp.WorkspaceEdit | None:
     found = view.at(params.position)
     if found is None:
@@ -433,21 +404,19 @@ async def rename(view: View, params: lsp.RenameParams) -> lsp.WorkspaceEdit | No
     return lsp.WorkspaceEdit(changes)
 
 
-class refusing:  # noqa: N801
+@contextmanager
+def refusing() -> Iterator[None]:
     """Answer with the reason why a symbol cannot be renamed."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, renaming.CannotRename):
-            raise JsonRpcException(str(error), lsp.LSPErrorCodes.RequestFailed.value) from None
+    try:
+        yield
+    except renaming.CannotRename as error:
+        raise JsonRpcException(str(error), lsp.LSPErrorCodes.RequestFailed.value) from None
 
 
 # What stands at the cursor
 
 
 @feature(lsp.TEXT_DOCUMENT_HOVER)
-@awaiting_view
 async def show_hover(view: View, params: lsp.HoverParams) -> lsp.Hover | None:
     line, column = view.buffer.place(params.position)
     found = view.at(params.position)
@@ -488,7 +457,6 @@ def _completion(view: View, position: lsp.Position) -> completion.Completion:
 
 
 @feature(lsp.TEXT_DOCUMENT_COMPLETION, lsp.CompletionOptions(trigger_characters=[".", "[", ":"]))
-@with_view
 def complete(view: View, params: lsp.CompletionParams) -> lsp.CompletionList:
     found = _completion(view, params.position)
     items = found.items()
@@ -502,7 +470,6 @@ def complete(view: View, params: lsp.CompletionParams) -> lsp.CompletionList:
 
 
 @feature(lsp.TEXT_DOCUMENT_SIGNATURE_HELP, lsp.SignatureHelpOptions(trigger_characters=["(", "[", ","]))
-@with_view
 def signature_help(view: View, params: lsp.SignatureHelpParams) -> lsp.SignatureHelp | None:
     return _completion(view, params.position).signature_help()
 
@@ -511,25 +478,21 @@ def signature_help(view: View, params: lsp.SignatureHelpParams) -> lsp.Signature
 
 
 @feature(lsp.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
-@with_view
 def document_symbols(view: View, params: lsp.DocumentSymbolParams) -> list[lsp.DocumentSymbol]:
     return outline.symbols(view.file.tree, view.buffer)
 
 
 @feature(lsp.TEXT_DOCUMENT_FOLDING_RANGE)
-@with_view
 def folding(view: View, params: lsp.FoldingRangeParams) -> list[lsp.FoldingRange]:
     return outline.folds(view.buffer.text)
 
 
 @feature(lsp.TEXT_DOCUMENT_SEMANTIC_TOKENS_FULL, outline.LEGEND)
-@with_view
 def tokens(view: View, params: lsp.SemanticTokensParams) -> lsp.SemanticTokens:
     return lsp.SemanticTokens(outline.semantic_tokens(view.buffer, view.names))
 
 
 @feature(lsp.TEXT_DOCUMENT_FORMATTING)
-@with_view
 def formatting(view: View, params: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
     """Return one edit of the whole text, as `mtfc fmt` writes it; none for a text with syntax errors."""
     try:
@@ -540,7 +503,6 @@ def formatting(view: View, params: lsp.DocumentFormattingParams) -> list[lsp.Tex
 
 
 @feature(lsp.TEXT_DOCUMENT_INLAY_HINT)
-@awaiting_view
 async def inlay_hints(view: View, params: lsp.InlayHintParams) -> list[lsp.InlayHint]:
     known = await server.figures_for(view, server.chosen_cases(view), HINTS_WAIT)
     first, last = params.range.start.line + 1, params.range.end.line + 1
@@ -548,7 +510,6 @@ async def inlay_hints(view: View, params: lsp.InlayHintParams) -> list[lsp.Inlay
 
 
 @feature(lsp.TEXT_DOCUMENT_CODE_LENS, lsp.CodeLensOptions())
-@awaiting_view
 async def code_lens(view: View, params: lsp.CodeLensParams) -> list[lsp.CodeLens]:
     cases = server.cases(view)
     await server.figures_for(view, cases, HINTS_WAIT)
@@ -560,7 +521,6 @@ async def code_lens(view: View, params: lsp.CodeLensParams) -> list[lsp.CodeLens
 
 
 @feature(lsp.TEXT_DOCUMENT_CODE_ACTION, lsp.CodeActionOptions([lsp.CodeActionKind.QuickFix]))
-@awaiting_view
 async def code_actions(view: View, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
     wanted = params.context.only
     if wanted and not any(
@@ -650,9 +610,8 @@ async def report_command(uri: str, layout: str | None) -> str:
     if view is None:
         return f"there is no file {uri}"
     wanted = layout or server.chosen_layout(view.file, next(iter(view.file.models), ""))
-    answer = await server.searches.ask(
-        ReportRequest(server._near(view), view.buffer.file, wanted, server.target)
-    )
+    work = functools.partial(cost_report, view.buffer.file, wanted, server.target)
+    answer = await server.searches.ask(Request(server._near(view), work))
     return answer.reason if isinstance(answer, Failed) else str(answer)
 
 
@@ -662,8 +621,8 @@ async def search_command(uri: str, model: str, mesh: str | None) -> dict[str, ob
     view = server.view(uri)
     if view is None:
         return {"error": f"there is no file {uri}"}
-    request = SearchRequest(server._near(view), view.buffer.file, model, mesh, server.target, SEARCH_BUDGET)
-    answer = await server.searches.ask(request, 3 * SEARCH_BUDGET)
+    work = functools.partial(best_layout, view.buffer.file, model, mesh, server.target, SEARCH_BUDGET)
+    answer = await server.searches.ask(Request(server._near(view), work), 3 * SEARCH_BUDGET)
     if isinstance(answer, Failed):
         return {"error": answer.reason}
     assert isinstance(answer, dict)

@@ -65,17 +65,14 @@ def of_initializer(name: str) -> CallSignature:
 def called(name: ast.Name | ast.Path, file: Declarations, project: Project) -> list[CallSignature]:
     """Return the signatures of what a name calls: one, or one for each declaration of an optimizer."""
     found = project.function(name, file)
-    if found is not None and isinstance(found[0].node, ast.FnDecl):
-        return [of_function(found[0].node, project.read(found[1].file) or "", name.text)]
+    if found is not None and isinstance(found.node, ast.FnDecl):
+        return [of_function(found.node, project.read(found.place.file) or "", name.text)]
     if name.text in BUILTINS:
         return [of_builtin(name.text)]
     if name.text in DISTRIBUTIONS:
         return [of_initializer(name.text)]
-    optimizer = project.optimizer(name, file)
-    if optimizer is None:
-        return []
-    text = project.read(optimizer[1].file) or ""
-    return [of_optimizer(each, text, name.text) for each in optimizer[1].all_optimizers(optimizer[0].name)]
+    optimizers = project.optimizers(name, file)
+    return [of_optimizer(each, project.read(each.span.file) or "", name.text) for each in optimizers]
 
 
 def type_text(type: ast.Type) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mtfc.editor.token_kinds import CONSTANTS, DTYPES, FUNCTIONS, JOINING, LEADING, TokenKind
+from mtfc.editor.token_kinds import CONSTANTS, DTYPES, FUNCTIONS, HIGHLIGHTS, JOINING, LEADING, TokenKind
 from mtfc.frontend.syntax import tables
 from mtfc.frontend.syntax.lexer import RESERVED
 
@@ -21,19 +21,6 @@ SCOPE = "source.mtf"
 
 NAME_FOLLOWS = r"(?=[ \t]+[A-Za-z_\"(\[*0-9])"
 """Behind a keyword that begins something stands a name, a pattern or a number."""
-
-SCOPES: dict[TokenKind, str] = {
-    "comment": "comment.line.number-sign.mtf",
-    "keyword": "keyword.control.mtf",
-    "constant": "constant.language.mtf",
-    "dtype": "storage.type.mtf",
-    "number": "constant.numeric.mtf",
-    "string": "string.quoted.double.mtf",
-    "operator": "keyword.operator.mtf",
-    "builtin": "support.function.mtf",
-    "name": "variable.other.mtf",
-    "punctuation": "punctuation.mtf",
-}
 
 
 def words(of: Iterable[str]) -> str:
@@ -82,10 +69,15 @@ def grammar() -> dict[str, Any]:
     }
 
 
+def scope_of(kind: TokenKind) -> str:
+    """Return the scope of a kind of tokens."""
+    return f"{HIGHLIGHTS[kind].scope}.mtf"
+
+
 def _pattern(kind: TokenKind, match: str) -> dict[str, Any]:
     if re.compile(match).groups:
-        return {"match": match, "captures": {"1": {"name": SCOPES[kind]}}}
-    return {"match": match, "name": SCOPES[kind]}
+        return {"match": match, "captures": {"1": {"name": scope_of(kind)}}}
+    return {"match": match, "name": scope_of(kind)}
 
 
 def text() -> str:

@@ -7,9 +7,9 @@ statement or stands where only the keyword can; this is decided by the words aro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.types import WRITTEN_BYTES
@@ -21,6 +21,29 @@ from mtfc.frontend.syntax.lexer import COMMENT, END, RESERVED, SEPARATOR, WORD, 
 TokenKind = Literal[
     "comment", "keyword", "constant", "dtype", "number", "string", "operator", "builtin", "name", "punctuation", "error"
 ]  # fmt: skip
+
+
+class Highlight(NamedTuple):
+    """Names of a kind of tokens: the scope of TextMate, the token of Pygments, and the type of the protocol, empty for none."""
+
+    scope: str
+    pygments: str
+    semantic: str = ""
+
+
+HIGHLIGHTS: Mapping[TokenKind, Highlight] = {
+    "comment": Highlight("comment.line.number-sign", "Comment.Single", "comment"),
+    "keyword": Highlight("keyword.control", "Keyword", "keyword"),
+    "constant": Highlight("constant.language", "Keyword.Constant", "keyword"),
+    "dtype": Highlight("storage.type", "Keyword.Type", "type"),
+    "number": Highlight("constant.numeric", "Number", "number"),
+    "string": Highlight("string.quoted.double", "String", "string"),
+    "operator": Highlight("keyword.operator", "Operator", "operator"),
+    "builtin": Highlight("support.function", "Name.Builtin", "function"),
+    "name": Highlight("variable.other", "Name"),
+    "punctuation": Highlight("punctuation", "Punctuation"),
+    "error": Highlight("invalid", "Error"),
+}
 
 END_OF_LINE = re.compile(r"\r\n|\r|\n")
 """The only ends of lines that the compiler knows."""

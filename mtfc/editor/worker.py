@@ -10,91 +10,55 @@ import os
 import pickle
 import struct
 import sys
-from collections.abc import Mapping
-from typing import BinaryIO, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
 
 import attrs
 
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.driver.errors import UsageError
 from mtfc.editor.documents import EditorSources, OpenTexts
-from mtfc.editor.figures import CaseFigures, case_figures
 
 LENGTH = struct.Struct("<Q")
 
 
-class Request(Protocol):
-    """Something to compute. Open buffers come before files on disk."""
-
-    @property
-    def texts(self) -> Mapping[str, str]:
-        """The open buffers by file."""
-        ...
-
-    def answer(self, sources: EditorSources) -> object:
-        """Compute the answer. Raises the errors of the driver."""
-        ...
-
-
 @attrs.frozen
-class FiguresRequest:
-    """A question for the figures of a model under a layout; without a layout, under the one that splits nothing."""
+class Request:
+    """Something to compute. texts: the open buffers by file, which come before files on disk. work: a function of a module, with
+    its arguments but for the sources; it raises the errors of the driver.
+    """
 
     texts: Mapping[str, str]
-    file: str
-    model: str
-    layout: str | None
-    target: str | None
-
-    def answer(self, sources: EditorSources) -> CaseFigures:
-        return case_figures(self.file, self.model, self.layout, self.target, sources)
+    work: Callable[[EditorSources], object]
 
 
-@attrs.frozen
-class SearchRequest:
-    """A question for the best layout of a model on the mesh of a layout, within some seconds."""
+def best_layout(
+    file: str, model: str, mesh: str | None, target: str | None, budget: float, sources: EditorSources
+) -> dict[str, Any]:
+    """Return the record of a search for the best layout of a model on the mesh of a layout, within some seconds."""
+    from mtfc.driver.loading.choice import Choice
+    from mtfc.driver.options import SearchOptions
+    from mtfc.driver.searching.search import search
 
-    texts: Mapping[str, str]
-    file: str
-    model: str
-    mesh: str | None
-    target: str | None
-    budget: float
-
-    def answer(self, sources: EditorSources) -> dict[str, object]:
-        from mtfc.driver.loading.choice import Choice
-        from mtfc.driver.options import SearchOptions
-        from mtfc.driver.searching.search import search
-
-        choice = Choice(model=self.model, mesh=self.mesh)
-        return search(SearchOptions(self.file, choice, self.target, budget=self.budget), sources).record()
+    choice = Choice(model=model, mesh=mesh)
+    return search(SearchOptions(file, choice, target, budget=budget), sources).record()
 
 
-@attrs.frozen
-class ReportRequest:
-    """A question for the costs by line, the causes and the time of a step under a layout, as text."""
+def cost_report(file: str, layout: str | None, target: str | None, sources: EditorSources) -> str:
+    """Return the costs by line, the causes of collectives and the time of a step under a layout, as text."""
+    from mtfc.driver.cost import model_costs
+    from mtfc.driver.explain import explain
+    from mtfc.driver.loading.choice import Choice
+    from mtfc.driver.searching.search import DEFAULT_TARGET
+    from mtfc.driver.simulate import simulate
 
-    texts: Mapping[str, str]
-    file: str
-    layout: str | None
-    target: str | None
-
-    def answer(self, sources: EditorSources) -> str:
-        from mtfc.driver.cost import cost_text
-        from mtfc.driver.explain import explain_text
-        from mtfc.driver.loading.choice import Choice
-        from mtfc.driver.searching.search import DEFAULT_TARGET
-        from mtfc.driver.simulate import simulate
-
-        choice = Choice(layout=self.layout)
-        step = simulate(self.file, choice, self.target or DEFAULT_TARGET, sources)
-        texts = sources.with_library(step.files)
-        parts = (
-            cost_text(self.file, choice, sources),
-            explain_text(self.file, choice, sources),
-            step.report(texts),
-        )
-        return "\n".join(parts)
+    choice = Choice(layout=layout)
+    parts = (
+        model_costs(file, choice, sources),
+        explain(file, choice, sources),
+        simulate(file, choice, target or DEFAULT_TARGET, sources),
+    )
+    return "\n".join(each.report(sources.with_library()) for each in parts)
 
 
 @attrs.frozen
@@ -109,7 +73,7 @@ def answered(request: Request) -> object:
     from mtfc.compiler.search.found import NothingFits
 
     try:
-        return request.answer(EditorSources(OpenTexts(request.texts)))
+        return request.work(EditorSources(OpenTexts(request.texts)))
     except CompileError as error:
         return Failed(error.diagnostics[0].message if error.diagnostics else "the file has errors")
     except (UsageError, NothingFits) as error:

@@ -55,6 +55,11 @@ if TYPE_CHECKING:
     from mtfc.api import Compiled
 
 
+def graph(name: str) -> Graph:
+    """Return an empty graph, a model to build in Python: `with mtfc.graph("net") as g:`."""
+    return Graph(name)
+
+
 class Graph(GraphWriter):
     """A model that is built in Python.
 

@@ -17,7 +17,7 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.placements.placed_step import Attribution, PlacedStep, device_names, events, tracks
 from mtfc.placements.placement_search import PlacementSpace
 from mtfc.placements.simulator.evaluation import EvaluatedStrategy
-from mtfc.reports.source_lines import fitted, line_rows, nested
+from mtfc.reports.source_lines import fitted, line_rows, lines_json
 from mtfc.reports.step_report import replaced, seconds_text, trace
 from mtfc.reports.table import aligned, devices_text
 
@@ -61,11 +61,6 @@ class SimulatedPlacement:
         """The bytes of memory of this device."""
         return int(self.space.evaluator.tasks.room[self.step.fullest])
 
-    @property
-    def files(self) -> set[str]:
-        """The files whose lines the report shows."""
-        return {span.file for span in self.step.lines if span}
-
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
         return _record(self)
@@ -105,10 +100,7 @@ def _record(each: SimulatedPlacement) -> dict[str, Any]:
             {"device": i, **_named(each, i), "compute_seconds": float(seconds), "memory": int(memory)}
             for i, (seconds, memory) in enumerate(zip(step.computing, step.device_memory, strict=True))
         ],
-        "lines": [
-            {"file": file, "line": line, **_figures(sum(inside.values(), start=Attribution()))}
-            for (file, line), inside in nested(step.lines.items(), source_file([each.function])).items()
-        ],
+        "lines": lines_json(step.lines.items(), source_file([each.function]), _figures),
     }
 
 

@@ -1,21 +1,38 @@
-"""Costs as text, for `mtfc cost`: one layout by line of the file, and several layouts side by side."""
+"""Costs for `mtfc cost`: one layout by line of the file, several layouts side by side, formulas, and the JSON record.
+
+The first part of the formulas is Table 1 of the Mesh-TensorFlow paper, with the constant factors that the paper drops. For each
+layout it has the leading terms of computation, communication, their ratio, and memory per processor. The second part has the
+complete formulas. The paper's two layers are in the middle of a network, so the paper counts the gradient of their input. A
+training step needs that gradient only if a layer comes before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
-from typing import get_args
+from typing import Any, get_args
 
 import attrs
 
-from mtfc.compiler.cost.sizes import Amount, whole
-from mtfc.compiler.cost.volumes import Charge, PipelineCost, PlacedCost, SentVolume, grouped, total
+from mtfc.compiler.cost.sizes import Amount, FormulaSizes, whole
+from mtfc.compiler.cost.symbolic import Formula, formula, ratio
+from mtfc.compiler.cost.volumes import (
+    Charge,
+    CostTotals,
+    PipelineCost,
+    PlacedCost,
+    SentVolume,
+    grouped,
+    layout_cost,
+    total,
+)
 from mtfc.compiler.diagnostics import Span
-from mtfc.compiler.ir.core import Stage
+from mtfc.compiler.ir.core import Program, Stage
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.printer import bytes_text, layout_summary
 from mtfc.compiler.ir.types import Axes
-from mtfc.reports.source_lines import Line, fitted, line_of, place_text, source_text
+from mtfc.reports.source_lines import Line, fitted, line_of, place_json, place_text, source_text
 from mtfc.reports.table import aligned, count_text, flops_text, wrapped
 
 
@@ -203,3 +220,160 @@ def _bytes(amount: Amount) -> str:
 
 def _flops(amount: Amount) -> str:
     return flops_text(whole(amount))
+
+
+# Formulas
+
+
+@attrs.frozen
+class LayoutFormulas:
+    """The cost of a layout as formulas, and the values of the symbols in the file."""
+
+    cost: PlacedCost
+    values: dict[str, int]
+
+    @property
+    def flops(self) -> Formula:
+        return formula(total(self.cost.step).flops)
+
+    @property
+    def elements(self) -> Formula:
+        """The elements of all collectives' operands: the paper's "values all-reduced per processor"."""
+        return formula(total(self.cost.step).sent.elements)
+
+    @property
+    def bytes(self) -> dict[str, Formula]:
+        """The parts of the memory and their sum."""
+        return {name: formula(amount) for name, amount in self.cost.memory.parts().items()}
+
+    @property
+    def leading_ratio(self) -> str:
+        """The leading terms of the elements sent per FLOP."""
+        return ratio(self.elements.leading(), self.flops.leading())
+
+
+def formulas(program: Program) -> LayoutFormulas:
+    """Return the cost of a placed program in the names of its dimensions and mesh axes."""
+    assert program.mesh is not None, "only a placed program has a cost"
+    scale = FormulaSizes(program.dims.values(), program.mesh)
+    return LayoutFormulas(layout_cost(program, scale), scale.values)
+
+
+def formula_report(layouts: Sequence[LayoutFormulas]) -> str:
+    """Return Table 1 for the given layouts, then all terms."""
+    return (
+        "\n".join([*_leading(layouts), *(line for layout in layouts for line in _all_terms(layout))]) + "\n"
+    )
+
+
+def _leading(layouts: Sequence[LayoutFormulas]) -> Iterator[str]:
+    """Yield a section for each column of the paper's table: the formulas are too long for columns."""
+    yield "Leading terms, per device. Left out are terms whose dimensions are only a part of another term's."
+    sections: dict[str, Callable[[LayoutFormulas], str]] = {
+        "computation, in FLOPs": lambda layout: str(layout.flops.leading()),
+        "communication, in elements sent by collectives": lambda layout: str(layout.elements.leading()),
+        "communication / computation, in elements per FLOP": lambda layout: layout.leading_ratio,
+        "memory, in bytes": lambda layout: str(layout.bytes["total"].leading()),
+    }
+    width = max(len(layout.cost.layout.name) for layout in layouts)
+    for title, text in sections.items():
+        yield f"\n{title}"
+        for layout in layouts:
+            first, *more = _pieces(text(layout))
+            yield from wrapped([f"{layout.cost.layout.name:<{width}}  {first}", *more], width + 6)
+
+
+def _pieces(formula: str) -> list[str]:
+    """Return the terms of the text, each with its sign."""
+    return re.split(" (?=[+-] )", formula)
+
+
+def _all_terms(layout: LayoutFormulas) -> Iterator[str]:
+    yield ""
+    yield from heading(layout.cost)
+    memory = layout.bytes
+    rows = {"computation": layout.flops, "communication": layout.elements, "memory": memory.pop("total")}
+    for name, amount in {**rows, **{f"  {name}": part for name, part in memory.items()}}.items():
+        value = int(amount.evaluate(layout.values))
+        first, *more = _pieces(str(amount))
+        yield from wrapped([f"{name:<20}{value:>16,} = {first}", *more], 41)
+
+
+# JSON
+
+
+def costs_json(costs: Sequence[PlacedCost], formulas: Sequence[LayoutFormulas] = ()) -> dict[str, Any]:
+    """Return the costs of a model under at least one layout, with the formulas of the same layouts, if any."""
+    layouts = [layout_json(cost) for cost in costs]
+    for entry, symbolic in zip(layouts, formulas, strict=False):
+        entry["formulas"] = _formulas_json(symbolic)
+    return {"model": costs[0].model, "layouts": layouts}
+
+
+def layout_json(cost: PlacedCost) -> dict[str, Any]:
+    """Return the record of one layout on one mesh."""
+    return {
+        "layout": cost.layout.name,
+        "mesh": cost.mesh.sizes,
+        "devices": cost.mesh.devices,
+        "forward": _totals_json(total(cost.forward)),
+        "step": _totals_json(total(cost.step)),
+        "memory_per_device": {name: _number(amount) for name, amount in cost.memory.parts().items()},
+        "pipelines": [_pipeline_json(each) for each in cost.pipelines],
+        "loops_ended_by_data": [
+            {**place_json(span), "counted_iterations": number}
+            for span, number in cost.counted_iterations.items()
+        ],
+    }
+
+
+def _pipeline_json(each: PipelineCost) -> dict[str, Any]:
+    return {
+        "line": each.span.line if each.span else None,
+        "loop": each.loop,
+        "stages": each.stages,
+        "micro_batches": each.micro_batches,
+        "chunks": each.chunks,
+        "ticks": each.ticks,
+        "kept_bytes": _number(each.kept),
+    }
+
+
+def _totals_json(totals: CostTotals) -> dict[str, Any]:
+    """Return FLOPs and collectives, with all kinds of collectives, including those that do not occur."""
+    return {
+        "flops_per_device": _number(totals.flops),
+        "collectives": {kind: _sent_json(totals.collectives.get(kind, SentVolume())) for kind in KINDS},
+        "wire_bytes_per_device": _number(totals.sent.wire_bytes),
+    }
+
+
+def _sent_json(sent: SentVolume) -> dict[str, Any]:
+    return {
+        "count": sent.count,
+        "elements_per_device": _number(sent.elements),
+        "bytes_per_device": _number(sent.bytes),
+        "wire_bytes_per_device": _number(sent.wire_bytes),
+    }
+
+
+def _number(amount: Amount) -> int | float:
+    """Return an integer if the amount is whole: only bytes on the wire can be fractions."""
+    assert not isinstance(amount, Formula)
+    return int(amount) if amount == int(amount) else float(amount)
+
+
+def _formulas_json(layout: LayoutFormulas) -> dict[str, Any]:
+    """Return the formulas of a step, and their leading terms."""
+    memory = layout.bytes
+    return {
+        "flops_per_device": str(layout.flops),
+        "elements_per_device": str(layout.elements),
+        "memory_per_device": {name: str(amount) for name, amount in memory.items()},
+        "leading": {
+            "flops_per_device": str(layout.flops.leading()),
+            "elements_per_device": str(layout.elements.leading()),
+            "elements_per_flop": layout.leading_ratio,
+            "memory_per_device": str(memory["total"].leading()),
+        },
+    }

@@ -41,8 +41,10 @@ def paragraphs(
     diagnostics: Iterable[Diagnostic], sources: Mapping[str, str], color: bool = False
 ) -> list[str]:
     """Return the paragraph of each diagnostic."""
-    lines = {file: re.split(r"\r\n|\r|\n", text) for file, text in sources.items()}
-    return [_Renderer(diagnostic, lines, color).text() for diagnostic in diagnostics]
+    found = list(diagnostics)
+    files = {span.file for each in found for span in each.spans}
+    lines = {file: re.split(r"\r\n|\r|\n", sources[file]) for file in files if file in sources}
+    return [_Renderer(diagnostic, lines, color).text() for diagnostic in found]
 
 
 def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, object]]:

@@ -11,15 +11,13 @@ import attrs
 
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.sizes import whole
-from mtfc.compiler.cost.step_time import Seconds
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend.layouts.layout_text import PartText, rules_text
 from mtfc.meshes.multi_mesh_cost import MultiMeshCost, Travel
 from mtfc.meshes.multi_mesh_step import MultiMeshStep
-from mtfc.reports.cost_json import layout_json
-from mtfc.reports.cost_report import layout_report
-from mtfc.reports.source_lines import fitted, line_of, line_rows, nested, place_text
+from mtfc.reports.cost_report import layout_json, layout_report
+from mtfc.reports.source_lines import fitted, line_of, line_rows, lines_json, place_text
 from mtfc.reports.step_report import replaced, seconds_json, seconds_text, time_cells, trace
 from mtfc.reports.table import aligned
 
@@ -91,11 +89,6 @@ class SimulatedMeshes:
     def meshes(self) -> list[Mesh]:
         return [each.mesh for each in self.step.cost.meshes]
 
-    @property
-    def files(self) -> set[str]:
-        """The files whose lines the report shows."""
-        return {span.file for span in self.step.lines if span}
-
     def record(self) -> dict[str, Any]:
         """Return the keys of a layout's record that make sense for several meshes; see `docs/command.md`."""
         step, cost = self.step, self.step.cost
@@ -124,10 +117,7 @@ class SimulatedMeshes:
             ],
             "bytes_between_meshes": cost.between_meshes,
             "travels": [{**record, "link": each.link, "seconds": each.seconds} for record, each in travels],
-            "lines": [
-                {"file": file, "line": line, **seconds_json(sum(inside.values(), start=Seconds()))}
-                for (file, line), inside in nested(step.lines.items(), cost.file).items()
-            ],
+            "lines": lines_json(step.lines.items(), cost.file, seconds_json),
         }
 
     def report(self, texts: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.passes.fuse_attention import Reason
-from mtfc.reports.source_lines import Line, line_of, place_text, source_text
+from mtfc.reports.source_lines import Line, line_of, place_json, place_text, source_text
 from mtfc.reports.table import aligned
 
 NoKernel = tuple[Equation, str, str]
@@ -89,7 +89,7 @@ def separate_report(found: Sequence[Reason], own: str | None) -> str:
 
 def separate_json(found: Sequence[Reason]) -> list[dict[str, Any]]:
     """Return a record for each softmax between two dots that stays separate ops."""
-    return [{**_line("", each.eqn.span), "why": each.text} for each in found]
+    return [{**place_json(each.eqn.span), "why": each.text} for each in found]
 
 
 def kernels_report(found: Sequence[NoKernel], own: str | None) -> str:
@@ -104,7 +104,7 @@ def kernels_json(found: Sequence[NoKernel]) -> list[dict[str, Any]]:
     """Return a record for each line of attention that a kind of device computes without a kernel."""
     by_line = {(line_of(eqn.span), device, text): eqn for eqn, device, text in found}
     return [
-        {**_line("", eqn.span), "device": device, "why": text} for (_, device, text), eqn in by_line.items()
+        {**place_json(eqn.span), "device": device, "why": text} for (_, device, text), eqn in by_line.items()
     ]
 
 
@@ -117,16 +117,12 @@ def provenance_json(found: Sequence[SentArray]) -> list[dict[str, Any]]:
             "bytes_per_device": each.bytes,
             "count": each.times,
             "stage": each.stage,
-            **_line("", each.span),
-            "used": _line("", each.used),
+            **place_json(each.span),
+            "used": place_json(each.used),
             "causes": [
-                {"rule": str(cause.rule), "dim": cause.rule.dim, "what": cause.what, **_line("", cause.span)}
+                {"rule": str(cause.rule), "dim": cause.rule.dim, "what": cause.what, **place_json(cause.span)}
                 for cause in each.causes
             ],
         }
         for each in found
     ]
-
-
-def _line(prefix: str, span: Span | None) -> dict[str, Any]:
-    return {f"{prefix}file": span.file if span else None, f"{prefix}line": span.line if span else None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -11,7 +11,7 @@ from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.volumes import PlacedCost
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.reports.source_lines import fitted, line_rows
+from mtfc.reports.source_lines import fitted, line_rows, place_json
 from mtfc.reports.table import count_text, flops_text
 
 
@@ -40,11 +40,6 @@ class Recomputation:
     machine: str | None
     without: PlacedCost
     within: PlacedCost
-
-    @property
-    def files(self) -> Iterator[str]:
-        """The files whose lines the report shows."""
-        return (span.file for span, _ in self.lines() if span)
 
     def lines(self) -> list[tuple[Span | None, KeptLine]]:
         """Return the figures of each place where the limit keeps something, or changed something."""
@@ -111,8 +106,7 @@ def recompute_json(found: Recomputation) -> dict[str, Any]:
 
 def _line(span: Span | None, line: KeptLine) -> dict[str, Any]:
     return {
-        "file": span.file if span else None,
-        "line": span.line if span else None,
+        **place_json(span),
         "kept_bytes": line.kept,
         "saved_bytes": line.saved,
         "added_flops": line.flops,

@@ -55,6 +55,33 @@ def line_rows(
             yield [place_text(place, own), f"  {source_text(place, texts)}", *cells(each)]
 
 
+def lines_json(
+    figures: Iterable[tuple[Span | None, Figure]],
+    own: str | None,
+    json: Callable[[Figure], Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """Return a record for each line of the user's file, with the JSON of its figures."""
+    lines = nested(figures, own).items()
+    return [
+        {"file": file, "line": number, **json(reduce(add, inside.values()))}
+        for (file, number), inside in lines
+    ]
+
+
+def place_json(span: Span | None) -> dict[str, Any]:
+    """Return the file and the line of a place in a record; None for what the compiler has added."""
+    return {"file": span.file if span else None, "line": span.line if span else None}
+
+
+def chain_of(span: Span | None) -> list[Span]:
+    """Return a place and the calls that led there, the innermost first."""
+    found = []
+    while span is not None:
+        found.append(span)
+        span = span.call
+    return found
+
+
 def place_text(line: Line, own: str | None) -> str:
     """Return the number of a line, with the file if it is not the user's own."""
     file, number = line

@@ -14,7 +14,7 @@ from mtfc.compiler.cost.step_time import COMPUTE, Event, Seconds, StepTime
 from mtfc.compiler.cost.volumes import PlacedCost
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.reports.cost_report import heading
-from mtfc.reports.source_lines import fitted, line_rows, nested
+from mtfc.reports.source_lines import fitted, line_rows, lines_json
 from mtfc.reports.table import aligned
 
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
@@ -28,11 +28,6 @@ class SimulatedLayout:
     step: StepTime
     hardware: Hardware
     servers: int = 0
-
-    @property
-    def files(self) -> set[str]:
-        """The files whose lines the report shows."""
-        return {span.file for span in self.step.lines if span}
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record."""
@@ -131,10 +126,7 @@ def step_json(cost: PlacedCost, step: StepTime, hardware: Hardware) -> dict[str,
         "memory_per_device": {name: whole(amount) for name, amount in cost.memory.parts().items()},
         "memory_of_device": int(hardware.device.memory),
         "fits": fits(cost, hardware),
-        "lines": [
-            {"file": file, "line": number, **seconds_json(sum(inside.values(), start=Seconds()))}
-            for (file, number), inside in nested(step.lines.items(), cost.file).items()
-        ],
+        "lines": lines_json(step.lines.items(), cost.file, seconds_json),
     }
 
 

@@ -10,7 +10,7 @@ from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.volumes import Charge, charges, grouped, layout_cost, total
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.parser import read_program
-from mtfc.reports.cost_json import costs_json
+from mtfc.reports.cost_report import costs_json
 
 HEAD = """\
 program m

@@ -16,10 +16,8 @@ from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.frontend.hardware_targets import find_hardware
-from mtfc.reports.cost_json import costs_json
-from mtfc.reports.cost_report import comparison, layout_report
+from mtfc.reports.cost_report import comparison, costs_json, formulas, layout_report
 from mtfc.reports.difference import FIGURES, ComparedLayout, differences
-from mtfc.reports.formula_report import formulas
 from tests.generators.programs import Generated, programs
 from tests.harness import FILE, load, lowered
 from tests.properties.campaign import holds_for

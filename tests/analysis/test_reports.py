@@ -14,9 +14,7 @@ import pytest
 from mtfc.compiler.cost.volumes import layout_cost
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import lower
-from mtfc.reports.cost_json import costs_json
-from mtfc.reports.cost_report import comparison, layout_report
-from mtfc.reports.formula_report import formula_report, formulas
+from mtfc.reports.cost_report import comparison, costs_json, formula_report, formulas, layout_report
 from mtfc.reports.table import aligned, count_text, flops_text, shortened, wrapped
 from tests.harness import FILE, load
 
@@ -66,8 +64,6 @@ def test_costs_need_neither_numpy_nor_jax_nor_sympy() -> None:
     script = """
 import sys
 from mtfc.compiler.cost import volumes
-from mtfc.reports import cost_json
-from mtfc.reports import formula_report
 from mtfc.reports import cost_report
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.passes.pipelines import lower
@@ -77,8 +73,8 @@ from mtfc.frontend.syntax.parser import parse
 module = elaborate(parse(open("examples/two_layer.mtf").read(), "f", Diagnostics()), Diagnostics())
 programs = [lower(module.programs[0], layout.mesh, layout.layout) for layout in module.layouts]
 costs = [volumes.layout_cost(program) for program in programs]
-formulas = [formula_report.formulas(program) for program in programs]
-cost_report.comparison(costs), formula_report.formula_report(formulas), cost_json.costs_json(costs, formulas)
+formulas = [cost_report.formulas(program) for program in programs]
+cost_report.comparison(costs), cost_report.formula_report(formulas), cost_report.costs_json(costs, formulas)
 print(*sorted({"numpy", "jax", "scipy", "sympy", "rich"} & sys.modules.keys()))
 """
     root = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.passes.pipelines import lower
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.syntax.parser import parse
-from mtfc.reports.formula_report import LayoutFormulas, formula_report, formulas
+from mtfc.reports.cost_report import LayoutFormulas, formula_report, formulas
 from tests.harness import FILE, lowered
 
 SOURCE = (Path(__file__).parents[2] / "examples" / "two_layer.mtf").read_text("utf-8")

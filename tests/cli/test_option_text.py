@@ -34,7 +34,7 @@ WITHOUT_OPTION = {"choice", "chains", "hosts", "generation", "exact"}
 
 def parsed(module: object, arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    module.add_arguments(parser)  # type: ignore[attr-defined]
+    command.add_arguments(module, parser)  # type: ignore[arg-type]
     return parser.parse_args(arguments)
 
 
@@ -60,7 +60,7 @@ def test_groups_of_options_have_their_defaults() -> None:
 def test_a_number_or_choice_that_the_help_calls_the_default_is_it(name: str) -> None:
     """Options of the search for placements alone are None: the record says which of them are given."""
     parser = argparse.ArgumentParser()
-    command._subcommand(name).add_arguments(parser)
+    command.add_arguments(command._subcommand(name), parser)
     for action in parser._actions:
         said = re.search(r"\(default: ([\w.]+)\)", action.help or "")
         of_chains = action.dest in {field.name for field in attrs.fields(ChainOptions)} and name == "search"

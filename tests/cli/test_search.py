@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
+from mtfc.cli import command
 from mtfc.cli import search as search_command
 from mtfc.compiler.search.per_equation import per_equation_search as tiling_search
 from mtfc.compiler.search.solver import solver_search
@@ -833,5 +834,5 @@ def test_written_layouts_cause_no_warning(mtfc: Mtfc, space: str) -> None:
 
 def test_the_driver_has_the_defaults_of_the_command() -> None:
     parser = argparse.ArgumentParser()
-    search_command.add_arguments(parser)
+    command.add_arguments(search_command, parser)
     assert search_command._options(parser.parse_args(["model.mtf"])) == SearchOptions("model.mtf")

@@ -12,7 +12,7 @@ import pytest
 from lsprotocol import types as lsp
 
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.driver.cost import cost_record
+from mtfc.driver.cost import model_costs
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.simulate import simulate
@@ -150,7 +150,7 @@ def test_lines_above_models_and_layouts(editor: Editor, two_layer: str) -> None:
     """The figures are those of `mtfc cost` and `mtfc simulate`."""
     found = editor.ask(lsp.TEXT_DOCUMENT_CODE_LENS, two_layer)
     by_line = {each.range.start.line + 1: each.command.title for each in found}
-    record = cost_record(str(TWO_LAYER), Choice(), Sources())
+    record = model_costs(str(TWO_LAYER), Choice(), Sources()).record()
     for i, layout in enumerate(record["layouts"]):
         sent = sum(each["bytes_per_device"] for each in layout["step"]["collectives"].values())
         memory = layout["memory_per_device"]["total"]

@@ -11,12 +11,12 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from pygments.token import Error
+from pygments.token import Error, string_to_tokentype
 
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.editor import textmate
-from mtfc.editor.pygments_lexer import TYPES, MtfLexer
-from mtfc.editor.token_kinds import JOINING, LEADING, TokenKind, classified, keywords
+from mtfc.editor.pygments_lexer import MtfLexer
+from mtfc.editor.token_kinds import HIGHLIGHTS, JOINING, LEADING, TokenKind, classified, keywords
 from mtfc.frontend.syntax.brackets import arrange
 from mtfc.frontend.syntax.lexer import COMMENT, END, RESERVED, SEPARATOR, WORD, lex
 from mtfc.frontend.syntax.parser import _Parser
@@ -146,7 +146,11 @@ def test_pygments_keeps_every_character(text: str) -> None:
 def test_pygments_lexes_every_file(path: Path) -> None:
     text = path.read_text("utf-8")
     found = [(type, part) for type, part in MtfLexer().get_tokens(text) if part.strip()]
-    wanted = [(TYPES[kind], token.text) for token, kind in classified(text) if kind is not None]
+    wanted = [
+        (string_to_tokentype(HIGHLIGHTS[kind].pygments), token.text)
+        for token, kind in classified(text)
+        if kind is not None
+    ]
     assert found == wanted
     assert Error not in {type for type, _ in found}
 

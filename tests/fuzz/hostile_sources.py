@@ -222,7 +222,7 @@ def check_text_of(text: str) -> float:
     found = check_source("hostile.mtf", Choice(), sources)
     from mtfc.reports.diagnostic_text import render
 
-    render(found, sources.around(found))
+    render(found, sources.with_library())
     return time.process_time() - start
 
 

@@ -416,7 +416,7 @@ class Plan:
     def cost(self) -> LayoutCost:
         """Return the computation, communication and memory of one device, as `mtfc cost --format json` does."""
         from mtfc.compiler.cost.volumes import layout_cost
-        from mtfc.reports.cost_json import costs_json
+        from mtfc.reports.cost_report import costs_json
 
         return costs_json([layout_cost(self.program, device=self._device)])["layouts"][0]  # type: ignore[no-any-return]
 
@@ -464,11 +464,13 @@ class Plan:
 
         For a plan that a search has found, also the next best plan of the search, with its price and the lines that differ.
         """
-        from mtfc.driver.explained_layout import explained_layout
+        from mtfc.driver.explain import explained_layout
 
         found = explained_layout(self.imported.program, self.case, self.program)
         parts = [
-            found.text(_texts_of(found.files)),
+            found.report(
+                _texts([*(each.span for each in found.sent), *(each.span for each in found.cost.step)])
+            ),
             *(f"{each}\n" for each in (*self.unsaid, *idle_note(self.idle_axes), *self.known_faults)),
             self._runner_up(),
         ]

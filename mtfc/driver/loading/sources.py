@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import attrs
 
@@ -16,6 +17,18 @@ STDIN = "<stdin>"
 def known_as(path: str) -> str:
     """Return the name that diagnostics give a file."""
     return STDIN if path == STANDARD else path
+
+
+class Result(Protocol):
+    """A result of a command: a record, and a report that shows source lines."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        ...
+
+    def report(self, texts: Mapping[str, str]) -> str:
+        """Return the report; `texts` holds each file's text by name."""
+        ...
 
 
 class Sources:
@@ -50,22 +63,18 @@ class Sources:
         self.texts["<--set>"] = "\n".join(choice.settings)
         self.texts["<--dim>"] = "\n".join(f"{name}={size}" for name, size in choice.dims.items())
 
-    def with_library(self, files: Iterable[str]) -> dict[str, str]:
-        """Return all texts, and the texts of those of the given files that belong to the library."""
+    def with_library(self) -> dict[str, str]:
+        """Return all texts, and those of the library."""
         from mtfc.frontend.semantics.names import standard_library
 
-        return self.texts | standard_library.texts(set(files))
-
-    def around(self, diagnostics: Iterable[Diagnostic]) -> dict[str, str]:
-        """Return all texts, with the texts of library files that the diagnostics point into."""
-        return self.with_library(span.file for each in diagnostics for span in each.spans)
+        return self.texts | standard_library.texts()
 
     def shown(self, diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
         """Return the diagnostics, each with the paragraph that the command shows for it, as far as it shows them."""
         from mtfc.reports.diagnostic_text import paragraphs
 
         found = list(diagnostics)
-        texts = paragraphs(found[:MOST], self.around(found))
+        texts = paragraphs(found[:MOST], self.with_library())
         shown = [
             attrs.evolve(each, text=text.removesuffix("\n")) for each, text in zip(found, texts, strict=False)
         ]

@@ -27,10 +27,11 @@ CLOSERS = PARENTHESES | {"LBRACE": "RBRACE"}
 CLOSING_TEXT = {"(": ")", "[": "]", "{": "}"}
 KINDS = {")": "RPAR", "]": "RSQB", "}": "RBRACE"}
 QUOTES = ('"', "'")
-# Declarations that stand in no braces; `dim` may, in a function.
-DECLARATIONS = frozenset(
-    ("fn", "hardware", "import", "layout", "mesh", "model", "optimizer", "placement", "train")
-)
+# Words that begin declarations. These stand in no braces; `dim` may, in a function.
+DECLARATIONS = (
+    "import", "dim", "mesh", "layout", "placement", "hardware", "model", "fn", "optimizer", "train"
+)  # fmt: skip
+IN_NO_BRACES = frozenset(DECLARATIONS) - {"dim"}
 # A line inside a bracket goes on if it ends in one of these.
 UNFINISHED = frozenset(
     ("COMMA", "ARROW", "EQUAL", "COLON", "OPERATOR", "STAR", "MINUS", "AND", "OR", "NOT", *CLOSERS)
@@ -134,7 +135,7 @@ class _Matcher:
                 self._abandon(index, PARENTHESES)
 
     def _starts_declaration(self, index: int) -> bool:
-        begins = self.tokens[index].text in DECLARATIONS and self.tokens[index + 1].kind in ("NAME", WORD)
+        begins = self.tokens[index].text in IN_NO_BRACES and self.tokens[index + 1].kind in ("NAME", WORD)
         return (
             begins and self.tokens[index + 2].kind != "PATTERN"
         )  # `optimizer for "*.bias" = ...` is no declaration

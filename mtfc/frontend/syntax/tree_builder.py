@@ -15,7 +15,7 @@ from typing import Any, TypeGuard, TypeVar
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span, nearest
 from mtfc.compiler.records import frozen
 from mtfc.frontend.syntax import ast, precedence, syntax_errors
-from mtfc.frontend.syntax.ast import children
+from mtfc.frontend.syntax.ast import children, walk
 from mtfc.frontend.syntax.bound_names import bound
 from mtfc.frontend.syntax.brackets import NESTING_LIMIT
 from mtfc.frontend.syntax.lexer import Token
@@ -38,6 +38,25 @@ TUPLES = frozenset(
 )
 
 
+def _filling(node: type[ast.Node]) -> Callable[..., ast.Node]:
+    """Return the class, whose lists and flags that a text leaves out are empty and false."""
+    fields = [str(kind) for kind in vars(node).get("__annotations__", {}).values()]
+    lists = [number for number, kind in enumerate(fields) if kind.startswith("tuple[")]
+    flags = [number for number, kind in enumerate(fields) if kind == "bool"]
+    if not lists and not flags:
+        return node
+
+    def make(span: Span, *values: Any) -> ast.Node:
+        given = list(values)
+        for number in lists:
+            given[number] = given[number] or ()
+        for number in flags:
+            given[number] = given[number] is not None
+        return node(span, *given)
+
+    return make
+
+
 class KeyedEntry(ast.Node):
     """An entry of a `train` block, such as `minimize loss` or `key = value`, or a section `key: { rules }` of a layout."""
 
@@ -52,7 +71,7 @@ class TreeBuilder:
     def maker(self, rule: str) -> Callable[..., Any]:
         """Return the function that makes the value of a rule from a span and the children."""
         found: Callable[..., Any] | None = getattr(self, rule, None)
-        return found or getattr(ast, "".join(part.capitalize() for part in rule.split("_")))
+        return found or _filling(getattr(ast, "".join(part.capitalize() for part in rule.split("_"))))
 
     # Expressions
 
@@ -99,7 +118,7 @@ class TreeBuilder:
         scope: ast.Name | None,
         shared: ast.Name | None,
     ) -> ast.Call:
-        keywords = tuple(item for item in arguments if isinstance(item, ast.Keyword))
+        keywords = _only(arguments, ast.Keyword)
         positional = tuple(item for item in arguments if not isinstance(item, ast.Keyword))
         errors = [*_misplaced(arguments), *_repeated((k.name.text, k) for k in keywords)]
         if errors:
@@ -113,30 +132,12 @@ class TreeBuilder:
     ) -> ast.Broken:
         """Make a statement with a syntax error: `tokens` do not parse, and `body` is the block after a broken head."""
         names = frozenset(token.text for token in tokens if token.text.isidentifier())
+        known = (node.text for each in body or () for node in walk(each) if isinstance(node, ast.Name))
         inside = (name.text for statement in body or () for name in bound(statement))
-        return ast.Broken(span, names.union(_names(body or ())), frozenset((*_targets(tokens), *inside)))
+        return ast.Broken(span, names.union(known), frozenset((*_targets(tokens), *inside)))
 
     def entry(self, span: Span, key: Token | ast.Name, value: object) -> KeyedEntry:
         return KeyedEntry(span, key, value)
-
-    def repeat(
-        self,
-        span: Span,
-        dim: ast.Name,
-        checkpoint: Token | None,
-        slices: tuple[ast.SliceBinding, ...] | None,
-        condition: ast.Expr | None,
-        body: tuple[ast.Statement, ...],
-    ) -> ast.Repeat:
-        return ast.Repeat(span, dim, checkpoint is not None, slices or (), condition, body)
-
-    def fn_decl(
-        self, span: Span, name: ast.Name, generics: tuple[ast.Name, ...] | None, *rest: Any
-    ) -> ast.FnDecl:
-        return ast.FnDecl(span, name, generics or (), *rest)
-
-    def every(self, span: Span, star: Token) -> ast.Every:
-        return ast.Every(span)
 
     def layout_on_for(
         self,
@@ -156,17 +157,11 @@ class TreeBuilder:
         mesh: ast.Name | None,
         entries: tuple[ast.Node, ...],
     ) -> ast.LayoutDecl | ast.Broken:
-        forms = _by_key(entries, (*STORED, "forms"), "a layout").get("forms")
-        rules, params, optimizer = _rules_of([each for each in entries if each is not forms], "a layout")
-        if any(isinstance(entry, ast.Broken) for entry in entries):
+        forms, rules = _rules_of(entries, "a layout")
+        if _is_broken(entries):
             return ast.Broken(span, frozenset((name.text,)))
-        values = tuple(entry for entry in entries if isinstance(entry, ast.ValueRules))
-        allows = tuple(entry for entry in entries if isinstance(entry, ast.Allow))
-        pipelines = tuple(entry for entry in entries if isinstance(entry, ast.PipelineRule))
-        parts = tuple(entry for entry in entries if isinstance(entry, ast.PartRules))
-        chosen = ast.FormSet(forms.span, forms.value) if forms else None
-        more = values, pipelines, parts, chosen, allows
-        return ast.LayoutDecl(span, name, models or (), mesh, rules, params, optimizer, *more)
+        more = (*rules, _only(entries, ast.PartRules), forms, _only(entries, ast.Allow))
+        return ast.LayoutDecl(span, name, models or (), mesh, *more)
 
     def part(
         self,
@@ -175,49 +170,27 @@ class TreeBuilder:
         mesh: ast.Name,
         entries: tuple[ast.Node, ...],
     ) -> ast.PartRules | ast.Broken:
-        forms = _by_key(entries, (*STORED, "forms"), "a part").get("forms")
-        rules, params, optimizer = _rules_of([each for each in entries if each is not forms], "a part")
-        if any(isinstance(entry, ast.Broken) for entry in entries):
+        forms, rules = _rules_of(entries, "a part")
+        if _is_broken(entries):
             return ast.Broken(span, frozenset())
-        values = tuple(entry for entry in entries if isinstance(entry, ast.ValueRules))
-        pipelines = tuple(entry for entry in entries if isinstance(entry, ast.PipelineRule))
-        misplaced = [entry for entry in entries if isinstance(entry, ast.PartRules | ast.Allow)]
-        chosen = [ast.FormSet(forms.span, forms.value)] if forms else []
-        more = values, pipelines, (*chosen, *misplaced)
-        return ast.PartRules(span, paths, mesh, rules, params, optimizer, *more)
-
-    def pipeline(
-        self, span: Span, loop: ast.DimName, checkpoint: Token | None, cuts: tuple[ast.Degree, ...]
-    ) -> ast.PipelineRule:
-        return ast.PipelineRule(span, loop, checkpoint is not None, cuts)
-
-    def operator_placement(
-        self,
-        span: Span,
-        path: ast.Name | ast.Path,
-        indices: tuple[ast.Expr, ...] | None,
-        degrees: tuple[ast.Degree, ...],
-        devices: tuple[ast.DeviceSet, ...] | None,
-    ) -> ast.OperatorPlacement:
-        return ast.OperatorPlacement(span, path, indices or (), degrees, devices or ())
+        misplaced = (*([forms] if forms else ()), *_only(entries, ast.PartRules | ast.Allow))
+        more = (*rules, misplaced)
+        return ast.PartRules(span, paths, mesh, *more)
 
     def placement_decl(
         self, span: Span, name: ast.Name, devices: ast.Expr, entries: tuple[ast.Node, ...]
     ) -> ast.PlacementDecl | ast.Broken:
-        if any(isinstance(entry, ast.Broken) for entry in entries):
+        if _is_broken(entries):
             return ast.Broken(span, frozenset((name.text,)))
-        operators = tuple(entry for entry in entries if isinstance(entry, ast.OperatorPlacement))
-        return ast.PlacementDecl(span, name, devices, operators)
+        return ast.PlacementDecl(span, name, devices, _only(entries, ast.OperatorPlacement))
 
     def hardware_decl(
         self, span: Span, name: ast.Name, entries: tuple[ast.Node, ...]
     ) -> ast.HardwareDecl | ast.Broken:
-        if any(isinstance(entry, ast.Broken) for entry in entries):
+        if _is_broken(entries):
             return ast.Broken(span, frozenset((name.text,)))
-        figures = tuple(entry for entry in entries if isinstance(entry, ast.HardwareFigure))
-        links = tuple(entry for entry in entries if isinstance(entry, ast.LinkDecl))
-        devices = tuple(entry for entry in entries if isinstance(entry, ast.DeviceDecl))
-        return ast.HardwareDecl(span, name, figures, devices, links)
+        of_each = (_only(entries, kind) for kind in (ast.HardwareFigure, ast.DeviceDecl, ast.LinkDecl))
+        return ast.HardwareDecl(span, name, *of_each)
 
     def device_range(self, span: Span, token: Token) -> ast.DeviceRange:
         first, last = (ast.Int(span, _integer(digits, span)) for digits in token.text.split(".."))
@@ -235,7 +208,7 @@ class TreeBuilder:
         settings = _by_key(
             (entry for entry in entries if not _is_report(entry)), SETTINGS, "a train block", GROUPS
         )
-        if any(isinstance(entry, ast.Broken) for entry in entries):
+        if _is_broken(entries):
             return ast.Broken(span, frozenset())
         errors = [
             _unfit(entry) for key, entry in settings.items() if _is_precision(entry) != (key == "precision")
@@ -247,8 +220,7 @@ class TreeBuilder:
         values: dict[str, Any] = dict.fromkeys(SETTINGS)
         values.update((key, entry.value) for key, entry in settings.items())
         values["report"] = tuple(name for entry in reports for name in entry.value) or None
-        groups = tuple(entry for entry in entries if isinstance(entry, ast.OptimizerFor | ast.Frozen))
-        return ast.TrainDecl(span, model, **values, groups=groups)
+        return ast.TrainDecl(span, model, **values, groups=_only(entries, ast.OptimizerFor | ast.Frozen))
 
 
 def _targets(tokens: Sequence[Token]) -> Iterator[str]:
@@ -262,15 +234,6 @@ def _targets(tokens: Sequence[Token]) -> Iterator[str]:
     for index, text in enumerate(texts):
         if text == "=":
             yield from (each for each in texts[max(index - 2, 0) : index] if each.isidentifier())
-
-
-def _names(nodes: Iterable[ast.Node]) -> Iterator[str]:
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Name):
-            yield node.text
-        waiting += children(node)
 
 
 def _integer(digits: str, span: Span) -> int:
@@ -313,17 +276,29 @@ def _unnamed(entry: KeyedEntry) -> Diagnostic:
 FROZEN = 'write `frozen "head.*"`, with a pattern for the names of parameters'
 
 
-def _rules_of(
-    entries: Iterable[ast.Node], where: str
-) -> tuple[tuple[ast.SplitRule, ...], ast.RuleSet | None, ast.RuleSet | None]:
-    """Return the rules for values among entries, and the sections `params` and `optimizer`. Raises `CompileError`."""
-    keyed = _by_key(entries, STORED, where)
+def _is_broken(entries: Iterable[ast.Node]) -> bool:
+    return any(isinstance(entry, ast.Broken) for entry in entries)
+
+
+def _only(entries: Iterable[ast.Node], kind: Any) -> tuple[Any, ...]:
+    """Return the entries of a class, or of several."""
+    return tuple(entry for entry in entries if isinstance(entry, kind))
+
+
+def _rules_of(entries: Iterable[ast.Node], where: str) -> tuple[ast.FormSet | None, Any]:
+    """Return the forms, and the rules: for values, of the sections `params` and `optimizer`, for single values, of pipelines.
+
+    Raises `CompileError`.
+    """
+    keyed = _by_key(entries, (*STORED, "forms"), where)
+    forms = keyed.pop("forms", None)
     figures = (each for entry in keyed.values() for each in entry.value if isinstance(each, ast.FormFigure))
     if errors := [_no_axis(each) for each in figures]:
         raise CompileError(errors)
-    rules = tuple(entry for entry in entries if isinstance(entry, ast.SplitRule))
     stored = {key: ast.RuleSet(entry.span, entry.value) for key, entry in keyed.items()}
-    return rules, stored.get("params"), stored.get("optimizer")
+    rules = _only(entries, ast.SplitRule), *map(stored.get, STORED)
+    single = _only(entries, ast.ValueRules), _only(entries, ast.PipelineRule)
+    return ast.FormSet(forms.span, forms.value) if forms else None, (*rules, *single)
 
 
 def _by_key(

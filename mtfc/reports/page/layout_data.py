@@ -10,7 +10,6 @@ and files are numbers of entries of `texts`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import isfinite
 from typing import Any
 
 import attrs
@@ -33,10 +32,11 @@ from mtfc.compiler.ir.ops.collectives import axes_of, kind_of
 from mtfc.compiler.ir.printer import layout_summary
 from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 from mtfc.compiler.passes.fuse_attention import Reason
-from mtfc.reports.cost_json import costs_json
+from mtfc.reports.array_summary import finite
+from mtfc.reports.cost_report import costs_json
 from mtfc.reports.page.what_if import formulas_json, sizes_json
 from mtfc.reports.provenance_report import provenance_json, separate_json
-from mtfc.reports.source_lines import Line, line_of
+from mtfc.reports.source_lines import Line, chain_of, line_of
 from mtfc.reports.step_report import SimulatedLayout
 
 FORMAT = 1
@@ -126,17 +126,13 @@ def target_json(hardware: Hardware) -> dict[str, Any]:
         "name": hardware.name,
         "memory": device.memory,
         "flops": {dtype: rate.peak for dtype, rate in device.flops.items()},
-        "bandwidth": finite_or_none(device.bandwidth.peak),
+        "bandwidth": finite(device.bandwidth.peak),
         "caveat": " ".join(hardware.caveat).strip(),
         "links": [
             {"name": link.name, "kind": link.kind, "sizes": list(link.sizes), "bandwidth": link.peak}
             for link in hardware.links
         ],
     }
-
-
-def finite_or_none(number: float) -> float | None:
-    return number if isfinite(number) else None
 
 
 def _layout(each: ReportedLayout, cost: PlacedCost, hardware: Hardware, texts: Texts) -> dict[str, Any]:
@@ -235,11 +231,7 @@ def named_array(
 
 def _own_lines(span: Span | None, own: str | None) -> list[int]:
     """Return the lines of the user's file that led to a place, the innermost call first."""
-    found = []
-    while span is not None:
-        found += [span.line] if span.file == own else []
-        span = span.call
-    return found
+    return [each.line for each in chain_of(span) if each.file == own]
 
 
 def _with_trips(function: Function, times: int = 1) -> Iterator[tuple[Equation, int]]:

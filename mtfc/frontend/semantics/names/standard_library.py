@@ -7,7 +7,7 @@ each declaration begins in the first column; so a module can be divided into dec
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,10 +72,9 @@ def file_of(module: str) -> str:
     return f"{SHOWN}{module}.mtf"
 
 
-def texts(files: Iterable[str]) -> dict[str, str]:
-    """Return the texts of the files that belong to the library."""
-    found = {file: text(Path(file).stem) for file in files if file.startswith(SHOWN)}
-    return {file: each for file, each in found.items() if each is not None}
+def texts() -> dict[str, str]:
+    """Return the texts of all modules by the names of their files."""
+    return {file_of(module): text(module) or "" for module in modules()}
 
 
 @cache
