@@ -480,19 +480,15 @@ def verified(
         exact,
         budget,
         step,
+        all_sizes,
     )
     if budget is not None:
         seconds_option("budget", budget)
     one_of("backend", backend or "numpy", tuple(BACKENDS))
     one_of("dtype", dtype or "f32", ("f32", "f64"))
     number_option("seed", seed, 0, 2**32 - 1)
-    if all_sizes:
-        from mtfc.driver.verification.all_sizes import verify_all_sizes
-
-        with _showing(sources := Sources()):
-            return cast("Verification", verify_all_sizes(options, sources).record())
     # `verify` raises the precision of JAX's dots for the whole process
-    kept = nullcontext() if backend == "numpy" else setting_kept("jax_default_matmul_precision")
+    kept = nullcontext() if backend == "numpy" or all_sizes else setting_kept("jax_default_matmul_precision")
     with kept, _showing(sources := Sources()):
         return cast("Verification", verify(options, sources).record())
 

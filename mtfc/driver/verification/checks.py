@@ -41,15 +41,14 @@ START = "from mtfc.driver.verification.checks import serve; serve()"
 
 @attrs.frozen
 class Check:
-    """A check of a model. what: its name, for the terminal. run: yields its results.
+    """A check. what: its name, for the terminal. run: yields its results. seconds: its time.
 
-    ended: makes a result from the reason why the check was skipped, or else has failed. seconds: its time.
+    blank: a result that gets the reason why the check was `skipped`, or has `failed`.
     """
 
-    model: str
     what: str
     run: Callable[[], Iterable[Any]]
-    ended: Callable[[str | None, str | None], Any]
+    blank: Any
     seconds: float = LEAST_SECONDS
 
 
@@ -131,15 +130,17 @@ def _results_of(
         elif isinstance(message, BaseException):
             raise message
         elif isinstance(message, _Death):
-            yield check.ended(None, message.reason)
+            yield attrs.evolve(check.blank, failed=message.reason)
             return number + 1
         elif message is not None:
             yield message[0]
         elif until is None:
-            yield check.ended(None, f"did not end in {seconds:.0f} s: a budget gives more time")
+            reason = f"did not end in {seconds:.0f} s: a budget gives more time"
+            yield attrs.evolve(check.blank, failed=reason)
             return number + 1
         else:
-            yield from (each.ended(f"the budget of {budget:g} s is over", None) for each in checks[number:])
+            reason = f"the budget of {budget:g} s is over"
+            yield from (attrs.evolve(each.blank, skipped=reason) for each in checks[number:])
             return len(checks)
     return number
 
