@@ -222,9 +222,20 @@ def verify(
     """
     from mtfc.api import choice_of, verified
 
-    choice = choice_of(model, layout, mesh, dims, set, passes, memory)
-    given = backend, dtype, data, params, params_partial, seed, exact, budget, step
-    return verified(path, choice, *given, all_sizes)
+    return verified(
+        path,
+        choice_of(model, layout, mesh, dims, set, passes, memory),
+        data=data,
+        params=params,
+        backend=backend,
+        dtype=dtype,
+        params_partial=params_partial,
+        seed=seed,
+        exact=exact,
+        budget=budget,
+        step=step,
+        all_sizes=all_sizes,
+    )
 
 
 @public

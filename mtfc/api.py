@@ -451,44 +451,22 @@ def reported(path: PathOption, choice: Choice, target: PathOption | None, search
 
 
 def verified(
-    file: PathOption,
-    choice: Choice,
-    backend: str | None,
-    dtype: str | None,
-    data: PathOption | None,
-    params: PathOption | None,
-    params_partial: bool,
-    seed: int,
-    exact: bool,
-    budget: float | None,
-    step: bool,
-    all_sizes: bool,
+    file: PathOption, choice: Choice, *, data: PathOption | None, params: PathOption | None, **others: Any
 ) -> Verification:
     """Return the record of `mtfc verify`. Raises `CompileError`, `UsageError` and `Unavailable`."""
     from mtfc.backends.common.devices import setting_kept
     from mtfc.driver.verification.verify import verify
 
-    options = VerifyOptions(
-        file_option(file),
-        choice,
-        backend,
-        dtype,
-        path_option("data", data),
-        path_option("params", params),
-        params_partial,
-        seed,
-        exact,
-        budget,
-        step,
-        all_sizes,
-    )
-    if budget is not None:
-        seconds_option("budget", budget)
-    one_of("backend", backend or "numpy", tuple(BACKENDS))
-    one_of("dtype", dtype or "f32", ("f32", "f64"))
-    number_option("seed", seed, 0, 2**32 - 1)
+    paths: dict[str, Any] = {"data": path_option("data", data), "params": path_option("params", params)}
+    options = VerifyOptions(file_option(file), choice, **paths, **others)
+    if options.budget is not None:
+        seconds_option("budget", options.budget)
+    one_of("backend", options.backend or "numpy", tuple(BACKENDS))
+    one_of("dtype", options.dtype or "f32", ("f32", "f64"))
+    number_option("seed", options.seed, 0, 2**32 - 1)
     # `verify` raises the precision of JAX's dots for the whole process
-    kept = nullcontext() if backend == "numpy" or all_sizes else setting_kept("jax_default_matmul_precision")
+    without_jax = options.backend == "numpy" or options.all_sizes
+    kept = nullcontext() if without_jax else setting_kept("jax_default_matmul_precision")
     with kept, _showing(sources := Sources()):
         return cast("Verification", verify(options, sources).record())
 
