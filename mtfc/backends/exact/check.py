@@ -240,10 +240,9 @@ class ExactReference:
 
     def disagreeing(self, gradients: Arrays, draw: int) -> tuple[str, ...]:
         """Return the arguments whose gradients differ from forward mode. gradients: `d_` and an argument's name -> array."""
-        names = self._differentiable
-        if not names or self._agrees(names, gradients, draw):
+        if not self._differentiable or self.agrees(gradients, draw):
             return ()
-        return tuple(name for name in names if not self._agrees((name,), gradients, draw))
+        return tuple(name for name in self._differentiable if not self.agrees(gradients, draw, [name]))
 
     @property
     def _differentiable(self) -> tuple[str, ...]:
@@ -252,15 +251,15 @@ class ExactReference:
         names = [a.value.name for a in arguments if a.value.type.dtype in FLOATS]
         return tuple(name for name in names if name not in program.states)
 
-    def _agrees(self, names: Sequence[str], gradients: Arrays, draw: int) -> bool:
-        """Return True if the derivative along a random direction of some arguments is what their gradients say.
+    def agrees(self, gradients: Arrays, draw: int, names: Sequence[str] | None = None) -> bool:
+        """Return True if the derivative along a random direction of all arguments, or some, is what their gradients say.
 
         A gradient may have elements without a meaning only if the outputs are computed from values without a meaning. The
         direction is 0 there.
         """
         field, along = self.field(draw), np.uint64(0)
         directions, is_whole = dict[str, Any](), True
-        for name in names:
+        for name in self._differentiable if names is None else names:
             g = gradients[f"d_{name}"].residues()
             drawn = _random(field, g.shape, "direction", name, draw)
             directions[name] = np.where(g.values >= INFINITY, np.uint64(0), drawn)
@@ -279,11 +278,15 @@ class ExactReference:
             self.derivatives[key] = self._forward_mode(directions, draw)
         return self.derivatives[key]
 
+    @cached_property
+    def _forward(self) -> Function:
+        """The function that forward mode differentiates."""
+        program = self.resized(run(self.program, (*self.attention, MixedPrecision())))
+        return with_differentiable_loops(bound(program.function("forward"), training=True))
+
     def _forward_mode(self, directions: Mapping[str, Any], draw: int) -> tuple[np.uint64, bool]:
         arguments, field = self.expected("gradients", draw)[0], self.field(draw)
-        known = {}
-        program = self.resized(run(self.program, (*self.attention, MixedPrecision())))
-        forward = with_differentiable_loops(bound(program.function("forward"), training=True))
+        known, forward = {}, self._forward
         for value in (argument.value for argument in forward.arguments):
             known[value] = _moved(arguments[value.name], field)
             known[value].tangent = directions.get(value.name)
