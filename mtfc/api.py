@@ -522,12 +522,11 @@ def verify(
     Raises `Unavailable` if JAX is missing or has too few devices.
     """
     from mtfc.backends.common.devices import setting_kept
-    from mtfc.driver.verification.all_sizes import verify_all_sizes
     from mtfc.driver.verification.verify import verify as verified
 
     choice, files = choice_of(**options), (path_option("data", data), path_option("params", params))
     asked = VerifyOptions(
-        file_option(path), choice, backend, dtype, *files, params_partial, seed, exact, budget, step
+        file_option(path), choice, backend, dtype, *files, params_partial, seed, exact, budget, step, all_sizes
     )
     if budget is not None:
         seconds_option("budget", budget)
@@ -537,8 +536,7 @@ def verify(
     # `verify` raises the precision of JAX's dots for the whole process
     kept = nullcontext() if all_sizes or backend == "numpy" else setting_kept("jax_default_matmul_precision")
     with kept, _showing(sources := Sources()):
-        found = verify_all_sizes(asked, sources) if all_sizes else verified(asked, sources)
-        return cast("Verification", found.record())
+        return cast("Verification", verified(asked, sources).record())
 
 
 @_taking(LoweringOptions)

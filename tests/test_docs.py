@@ -15,7 +15,7 @@ from mtfc.compiler.ir.opdef import flops_per_operand, flops_per_result, no_flops
 from mtfc.compiler.ir.ops import FAMILIES, OPS
 from mtfc.compiler.ir.ops.collectives import OPS as COLLECTIVES
 from mtfc.compiler.passes.pipelines import PASSES, default_pipeline
-from mtfc.driver.jax_functions.xla_faults import FAULTS, PRIMITIVES
+from mtfc.driver.jax_functions.xla_faults import FAULTS
 from mtfc.driver.layout_advice import predictor
 from mtfc.frontend import codes
 from mtfc.frontend.check import check
@@ -34,6 +34,7 @@ from tests.documents import (
     fences,
     settle,
 )
+from tests.jax_functions.fault_program import SHOWN
 from tests.library.reference import reference
 
 DOCS = ROOT / "docs"
@@ -222,8 +223,8 @@ def faults_table() -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for fault in FAULTS:
-        names = ", ".join(f"`{name}`" for name in PRIMITIVES[fault.meets])
-        rules, mesh = (", ".join(map(": ".join, each.items())) for each in (fault.rules, _texts(fault.mesh)))
+        names, shown = ", ".join(f"`{name}`" for name in fault.primitives), SHOWN[fault.name]
+        rules, mesh = (", ".join(map(": ".join, each.items())) for each in (shown.rules, _texts(shown.mesh)))
         links = ", ".join(_issue(each) for each in (fault.reference or "").split(", ") if each)
         what = _capital(fault.what)
         rows.append(f"| {fault.name} | {what} | {names} | `{rules}` on `{mesh}` | {fault.seen} | {links} |")

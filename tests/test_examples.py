@@ -251,7 +251,7 @@ def test_every_layout_is_exact(example: Example) -> None:
         found = list(exact_cases(chosen.program, chosen.cases, seed=0))
     assert len(found) == 1 + len(layouts(example.file))
     assert all(each.ok and not each.skipped for each in found)
-    assert sum(each.not_judged for each in found) <= 0.01 * sum(each.elements for each in found)
+    assert sum(each.found.not_judged for each in found) <= 0.01 * sum(each.found.elements for each in found)
 
 
 FLOATS = [

@@ -24,9 +24,9 @@ from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.verification.declared_step import DeclaredStep
 from mtfc.driver.verification.reference import Reference
+from mtfc.driver.verification.results import StepCase
 from mtfc.driver.verification.step_check import checked_step, declaration
 from mtfc.driver.verification.verify import verify
-from mtfc.reports.verification_report import StepCase
 from tests.generators.train_blocks import HYPERS, LAYOUTS, RANGES, train_entries, train_source
 from tests.harness import FILE, STEP, call, jax_module, lowered, numpy_module
 

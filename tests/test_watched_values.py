@@ -89,7 +89,7 @@ def compared(source: str) -> int:
     both = next(each for each in module.layouts if each.name == "both")
     _, case = exact_cases(program, [LayoutOnMesh(both.mesh, both.layout)], seed=0)
     assert case.ok
-    return case.elements
+    return case.found.elements
 
 
 def test_the_exact_check_compares_watched_values() -> None:

@@ -12,14 +12,11 @@ from mtfc.cli.options import LOWERING, PARAMETERS, chosen, program, selection
 from mtfc.driver.errors import ERRORS, OK
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
-from mtfc.driver.verification.verify import JaxGradients, Result, Verified, verify
-from mtfc.reports.exact_report import ExactCase, exact_text
-from mtfc.reports.sizes_report import SizesCase, sizes_text
-from mtfc.reports.verification_report import CaseResult, StepCase, case_text, step_text
+from mtfc.driver.verification.results import JaxGradients, Result, Verified
+from mtfc.driver.verification.verify import verify
 
 if TYPE_CHECKING:
-    from mtfc.driver.jax_functions.verification import VerifiedPlan
-    from mtfc.driver.verification.all_sizes import CheckedSizes
+    from mtfc.driver.jax_functions.comparison import PlanVerification
 
 EXAMPLES = """\
 examples:
@@ -50,33 +47,18 @@ RECORDS = (VerifyOptions,)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    def show(result: Result | SizesCase | str) -> None:
-        if options.format == "json" or isinstance(result, JaxGradients):
-            return
-        print(_text(result, options.verbose), flush=True)
+    def show(result: Result | str) -> None:
+        """Print the lines of a result. Of several models, the name of each comes before its results."""
+        if options.format == "text" and not isinstance(result, JaxGradients):
+            print(f"{result}:" if isinstance(result, str) else result.text(options.verbose), flush=True)
 
     given = record_of(options, VerifyOptions, choice=chosen(options), exact=not options.no_exact)
-    verified: Verified | VerifiedPlan | CheckedSizes
-    if options.all_sizes:
-        from mtfc.driver.verification.all_sizes import verify_all_sizes
-
-        verified = verify_all_sizes(given, sources, show)
-    elif given.choice.source is not None:
+    verified: Verified | PlanVerification
+    if given.choice.source is not None and not given.all_sizes:
         from mtfc.driver.jax_functions.verification import verify_function
 
-        verified = verify_function(given, sources)
+        verified = verify_function(given, sources, show)
     else:
         verified = verify(given, sources, show)
     print(json.dumps(verified.record(), indent=2) if options.format == "json" else verified.verdict())
     return OK if verified.ok else ERRORS
-
-
-def _text(result: CaseResult | ExactCase | StepCase | SizesCase | str, verbose: bool) -> str:
-    """Return the line of a result. Of several models, the name of each comes before its results."""
-    if isinstance(result, str):
-        return f"{result}:"
-    if isinstance(result, SizesCase):
-        return sizes_text(result)
-    if isinstance(result, ExactCase):
-        return exact_text(result)
-    return step_text(result) if isinstance(result, StepCase) else case_text(result, verbose)

@@ -189,7 +189,7 @@ class VerifyOptions(ModelOptions):
     """The options of a verification. `data` and `params` are paths of files of arrays. backend: None runs both backends.
 
     exact: run the exact check, too. budget: seconds for all checks; None gives each check its own time. step: compare the
-    training step with its declaration, and nothing else.
+    training step with its declaration, and nothing else. all_sizes: run the exact check for every size, and nothing else.
     """
 
     backend: str | None = None
@@ -201,6 +201,7 @@ class VerifyOptions(ModelOptions):
     exact: bool = True
     budget: float | None = None
     step: bool = False
+    all_sizes: bool = False
 
 
 @attrs.frozen

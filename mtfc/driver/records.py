@@ -177,31 +177,31 @@ class SpecialNumbers(TypedDict):
     wrong: dict[str, ComparedParts]
 
 
-class Case(ComparedParts):
-    """A layout on a backend, in the dtypes of the file; or the reason why there are no results. f64: the same in f64."""
+class CheckRecord(TypedDict):
+    """The result of a check of a model, or the reason why there is none: a failure is a fault."""
 
     model: str
-    layout: str
-    mesh: dict[str, int]
-    backend: str
     ok: bool
     skipped: str | None
     failed: str | None
     wrong: list[str]
+
+
+class Case(CheckRecord, ComparedParts):
+    """A layout on a backend, in the dtypes of the file. f64: the same in f64."""
+
+    layout: str
+    mesh: dict[str, int]
+    backend: str
     not_finite: list[str]
     f64: ComparedParts
     special: SpecialNumbers
 
 
-class ExactRecord(TypedDict):
-    """The exact check of a layout, or of the gradients of the undistributed program. `reports/exact_report.py` explains it."""
+class ExactRecord(CheckRecord):
+    """The exact check of a layout, or of the gradients of the undistributed program: see `verification/results.py`."""
 
     layout: str
-    model: str
-    ok: bool
-    skipped: str | None
-    failed: str | None
-    wrong: list[str]
     wrong_gradients: list[str]
     elements: int
     not_judged: int
@@ -211,14 +211,9 @@ class ExactRecord(TypedDict):
     unjudged: list[str]
 
 
-class StepRecord(TypedDict):
+class StepRecord(CheckRecord):
     """The training step of a model beside its `train` block. not_checked: what has no definition, or no step shows."""
 
-    model: str
-    ok: bool
-    wrong: list[str]
-    skipped: str | None
-    failed: str | None
     not_checked: list[str]
     arrays: dict[str, ComparedArray]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
 from mtfc.backends.exact.check import ExactReference
+from mtfc.backends.exact.prime_field import PRIMES, PrimeField
 from mtfc.backends.exact.residues import INFINITY, POISON, ExactArray
 from mtfc.compiler.passes.pipelines import lower
 from tests.harness import load
@@ -75,3 +78,13 @@ def test_draws_of_integers_have_either_sign() -> None:
     exact = ExactReference(program)
     drawn = [exact.expected("forward", draw)[0]["x"].values for draw in range(2)]
     assert drawn[0].min() >= 0 > drawn[1].min()
+
+
+def test_scalars_wrap_around_without_a_warning() -> None:
+    """NumPy warns of scalars whose difference is negative, unlike of arrays."""
+    field, small, large = PrimeField(PRIMES[0]), np.uint64(3), np.uint64(PRIMES[0] - 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert field.subtract(small, np.uint64(5)) == PRIMES[0] - 2
+        assert (field.add(small, large), field.add(small, small)) == (2, 6)
+        assert (field.negative(small), field.negative(np.uint64(0))) == (PRIMES[0] - 3, 0)

@@ -14,9 +14,9 @@ import pytest
 import mtfc
 from mtfc.driver.jax_functions.import_check import import_case
 from mtfc.driver.jax_functions.imported_program import ImportedProgram
+from mtfc.driver.verification.results import ExactCase
 from mtfc.frontend.jaxpr import rules
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive
-from mtfc.reports.exact_report import ExactCase
 from tests.jax_functions.models import MODELS
 from tests.jax_functions.primitives import CASES
 from tests.jax_functions.test_primitives import drawn
@@ -39,14 +39,14 @@ def test_a_right_import_is_no_alarm(name: str) -> None:
     found = checked(function, *(drawn(spec, random) for spec in specs))
     assert found.ok
     assert (found.skipped is not None) == (name in SKIPPED)
-    assert found.skipped or found.elements > 0
+    assert found.skipped or found.found.elements > 0
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_number_of_a_model_is_judged(name: str) -> None:
     function, args = MODELS[name]()
     found = import_case(mtfc.from_jax(function, *args).imported, 0)
-    assert (found.ok, found.skipped, found.not_judged) == (True, None, 0)
+    assert (found.ok, found.skipped, found.found.not_judged) == (True, None, 0)
 
 
 def cut(x: jax.Array) -> jax.Array:
@@ -123,7 +123,7 @@ def test_verify_begins_with_the_import(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "import               exact  WRONG  results that differ: result of forward" in str(found)
     assert "plan.step DIFFERS" in str(found)
     alone = attrs.evolve(found, imported=None)
-    assert "; this does not cover the import" in str(alone)
+    assert "; the exact check does not cover the import" in str(alone)
 
 
 def stepped(w: jax.Array, n: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -17,7 +17,7 @@ from jax import lax
 import mtfc
 from mtfc.driver.jax_functions.xla_faults import FAULTS, Fault
 from tests.harness import AMPLE
-from tests.jax_functions.fault_program import plan_of
+from tests.jax_functions.fault_program import SHOWN, plan_of
 
 ENDED = -6
 """The status of a process that XLA ends."""
@@ -45,15 +45,15 @@ def test_fault_shows_with_the_jax_at_hand(fault: Fault, which: str) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_plan_knows_the_fault_and_no_other(fault: Fault) -> None:
-    met = plan_of(fault, fault.rules)[0].known_faults
+    met = plan_of(fault.name, "rules")[0].known_faults
     assert [each.fault.name for each in met] == [fault.name]
-    assert set(fault.rules) == set(met[0].dims)
-    assert plan_of(fault, fault.innocent)[0].known_faults == ()
+    assert set(SHOWN[fault.name].rules) == set(met[0].dims)
+    assert plan_of(fault.name, "innocent")[0].known_faults == ()
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_step_has_no_fault(fault: Fault) -> None:
-    plan, args = plan_of(fault, fault.rules)
+    plan, args = plan_of(fault.name, "rules")
     pairs = zip(jax.tree.leaves(plan.step(*args)), jax.tree.leaves(plan.function(*args)), strict=True)
     assert all(np.allclose(x, y, rtol=1e-3, atol=1e-4, equal_nan=True) for x, y in pairs)
 

@@ -11,6 +11,7 @@ the outputs along u is the product of the gradients with u.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -62,35 +63,66 @@ HAVE_RESIDUES = {*FLOATS, *INTEGER_RANGE, "bool"} - {"i64", "u64"}
 
 
 @attrs.frozen
-class ExactDifference:
-    """An output that a layout computes wrongly. elements: the number of wrong ones."""
-
-    function: str
-    output: str
-    elements: int
-
-
-@attrs.frozen
 class ExactResult:
-    """The comparison of one layout.
+    """A comparison with the undistributed program.
 
-    wrong: the outputs that differ. elements: the number of compared elements; not_judged: of those, the ones without a meaning
-    in the field on both sides. unsure: what was replaced by pseudo-random numbers -> the number of elements, of the `computed`
-    elements of the functions. cut_loops: the number of loops that both sides left after `ITERATIONS`. unjudged: the outputs of
-    which no element has a meaning.
+    wrong: the outputs that differ, such as `y of forward`. elements: the number of compared elements; not_judged: of those, the
+    ones without a meaning in the field on both sides. unsure: what was replaced by pseudo-random numbers -> the number of
+    elements, of the `computed` elements of the functions. cut_loops: the number of loops that both sides left after
+    `ITERATIONS`. unjudged: the outputs of which no element has a meaning.
     """
 
-    wrong: tuple[ExactDifference, ...]
-    elements: int
-    not_judged: int
-    unsure: Mapping[str, int]
-    computed: int
+    wrong: tuple[str, ...] = ()
+    elements: int = 0
+    not_judged: int = 0
+    unsure: Mapping[str, int] = attrs.field(factory=dict)
+    computed: int = 0
     cut_loops: int = 0
     unjudged: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
         return not self.wrong
+
+
+@attrs.define
+class Tally:
+    """The counts of a comparison so far. judged: output -> the number of its elements with a meaning."""
+
+    wrong: dict[str, None] = attrs.field(factory=dict)
+    judged: dict[str, int] = attrs.field(factory=dict)
+    elements: int = 0
+    cut_loops: int = 0
+    unsure: Counter[str] = attrs.field(factory=Counter)
+
+    def add(self, output: str, elements: int, differ: int, unknown: int) -> None:
+        """Add an output: the number of its elements, of those that differ, and of those without a meaning."""
+        self.elements += elements
+        self.judged[output] = self.judged.get(output, 0) + elements - unknown
+        if differ:
+            self.wrong[output] = None
+
+    def count(self, unsure: Mapping[str, int], cut_loops: int) -> None:
+        """Add what a field has counted in one draw."""
+        self.unsure.update(unsure)
+        self.cut_loops += cut_loops
+
+    def result(self, computed: int) -> ExactResult:
+        not_judged = self.elements - sum(self.judged.values())
+        unjudged = tuple(output for output, number in self.judged.items() if not number)
+        return ExactResult(
+            tuple(self.wrong),
+            self.elements,
+            not_judged,
+            dict(self.unsure),
+            computed,
+            self.cut_loops,
+            unjudged,
+        )
+
+
+Compute = Callable[[Function, Arrays], Arrays]
+"""Returns the outputs of a function that something else than the undistributed program computes."""
 
 
 @attrs.frozen(slots=False)
@@ -153,26 +185,19 @@ class ExactReference:
         if strange := next(filter(None, map(without_residues, functions)), None):
             raise residues.NotExact(strange)
         functions = [function for function in functions if "input" in FORMS[function.name].takes]
-        wrong: list[ExactDifference] = []
-        elements, poison, cut, unsure = 0, 0, 0, dict[str, int]()
-        judged: dict[str, int] = {}
-        for draw in self.draws:
-            module = loaded(text, field := self.field(draw))
-            for function in functions:
-                arguments, expected = self.expected(function.name, draw)
-                actual = called(module, function, arguments, field)
-                for output, right in expected.items():
-                    differ, unknown = compared(actual[output], right)
-                    elements, poison = elements + right.size, poison + unknown
-                    name = f"{output} of {function.name}"
-                    judged[name] = judged.get(name, 0) + right.size - unknown
-                    if differ:
-                        wrong.append(ExactDifference(function.name, output, differ))
-            unsure = {what: unsure.get(what, 0) + n for what, n in field.counts.items()}
-            cut += field.cut_loops
-        computed = len(self.draws) * sum(_computed(self.functions[f.name][0].body) for f in functions)
-        unjudged = tuple(name for name, number in judged.items() if not number)
-        return ExactResult(_first_of_each(wrong), elements, poison, unsure, computed, cut, unjudged)
+
+        def computing(field: PrimeField) -> Compute:
+            module = loaded(text, field)
+
+            def compute(function: Function, arguments: Arrays) -> Arrays:
+                found = called(module, function, arguments, field)
+                return {
+                    output.name: found[output.name] for output in self.functions[function.name][0].outputs
+                }
+
+            return compute
+
+        return self._compared(functions, computing)
 
     def compare_computed(
         self, name: str, compute: Callable[[Arrays, ExactNumpy, RandomNumbers], Arrays]
@@ -185,19 +210,28 @@ class ExactReference:
         function = self.functions[name][0]
         if strange := without_residues(function):
             raise residues.NotExact(strange)
-        wrong: list[ExactDifference] = []
-        elements, poison, unsure = 0, 0, dict[str, int]()
+
+        def computing(field: PrimeField) -> Compute:
+            given = ExactNumpy(field), RandomNumbers(field)
+            return lambda _, arguments: compute(_all_moved(arguments, field), *given)
+
+        return self._compared([function], computing)
+
+    def _compared(
+        self, functions: Sequence[Function], computing: Callable[[PrimeField], Compute]
+    ) -> ExactResult:
+        tally = Tally()
         for draw in self.draws:
-            (arguments, expected), field = self.expected(name, draw), self.field(draw)
-            given = {argument: _moved(array, field) for argument, array in arguments.items()}
-            for output, array in compute(given, ExactNumpy(field), RandomNumbers(field)).items():
-                differ, unknown = compared(array, expected[output])
-                elements, poison = elements + array.size, poison + unknown
-                if differ:
-                    wrong.append(ExactDifference(name, output, differ))
-            unsure = {what: unsure.get(what, 0) + n for what, n in field.counts.items()}
-        computed = len(self.draws) * _computed(function.body)
-        return ExactResult(_first_of_each(wrong), elements, poison, unsure, computed)
+            compute = computing(field := self.field(draw))
+            for function in functions:
+                arguments, expected = self.expected(function.name, draw)
+                for output, array in compute(function, arguments).items():
+                    counts = compared(array, expected[output])
+                    tally.add(f"{output} of {function.name}", expected[output].size, *counts)
+            tally.count(field.counts, field.cut_loops)
+        return tally.result(
+            len(self.draws) * sum(computed_elements(self.functions[f.name][0].body) for f in functions)
+        )
 
     def wrong_gradients(self) -> tuple[str, ...]:
         """Return the arguments whose gradients the undistributed program computes wrongly, by forward mode."""
@@ -206,10 +240,9 @@ class ExactReference:
 
     def disagreeing(self, gradients: Arrays, draw: int) -> tuple[str, ...]:
         """Return the arguments whose gradients differ from forward mode. gradients: `d_` and an argument's name -> array."""
-        names = self._differentiable
-        if not names or self._agrees(names, gradients, draw):
+        if not self._differentiable or self.agrees(gradients, draw):
             return ()
-        return tuple(name for name in names if not self._agrees((name,), gradients, draw))
+        return tuple(name for name in self._differentiable if not self.agrees(gradients, draw, [name]))
 
     @property
     def _differentiable(self) -> tuple[str, ...]:
@@ -218,15 +251,15 @@ class ExactReference:
         names = [a.value.name for a in arguments if a.value.type.dtype in FLOATS]
         return tuple(name for name in names if name not in program.states)
 
-    def _agrees(self, names: Sequence[str], gradients: Arrays, draw: int) -> bool:
-        """Return True if the derivative along a random direction of some arguments is what their gradients say.
+    def agrees(self, gradients: Arrays, draw: int, names: Sequence[str] | None = None) -> bool:
+        """Return True if the derivative along a random direction of all arguments, or some, is what their gradients say.
 
         A gradient may have elements without a meaning only if the outputs are computed from values without a meaning. The
         direction is 0 there.
         """
         field, along = self.field(draw), np.uint64(0)
         directions, is_whole = dict[str, Any](), True
-        for name in names:
+        for name in self._differentiable if names is None else names:
             g = gradients[f"d_{name}"].residues()
             drawn = _random(field, g.shape, "direction", name, draw)
             directions[name] = np.where(g.values >= INFINITY, np.uint64(0), drawn)
@@ -245,11 +278,15 @@ class ExactReference:
             self.derivatives[key] = self._forward_mode(directions, draw)
         return self.derivatives[key]
 
+    @cached_property
+    def _forward(self) -> Function:
+        """The function that forward mode differentiates."""
+        program = self.resized(run(self.program, (*self.attention, MixedPrecision())))
+        return with_differentiable_loops(bound(program.function("forward"), training=True))
+
     def _forward_mode(self, directions: Mapping[str, Any], draw: int) -> tuple[np.uint64, bool]:
         arguments, field = self.expected("gradients", draw)[0], self.field(draw)
-        known = {}
-        program = self.resized(run(self.program, (*self.attention, MixedPrecision())))
-        forward = with_differentiable_loops(bound(program.function("forward"), training=True))
+        known, forward = {}, self._forward
         for value in (argument.value for argument in forward.arguments):
             known[value] = _moved(arguments[value.name], field)
             known[value].tangent = directions.get(value.name)
@@ -293,17 +330,14 @@ def without_residues(function: Function) -> str | None:
     return next((dtype for dtype in own if dtype not in HAVE_RESIDUES), None)
 
 
-def _computed(body: Sequence[Equation]) -> int:
-    """Return the number of elements of all results, each iteration of a loop counted."""
+def computed_elements(body: Sequence[Equation], per_equation: int = 0) -> int:
+    """Return the number of elements of all results, each iteration of a loop counted. per_equation: added for each equation."""
     return sum(
-        sum(value.type.size for value in eqn.results)
-        + sum(dim_of(eqn).size * _computed(region.body) for region in eqn.regions)
+        per_equation
+        + sum(value.type.size for value in eqn.results)
+        + sum(dim_of(eqn).size * computed_elements(region.body, per_equation) for region in eqn.regions)
         for eqn in body
     )
-
-
-def _first_of_each(found: Iterable[ExactDifference]) -> tuple[ExactDifference, ...]:
-    return tuple({(each.function, each.output): each for each in reversed([*found])}.values())[::-1]
 
 
 def seeded(program: Program, forward: Function) -> Iterable[Output]:
@@ -382,7 +416,7 @@ class RandomNumbers:
 
 def called(module: Any, function: Function, arguments: Arrays, field: PrimeField) -> dict[str, ExactArray]:
     """Call a function of a module on residues: see `call`."""
-    return call(module, function, {name: _moved(array, field) for name, array in arguments.items()})
+    return call(module, function, _all_moved(arguments, field))
 
 
 def call(module: Any, function: Function, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -404,6 +438,10 @@ def call(module: Any, function: Function, arguments: Mapping[str, Any]) -> dict[
 
 def _moved(x: ExactArray, field: PrimeField) -> ExactArray:
     return ExactArray(field, x.values, x.dtype, x.is_residue, shadow=x.shadow)
+
+
+def _all_moved(arrays: Arrays, field: PrimeField) -> Arrays:
+    return {name: _moved(array, field) for name, array in arrays.items()}
 
 
 # The undistributed program

@@ -116,7 +116,8 @@ def _select(run: Evaluator, eqn: Any, number: ExactArray, *cases: ExactArray) ->
 def _logistic(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
     """Return 1 / (1 + exp(-x)), and for negative numbers exp(x) / (1 + exp(x)): `exp` has no laws here."""
     e = applied("exp", -applied("abs", x))
-    return applied("where", x >= 0, run.np.ones((), x.dtype), e) / (1.0 + e)
+    found: ExactArray = applied("where", x >= 0, run.np.ones((), x.dtype), e) / (1.0 + e)
+    return found
 
 
 def _integer_pow(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
@@ -125,17 +126,9 @@ def _integer_pow(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
     return found if exponent >= 0 else 1.0 / found
 
 
-def _clamp(run: Evaluator, eqn: Any, low: Any, x: Any, high: Any) -> ExactArray:
-    return extremum("minimum", extremum("maximum", x, low), high)
-
-
 def _is_finite(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
     found = x.values < INFINITY if x.is_residue else np.isfinite(x.values)
     return ExactArray(run.field, found, np.bool_)
-
-
-def _identity(run: Evaluator, eqn: Any, *operands: Any) -> list[Any]:
-    return [*operands]
 
 
 # Moves
@@ -172,18 +165,6 @@ def _split(run: Evaluator, eqn: Any, x: ExactArray) -> list[ExactArray]:
 
 def _unstack(run: Evaluator, eqn: Any, x: ExactArray) -> list[ExactArray]:
     return [x.take(i, eqn.params["axis"]) for i in range(x.shape[eqn.params["axis"]])]
-
-
-def _dynamic_slice(run: Evaluator, eqn: Any, x: ExactArray, *starts: Any) -> ExactArray:
-    return run.moved(eqn, [x], starts)
-
-
-def _dynamic_update(run: Evaluator, eqn: Any, x: ExactArray, update: ExactArray, *starts: Any) -> ExactArray:
-    return run.moved(eqn, [x, update], starts)
-
-
-def _pad(run: Evaluator, eqn: Any, x: ExactArray, value: ExactArray) -> ExactArray:
-    return run.moved(eqn, [x.residues(), value.residues()])
 
 
 def _gather(run: Evaluator, eqn: Any, x: ExactArray, indices: ExactArray) -> ExactArray:
@@ -225,7 +206,7 @@ def _scatter(
     if name in ("scatter_add", "scatter_sub"):
         sums = run.np.zeros(flat.shape, flat.dtype)
         Elementwise("add").at(sums, places, given)
-        return (flat + sums if name == "scatter_add" else flat - sums).reshape(table.shape)
+        return applied("add" if name == "scatter_add" else "subtract", flat, sums).reshape(table.shape)
     flat, given, update = flat.residues().copy(), given.residues(), eqn.params["update_jaxpr"]
     times = _times_before(places)
     for n in range(times.max(initial=-1) + 1):
@@ -279,10 +260,6 @@ def _cumsum(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
         return each.mapped(lambda values: np.flip(values, axis)) if is_reverse else each
 
     return turned(cumulative(turned(x), axis))
-
-
-def _cumlogsumexp(run: Evaluator, eqn: Any, x: ExactArray) -> ExactArray:
-    return applied("log", _cumsum(run, eqn, applied("exp", x)))
 
 
 def _folded(run: Evaluator, eqn: Any, stacks: Operands, starts: Operands) -> list[Any]:
@@ -430,7 +407,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(
         ("copy", "copy_p", "name", "stop_gradient", "sharding_constraint", "mesh_cast", "reshard", "pvary", "pcast",
          "optimization_barrier", "device_put", "reduce_precision"),
-        _identity,
+        lambda run, eqn, *operands: [*operands],
     ),
     "convert_element_type": _cast,
     "select_n": _select,
@@ -466,11 +443,11 @@ ON_FLOATS: Mapping[str, Rule] = {
     "one_minus_square": lambda run, eqn, x: 1.0 - x * x,
     "logistic": _logistic,
     "integer_pow": _integer_pow,
-    "clamp": _clamp,
+    "clamp": lambda run, eqn, low, x, high: extremum("minimum", extremum("maximum", x, low), high),
     "is_finite": _is_finite,
-    "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic_update,
-    "pad": _pad,
+    "dynamic_slice": lambda run, eqn, x, *starts: run.moved(eqn, [x], starts),
+    "dynamic_update_slice": lambda run, eqn, x, update, *starts: run.moved(eqn, [x, update], starts),
+    "pad": lambda run, eqn, x, value: run.moved(eqn, [x.residues(), value.residues()]),
     "gather": _gather,
     **{f"scatter{kind}": _scatter for kind in ("", *(s + k for s in "-_" for k in ("add", "sub", "mul", "min", "max")))},
     "reduce_max": lambda run, eqn, x: largest(x, _axes(eqn), False),
@@ -485,7 +462,7 @@ ON_FLOATS: Mapping[str, Rule] = {
     "cumprod": _running(lambda x, y: x * y),
     "cummax": _running(partial(extremum, "maximum")),
     "cummin": _running(partial(extremum, "minimum")),
-    "cumlogsumexp": _cumlogsumexp,
+    "cumlogsumexp": lambda run, eqn, x: applied("log", _cumsum(run, eqn, applied("exp", x))),
     "dot_general": _dot,
     "conv_general_dilated": _convolution,
     "reduce_window_sum": _pooled(lambda x: total(x, -1), 0.0),

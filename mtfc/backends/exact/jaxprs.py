@@ -60,11 +60,11 @@ class JaxprOnField(Evaluator):
 
     def constant(self, x: Any, dtype: Any = None) -> Any:
         """Return a number that is written in a jaxpr, or an array that the function closes over."""
-        if _is_key(x) or np.ndim(x):
+        if is_key(x) or np.ndim(x):
             for array, value in self.constants:
                 if array is x or _is_same(array, x):
                     return value
-            return x if _is_key(x) else measured(self.field, np.asarray(x))
+            return x if is_key(x) else measured(self.field, np.asarray(x))
         number = np.asarray(x, dtype or getattr(x, "dtype", None))
         return exact(self.field, number, number.dtype)
 
@@ -76,7 +76,7 @@ class JaxprOnField(Evaluator):
             inner = eqn.params[CALLS[name]]
             number = len(getattr(inner, "jaxpr", inner).invars)
             return self.run(inner, operands[len(operands) - number :])
-        rule = CONTROL.get(name) or (RULES.get(name) if not any(map(_is_key, operands)) else None)
+        rule = CONTROL.get(name) or (RULES.get(name) if not any(map(is_key, operands)) else None)
         if rule is None and has_floats:
             rule = ON_FLOATS.get(name)
         if rule is not None:
@@ -91,12 +91,15 @@ class JaxprOnField(Evaluator):
     def by_jax(self, eqn: Any, operands: Operands, **params: Any) -> list[Any]:
         """Return the results that JAX computes of plain numbers."""
         given = [plain(x) if isinstance(x, ExactArray) else x for x in operands]
-        return [x if _is_key(x) else measured(self.field, np.asarray(x)) for x in bind(eqn, given, **params)]
+        return [x if is_key(x) else measured(self.field, np.asarray(x)) for x in bind(eqn, given, **params)]
 
     def hashed(self, eqn: Any, operands: Operands) -> list[Any]:
         """Return pseudo-random results of a primitive: of each element, each matrix, or of whole operands."""
         avals = [v.aval for v in eqn.outvars]
-        arrays = [x if isinstance(x, ExactArray) else self._key_data(x) for x in operands]
+        arrays = [
+            x if isinstance(x, ExactArray) else measured(self.field, np.asarray(without_key(x)))
+            for x in operands
+        ]
         core = _core(eqn, max((x.ndim for x in arrays), default=0))
         text = repr([eqn.primitive.name, sorted(filter(_is_plain, eqn.params.items()))])
         digests = [digest(self.field, x, min(core, x.ndim)) for x in arrays]
@@ -112,11 +115,6 @@ class JaxprOnField(Evaluator):
                 lead = is_poison.reshape(*is_poison.shape, *(1,) * (result.ndim - whole.ndim))
                 result.values = np.where(lead, POISON, result.values)
         return found
-
-    def _key_data(self, keys: Any) -> ExactArray:
-        import jax
-
-        return measured(self.field, np.asarray(jax.random.key_data(keys)))
 
 
 class ImportedNumpy(ExactNumpy):
@@ -161,10 +159,19 @@ class ImportedEvaluation(Evaluation):
 # Facts
 
 
-def _is_key(x: Any) -> bool:
+def is_key(x: Any) -> bool:
+    """Return True for an array of random keys."""
     import jax
 
-    return isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+    dtype = getattr(x, "dtype", np.dtype(int))
+    return not isinstance(dtype, np.dtype) and bool(jax.numpy.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def without_key(x: Any) -> Any:
+    """Return the data of random keys; other values as they are."""
+    import jax
+
+    return jax.random.key_data(x) if is_key(x) else x
 
 
 def _is_float(x: Any) -> bool:
@@ -174,10 +181,8 @@ def _is_float(x: Any) -> bool:
 def _is_same(array: Any, x: Any) -> bool:
     if array.shape != x.shape or array.dtype != x.dtype:
         return False
-    import jax
-
-    a, b = (jax.random.key_data(each) if _is_key(each) else each for each in (array, x))
-    return np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    a, b = (np.asarray(without_key(each)).tobytes() for each in (array, x))
+    return a == b
 
 
 def _is_plain(item: tuple[str, Any]) -> bool:

@@ -41,6 +41,10 @@ REDUCTIONS: dict[str, Callable[[ExactArray, Any, bool], ExactArray]] = {
 }
 
 
+def _of_dtype(x: ExactArray, dtype: Any) -> ExactArray:
+    return x if dtype is None else x.astype(dtype)
+
+
 class Elementwise:
     """An elementwise function of NumPy, with the methods that reduce."""
 
@@ -55,8 +59,7 @@ class Elementwise:
     def reduce(self, x: ExactArray, axis: Any = 0, dtype: Any = None, keepdims: bool = False) -> ExactArray:
         if self.name not in REDUCTIONS:
             raise NotExact(f"numpy.{self.name}.reduce")
-        found: ExactArray = REDUCTIONS[self.name](x, axis, keepdims)
-        return found if dtype is None else found.astype(dtype)
+        return _of_dtype(REDUCTIONS[self.name](x, axis, keepdims), dtype)
 
     def at(self, table: ExactArray, index: Any, values: ExactArray) -> None:
         """Add values at places that may repeat."""
@@ -169,8 +172,7 @@ class ExactNumpy:
         return self._created(np.arange(*bounds, dtype=dtype), dtype)
 
     def asarray(self, x: Any, dtype: Any = None) -> Any:
-        found = exact(self.field, x, dtype)
-        return found if dtype is None else found.astype(dtype)
+        return _of_dtype(exact(self.field, x, dtype), dtype)
 
     array = asarray
 
@@ -223,12 +225,10 @@ class ExactNumpy:
     # Reductions
 
     def sum(self, x: ExactArray, axis: Any = None, dtype: Any = None) -> ExactArray:
-        found = total(x, axis)
-        return found if dtype is None else found.astype(dtype)
+        return _of_dtype(total(x, axis), dtype)
 
     def prod(self, x: ExactArray, axis: Any = None, dtype: Any = None) -> ExactArray:
-        found = product(x, axis)
-        return found if dtype is None else found.astype(dtype)
+        return _of_dtype(product(x, axis), dtype)
 
     def max(self, x: ExactArray, axis: Any = None) -> ExactArray:
         return largest(x, axis, keepdims=False)
@@ -243,8 +243,7 @@ class ExactNumpy:
         return ExactArray(self.field, np.all(x.values, axis=axis), np.bool_)
 
     def cumsum(self, x: ExactArray, axis: int, dtype: Any = None) -> ExactArray:
-        found = cumulative(x, axis)
-        return found if dtype is None else found.astype(dtype)
+        return _of_dtype(cumulative(x, axis), dtype)
 
     def einsum(self, subscripts: str, *operands: ExactArray, optimize: Any = None) -> ExactArray:
         return einsum(subscripts, *operands)

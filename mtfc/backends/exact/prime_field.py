@@ -76,14 +76,16 @@ class PrimeField:
 
     def add(self, a: Array, b: Array) -> Array:
         total = a + b
-        return np.minimum(total, total - self.prime)
+        return np.minimum(
+            total, np.subtract(total, self.prime)
+        )  # the function wraps around silently, also for scalars
 
     def subtract(self, a: Array, b: Array) -> Array:
-        difference = a - b
-        return np.minimum(difference, difference + self.prime)
+        difference = np.subtract(a, b)
+        return np.minimum(difference, np.add(difference, self.prime))
 
     def negative(self, a: Array) -> Array:
-        return np.minimum(self.prime - a, np.uint64(0) - a)
+        return np.minimum(np.subtract(self.prime, a), np.subtract(np.uint64(0), a))
 
     def multiply(self, a: Array, b: Array) -> Array:
         return a * b % self.prime

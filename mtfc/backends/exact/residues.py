@@ -18,6 +18,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mtfc.backends.exact.prime_field import PrimeField, simplest
 
@@ -46,7 +47,7 @@ class NotExact(Exception):
     """A module calls a function that the check has no meaning for."""
 
 
-class ExactArray:
+class ExactArray(NDArrayOperatorsMixin):
     """An array. values: residues if `is_residue`, else real numbers. dtype: the one that the program gives the array.
 
     shadow: the residues beside real numbers that arithmetic has made; None if they are those of the numbers.
@@ -205,72 +206,7 @@ class ExactArray:
         known = self.field.from_integers(np.floor(numbers).astype(np.int64))
         return ExactArray(self.field, np.where(is_small, known, drawn), self.dtype, True)
 
-    # Arithmetic
-
-    def __neg__(self) -> ExactArray:
-        return negative(self)
-
-    def __add__(self, other: Any) -> ExactArray:
-        return binary("add", self, other)
-
-    def __radd__(self, other: Any) -> ExactArray:
-        return binary("add", other, self)
-
-    def __sub__(self, other: Any) -> ExactArray:
-        return binary("subtract", self, other)
-
-    def __rsub__(self, other: Any) -> ExactArray:
-        return binary("subtract", other, self)
-
-    def __mul__(self, other: Any) -> ExactArray:
-        return binary("multiply", self, other)
-
-    def __rmul__(self, other: Any) -> ExactArray:
-        return binary("multiply", other, self)
-
-    def __truediv__(self, other: Any) -> ExactArray:
-        return binary("divide", self, other)
-
-    def __rtruediv__(self, other: Any) -> ExactArray:
-        return binary("divide", other, self)
-
-    def __matmul__(self, other: ExactArray) -> ExactArray:
-        return matmul(self, other)
-
-    def __lt__(self, other: Any) -> ExactArray:
-        return compared("less", self, other)
-
-    def __le__(self, other: Any) -> ExactArray:
-        return compared("less_equal", self, other)
-
-    def __gt__(self, other: Any) -> ExactArray:
-        return compared("greater", self, other)
-
-    def __ge__(self, other: Any) -> ExactArray:
-        return compared("greater_equal", self, other)
-
-    def __eq__(self, other: object) -> ExactArray:  # type: ignore[override]
-        return compared("equal", self, other)
-
-    def __ne__(self, other: object) -> ExactArray:  # type: ignore[override]
-        return compared("not_equal", self, other)
-
-    def __and__(self, other: Any) -> ExactArray:
-        return real("bitwise_and", self, other)
-
-    def __or__(self, other: Any) -> ExactArray:
-        return real("bitwise_or", self, other)
-
-    def __invert__(self) -> ExactArray:
-        return real("invert", self)
-
-    def __floordiv__(self, other: Any) -> ExactArray:
-        return real("floor_divide", self, other)
-
-    def __mod__(self, other: Any) -> ExactArray:
-        return real("mod", self, other)
-
-    __hash__ = None  # type: ignore[assignment]
+    # Arithmetic: the operators of the mixin call functions of NumPy
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """Take calls such as `scipy.special.erf(x)` and `array + x`."""
@@ -365,7 +301,7 @@ def real(name: str, *operands: Any, dtype: Any = None) -> ExactArray:
 
 def binary(name: str, x: Any, y: Any) -> ExactArray:
     a, b = _pair(x, y)
-    rule = {"add": _add, "subtract": _subtract, "multiply": _multiply, "divide": _divide}[name]
+    rule = RULES[name]
     if a.is_residue:
         return rule(a, b)
     found = real(name, a, b, dtype=a.dtype if name != "divide" or a.is_float else None)
@@ -413,10 +349,6 @@ def with_specials(found: Array, up: Array, down: Array, poison: Array) -> Array:
     return np.where(poison, POISON, found)
 
 
-def _subtract(a: ExactArray, b: ExactArray) -> ExactArray:
-    return _add(a, negative(b))
-
-
 def negative(x: ExactArray) -> ExactArray:
     if not x.is_residue:
         opposite = real("negative", x, dtype=x.dtype)
@@ -450,6 +382,14 @@ def _divide(a: ExactArray, b: ExactArray) -> ExactArray:
         slope = field.subtract(tangent_of(a), field.multiply(found, tangent_of(b)))
         tangent = field.multiply(slope, inverse)
     return residue_array(a, np.where((b.values >= INFINITY) | (b.values == 0), POISON, found), tangent)
+
+
+RULES: dict[str, Callable[[ExactArray, ExactArray], ExactArray]] = {
+    "add": _add,
+    "subtract": lambda a, b: _add(a, negative(b)),
+    "multiply": _multiply,
+    "divide": _divide,
+}
 
 
 def _times_infinity(found: Array, a: ExactArray, b: ExactArray) -> Array:
@@ -575,9 +515,7 @@ def transcendental(name: str, x: ExactArray) -> ExactArray:
             found = np.where(x.values == INFINITY, INFINITY, found)
     made = residue_array(x, found)
     if x.tangent is not None:
-        slope = _slope(
-            name, ExactArray(x.field, safe, x.dtype, True), residue_array(x, without_specials(made))
-        )
+        slope = SLOPES[name](residue_array(x, safe), residue_array(x, without_specials(made)))
         made.tangent = x.field.multiply(x.tangent, _defined(slope))
     return made
 
@@ -589,11 +527,6 @@ def _defined(slope: ExactArray) -> Array:
     return without_specials(slope)
 
 
-def _slope(name: str, x: ExactArray, y: ExactArray) -> ExactArray:
-    """Return the derivative, in terms of the operand and the result."""
-    return SLOPES[name](x, y)
-
-
 SLOPES: dict[str, Callable[[ExactArray, ExactArray], ExactArray]] = {
     "exp": lambda x, y: y,
     "log": lambda x, y: 1.0 / x,
@@ -603,6 +536,7 @@ SLOPES: dict[str, Callable[[ExactArray, ExactArray], ExactArray]] = {
     "cos": lambda x, y: -transcendental("sin", x),
     "erf": lambda x, y: TWICE * transcendental("exp", -(x * x)),
 }
+"""Function -> its derivative, in terms of the operand and the result."""
 
 
 def power(x: Any, y: Any) -> ExactArray:
@@ -651,13 +585,14 @@ def absolute(x: ExactArray) -> ExactArray:
 
 
 APPLIED: dict[str, Callable[..., ExactArray]] = {
-    **{name: partial(binary, name) for name in ("add", "subtract", "multiply", "divide")},
+    **{name: partial(binary, name) for name in RULES},
     **{name: partial(transcendental, name) for name in POINTS},
     **{
         name: partial(compared, name)
         for name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
     },
     "negative": negative,
+    "matmul": matmul,
     "sign": sign,
     "abs": absolute,
     "absolute": absolute,

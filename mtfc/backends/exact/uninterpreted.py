@@ -75,10 +75,8 @@ def _sorted(
     def spread(values: Any, front: tuple[int, ...]) -> Any:
         return np.broadcast_to(values.reshape((*front, number)), (*lead, number))
 
-    order = np.broadcast_to(np.arange(number), (*lead, number))
-    for x, front in reversed(list(zip(arrays[:keys], fronts, strict=False))):
-        found = np.take_along_axis(spread(x.keys(), front), order, -1)
-        order = np.take_along_axis(order, np.argsort(found, axis=-1, kind="stable"), -1)
+    found = [spread(x.keys(), front) for x, front in zip(arrays[:keys], fronts, strict=False)]
+    order = np.lexsort(found[::-1], -1)
 
     def result(x: ExactArray, front: tuple[int, ...], shape: Any) -> ExactArray:
         return x.mapped(

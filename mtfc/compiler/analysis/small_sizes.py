@@ -19,7 +19,6 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.ir.core import Equation, Function, Program, walk
-from mtfc.compiler.ir.loops import dim_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.structure import reshape_groups
 from mtfc.compiler.ir.ops.windows import geometry
@@ -394,9 +393,3 @@ def _means(equations: Sequence[Equation], classes: _Classes) -> dict[float, Frac
         elif has_trait(eqn, "divide") and value == count:
             found[value] = Fraction(small)
     return found
-
-
-def looped(program: Program) -> frozenset[str]:
-    """Return the names of the dimensions that loops run along."""
-    bodies = (walk(function.body) for function in functions_of(program))
-    return frozenset(dim_of(eqn).name for body in bodies for eqn in body if eqn.regions)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, TextIO
@@ -41,6 +42,15 @@ def read_bytes(path: str, most: int | None = None) -> bytes:
     if most is not None and len(content) > most:
         raise UsageError(f"cannot read {path}: it has more than {most >> 20} MiB")
     return content
+
+
+def readable_texts(files: Iterable[str]) -> dict[str, str]:
+    """Return the texts of files by name; those that cannot be read are left out, such as code that was made at run time."""
+    found: dict[str, str] = {}
+    for file in dict.fromkeys(files):
+        with suppress(OSError, UnicodeDecodeError):
+            found[file] = Path(file).read_text("utf-8")
+    return found
 
 
 def _read(file: IO[bytes], most: int | None) -> bytes:

@@ -169,34 +169,42 @@ def _check_rest(
             fitting.misshaped("input", name, type, argument.span, MULTIPLE + why)
 
 
-def draw_batch(function: Function, seed: int, number: int = 1) -> Batches:
-    """Draw batches from a seed: standard normal numbers, indices in range, truth values. All batches share the scalars."""
+def draw_batch(
+    function: Function, seed: int, number: int = 1, change: Callable[[Any], Any] = lambda x: x
+) -> Batches:
+    """Draw batches from a seed: standard normal numbers, indices in range, truth values. All batches share the scalars.
+
+    change: makes floats of another kind.
+    """
     types = input_types(function)
     several = frozenset(name for name, type in types.items() if type.dims and number > 1)
     arrays = {
-        name: _draw(name, type, index_bound(name, function.body) or 2, seed, number if name in several else 1)
+        name: _draw(
+            name, type, index_bound(name, function.body) or 2, seed, number if name in several else 1, change
+        )
         for name, type in types.items()
     }
     return Batches(types, arrays, number, several)
 
 
-def _draw(name: str, type: TensorType, bound: int, seed: int, number: int) -> Array:
+def _draw(
+    name: str, type: TensorType, bound: int, seed: int, number: int, change: Callable[[Any], Any]
+) -> Array:
     """Draw batches one after the other; the first batch is the same for any number of batches."""
     import numpy as np
 
     entropy = [seed, crc32(name.encode())]
-    parts = [_drawn([*entropy, i] if i else entropy, type, bound) for i in range(number)]
+    parts = [_drawn([*entropy, i] if i else entropy, type, bound, change) for i in range(number)]
     return np.concatenate(parts) if number > 1 else parts[0]
 
 
-def _drawn(entropy: list[int], type: TensorType, bound: int) -> Array:
+def _drawn(entropy: list[int], type: TensorType, bound: int, change: Callable[[Any], Any]) -> Array:
     import numpy as np
 
     generator = np.random.default_rng(entropy)
     shape = tuple(dim.size for dim in type.dims)
-    numbers: Any = (
-        generator.standard_normal(shape) if type.dtype in FLOATS else generator.integers(0, bound, shape)
-    )
+    is_float = type.dtype in FLOATS
+    numbers = change(generator.standard_normal(shape)) if is_float else generator.integers(0, bound, shape)
     return np.asarray(numbers).astype(numpy_dtype(np, type.dtype))
 
 

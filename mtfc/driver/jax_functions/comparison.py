@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mtfc.compiler.activity import doing
+from mtfc.backends.exact.jaxprs import is_key, without_key
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.types import ARRAY_DTYPES
 from mtfc.driver.jax_functions.import_check import given_constants, import_case
 from mtfc.driver.jax_functions.roads import Road, computed, on_mesh
 from mtfc.driver.verification.checks import PER_SECOND
-from mtfc.driver.verification.exact_cases import elements
-from mtfc.driver.verification.special_numbers import KINDS
+from mtfc.driver.verification.exact_cases import elements, exact_lowered
+from mtfc.driver.verification.results import ExactCase
+from mtfc.driver.verification.special_numbers import KINDS, fewest
 from mtfc.frontend.jaxpr.flat import all_steps
 from mtfc.frontend.jaxpr.tracing import by_place, value_of
-from mtfc.reports.exact_report import ExactCase, exact_text
 
 if TYPE_CHECKING:
     from mtfc.driver.jax_functions.plan import Plan
@@ -64,23 +64,27 @@ class OutputDifference:
 
 
 NO_NUMBERS = "NOT COMPARED, as all numbers are NaN or infinite on these arguments:"
-OTHERS = "`verify(plan, *args)` takes others"
-BUT_IMPORT = "; this does not cover the import"
+OTHERS = "`verify(plan, *args)` takes other arguments"
+BUT_IMPORT = "; the exact check does not cover the import"
 
 
 @attrs.frozen
 class PlanVerification:
     """The comparison of all outputs, and the exact checks of the import and of the program of `plan.step`.
 
-    The checks are None if they were left out. ended: a sentence about each program that has no results. notes: a sentence about
-    each known fault of XLA that `plan.apply` meets.
+    The checks are None if they were left out. ended: a sentence about each program that has no results.
     """
 
-    outputs: tuple[OutputDifference, ...]
+    plan: Plan
+    outputs: tuple[OutputDifference, ...] = ()
     exact: ExactCase | None = None
     imported: ExactCase | None = None
     ended: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """A sentence about each known fault of XLA that `plan.apply` meets."""
+        return [each.note for each in self.plan.known_faults]
 
     @property
     def exact_cases(self) -> tuple[ExactCase, ...]:
@@ -103,30 +107,38 @@ class PlanVerification:
         """True if no number of the outputs says anything about the plan."""
         return _proves_nothing(self.outputs) or (not self.outputs and bool(self.ended))
 
-    @property
-    def _covers_step(self) -> bool:
-        """False if `plan.step` is wrong, and no check of the import says why: the other exact check begins behind it."""
-        is_compared = self.imported is not None and self.imported.skipped is None
-        return is_compared or all(each.ok for each in self.outputs if each.road == "plan.step")
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record; see `docs/command.md`."""
+        case = self.plan.case
+        return {
+            "ok": self.ok,
+            "model": self.plan.program.name,
+            "layout": case.name,
+            "mesh": case.mesh.sizes,
+            "outputs": [attrs.asdict(each) | {"ok": each.ok} for each in self.outputs],
+            "ended": list(self.ended),
+            "exact": [each.record() for each in self.exact_cases],
+        }
 
     def __str__(self) -> str:
-        lines = [exact_text(self.imported)] if self.imported is not None else []
-        if self.exact is not None:
-            lines.append(exact_text(self.exact) + ("" if self._covers_step else BUT_IMPORT))
-        lines += [f"FAILED {each}" for each in self.ended]
+        return "\n".join([*(case.text() for case in self.exact_cases), self.verdict()])
+
+    def verdict(self) -> str:
+        """Return a line for each road, and for what proves nothing."""
+        lines = [f"FAILED {each}" for each in self.ended]
         for road in dict.fromkeys(each.road for each in self.outputs):
             own = [each for each in self.outputs if each.road == road]
             worst = max(own, key=lambda each: (not each.ok, each.difference))
-            state = "agrees with" if all(each.ok for each in own) else "DIFFERS from"
+            state = "agrees with" if worst.ok else "DIFFERS from"
             state = "CANNOT BE COMPARED with" if _proves_nothing(own) else state
-            lines.append(
-                f"{road} {state} the plain function: at most {worst.difference:.1e} ({worst.output})"
-            )
+            is_compared = self.imported is not None and self.imported.skipped is None
+            but = "" if worst.ok or is_compared or road != STEP or self.exact is None else BUT_IMPORT
+            figure = f"at most {worst.difference:.1e} ({worst.output})"
+            lines.append(f"{road} {state} the plain function: {figure}{but}")
         lines += _unstable_note(self.outputs)
         if self.without_numbers:
             lines.append(f"{NO_NUMBERS} {', '.join(self.without_numbers)}: {OTHERS}")
-        lines += self.notes
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.notes])
 
 
 def _proves_nothing(outputs: Sequence[OutputDifference]) -> bool:
@@ -140,7 +152,7 @@ def _unstable_note(outputs: Sequence[OutputDifference]) -> Iterator[str]:
     numbers = sum(each.numbers for each in outputs)
     reasons = {
         "unstable": "another rounding of the arguments moves them as far as an error would",
-        "not_finite": "they are NaN or infinite on these arguments; `verify(plan, *args)` takes others",
+        "not_finite": f"they are NaN or infinite on these arguments; {OTHERS}",
     }
     for kind, reason in reasons.items():
         found = sum(getattr(each, kind) for each in outputs)
@@ -151,12 +163,7 @@ def _unstable_note(outputs: Sequence[OutputDifference]) -> Iterator[str]:
 
 def exactly_verified(plan: Plan, seed: int) -> ExactCase:
     """Compare the program of `plan.step` with the imported program over a finite field. Calls of JAX are not interpreted."""
-    from mtfc.driver.running.execution import without_warnings
-    from mtfc.driver.verification.exact_cases import exact_lowered
-
-    given = given_constants(plan.imported)
-    with doing("exact check"), without_warnings():
-        return exact_lowered(plan.imported.program, plan.program, given, seed)
+    return exact_lowered(plan.imported.program, plan.program, given_constants(plan.imported), seed)
 
 
 def verified(
@@ -166,19 +173,26 @@ def verified(
     seed: int,
     exact: bool = True,
     budget: float | None = None,
+    show: Callable[[ExactCase], object] = lambda _: None,
 ) -> PlanVerification:
     """Compute the function on one device, and by the plan's two roads, on the same arguments. exact: run the exact check, too.
 
-    A function that was imported where a mesh was set is computed on this mesh, too. budget: seconds for the roads.
+    A function that was imported where a mesh was set is computed on this mesh, too. budget: seconds for the roads. show: receives
+    the exact checks as soon as they are known.
     """
-    imported = import_case(plan.imported, seed) if exact else None
-    checked = exactly_verified(plan, seed) if exact else None
-    found = _by_roads(plan, args, kwargs, budget) if args or kwargs else _on_drawn(plan, seed, budget)
-    notes = tuple(each.note for each in plan.known_faults)
-    return attrs.evolve(found, exact=checked, imported=imported, notes=notes)
+    found = PlanVerification(plan)
+    if exact:
+        found = attrs.evolve(
+            found, imported=import_case(plan.imported, seed), exact=exactly_verified(plan, seed)
+        )
+        for case in found.exact_cases:
+            show(case)
+    floats = _by_roads(plan, args, kwargs, budget) if args or kwargs else _on_drawn(plan, seed, budget)
+    return attrs.evolve(found, outputs=floats.outputs, ended=floats.ended)
 
 
 FUNCTION = "the function itself"
+STEP = "plan.step"
 SECONDS, PER_STEP = 20.0, 0.2
 """The time of a road: of each program, and for each of its steps."""
 
@@ -188,13 +202,14 @@ def _by_roads(
 ) -> PlanVerification:
     """Compare the results of the roads on some arguments. Without those of the plain function, nothing is compared."""
     import jax
+    import numpy as np
 
     plan.check_arguments(args, kwargs)
     args, kwargs = jax.tree.map(value_of, by_place(plan.function, args, kwargs))
     own_mesh, narrowest = plan.imported.flat.mesh, narrowest_dtype(plan)
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
-    keys = [jax.random.key_impl(x) if _is_key(x) else None for x in leaves]
-    first = [_unplaced(x) for x in leaves]
+    keys = [jax.random.key_impl(x) if is_key(x) else None for x in leaves]
+    first = [np.asarray(without_key(x)) if hasattr(x, "dtype") else x for x in leaves]
     draws = [first, *perturbed(first, narrowest)]
 
     def road(name: str, function: Any, mesh: Any, draws: Any = (first,)) -> Road:
@@ -205,25 +220,20 @@ def _by_roads(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the notes name the faults
             roads.append(road("plan.apply", plan.apply(), plan.mesh))
-    roads.append(road("plan.step", plan.step, plan.mesh))
+    roads.append(road(STEP, plan.step, plan.mesh))
     roads += [road(ON_ITS_MESH, plan.function, own_mesh)] if own_mesh is not None else []
     steps = sum(1 for _ in all_steps(plan.imported.steps))
     seconds = SECONDS + PER_STEP * steps + elements(plan.imported.program) / PER_SECOND
-    found = computed(roads, seconds, budget)
-    plain = next(found)
-    if isinstance(plain, str):
-        return PlanVerification(
-            (), ended=(f"{FUNCTION} {plain}: `verify(plan, *args)` takes other arguments",)
-        )
-    expected, *others = [_numbers(each) for each in plain]
-    spread, differences, ended = spread_of(expected, others), list[OutputDifference](), list[str]()
-    for each, result in zip(roads[1:], found, strict=True):
-        if isinstance(result, str):
-            ended.append(f"{each.name} {result}")
-        else:
-            outputs, numbers = list(plan.imported.outputs), _numbers(result[0])
-            differences += _compared(each.name, outputs, numbers, expected, spread, narrowest)
-    return PlanVerification(tuple(differences), ended=tuple(ended))
+    plain, *others = computed(roads, seconds, budget)
+    if plain.reason:
+        return PlanVerification(plan, ended=(f"{FUNCTION} {plain.reason}: {OTHERS}",))
+    expected, *moved = [_numbers(each) for each in plain.draws]
+    spread, differences = spread_of(expected, moved), list[OutputDifference]()
+    for each in (each for each in others if not each.reason):
+        outputs, numbers = list(plan.imported.outputs), _numbers(each.draws[0])
+        differences += _compared(each.model, outputs, numbers, expected, spread, narrowest)
+    ended = tuple(f"{each.model} {each.reason}" for each in others if each.reason)
+    return PlanVerification(plan, tuple(differences), ended=ended)
 
 
 ON_ITS_MESH = "the function on its own mesh"
@@ -235,20 +245,6 @@ def of_one_device(mesh: Any) -> Any:
 
     first = mesh.devices.ravel()[:1].reshape((1,) * mesh.devices.ndim)
     return jax.sharding.Mesh(first, mesh.axis_names, axis_types=mesh.axis_types)
-
-
-def _unplaced(x: Any) -> Any:
-    """Return an array of NumPy; of random keys, their data."""
-    import jax
-    import numpy as np
-
-    return np.asarray(jax.random.key_data(x)) if _is_key(x) else np.asarray(x) if hasattr(x, "dtype") else x
-
-
-def _is_key(x: Any) -> bool:
-    import jax
-
-    return bool(jax.numpy.issubdtype(getattr(x, "dtype", int), jax.dtypes.prng_key))
 
 
 PERTURBED = 4
@@ -326,15 +322,17 @@ def _on_drawn(plan: Plan, seed: int, budget: float | None) -> PlanVerification:
 
     If there is none, return the comparison with the most such outputs. After two kinds without an end, no other is tried.
     """
-    tried = list[PlanVerification]()
-    for kind in KINDS:
-        args, kwargs = with_far_indices(plan, *drawn_arguments(plan, seed, kind), seed)
-        tried.append(_by_roads(plan, args, kwargs, budget))
-        if tried[-1].outputs and not tried[-1].without_numbers:
-            return tried[-1]
-        if sum(not each.outputs for each in tried) == 2:
-            break
-    return max(tried, key=lambda each: (bool(each.outputs), -len(each.without_numbers)))
+
+    def tried() -> Iterator[PlanVerification]:
+        endless = 0
+        for kind in KINDS:
+            args, kwargs = with_far_indices(plan, *drawn_arguments(plan, seed, kind), seed)
+            yield (found := _by_roads(plan, args, kwargs, budget))
+            endless += not found.outputs
+            if endless == 2:
+                return
+
+    return fewest(tried(), lambda found: len(found.without_numbers) if found.outputs else float("inf"))
 
 
 def drawn_arguments(plan: Plan, seed: int, kind: str = "mixed") -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -394,7 +392,7 @@ def _is_finite(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
     own_mesh = plan.imported.flat.mesh
     with on_mesh(own_mesh and of_one_device(own_mesh)):
         found = jax.tree.leaves(jax.jit(plan.function)(*args, **kwargs))
-    return all(_is_key(x) or bool(jax.numpy.isfinite(x).all()) for x in found)
+    return all(is_key(x) or bool(jax.numpy.isfinite(x).all()) for x in found)
 
 
 def _drawn(leaf: Leaf, random: Any, changed: Callable[[Any], Any]) -> Any:

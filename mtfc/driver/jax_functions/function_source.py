@@ -18,7 +18,7 @@ from mtfc.compiler.activity import doing
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.driver.data.files import parsed_json, read_bytes
+from mtfc.driver.data.files import parsed_json, read_bytes, readable_texts
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.selection import LayoutOnMesh
 from mtfc.driver.training.user_code import (
@@ -155,13 +155,7 @@ class FunctionSource:
             spans = {span for each in error.diagnostics for span in each.spans}
         except UsageError:
             return {}
-        found = {}
-        for file in {span.file for span in spans if span is not None}:
-            try:
-                found[file] = Path(file).read_text("utf-8")
-            except (OSError, UnicodeDecodeError):  # code that was made at run time
-                continue
-        return found
+        return readable_texts(span.file for span in spans if span is not None)
 
     def planned(self, path: str) -> tuple[Mesh, Layout, Recompute | None]:
         case = self.imported.loaded(path)

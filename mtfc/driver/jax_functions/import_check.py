@@ -7,16 +7,16 @@ makes other numbers, and there is no tolerance.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mtfc.compiler.activity import doing
+from mtfc.backends.exact.check import DRAWS, ExactReference, ExactResult, Tally, evaluated, without_residues
+from mtfc.backends.exact.jaxprs import LONGEST_LOOP, ImportedEvaluation, JaxprOnField
+from mtfc.backends.exact.residues import POISON, ExactArray, NotExact
 from mtfc.compiler.ir.core import walk
 from mtfc.compiler.ir.loops import is_unbounded
-from mtfc.reports.exact_report import ExactCase
-
-if TYPE_CHECKING:
-    from mtfc.backends.exact.residues import ExactArray
-    from mtfc.frontend.jaxpr.importing import Imported, Leaf
+from mtfc.driver.verification.exact_cases import elements, exact_case
+from mtfc.driver.verification.results import ExactCase
+from mtfc.frontend.jaxpr.importing import Imported, Leaf
 
 NAME = "import"
 """The name of the check beside those of layouts."""
@@ -27,24 +27,15 @@ MOST = 2**20
 
 def import_case(imported: Imported, seed: int) -> ExactCase:
     """Compare the imported program with the jaxpr that it is made of."""
-    from mtfc.backends.exact.check import without_residues
-    from mtfc.backends.exact.residues import NotExact
-    from mtfc.driver.running.execution import without_warnings
-    from mtfc.driver.verification.exact_cases import QUICK, elements
-
-    name, size = imported.program.name, elements(imported.program)
-    if size > QUICK:
-        return ExactCase(NAME, name, skipped=f"its values have {size:.1e} elements")
-    if strange := without_residues(imported.main):
-        return ExactCase(NAME, name, skipped=f"`{strange}` has no meaning on residues")
-    with doing("exact check of the import"), without_warnings():
-        try:
-            return _compared(imported, seed, size)
-        except NotExact as error:
-            return ExactCase(NAME, name, skipped=f"`{error}` has no meaning on residues")
-        except Exception as error:  # a primitive of the user's own may do anything on other numbers
-            line = next(iter(str(error).splitlines()), "")
-            return ExactCase(NAME, name, skipped=f"JAX raises {type(error).__name__} on residues: {line}")
+    name = imported.program.name
+    try:
+        case = exact_case(imported.program, NAME, lambda: _compared(imported, seed))
+    except Exception as error:  # a primitive of the user's own may do anything on other numbers
+        line = str(error).partition("\n")[0]
+        return ExactCase(name, NAME, skipped=f"JAX raises {type(error).__name__} on residues: {line}")
+    if case.wrong and case.found.cut_loops:
+        return ExactCase(name, NAME, skipped="a loop does not end on residues")
+    return case
 
 
 def given_constants(imported: Imported) -> Mapping[str, Any]:
@@ -58,51 +49,30 @@ def given_constants(imported: Imported) -> Mapping[str, Any]:
     }
 
 
-def _compared(imported: Imported, seed: int, size: int) -> ExactCase:
-    from mtfc.backends.exact.check import DRAWS, ExactReference, evaluated
-    from mtfc.backends.exact.jaxprs import ImportedEvaluation, JaxprOnField
-    from mtfc.backends.exact.prime_field import PRIMES, PrimeField
-
+def _compared(imported: Imported, seed: int) -> ExactResult:
+    if strange := without_residues(imported.main):
+        raise NotExact(strange)
     reference = ExactReference(imported.program, given_constants(imported), seed, derives=False)
     main, closed = imported.main, imported.flat.closed
     number = len(closed.jaxpr.invars)
-    wrong: dict[str, None] = {}
-    judged = {leaf.name: 0 for leaf in imported.outputs}
-    elements, cut, unsure = 0, 0, dict[str, int]()
+    tally = Tally()
     for draw in DRAWS:
-        field = PrimeField(PRIMES[draw], seed + draw)
+        field = reference.field(draw)
         arguments = {a.value.name: reference.drawn(a, field, draw, main.name) for a in main.arguments}
         given = [_as_in_jax(leaf, arguments[leaf.name]) for leaf in imported.inputs]
         constants = [(leaf.constant, x) for leaf, x in zip(imported.inputs, given, strict=True)][number:]
         actual = evaluated(main, arguments, ImportedEvaluation(field))
-        unsure = {what: unsure.get(what, 0) + n for what, n in field.counts.items()}
+        unsure = dict(field.counts)
         jaxprs = JaxprOnField(field, constants, _longest(imported))
         for leaf, x in zip(imported.outputs, jaxprs.run(closed, given[:number]), strict=True):
-            apart, unknown = _differences(actual[leaf.name], x)
-            elements += actual[leaf.name].size
-            judged[leaf.name] += actual[leaf.name].size - unknown
-            if apart:
-                wrong[leaf.name] = None
-        cut += jaxprs.cut_loops
-    if wrong and cut:
-        return ExactCase(NAME, imported.program.name, skipped="a loop does not end on residues")
-    return ExactCase(
-        NAME,
-        imported.program.name,
-        tuple(f"{name} of {main.name}" for name in wrong),
-        elements=elements,
-        not_judged=elements - sum(judged.values()),
-        unsure=unsure,
-        computed=2 * size,
-        cut_loops=cut,
-        unjudged=tuple(name for name, number in judged.items() if not number),
-    )
+            output = actual[leaf.name]
+            tally.add(f"{leaf.name} of {main.name}", output.size, *_differences(output, x))
+        tally.count(unsure, jaxprs.cut_loops)
+    return tally.result(len(DRAWS) * elements(imported.program))
 
 
 def _longest(imported: Imported) -> int:
     """Return the number of iterations to follow a `while` for: the imported program leaves some loops there."""
-    from mtfc.backends.exact.jaxprs import LONGEST_LOOP
-
     is_cut = any(eqn.regions and is_unbounded(eqn) for eqn in walk(imported.main.body))
     return LONGEST_LOOP if is_cut else MOST
 
@@ -118,12 +88,9 @@ def _as_in_jax(leaf: Leaf, x: ExactArray) -> Any:
 
 def _differences(actual: ExactArray, expected: Any) -> tuple[int, int]:
     """Return the number of elements that differ, and of those that are not judged, as they have no meaning over the field."""
-    import numpy as np
-
-    from mtfc.backends.exact.residues import POISON, ExactArray
-
     if not isinstance(expected, ExactArray):
         import jax
+        import numpy as np
 
         return int((actual.values.ravel() != np.asarray(jax.random.key_data(expected)).ravel()).sum()), 0
     if not expected.is_float:

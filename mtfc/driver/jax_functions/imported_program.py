@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +16,7 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.garbage import few_collections
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import EVERY, Layout, Mesh, Rules
+from mtfc.driver.data.files import readable_texts
 from mtfc.driver.errors import UsageError, in_python, public
 from mtfc.driver.jax_functions.plan import Plan, fingerprint, machine, read_plan
 from mtfc.driver.jax_functions.xla_faults import met_faults
@@ -102,9 +103,7 @@ class ImportedProgram:
     def coverage(self) -> Coverage:
         """Return which primitives are opaque, with their lines and their share."""
         calls = self.imported.calls
-        counts: dict[str, int] = {}
-        for step in calls:
-            counts[step.primitive] = counts.get(step.primitive, 0) + 1
+        counts = Counter(step.primitive for step in calls)
         place = definition(self.imported.flat.function)
         lines = dict.fromkeys(f"{step.primitive} at {step.span or place}" for step in calls)
         return Coverage(counts, tuple(lines), self.imported.opaque_share())
@@ -223,9 +222,8 @@ class ImportedProgram:
             if found.is_interrupted or split & causes(found.mesh, found.layout):
                 found = first
                 break
-        return attrs.evolve(
-            found, layout=attrs.evolve(found.layout, rules=_without_empty(found.layout.rules))
-        )
+        split_rules = Rules(tuple((dim, axes) for dim, axes in found.layout.rules.axes if axes))
+        return attrs.evolve(found, layout=attrs.evolve(found.layout, rules=split_rules))
 
     def unsplit(self) -> Layout:
         """Return rules that leave dimensions whole which no argument has: they are parts that rules have made."""
@@ -291,10 +289,6 @@ def _of_leading_factors(layout: str, dims: Mapping[str, int]) -> str:
     return re.sub(rf"\b({heads})(?=\s*:)", r"\1_a", layout) if split else layout
 
 
-def _without_empty(rules: Rules) -> Rules:
-    return Rules(tuple((dim, axes) for dim, axes in rules.axes if axes))
-
-
 def _meshes(devices: int | None, target: str) -> tuple[Mesh, ...]:
     from mtfc.driver.searching.meshes import MOST_AXES, meshes
 
@@ -351,9 +345,5 @@ def _check_options(
 def _with_lines(error: CompileError) -> list[Any]:
     """Attach the user's lines to diagnostics."""
     sources = Sources()
-    for each in error.diagnostics:
-        try:
-            sources.texts[each.span.file] = Path(each.span.file).read_text("utf-8")
-        except (OSError, UnicodeDecodeError):
-            continue
+    sources.texts |= readable_texts(each.span.file for each in error.diagnostics)
     return sources.shown(error.diagnostics)

@@ -11,7 +11,7 @@ from typing import Any
 
 from mtfc.compiler.ir.types import Axes, Mesh
 from mtfc.driver.errors import UsageError, public
-from mtfc.driver.jax_functions.shardings import spec_of
+from mtfc.driver.jax_functions.shardings import entry_axes, spec_of
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
 
 Stored = Mapping[str, Mapping[str, Axes]]
@@ -74,7 +74,7 @@ def _batch_axis(imported: Imported, on: Mesh, stored: Stored) -> str:
     for leaf in imported.inputs:
         if leaf.role == "input" and leaf.constant is None and leaf.path not in paths and leaf.dims:
             spec = spec_of(leaf.dims[:1], stored.get(leaf.name, {}), on)
-            found.add(_axes(spec[0]))
+            found.add(entry_axes(spec[0]))
     axes = next(iter(found), ()) if len(found) < 2 else None
     if axes is None or len(axes) > 1:
         raise UsageError(
@@ -83,12 +83,8 @@ def _batch_axis(imported: Imported, on: Mesh, stored: Stored) -> str:
     return axes[0] if axes else UNSPLIT
 
 
-def _axes(entry: Any) -> Axes:
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-
-
 def _one_axis(entry: Any, path: str) -> str | None:
-    axes = _axes(entry)
+    axes = entry_axes(entry)
     if len(axes) > 1:
         raise UsageError(
             f"Keras splits an axis over one axis of the mesh, and the plan splits one of {path} over {', '.join(axes)}"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, Forms, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.passes.recompute import Recompute
-from mtfc.driver.data.files import parsed_json, read_bytes, write_text
+from mtfc.driver.data.files import parsed_json, read_bytes, readable_texts, write_text
 from mtfc.driver.errors import UsageError, public
 from mtfc.driver.jax_functions.packed_program import PackedProgram
 from mtfc.driver.jax_functions.shardings import (
@@ -285,7 +284,8 @@ class Plan:
         def planned(x: Any, var: Any) -> Any:
             if var.key is not None or not var.shape or var in opaque:
                 return x
-            return constraint(x, self._spec_of_value(self.imported.dims_of(var)))
+            dims = self.imported.dims_of(var)
+            return constraint(x, spec_of(dims, one_use(dims, self.rules), self.case.mesh))
 
         def own(x: Any, sharding: Any, step: Any) -> Any:
             return constraint(x, self._own_spec(sharding, step)) if keep_constraints else x
@@ -313,9 +313,6 @@ class Plan:
             )
         make: Any = PartitionSpec
         return make(*partitions)  # without the pending sums of explicit types
-
-    def _spec_of_value(self, dims: Any) -> Any:
-        return spec_of(dims, one_use(dims, self.rules), self.case.mesh)
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """Return the leaves of arguments. Raises `UsageError` if they are not as those that were imported."""
@@ -497,7 +494,7 @@ class Plan:
             f"The next best plan of the search: {rules} on {_sizes_text(mesh.sizes)}. It takes {seconds_text(seconds)} and "
             f"{bytes_text(round(memory))}.\n"
         )
-        return title + difference_report(one, other, _texts_of(files))
+        return title + difference_report(one, other, readable_texts(files))
 
     @public
     def simulate(self, target: str) -> Step:
@@ -674,15 +671,4 @@ def fingerprint(program: Program) -> str:
 
 def _texts(spans: Any) -> dict[str, str]:
     """Return the user's files that spans point into, by name."""
-    return _texts_of(span.file for span in spans if span is not None)
-
-
-def _texts_of(files: Iterable[str]) -> dict[str, str]:
-    """Return the texts of files by name. Files that cannot be read are left out."""
-    found: dict[str, str] = {}
-    for file in dict.fromkeys(files):
-        try:
-            found[file] = Path(file).read_text("utf-8")
-        except (OSError, UnicodeDecodeError):
-            continue
-    return found
+    return readable_texts(span.file for span in spans if span is not None)

@@ -15,7 +15,9 @@ from typing import Any
 
 import attrs
 
+from mtfc.backends.exact.jaxprs import without_key
 from mtfc.driver.verification import checks
+from mtfc.driver.verification.results import Result
 
 Arrays = Sequence[Any]
 
@@ -50,7 +52,7 @@ class Road:
         def flat(*leaves: Any) -> list[Any]:
             given = [_as_key(x, key) for x, key in zip(leaves, keys, strict=True)]
             args, kwargs = jax.tree.unflatten(tree, given)
-            return [_without_keys(x) for x in jax.tree.leaves(function(*args, **kwargs))]
+            return [without_key(x) for x in jax.tree.leaves(function(*args, **kwargs))]
 
         is_cpu = jax.default_backend() == "cpu"
         options: Any = checks.QUICK_TO_COMPILE if is_cpu else None
@@ -87,17 +89,26 @@ class Road:
         return jax.jit(exported.call, in_shardings=whole)
 
 
+@attrs.frozen(slots=False)
+class RoadResults(Result):
+    """The leaves of the results of a road, which `model` names, for each draw."""
+
+    draws: Sequence[Arrays] = ()
+
+    @property
+    def reason(self) -> str | None:
+        """Why there are no results, as the end of a sentence."""
+        return f"was skipped: {self.skipped}" if self.skipped else self.failed
+
+
 def checks_of(roads: Sequence[Road], seconds: float) -> Sequence[checks.Check]:
-    """Return the computation of each road as a check, whose result is a list of arrays for each draw, or a sentence."""
+    """Return the computation of each road as a check."""
 
     def check(road: Road) -> checks.Check:
-        return checks.Check(road.name, road.name, lambda: [road.results()], _sentence, seconds)
+        blank = RoadResults(road.name)
+        return checks.Check(road.name, lambda: [attrs.evolve(blank, draws=road.results())], blank, seconds)
 
     return [check(road) for road in roads]
-
-
-def _sentence(skipped: str | None, failed: str | None) -> str | None:
-    return f"was skipped: {skipped}" if skipped else failed
 
 
 def _sent(roads: Sequence[Road], seconds: float, is_wide: bool) -> Sequence[checks.Check]:
@@ -109,10 +120,10 @@ def _sent(roads: Sequence[Road], seconds: float, is_wide: bool) -> Sequence[chec
     return checks_of(roads, seconds)
 
 
-def computed(roads: Sequence[Road], seconds: float, budget: float | None) -> Iterator[list[Arrays] | str]:
-    """Yield for each road the results of each draw, or a sentence that says why there are none.
+def computed(roads: Sequence[Road], seconds: float, budget: float | None) -> Iterator[RoadResults]:
+    """Yield the results of each road. seconds: the time of a road.
 
-    seconds: the time of a road. Programs that JAX does not export run in this process, where no time can be kept.
+    Programs that JAX does not export run in this process, where no time can be kept.
     """
     import jax
 
@@ -132,13 +143,6 @@ def _as_key(x: Any, key: Any) -> Any:
     import jax
 
     return x if key is None else jax.random.wrap_key_data(jax.numpy.asarray(x), impl=key)
-
-
-def _without_keys(x: Any) -> Any:
-    import jax
-
-    is_key = jax.numpy.issubdtype(getattr(x, "dtype", int), jax.dtypes.prng_key)
-    return jax.random.key_data(x) if is_key else x
 
 
 def on_mesh(mesh: Any) -> AbstractContextManager[Any]:

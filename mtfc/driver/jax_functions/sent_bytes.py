@@ -64,6 +64,12 @@ class BytesComparison:
     shardings: SentBytes
 
     @property
+    def roads(self) -> dict[str, SentBytes]:
+        """Key in JSON of each road -> the bytes that it sends."""
+        names = ("predicted", "step", "apply", "shardings")
+        return dict(zip(names, (self.predicted, self.step, self.applied, self.shardings), strict=True))
+
+    @property
     def exceeding(self) -> tuple[Place, ...]:
         """The lines where XLA's partitioner sends more than predicted, with or without constraints, the worst first.
 
@@ -90,12 +96,7 @@ class BytesComparison:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record; see `docs/command.md`."""
-        roads = {
-            "predicted": self.predicted,
-            "step": self.step,
-            "apply": self.applied,
-            "shardings": self.shardings,
-        }
+        roads = self.roads
         lines = [
             {
                 "file": file,
@@ -115,7 +116,7 @@ class BytesComparison:
         return {**totals, "lines": lines}
 
     def __str__(self) -> str:
-        roads = (self.predicted, self.step, self.applied, self.shardings)
+        roads = self.roads.values()
         kinds = [kind for kind in KINDS if any(kind in each.kinds for each in roads)]
         heads = ("a device sends", "predicted", "plan.step", "plan.apply", "shardings alone")
         rows: list[tuple[str, ...]] = [heads]

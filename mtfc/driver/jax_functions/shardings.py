@@ -113,6 +113,11 @@ def sharding_tree(tree: Any, shardings: Sequence[Any]) -> Any:
             ) from None
 
 
+def entry_axes(entry: Any) -> Axes:
+    """Return the mesh axes in an entry of a `PartitionSpec`."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
 def explicit_axes(mesh: Any) -> frozenset[str]:
     """Return the axes of a mesh of JAX that have the type Explicit."""
     import jax
@@ -123,8 +128,8 @@ def explicit_axes(mesh: Any) -> frozenset[str]:
 
 def only_axes(spec: Any, names: frozenset[str]) -> Any:
     """Return a `PartitionSpec` without all other axes."""
-    entries = [(each,) if isinstance(each, str) else each or () for each in spec]
-    return type(spec)(*(tuple(axis for axis in each if axis in names) or None for each in entries))
+    entries = (tuple(axis for axis in entry_axes(each) if axis in names) for each in spec)
+    return type(spec)(*(axes or None for axes in entries))
 
 
 def unsaid(leaf: Leaf, rules: Mapping[str, Axes], mesh: Mesh) -> list[Unsaid]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import attrs
 
 from mtfc.compiler.diagnostics import Diagnostics
-from mtfc.compiler.ir.types import Mesh
 from mtfc.driver.errors import UsageError
 from mtfc.driver.jax_functions.comparison import PlanVerification, verified
 from mtfc.driver.jax_functions.function_source import FunctionSource
@@ -16,51 +15,23 @@ from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import PLAN, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
+from mtfc.driver.verification.results import ExactCase
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.layout_options import parse_mesh
 from mtfc.frontend.syntax.parser import parse
-from mtfc.reports.exact_report import exact_json
 
 MOST_DEVICES = 512
 """The most devices of a mesh that programs are compiled for."""
 
 
-@attrs.frozen
-class VerifiedPlan:
-    """The comparison of one layout of a function of JAX."""
-
-    model: str
-    layout: str
-    mesh: Mesh
-    found: PlanVerification
-
-    @property
-    def ok(self) -> bool:
-        """True if no result is wrong."""
-        return self.found.ok
-
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record; see `docs/command.md`."""
-        return {
-            "ok": self.ok,
-            "model": self.model,
-            "layout": self.layout,
-            "mesh": self.mesh.sizes,
-            "outputs": [attrs.asdict(each) | {"ok": each.ok} for each in self.found.outputs],
-            "ended": list(self.found.ended),
-            "exact": exact_json(self.found.exact_cases),
-        }
-
-    def verdict(self) -> str:
-        """Return a line for each road."""
-        return str(self.found)
-
-
-def verify_function(options: VerifyOptions, sources: Sources) -> VerifiedPlan:
+def verify_function(
+    options: VerifyOptions, sources: Sources, show: Callable[[ExactCase | str], object] = lambda _: None
+) -> PlanVerification:
     """Compare the function with `plan.apply`, `plan.step` and the exact check, under one layout.
 
     If nothing of an output is finite on drawn arguments, the example arguments take their place, unless they are mere shapes.
-    Raises `CompileError`, `UsageError` and `Unavailable`.
+    show: receives the name of the function, and the exact checks as soon as they are known. Raises `CompileError`, `UsageError`
+    and `Unavailable`.
     """
     from mtfc.backends.common.devices import import_jax
 
@@ -77,14 +48,16 @@ def verify_function(options: VerifyOptions, sources: Sources) -> VerifiedPlan:
     jax = import_jax()
     jax.config.update("jax_default_matmul_precision", "highest")
     plan = plan_on_devices(options.file, options.choice, sources)
-    found = verified(plan, (), {}, options.seed, options.exact, options.budget)
+    show(plan.program.name)
+    found = verified(plan, (), {}, options.seed, options.exact, options.budget, show)
     if found.proves_nothing or found.without_numbers:
         source = options.choice.source
         assert isinstance(source, FunctionSource)
         args, kwargs = source.example(plan.function)
         if not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves((args, kwargs))):
-            found = verified(plan, args, kwargs, options.seed, options.exact, options.budget)
-    return VerifiedPlan(plan.program.name, plan.case.name, plan.case.mesh, found)
+            again = verified(plan, args, kwargs, options.seed, False, options.budget)
+            return attrs.evolve(again, exact=found.exact, imported=found.imported)
+    return found
 
 
 def plan_on_devices(file: str, choice: Choice, sources: Sources) -> Plan:

@@ -16,8 +16,8 @@ import attrs
 
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.driver.data.array_files import Array
+from mtfc.driver.verification.results import Comparison
 from mtfc.driver.verification.roundings import limits_of
-from mtfc.reports.verification_report import Comparison
 
 MARGIN = 8.0
 """A difference of up to this many times the largest difference among the runs is rounding."""
@@ -115,13 +115,6 @@ class Expected:
         apart = np.max([np.abs(each - numbers[0]) for each in numbers], axis=0)
         return agree & ~((apart > np.abs(numbers[0]) / 2) & (np.max(sizes, axis=0) > self.limits.huge))
 
-    def _distance(self, one: Any, other: Any) -> float:
-        """Return the largest difference at settled places with finite numbers."""
-        import numpy as np
-
-        at = self._settled & np.isfinite(one) & np.isfinite(other)
-        return _largest((one - other)[at])
-
     def compared(self, actual: Array) -> Comparison:
         """Compare an array of a layout with this one."""
         import numpy as np
@@ -136,7 +129,8 @@ class Expected:
         numbers = _numbers(actual)
         if places := self._misplaced(numbers):
             return self._refused(f"has NaN, infinities or numbers at other places: {places} of {actual.size}")
-        error = self._distance(numbers, _numbers(expected))
+        apart = numbers - _numbers(expected)
+        error = _largest(apart[self._settled & np.isfinite(apart)])
         return Comparison(error, self.scale, self.bound, None if error <= self.bound else "differs")
 
     def _misplaced(self, actual: Any) -> int:

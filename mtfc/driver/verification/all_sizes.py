@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from mtfc.backends.exact.check import ExactReference
+from mtfc.backends.exact.check import ExactReference, ExactResult
 from mtfc.backends.exact.residues import NotExact
 from mtfc.compiler.activity import doing, each_of
 from mtfc.compiler.analysis.small_sizes import Shrinking, SmallSizes, small_sizes
@@ -31,8 +31,15 @@ from mtfc.driver.loading.selection import LayoutOnMesh, say_left_out, select, se
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import without_warnings
-from mtfc.driver.verification.exact_cases import BOTH, LARGEST, QUICK, attention_passes, elements
-from mtfc.reports.sizes_report import SizeClaim, SizesCase, sizes_json
+from mtfc.driver.verification.exact_cases import (
+    BOTH,
+    LARGEST,
+    QUICK,
+    attention_passes,
+    elements,
+    without_meaning,
+)
+from mtfc.driver.verification.results import SizeClaim, SizesCase, Verified
 
 BASES = (2, 3)
 """The least size of a dimension and of a mesh axis in each of the smaller programs."""
@@ -150,34 +157,24 @@ def checked_sizes(program: Program, case: LayoutOnMesh, seed: int, derives: bool
 
 
 def _checked(program: Program, case: LayoutOnMesh, how: Shrinking, seed: int, derives: bool) -> SizesCase:
-    wrong: list[str] = []
-    compared, not_judged = 0, 0
+    wrong, results = list[str](), list[ExactResult]()
+    blank = SizesCase(program.name, case.name)
     try:
         found = small_programs(program, case, how, BOTH if derives else "step")
         if any(elements(smaller_program(found.program, i)) > LARGEST for i in range(len(BASES))):
-            return SizesCase(
-                case.name, program.name, unproven="its small sizes are too large: reduce sizes with --dim"
-            )
+            return attrs.evolve(blank, skipped="its small sizes are too large: reduce sizes with --dim")
         for reference, lowered in zip(references(found, seed, derives), found.lowered, strict=True):
             with doing(f"exact check at small sizes of layout {case.name}"):
-                names = reference.wrong_gradients() if derives else ()
-                result = reference.compare(lowered)
-            wrong += [f"gradient {name}" for name in names]
-            wrong += [f"{each.output} of {each.function}" for each in result.wrong]
-            compared, not_judged = compared + result.elements, not_judged + result.not_judged
+                wrong += [f"gradient {name}" for name in (reference.wrong_gradients() if derives else ())]
+                results.append(reference.compare(lowered))
     except NotExact as error:
-        return SizesCase(case.name, program.name, unproven=f"`{error}` has no meaning on residues")
+        return attrs.evolve(blank, skipped=without_meaning(error))
     except NO_SIZES as error:
-        return SizesCase(
-            case.name, program.name, unproven=f"no small sizes fit its equations: {_first_line(error)}"
-        )
-    return SizesCase(
-        case.name, program.name, tuple(dict.fromkeys(wrong)), compared, not_judged, _claims(found)
-    )
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        return attrs.evolve(blank, skipped=f"no small sizes fit its equations: {reason}")
+    wrong += [name for each in results for name in each.wrong]
+    counts = (sum(each.elements for each in results), sum(each.not_judged for each in results))
+    return attrs.evolve(blank, found=ExactResult((*dict.fromkeys(wrong),), *counts), sizes=_claims(found))
 
 
 def _claims(found: SmallPrograms) -> Mapping[str, SizeClaim]:
@@ -204,32 +201,9 @@ def _values(function: Function) -> Iterator[Value]:
             yield from _values(region)
 
 
-@attrs.frozen
-class CheckedSizes:
-    """The exact checks of layouts for every size."""
-
-    cases: Sequence[SizesCase]
-
-    @property
-    def ok(self) -> bool:
-        """True if every layout is proven."""
-        return all(case.ok for case in self.cases)
-
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record; see `docs/command.md`."""
-        cases = [sizes_json(case) for case in self.cases]
-        return {"ok": self.ok, "jax_gradients": {}, "cases": [], "exact": [], "all_sizes": cases}
-
-    def verdict(self) -> str:
-        """Return a line with the number of layouts that are proven."""
-        proven = sum(case.ok for case in self.cases)
-        which = "at all sizes above at which the compiler makes the same equations"
-        return f"{proven} of {len(self.cases)} layouts agree with the undistributed program, {which}"
-
-
 def verify_all_sizes(
     options: VerifyOptions, sources: Sources, show: Callable[[SizesCase], object] = lambda _: None
-) -> CheckedSizes:
+) -> Verified:
     """Check all layouts of a file's models, or of a function of JAX, for every size. Raises `CompileError` and `UsageError`."""
     choice, cases = options.choice, list[SizesCase]()
     for option, value in (("--data", options.data), ("--params", options.params), ("--dtype", options.dtype)):
@@ -249,4 +223,4 @@ def verify_all_sizes(
             for case in each_of(selection.cases, "layout"):
                 cases.append(checked_sizes(selection.program, case, options.seed, choice.source is None))
                 show(cases[-1])
-    return CheckedSizes(cases)
+    return Verified(cases)

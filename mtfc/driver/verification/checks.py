@@ -16,8 +16,9 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import Empty, Queue
 from tempfile import TemporaryFile
 from threading import Thread
 from time import monotonic
@@ -36,20 +37,19 @@ PER_SECOND = 1e5
 QUICK_TO_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Options under which XLA for CPUs partitions a program as ever, and LLVM optimizes nothing: each program runs few times."""
 
-START = "from mtfc.driver.verification.checks import serve; serve()"
+START = "from mtfc.driver.verification.checks import serve; serve({})"
 
 
 @attrs.frozen
 class Check:
-    """A check of a model. what: its name, for the terminal. run: yields its results.
+    """A check. what: its name, for the terminal. run: yields its results. seconds: its time.
 
-    ended: makes a result from the reason why the check was skipped, or else has failed. seconds: its time.
+    blank: a result that gets the reason why the check was `skipped`, or has `failed`.
     """
 
-    model: str
     what: str
     run: Callable[[], Iterable[Any]]
-    ended: Callable[[str | None, str | None], Any]
+    blank: Any
     seconds: float = LEAST_SECONDS
 
 
@@ -131,15 +131,17 @@ def _results_of(
         elif isinstance(message, BaseException):
             raise message
         elif isinstance(message, _Death):
-            yield check.ended(None, message.reason)
+            yield attrs.evolve(check.blank, failed=message.reason)
             return number + 1
         elif message is not None:
             yield message[0]
         elif until is None:
-            yield check.ended(None, f"did not end in {seconds:.0f} s: a budget gives more time")
+            reason = f"did not end in {seconds:.0f} s: a budget gives more time"
+            yield attrs.evolve(check.blank, failed=reason)
             return number + 1
         else:
-            yield from (each.ended(f"the budget of {budget:g} s is over", None) for each in checks[number:])
+            reason = f"the budget of {budget:g} s is over"
+            yield from (attrs.evolve(each.blank, skipped=reason) for each in checks[number:])
             return len(checks)
     return number
 
@@ -151,55 +153,51 @@ class _Death:
     reason: str
 
 
-@attrs.define
+@attrs.frozen
 class _Child:
-    """A child, and the messages that it has sent."""
+    """A child, the connection to it, and what it prints."""
 
     process: subprocess.Popen[bytes]
-    messages: Queue[Any]
-    errors: IO[bytes]
+    connection: Connection
+    printed: IO[bytes]
 
     @classmethod
     def start(cls, remade: Remade, first: int) -> _Child:
         """Start a child that makes the checks, and runs those from the first on."""
-        errors: IO[bytes] = TemporaryFile()  # noqa: SIM115
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            [sys.executable, "-c", START], stdin=pipe, stdout=pipe, stderr=errors, env=_environment()
-        )
-        child = cls(process, Queue(), errors)
-        Thread(target=child._talk, args=(remade, first), daemon=True).start()
-        return child
-
-    def _talk(self, *job: Any) -> None:
-        """Send the job, and receive messages until there are no more."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        with suppress(OSError):
-            pickle.dump(sys.path, self.process.stdin)
-            pickle.dump(job, self.process.stdin)
-            self.process.stdin.flush()  # it stays open: the child ends with it
-        try:
-            while True:
-                self.messages.put(pickle.load(self.process.stdout))
-        except (EOFError, pickle.UnpicklingError, OSError, ValueError):
-            with suppress(ValueError):  # the caller has ended this child, and closed the file
-                self.errors.seek(0)
-                said = self.errors.read().decode("utf-8", "replace")
-                self.messages.put(_Death(_reason(self.process.wait(), said)))
+        printed: IO[bytes] = TemporaryFile()  # noqa: SIM115
+        connection, theirs = Pipe()
+        with theirs:
+            number = theirs.fileno()
+            process = subprocess.Popen(
+                [sys.executable, "-c", START.format(number)],
+                pass_fds=[number],
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
+                env=_environment(),
+            )
+        with suppress(OSError):  # it has ended: `message` says why
+            connection.send(sys.path)
+            connection.send((remade, first))
+        return cls(process, connection, printed)
 
     def message(self, seconds: float, is_strict: bool) -> Any:
-        """Return the next message; None if there is none in time.
+        """Return the next message, or the child's death; None if there is none in time.
 
         On a loaded machine a child gets the seconds as processor time, in at most ten times as long; a strict limit is one of the
         clock.
         """
         began, processor = monotonic(), self._processor_seconds()
-        while True:
-            with suppress(Empty):
-                return self.messages.get(timeout=seconds / 10)
+        while not self.connection.poll(seconds / 10):
             passed, used = monotonic() - began, self._processor_seconds() - processor
             if passed >= seconds and (is_strict or used >= seconds or passed >= 10 * seconds):
                 return None
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError):
+            status = self.process.wait()
+            self.printed.seek(0)
+            return _Death(_reason(status, self.printed.read().decode("utf-8", "replace")))
 
     def _processor_seconds(self) -> float:
         """Return the processor time of the child; where a system does not say it, the time of the clock."""
@@ -212,10 +210,8 @@ class _Child:
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
-        assert self.process.stdin is not None
-        with suppress(OSError):
-            self.process.stdin.close()
-        self.errors.close()
+        self.connection.close()
+        self.printed.close()
 
 
 def _environment() -> dict[str, str]:
@@ -239,36 +235,35 @@ def _reason(status: int, said: str) -> str:
     return f"its process was ended by {name}{hint.get(name, '')}"
 
 
-def serve() -> None:
-    """Run the checks of the job on standard input, and send the results to standard output."""
-    messages = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what code of the user prints
-    sys.path[:] = pickle.load(sys.stdin.buffer)
+def serve(number: int) -> None:
+    """Run the checks of the job that comes from a file descriptor, and send the results to it."""
+    connection = Connection(number)
+    sys.path[:] = connection.recv()
     try:
-        remade, first = pickle.load(sys.stdin.buffer)
+        remade, first = connection.recv()
     except (AttributeError, ImportError):
-        return _send(messages, _Unknown())
-    Thread(target=_end_with_caller, daemon=True).start()
+        return _send(connection, _Unknown())
+    Thread(target=_end_with_caller, args=(connection,), daemon=True).start()
     try:
         for check in remade.checks()[first:]:
             for result in check.run():
-                _send(messages, (result,))
-            _send(messages, _Done())
+                _send(connection, (result,))
+            _send(connection, _Done())
     except BaseException as error:
-        _send(messages, error)
+        _send(connection, error)
 
 
-def _end_with_caller() -> None:
+def _end_with_caller(connection: Connection) -> None:
     """End this process once its caller has ended, however that came."""
-    sys.stdin.buffer.read()
+    with suppress(EOFError, OSError):
+        connection.recv()
     os._exit(1)
 
 
-def _send(messages: IO[bytes], message: Any) -> None:
+def _send(connection: Connection, message: Any) -> None:
     try:
         text = pickle.dumps(message)
         pickle.loads(text)
     except Exception:  # an exception with arguments of its own
         text = pickle.dumps(RuntimeError(f"{type(message).__name__}: {message}"))
-    messages.write(text)
-    messages.flush()
+    connection.send_bytes(text)

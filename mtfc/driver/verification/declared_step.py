@@ -17,7 +17,6 @@ from typing import Any
 
 import attrs
 
-from mtfc.backends.interpreter import interpret
 from mtfc.backends.step_definitions import FUNCTIONS, OPTIMIZERS, SCHEDULES, Updated, real
 from mtfc.compiler.ir.core import Argument, Function
 from mtfc.compiler.ir.ops import has_trait
@@ -27,7 +26,7 @@ from mtfc.compiler.ir.training import update_of
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.passes.autodiff.differentiate import numbered
 from mtfc.driver.data.array_files import Arrays
-from mtfc.driver.verification.reference import Reference
+from mtfc.driver.verification.reference import Reference, interpreted
 from mtfc.frontend.semantics.names.scope import STEP, Scope
 from mtfc.frontend.semantics.names.standard_library import file_of
 from mtfc.frontend.syntax import ast
@@ -362,8 +361,7 @@ def _is_zero(eqn: Any) -> bool:
 
 def _called(function: Function, reference: Reference, arguments: Arrays) -> Arrays:
     """Return the outputs of a function that is not distributed, by name."""
-    numbers = {a.value.name: arguments["the number"] for a in function.arguments if a.role == "step"}
-    return interpret(function, reference.differentiated, {**arguments, **numbers})
+    return interpreted(function, reference.differentiated, arguments, arguments["the number"])
 
 
 def _each_slice(rule: Callable[..., Updated], p: Any, g: Any, states: Arrays, stacked: int) -> Updated:

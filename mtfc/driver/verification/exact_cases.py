@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mtfc.backends.exact.check import ExactReference, ExactResult
+from mtfc.backends.exact.check import ExactReference, ExactResult, computed_elements
 from mtfc.backends.exact.residues import NotExact
 from mtfc.compiler.activity import doing, each_of
 from mtfc.compiler.ir.core import Program
@@ -15,8 +15,9 @@ from mtfc.driver.data.inputs import draw_batch
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import LayoutOnMesh
+from mtfc.driver.running.execution import without_warnings
 from mtfc.driver.verification.reference import run_placed
-from mtfc.reports.exact_report import ExactCase
+from mtfc.driver.verification.results import ExactCase
 
 if TYPE_CHECKING:
     from mtfc.meshes.multi_mesh_program import MultiMeshProgram
@@ -27,6 +28,8 @@ BOTH = "step+gradients"
 LARGEST = 1 << 28
 """Number of elements, over all values of a program, up to which it is checked: a minute or two."""
 
+
+SMALLER = "take --all-sizes, or smaller dimensions with --dim"
 
 QUICK = 1 << 24
 """The same for a plan of a function of JAX: some seconds."""
@@ -40,28 +43,25 @@ def exact_cases(
     placements: Sequence[PlacementCase] = (),
 ) -> Iterator[ExactCase]:
     """Yield the exact comparison of the gradients of the undistributed program, of each layout and of each placement."""
-    size = elements(program)
+    name, size = program.name, elements(program)
     if size > LARGEST:
-        reason = f"its values have {size:.1e} elements: take --all-sizes, or smaller dimensions with --dim"
-        yield ExactCase("gradients", program.name, skipped=reason)
+        yield ExactCase(name, "gradients", skipped=f"its values have {size:.1e} elements: {SMALLER}")
         return
     given: Mapping[str, Any] = draw_batch(program.function("forward"), seed, 1)[0]
     reference = ExactReference(program, given, seed, attention=attention_passes(cases))
     try:
         with doing("exact check of the gradients"):
-            wrong = reference.wrong_gradients()
-        yield ExactCase("gradients", program.name, wrong_gradients=wrong)
+            yield ExactCase(name, "gradients", wrong_gradients=reference.wrong_gradients())
         for case in each_of(cases, "exact check of layout"):
-            found = reference.compare(case.lower(program, of=BOTH))
-            yield _case(case.layout.name, program.name, found)
+            yield ExactCase(name, case.layout.name, reference.compare(case.lower(program, of=BOTH)))
         for each in multi_mesh:
-            yield _case(each.name, program.name, _compared(reference, each.program(program, of=BOTH)))
+            yield ExactCase(name, each.name, _compared(reference, each.program(program, of=BOTH)))
         if placements:  # whose operators have attention as its parts
             reference = ExactReference(program, given, seed, attention=())
         for placed in each_of(placements, "exact check of placement"):
-            yield _case(placed.name, program.name, _placed(reference, placed))
+            yield ExactCase(name, placed.name, _placed(reference, placed))
     except NotExact as error:
-        yield ExactCase("gradients", program.name, skipped=f"`{error}` has no meaning on residues")
+        yield ExactCase(name, "gradients", skipped=without_meaning(error))
 
 
 def _compared(reference: ExactReference, multi_mesh: MultiMeshProgram) -> ExactResult:
@@ -88,45 +88,32 @@ def attention_passes(cases: Sequence[LayoutOnMesh]) -> tuple[Pass, ...]:
     return tuple(each for each in passes or (FuseAttention(),) if isinstance(each, FuseAttention))
 
 
-def exact_lowered(program: Program, lowered: Program, given: Mapping[str, Any], seed: int) -> ExactCase:
-    """Return the exact comparison of one processor's program with the program before any pass, functions as they are."""
-    layout = lowered.layout.name if lowered.layout else ""
+def exact_case(
+    program: Program, layout: str, compare: Callable[[], ExactResult], hint: str = ""
+) -> ExactCase:
+    """Return an exact comparison of a function of JAX, if its size and its primitives allow one. hint: what to do otherwise."""
     size = elements(program)
     if size > QUICK:
-        return ExactCase(
-            layout, program.name, skipped=f"its values have {size:.1e} elements: take --all-sizes"
-        )
+        return ExactCase(program.name, layout, skipped=f"its values have {size:.1e} elements{hint}")
     try:
-        found = ExactReference(program, given, seed, derives=False).compare(lowered)
+        with doing(f"exact check of {layout}"), without_warnings():
+            return ExactCase(program.name, layout, compare())
     except NotExact as error:
-        return ExactCase(layout, program.name, skipped=f"`{error}` has no meaning on residues")
-    return _case(layout, program.name, found)
+        return ExactCase(program.name, layout, skipped=without_meaning(error))
 
 
-def _case(layout: str, model: str, found: ExactResult) -> ExactCase:
-    wrong = tuple(f"{each.output} of {each.function}" for each in found.wrong)
-    return ExactCase(
-        layout,
-        model,
-        wrong,
-        elements=found.elements,
-        not_judged=found.not_judged,
-        unsure=dict(found.unsure),
-        computed=found.computed,
-        cut_loops=found.cut_loops,
-        unjudged=found.unjudged,
-    )
+def without_meaning(error: NotExact) -> str:
+    """Return why a program is not compared."""
+    return f"`{error}` has no meaning on residues"
+
+
+def exact_lowered(program: Program, lowered: Program, given: Mapping[str, Any], seed: int) -> ExactCase:
+    """Return the exact comparison of one processor's program with the program before any pass, functions as they are."""
+    reference = ExactReference(program, given, seed, derives=False)
+    layout = lowered.layout.name if lowered.layout else ""
+    return exact_case(program, layout, lambda: reference.compare(lowered), ": take --all-sizes")
 
 
 def elements(program: Program) -> int:
     """Return the number of elements of all values of `forward`, each iteration of a loop counted."""
-
-    def total(body: Any, times: int) -> int:
-        found = 0
-        for eqn in body:
-            found += times * sum(value.type.size for value in eqn.results)
-            for region in eqn.regions:
-                found += total(region.body, times * eqn.attrs["dim"].size)
-        return found
-
-    return total(program.function("forward").body, 1)
+    return computed_elements(program.function("forward").body)

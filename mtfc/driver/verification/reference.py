@@ -31,9 +31,9 @@ from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, Case, Layou
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import Session, load, loaded, source
 from mtfc.driver.verification.agreement import Expected, Limits
+from mtfc.driver.verification.results import NOUNS, Compared, Comparison, Part, worst
 from mtfc.driver.verification.roundings import InfinityMarks, OtherRounding, OverflowMarks
-from mtfc.driver.verification.special_numbers import SpecialDraw, has_convolution, special_draws
-from mtfc.reports.verification_report import Compared, Comparison, Part, worst
+from mtfc.driver.verification.special_numbers import KINDS, SpecialDraw, has_convolution, special_draws
 
 if TYPE_CHECKING:
     from mtfc.backends.interpreter import Evaluation
@@ -126,7 +126,7 @@ class Reference:
         program: Program,
         given: Arrays,
         options: VerifyOptions,
-        change: Callable[[Any], Any] | None = None,
+        change: Callable[[Any], Any] = KINDS["mixed"],
     ) -> Reference:
         """Draw inputs and parameters. `given` has values of parameters. Raises `CompileError` where data does not fit.
 
@@ -134,16 +134,8 @@ class Reference:
         """
         forward = program.function("forward")
         number = STEPS * program.training.accumulate if program.training else 1
-        batches = (
-            read_batches(options.data, forward) if options.data else draw_batch(forward, options.seed, number)
-        )
-        if change is not None:
-            arrays = {
-                name: change(x) if x.dtype.kind not in "biu" else x for name, x in batches.arrays.items()
-            }
-            batches = attrs.evolve(
-                batches, arrays={n: x.astype(batches.arrays[n].dtype) for n, x in arrays.items()}
-            )
+        drawn = partial(draw_batch, forward, options.seed, number, change)
+        batches = read_batches(options.data, forward) if options.data else drawn()
         alone = LayoutOnMesh(ONE_DEVICE, UNDISTRIBUTED)
         parameters = Session.start(load(alone.lower(program), "numpy"), options.seed, given).parameters()
         return cls(program, batches, parameters, given, options.seed)
@@ -175,17 +167,16 @@ class Reference:
             for draw in draws
         ]
 
-    def not_finite(self) -> Iterator[tuple[Part, str]]:
-        """Yield the results with NaN or infinities in the undistributed program."""
-        for part, arrays in self.runs.expected.items():
-            yield from ((part, name) for name, each in arrays.items() if not each.is_finite)
-
-    def without_numbers(self) -> list[tuple[Part, str]]:
-        """Return the results that are NaN or infinite wholly in the undistributed program."""
+    def names(self, of: Callable[[Expected], bool]) -> tuple[str, ...]:
+        """Return the names of some results of the undistributed program."""
         parts = self.runs.expected.items()
-        return [
-            (part, name) for part, arrays in parts for name, each in arrays.items() if not each.has_numbers
-        ]
+        return tuple(
+            f"{NOUNS[part]} {name}" for part, arrays in parts for name, each in arrays.items() if of(each)
+        )
+
+    def without_numbers(self) -> tuple[str, ...]:
+        """Return the results that are NaN or infinite wholly in the undistributed program."""
+        return self.names(lambda each: not each.has_numbers)
 
     def compared(self, modules: CaseModules) -> Compared:
         """Compare a case with drawn numbers."""
@@ -234,10 +225,12 @@ class Reference:
 
     def _passes(self, arguments: Arrays, evaluate: Evaluation | None = None) -> dict[Part, Arrays]:
         """Return outputs and gradients of the undistributed program."""
-        results = _interpreted("gradients", self.differentiated, arguments, evaluate)
+        gradients = self.differentiated.function("gradients")
+        results = interpreted(gradients, self.differentiated, arguments, evaluate=evaluate)
         found = _parts(results, self.program)
         if asks_for_training(self.program.function("forward")):
-            outputs = _interpreted("forward", self._outside_of_training, arguments, evaluate)
+            program = self._outside_of_training
+            outputs = interpreted(program.function("forward"), program, arguments, evaluate=evaluate)
             found["outputs"] = {**found["outputs"], **_in_evaluation(outputs)}
         return found
 
@@ -256,9 +249,7 @@ class Reference:
     ) -> tuple[Arrays, Arrays]:
         """Return parameters and states after a step of the undistributed program, and the values that the step returns."""
         step = self.differentiated.function("step")
-        numbers = [argument.value.name for argument in step.arguments if argument.role == "step"]
-        arguments = {**batch, **known, **dict.fromkeys(numbers, number)}
-        results = _interpreted("step", self.differentiated, arguments, evaluate)
+        results = interpreted(step, self.differentiated, {**batch, **known}, number, evaluate)
         new = {o.updates: results[o.name] for o in step.outputs if o.updates is not None}
         return new, {o.name: results[o.name] for o in step.handed_out}
 
@@ -386,10 +377,18 @@ def accumulate_of(program: Program) -> int:
     return program.training.accumulate if program.training else 1
 
 
-def _interpreted(name: str, program: Program, arguments: Arrays, evaluate: Evaluation | None) -> Arrays:
+def interpreted(
+    function: Function,
+    program: Program,
+    arguments: Arrays,
+    number: int = 0,
+    evaluate: Evaluation | None = None,
+) -> Arrays:
+    """Return the outputs of a function that is not distributed, by name. number: of the training step."""
     from mtfc.backends.interpreter import interpret, meaning
 
-    return interpret(program.function(name), program, arguments, evaluate=evaluate or meaning)
+    numbers = {a.value.name: number for a in function.arguments if a.role == "step"}
+    return interpret(function, program, {**arguments, **numbers}, evaluate=evaluate or meaning)
 
 
 def _parts(results: Arrays, program: Program) -> dict[Part, Arrays]:

@@ -30,9 +30,6 @@ from mtfc.driver.data.array_files import Array
 BLOCKS = 8
 """The most blocks that a sum is computed in."""
 
-SMALLEST = {"f16": 0.0, "bf16": 2.0**-126, "f32": 2.0**-126, "f64": 2.0**-1022}
-"""The least numbers that XLA does not take for 0. It computes f16 in f32, where all numbers of f16 are normal."""
-
 
 @attrs.frozen
 class OtherRounding:
@@ -48,8 +45,7 @@ class OtherRounding:
     adds_in_order: bool = False
 
     def __call__(self, shard: Shard, *operands: Array) -> Any:
-        eqn = shard.eqn
-        if eqn.results[0].type.dtype not in FLOATS or len(eqn.results) > 1:
+        if not _is_float(shard):
             return meaning(shard, *operands)
         if self.flushes:
             operands = tuple(map(_flushed, operands))
@@ -147,7 +143,7 @@ class OverflowMarks:
         import numpy as np
 
         found = meaning(shard, *operands)
-        if shard.eqn.results[0].type.dtype not in FLOATS or len(shard.eqn.results) > 1:
+        if not _is_float(shard):
             return found
         found = np.asarray(found)
         with np.errstate(all="ignore"):
@@ -170,11 +166,15 @@ class InfinityMarks:
         import numpy as np
 
         found = meaning(shard, *operands)
-        eqn = shard.eqn
-        if eqn.results[0].type.dtype not in FLOATS or len(eqn.results) > 1 or OPS[eqn.op].flops is no_flops:
+        if not _is_float(shard) or OPS[shard.eqn.op].flops is no_flops:
             return found
         found = np.asarray(found)
         return np.where(np.isinf(found), found.dtype.type(np.nan), found)
+
+
+def _is_float(shard: Shard) -> bool:
+    """True for an op with one result, which is a float."""
+    return len(shard.eqn.results) == 1 and shard.eqn.result.type.dtype in FLOATS
 
 
 def _fits_wider(shard: Shard, operands: Sequence[Array]) -> Array:
@@ -260,13 +260,16 @@ def _magnitudes(array: Array) -> Array:
 
 
 def _flushed(array: Array) -> Array:
-    """Return an array with 0 in the place of -0 and of numbers that are too small to be normal."""
+    """Return an array with 0 in the place of -0 and of numbers that are too small to be normal.
+
+    XLA computes f16 in f32, where all numbers of f16 are normal.
+    """
     import numpy as np
 
-    name = next((name for name in SMALLEST if array.dtype == numpy_dtype(np, name)), None)
-    if name is None:
+    if array.dtype.kind in "iubc":
         return array
-    return np.where(np.abs(array) < SMALLEST[name], array.dtype.type(0), array) + array.dtype.type(0)
+    least = 0.0 if array.dtype == np.float16 else float(limits_of(array.dtype).tiny)
+    return np.where(np.abs(array) < least, array.dtype.type(0), array) + array.dtype.type(0)
 
 
 def _dtype(shard: Shard) -> Any:

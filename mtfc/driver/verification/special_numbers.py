@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 import attrs
 
+from mtfc.backends.exact.check import computed_elements
 from mtfc.compiler.ir.core import Function, Value, walk
-from mtfc.compiler.ir.loops import dim_of
 from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.types import FLOATS
@@ -26,6 +26,18 @@ KINDS: Mapping[str, Callable[[Any], Any]] = {
     "above": lambda x: 1.5 + abs(x),
 }
 """Kinds of drawn floats, in the order in which they are tried: a function may be NaN on some of them."""
+
+Drawn = TypeVar("Drawn")
+
+
+def fewest(tried: Iterable[Drawn], lacking: Callable[[Drawn], float]) -> Drawn:
+    """Return the first draw that lacks nothing, or else the one that lacks least."""
+    found = []
+    for each in tried:
+        found.append(each)
+        if not lacking(each):
+            break
+    return min(found, key=lacking)
 
 
 MOST = 40
@@ -128,16 +140,7 @@ def has_convolution(function: Function) -> bool:
 
 
 def _number(function: Function) -> int:
-    return max(LEAST, min(MOST, WORK // max(_work(function), 1)))
-
-
-def _work(function: Function) -> int:
-    """Return the number of elements that the function computes; those of a loop's body count in each iteration."""
-    total = 0
-    for eqn in function.body:
-        total += PER_EQUATION + sum(value.type.size for value in eqn.results)
-        total += sum(_work(region) * dim_of(eqn).size for region in eqn.regions)
-    return total
+    return max(LEAST, min(MOST, WORK // max(computed_elements(function.body, PER_EQUATION), 1)))
 
 
 def _all_draws(function: Function, arguments: Arrays, seed: int) -> Iterator[SpecialDraw]:

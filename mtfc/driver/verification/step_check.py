@@ -29,12 +29,12 @@ from mtfc.driver.verification.reference import (
     reported,
     stacked,
 )
+from mtfc.driver.verification.results import Comparison, Part, StepCase
 from mtfc.frontend.semantics.names.modules import declarations_of
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.semantics.training.option_overrides import with_overrides
 from mtfc.frontend.syntax import ast
 from mtfc.frontend.syntax.parser import parse
-from mtfc.reports.verification_report import Comparison, Part, StepCase
 
 FACTORS = (1e-3, 1e3, 1e-6, 1e6)
 """Factors of the parameters that may bring the norm of the gradients to the other side of `clip`."""

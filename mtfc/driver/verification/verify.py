@@ -29,119 +29,32 @@ from mtfc.compiler.passes.mixed_precision import everything_in
 from mtfc.driver.data.array_files import Arrays
 from mtfc.driver.data.inputs import given_parameters
 from mtfc.driver.errors import UsageError
-from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
-from mtfc.driver.loading.selection import Case, LayoutOnMesh, Selection, select, select_models
+from mtfc.driver.loading.selection import Case, Selection, select, select_models
 from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import without_warnings
 from mtfc.driver.verification import checks
+from mtfc.driver.verification.all_sizes import verify_all_sizes
 from mtfc.driver.verification.exact_cases import elements, exact_cases
 from mtfc.driver.verification.reference import CaseModules, Reference, in_wide_numbers, jax_gradients
-from mtfc.driver.verification.special_numbers import KINDS
+from mtfc.driver.verification.results import (
+    CaseResult,
+    ExactCase,
+    JaxGradients,
+    Result,
+    StepCase,
+    Verified,
+)
+from mtfc.driver.verification.special_numbers import KINDS, fewest
 from mtfc.driver.verification.step_check import checked_step
 from mtfc.driver.verification.sum_dtypes import wrong_sums
-from mtfc.reports.exact_report import ExactCase, exact_json
-from mtfc.reports.verification_report import (
-    NOUNS,
-    CaseResult,
-    Comparison,
-    StepCase,
-    array_text,
-    verdict_text,
-    verification_json,
-)
 
 MOST_ELEMENTS = 1 << 33
 """Number of elements, over all values of a model, up to which it is verified: hours."""
 
 MOST_VIRTUAL_DEVICES = 64
 """JAX runs on real devices or on up to this many virtual ones. A larger mesh is skipped, and the result says so."""
-
-
-NO_NUMBERS = "NOT COMPARED, as all numbers are NaN or infinite, also on other inputs (--data takes yours): "
-
-
-@attrs.frozen
-class JaxGradients:
-    """The comparison of a model's gradients with those of `jax.grad`, by name. ended: why there is none."""
-
-    model: str
-    arrays: Mapping[str, Comparison]
-    ended: str | None = None
-
-
-Result = CaseResult | ExactCase | StepCase | JaxGradients
-
-
-@attrs.frozen
-class Verified:
-    """The results of all checks: of the exact check, of layouts in floats, and of gradients of the reference."""
-
-    found: Sequence[Result]
-
-    @property
-    def results(self) -> Sequence[CaseResult]:
-        return [each for each in self.found if isinstance(each, CaseResult)]
-
-    @property
-    def exact(self) -> Sequence[ExactCase]:
-        return [each for each in self.found if isinstance(each, ExactCase)]
-
-    @property
-    def steps(self) -> Sequence[StepCase]:
-        return [each for each in self.found if isinstance(each, StepCase)]
-
-    @property
-    def jax_gradients(self) -> Sequence[JaxGradients]:
-        return [each for each in self.found if isinstance(each, JaxGradients)]
-
-    @property
-    def ok(self) -> bool:
-        """True if no result is wrong, all checks have ended, and at least one was not skipped."""
-        skipped = [each.skipped for part in (self.results, self.exact, self.steps) for each in part]
-        if skipped and all(skipped):
-            return False
-        cases = (
-            *(not (each.wrong or each.failed) for each in self.results),
-            *(each.ok for each in self.exact),
-            *(each.ok for each in self.steps),
-        )
-        return all(cases) and not any(self._wrong_gradients()) and not self.without_numbers
-
-    @property
-    def without_numbers(self) -> Sequence[str]:
-        """The results that are NaN or infinite wholly on all drawn inputs."""
-        names = (f"{name} of {each.model}" for each in self.results for name in each.without_numbers)
-        return list(dict.fromkeys(names))
-
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record; see `docs/command.md`."""
-        gradients = {each.model: each.arrays for each in self.jax_gradients}
-        return verification_json(self.results, self.ok, gradients) | {
-            "exact": exact_json(self.exact),
-            "steps": [each.record() for each in self.steps],
-            "without_numbers": list(self.without_numbers),
-        }
-
-    def verdict(self) -> str:
-        """Return a line with the number of cases that agree, after the gradients that differ from those of JAX."""
-        wrong = [case for case in self.exact if not case.ok]
-        exact = [f"{len(wrong)} of {len(self.exact)} exact checks fail"] if wrong else []
-        nothing = [NO_NUMBERS + ", ".join(self.without_numbers)] if self.without_numbers else []
-        number = sum(not each.ok for each in self.steps)
-        steps = [f"{number} of {len(self.steps)} training steps are not as declared"] if number else []
-        if not self.results and self.steps:
-            return steps[0] if steps else f"all {len(self.steps)} training steps are as declared"
-        return "\n".join([*self._wrong_gradients(), *exact, *steps, *nothing, verdict_text(self.results)])
-
-    def _wrong_gradients(self) -> Iterator[str]:
-        for found in self.jax_gradients:
-            if found.ended:
-                yield f"WRONG: jax.grad of the undistributed program {found.ended}"
-            for name, each in found.arrays.items():
-                if each.fault:
-                    yield f"WRONG: jax.grad of the undistributed program differs\n{array_text(f'gradient {name}', each)}"
 
 
 def verify(
@@ -151,9 +64,11 @@ def verify(
 
     show: receives each result as soon as it is known, and of several models the name of each before its results.
     """
+    if options.all_sizes:
+        return verify_all_sizes(options, sources, show)
     found, known = list[Result](), checks_of(options, sources)
     remade = checks.Remade("mtfc.driver.verification.verify:checks_of", (options,))
-    has_several = len({check.model for check in known}) > 1
+    has_several = len({check.blank.model for check in known}) > 1
     for result in checks.results(known, remade, options.budget):
         if has_several and (not found or found[-1].model != result.model):
             show(result.model)
@@ -167,46 +82,35 @@ def checks_of(options: VerifyOptions, sources: Sources | None = None) -> Sequenc
     sources = sources or Sources()
     selections = [_fitting(each) for each in _selections(options, sources)]
     backends = (options.backend,) if options.backend else tuple(BACKENDS)
-    if options.step:
-        return _step_checks(selections, options, sources)
     cases = [case for each in selections for case in _cases(each)]
     models = [VerifiedModel(each, backends, options, partial(_start_jax, cases)) for each in selections]
     if options.data or options.params:  # a mistake in these is an error before any check
         Reference.of(models[0].reference_program, models[0].given, options)
-    exact = [each.exact_check() for each in models if options.exact]
     steps = [each.step_check(sources) for each in models if each.selection.program.training]
+    if options.step and not steps:
+        file = options.file
+        raise UsageError(f"`--step` checks training steps, and no chosen model of {file} has a `train` block")
+    if options.step:
+        return steps
+    exact = [each.exact_check() for each in models if options.exact]
     return [*exact, *steps, *(check for each in models for check in each.float_checks())]
 
 
-def _step_checks(
-    selections: Sequence[Selection], options: VerifyOptions, sources: Sources
-) -> Sequence[checks.Check]:
-    """Return the checks of training steps alone. Raises `UsageError` if there are none."""
-    trained = [each for each in selections if each.program.training]
-    if not trained:
-        raise UsageError(
-            f"`--step` checks training steps, and no chosen model of {options.file} has a `train` block"
-        )
-    return [VerifiedModel(each, (), options, lambda: None).step_check(sources) for each in trained]
-
-
 def _fitting(selection: Selection) -> Selection:
-    """Return a selection for variants of its program, in other dtypes. Raises `CompileError` if a memory limit is too small."""
-    _refuse_large(selection.program)
-    for case in selection.cases:
-        if case.limit is not None:
-            case.lower(selection.program)
-    return attrs.evolve(selection, cases=tuple(case.as_near() for case in selection.cases))
+    """Return a selection for variants of its program, in other dtypes. Raises `CompileError` if a memory limit is too small.
 
-
-def _refuse_large(program: Program) -> None:
-    """Raise `UsageError` for a model whose values one machine cannot compute many times over."""
-    size = elements(program)
-    if size > MOST_ELEMENTS:
+    Raises `UsageError` for a model whose values one machine cannot compute many times over.
+    """
+    program = selection.program
+    if (size := elements(program)) > MOST_ELEMENTS:
         raise UsageError(
             f"the values of {program.name} have {size:.1e} elements, and `verify` computes all of them on this "
             "machine, many times: take --all-sizes, or smaller sizes with --dim"
         )
+    for case in selection.cases:
+        if case.limit is not None:
+            case.lower(program)
+    return attrs.evolve(selection, cases=tuple(case.as_near() for case in selection.cases))
 
 
 def _selections(options: VerifyOptions, sources: Sources) -> Sequence[Selection]:
@@ -258,17 +162,13 @@ class VerifiedModel:
         return self._reference_and_kind[0]
 
     @cached_property
-    def _reference_and_kind(self) -> tuple[Reference, Callable[[Any], Any] | None]:
+    def _reference_and_kind(self) -> tuple[Reference, Callable[[Any], Any]]:
         """A reference all of whose results have finite numbers, if a kind of drawn inputs makes these, and the kind."""
-        best = Reference.of(self.reference_program, self.given, self.options)
-        found = None
-        for change in () if self.options.data else KINDS.values():
-            if not best.without_numbers():
-                break
-            other = Reference.of(self.reference_program, self.given, self.options, change)
-            if len(other.without_numbers()) < len(best.without_numbers()):
-                best, found = other, change
-        return best, found
+        given, kinds = (self.reference_program, self.given, self.options), [*KINDS.values()]
+        tried = (
+            (Reference.of(*given, change), change) for change in kinds[: 1 if self.options.data else None]
+        )
+        return fewest(tried, lambda pair: len(pair[0].without_numbers()))
 
     @cached_property
     def wide(self) -> Reference | None:
@@ -294,10 +194,8 @@ class VerifiedModel:
                     program, selection.cases, self.options.seed, selection.multi_mesh, placements
                 )
 
-        def ended(skipped: str | None, failed: str | None) -> Result:
-            return ExactCase("exact check", self.name, skipped=skipped, failed=failed)
-
-        return checks.Check(self.name, f"exact check of {self.name}", run, ended, self._seconds)
+        blank = ExactCase(self.name, "exact check")
+        return checks.Check(f"exact check of {self.name}", run, blank, self._seconds)
 
     def step_check(self, sources: Sources) -> checks.Check:
         """Return the comparison of the training step with the `train` block of the file."""
@@ -308,10 +206,7 @@ class VerifiedModel:
                 reference = self.wide or self.reference
                 yield checked_step(reference, file, sources.texts[file], options.choice, self.selection.scope)
 
-        def ended(skipped: str | None, failed: str | None) -> Result:
-            return StepCase(self.name, {}, skipped=skipped, failed=failed)
-
-        return checks.Check(self.name, f"training step of {self.name}", run, ended, self._seconds)
+        return checks.Check(f"training step of {self.name}", run, StepCase(self.name), self._seconds)
 
     def float_checks(self) -> Iterator[checks.Check]:
         """Yield a check of each layout on each backend, those of several meshes too, and of each placement."""
@@ -319,37 +214,19 @@ class VerifiedModel:
             for backend in self.backends:
                 yield self._check(case, backend)
         if "jax" in self.backends:
-            yield checks.Check(
-                self.name,
-                f"the gradients of {self.name} in JAX",
-                self._jax_gradients,
-                lambda _, failed: JaxGradients(self.name, {}, failed),
-                self._seconds,
-            )
+            what = f"the gradients of {self.name} in JAX"
+            yield checks.Check(what, self._jax_gradients, JaxGradients(self.name), self._seconds)
 
     def _check(self, case: Case, backend: str) -> checks.Check:
-        placement = case.placement if isinstance(case, PlacementCase) else None
+        blank = CaseResult(self.name, case.mesh, case.layout, backend)
 
         def run() -> Iterator[Result]:
             if backend == "jax":
                 self.start_jax()
             with without_warnings():
-                if isinstance(case, PlacementCase):
-                    found = self._on_numpy(case) if backend == "numpy" else self._result(case, backend)
-                    yield attrs.evolve(found, placement=placement)
-                else:
-                    found = self._result(case, backend)
-                    yield attrs.evolve(found, sums=self._wrong_sums(case))
+                yield self._result(case, blank)
 
-        def ended(skipped: str | None, failed: str | None) -> Result:
-            result = CaseResult(case.mesh, case.layout, backend, self.name, placement=placement)
-            return attrs.evolve(result, skipped=skipped, failed=failed)
-
-        return checks.Check(self.name, f"{self.name}: {case.name} on {backend}", run, ended, self._seconds)
-
-    def _wrong_sums(self, case: LayoutOnMesh | MultiMeshCase) -> tuple[str, ...]:
-        lowered = case.lowered(self.reference.program)
-        return tuple(dict.fromkeys(wrong for each in lowered for wrong in wrong_sums(each)))
+        return checks.Check(f"{self.name}: {case.name} on {backend}", run, blank, self._seconds)
 
     def _jax_gradients(self) -> Iterator[Result]:
         """Compare the reference's gradients with those of JAX, in f64."""
@@ -357,51 +234,35 @@ class VerifiedModel:
         with without_warnings(), in_wide_numbers("jax"):
             yield JaxGradients(self.name, jax_gradients(self.wide or self.reference))
 
-    def _result(self, case: Case, backend: str) -> CaseResult:
+    def _result(self, case: Case, blank: CaseResult) -> CaseResult:
+        backend = blank.backend
         if backend == "jax" and case.mesh.devices > MOST_VIRTUAL_DEVICES:
             most = f"more than the {MOST_VIRTUAL_DEVICES} devices that JAX is asked for"
-            skipped = f"{case.mesh.devices} processors are {most}"
-            return CaseResult(case.mesh, case.layout, backend, self.name, skipped=skipped)
+            return attrs.evolve(blank, skipped=f"{case.mesh.devices} processors are {most}")
+        if isinstance(case, PlacementCase) and backend == "numpy":
+            compared, wide = self.reference.placed(case), self.wide.placed(case) if self.wide else {}
+            return attrs.evolve(blank, compared=compared, wide=wide, **self._numberless)
+        lowered = () if isinstance(case, PlacementCase) else case.lowered(self.reference.program)
+        sums = tuple(dict.fromkeys(wrong for each in lowered for wrong in wrong_sums(each)))
         with in_wide_numbers(backend):
             modules = CaseModules.of(case, self.reference, backend)
             compared = self.reference.compared(modules)
             special = dict(self.reference.compared_in_special(modules, backend))
         with in_wide_numbers(backend):
             wide = self.wide.compared(CaseModules.of(case, self.wide, backend)) if self.wide else {}
-        return CaseResult(
-            case.mesh,
-            case.layout,
-            backend,
-            self.name,
-            compared,
-            wide,
-            special,
-            len(special),
-            **self._numberless,
-        )
-
-    def _on_numpy(self, case: PlacementCase) -> CaseResult:
-        return CaseResult(
-            case.mesh,
-            case.layout,
-            "numpy",
-            self.name,
-            self.reference.placed(case),
-            self.wide.placed(case) if self.wide else {},
-            **self._numberless,
-            placement=case.placement,
-        )
+        found: dict[str, Any] = {
+            "compared": compared,
+            "wide": wide,
+            "special": special,
+            "draws": len(special),
+        }
+        return attrs.evolve(blank, **found, sums=sums, **self._numberless)
 
     @cached_property
     def _numberless(self) -> Mapping[str, Any]:
         """The results that are not finite in places, and those that are not finite wholly, as fields of a `CaseResult`."""
-        found = {
-            "not_finite": self.reference.not_finite(),
-            "without_numbers": self.reference.without_numbers(),
-        }
-        return {
-            key: tuple(f"{NOUNS[part]} {name}" for part, name in results) for key, results in found.items()
-        }
+        not_finite = self.reference.names(lambda each: not each.is_finite)
+        return {"not_finite": not_finite, "without_numbers": self.reference.without_numbers()}
 
 
 def _in_f64(array: Any) -> Any:
