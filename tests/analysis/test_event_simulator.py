@@ -1,4 +1,4 @@
-"""Test the simulator: FlexFlow's example, the equations of a timeline, and full and delta simulation of random changes."""
+"""Test the simulator: FlexFlow's example, and the equations of a timeline."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from mtfc.compiler.cost.event_simulator import Simulation, makespan, simulate
+from mtfc.compiler.cost.event_simulator import makespan, simulate
 from mtfc.compiler.cost.task_graph import Id, Slot, Task, TaskGraph
-
-CHANGES = 10_000
 
 
 def test_a_chain_waits_for_its_transfer() -> None:
@@ -62,36 +60,6 @@ def some_graph(draw: random.Random) -> list[Task]:
     return [some_task(draw, id, ids, devices) for id in ids]
 
 
-def change(draw: random.Random, graph: TaskGraph) -> tuple[list[Task], list[Id]]:
-    """Draw changes of up to three tasks: other durations, devices or predecessors, new tasks and removed tasks."""
-    ids = list(graph.tasks)
-    gone = draw.sample(ids, draw.choice((0, 0, 1))) if len(ids) > 3 else []
-    kept = [id for id in ids if id not in gone]
-    changed = {id: graph.tasks[id] for id in draw.sample(kept, min(len(kept), draw.randint(0, 2)))}
-    tasks = {id: some_task(draw, id, kept, 5) for id in changed}
-    for id in kept:  # no task waits for a removed task
-        task = tasks.get(id, graph.tasks[id])
-        if set(task.after) & {*gone}:
-            left = tuple(before for before in task.after if before not in gone)
-            tasks[id] = Task(id, task.device, task.seconds, left)
-    if draw.random() < 0.3:
-        new = (draw.choice(kept)[0], draw.randint(1, 10**6))
-        tasks[new] = some_task(draw, new, kept, 5)
-    return list(tasks.values()), gone
-
-
-def test_delta_simulation_gives_the_same_timeline() -> None:
-    """The timelines are equal to the last bit after every change."""
-    draw = random.Random(0)
-    done = 0
-    while done < CHANGES:
-        simulation = Simulation(some_graph(draw))
-        for _ in range(50):
-            simulation.change(*change(draw, simulation.graph))
-            assert simulation.timeline == simulate(simulation.graph)
-            done += 1
-
-
 def test_a_timeline_satisfies_its_equations() -> None:
     draw = random.Random(1)
     for _ in range(100):
@@ -105,12 +73,3 @@ def test_a_timeline_satisfies_its_equations() -> None:
             queue = sorted((timeline[t.id].ready, t.id) for t in graph.tasks.values() if t.device == device)
             for (_, before), (ready, after) in pairwise(queue):
                 assert timeline[after].start == max(ready, timeline[before].end)
-
-
-def test_delta_simulation_visits_what_has_changed_only() -> None:
-    """One of a hundred independent chains has a task that takes longer."""
-    chains = [Task((i, k), f"d{i}", 1.0, ((i, k - 1),) if k else ()) for i in range(100) for k in range(10)]
-    simulation = Simulation(chains)
-    simulation.change([Task((5, 7), "d5", 3.0, ((5, 6),))])
-    assert makespan(simulation.timeline) == 12.0
-    assert simulation.visits <= 10

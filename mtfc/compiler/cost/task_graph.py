@@ -41,26 +41,10 @@ class TaskGraph:
     """Tasks by id, and for each task those that wait for it. Raises `ValueError` if an edge leads nowhere or to a smaller id."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
-        self.tasks: dict[Id, Task] = {}
-        self.waiting: dict[Id, set[Id]] = {}
-        self.change(tasks)
-
-    def change(self, tasks: Iterable[Task], removed: Iterable[Id] = ()) -> None:
-        """Add tasks, which replace those with the same ids, and remove others."""
-        tasks = tuple(tasks)
-        for id in (*removed, *(task.id for task in tasks)):
-            for before in self.tasks[id].after if id in self.tasks else ():
-                self.waiting[before].discard(id)
-        for id in removed:
-            del self.tasks[id], self.waiting[id]
-        for task in tasks:
-            self.tasks[task.id] = task
-            self.waiting.setdefault(task.id, set())
-        for task in tasks:
-            self._connect(task)
-
-    def _connect(self, task: Task) -> None:
-        for before in task.after:
-            if before not in self.tasks or before >= task.id:
-                raise ValueError(f"task {task.id} cannot come after {before}")
-            self.waiting[before].add(task.id)
+        self.tasks = {task.id: task for task in tasks}
+        self.waiting: dict[Id, set[Id]] = {id: set() for id in self.tasks}
+        for task in self.tasks.values():
+            for before in task.after:
+                if before not in self.tasks or before >= task.id:
+                    raise ValueError(f"task {task.id} cannot come after {before}")
+                self.waiting[before].add(task.id)
