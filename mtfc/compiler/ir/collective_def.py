@@ -69,9 +69,6 @@ ring: parts of the array go around a ring of all members. exchange: each member 
 permutation: each member sends its whole operand to one other member.
 """
 
-Effect = Literal["pending sums", "data movement", "stored parameters", "halos"]
-"""An effect of the cost model (`cost/model.py`) that collectives take time for."""
-
 
 def ring_share(whole: float, members: int, inner: int) -> float:
     """Return the bytes that a device sends in one round of a ring, if each part visits all other members."""
@@ -90,7 +87,6 @@ class Sending:
     rounds: the number of times that data goes around a ring.
     round_bytes: (bytes of the whole array, members of the ring, devices of each member) -> bytes that a device sends in a round.
     hlo: the HLO opcode that XLA compiles it to.
-    effects: the effects of the cost model that its seconds belong to.
     """
 
     kind: str
@@ -100,7 +96,6 @@ class Sending:
     rounds: int = 1
     round_bytes: Callable[[float, int, int], float] = ring_share
     hlo: str
-    effects: frozenset[Effect]
 
     def whole_bytes(self, local_bytes: float, members: int) -> float:
         """Return the bytes of the whole array, from those of one processor's operand."""

@@ -47,7 +47,6 @@ from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Role, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of, result_type
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.rewrite import fresh_copy, names_of
 from mtfc.compiler.ir.types import Axes, Mesh
@@ -155,7 +154,7 @@ class Prices:
             return 0.0
         region = region_of(eqn)
         computing = computation_of(region, self.mesh, self.hardware.device)
-        return dim_of(eqn).size * (computing + communication_of(region, self._topology, KINDS))
+        return dim_of(eqn).size * (computing + communication_of(region, self._topology))
 
 
 # The choice of kept values

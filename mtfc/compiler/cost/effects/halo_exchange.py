@@ -20,35 +20,18 @@ from mtfc.compiler.analysis.dimension_names import (
     rule_of,
 )
 from mtfc.compiler.cost.fusion import FusionModel
-from mtfc.compiler.cost.hardware import Device, Hardware, Rate
+from mtfc.compiler.cost.hardware import Device, Rate
 from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, WholeArray
-from mtfc.compiler.cost.serial_time import communication_of
-from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.opdef import Bridge
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.ops.collectives import kinds_of_effect
 from mtfc.compiler.ir.rewrite import names_of
-from mtfc.compiler.ir.types import Axes, Dim, Mesh
+from mtfc.compiler.ir.types import Axes, Dim
 
 UNTILED = Device({}, 0.0, Rate.constant(1.0))
 """A device that does not pad arrays: the padding of all shards together is not known."""
-
-
-@attrs.frozen
-class Halos:
-    """The effect of exchanging halos where a dimension is split over a number of shards: seconds on links, and of kernels."""
-
-    shards: int
-
-    def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
-        """Return the seconds on links; the kernels are a part of `roofline.Kernels`."""
-        return communication_of(function, Topology.of(mesh, hardware), kinds_of_effect("halos"))
-
-    def bound(self, program: CommonProgram) -> tuple[Halo, ...]:
-        return tuple(halos_of(program, program.function, self.shards))
 
 
 @attrs.frozen

@@ -20,7 +20,7 @@ elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
@@ -41,9 +41,9 @@ from mtfc.compiler.analysis.liveness import (
     takes_over,
     unstored,
 )
-from mtfc.compiler.cost.hardware import Device, Hardware
+from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.lower_bounds import CommonProgram
-from mtfc.compiler.cost.sizes import Amount, Numbers, Scale, bytes_of, whole
+from mtfc.compiler.cost.sizes import Amount, Scale, bytes_of
 from mtfc.compiler.cost.tpu.tiling import Tiles, pixels_of
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Role, Value, walk
@@ -243,24 +243,6 @@ def _kept(function: Function, scale: Scale, inside: Inside) -> Iterator[tuple[Sp
 # Lower bounds
 
 
-@frozen
-class LiveMemory:
-    """The effect of holding arrays in memory, in bytes."""
-
-    def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
-        return whole(memory_of(function, mesh, Numbers(mesh)).total)
-
-    def bound(self, program: CommonProgram) -> MemoryBound:
-        return memory_bound(program.function, program.names, program.replaced)
-
-    def bound_on_device(self, program: CommonProgram) -> MemoryBound:
-        """Return a bound of the memory on the program's device, where kernels of TPUs keep values to themselves."""
-        inside = (
-            () if program.device.mxu_size is None else may_stay_inside(program.function, program.replaced)
-        )
-        return memory_bound(program.function, program.names, program.replaced, {*inside})
-
-
 @frozen(cache_hash=True)
 class Splitting:
     """Arrays that may be split over `dims`, and that count only where the dimensions `unless` are whole."""
@@ -287,16 +269,10 @@ class _Lifetime:
     death: int
 
 
-def memory_bound(
-    function: Function,
-    names: DimensionNames,
-    replaced: Mapping[Equation, Dims | None],
-    inside: Set[Value] = frozenset(),
-) -> MemoryBound:
+def memory_bound(program: CommonProgram, on_device: bool = False) -> MemoryBound:
     """Return the bytes of arguments and gradients, and of other values at each point of an undistributed function.
 
-    replaced: equations that a layout may replace, with the dimensions that are split then; None for dots of several operands,
-    which are always replaced. inside: values that may have no buffer, which do not count.
+    on_device: True for the memory of the program's device. Values that kernels of TPUs may keep to themselves do not count there.
 
     While an equation runs, each value made before it and read by it or later is alive in some placement, in a buffer of its own.
     The buffer has at least the bytes that remain if all axes split the value that may (`analysis/dimension_names.py`). For under
@@ -318,6 +294,9 @@ def memory_bound(
       (`_LastUses.multiplied`).
     - Values that differ here may become equal (`equal_in`).
     """
+    function, names, replaced = program.function, program.names, program.replaced
+    has_kernels = on_device and program.device.mxu_size is not None
+    inside = {*may_stay_inside(function, replaced)} if has_kernels else set[Value]()
     unsure = equal_in(function, replaced) | inside
     without = _shared_with_gradients(function) | unsure | merging_in(function)
     always: dict[Dims, int] = {}

@@ -33,7 +33,7 @@ from mtfc.compiler.analysis.dimension_names import (
 from mtfc.compiler.analysis.dot_operand_layout import copied_elements, transposed_elements
 from mtfc.compiler.cost.device_models import fusion_of, fusion_of_program
 from mtfc.compiler.cost.fusion import FusionModel
-from mtfc.compiler.cost.hardware import Device, Hardware
+from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.lower_bounds import (
     CommonProgram,
     Least,
@@ -152,20 +152,6 @@ def _local_sizes(type: TensorType, mesh: Mesh) -> dict[str, int]:
 
 
 # Lower bounds
-
-
-@frozen
-class Kernels:
-    """The effect of computing, in seconds."""
-
-    def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
-        return computation_of(function, mesh, hardware.device)
-
-    def bound(
-        self, program: CommonProgram, sums: Mapping[Value, Collection[Equation]] = {}
-    ) -> tuple[KernelBound, ...]:
-        """Return bounds of all kernels. sums: values in which a sum may be completed, with their readers."""
-        return tuple(kernel_bounds(program, program.function, sums))
 
 
 @frozen

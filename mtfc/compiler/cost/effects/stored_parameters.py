@@ -10,33 +10,17 @@ from mtfc.compiler.analysis.dimension_names import (
     OPTIMIZER,
     PARAMS,
     SINGLE,
-    DimensionNames,
     Dims,
     IsCommon,
     computed,
     rule_of,
     uses_of,
 )
-from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.lower_bounds import CommonProgram, WholeArray
-from mtfc.compiler.cost.serial_time import communication_of
-from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME
-from mtfc.compiler.ir.ops.collectives import kinds_of_effect
-from mtfc.compiler.ir.types import ITEM_BYTES, Mesh
-
-
-@attrs.frozen
-class ParameterStorage:
-    """The effect of gathering stored parameters, in seconds."""
-
-    def exact(self, function: Function, mesh: Mesh, hardware: Hardware) -> float:
-        return communication_of(function, Topology.of(mesh, hardware), kinds_of_effect("stored parameters"))
-
-    def bound(self, program: CommonProgram) -> tuple[StoredParameter, ...]:
-        return tuple(stored_parameters(program.function, program.names, program.is_common))
+from mtfc.compiler.ir.types import ITEM_BYTES
 
 
 @attrs.frozen
@@ -53,11 +37,10 @@ class StoredParameter:
     item_bytes: int
 
 
-def stored_parameters(
-    function: Function, names: DimensionNames, is_common: IsCommon
-) -> Iterator[StoredParameter]:
+def stored_parameters(program: CommonProgram) -> Iterator[StoredParameter]:
     """Yield the uses of stored parameters, and the updated parameters that leave the function."""
-    uses, needing = uses_of(function), _needing(function, is_common)
+    function, names = program.function, program.names
+    uses, needing = uses_of(function), _needing(function, program.is_common)
     for argument in (each for each in function.arguments if each.role == "parameter"):
         for use in _uses_of_parameter(argument.value, uses, needing, 1):
             used, dims = computed(names.names[use.value]), use.value.type.names

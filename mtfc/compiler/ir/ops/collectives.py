@@ -17,7 +17,6 @@ from mtfc.compiler.ir.collective_def import (
     OVER_AXES,
     CollectiveDef,
     Edge,
-    Effect,
     ReshardGoal,
     Sending,
 )
@@ -209,7 +208,6 @@ ALL_REDUCE = CollectiveDef(
         pattern="ring",
         rounds=2,
         hlo="all-reduce",
-        effects=frozenset({"pending sums"}),
     ),
     edges=_all_reduce_edges,
     priority=2,
@@ -254,7 +252,6 @@ ALL_GATHER = CollectiveDef(
         operand="part",
         pattern="ring",
         hlo="all-gather",
-        effects=frozenset({"pending sums", "data movement", "stored parameters"}),
     ),
     edges=_all_gather_edges,
     priority=6,
@@ -309,7 +306,6 @@ REDUCE_SCATTER = CollectiveDef(
         operand="whole",
         pattern="ring",
         hlo="reduce-scatter",
-        effects=frozenset({"pending sums"}),
     ),
     edges=_reduce_scatter_edges,
     priority=3,
@@ -324,8 +320,6 @@ REDUCE_SCATTER = CollectiveDef(
 
 
 # all_to_all
-
-_REORDERING: frozenset[Effect] = frozenset({"data movement", "stored parameters"})
 
 
 def _place_all_to_all(opdef: OpDef, eqn: Equation, mesh: Mesh) -> tuple[TensorType, ...]:
@@ -359,7 +353,6 @@ ALL_TO_ALL = CollectiveDef(
         operand="part",
         pattern="exchange",
         hlo="all-to-all",
-        effects=_REORDERING,
     ),
     edges=_all_to_all_edges,
     priority=4,
@@ -403,7 +396,6 @@ PERMUTE = CollectiveDef(
         operand="whole",
         pattern="permutation",
         hlo="collective-permute",
-        effects=_REORDERING | {"halos"},
     ),
     edges=_permute_edges,
     priority=5,
@@ -559,8 +551,3 @@ def collective_of(eqn: Equation) -> CollectiveDef:
 def kind_of(eqn: Equation) -> str:
     """Return the kind of a collective that sends data."""
     return KIND_OF[eqn.op]
-
-
-def kinds_of_effect(effect: Effect) -> tuple[str, ...]:
-    """Return the kinds of collectives whose seconds belong to an effect of the cost model."""
-    return tuple(kind for kind, sending in SENDINGS.items() if effect in sending.effects)

@@ -28,15 +28,14 @@ from mtfc.compiler.analysis.dimension_names import (
     rule_of,
     uses_of,
 )
-from mtfc.compiler.cost.effects.halo_exchange import Halo, Halos
-from mtfc.compiler.cost.effects.memory import MemoryBound, Splitting, equal_in, merging_in
-from mtfc.compiler.cost.effects.moved_data import MovedData
-from mtfc.compiler.cost.effects.pending_sums import SumRoute, preceding, without_useless_stops
-from mtfc.compiler.cost.effects.roofline import is_binary
-from mtfc.compiler.cost.effects.stored_parameters import StoredParameter, all_are_used
+from mtfc.compiler.cost.effects.halo_exchange import Halo, halos_of
+from mtfc.compiler.cost.effects.memory import MemoryBound, Splitting, equal_in, memory_bound, merging_in
+from mtfc.compiler.cost.effects.moved_data import MovedData, moved_data
+from mtfc.compiler.cost.effects.pending_sums import SumRoute, preceding, sum_routes, without_useless_stops
+from mtfc.compiler.cost.effects.roofline import is_binary, kernel_bounds
+from mtfc.compiler.cost.effects.stored_parameters import StoredParameter, all_are_used, stored_parameters
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.lower_bounds import CommonProgram, MakeBlocks, ShardedAmount, Term
-from mtfc.compiler.cost.model import DATA_MOVEMENT, KERNELS, MEMORY, PENDING_SUMS, STORED_PARAMETERS
 from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
@@ -128,12 +127,12 @@ class StepFacts:
     @cached_property
     def memory(self) -> MemoryFacts:
         """The bound of the memory without a device."""
-        return self._memory(MEMORY.bound(self._program(is_binary)))
+        return self._memory(memory_bound(self._program(is_binary)))
 
     @cached_property
     def memory_on_device(self) -> MemoryFacts:
         """The bound of the memory on the device."""
-        return self._memory(MEMORY.bound_on_device(self._program(is_binary)))
+        return self._memory(memory_bound(self._program(is_binary), on_device=True))
 
     def _memory(self, bound: MemoryBound) -> MemoryFacts:
         return MemoryFacts(bound.always, *largest_points(({},) if self.recomputes else bound.points))
@@ -179,15 +178,15 @@ class StepFacts:
     def halos(self, shards: int) -> Mapping[Halo, int]:
         """Return the halos where a dimension is split over a number of shards."""
         if shards not in self.sent:
-            self.sent[shards] = Counter(Halos(shards).bound(self._program(is_binary)))
+            self.sent[shards] = Counter(halos_of(self._program(is_binary), self.function, shards))
         return self.sent[shards]
 
 
 def _facts(program: CommonProgram) -> Facts:
-    stored = STORED_PARAMETERS.bound(program)
-    routes = PENDING_SUMS.bound(program)
+    stored = tuple(stored_parameters(program))
+    routes = sum_routes(program)
     readers = {stop.value: stop.readers for route in routes for stop in route.stops}
-    kernels = KERNELS.bound(program, readers)
+    kernels = tuple(kernel_bounds(program, program.function, readers))
     completing: dict[Value, list[tuple[Term, Term]]] = defaultdict(list)
     for kernel in kernels:
         for value, other in kernel.completing:
@@ -198,7 +197,7 @@ def _facts(program: CommonProgram) -> Facts:
         Counter(kernel.arithmetic for kernel in kernels),
         completing,
         without_useless_stops(routes, completing),
-        DATA_MOVEMENT.bound(program),
+        tuple(moved_data(program, program.function)),
         Counter(stored),
         min((each.item_bytes for each in stored), default=0) if always else 0,
         preceding(program.function, routes),
