@@ -141,7 +141,7 @@ def donated(function: Function, last: dict[Value, int]) -> set[Value]:
 def _copied(function: Function, copies: Copies) -> Iterator[Buffer]:
     """Yield the buffers of operands that are copied for an equation."""
     made = {value: (i, eqn) for i, eqn in enumerate(function.body) for value in eqn.results}
-    readers = readers_of(function)
+    readers = readers_of(function.body)
     for i, eqn in enumerate(function.body):
         for value in copies(eqn):
             birth, maker = made.get(value, (i, None))

@@ -52,7 +52,7 @@ class FusionModel:
         self.device = device
         self.makers: dict[Value, Equation] = {v: eqn for eqn in function.body for v in eqn.results}
         self.returned = {output.value for output in function.outputs}
-        self.readers = readers_of(function)
+        self.readers = readers_of(function.body)
         self.folded = folded(whole or function)
         self.stored = self._stored(function) - self.folded
         self.near: set[Value] = set()

@@ -23,7 +23,7 @@ from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import readers_of
+from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
 from mtfc.compiler.ir.loops import map_regions
@@ -204,11 +204,7 @@ def reasons(program: Program, least: int = 1024) -> list[Reason]:
 
 def found_in(scope: BodyScope, options: FusionOptions) -> Iterator[Attention | Reason]:
     """Yield the softmaxes between two dots of a function's own equations."""
-    readers: dict[Value, list[Equation | None]] = {
-        v: [*found] for v, found in readers_of(scope.function).items()
-    }
-    for output in scope.function.outputs:
-        readers.setdefault(output.value, []).append(None)
+    readers = readers_and_outputs(scope.function)
     for eqn in scope.function.body:
         if has_trait(eqn, "exponential"):
             try:

@@ -546,7 +546,7 @@ class TickLoop:
 
     def append(self, like: Equation) -> None:
         """Append the loop."""
-        starts = [self._zeros(held.type) for held in self.carries]
+        starts = [self.outer.zeros(held.type) for held in self.carries]
         arguments = [
             *(Argument(held, "carried") for held in self.carries),
             *(Argument(value, "invariant") for value in self.shares.values()),
@@ -560,10 +560,6 @@ class TickLoop:
         loop = make_loop(self.outer.names, region, operands, like)
         self.outer.append(loop)
         self.results = dict(zip((o.name for o in outputs), loop.results, strict=True))
-
-    def _zeros(self, type: TensorType) -> Value:
-        value = False if type.dtype == "bool" else 0.0 if type.dtype in FLOATS else 0
-        return self.outer("full", dims=type.dims, value=value, dtype=type.dtype)
 
 
 @attrs.frozen

@@ -33,7 +33,7 @@ from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import storage
+from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs, storage
 from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, FlowNetwork
 from mtfc.compiler.cost.device_models import expected_memory, fusion_of
 from mtfc.compiler.cost.effects.memory import MemoryUse
@@ -292,12 +292,7 @@ class LoopPair:
 
 def loop_pairs(function: Function) -> Iterator[LoopPair]:
     """Yield each loop without `checkpoint` whose stacks a loop in the other direction reads."""
-    readers: dict[Value, list[Equation | None]] = {}
-    for eqn in function.body:
-        for value in dict.fromkeys(eqn.operands):
-            readers.setdefault(value, []).append(eqn)
-    for output in function.outputs:
-        readers.setdefault(output.value, []).append(None)
+    readers = readers_and_outputs(function)
     for eqn in function.body:
         if not eqn.regions or eqn.attrs["checkpoint"]:
             continue

@@ -8,11 +8,11 @@ the size that the data has somewhere on the way.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
+from mtfc.compiler.analysis.buffer_kinds import readers_of
 from mtfc.compiler.analysis.dimension_names import (
     OPTIMIZER,
     PARAMS,
@@ -97,16 +97,13 @@ Uses = Mapping[Value, list[Equation]]
 
 def moved_data(program: CommonProgram, function: Function, trips: int = 1) -> Iterator[MovedData]:
     """Yield the data of a program's function and of the loops in it. Carries stay where the rules put them, too."""
-    uses: dict[Value, list[Equation]] = defaultdict(list)
     for eqn in function.body:
         if eqn.regions:
             yield from moved_data(program, region_of(eqn), trips * dim_of(eqn).size)
-        for value in dict.fromkeys(eqn.operands):
-            uses[value].append(eqn)
     carried = frozenset(a.value.name for a in function.arguments if a.role == "carried")
     ends = frozenset(output.value for output in function.outputs if output.updates in carried)
     outputs = frozenset(output.value for output in function.outputs)
-    finder = _PathFinder(program.names, program.is_common, uses, outputs, ends, trips)
+    finder = _PathFinder(program.names, program.is_common, readers_of(function.body), outputs, ends, trips)
     yield from (move for a in function.arguments if a.value.name in carried for move in finder.moves(a.value))
     for eqn in function.body:
         if eqn.regions:

@@ -144,7 +144,7 @@ def gradients_function(program: Program) -> Function:
     gradients = backward(builder, forward.body, _seeds(builder, forward, program.training), wanted)
     for value in wanted:
         if value not in gradients:
-            gradients[value] = builder("full", dims=value.type.dims, value=0.0, dtype=value.type.dtype)
+            gradients[value] = builder.zeros(value.type)
     outputs = [Output(f"d_{value.name}", gradients[value]) for value in wanted]
     function = Function("gradients", forward.arguments, tuple(builder.body), (*forward.handed_out, *outputs))
     return rename_values(function, _named_gradients(builder.body, gradients))
@@ -254,7 +254,7 @@ def _gradients(name: str, found: Differentiated, training: Training, states: Col
     for value in (a.value for a in found.arguments if a.role == "parameter"):
         new = found.states.get(value.name, value) if value.name in states else gradients.get(value)
         if new is None:
-            new = builder("full", dims=value.type.dims, value=0.0, dtype=value.type.dtype)
+            new = builder.zeros(value.type)
         given.append(Output(value.name, new, value.name))
     handed = Output(training.minimize, found.outputs[training.minimize])
     function = Function(name, found.arguments, tuple(builder.body), (handed, *_apart([handed], given)))

@@ -207,18 +207,13 @@ def with_all_iterations(eqn: Equation) -> Equation:
     outputs = []
     for each in region.outputs:
         builder.stage = next((e.stage for e in region.body if each.value in e.results), "forward")
-        old = before[each.updates] if each.updates is not None else _blank(builder, each.value)
+        old = before[each.updates] if each.updates is not None else builder.zeros(each.value.type)
         is_kept = each.value is old
         value = each.value if is_kept else builder("where", goes_on, each.value, old, name=each.name)
         outputs.append(attrs.evolve(each, value=value))
     region = attrs.evolve(region, body=tuple(builder.body), outputs=tuple(outputs))
     kept = {name: value for name, value in eqn.attrs.items() if name != WHILE.name}
     return attrs.evolve(eqn, attrs=kept, regions=(region,))
-
-
-def _blank(builder: Builder, like: Value) -> Value:
-    number = False if like.type.dtype == "bool" else 0.0 if like.type.dtype in FLOATS else 0
-    return builder("full", dims=like.type.dims, value=number, dtype=like.type.dtype)
 
 
 def with_constant_unbounded_loops(function: Function) -> Function:
@@ -264,13 +259,9 @@ def _leave_out(body: LoopBody) -> None:
     for argument in (each for each in body.region.arguments if each.value in body.grads):
         grad = body.grads[argument.value]
         seed = seeds.get(argument.value.name) if argument.role == "carried" else None
-        other = _zeros(builder, grad) if seed is None else builder.ordered(seed, grad.type.dims)
+        other = builder.zeros(grad.type) if seed is None else builder.ordered(seed, grad.type.dims)
         body.grads[argument.value] = builder("where", goes_on, grad, other)
     body.backward += builder.body
-
-
-def _zeros(builder: Builder, like: Value) -> Value:
-    return builder("full", dims=like.type.dims, value=0.0, dtype=like.type.dtype)
 
 
 @frozen
@@ -296,15 +287,15 @@ class BackwardLoop:
 
     def cotangent(self, owner: Argument, seed: Value, total: Value | None, grad: Value | None) -> None:
         """Carry the cotangent of a forward carry: each iteration maps the one after it to the one before it."""
-        after = self.inner.ordered(grad, seed.type.dims) if grad else _zeros(self.inner, seed)
-        start = self.outer.ordered(total, seed.type.dims) if total else _zeros(self.outer, seed)
+        after = self.inner.ordered(grad, seed.type.dims) if grad else self.inner.zeros(seed.type)
+        start = self.outer.ordered(total, seed.type.dims) if total else self.outer.zeros(seed.type)
         self.carries.append(Carry(start, seed, after, owner))
 
     def sum(self, owner: Argument, grad: Value) -> None:
         """Carry the sum of an invariant argument's cotangents over all iterations."""
         value = Value(self.inner.names.fresh(f"d_{owner.value.name}"), owner.value.type)
         after = self.inner.ordered(self.inner("add", value, grad), value.type.dims)
-        self.carries.append(Carry(_zeros(self.outer, value), value, after, owner))
+        self.carries.append(Carry(self.outer.zeros(value.type), value, after, owner))
 
     def region(self, name: str, body: Iterable[Equation]) -> Function:
         arguments = [Argument(carry.value, "carried") for carry in self.carries]

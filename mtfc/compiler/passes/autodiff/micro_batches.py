@@ -81,7 +81,7 @@ def over_micro_batches(
     states = replaced_by(body)
     region = _region(inner, body, sums, states)
     parameters = {a.value.name: a.value for a in arguments if a.role == "parameter"}
-    operands = [_zeros(b, argument.value) for argument in region.arguments[: len(sums)]]
+    operands = [b.zeros(argument.value.type) for argument in region.arguments[: len(sums)]]
     operands += [parameters[name] for name in states]
     operands += [value for name, value in parameters.items() if name not in states]
     operands += [counted["step"]] if counted else []
@@ -125,10 +125,6 @@ def _counted(b: Builder, body: Function, micro: Dim) -> tuple[Function, dict[str
 def _as_float(b: Builder, value: Value) -> Value:
     """Cast an integer or truth value to f32, as a mean needs."""
     return value if value.type.dtype in FLOATS else b.cast(value, "f32")
-
-
-def _zeros(b: Builder, like: Value) -> Value:
-    return b("full", dims=like.type.dims, value=0.0, dtype=like.type.dtype)
 
 
 def _region(

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from mtfc.compiler.analysis.buffer_kinds import readers_of
 from mtfc.compiler.analysis.dimension_names import (
     DimensionNames,
     Dims,
@@ -26,7 +27,6 @@ from mtfc.compiler.analysis.dimension_names import (
     called,
     computed,
     rule_of,
-    uses_of,
 )
 from mtfc.compiler.cost.effects.halo_exchange import Halo, halos_of
 from mtfc.compiler.cost.effects.memory import MemoryBound, Splitting, equal_in, memory_bound, merging_in
@@ -224,7 +224,7 @@ def replaced_in(function: Function, counts: IsCommon) -> dict[Equation, DimSets]
     same op adds its sets.
     """
     found: dict[Equation, DimSets] = {}
-    uses, names = uses_of(function), names_of(function)
+    uses, names = readers_of(walk(function.body)), names_of(function)
     makers = {value: eqn for eqn in walk(function.body) for value in eqn.results}
     for eqn in reversed(list(walk(function.body))):
         if not eqn.regions and OPS[eqn.op].distribute is not None and counts(eqn):
@@ -241,7 +241,7 @@ def mixed_in(function: Function) -> dict[Equation, Dims]:
     If these dimensions are whole, nothing is gathered or replaced, whether the op's rule applies or not.
     """
     found: dict[Equation, Dims] = {}
-    uses = uses_of(function)
+    uses = readers_of(walk(function.body))
     for eqn in reversed(list(walk(function.body))):
         if not eqn.regions and OPS[eqn.op].distribute is not None:
             users = (user for value in eqn.results for user in uses[value] if user.op == eqn.op)
