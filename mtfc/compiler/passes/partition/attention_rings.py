@@ -27,7 +27,7 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
-from mtfc.compiler.ir.loops import LOOP
+from mtfc.compiler.ir.loops import make_loop, plain_loop
 from mtfc.compiler.ir.ops.attention import (
     COLUMNS,
     HIGH,
@@ -322,8 +322,7 @@ class RingBuilder:
         region = Function(hops.name, (*carried, *invariant, number), tuple(inner.body), outputs)
         operands = (*flat(state), *known, numbers)
         results = tuple(Value(b.names.fresh(value.name), value.type) for value in flat(state))
-        attributes: dict[str, Attr] = {"dim": hops, "reverse": False, "checkpoint": False}
-        b.append(Equation(LOOP, operands, results, attributes, (region,), span=b.span, stage=b.stage))
+        b.append(make_loop(b.names, region, operands, plain_loop(hops, b), results))
         return like(state, iter(results))
 
     def _others(self) -> list[Value]:
