@@ -221,6 +221,24 @@ def shape_text(type: TensorType) -> str:
     return str(tuple(dim.size for dim in type.dims))
 
 
+def initial_functions(
+    program: Program,
+    module: str,
+    dtype: Callable[[str], str],
+    maker: Callable[[str, str, str, list[tuple[str, str]]], str],
+) -> list[str]:
+    """Return the functions that make the parameters and state of the first step.
+
+    maker: (signature, table of layouts, docstring, entries of the returned dict) -> the text of a function.
+    """
+    entries = [(p.name, initial_value(p, f"{module}.full", dtype(p.type.dtype))) for p in program.parameters]
+    made = [maker("init(seed=0)", "PARAMETERS", "Return the initial parameters.", entries)]
+    if states := initial_states(program, module, dtype):
+        doc = "Return the optimizer's state before the first step."
+        made.append(maker("init_state()", "STATE", doc, states))
+    return made
+
+
 def initial_states(program: Program, module: str, dtype: Callable[[str], str]) -> list[tuple[str, str]]:
     """Return the text of each state before the first step, as a global array. `module` is `np` or `jnp`."""
     arguments = (a for f in program.functions for a in f.arguments if a.role == "state")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Equation, Function, Value
+from mtfc.compiler.ir.types import TensorType
 
 
 def names_of(function: Function) -> Names:
@@ -59,18 +60,25 @@ class Substitution:
         return attrs.evolve(function, body=tuple(body), outputs=outputs)
 
 
-def fresh_copy(function: Function) -> Function:
-    """Return a copy of the function, regions included, with new values under the same names."""
+def _same(value: Value) -> TensorType:
+    return value.type
+
+
+def fresh_copy(function: Function, type_of: Callable[[Value], TensorType] = _same) -> Function:
+    """Return a copy of the function, regions included, with new values under the same names. type_of: their types."""
     new = Substitution()
 
     def renewed(value: Value) -> Value:
-        new[value] = Value(value.name, value.type)
+        new[value] = Value(value.name, type_of(value))
         return new[value]
 
     arguments = tuple(attrs.evolve(a, value=renewed(a.value)) for a in function.arguments)
     body = []
     for eqn in function.body:
-        results, regions = tuple(map(renewed, eqn.results)), tuple(map(fresh_copy, eqn.regions))
+        results, regions = (
+            tuple(map(renewed, eqn.results)),
+            tuple(fresh_copy(each, type_of) for each in eqn.regions),
+        )
         body.append(attrs.evolve(eqn, operands=new.all(eqn.operands), results=results, regions=regions))
     return attrs.evolve(new.function(function, body), arguments=arguments)
 

@@ -50,7 +50,8 @@ from mtfc.compiler.ir.core import Equation, Function, Role, Value, walk
 from mtfc.compiler.ir.loops import charged_equation, pairs, region_of
 from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.rewrite import fresh_copy
+from mtfc.compiler.ir.types import Mesh, TensorType
 from mtfc.compiler.records import frozen
 
 
@@ -130,29 +131,13 @@ def widened(function: Function, device: Device) -> Function:
     """Return the function with the dtypes in which a device keeps what it computes; arguments have their own."""
     if not any(device.widens(value.type.dtype) for eqn in walk(function.body) for value in eqn.results):
         return function
-    return _widened(function, {a.value: a.value for a in function.arguments}, device)
+    given = {argument.value for argument in function.arguments}
 
+    def type_of(value: Value) -> TensorType:
+        is_kept = value in given or not device.widens(value.type.dtype)
+        return value.type if is_kept else value.type.with_dtype("f32")
 
-def _widened(function: Function, new: dict[Value, Value], device: Device) -> Function:
-    """Widen the results of a function. new: its arguments, and then all its values, after the change."""
-
-    def wide(value: Value) -> Value:
-        is_wide = not device.widens(value.type.dtype)
-        new[value] = value if is_wide else attrs.evolve(value, type=value.type.with_dtype("f32"))
-        return new[value]
-
-    body = []
-    for eqn in function.body:
-        regions = tuple(
-            _widened(region, {a.value: wide(a.value) for a in region.arguments}, device)
-            for region in eqn.regions
-        )
-        operands = tuple([new[value] for value in eqn.operands])
-        results = tuple([wide(value) for value in eqn.results])
-        body.append(attrs.evolve(eqn, operands=operands, results=results, regions=regions))
-    arguments = tuple(attrs.evolve(a, value=new[a.value]) for a in function.arguments)
-    outputs = tuple(attrs.evolve(o, value=new[o.value]) for o in function.outputs)
-    return attrs.evolve(function, arguments=arguments, body=tuple(body), outputs=outputs)
+    return fresh_copy(function, type_of)
 
 
 def held(
