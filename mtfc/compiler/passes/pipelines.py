@@ -248,7 +248,8 @@ def parse_pipeline(text: str) -> tuple[Pass, ...]:
         if match[1] in GROUPS:
             passes += _parse_group(match[1], _options(match[2] or ""))
         else:
-            passes.append(_parse_pass(match[1], match[2] or ""))
+            found = PASSES.get(match[1]) or installed_pass(match[1])
+            passes.append(found.with_options(_options(match[2] or "")))
         position = match.end()
     return tuple(passes)
 
@@ -306,7 +307,3 @@ def _options(text: str) -> dict[str, str]:
     if len(options) < len(pairs):
         raise PipelineError(f"an option is there twice in `{text.strip()}`")
     return options
-
-
-def _parse_pass(name: str, options: str) -> Pass:
-    return (PASSES.get(name) or installed_pass(name)).with_options(_options(options))

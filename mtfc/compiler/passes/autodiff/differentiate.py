@@ -183,18 +183,23 @@ class Differentiated:
 
 def _whole_batch(forward: Function, training: Training, is_step: bool = False) -> Differentiated:
     builder = _continue(forward)
-    parameters = _trained(forward, training)
     state = scale_state(builder, training.loss_scale) if is_step else None
     loss = _minimized(forward, training)
     builder.span = next((eqn.span for eqn in forward.body if loss in eqn.results), None)
-    scale = state.scale.value if state else None
-    start = seed(builder, loss, training.loss_scale, scale)
-    gradients = backward(builder, forward.body, {loss: start}, parameters)
-    if training.reduce:
-        gradients = with_wide_sums(builder, gradients, training.reduce, forward.outputs)
+    gradients = _scaled_gradients(builder, forward, training, state.scale.value if state else None)
     values = {output.name: output.value for output in forward.outputs}
     outputs = {name: values[name] for name in returned_outputs(forward, training)}
     return Differentiated(builder, forward.arguments, outputs, gradients, replaced_by(forward), state)
+
+
+def _scaled_gradients(
+    builder: Builder, forward: Function, training: Training, scale: Value | None, share: float = 1.0
+) -> dict[Value, Value]:
+    """Append the gradients of the trained parameters for a share of the loss, with the loss scale as a factor."""
+    start = seed(builder, _minimized(forward, training), training.loss_scale, scale, share)
+    seeds = {_minimized(forward, training): start}
+    found = backward(builder, forward.body, seeds, _trained(forward, training))
+    return with_wide_sums(builder, found, training.reduce, forward.outputs) if training.reduce else found
 
 
 def _minimized(forward: Function, training: Training) -> Value:
@@ -210,10 +215,7 @@ def _micro_batches(
     state = scale_state(builder, training.loss_scale) if is_step else None
 
     def gradients(inner: Builder, body: Function, scale: Value | None) -> dict[Value, Value]:
-        loss = _minimized(body, training)
-        start = seed(inner, loss, training.loss_scale, scale, 1 / micro.size)
-        found = backward(inner, body.body, {loss: start}, _trained(body, training))
-        return with_wide_sums(inner, found, training.reduce, body.outputs) if training.reduce else found
+        return _scaled_gradients(inner, body, training, scale, 1 / micro.size)
 
     names = returned_outputs(forward, training)
     scale = state.scale.value if state else None

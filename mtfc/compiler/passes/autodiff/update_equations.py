@@ -24,13 +24,10 @@ from mtfc.compiler.passes.autodiff.backward import total
 
 def gradient_norm(builder: Builder, gradients: Iterable[Value]) -> Value:
     """Append the Euclidean norm of all gradients together, f32[]. Gradients of 16 bits are squared and summed in 32."""
-    squares = [_square(builder, wide(builder, gradient)) for gradient in gradients]
+    found = (wide(builder, gradient) for gradient in gradients)
+    squares = [builder("sum", builder("square", x), over=x.type.dims) for x in found]
     summed = total(builder, [builder.cast(square, "f32") for square in squares])
     return builder("sqrt", summed, name=GRAD_NORM)
-
-
-def _square(builder: Builder, gradient: Value) -> Value:
-    return builder("sum", builder("square", gradient), over=gradient.type.dims)
 
 
 def wide(builder: Builder, value: Value) -> Value:
