@@ -17,7 +17,6 @@ device.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
 
 from mtfc.compiler.analysis.buffer_kinds import folded, readers_of, sources, storage
 from mtfc.compiler.analysis.dot_operand_layout import is_dot
@@ -122,7 +121,7 @@ class FusionModel:
 
     def bytes(self, type: TensorType) -> int:
         """Return the bytes of one processor's array in memory."""
-        return prod(type.local_shape(self.mesh)) * ITEM_BYTES[type.local_dtype]
+        return type.local_bytes(self.mesh)
 
     def read(self, value: Value) -> int:
         """Return the bytes that come from memory where a value is read."""

@@ -103,7 +103,7 @@ def prepared(function: Function, program: Program, least: int) -> Function:
     sums = (over(eqn) for eqn in walk(function.body) if has_trait(eqn, "sum"))
     if not is_plain or not any(prod(dim.size for dim in dims) >= least for dims in sums):
         return function
-    named = set(program.layout.value_rules) if program.layout else set[str]()
+    named = program.named_values
     return live_only(share(simplified(live_only(function), named), named))
 
 

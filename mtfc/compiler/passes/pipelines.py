@@ -202,14 +202,15 @@ def pipeline_of(passes: Sequence[Pass], of: str) -> tuple[Pass, ...]:
     return found if place is None else (*found[:place], *map(Differentiate, of.split("+")), *found[place:])
 
 
-def check_order(passes: Iterable[Pass], level: Level = "global", until: Level = "lowered") -> None:
-    """Raise `PipelineError` unless the passes can run in this order on a program at a level, and end at another level."""
+def check_order(passes: Iterable[Pass]) -> None:
+    """Raise `PipelineError` unless the passes can run in this order on a global program, and lower it."""
+    level: Level = "global"
     for each in passes:
         if level not in each.takes:
             raise PipelineError(_out_of_order(each, level))
         level = each.level or level
-    if level != until:
-        raise PipelineError(f"the passes end with a program that is {level}, and it has to be {until}")
+    if level != "lowered":
+        raise PipelineError(f"the passes end with a program that is {level}, and it has to be lowered")
 
 
 def lower(

@@ -42,8 +42,7 @@ class Simplify(Pass):
     name: ClassVar[str] = "simplify"
 
     def run(self, program: Program) -> Program:
-        named = set(program.layout.value_rules) if program.layout else set()
-        return program.map_functions(lambda function: simplified(function, named))
+        return program.map_functions(lambda function: simplified(function, program.named_values))
 
 
 @frozen

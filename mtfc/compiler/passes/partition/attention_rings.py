@@ -21,7 +21,7 @@ or key. They cannot be left out: 0 times infinity is NaN, and a row that sees no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
@@ -162,21 +162,6 @@ def like(tree: Tree, values: Iterator[Value]) -> Tree:
     return next(values) if isinstance(tree, Value) else tuple(like(each, values) for each in tree)
 
 
-class Sums(Protocol):
-    """The way in which results for blocks are merged.
-
-    start: the sums of the first results. merged: the sums of two. nothing: sums that change no others. finished: the results.
-    """
-
-    def start(self, b: Builder, results: Sequence[Value]) -> Tree: ...
-
-    def merged(self, b: Builder, x: Tree, y: Tree) -> Tree: ...
-
-    def nothing(self, b: Builder, x: Tree) -> Tree: ...
-
-    def finished(self, b: Builder, x: Tree) -> tuple[Value, ...]: ...
-
-
 @frozen
 class WeightedMeans:
     """Merges results of `attention`: (weighted sum, largest logit, sum of the exponentials of the rest).
@@ -225,6 +210,13 @@ class PlainSums:
 
     def finished(self, b: Builder, x: Tree) -> tuple[Value, ...]:
         return tuple(x)
+
+
+Sums = WeightedMeans | PlainSums
+"""The way in which results for blocks are merged.
+
+start: the sums of the first results. merged: the sums of two. nothing: sums that change no others. finished: the results.
+"""
 
 
 def zeros(b: Builder, x: Value) -> Value:

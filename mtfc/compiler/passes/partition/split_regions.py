@@ -80,8 +80,7 @@ class SplitRegions(Pass):
         form = program.layout.forms.regions if self.form == "layout" and program.layout else self.form
         if form not in ("time", "memory"):
             return program
-        named = set(program.layout.value_rules) if program.layout else set()
-        chosen = attrs.evolve(self, form=form)
+        chosen, named = attrs.evolve(self, form=form), program.named_values
         return program.map_functions(lambda function: chosen._split(function, program.placed_on, named))
 
     def _split(self, function: Function, mesh: Mesh, named: set[str]) -> Function:
