@@ -54,7 +54,7 @@ from mtfc.compiler.passes.autodiff.micro_batches import (
     with_micro_dim,
 )
 from mtfc.compiler.passes.autodiff.parameter_averages import averages_of
-from mtfc.compiler.passes.autodiff.update_equations import Updater, gradient_norm, inlined, wide
+from mtfc.compiler.passes.autodiff.update_equations import ParameterUpdate, gradient_norm, inlined, wide
 from mtfc.compiler.passes.autodiff.wide_sums import with_wide_sums
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.records import frozen
@@ -297,11 +297,12 @@ def _updated(
     old values of all parameters never exist together.
     """
     spans = {parameter.name: parameter.span for parameter in program.parameters}
-    updater = Updater(builder)
+    common: dict[Value, Value] = {}
     states, outputs = list[Argument](), list[Output]()
     for parameter, gradient in gradients.items():
         builder.span = spans[parameter.name]
-        found = updater.apply(update_of(training, parameter.name), parameter, gradient)
+        update = ParameterUpdate(builder, update_of(training, parameter.name), parameter, common)
+        found = update.run(gradient)
         states += found[0]
         outputs += kept_unless(builder, good, found[1], (parameter, *(a.value for a in found[0])))
     return states, outputs
