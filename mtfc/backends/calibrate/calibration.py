@@ -27,6 +27,8 @@ from typing import Any
 import attrs
 import numpy as np
 
+from mtfc.backends.calibrate import op_kernels
+from mtfc.backends.calibrate.collective_kernels import COLLECTIVES
 from mtfc.backends.calibrate.rates import (
     NOTABLY,
     Point,
@@ -213,8 +215,6 @@ def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
     device = Device(flops, box.memory(), bandwidth, overhead, ops, overlap, loop=loop, dots=dots)
     links: tuple[Link, ...] = ()
     if len(found) > 1:
-        from mtfc.backends.calibrate.collective_kernels import COLLECTIVES
-
         times = {each: box.collectives(each, effort) for each in COLLECTIVES}
         kind: Kind = "memory" if is_cpu else "switch"
         links = (link_of("link", kind, len(found), times),)
@@ -335,8 +335,6 @@ class _Devices:
         """Measure elements/s of the ops that take notably longer than reading and writing their bytes."""
         import jax.numpy as jnp
 
-        from mtfc.backends.calibrate import op_kernels
-
         size = 8 * effort.elements
         notable = NOTABLY * size / bandwidth.at(size)
         start = jnp.linspace(0.1, 0.9, effort.elements, dtype="float32")
@@ -361,8 +359,6 @@ class _Devices:
     def collective(self, kind: str, size: int, effort: Effort) -> Point:
         """Measure a collective of an array of at least `size` bytes, all zeros, whose sums need no scaling."""
         import jax.numpy as jnp
-
-        from mtfc.backends.calibrate.collective_kernels import COLLECTIVES
 
         members = len(self.devices)
         elements = -(-size // (4 * members**2)) * members

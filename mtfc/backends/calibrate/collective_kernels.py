@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 
 def _all_reduce(array: Any, axis: str, members: int) -> Any:
+    import jax
+
     total = jax.lax.psum(array, axis)  # type: ignore[no-untyped-call]
     return jax.lax.pcast(total, axis, to="varying")
 
 
 def _all_gather(array: Any, axis: str, members: int) -> Any:
     """Return one of the gathered parts: device i returns the part of device n - 1 - i."""
+    import jax
+
     whole = jax.lax.all_gather(array, axis, tiled=True)
     place = (members - 1 - jax.lax.axis_index(axis)) * len(array)
     return jax.lax.dynamic_slice(whole, (place,), array.shape)
@@ -26,15 +28,21 @@ def _all_gather(array: Any, axis: str, members: int) -> Any:
 
 def _reduce_scatter(array: Any, axis: str, members: int) -> Any:
     """Return the array with the sums written over its first elements."""
+    import jax
+
     sums = jax.lax.psum_scatter(array, axis, tiled=True)  # type: ignore[no-untyped-call]
     return jax.lax.dynamic_update_slice(array, sums, (0,))
 
 
 def _all_to_all(array: Any, axis: str, members: int) -> Any:
+    import jax
+
     return jax.lax.all_to_all(array.reshape(members, -1), axis, 0, 0).reshape(-1)  # type: ignore[no-untyped-call]
 
 
 def _permute(array: Any, axis: str, members: int) -> Any:
+    import jax
+
     around = [(i, (i + 1) % members) for i in range(members)]
     return jax.lax.ppermute(array, axis, around)  # type: ignore[no-untyped-call]
 

@@ -10,9 +10,6 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 ROW = 64
 """Elements of a row: of a table, or of the rows that are reduced."""
 
@@ -25,7 +22,9 @@ BLOCK = (4, 512)
 
 def _elementwise(name: str) -> Callable[[Any], Any]:
     def kernel(x: Any) -> Any:
-        return 0.3 * getattr(jnp, name)(x)
+        import jax
+
+        return 0.3 * getattr(jax.numpy, name)(x)
 
     return kernel
 
@@ -42,6 +41,8 @@ def _gather(x: Any) -> Any:
 
 
 def _scatter_add(x: Any) -> Any:
+    import jax.numpy as jnp
+
     table, ids = _rows(x)
     return 0.001 * jnp.zeros_like(table).at[ids].add(table).reshape(-1) + 0.1
 
@@ -50,6 +51,8 @@ def _reduced(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a kernel that reduces each row and broadcasts the result."""
 
     def kernel(x: Any) -> Any:
+        import jax.numpy as jnp
+
         table = x.reshape(-1, ROW)
         return (0.01 * jnp.broadcast_to(function(table)[:, None], table.shape) + 0.1).reshape(-1)
 
@@ -57,15 +60,21 @@ def _reduced(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _top_k(table: Any) -> Any:
+    import jax
+
     return jax.lax.top_k(table, 4)[0][:, 3]
 
 
 def _cumsum(x: Any) -> Any:
+    import jax.numpy as jnp
+
     return 0.01 * jnp.cumsum(x.reshape(-1, ROW), axis=1).reshape(-1)
 
 
 def _random(name: str) -> Callable[[Any], Any]:
     def kernel(x: Any) -> Any:
+        import jax
+
         key = jax.random.key((x[0] * 1000).astype("int32"))
         return getattr(jax.random, name)(key, x.shape, x.dtype)
 
@@ -74,7 +83,9 @@ def _random(name: str) -> Callable[[Any], Any]:
 
 def _pooled(image: Any) -> Any:
     """Return the maxima of 2 x 2 neighbours."""
-    return jax.lax.reduce_window(image, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    import jax
+
+    return jax.lax.reduce_window(image, -jax.numpy.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
 def _image(x: Any) -> Any:
@@ -82,10 +93,14 @@ def _image(x: Any) -> Any:
 
 
 def _pool(x: Any) -> Any:
+    import jax.numpy as jnp
+
     return jnp.tile(_pooled(_image(x)).reshape(-1), 4)
 
 
 def _unpool(x: Any) -> Any:
+    import jax
+
     return 0.9 * jax.grad(lambda image: _pooled(image).sum())(_image(x)).reshape(-1) * x
 
 
@@ -94,7 +109,9 @@ def _convolution(x: Any) -> Any:
 
     The windows have as many elements as the images.
     """
-    images, filters = x.reshape(-1, 8, 8, 4), jnp.full((2, 2, 4, 16), 1 / 16, x.dtype)
+    import jax
+
+    images, filters = x.reshape(-1, 8, 8, 4), jax.numpy.full((2, 2, 4, 16), 1 / 16, x.dtype)
     layouts = ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(images, filters, (2, 2), "VALID", dimension_numbers=layouts).reshape(
         -1
@@ -125,11 +142,15 @@ def _ordered(x: Any) -> Any:
 
 def _first(product: str, table: Any) -> Any:
     """Return an element of a dot with a narrow array."""
+    import jax.numpy as jnp
+
     return jnp.einsum(product, jnp.full((NARROW, *BLOCK), 1 / prod(BLOCK), table.dtype), table)[0, 0]
 
 
 def _narrow(x: Any) -> Any:
     """Return the rows of a table, and their dots with a narrow matrix."""
+    import jax.numpy as jnp
+
     table = x.reshape(-1, WIDE)
     return table, table @ jnp.full((WIDE, NARROW), 1 / WIDE, x.dtype)
 
