@@ -17,6 +17,7 @@ from math import exp, log
 from statistics import fmean
 from typing import Any
 
+from benchmarks import tpu_compiler
 from benchmarks.figures import Figure, median_seconds
 from benchmarks.steps import AS_DECLARED, FEW_IMAGES, IN_SCRATCHPAD, LARGE, MEASURED, OTHERS, Case
 from mtfc.backends import hlo
@@ -25,7 +26,6 @@ from mtfc.backends.common.allocator import keep_memory
 from mtfc.backends.common.devices import Unavailable
 from mtfc.backends.jax import backend as jax_backend
 from mtfc.backends.jax import runtime as jax_runtime
-from mtfc.backends.jax import tpu_compiler
 from mtfc.compiler.cost.device_models import fusion_of
 from mtfc.compiler.cost.effects.memory import memory_on
 from mtfc.compiler.cost.effects.roofline import work
@@ -168,7 +168,7 @@ def _beside_compiled(
     program, generation = case.lowered(), topology.split(":")[0]
     step = tpu_compiler.compiled(program, topology, "step")
     text = tpu_compiler.text(step)
-    cycles = hlo.cycles(text)
+    cycles = tpu_compiler.cycles(text)
     compiled, hardware = cycles / tpu_compiler.CLOCKS[generation], find_hardware(f"tpu_{generation}", {})
     said_nothing_of = unpooling(program.function("step"), program.placed_on, hardware.device)
     computation = predicted(program, hardware).total.compute - said_nothing_of

@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 
+from benchmarks import tpu_compiler
 from benchmarks.figures import Figure
 from benchmarks.steps import Case
 from mtfc.backends.common.devices import Unavailable, devices, import_jax
@@ -24,7 +25,6 @@ from mtfc.backends.common.emitter import Emitter
 from mtfc.backends.hlo import collectives
 from mtfc.backends.jax import backend as jax_backend
 from mtfc.backends.jax import runtime as jax_runtime
-from mtfc.backends.jax import tpu_compiler
 from mtfc.backends.jax.convolution_fusion import fused
 from mtfc.compiler.ir.core import Program, Value
 from mtfc.compiler.ir.types import ARRAY_DTYPES

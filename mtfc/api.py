@@ -526,7 +526,17 @@ def verify(
 
     choice, files = choice_of(**options), (path_option("data", data), path_option("params", params))
     asked = VerifyOptions(
-        file_option(path), choice, backend, dtype, *files, params_partial, seed, exact, budget, step, all_sizes
+        file_option(path),
+        choice,
+        backend,
+        dtype,
+        *files,
+        params_partial,
+        seed,
+        exact,
+        budget,
+        step,
+        all_sizes,
     )
     if budget is not None:
         seconds_option("budget", budget)

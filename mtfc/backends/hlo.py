@@ -1,4 +1,4 @@
-"""The collectives and cycles of a compiled XLA program, read from its HLO text.
+"""The collectives of a compiled XLA program, read from its HLO text.
 
 XLA rewrites its input: it combines all-reduces, starts a collective in one instruction and ends it in another, and moves loop
 bodies to computations of their own. Tests of communication therefore read the compiled text. Every computation stands before
@@ -30,7 +30,6 @@ ITEM_BYTES = {
 
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) (?:.* )?\{$")
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([a-z][a-z\d-]*)\((.*)$")
-CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 CONDITION = re.compile(r"\bcondition=%?([\w.-]+)")
 CALLED = re.compile(r"\b(?:calls|body|to_apply)=%?([\w.-]+)")
 TRIP_COUNT = re.compile(r'known_trip_count":\{"n":"(\d+)"')
@@ -131,8 +130,8 @@ def _communication(hlo: str) -> Traffic:
     begun: set[str] = set()
     devices = PARTITIONS.search(hlo)
     name = ""
-    for name, instructions in _computations(hlo):
-        limits |= _limit(name, instructions, limits)
+    for name, instructions in computations(hlo):
+        limits |= limit(name, instructions, limits)
         own = [i for i in instructions if i.chain not in begun]
         traffic[name] = _traffic(own, traffic, limits, int(devices[1]) if devices else 1)
         begun |= {i.chain for i in instructions if i.chain}
@@ -155,138 +154,7 @@ def _stacks(hlo: str) -> dict[int, Frames]:
     return stacks
 
 
-def cycles(hlo: str) -> int:
-    """Return the cycles that the TPU compiler expects one device to compute in one run; loops count once per iteration.
-
-    Collectives count nothing, and neither do kernels without an estimate, such as copies in the background.
-    """
-    known: dict[str, int] = {}
-    limits: dict[str, int] = {}
-    name = ""
-    for name, instructions in _computations(hlo):
-        limits |= _limit(name, instructions, limits)
-        known[name] = sum(_cycles(instruction, known, limits) for instruction in instructions)
-    return known.get(name, 0)
-
-
-@attrs.frozen
-class InFlight:
-    """The collectives of one kind in one run of a compiled program; those of loops count once per iteration.
-
-    count: all of them. hidden: those between whose start and end kernels compute. cycles: of these kernels. bytes: that leave a
-    device. hidden_bytes: those of the hidden ones.
-    """
-
-    count: int = 0
-    hidden: int = 0
-    cycles: int = 0
-    bytes: float = 0.0
-    hidden_bytes: float = 0.0
-
-    def plus(self, other: InFlight, times: int = 1) -> InFlight:
-        mine, others = attrs.astuple(self), attrs.astuple(other)
-        return InFlight(*(one + times * more for one, more in zip(mine, others, strict=True)))
-
-
-def in_flight(hlo: str) -> dict[str, InFlight]:
-    """Return the collectives of each kind, and what the compiler's schedule computes while they are sent.
-
-    A collective is in flight from its start to its end, such as `all-gather-start` and `all-gather-done`, or from the first to
-    the last of the kernels that carry it out together. Raises `ValueError` as `collectives` does.
-    """
-    reader = _FlightReader(hlo)
-    found: dict[str, InFlight] = {}
-    for name, instructions in _computations(hlo):
-        found = reader.read(name, instructions)
-    return found
-
-
-class _FlightReader:
-    """Reads computations, callees first.
-
-    flights: computation -> its collectives by kind. chains: computation -> the chains that it takes part in. sent: chain -> the
-    kind and bytes of its collective. cycles, limits: computation -> its cycles, its trip count.
-    """
-
-    def __init__(self, hlo: str) -> None:
-        partitions = PARTITIONS.search(hlo)
-        self.devices = int(partitions[1]) if partitions else 1
-        self.flights: dict[str, dict[str, InFlight]] = {}
-        self.chains: dict[str, set[str]] = {}
-        self.sent: dict[str, tuple[str, float]] = {}
-        self.cycles: dict[str, int] = {}
-        self.limits: dict[str, int] = {}
-
-    def read(self, name: str, instructions: list[Instruction]) -> dict[str, InFlight]:
-        self.limits |= _limit(name, instructions, self.limits)
-        cycles = [_cycles(each, self.cycles, self.limits) for each in instructions]
-        self.cycles[name] = sum(cycles)
-        self.flights[name], self.chains[name] = found, chains = dict[str, InFlight](), set[str]()
-        places: dict[str, list[int]] = {}
-        types = {each.name: each.type for each in instructions}
-        starts: dict[str, str] = {}
-        for i, each in enumerate(instructions):
-            for key in self._keys(each, starts):
-                places.setdefault(key, []).append(i)
-            if each.collective and not _alone(each):
-                self.sent[each.chain or each.name] = self._sent(each, types)
-            elif each.opcode == "async-start":
-                for kind, one in self._callees(each).items():
-                    self.sent[each.name] = kind, one.bytes
-            elif not each.opcode.endswith(("-done", "-update")):
-                for kind, more in self._callees(each).items():
-                    found[kind] = found.get(kind, InFlight()).plus(more, _iterations(each, self.limits))
-        for key, at in places.items():
-            if len(at) == 1 and key not in types:
-                chains.add(key)
-            elif key in self.sent:
-                kind, size = self.sent.pop(key)
-                inside = sum(cycles[at[0] + 1 : at[-1]])
-                one = InFlight(1, int(inside > 0), inside, size, size * (inside > 0))
-                found[kind] = found.get(kind, InFlight()).plus(one)
-        return found
-
-    def _keys(self, instruction: Instruction, starts: dict[str, str]) -> set[str]:
-        """Return the collectives that an instruction starts, carries out or ends: names of instructions, and chains.
-
-        starts: an instruction -> the one that started its collective; this one is added.
-        """
-        if instruction.opcode.endswith(("-done", "-update")):
-            before = instruction.operands[0]
-            starts[instruction.name] = starts.get(before, before)
-            return {starts[instruction.name]}
-        if instruction.collective or instruction.opcode == "async-start":
-            return {instruction.chain or instruction.name}
-        callees = CALLED.findall(instruction.rest) if instruction.opcode != "while" else ()
-        return set[str]().union(*(self.chains.get(callee, set()) for callee in callees))
-
-    def _sent(self, instruction: Instruction, types: Mapping[str, str]) -> tuple[str, float]:
-        """Return the kind of a collective, and the bytes that leave a device."""
-        traffic = _sent(instruction, types, {}, self.devices)
-        kind = KINDS[instruction.collective or ""]
-        return kind, sum(amount for (_, quantity, _), amount in traffic.items() if quantity == WIRE)
-
-    def _callees(self, instruction: Instruction) -> dict[str, InFlight]:
-        """Return the collectives of the computations that an instruction calls."""
-        found: dict[str, InFlight] = {}
-        for callee in CALLED.findall(instruction.rest):
-            for kind, more in self.flights.get(callee, {}).items():
-                found[kind] = found.get(kind, InFlight()).plus(more)
-        return found
-
-
-def _cycles(instruction: Instruction, known: Mapping[str, int], limits: Mapping[str, int]) -> int:
-    """Return the cycles of an instruction. The estimate of a kernel includes everything that is fused into it."""
-    if instruction.collective:
-        return 0
-    if instruction.opcode in ("while", "call", "conditional"):
-        inside = sum(known.get(callee, 0) for callee in CALLED.findall(instruction.rest))
-        return inside and inside * _iterations(instruction, limits)
-    found = CYCLES.search(instruction.rest)
-    return int(found[1]) if found else 0
-
-
-def _computations(hlo: str) -> Iterator[tuple[str, list[Instruction]]]:
+def computations(hlo: str) -> Iterator[tuple[str, list[Instruction]]]:
     """Yield every computation's name and instructions, callees first, the program's entry last."""
     name, instructions, is_entry = "", [], False
     for line in re.sub(r"/\*.*?\*/", "", hlo).splitlines():
@@ -315,7 +183,7 @@ def _traffic(
         elif not instruction.opcode.endswith(("-done", "-update")):
             for callee in CALLED.findall(instruction.rest):
                 if known.get(callee):
-                    times = _iterations(instruction, limits)
+                    times = iterations(instruction, limits)
                     total.update({key: amount * times for key, amount in known[callee].items()})
     return total
 
@@ -366,7 +234,7 @@ def _alone(instruction: Instruction) -> bool:
     return _members(instruction) == 1
 
 
-def _limit(name: str, instructions: list[Instruction], known: Mapping[str, int]) -> dict[str, int]:
+def limit(name: str, instructions: list[Instruction], known: Mapping[str, int]) -> dict[str, int]:
     """Return the trip count of a loop, if the computation only compares its counter with a constant.
 
     The counter starts at 0, as JAX and XLA's partitioner make it. A truth value beside the comparison may end the loop earlier:
@@ -385,7 +253,7 @@ def _limit(name: str, instructions: list[Instruction], known: Mapping[str, int])
     return {name: int(constants[0].rest.split(")")[0])}
 
 
-def _iterations(instruction: Instruction, limits: Mapping[str, int]) -> int:
+def iterations(instruction: Instruction, limits: Mapping[str, int]) -> int:
     """Return how often an instruction runs the computation that it calls.
 
     A loop states its trip count, or its condition does. Raises `ValueError` if neither does.

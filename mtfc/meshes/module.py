@@ -282,14 +282,7 @@ class _NumpyModule(_Module):
         return f"def mesh_{number}():\n{doc}{indent(inner, '    ')}"
 
     def initial(self) -> Iterator[str]:
-        parameters = [
-            (p.name, initial_value(p, "np.full", numpy.DTYPES[p.type.dtype])) for p in self.program.parameters
-        ]
-        yield numpy.maker("init(seed=0)", "PARAMETERS", "Return the initial parameters.", parameters)
-        states = initial_states(self.program, "np", numpy.DTYPES.__getitem__)
-        if states:
-            doc = "Return the optimizer's state before the first step."
-            yield numpy.maker("init_state()", "STATE", doc, states)
+        yield from numpy.initial(self.program)
 
     def spec(self, type: TensorType) -> str:
         return layout_text(type)

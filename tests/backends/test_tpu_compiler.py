@@ -12,10 +12,10 @@ from types import ModuleType
 import attrs
 import pytest
 
-from mtfc.backends import hlo
+from benchmarks import tpu_compiler
 from mtfc.backends.common.devices import Unavailable
 from mtfc.backends.common.tpu_flags import FUSION_FLAGS, TPU_VARIABLE
-from mtfc.backends.jax import backend, tpu_compiler
+from mtfc.backends.jax import backend
 from tests.harness import lowered
 
 
@@ -86,7 +86,7 @@ model net(x: [a, b]) {
   return h
 }
 """
-    cycles = hlo.cycles(tpu_compiler.compiled(lowered(text), "v5e:2x2", "forward").as_text())
+    cycles = tpu_compiler.cycles(tpu_compiler.compiled(lowered(text), "v5e:2x2", "forward").as_text())
     flops = 2 * 8192 * 4096 * 4096 / 4
     assert flops / 197e12 < cycles / tpu_compiler.CLOCKS["v5e"] < 2 * flops / 197e12
 

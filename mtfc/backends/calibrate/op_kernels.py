@@ -59,14 +59,6 @@ def _reduced(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return kernel
 
 
-def _sum(table: Any) -> Any:
-    return table.sum(axis=1)
-
-
-def _max(table: Any) -> Any:
-    return table.max(axis=1)
-
-
 def _top_k(table: Any) -> Any:
     import jax
 
@@ -167,8 +159,8 @@ KERNELS: dict[str, Callable[[Any], Any]] = {
     "exp": _elementwise("exp"),
     "log": lambda x: 0.1 - 0.1 * _elementwise("log")(x + 0.1),
     "tanh": _elementwise("tanh"),
-    "sum": _reduced(_sum),
-    "max": _reduced(_max),
+    "sum": _reduced(lambda table: table.sum(axis=1)),
+    "max": _reduced(lambda table: table.max(axis=1)),
     "cumsum": _cumsum,
     "top_k": _reduced(_top_k),
     "gather": _gather,

@@ -32,11 +32,8 @@ def title(program: Program) -> str:
 
 def imports(table: Iterable[tuple[str, str]], body: str) -> str:
     """Return the imports of `table` that `body` needs. Each row is the start of a word to look for in the body, and an import."""
-    return "\n".join(line for start, line in table if start in body and _starts_word(start, body)) + "\n"
-
-
-def _starts_word(start: str, body: str) -> bool:
-    return not start or re.search(rf"\b{re.escape(start)}", body) is not None
+    needed = (line for start, line in table if not start or re.search(rf"\b{re.escape(start)}", body))
+    return "\n".join(needed) + "\n"
 
 
 def executed(source: str, **names: Any) -> ModuleType:
@@ -129,7 +126,8 @@ def value_and_grad(program: Program, module: str) -> list[str]:
         *(_new_state(program.training.minimize, gradients, module) if states else ()),
         *([] if states else [f'    return outputs["{program.training.minimize}"], {gradients}']),
     ]
-    table = [f"MODEL_STATE = {_strings(states)}\n"] * bool(states)
+    names = "".join(f'    "{name}",\n' for name in states)
+    table = [f"MODEL_STATE = (\n{names})\n"] * bool(states)
     return [*table, "\n".join(lines) + "\n"]
 
 
@@ -141,11 +139,6 @@ def _new_state(loss: str, gradients: str, module: str) -> list[str]:
         f'    loss = outputs["{loss}"]',
         f"    return (loss, {{**params, **new}}) if with_state else loss, {gradients}",
     ]
-
-
-def _strings(names: Iterable[str]) -> str:
-    """Return a tuple of strings as text, a name on each line."""
-    return "(\n" + "".join(f'    "{name}",\n' for name in names) + ")"
 
 
 def tables(program: Program, layout: Callable[[TensorType], str]) -> str:
@@ -219,6 +212,24 @@ def dict_text(items: Iterable[tuple[str, str]], indent: int) -> str:
 def shape_text(type: TensorType) -> str:
     """Return the whole tensor's shape."""
     return str(tuple(dim.size for dim in type.dims))
+
+
+def initial_functions(
+    program: Program,
+    module: str,
+    dtype: Callable[[str], str],
+    maker: Callable[[str, str, str, list[tuple[str, str]]], str],
+) -> list[str]:
+    """Return the functions that make the parameters and state of the first step.
+
+    maker: (signature, table of layouts, docstring, entries of the returned dict) -> the text of a function.
+    """
+    entries = [(p.name, initial_value(p, f"{module}.full", dtype(p.type.dtype))) for p in program.parameters]
+    made = [maker("init(seed=0)", "PARAMETERS", "Return the initial parameters.", entries)]
+    if states := initial_states(program, module, dtype):
+        doc = "Return the optimizer's state before the first step."
+        made.append(maker("init_state()", "STATE", doc, states))
+    return made
 
 
 def initial_states(program: Program, module: str, dtype: Callable[[str], str]) -> list[tuple[str, str]]:

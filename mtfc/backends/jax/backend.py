@@ -17,8 +17,7 @@ from mtfc.backends.common.module import (
     TABLES,
     dict_text,
     imports,
-    initial_states,
-    initial_value,
+    initial_functions,
     is_wide,
     kinds_of,
     layout_tables,
@@ -143,7 +142,8 @@ def generate(program: Program) -> str:
     """Return the module's text. The program is lowered: it has a mesh, and its collectives are explicit."""
     mesh = program.placed_on
     sections = [overlap()] if mesh.devices > 1 else []
-    sections += [tables(program, spec), _make_mesh(mesh), PLACING, *_initial(program)]
+    sections += [tables(program, spec), _make_mesh(mesh), PLACING]
+    sections += initial_functions(program, "jnp", dtype_text, _maker)
     sections += [_function(program, function) for function in program.functions]
     sections += value_and_grad(program, "jnp")
     text = "\n".join(sections)
@@ -208,19 +208,8 @@ def make_mesh(devices=None):
 '''
 
 
-def _initial(program: Program) -> list[str]:
-    """Return the functions that make the parameters and state of the first step, on each device only its own part."""
-    entries = [(p.name, initial_value(p, "jnp.full", dtype_text(p.type.dtype))) for p in program.parameters]
-    made = [_maker("init(seed=0)", "PARAMETERS", "Return the initial parameters.", entries)]
-    states = initial_states(program, "jnp", dtype_text)
-    if states:
-        made.append(
-            _maker("init_state()", "STATE", "Return the optimizer's state before the first step.", states)
-        )
-    return made
-
-
 def _maker(signature: str, specs: str, doc: str, entries: list[tuple[str, str]]) -> str:
+    """Return a function that makes arrays, on each device only its own part."""
     return f'''\
 @partial(jax.jit, out_shardings={specs})
 def {signature}:

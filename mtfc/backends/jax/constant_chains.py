@@ -100,13 +100,10 @@ def _link(
 
 
 def _divided(eqn: Equation, number: float, text: str) -> NumberChain:
-    is_normal = not _is_below_normal(1 / number, eqn.result.type.dtype)
+    inverse, dtype = abs(1 / number), eqn.result.type.dtype
+    is_normal = not 0 < inverse < 1 or rounded(1 / number, dtype) is not None
     quarters = f"lax.optimization_barrier({{0}} * 0.25) / {literal(number / 4)}"
     return NumberChain(True, 1 / number, eqn, text if is_normal else quarters)
-
-
-def _is_below_normal(number: float, dtype: str) -> bool:
-    return 0 < abs(number) < 1 and rounded(number, dtype) is None
 
 
 def _may_scale(first: float, second: float, merged: float, dtype: str) -> bool:

@@ -121,7 +121,7 @@ class FusionContext:
         found = _alone(value)
         while self.has_trait(found.value, "fold", "reshape", "transpose"):
             eqn = self.defined[found.value]
-            before = _unfolded(found, eqn) if has_trait(eqn, "fold") else self._before(found, eqn)
+            before = _slid(found, eqn) if has_trait(eqn, "fold") else self._before(found, eqn)
             if before is None:
                 return None
             found = before
@@ -145,23 +145,18 @@ def _called(found: WindowTensor, new: Names) -> tuple[SlidingDim, ...]:
 
 
 def _slid(inner: WindowTensor, eqn: Equation) -> WindowTensor | None:
-    """Return the windows with those of one more dimension; None if that dimension has windows already."""
+    """Return the windows with those of one more dimension: of a `window`, or those before a `fold`.
+
+    Returns None if that dimension has windows already, or if another fold already adds it up.
+    """
     g = geometry(eqn.attrs)
     if g.source.name not in inner.names:
         return None
     rest = {a: b for a, b in inner.names.items() if a != g.source.name}
-    sliding = SlidingDim(inner.names[g.source.name], g.out.name, g.kernel.name, g, eqn.attrs["value"])
-    return WindowTensor(inner.value, rest, (*inner.windows, sliding))
-
-
-def _unfolded(found: WindowTensor, eqn: Equation) -> WindowTensor | None:
-    """Return the windows before a fold; None if another fold already adds up that dimension."""
-    g = geometry(eqn.attrs)
-    if g.source.name not in found.names:
-        return None
-    rest = {a: b for a, b in found.names.items() if a != g.source.name}
-    sliding = SlidingDim(found.names[g.source.name], g.out.name, g.kernel.name, g)
-    return WindowTensor(eqn.operands[0], rest, (*found.windows, sliding))
+    value = eqn.attrs.get("value", 0.0)
+    sliding = SlidingDim(inner.names[g.source.name], g.out.name, g.kernel.name, g, value)
+    made = eqn.operands[0] if has_trait(eqn, "fold") else inner.value
+    return WindowTensor(made, rest, (*inner.windows, sliding))
 
 
 # Convolutions

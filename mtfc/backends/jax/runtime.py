@@ -13,7 +13,6 @@ from mtfc.backends.common.forms import FORMS, NAMES
 from mtfc.backends.common.module import executed, kinds_of
 from mtfc.backends.jax.backend import generate
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.types import ARRAY_DTYPES
 
 
 def load(source: str) -> ModuleType:
@@ -53,11 +52,9 @@ def lowered(program: Program, function: str | None = None, on: Sequence[Any] | N
     form, kinds = FORMS[name], kinds_of(program, program.function(name))
     jax = import_jax()
     with jax.set_mesh(mesh):
-        structs = [
-            _structs(module, program, role, name, kind) for role, kind in zip(form.takes, kinds, strict=True)
-        ]
+        structs = [_structs(module, kind) for kind in kinds]
         if form.counts:
-            structs.append(_struct("i32", (), jax.sharding.PartitionSpec()))
+            structs.append(jax.ShapeDtypeStruct((), jax.numpy.int32, sharding=jax.sharding.PartitionSpec()))
         return getattr(module, NAMES[name]).lower(*structs)
 
 
@@ -196,16 +193,10 @@ def _set(mesh: Any) -> Any:
         return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
-def _structs(module: ModuleType, program: Program, role: str, function: str, kind: str) -> dict[str, Any]:
-    """Return the arguments of one role, without data; `kind` names the table of their placements."""
-    types = {a.value.name: a.value.type for a in program.function(function).arguments if a.role == role}
-    shapes = {name: tuple(dim.size for dim in type.dims) for name, type in types.items()}
+def _structs(module: ModuleType, kind: str) -> dict[str, Any]:
+    """Return the arrays of a kind without data: global shapes, dtypes and placements on the mesh that is set."""
+    jax, layouts = import_jax(), module.LAYOUTS[kind]
     return {
-        name: _struct(type.dtype, shapes[name], module.LAYOUTS[kind][name]) for name, type in types.items()
+        name: jax.ShapeDtypeStruct(tuple(sizes.values()), jax.numpy.dtype(dtype), sharding=layouts[name])
+        for name, (dtype, sizes) in module.TYPES[kind].items()
     }
-
-
-def _struct(dtype: str, shape: tuple[int, ...], spec: Any) -> Any:
-    """Return a global array's shape, dtype and placement on the mesh that is set."""
-    jax = import_jax()
-    return jax.ShapeDtypeStruct(shape, getattr(jax.numpy, ARRAY_DTYPES[dtype]), sharding=spec)

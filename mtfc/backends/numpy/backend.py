@@ -16,8 +16,7 @@ from mtfc.backends.common.module import (
     dict_text,
     executed,
     imports,
-    initial_states,
-    initial_value,
+    initial_functions,
     is_wide,
     kinds_of,
     layout_tables,
@@ -87,7 +86,7 @@ def generate(program: Program, checked: bool = False) -> str:
     functions = [
         Emitter(speech).function(f, NAMES[f.name], summary(f), _checks(program, f)) for f in program.functions
     ]
-    sections = [layouts, *_initial(program), *functions, *value_and_grad(program, "np")]
+    sections = [layouts, *initial(program), *functions, *value_and_grad(program, "np")]
     sections += [SIMULATION, *prelude("\n".join(sections), PRELUDE, PUBLIC)]
     body = "\n\n".join(sections)
     return f"{HEADER.format(title=title(program))}\n{imports(IMPORTS, body)}\n{body}"
@@ -130,7 +129,7 @@ def dialect(mesh: Mesh, checked: bool) -> Dialect:
         column=lambda eqn: OPS[eqn.op].numpy,
         lead=lead,
         index=lambda axes, rank: f"axis_index({_axes_text(axes)}, {rank})",
-        dtype=lambda dtype: DTYPES[dtype],
+        dtype=DTYPES.__getitem__,
         literal=literal_text,
         after=look,
         loop=lambda loop: numpy_loop(loop, len(sizes)),
@@ -159,16 +158,10 @@ def narrowed(program: Program) -> str:
     return f'NARROWED = {{{floats}"int64": np.int32, "uint64": np.uint32}}\n'
 
 
-def _initial(program: Program) -> list[str]:
-    entries = [(p.name, initial_value(p, "np.full", DTYPES[p.type.dtype])) for p in program.parameters]
-    made = [maker("init(seed=0)", "PARAMETERS", "Return the initial parameters.", entries)]
-    states = initial_states(program, "np", DTYPES.__getitem__)
-    if states:
-        made.append(
-            maker("init_state()", "STATE", "Return the optimizer's state before the first step.", states)
-        )
-    return made
+def initial(program: Program) -> list[str]:
+    """Return the functions that make the parameters and state of the first step."""
+    return initial_functions(program, "np", DTYPES.__getitem__, _maker)
 
 
-def maker(signature: str, layouts: str, doc: str, entries: list[tuple[str, str]]) -> str:
+def _maker(signature: str, layouts: str, doc: str, entries: list[tuple[str, str]]) -> str:
     return f'def {signature}:\n    """{doc}"""\n    return shard({dict_text(entries, indent=4)}, {layouts})\n'

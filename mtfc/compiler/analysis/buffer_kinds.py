@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from mtfc.compiler.ir.core import Equation, Function, Value
@@ -30,12 +31,20 @@ def sources(values: Iterable[Value], makers: Mapping[Value, Equation]) -> Iterat
         yield value
 
 
-def readers_of(function: Function) -> dict[Value, list[Equation]]:
-    """Return for each value the equations that have it as an operand."""
-    found: dict[Value, list[Equation]] = {}
-    for eqn in function.body:
+def readers_of(body: Iterable[Equation]) -> dict[Value, list[Equation]]:
+    """Return for each value the equations that have it as an operand; no equations for any other value."""
+    found: dict[Value, list[Equation]] = defaultdict(list)
+    for eqn in body:
         for value in dict.fromkeys(eqn.operands):
-            found.setdefault(value, []).append(eqn)
+            found[value].append(eqn)
+    return found
+
+
+def readers_and_outputs(function: Function) -> dict[Value, list[Equation | None]]:
+    """Return for each value the equations that have it as an operand, and None for each output."""
+    found: dict[Value, list[Equation | None]] = {v: [*eqns] for v, eqns in readers_of(function.body).items()}
+    for output in function.outputs:
+        found.setdefault(output.value, []).append(None)
     return found
 
 
@@ -54,7 +63,7 @@ def folded(function: Function) -> set[Value]:
 
     Dot and fold are one kernel, a transposed convolution, which stores only the folded result.
     """
-    readers = readers_of(function)
+    readers = readers_of(function.body)
     given = {output.value for output in function.outputs}
     leading: set[Value] = set()
     for eqn in reversed(function.body):

@@ -12,11 +12,10 @@ its uses have; `names` holds these and its own.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
-from mtfc.compiler.ir.core import Equation, Function, Value, walk
+from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, is_over_micro_batches, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, Bridge, LayoutRule
 from mtfc.compiler.ir.ops import OPS
@@ -83,15 +82,6 @@ def after(eqn: Equation, name: str) -> tuple[str | None, Pairs]:
     if bridge and name == bridge.source:
         return bridge.target, pairs_of(bridge)
     return rule_of(eqn).index.get(name, name), frozenset()
-
-
-def uses_of(function: Function) -> dict[Value, list[Equation]]:
-    """Return the equations that use each value, also those in loops."""
-    uses: dict[Value, list[Equation]] = defaultdict(list)
-    for eqn in walk(function.body):
-        for value in dict.fromkeys(eqn.operands):
-            uses[value].append(eqn)
-    return uses
 
 
 @frozen

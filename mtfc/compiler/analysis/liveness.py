@@ -118,13 +118,17 @@ def _of_iteration(eqn: Equation, number: int, mesh: Mesh, kernels: KernelArrays)
 
     Of iterations that run in one, each has these buffers: XLA may begin one before another has ended.
     """
-    region = region_of(eqn)
-    last = last_uses(region, kernels.inside)
-    slices = [Buffer([a.value], 0, last.get(a.value, 0)) for a in region.arguments if a.role == "sliced"]
-    found = [*slices, *buffers(region, mesh, kernels)]
+    found = iteration_buffers(region_of(eqn), mesh, kernels)
     at = peak(found, mesh)
     alive = [b.values for b in found if b.birth <= at <= b.death]
     return [Buffer(values, number, number) for _ in range(unroll_of(eqn)) for values in alive]
+
+
+def iteration_buffers(region: Function, mesh: Mesh, kernels: KernelArrays = PLAIN) -> list[Buffer]:
+    """Return the buffers of one iteration of a loop: of its slices and of what its region computes."""
+    last = last_uses(region, kernels.inside)
+    slices = [Buffer([a.value], 0, last.get(a.value, 0)) for a in region.arguments if a.role == "sliced"]
+    return [*slices, *buffers(region, mesh, kernels)]
 
 
 def donated(function: Function, last: dict[Value, int]) -> set[Value]:
@@ -141,7 +145,7 @@ def donated(function: Function, last: dict[Value, int]) -> set[Value]:
 def _copied(function: Function, copies: Copies) -> Iterator[Buffer]:
     """Yield the buffers of operands that are copied for an equation."""
     made = {value: (i, eqn) for i, eqn in enumerate(function.body) for value in eqn.results}
-    readers = readers_of(function)
+    readers = readers_of(function.body)
     for i, eqn in enumerate(function.body):
         for value in copies(eqn):
             birth, maker = made.get(value, (i, None))

@@ -6,11 +6,14 @@ layers, and each length costs a pass over the graph. Here a pass takes paths of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 Node = Hashable
 INFINITE = float("inf")
 SOURCE, SINK = ("source",), ("sink",)
+
+Arc = tuple[Node, Node, float]
+"""Two nodes, and the bytes that a cut between them costs."""
 
 
 class FlowNetwork:
@@ -101,3 +104,12 @@ class FlowNetwork:
                     reached.add(self._head[arc])
                     stack.append(self._head[arc])
         return {self._nodes[number] for number in reached}, is_complete
+
+
+def minimum_cut(arcs: Sequence[Arc]) -> tuple[float, set[Node]]:
+    """Return the cost of a minimum cut, and the nodes on the source's side."""
+    network = FlowNetwork()
+    for arc in arcs:
+        network.arc(*arc)
+    side = network.source_side()
+    return sum(size for tail, head, size in arcs if tail in side and head not in side), side

@@ -209,7 +209,8 @@ class _Tracer:
             yield CollectiveCause(rule, argument.span, f"stores {dim.name} in parts")
             return
         nearest = [placed, *origins] if placed else origins
-        made = next((self.makers[v] for v in nearest if self._is_made(v)), None)
+        makers = (self.makers[v] for v in nearest if v in self.makers)
+        made = next((eqn for eqn in makers if not has_trait(eqn, "placement")), None)
         rule = own or (self._rule(made, dim.name, axes) if made else self._find(dim.name, axes, ("",)))
         yield CollectiveCause(rule, made.span if made else None, f"has {dim.name} in parts")
 
@@ -242,9 +243,6 @@ class _Tracer:
 
     def _role(self, value: Value) -> str:
         return self.arguments[value].role if value in self.arguments else ""
-
-    def _is_made(self, value: Value) -> bool:
-        return value in self.makers and not has_trait(self.makers[value], "placement")
 
     def _own_rule(self, value: Value, dim: str, axes: Axes) -> AppliedRule | None:
         """Return the `value` rule of a value, if it splits the dimension over one of the axes."""

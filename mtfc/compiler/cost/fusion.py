@@ -17,7 +17,6 @@ device.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
 
 from mtfc.compiler.analysis.buffer_kinds import folded, readers_of, sources, storage
 from mtfc.compiler.analysis.dot_operand_layout import is_dot
@@ -52,7 +51,7 @@ class FusionModel:
         self.device = device
         self.makers: dict[Value, Equation] = {v: eqn for eqn in function.body for v in eqn.results}
         self.returned = {output.value for output in function.outputs}
-        self.readers = readers_of(function)
+        self.readers = readers_of(function.body)
         self.folded = folded(whole or function)
         self.stored = self._stored(function) - self.folded
         self.near: set[Value] = set()
@@ -122,7 +121,7 @@ class FusionModel:
 
     def bytes(self, type: TensorType) -> int:
         """Return the bytes of one processor's array in memory."""
-        return prod(type.local_shape(self.mesh)) * ITEM_BYTES[type.local_dtype]
+        return type.local_bytes(self.mesh)
 
     def read(self, value: Value) -> int:
         """Return the bytes that come from memory where a value is read."""

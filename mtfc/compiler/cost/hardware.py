@@ -130,9 +130,13 @@ class Device:
     @property
     def has_linear_times(self) -> bool:
         """True if the time of a kernel is proportional to its FLOPs and to its bytes."""
+        return self.mxu_size is None and not self.ops and self.has_constant_rates
+
+    @property
+    def has_constant_rates(self) -> bool:
+        """True if kernels of all sizes and shapes run at the same rates."""
         rates = (*self.flops.values(), self.bandwidth)
-        is_plain = self.mxu_size is None and not self.ops and self.dots is None
-        return is_plain and all(len(rate.points) == 1 for rate in rates)
+        return self.dots is None and all(len(rate.points) == 1 for rate in rates)
 
     @property
     def reorders_operands(self) -> bool:
@@ -216,12 +220,7 @@ class Hardware:
     @property
     def has_peak_figures(self) -> bool:
         """True if the machine has peak figures only: kernels start in no time and run at one rate at every size."""
-        rates = (*self.device.flops.values(), self.device.bandwidth)
-        return (
-            not self.device.overhead
-            and self.device.dots is None
-            and all(len(rate.points) == 1 for rate in rates)
-        )
+        return not self.device.overhead and self.device.has_constant_rates
 
     @property
     def caveat(self) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ small as any choice makes them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import attrs
 
@@ -83,16 +82,13 @@ class Unmoved:
 Term = ShardedAmount | Least | Most | Total | Unless | Unmoved
 
 
-class MakeBlocks(Protocol):
-    """Makes the block dimensions with which the `distribute` rule of an op partitions an equation into a number of shards."""
+MakeBlocks = Callable[
+    [Builder, Callable[[Equation, Dim], Axes], int, Callable[[Value], Equation | None]], BlockRewriter
+]
+"""Makes the block dimensions with which the `distribute` rule of an op partitions an equation into a number of shards.
 
-    def __call__(
-        self,
-        build: Builder,
-        axes: Callable[[Equation, Dim], Axes],
-        shards: int,
-        defined: Callable[[Value], Equation | None],
-    ) -> BlockRewriter: ...
+Its arguments: a builder, the axes that split a dimension of an equation, the number of shards, and the equation of a value.
+"""
 
 
 @frozen

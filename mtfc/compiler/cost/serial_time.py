@@ -6,7 +6,7 @@ with overlap.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from mtfc.compiler.cost.effects.roofline import computation_of
 from mtfc.compiler.cost.hardware import Device
@@ -14,22 +14,22 @@ from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import dim_of, region_of
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.ops.collectives import KINDS, axes_of, kind_of
+from mtfc.compiler.ir.ops.collectives import axes_of, kind_of
 
 
 def seconds_of(function: Function, topology: Topology, device: Device) -> tuple[float, float]:
     """Return the seconds that one processor computes and communicates in one execution of a placed function."""
     computing = computation_of(function, topology.mesh, device)
-    return computing, communication_of(function, topology, KINDS)
+    return computing, communication_of(function, topology)
 
 
-def communication_of(function: Function, topology: Topology, kinds: Collection[str]) -> float:
-    """Return the seconds of the collectives of some kinds in one execution of a placed function."""
+def communication_of(function: Function, topology: Topology) -> float:
+    """Return the seconds of the collectives in one execution of a placed function."""
     total = 0.0
     for eqn in function.body:
         if eqn.regions:
-            total += dim_of(eqn).size * communication_of(region_of(eqn), topology, kinds)
-        elif has_trait(eqn, "sends") and kind_of(eqn) in kinds:
+            total += dim_of(eqn).size * communication_of(region_of(eqn), topology)
+        elif has_trait(eqn, "sends"):
             total += max(lanes_of(eqn, topology).values(), default=0.0)
     return total
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from fractions import Fraction
 from math import ceil, prod
-from typing import Protocol
 
 from mtfc.compiler.cost.symbolic import Formula, Symbol
 from mtfc.compiler.ir.types import ITEM_BYTES, Axes, Dim, Mesh, TensorType
@@ -23,19 +22,6 @@ def whole(amount: Amount) -> int:
     """Return a number rounded up: a fraction of a byte is sent as a whole byte."""
     assert not isinstance(amount, Formula)
     return ceil(amount)
-
-
-class Scale(Protocol):
-    """The sizes that FLOP rules of ops use (`opdef.Sizes`), and the sizes of groups of processors."""
-
-    def dim(self, dim: Dim, axes: Axes) -> Amount:
-        """Size of a shard of `dim` split over `axes`."""
-
-    def elements(self, type: TensorType) -> Amount:
-        """Elements of one processor's array."""
-
-    def group(self, axes: Axes) -> Fraction | Formula:
-        """Processors in a group over `axes`."""
 
 
 @frozen
@@ -79,6 +65,10 @@ class FormulaSizes:
 
     def group(self, axes: Axes) -> Formula:
         return prod((Formula.symbol(self._axes[axis]) for axis in axes), start=Formula.of(1))
+
+
+Scale = Numbers | FormulaSizes
+"""The sizes that FLOP rules of ops use (`opdef.Sizes`), and the sizes of groups of processors."""
 
 
 def bytes_of(type: TensorType, scale: Scale) -> Amount:

@@ -9,7 +9,7 @@ from mtfc.compiler.ir.attributes import fitted
 from mtfc.compiler.ir.core import Attr, Equation, Stage, Value
 from mtfc.compiler.ir.opdef import form_error
 from mtfc.compiler.ir.ops import OPS
-from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.compiler.ir.types import FLOATS, Dim, TensorType
 
 
 class Names:
@@ -87,6 +87,11 @@ class Builder:
     def like(self, value: float | int | bool, other: Value) -> Value:
         """Return the scalar `value` in the dtype of `other`."""
         return self.constant(value, other.type.dtype)
+
+    def zeros(self, type: TensorType) -> Value:
+        """Return zeros of a type; of truth values false."""
+        value = False if type.dtype == "bool" else 0.0 if type.dtype in FLOATS else 0
+        return self("full", dims=type.dims, value=value, dtype=type.dtype)
 
     def cast(self, x: Value, dtype: str) -> Value:
         return x if x.type.dtype == dtype else self("cast", x, dtype=dtype)

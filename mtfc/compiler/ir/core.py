@@ -201,6 +201,11 @@ class Program:
         return frozenset(parameter.name for parameter in self.parameters if parameter.is_state)
 
     @property
+    def named_values(self) -> set[str]:
+        """The values that `value` rules of the layout name."""
+        return set(self.layout.value_rules) if self.layout else set()
+
+    @property
     def placed_on(self) -> Mesh:
         """The mesh; every program has one from `assign-layouts` on."""
         assert self.mesh is not None, "this pass comes after assign-layouts"

@@ -35,13 +35,13 @@ carries for the backward pass, and to compute the other values again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import attrs
 
 from mtfc.compiler.ir.attributes import DIM, FLAG, INT, Attribute, Stated, kinds_error
-from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value, walk
 from mtfc.compiler.ir.opdef import form_error
 from mtfc.compiler.ir.ops import OPS, has_trait
@@ -155,6 +155,24 @@ def make_loop(
     dim = dim_of(like)
     new = [Value(names.fresh(o.name), result_type(o, dim)) for o in region.outputs[len(results) :]]
     return attrs.evolve(like, operands=tuple(operands), results=(*results, *new), regions=(region,))
+
+
+def by_role(given: Iterable[tuple[Value, Argument]]) -> list[tuple[Value, Argument]]:
+    """Return operands with their arguments in the order of a loop's."""
+    return sorted(given, key=lambda pair: ROLES.index(pair[1].role))
+
+
+def with_operands(loop: Equation, region: Function, given: Iterable[tuple[Value, Argument]]) -> Equation:
+    """Return the loop with these operands and arguments, in any order, and else with this region."""
+    ordered = by_role(given)
+    whole = attrs.evolve(region, arguments=tuple(argument for _, argument in ordered))
+    return attrs.evolve(loop, operands=tuple(operand for operand, _ in ordered), regions=(whole,))
+
+
+def plain_loop(dim: Dim, build: Builder, checkpoint: bool = False) -> Equation:
+    """Return a loop without operands, with the span and stage of a builder, for `make_loop`."""
+    attributes: dict[str, Attr] = {"dim": dim, "reverse": False, "checkpoint": checkpoint}
+    return Equation(LOOP, (), (), attributes, span=build.span, stage=build.stage)
 
 
 def map_regions(eqn: Equation, change: Callable[[Function], Function]) -> Equation:

@@ -35,7 +35,7 @@ class Renumbering:
         def attributes(eqn: Equation) -> dict[str, Attr]:
             return {key: self.attribute(value) for key, value in self.attributes(eqn).items()}
 
-        return fresh_copy(function, self.type, attributes)
+        return fresh_copy(function, lambda value: self.type(value.type), attributes)
 
     def mesh(self, mesh: Mesh) -> Mesh:
         return attrs.evolve(mesh, axes=tuple((name, self.number(size)) for name, size in mesh.axes))

@@ -62,24 +62,24 @@ class Substitution:
 
 def fresh_copy(
     function: Function,
-    retyped: Callable[[TensorType], TensorType] = lambda type: type,
+    type_of: Callable[[Value], TensorType] = lambda value: value.type,
     attributes: Callable[[Equation], Mapping[str, Attr]] = lambda eqn: eqn.attrs,
 ) -> Function:
     """Return a copy of the function, regions included, with new values under the same names.
 
-    retyped: type of a value -> the type in the copy. attributes: equation -> the attributes in the copy.
+    type_of: value -> its type in the copy. attributes: equation -> the attributes in the copy.
     """
     new = Substitution()
 
     def renewed(value: Value) -> Value:
-        new[value] = Value(value.name, retyped(value.type))
+        new[value] = Value(value.name, type_of(value))
         return new[value]
 
     arguments = tuple(attrs.evolve(a, value=renewed(a.value)) for a in function.arguments)
     body = []
     for eqn in function.body:
         operands, results = new.all(eqn.operands), tuple(map(renewed, eqn.results))
-        regions = tuple(fresh_copy(region, retyped, attributes) for region in eqn.regions)
+        regions = tuple(fresh_copy(region, type_of, attributes) for region in eqn.regions)
         own = attributes(eqn)
         body.append(attrs.evolve(eqn, operands=operands, results=results, regions=regions, attrs=own))
     return attrs.evolve(new.function(function, body), arguments=arguments)

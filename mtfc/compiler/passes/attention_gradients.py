@@ -35,6 +35,12 @@ Polynomial = Mapping[Monomial, float]
 
 ONE: Polynomial = {frozenset(): 1.0}
 MINUS_ONE: Polynomial = {frozenset(): -1.0}
+DW: Monomial = frozenset([("dw", 1)])
+"""The dot of the cotangent and the values."""
+
+MEAN: Monomial = frozenset([("mean", 1)])
+"""The dot of the exponentials and the values."""
+
 ARITHMETIC: tuple[Trait, ...] = ("add", "subtract", "multiply", "divide", "square", "negate")
 LONGEST, DEEPEST = 16, 60
 """Values with more terms, or behind more equations, are symbols themselves."""
@@ -139,22 +145,32 @@ class Gradients:
     sinks: Sequence[FoundGradient]
 
 
-@frozen
+@frozen(eq=False)
 class AttentionParts:
     """The parts of an attention that its gradient has, too.
 
-    factors: ops, and the values, that scale the logits. squashed: the result of the soft cap's tanh.
-    conditions: where logits count. operands: queries, keys, values and biases by their numbers among the op's operands.
+    exponential: the equation of the exponentials. total: their sum. dot: that of queries and keys. factors: ops, and the values,
+    that scale the logits. squashed: the result of the soft cap's tanh. biases: values, and False if they are subtracted.
+    conditions: where logits count.
     """
 
-    exponential: Value
+    exponential: Equation
     total: Value
     dot: Equation
+    q: Value
+    k: Value
+    v: Value | None
     memory: tuple[Dim, ...]
-    operands: Mapping[int, Value]
     factors: Sequence[tuple[str, Value]]
     squashed: Value | None
+    biases: Sequence[tuple[Value, bool]]
     conditions: Sequence[Condition]
+
+    @property
+    def operands(self) -> dict[int, Value]:
+        """Return queries, keys, values and biases by their numbers among the operands of the op."""
+        values = {0: self.q, 1: self.k} | ({} if self.v is None else {2: self.v})
+        return values | dict(enumerate((x for x, _ in self.biases), 3))
 
 
 @define
@@ -197,7 +213,13 @@ class GradientMatch:
 
     def _symbols(self) -> dict[Value, Polynomial]:
         """Return the values that are symbols, and are not computed from others."""
-        given = [self.forward.exponential, self.forward.total, self.cotangent, self.forward.squashed, self.v]
+        given = [
+            self.forward.exponential.result,
+            self.forward.total,
+            self.cotangent,
+            self.forward.squashed,
+            self.v,
+        ]
         values = [*given, *self.forward.operands.values()]
         return {x: symbol(x) for x in map(self.source, filter(None, values))}
 
@@ -205,7 +227,7 @@ class GradientMatch:
 
     def _candidates(self) -> Iterator[Equation]:
         """Yield dots and sums of what is computed element by element from the exponentials."""
-        work, seen = [self.forward.exponential], set[Value]()
+        work, seen = [self.forward.exponential.result], set[Value]()
         while work:
             for eqn in filter(None, self.uses(work.pop())):
                 if eqn.result in seen:
@@ -222,7 +244,7 @@ class GradientMatch:
     def _dots_of_cotangents(self, candidates: Sequence[Equation]) -> Iterator[Equation]:
         """Yield the dots over the values' own dimensions that candidates read, other than the one of queries and keys."""
         work = [x for eqn in candidates for x in eqn.operands]
-        seen = {self.forward.exponential}
+        seen = {self.forward.exponential.result}
         while work:
             value = self.source(work.pop())
             eqn = None if value in seen else self.definition(value)
@@ -316,21 +338,19 @@ class GradientMatch:
         found: Polynomial = {}
         for term, number in terms.items():
             inner, outer = self._parted(term, self.forward.memory)
-            if inner == frozenset([(self.forward.exponential, 1)]):
+            if inner == frozenset([(self.forward.exponential.result, 1)]):
                 total: Polynomial = symbol(self.forward.total)
             else:
-                total = symbol(KeySum(inner)) if inner else self._count(self.forward.memory)
+                count = float(prod(dim.size for dim in self.forward.memory))
+                total = symbol(KeySum(inner)) if inner else {frozenset(): count}
             found = plus(found, times({outer: number}, total))
         return found
-
-    def _count(self, dims: Sequence[Dim]) -> Polynomial:
-        return {frozenset(): float(prod(dim.size for dim in dims))}
 
     def _over_values(self, terms: Polynomial) -> Polynomial | None:
         """Sum over the values' dimensions: the result times its cotangent is a sum over the keys."""
         assert self.v is not None
         found: Polynomial = {}
-        wanted, both = _joined(self._mean, self._given), KeySum(_joined(self._weight, self._dw))
+        wanted, both = _joined(MEAN, self._given), KeySum(_joined(self._weight, DW))
         for term, number in terms.items():
             inner, _ = self._parted(term, [dim for dim in self.v.type.dims if dim not in self.logits])
             if not (wanted <= term and inner <= wanted):
@@ -351,25 +371,14 @@ class GradientMatch:
         if isinstance(found, KeySum):
             dims = (self._dims(each) for each, _ in found.terms)
             return {dim for each in dims for dim in each} - {*self.forward.memory}
-        return self.logits if found == "dw" else self._result_dims()
-
-    def _result_dims(self) -> set[Dim]:
+        if found == "dw":
+            return self.logits
         assert self.v is not None
         return (self.logits | {*self.v.type.dims}) - {*self.forward.memory}
 
     @property
     def _weight(self) -> Monomial:
-        return frozenset([(self.forward.exponential, 1)])
-
-    @property
-    def _dw(self) -> Monomial:
-        """The dot of the cotangent and the values."""
-        return frozenset([("dw", 1)])
-
-    @property
-    def _mean(self) -> Monomial:
-        """The dot of the exponentials and the values."""
-        return frozenset([("mean", 1)])
+        return frozenset([(self.forward.exponential.result, 1)])
 
     @property
     def _given(self) -> Monomial:
@@ -381,9 +390,9 @@ class GradientMatch:
         v, gone = self.source(self.v), {*reduced_dims(eqn)}
         others = [x for x in eqn.operands if self.source(x) != v]
         if gone == {*self.v.type.dims} - self.logits:
-            wanted, symbol_of = self._given, self._dw
+            wanted, symbol_of = self._given, DW
         elif gone == {*self.forward.memory}:
-            wanted, symbol_of = self._weight, self._mean
+            wanted, symbol_of = self._weight, MEAN
         else:
             return None
         if len(others) == len(eqn.operands):
@@ -428,8 +437,8 @@ class GradientMatch:
         assert self.v is not None
         total: Polynomial = {frozenset([(forward.total, -1)]): 1.0}
         weight = times({self._weight: 1.0}, total)
-        mean = times(symbol(KeySum(_joined(self._weight, self._dw))), total)
-        logits = times(weight, plus({self._dw: 1.0}, times(MINUS_ONE, mean)))
+        mean = times(symbol(KeySum(_joined(self._weight, DW))), total)
+        logits = times(weight, plus({DW: 1.0}, times(MINUS_ONE, mean)))
         for condition in forward.conditions:
             logits = times(logits, symbol(condition))
         squashed = forward.squashed

@@ -12,9 +12,10 @@ After this pass every einsum of up to `most` operands has two.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import combinations
 from math import prod
+from operator import itemgetter
 from typing import ClassVar
 
 import attrs
@@ -42,18 +43,18 @@ class BinarizeEinsum(Pass):
 
     def run(self, program: Program) -> Program:
         rules = program.layout.compute if program.layout else Rules()
-        cost = MultiplicationCost(rules, program.mesh)
+        cost = ShardElements(rules, program.mesh)
         return program.map_functions(lambda function: binarized(function, cost, self.most))
 
 
 @frozen
-class MultiplicationCost:
-    """Multiplications on one processor: sizes are divided by the axes that split them, each axis once."""
+class ShardElements:
+    """Elements on one processor: sizes are divided by the axes that split them, each axis once."""
 
     rules: Rules
     mesh: Mesh | None
 
-    def __call__(self, dims: Dims) -> float:
+    def __call__(self, dims: Collection[Dim]) -> float:
         axes = {axis for dim in dims for axis in self.rules.get(dim.name)}
         return prod(dim.size for dim in dims) / (self.mesh.size(axes) if self.mesh else 1)
 
@@ -68,21 +69,16 @@ def _others(operands: Sequence[Dims], taken: int, result: Dims) -> Dims:
     return result.union(*(dims for i, dims in enumerate(operands) if not taken >> i & 1))
 
 
-def best_tree(operands: Sequence[Dims], result: Dims, cost: MultiplicationCost) -> Tree:
+def best_tree(operands: Sequence[Dims], result: Dims, cost: ShardElements) -> Tree:
     """Return the cheapest order of pairwise contractions of all operands."""
     best: dict[int, tuple[float, Dims, Tree]] = {1 << i: (0.0, dims, i) for i, dims in enumerate(operands)}
     everything = (1 << len(operands)) - 1
     for size in range(2, len(operands) + 1):
         for members in combinations(range(len(operands)), size):
             mask = sum(1 << i for i in members)
-            best[mask] = min(
-                (_split(best, part, mask, operands, result, cost) for part in _halves(mask)), key=_first
-            )
+            splits = (_split(best, part, mask, operands, result, cost) for part in _halves(mask))
+            best[mask] = min(splits, key=itemgetter(0))
     return best[everything][2]
-
-
-def _first(entry: tuple[float, Dims, Tree]) -> float:
-    return entry[0]
 
 
 def _halves(mask: int) -> list[int]:
@@ -101,14 +97,14 @@ def _split(
     mask: int,
     operands: Sequence[Dims],
     result: Dims,
-    cost: MultiplicationCost,
+    cost: ShardElements,
 ) -> tuple[float, Dims, Tree]:
     (cost_a, dims_a, tree_a), (cost_b, dims_b, tree_b) = best[part], best[mask ^ part]
     dims = _joined(dims_a, dims_b, _others(operands, mask, result))
     return cost_a + cost_b + cost(dims_a | dims_b), dims, (tree_a, tree_b)
 
 
-def greedy_tree(operands: Sequence[Dims], result: Dims, cost: MultiplicationCost) -> Tree:
+def greedy_tree(operands: Sequence[Dims], result: Dims, cost: ShardElements) -> Tree:
     """Contract the cheapest pair until one is left."""
     nodes: list[tuple[Dims, Tree]] = [(dims, i) for i, dims in enumerate(operands)]
     while len(nodes) > 1:
@@ -146,7 +142,7 @@ def _presummed(b: Builder, eqn: Equation) -> list[Value]:
     return summed
 
 
-def _contract(b: Builder, eqn: Equation, cost: MultiplicationCost) -> Value:
+def _contract(b: Builder, eqn: Equation, cost: ShardElements) -> Value:
     result = frozenset(eqn.result.type.dims)
     operands = _presummed(b, eqn)
     sets = [frozenset(value.type.dims) for value in operands]
@@ -164,12 +160,7 @@ def is_simple(eqn: Equation) -> bool:
     return all(dim in eqn.result.type.dims or dim in x & y for dim in iteration_dims(eqn))
 
 
-def _named_last(body: list[Equation], eqn: Equation) -> list[Equation]:
-    """Return the new equations, the last of which defines the old result."""
-    return [*body[:-1], attrs.evolve(body[-1], results=eqn.results, path=eqn.path)]
-
-
-def binarized(function: Function, cost: MultiplicationCost, most: int) -> Function:
+def binarized(function: Function, cost: ShardElements, most: int) -> Function:
     names = names_of(function)
     body: list[Equation] = []
     for eqn in function.body:
@@ -180,5 +171,6 @@ def binarized(function: Function, cost: MultiplicationCost, most: int) -> Functi
         value = _contract(builder, eqn, cost)
         if value in eqn.operands:
             builder("transpose", value, dims=eqn.result.type.dims)
-        body += _named_last(builder.body, eqn)
+        *before, last = builder.body
+        body += [*before, attrs.evolve(last, results=eqn.results, path=eqn.path)]
     return attrs.evolve(function, body=tuple(body))

@@ -30,8 +30,7 @@ class Cse(Pass):
     name: ClassVar[str] = "cse"
 
     def run(self, program: Program) -> Program:
-        named = set(program.layout.value_rules) if program.layout else set()
-        return program.map_functions(lambda function: share(function, named))
+        return program.map_functions(lambda function: share(function, program.named_values))
 
 
 def _key(eqn: Equation, named: set[str]) -> Hashable:

@@ -55,7 +55,8 @@ def live_loop(eqn: Equation, live: set[Value]) -> Equation:
     wanted |= {region.outputs[0].name} if has_condition(eqn) else set()
     smaller = _region_for(region, wanted)
     kept = {output.name for output in smaller.outputs}
-    needed = used_values(smaller) | {a.value for a in region.arguments if _is_updated(a.value, smaller)}
+    updated = {output.updates for output in smaller.outputs}
+    needed = used_values(smaller) | {a.value for a in region.arguments if a.value.name in updated}
     operands = [v for v, a in zip(eqn.operands, region.arguments, strict=True) if a.value in needed]
     results = [v for v, o in zip(eqn.results, region.outputs, strict=True) if o.name in kept]
     if len(operands) == len(eqn.operands) and smaller is region:
@@ -63,10 +64,6 @@ def live_loop(eqn: Equation, live: set[Value]) -> Equation:
     arguments = tuple(argument for argument in region.arguments if argument.value in needed)
     smaller = attrs.evolve(smaller, arguments=arguments)
     return attrs.evolve(eqn, operands=tuple(operands), results=tuple(results), regions=(smaller,))
-
-
-def _is_updated(value: Value, region: Function) -> bool:
-    return any(output.updates == value.name for output in region.outputs)
 
 
 def live_only(function: Function) -> Function:

@@ -40,7 +40,7 @@ class FactorSums(Pass):
     takes: ClassVar[tuple[Level, ...]] = ("global",)
 
     def run(self, program: Program) -> Program:
-        named = set(program.layout.value_rules) if program.layout else set()
+        named = program.named_values
         return program.map_functions(lambda function: _SumFactorer(function, named).run())
 
 

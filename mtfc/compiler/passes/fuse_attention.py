@@ -17,13 +17,12 @@ After this pass no such softmax over `least` elements or more is left.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from math import prod
 from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import readers_of
+from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
 from mtfc.compiler.ir.loops import map_regions
@@ -101,30 +100,24 @@ def prepared(function: Function, program: Program, least: int) -> Function:
     In a program that trains, casts that change nothing say which values stay wide, so these stay.
     """
     is_plain = program.training is None
-    if not is_plain or not any(map(partial(_is_long_sum, least=least), walk(function.body))):
+    sums = (over(eqn) for eqn in walk(function.body) if has_trait(eqn, "sum"))
+    if not is_plain or not any(prod(dim.size for dim in dims) >= least for dims in sums):
         return function
-    named = set(program.layout.value_rules) if program.layout else set[str]()
+    named = program.named_values
     return live_only(share(simplified(live_only(function), named), named))
-
-
-def _is_long_sum(eqn: Equation, least: int) -> bool:
-    return has_trait(eqn, "sum") and prod(dim.size for dim in over(eqn)) >= least
 
 
 def fused(scope: BodyScope, options: FusionOptions) -> Function:
     """Return the function of a scope with attention as single ops, of enough keys; the same object if there is none."""
     found, _ = sorted_out(scope, options)
     changed = _replaced(scope.function, found) if found else scope.function
-    body = tuple(
-        map_regions(eqn, partial(_fused_region, loop=eqn, outer=scope, options=options))
-        for eqn in changed.body
-    )
+
+    def inside(loop: Equation) -> Equation:
+        return map_regions(loop, lambda region: fused(BodyScope.of(region, loop, scope), options))
+
+    body = tuple(map(inside, changed.body))
     is_same = all(a is b for a, b in zip(body, changed.body, strict=True))
     return changed if is_same else attrs.evolve(changed, body=body)
-
-
-def _fused_region(region: Function, loop: Equation, outer: BodyScope, options: FusionOptions) -> Function:
-    return fused(BodyScope.of(region, loop, outer), options)
 
 
 def sorted_out(scope: BodyScope, options: FusionOptions) -> tuple[list[Attention], list[Reason]]:
@@ -204,11 +197,7 @@ def reasons(program: Program, least: int = 1024) -> list[Reason]:
 
 def found_in(scope: BodyScope, options: FusionOptions) -> Iterator[Attention | Reason]:
     """Yield the softmaxes between two dots of a function's own equations."""
-    readers: dict[Value, list[Equation | None]] = {
-        v: [*found] for v, found in readers_of(scope.function).items()
-    }
-    for output in scope.function.outputs:
-        readers.setdefault(output.value, []).append(None)
+    readers = readers_and_outputs(scope.function)
     for eqn in scope.function.body:
         if has_trait(eqn, "exponential"):
             try:
@@ -252,38 +241,20 @@ Use = tuple[str, Equation | None]
 """A value that an equation reads, by a word for it, and the equation; None for an output."""
 
 
-@frozen(eq=False)
-class Attention:
+@frozen(eq=False, kw_only=True)
+class Attention(AttentionParts):
     """A softmax between two dots that becomes one op.
 
-    last: the equation whose result it is; None if only the gradients are used. factors: ops, and the values, that scale the
-    logits. biases: values, and False if they are subtracted. dot: that of queries and keys. total: the sum of the exponentials.
-    squashed: the tanh of the soft cap. uses: equations that must go, because they read logits or weights.
-    dropout: what becomes of the weights, which are then divided by their sum.
+    last: the equation whose result it is; None if only the gradients are used. uses: equations that must go, because they read
+    logits or weights. dropout: what becomes of the weights, which are then divided by their sum.
     """
 
-    exponential: Equation
-    total: Value
     last: Equation | None
-    dot: Equation
-    q: Value
-    k: Value
-    v: Value | None
-    memory: tuple[Dim, ...]
-    factors: Sequence[tuple[str, Value]]
     cap: float | None
-    squashed: Value | None
-    biases: Sequence[tuple[Value, bool]]
     masks: Masks
     uses: Sequence[Use]
     dropout: Dropout | None = None
     gradients: Gradients | None = None
-
-    @property
-    def operands(self) -> dict[int, Value]:
-        """Return queries, keys, values and biases by their numbers among the operands of the op."""
-        values = {0: self.q, 1: self.k} | ({} if self.v is None else {2: self.v})
-        return values | dict(enumerate((x for x, _ in self.biases), 3))
 
     def what_else_is_used(self, live: set[Value]) -> str:
         """Return the name of the values that equations of a changed function still read, or an empty text."""
@@ -408,7 +379,7 @@ class Match:
             return None
         if self.scope.source(largest.operands[0]) != logits or not self._comes_from_dot(logits):
             return None
-        if not self._reaches_dot(self.exponential.result, memory):
+        if not any(has_trait(eqn, "dot") for eqn in self._reductions(self.exponential.result, memory)):
             return None
         last, v, dropout, why = self._dropped_mean(memory, total) or self._mean(memory, total)
         self._only(logits, "logits", shifted, largest)
@@ -440,10 +411,6 @@ class Match:
         dims = {*eqn.result.type.dims}
         return [x for x in eqn.operands if {*x.type.dims} == dims and x.type.dtype in FLOATS]
 
-    def _reaches_dot(self, value: Value, memory: tuple[Dim, ...]) -> bool:
-        """Return True if a dot sums what is computed element by element from a value, with all dimensions of the softmax."""
-        return any(has_trait(eqn, "dot") for eqn in self._reductions(value, memory))
-
     def _reductions(
         self, value: Value, dims: Sequence[Dim] = (), changes: tuple[Trait, ...] = CHANGES
     ) -> Iterator[Equation]:
@@ -463,7 +430,7 @@ class Match:
         logits, subtracted = self.exponential.operands[0], list[Value]()
         while eqn := self.scope.definition(self.scope.uncast(logits), "subtract"):
             logits = eqn.operands[0]
-            subtracted.append(eqn.operands[1])
+            subtracted.append(self.scope.source(eqn.operands[1]))
         if not self._comes_from_dot(logits):
             return
         changes: tuple[Trait, ...] = ("choice", "multiply", "divide")
@@ -471,15 +438,11 @@ class Match:
         sums = [{*over(eqn)} for eqn in reductions if has_trait(eqn, "sum")]
         for dot in reductions:
             memory = {*reduced_dims(dot)} & {*logits.type.dims} if has_trait(dot, "dot") else set[Dim]()
-            is_softmax = memory in sums or any(memory.isdisjoint(self._own_dims(x)) for x in subtracted)
+            is_softmax = memory in sums or any(memory.isdisjoint(x.type.dims) for x in subtracted)
             if memory and is_softmax and prod(dim.size for dim in memory) >= self.options.least:
                 raise Unfused(
                     "its weights are not computed as `exp(s - max(s))`, divided by the sum of all exponentials"
                 )
-
-    def _own_dims(self, value: Value) -> set[Dim]:
-        """Return the dimensions along which a value may differ."""
-        return {*self.scope.source(value).type.dims}
 
     # From the exponentials to the result
 
@@ -533,12 +496,8 @@ class Match:
 
     def _gradients(self, found: Attention) -> Gradients | None:
         """Return the gradients of the attention that the function has."""
-        scope, slope = self.scope, found.squashed
-        forward = AttentionParts(
-            self.exponential.result, found.total, found.dot, found.memory, found.operands, found.factors, slope,
-            found.masks.conditions,
-        )  # fmt: skip
-        return GradientMatch(forward, scope.makers.get, self._readers, scope.source, scope.number).gradients()
+        scope = self.scope
+        return GradientMatch(found, scope.makers.get, self._readers, scope.source, scope.number).gradients()
 
     # From the exponentials to the dot
 
@@ -575,8 +534,8 @@ class Match:
             raise Unfused("its logits are scaled by a factor that the queries cannot have")
         q, k, v = self.scope.uncast(q), self.scope.uncast(k), None if v is None else self.scope.uncast(v)
         return Attention(
-            self.exponential, total, last, dot, q, k, v, memory, factors[::-1], cap, squashed, biases[::-1], masks,
-            self.uses,
+            self.exponential, total, dot, q, k, v, memory, factors[::-1], squashed, biases[::-1], masks.conditions,
+            last=last, cap=cap, masks=masks, uses=self.uses,
         )  # fmt: skip
 
     def _inner(self, eqn: Equation) -> tuple[Value, Value]:

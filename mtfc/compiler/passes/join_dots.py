@@ -32,8 +32,9 @@ from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.contraction import iteration_dims, reduced_dims
 from mtfc.compiler.ir.pending_rule import is_sum_of_all
 from mtfc.compiler.ir.rewrite import names_of
-from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Mesh, Rules
+from mtfc.compiler.ir.types import ITEM_BYTES, Dim, Rules
 from mtfc.compiler.ir.verifier import Level
+from mtfc.compiler.passes.binarize_einsum import ShardElements
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.spatial.position_blocks import NewDims
 from mtfc.compiler.records import frozen
@@ -50,7 +51,8 @@ class JoinDots(Pass):
         if not balance:
             return program
         rules = program.layout.compute if program.layout else Rules()
-        joiner = DotJoiner(rules, program.mesh, balance, NewDims(program.dims))
+        elements = ShardElements(rules, program.mesh)
+        joiner = DotJoiner(elements, balance, NewDims(program.dims))
         return joiner.dims.declared_in(program.map_functions(joiner.function))
 
 
@@ -79,8 +81,7 @@ class Term:
 class DotJoiner:
     """Joins the dots of one program, by the rules of its layout."""
 
-    rules: Rules
-    mesh: Mesh | None
+    elements: ShardElements
     balance: int
     dims: NewDims
 
@@ -136,21 +137,16 @@ class DotJoiner:
             return None
         sides = [(frozenset(result.intersection(v.type.dims) - both), v) for v in (one, other)]
         (own_left, left), (own_right, right) = sorted(sides, key=lambda side: sorted(d.name for d in side[0]))
-        split = frozenset(dim for dim in reduced_dims(eqn) if self.rules.get(dim.name))
+        split = frozenset(dim for dim in reduced_dims(eqn) if self.elements.rules.get(dim.name))
         joined = tuple(dim for dim in reduced_dims(eqn) if dim not in split)
         return Term(eqn, left, right, (own_left, own_right), split, joined) if own_left != own_right else None
 
     def _bytes(self, value: Value) -> float:
-        return self._size(value.type.dims) * ITEM_BYTES[value.type.dtype]
-
-    def _size(self, dims: Sequence[Dim]) -> float:
-        """Return the elements on one processor; each axis counts once."""
-        axes = {axis for dim in dims for axis in self.rules.get(dim.name)}
-        return prod(dim.size for dim in dims) / (self.mesh.size(axes) if self.mesh else 1)
+        return self.elements(value.type.dims) * ITEM_BYTES[value.type.dtype]
 
     def _pays(self, group: Sequence[Term]) -> bool:
         """Return True if one dot takes less time than the dots and their additions. Times are in FLOPs."""
-        flops = [2 * self._size(iteration_dims(term.eqn)) for term in group]
+        flops = [2 * self.elements(iteration_dims(term.eqn)) for term in group]
         read = [self._bytes(term.left) + self._bytes(term.right) for term in group]
         result = self._bytes(group[0].eqn.result)
         apart = sum(max(f, self.balance * (r + result)) for f, r in zip(flops, read, strict=True))

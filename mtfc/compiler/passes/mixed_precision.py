@@ -92,16 +92,17 @@ class Retyping:
         self.stored, self.computed, self.everything, self.states = stored, computed, everything, states
 
     def function(self, function: Function) -> Function:
-        self.builder = Builder(Names())
-        self.new = Substitution()
-        self.literals: dict[Value, Equation] = {}
-        self.made: set[Value] = set()
-        self.kept: set[Value] = set()
+        self._begin()
         arguments = tuple(self._argument(argument) for argument in function.arguments)
         for eqn in function.body:
             self._equation(eqn)
         outputs = tuple(self._output(output) for output in function.outputs)
         return attrs.evolve(function, arguments=arguments, body=tuple(self.builder.body), outputs=outputs)
+
+    def _begin(self) -> None:
+        self.builder, self.new = Builder(Names()), Substitution()
+        self.literals: dict[Value, Equation] = {}
+        self.made, self.kept = set[Value](), set[Value]()
 
     def _argument(self, argument: Argument) -> Argument:
         old = argument.value
@@ -125,8 +126,7 @@ class Retyping:
 
     def region(self, region: Function, operands: Sequence[Value], dim: Dim, outside: Retyping) -> Function:
         """Return a loop's region for retyped operands, of which some are `made` or `kept`; carries keep their dtype."""
-        self.builder, self.new, self.literals, self.made = Builder(Names()), Substitution(), {}, set()
-        self.kept = set()
+        self._begin()
         arguments = []
         for argument, operand in zip(region.arguments, operands, strict=True):
             type = sliced_type(operand.type, dim) if argument.role == "sliced" else operand.type

@@ -35,14 +35,15 @@ import attrs
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.loops import (
-    LOOP,
     carried,
     dim_of,
     make_loop,
     map_regions,
     pairs,
+    plain_loop,
     region_of,
     sliced_type,
+    with_operands,
 )
 from mtfc.compiler.ir.micro_batch_rule import (
     LISTS_OF_DIMS,
@@ -276,12 +277,7 @@ class PipelinedLoop:
             self._result(ticks, tick, result, output, updated.get(output.updates or ""))
             for result, output in zip(results, region_of(eqn).outputs, strict=True)
         ]
-        attributes: dict[str, Attr] = {
-            "dim": self.dims.ticks,
-            "reverse": False,
-            "checkpoint": self.checkpoint,
-        }
-        ticks.append(Equation(LOOP, (), (), attributes, span=eqn.span, stage=eqn.stage))
+        ticks.append(plain_loop(self.dims.ticks, ticks.inner, self.checkpoint))
         values = [each() for each in found]
         return [build.ordered(value, old.type.dims) for value, old in zip(values, eqn.results, strict=True)]
 
@@ -303,16 +299,9 @@ class PipelinedLoop:
                     outer[old] = value
         gone = {id(each) for each in moved}
         values = [value for each in moved for value in each.results]
-        order = ("carried", "invariant", "sliced")
         more = [Argument(value, "invariant") for value in values]
-        operands = [*pairs(eqn), *zip(outer.all(values), more, strict=True)]
-        operands.sort(key=lambda pair: order.index(pair[1].role))
-        smaller = attrs.evolve(
-            region,
-            arguments=tuple(argument for _, argument in operands),
-            body=tuple(each for each in region.body if id(each) not in gone),
-        )
-        return attrs.evolve(eqn, operands=tuple(operand for operand, _ in operands), regions=(smaller,))
+        smaller = attrs.evolve(region, body=tuple(each for each in region.body if id(each) not in gone))
+        return with_operands(eqn, smaller, [*pairs(eqn), *zip(outer.all(values), more, strict=True)])
 
     def _given(self, ticks: TickLoop, tick: Tick, operand: Value, argument: Argument) -> Value:
         """Return the operand of the stages' own loop in one tick."""
@@ -546,24 +535,17 @@ class TickLoop:
 
     def append(self, like: Equation) -> None:
         """Append the loop."""
-        starts = [self._zeros(held.type) for held in self.carries]
-        arguments = [
-            *(Argument(held, "carried") for held in self.carries),
-            *(Argument(value, "invariant") for value in self.shares.values()),
-            *(Argument(value, "sliced") for _, value in self.slices),
-        ]
+        given = [(self.outer.zeros(held.type), Argument(held, "carried")) for held in self.carries]
+        given += [(value, Argument(inside, "invariant")) for value, inside in self.shares.items()]
+        given += [(value, Argument(inside, "sliced")) for value, inside in self.slices]
         outputs = [
             Output(held.name, new or held, held.name) for held, new in self.carries.items()
         ] + self.yields
-        region = Function(self.dims.ticks.name, tuple(arguments), tuple(self.inner.body), tuple(outputs))
-        operands = [*starts, *self.shares, *(value for value, _ in self.slices)]
-        loop = make_loop(self.outer.names, region, operands, like)
+        arguments = tuple(argument for _, argument in given)
+        region = Function(self.dims.ticks.name, arguments, tuple(self.inner.body), tuple(outputs))
+        loop = make_loop(self.outer.names, region, [value for value, _ in given], like)
         self.outer.append(loop)
         self.results = dict(zip((o.name for o in outputs), loop.results, strict=True))
-
-    def _zeros(self, type: TensorType) -> Value:
-        value = False if type.dtype == "bool" else 0.0 if type.dtype in FLOATS else 0
-        return self.outer("full", dims=type.dims, value=value, dtype=type.dtype)
 
 
 @attrs.frozen

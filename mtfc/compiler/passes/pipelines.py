@@ -202,14 +202,15 @@ def pipeline_of(passes: Sequence[Pass], of: str) -> tuple[Pass, ...]:
     return found if place is None else (*found[:place], *map(Differentiate, of.split("+")), *found[place:])
 
 
-def check_order(passes: Iterable[Pass], level: Level = "global", until: Level = "lowered") -> None:
-    """Raise `PipelineError` unless the passes can run in this order on a program at a level, and end at another level."""
+def check_order(passes: Iterable[Pass]) -> None:
+    """Raise `PipelineError` unless the passes can run in this order on a global program, and lower it."""
+    level: Level = "global"
     for each in passes:
         if level not in each.takes:
             raise PipelineError(_out_of_order(each, level))
         level = each.level or level
-    if level != until:
-        raise PipelineError(f"the passes end with a program that is {level}, and it has to be {until}")
+    if level != "lowered":
+        raise PipelineError(f"the passes end with a program that is {level}, and it has to be lowered")
 
 
 def lower(
@@ -248,7 +249,8 @@ def parse_pipeline(text: str) -> tuple[Pass, ...]:
         if match[1] in GROUPS:
             passes += _parse_group(match[1], _options(match[2] or ""))
         else:
-            passes.append(_parse_pass(match[1], match[2] or ""))
+            found = PASSES.get(match[1]) or installed_pass(match[1])
+            passes.append(found.with_options(_options(match[2] or "")))
         position = match.end()
     return tuple(passes)
 
@@ -306,7 +308,3 @@ def _options(text: str) -> dict[str, str]:
     if len(options) < len(pairs):
         raise PipelineError(f"an option is there twice in `{text.strip()}`")
     return options
-
-
-def _parse_pass(name: str, options: str) -> Pass:
-    return (PASSES.get(name) or installed_pass(name)).with_options(_options(options))

@@ -33,7 +33,7 @@ from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import storage
+from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs, storage
 from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, FlowNetwork
 from mtfc.compiler.cost.device_models import expected_memory, fusion_of
 from mtfc.compiler.cost.effects.memory import MemoryUse
@@ -45,9 +45,8 @@ from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Role, Value
-from mtfc.compiler.ir.loops import dim_of, pairs, region_of, result_type
+from mtfc.compiler.ir.loops import dim_of, pairs, region_of, result_type, with_operands
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.rewrite import fresh_copy, names_of
 from mtfc.compiler.ir.types import Axes, Mesh
@@ -155,7 +154,7 @@ class Prices:
             return 0.0
         region = region_of(eqn)
         computing = computation_of(region, self.mesh, self.hardware.device)
-        return dim_of(eqn).size * (computing + communication_of(region, self._topology, KINDS))
+        return dim_of(eqn).size * (computing + communication_of(region, self._topology))
 
 
 # The choice of kept values
@@ -293,12 +292,7 @@ class LoopPair:
 
 def loop_pairs(function: Function) -> Iterator[LoopPair]:
     """Yield each loop without `checkpoint` whose stacks a loop in the other direction reads."""
-    readers: dict[Value, list[Equation | None]] = {}
-    for eqn in function.body:
-        for value in dict.fromkeys(eqn.operands):
-            readers.setdefault(value, []).append(eqn)
-    for output in function.outputs:
-        readers.setdefault(output.value, []).append(None)
+    readers = readers_and_outputs(function)
     for eqn in function.body:
         if not eqn.regions or eqn.attrs["checkpoint"]:
             continue
@@ -400,13 +394,10 @@ class PairRewriter:
     ) -> tuple[Equation, Equation]:
         region = attrs.evolve(self.region, outputs=tuple(self.outputs))
         forward = attrs.evolve(self.pair.forward, regions=(region,), results=tuple(self.results))
-        given = [
-            (v, a) for v, a in zip(self.operands, self.arguments, strict=True) if a.value not in replaced
-        ]
-        given.sort(key=lambda each: ("carried", "invariant", "sliced").index(each[1].role))
-        arguments, operands = tuple(a for _, a in given), tuple(v for v, _ in given)
-        inner = attrs.evolve(self.inner, arguments=arguments, body=tuple(body), outputs=tuple(outputs))
-        return forward, attrs.evolve(self.pair.backward, operands=operands, regions=(inner,))
+        given = zip(self.operands, self.arguments, strict=True)
+        inner = attrs.evolve(self.inner, body=tuple(body), outputs=tuple(outputs))
+        kept = [(v, a) for v, a in given if a.value not in replaced]
+        return forward, with_operands(self.pair.backward, inner, kept)
 
     def _origin(self, value: Value, eqn: Equation) -> tuple[list[Equation], Value]:
         """Return the argument of the backward region for a value of the forward region that is not computed again."""

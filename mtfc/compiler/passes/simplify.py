@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import copysign, inf
 from typing import Any, ClassVar
 
@@ -41,8 +42,7 @@ class Simplify(Pass):
     name: ClassVar[str] = "simplify"
 
     def run(self, program: Program) -> Program:
-        named = set(program.layout.value_rules) if program.layout else set()
-        return program.map_functions(lambda function: simplified(function, named))
+        return program.map_functions(lambda function: simplified(function, program.named_values))
 
 
 @frozen
@@ -88,24 +88,17 @@ def _is_number(number: float | int | bool | None, wanted: float | bool, dtype: s
     return number == wanted and (dtype not in FLOATS or copysign(1.0, number) == copysign(1.0, wanted))
 
 
-def _right_identity(neutral: float) -> RewriteRule:
-    """x op neutral == x."""
+def _identity(neutral: float, place: int) -> RewriteRule:
+    """x op neutral == x, for the neutral element at a place among the operands."""
 
     def rule(c: RewriteContext, eqn: Equation) -> Value | None:
-        x, y = eqn.operands
+        y, x = eqn.operands[place], eqn.operands[1 - place]
         return _same_dims(eqn, x) if _is_number(c.number(y), neutral, y.type.dtype) else None
 
     return rule
 
 
-def _left_identity(neutral: float) -> RewriteRule:
-    """neutral op x == x."""
-
-    def rule(c: RewriteContext, eqn: Equation) -> Value | None:
-        x, y = eqn.operands
-        return _same_dims(eqn, y) if _is_number(c.number(x), neutral, x.type.dtype) else None
-
-    return rule
+_right_identity, _left_identity = partial(_identity, place=1), partial(_identity, place=0)
 
 
 def _double_negation(c: RewriteContext, eqn: Equation) -> Value | None:
@@ -184,11 +177,13 @@ def _negated_number(c: RewriteContext, eqn: Equation) -> Value | None:
     return None if number is None or eqn.result.type.dtype not in FLOATS else _number(c, eqn, -number)
 
 
-def _shifted_by_nothing(c: RewriteContext, eqn: Equation) -> Value | None:
-    """shift(x, by = 0) == x; so is a cyclic shift by a multiple of the size."""
+def _shifted(c: RewriteContext, eqn: Equation) -> Value | None:
+    """shift(x, by = 0) == x; so is a cyclic shift by a multiple of the size. shift(x) == 0 where every element falls off."""
     dim, by = eqn.attrs["dim"], eqn.attrs["by"]
     assert isinstance(dim, Dim) and isinstance(by, int)
-    return eqn.operands[0] if by == 0 or (eqn.attrs["wrap"] and by % dim.size == 0) else None
+    if by == 0 or (eqn.attrs["wrap"] and by % dim.size == 0):
+        return eqn.operands[0]
+    return _number(c, eqn, 0) if abs(by) >= dim.size and not eqn.attrs["wrap"] else None
 
 
 def _sliced_twice(c: RewriteContext, eqn: Equation) -> Value | None:
@@ -201,17 +196,6 @@ def _sliced_twice(c: RewriteContext, eqn: Equation) -> Value | None:
     stride = inner["stride"] * attributes["stride"]
     target = attributes["target"]
     return c.build("slice", c.source(x), source=inner["source"], target=target, start=start, stride=stride)
-
-
-def _shifted_away(c: RewriteContext, eqn: Equation) -> Value | None:
-    """shift(x) == 0 where every element falls off the end."""
-    dim, by = eqn.attrs["dim"], eqn.attrs["by"]
-    assert isinstance(dim, Dim) and isinstance(by, int)
-    return _number(c, eqn, _zero(eqn)) if abs(by) >= dim.size and not eqn.attrs["wrap"] else None
-
-
-def _zero(eqn: Equation) -> int | bool:
-    return False if eqn.result.type.dtype == "bool" else 0
 
 
 def _merge_factors(c: RewriteContext, eqn: Equation) -> Value | None:
@@ -284,19 +268,17 @@ def _transposed_later(c: RewriteContext, eqn: Equation) -> Value | None:
     complete = [value for value in eqn.operands if len(value.type.dims) == most]
     if not most or any(not c.has_trait(value, "transpose") for value in complete):
         return None
-    return c.again(eqn, *(c.source(v) if c.has_trait(v, "transpose") else v for v in eqn.operands))
+    return _without_transposes(c, eqn)
 
 
 def _implicit_transpose(c: RewriteContext, eqn: Equation) -> Value | None:
     """op(y, transpose(x)) == op(y, x): the first operand with all dims gives their order, the others are aligned to it."""
     first = max(eqn.operands, key=lambda value: len(value.type.dims))
-    if c.has_trait(first, "transpose") or all(not c.has_trait(value, "transpose") for value in eqn.operands):
-        return None
-    return c.again(eqn, *(c.source(v) if c.has_trait(v, "transpose") else v for v in eqn.operands))
+    return None if c.has_trait(first, "transpose") else _without_transposes(c, eqn)
 
 
-def _einsum_of_transpose(c: RewriteContext, eqn: Equation) -> Value | None:
-    """einsum(transpose(x), y) == einsum(x, y)."""
+def _without_transposes(c: RewriteContext, eqn: Equation) -> Value | None:
+    """op(transpose(x), y) == op(x, y), such as an einsum."""
     if all(not c.has_trait(value, "transpose") for value in eqn.operands):
         return None
     return c.again(eqn, *(c.source(v) if c.has_trait(v, "transpose") else v for v in eqn.operands))
@@ -356,24 +338,26 @@ def _compared_choice(compare: Callable[[float, float], bool]) -> RewriteRule:
     """compare(where(x, a, b), n) == where(x, compare(a, n), compare(b, n)) for numbers a, b and n."""
 
     def rule(c: RewriteContext, eqn: Equation) -> Value | None:
-        chosen, number = _numbers_by_truth(c, eqn.operands[0]), c.number(eqn.operands[1])
-        if chosen is None or number is None:
-            return None
-        condition, *pair = chosen
-        truths = (c.build.constant(compare(each, number), "bool") for each in pair)
-        return _broadcast_to(c, eqn, c.build("where", condition, *truths))
+        number = c.number(eqn.operands[1])
+        return None if number is None else _choice_of_truths(c, eqn, lambda each: compare(each, number))
 
     return rule
 
 
-def _truth_of_choice(c: RewriteContext, eqn: Equation) -> Value | None:
-    """cast(where(x, a, b)) == where(x, a != 0, b != 0) for numbers a and b, cast to a truth."""
-    chosen = _numbers_by_truth(c, eqn.operands[0]) if eqn.result.type.dtype == "bool" else None
+def _choice_of_truths(c: RewriteContext, eqn: Equation, truth: Callable[[float], bool]) -> Value | None:
+    """Return the choice between the truths of two numbers, if the first operand is a choice between them."""
+    chosen = _numbers_by_truth(c, eqn.operands[0])
     if chosen is None:
         return None
     condition, *pair = chosen
-    truths = (c.build.constant(number != 0, "bool") for number in pair)
+    truths = (c.build.constant(truth(each), "bool") for each in pair)
     return _broadcast_to(c, eqn, c.build("where", condition, *truths))
+
+
+def _truth_of_choice(c: RewriteContext, eqn: Equation) -> Value | None:
+    """cast(where(x, a, b)) == where(x, a != 0, b != 0) for numbers a and b, cast to a truth."""
+    is_truth = eqn.result.type.dtype == "bool"
+    return _choice_of_truths(c, eqn, lambda number: number != 0) if is_truth else None
 
 
 def _certain(c: RewriteContext, eqn: Equation) -> Value | None:
@@ -416,9 +400,9 @@ RULES: dict[str, tuple[RewriteRule, ...]] = {
     "broadcast": (_same_type, _twice, _moved_full),
     "rename": (_moved_full, _renamed_indices),
     "slice": (_moved_full, _sliced_twice),
-    "shift": (_shifted_by_nothing, _shifted_away),
+    "shift": (_shifted,),
     "cast": (_same_type, _truth_of_choice),
-    "einsum": (_einsum_of_transpose, _einsum_of_broadcast, _einsum_of_full, _einsum_as_product),
+    "einsum": (_without_transposes, _einsum_of_broadcast, _einsum_of_full, _einsum_as_product),
     "sum": (_sum_of_nothing, _sum_of_full),
     **dict.fromkeys(("max", "min", "any", "all"), (_sum_of_nothing, _moved_full)),
     "prod": (_sum_of_nothing,),

@@ -1,1 +1,1 @@
-"""The effects on a step, one file each: the exact cost, and a lower bound under every layout."""
+"""The effects on a step, one file each, with a lower bound under every layout."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
+from mtfc.compiler.analysis.buffer_kinds import readers_of
 from mtfc.compiler.analysis.dimension_names import (
     SINGLE,
     DimensionNames,
@@ -78,10 +79,7 @@ class _HaloFinder:
     @classmethod
     def of(cls, program: CommonProgram, function: Function, shards: int) -> _HaloFinder:
         makers = {value: eqn for eqn in function.body for value in eqn.results}
-        uses: dict[Value, list[Equation]] = {}
-        for eqn in function.body:
-            for value in dict.fromkeys(eqn.operands):
-                uses.setdefault(value, []).append(eqn)
+        uses = readers_of(function.body)
         return cls(function, program.names, shards, makers, uses, program.new_blocks())
 
     def halos(self, eqn: Equation, bridge: Bridge, trips: int) -> Iterator[tuple[int, Halo]]:

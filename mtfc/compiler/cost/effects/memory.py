@@ -345,7 +345,7 @@ def may_stay_inside(function: Function, replaced: Mapping[Equation, Dims | None]
     An elementwise value is surely stored if a dot of two arrays or a loop reads it, or if the function returns it, and the result
     of a dot if it is added to nothing.
     """
-    readers, fused = readers_of(function), folded(function)
+    readers, fused = readers_of(function.body), folded(function)
     returned = {output.value for output in function.outputs}
     for eqn in function.body:
         yield from chain.from_iterable(may_stay_inside(region, replaced) for region in eqn.regions)

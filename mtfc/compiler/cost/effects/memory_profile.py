@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 
-from mtfc.compiler.analysis.liveness import Buffer, buffers, last_uses
+from mtfc.compiler.analysis.liveness import Buffer, buffers, iteration_buffers
 from mtfc.compiler.cost.effects.memory import by_gradients
 from mtfc.compiler.cost.sizes import Amount, Scale, bytes_of
 from mtfc.compiler.ir.core import Equation, Function, Value
@@ -78,8 +78,6 @@ def _moments(
             yield MemoryMoment(eqn, dict(live))
             continue
         region = region_of(eqn)
-        last = last_uses(region)
-        sliced = [Buffer([a.value], 0, last.get(a.value, 0)) for a in region.arguments if a.role == "sliced"]
-        for inside in _moments(region, [*sliced, *buffers(region, mesh)], mesh, scale, kind, eqn.stage):
+        for inside in _moments(region, iteration_buffers(region, mesh), mesh, scale, kind, eqn.stage):
             several = {name: live[name] + inside.live[name] * unroll_of(eqn) for name in KINDS}
             yield MemoryMoment(inside.eqn, several)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
+from mtfc.compiler.analysis.buffer_kinds import readers_of
 from mtfc.compiler.analysis.dimension_names import (
     OPTIMIZER,
     PARAMS,
@@ -15,7 +16,6 @@ from mtfc.compiler.analysis.dimension_names import (
     IsCommon,
     computed,
     rule_of,
-    uses_of,
 )
 from mtfc.compiler.cost.lower_bounds import WholeArray
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
@@ -42,7 +42,7 @@ def stored_parameters(
     function: Function, names: DimensionNames, is_common: IsCommon
 ) -> Iterator[StoredParameter]:
     """Yield the uses of stored parameters, and the updated parameters that leave the function."""
-    uses, needing = uses_of(function), _needing(function, is_common)
+    uses, needing = readers_of(walk(function.body)), _needing(function, is_common)
     for argument in (each for each in function.arguments if each.role == "parameter"):
         for use in _uses_of_parameter(argument.value, uses, needing, 1):
             used, dims = computed(names.names[use.value]), use.value.type.names
@@ -63,7 +63,7 @@ def stored_parameters(
 
 def all_are_used(function: Function, is_common: IsCommon) -> bool:
     """Return True if every parameter is used where the rules of the computation put it."""
-    uses, needing = uses_of(function), _needing(function, is_common)
+    uses, needing = readers_of(walk(function.body)), _needing(function, is_common)
     return all(
         _uses_of_parameter(a.value, uses, needing, 1) for a in function.arguments if a.role == "parameter"
     )
@@ -84,7 +84,7 @@ def _needing(function: Function, is_common: IsCommon) -> set[Equation]:
 
     These are equations that reduce or whose results leave, and those before them that keep names. Others may follow an update.
     """
-    uses = uses_of(function)
+    uses = readers_of(walk(function.body))
     found: set[Equation] = set()
     for body in (function, *(region_of(eqn) for eqn in walk(function.body) if eqn.regions)):
         outputs = {out.value for out in body.outputs if (out.updates is None) == (body is function)}

@@ -141,7 +141,7 @@ class _StepGraph:
             runs,
             np.array([numbers[step.before] for step in steps], np.intp),
             np.array([numbers[step.after] for step in steps], np.intp),
-            np.array([_length(step, mesh) for step in in_time(steps, until)]),
+            np.array([step.bytes_sent(mesh) + ONE_STEP for step in in_time(steps, until)]),
             np.array([price(step) for step in in_time(steps, until)]),
             np.array(added, np.intp),
             np.array([_bits(mesh, axes) for axes in completed], np.intp),
@@ -168,10 +168,6 @@ class _StepGraph:
                 return costs
             best[before[first]] = through[first]
             costs[before[first]] = cost[first] + costs[after[first]]
-
-
-def _length(step: ReshardStep, mesh: Mesh) -> float:
-    return step.bytes_sent(mesh) + ONE_STEP
 
 
 def _added(step: ReshardStep) -> tuple[Attr, Axes] | None:

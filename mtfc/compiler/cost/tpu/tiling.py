@@ -75,7 +75,7 @@ def _split_dims(equations: Iterable[Equation], mesh: Mesh) -> Iterator[tuple[Dim
 def stored_bytes(type: TensorType, mesh: Mesh, device: Device, pixels: Set[Dim] = frozenset()) -> int:
     """Return the bytes of one processor's array in memory. pixels: see `pixels_of`."""
     if device.mxu_size is None:
-        return prod(type.local_shape(mesh)) * ITEM_BYTES[type.local_dtype]
+        return type.local_bytes(mesh)
     return _tiled(type, mesh, pixels)[0] * ITEM_BYTES[type.local_dtype]
 
 

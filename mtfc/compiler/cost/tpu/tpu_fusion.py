@@ -217,7 +217,7 @@ def stacks(loop: Equation) -> list[Value]:
 
 def _rounded(loop: Equation) -> Iterator[Value]:
     """Yield the operands in f32 of which a loop takes slices for dots alone."""
-    readers = readers_of(region_of(loop))
+    readers = readers_of(region_of(loop).body)
     for value, argument in pairs(loop):
         found = [*users(argument.value, readers)]
         if argument.role == "sliced" and value.type.dtype == REGISTERS and found and all(map(is_dot, found)):

@@ -83,10 +83,7 @@ def _parts(
         inside = active_inside(eqn, active)
         arguments = [argument for argument in region_of(eqn).arguments if argument.value in inside]
         return pull_back(builder, eqn, totals, arguments, backward)
-    given = [
-        builder("full", dims=v.type.dims, value=0, dtype=v.type.dtype) if t is None else t
-        for v, t in zip(eqn.results, totals, strict=True)
-    ]
+    given = [builder.zeros(v.type) if t is None else t for v, t in zip(eqn.results, totals, strict=True)]
     return zip(eqn.operands, OPS[eqn.op].gradient(builder, eqn, given), strict=True)
 
 

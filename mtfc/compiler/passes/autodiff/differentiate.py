@@ -54,7 +54,7 @@ from mtfc.compiler.passes.autodiff.micro_batches import (
     with_micro_dim,
 )
 from mtfc.compiler.passes.autodiff.parameter_averages import averages_of
-from mtfc.compiler.passes.autodiff.update_equations import Updater, gradient_norm, inlined, wide
+from mtfc.compiler.passes.autodiff.update_equations import ParameterUpdate, gradient_norm, inlined, wide
 from mtfc.compiler.passes.autodiff.wide_sums import with_wide_sums
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.records import frozen
@@ -144,7 +144,7 @@ def gradients_function(program: Program) -> Function:
     gradients = backward(builder, forward.body, _seeds(builder, forward, program.training), wanted)
     for value in wanted:
         if value not in gradients:
-            gradients[value] = builder("full", dims=value.type.dims, value=0.0, dtype=value.type.dtype)
+            gradients[value] = builder.zeros(value.type)
     outputs = [Output(f"d_{value.name}", gradients[value]) for value in wanted]
     function = Function("gradients", forward.arguments, tuple(builder.body), (*forward.handed_out, *outputs))
     return rename_values(function, _named_gradients(builder.body, gradients))
@@ -183,18 +183,23 @@ class Differentiated:
 
 def _whole_batch(forward: Function, training: Training, is_step: bool = False) -> Differentiated:
     builder = _continue(forward)
-    parameters = _trained(forward, training)
     state = scale_state(builder, training.loss_scale) if is_step else None
     loss = _minimized(forward, training)
     builder.span = next((eqn.span for eqn in forward.body if loss in eqn.results), None)
-    scale = state.scale.value if state else None
-    start = seed(builder, loss, training.loss_scale, scale)
-    gradients = backward(builder, forward.body, {loss: start}, parameters)
-    if training.reduce:
-        gradients = with_wide_sums(builder, gradients, training.reduce, forward.outputs)
+    gradients = _scaled_gradients(builder, forward, training, state.scale.value if state else None)
     values = {output.name: output.value for output in forward.outputs}
     outputs = {name: values[name] for name in returned_outputs(forward, training)}
     return Differentiated(builder, forward.arguments, outputs, gradients, replaced_by(forward), state)
+
+
+def _scaled_gradients(
+    builder: Builder, forward: Function, training: Training, scale: Value | None, share: float = 1.0
+) -> dict[Value, Value]:
+    """Append the gradients of the trained parameters for a share of the loss, with the loss scale as a factor."""
+    start = seed(builder, _minimized(forward, training), training.loss_scale, scale, share)
+    seeds = {_minimized(forward, training): start}
+    found = backward(builder, forward.body, seeds, _trained(forward, training))
+    return with_wide_sums(builder, found, training.reduce, forward.outputs) if training.reduce else found
 
 
 def _minimized(forward: Function, training: Training) -> Value:
@@ -210,10 +215,7 @@ def _micro_batches(
     state = scale_state(builder, training.loss_scale) if is_step else None
 
     def gradients(inner: Builder, body: Function, scale: Value | None) -> dict[Value, Value]:
-        loss = _minimized(body, training)
-        start = seed(inner, loss, training.loss_scale, scale, 1 / micro.size)
-        found = backward(inner, body.body, {loss: start}, _trained(body, training))
-        return with_wide_sums(inner, found, training.reduce, body.outputs) if training.reduce else found
+        return _scaled_gradients(inner, body, training, scale, 1 / micro.size)
 
     names = returned_outputs(forward, training)
     scale = state.scale.value if state else None
@@ -254,7 +256,7 @@ def _gradients(name: str, found: Differentiated, training: Training, states: Col
     for value in (a.value for a in found.arguments if a.role == "parameter"):
         new = found.states.get(value.name, value) if value.name in states else gradients.get(value)
         if new is None:
-            new = builder("full", dims=value.type.dims, value=0.0, dtype=value.type.dtype)
+            new = builder.zeros(value.type)
         given.append(Output(value.name, new, value.name))
     handed = Output(training.minimize, found.outputs[training.minimize])
     function = Function(name, found.arguments, tuple(builder.body), (handed, *_apart([handed], given)))
@@ -295,11 +297,12 @@ def _updated(
     old values of all parameters never exist together.
     """
     spans = {parameter.name: parameter.span for parameter in program.parameters}
-    updater = Updater(builder)
+    common: dict[Value, Value] = {}
     states, outputs = list[Argument](), list[Output]()
     for parameter, gradient in gradients.items():
         builder.span = spans[parameter.name]
-        found = updater.apply(update_of(training, parameter.name), parameter, gradient)
+        update = ParameterUpdate(builder, update_of(training, parameter.name), parameter, common)
+        found = update.run(gradient)
         states += found[0]
         outputs += kept_unless(builder, good, found[1], (parameter, *(a.value for a in found[0])))
     return states, outputs

@@ -27,6 +27,7 @@ from mtfc.compiler.ir.builder import Builder, Names, VerifyError
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, walk
 from mtfc.compiler.ir.loops import (
     WHILE,
+    by_role,
     carried,
     dim_of,
     has_condition,
@@ -145,11 +146,10 @@ def _again(body: LoopBody, checkpoint: bool) -> list[Equation]:
 class Residuals:
     """Forward values that the backward body needs.
 
-    invariant, sliced: (operand of the backward loop, value in its body). yielded: further outputs of the forward region.
+    given: operands of the backward loop, with their arguments in its body. yielded: further outputs of the forward region.
     """
 
-    invariant: list[tuple[Value, Value]] = attrs.field(factory=list)
-    sliced: list[tuple[Value, Value]] = attrs.field(factory=list)
+    given: list[tuple[Value, Argument]] = attrs.field(factory=list)
     yielded: list[Output] = attrs.field(factory=list)
 
 
@@ -166,9 +166,9 @@ def _residuals(eqn: Equation, body: LoopBody, again: list[Equation]) -> Residual
             continue
         operand, argument = operands.get(value, (None, None))
         if operand is not None and argument is not None and argument.role != "carried":
-            (found.invariant if argument.role == "invariant" else found.sliced).append((operand, value))
+            found.given.append((operand, Argument(value, argument.role)))
         elif value in stacked:
-            found.sliced.append((stacked[value], value))
+            found.given.append((stacked[value], Argument(value, "sliced")))
         else:
             name = value.name if value.name not in taken else Names(taken).fresh(f"{value.name}.kept")
             found.yielded.append(Output(name, _stackable(eqn, body, again, value)))
@@ -207,18 +207,13 @@ def with_all_iterations(eqn: Equation) -> Equation:
     outputs = []
     for each in region.outputs:
         builder.stage = next((e.stage for e in region.body if each.value in e.results), "forward")
-        old = before[each.updates] if each.updates is not None else _blank(builder, each.value)
+        old = before[each.updates] if each.updates is not None else builder.zeros(each.value.type)
         is_kept = each.value is old
         value = each.value if is_kept else builder("where", goes_on, each.value, old, name=each.name)
         outputs.append(attrs.evolve(each, value=value))
     region = attrs.evolve(region, body=tuple(builder.body), outputs=tuple(outputs))
     kept = {name: value for name, value in eqn.attrs.items() if name != WHILE.name}
     return attrs.evolve(eqn, attrs=kept, regions=(region,))
-
-
-def _blank(builder: Builder, like: Value) -> Value:
-    number = False if like.type.dtype == "bool" else 0.0 if like.type.dtype in FLOATS else 0
-    return builder("full", dims=like.type.dims, value=number, dtype=like.type.dtype)
 
 
 def with_constant_unbounded_loops(function: Function) -> Function:
@@ -264,13 +259,9 @@ def _leave_out(body: LoopBody) -> None:
     for argument in (each for each in body.region.arguments if each.value in body.grads):
         grad = body.grads[argument.value]
         seed = seeds.get(argument.value.name) if argument.role == "carried" else None
-        other = _zeros(builder, grad) if seed is None else builder.ordered(seed, grad.type.dims)
+        other = builder.zeros(grad.type) if seed is None else builder.ordered(seed, grad.type.dims)
         body.grads[argument.value] = builder("where", goes_on, grad, other)
     body.backward += builder.body
-
-
-def _zeros(builder: Builder, like: Value) -> Value:
-    return builder("full", dims=like.type.dims, value=0.0, dtype=like.type.dtype)
 
 
 @frozen
@@ -285,38 +276,39 @@ class Carry:
 
 @define
 class BackwardLoop:
-    """Collects the arguments and outputs of the backward loop; `outer` builds around the loop, `inner` inside it."""
+    """Collects the arguments and outputs of the backward loop; `outer` builds around the loop, `inner` inside it.
+
+    given: operands that are no carries, with their arguments.
+    """
 
     outer: Builder
     inner: Builder
     carries: list[Carry] = attrs.field(factory=list)
-    invariant: list[tuple[Value, Value]] = attrs.field(factory=list)
-    sliced: list[tuple[Value, Value]] = attrs.field(factory=list)
+    given: list[tuple[Value, Argument]] = attrs.field(factory=list)
     yields: list[tuple[Output, Argument]] = attrs.field(factory=list)
 
     def cotangent(self, owner: Argument, seed: Value, total: Value | None, grad: Value | None) -> None:
         """Carry the cotangent of a forward carry: each iteration maps the one after it to the one before it."""
-        after = self.inner.ordered(grad, seed.type.dims) if grad else _zeros(self.inner, seed)
-        start = self.outer.ordered(total, seed.type.dims) if total else _zeros(self.outer, seed)
+        after = self.inner.ordered(grad, seed.type.dims) if grad else self.inner.zeros(seed.type)
+        start = self.outer.ordered(total, seed.type.dims) if total else self.outer.zeros(seed.type)
         self.carries.append(Carry(start, seed, after, owner))
 
     def sum(self, owner: Argument, grad: Value) -> None:
         """Carry the sum of an invariant argument's cotangents over all iterations."""
         value = Value(self.inner.names.fresh(f"d_{owner.value.name}"), owner.value.type)
         after = self.inner.ordered(self.inner("add", value, grad), value.type.dims)
-        self.carries.append(Carry(_zeros(self.outer, value), value, after, owner))
+        self.carries.append(Carry(self.outer.zeros(value.type), value, after, owner))
 
-    def region(self, name: str, body: Iterable[Equation]) -> Function:
-        arguments = [Argument(carry.value, "carried") for carry in self.carries]
-        arguments += [Argument(value, "invariant") for _, value in self.invariant]
-        arguments += [Argument(value, "sliced") for _, value in self.sliced]
+    def append(self, name: str, like: Equation) -> Equation:
+        """Append the loop and return it."""
+        carries = [(carry.start, Argument(carry.value, "carried")) for carry in self.carries]
+        given = by_role([*carries, *self.given])
         outputs = [Output(c.value.name, c.after, c.value.name) for c in self.carries]
         outputs += [output for output, _ in self.yields]
-        return fresh_copy(Function(name, tuple(arguments), tuple(body), tuple(outputs)))
-
-    def operands(self) -> list[Value]:
-        starts = [carry.start for carry in self.carries]
-        return [*starts, *(operand for operand, _ in (*self.invariant, *self.sliced))]
+        region = Function(name, tuple(a for _, a in given), tuple(self.inner.body), tuple(outputs))
+        loop = make_loop(self.outer.names, fresh_copy(region), [v for v, _ in given], like)
+        self.outer.append(loop)
+        return loop
 
     def owners(self) -> list[Argument]:
         """Return for each result of the loop the forward argument whose cotangent it is."""
@@ -335,7 +327,8 @@ def _connect(loop: BackwardLoop, eqn: Equation, body: LoopBody, totals: Mapping[
             loop.cotangent(owner, seed, total, body.grads.get(owner.value))
             continue
         assert total is not None, "a yielded output has a seed because its stack has a cotangent"
-        loop.sliced.append((loop.outer.ordered(total, (dim_of(eqn), *seed.type.dims)), seed))
+        stack = loop.outer.ordered(total, (dim_of(eqn), *seed.type.dims))
+        loop.given.append((stack, Argument(seed, "sliced")))
     for argument in body.region.arguments:
         grad = body.grads.get(argument.value)
         if grad is not None and argument.role == "invariant":
@@ -405,15 +398,12 @@ def pull_back(
     body.builder.span, body.builder.body = eqn.span, [*again, *body.backward]
     loop = BackwardLoop(builder, body.builder)
     _connect(loop, eqn, body, given)
-    loop.invariant += residuals.invariant
-    loop.sliced += residuals.sliced
-    stacks = extended.results[len(eqn.results) :]
-    loop.sliced += [(stack, output.value) for stack, output in zip(stacks, residuals.yielded, strict=True)]
+    stacks = zip(extended.results[len(eqn.results) :], residuals.yielded, strict=True)
+    loop.given += [*residuals.given, *((stack, Argument(o.value, "sliced")) for stack, o in stacks)]
     like = attrs.evolve(
         eqn, attrs={**eqn.attrs, "reverse": not eqn.attrs["reverse"]}, stage="backward", path=None
     )
-    made = make_loop(builder.names, loop.region(region.name, body.builder.body), loop.operands(), like)
-    builder.append(made)
+    made = loop.append(region.name, like)
     operands = {argument.value: operand for operand, argument in pairs(eqn)}
     return [
         (operands[owner.value], result) for owner, result in zip(loop.owners(), made.results, strict=True)

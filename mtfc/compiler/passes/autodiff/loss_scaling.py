@@ -108,11 +108,9 @@ def next_scale(builder: Builder, good: Value, state: ScaleState) -> list[Output]
     scale, steps = state.scale.value, state.good_steps.value
     count = builder("add", steps, builder.constant(1, "i32"))
     is_due = builder("ge", count, builder.constant(PATIENCE, "i32"))
-    doubled = builder(
-        "minimum", builder("mul", scale, builder.constant(2.0, "f32")), builder.constant(LARGEST, "f32")
-    )
-    halved = builder(
-        "maximum", builder("mul", scale, builder.constant(0.5, "f32")), builder.constant(SMALLEST, "f32")
+    doubled, halved = (
+        builder(op, builder("mul", scale, builder.constant(by, "f32")), builder.constant(limit, "f32"))
+        for op, by, limit in (("minimum", 2.0, LARGEST), ("maximum", 0.5, SMALLEST))
     )
     after = builder("where", good, builder("where", is_due, doubled, scale), halved, name=scale.name)
     counts = builder("and", good, builder("not", is_due))

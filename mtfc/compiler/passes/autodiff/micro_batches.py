@@ -12,11 +12,11 @@ import attrs
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value, walk
 from mtfc.compiler.ir.loops import (
-    LOOP,
     MICRO_BATCHES,
     is_over_micro_batches,
     make_loop,
     pairs,
+    plain_loop,
     region_of,
 )
 from mtfc.compiler.ir.ops import has_trait
@@ -72,30 +72,23 @@ def over_micro_batches(
     inner.body = list(body.body)
     scaled = Value(inner.names.fresh(scale.name), scale.type) if scale else None
     found = gradients(inner, body, scaled)
-    if scaled:
+    outside = dict(zip((a.value for a in body.arguments), (a.value for a in arguments), strict=False))
+    outside |= counted
+    if scaled and scale:
         body = attrs.evolve(body, arguments=(*body.arguments, Argument(scaled, "parameter")))
+        outside[scaled] = scale
     inner.span = b.span
     values = {output.name: output.value for output in body.outputs}
     sums = {f"sum_{name}": wide(inner, _as_float(inner, values[name])) for name in outputs}
     sums |= {f"d_{parameter.name}": g for parameter, g in found.items()}
     states = replaced_by(body)
     region = _region(inner, body, sums, states)
-    parameters = {a.value.name: a.value for a in arguments if a.role == "parameter"}
-    operands = [_zeros(b, argument.value) for argument in region.arguments[: len(sums)]]
-    operands += [parameters[name] for name in states]
-    operands += [value for name, value in parameters.items() if name not in states]
-    operands += [counted["step"]] if counted else []
-    operands += [scale] if scale else []
-    operands += [argument.value for argument in arguments if argument.role == "input"]
-    operands += [counted["number"]] if counted else []
-    like = Equation(
-        LOOP, (), (), {"dim": micro, "reverse": False, "checkpoint": False}, span=b.span, stage="backward"
-    )
-    loop = make_loop(b.names, region, operands, like)
+    starts = [b.zeros(argument.value.type) for argument in region.arguments[: len(sums)]]
+    operands = [*starts, *(outside[argument.value] for argument in region.arguments[len(sums) :])]
+    loop = make_loop(b.names, region, operands, attrs.evolve(plain_loop(micro, b), stage="backward"))
     b.append(loop)
-    original = dict(zip((a.value for a in body.arguments), (a.value for a in arguments), strict=False))
     totals, of_gradients = loop.results[: len(outputs)], loop.results[len(outputs) : len(sums)]
-    given = {original[p]: total for p, total in zip(found, of_gradients, strict=True)}
+    given = {outside[p]: total for p, total in zip(found, of_gradients, strict=True)}
     return totals, given, dict(zip(states, loop.results[len(sums) :], strict=True))
 
 
@@ -104,10 +97,10 @@ def replaced_by(function: Function) -> dict[str, Value]:
     return {output.updates: output.value for output in function.outputs if output.updates is not None}
 
 
-def _counted(b: Builder, body: Function, micro: Dim) -> tuple[Function, dict[str, Value]]:
+def _counted(b: Builder, body: Function, micro: Dim) -> tuple[Function, dict[Value, Value]]:
     """Replace `step_number` by a number that increases with each micro-batch: step * K + micro-batch.
 
-    Return the body with two more arguments, the step and the number of the micro-batch, and the operands for these.
+    Return the body with two more arguments, the step and the number of the micro-batch, and these arguments' operands.
     """
     counting = [eqn for eqn in body.body if has_trait(eqn, "step_number")]
     if not counting:
@@ -118,17 +111,13 @@ def _counted(b: Builder, body: Function, micro: Dim) -> tuple[Function, dict[str
     new = Substitution(dict.fromkeys((eqn.result for eqn in counting), inner("add", before, number)))
     equations = [*inner.body, *(new.equation(eqn) for eqn in body.body if not has_trait(eqn, "step_number"))]
     arguments = (*body.arguments, Argument(step, "parameter"), Argument(number, "input"))
-    made = {"step": b("step_number"), "number": b("range", dim=micro)}
+    made = {step: b("step_number"), number: b("range", dim=micro)}
     return attrs.evolve(new.function(body, equations), arguments=arguments), made
 
 
 def _as_float(b: Builder, value: Value) -> Value:
     """Cast an integer or truth value to f32, as a mean needs."""
     return value if value.type.dtype in FLOATS else b.cast(value, "f32")
-
-
-def _zeros(b: Builder, like: Value) -> Value:
-    return b("full", dims=like.type.dims, value=0.0, dtype=like.type.dtype)
 
 
 def _region(

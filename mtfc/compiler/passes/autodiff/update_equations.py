@@ -24,13 +24,10 @@ from mtfc.compiler.passes.autodiff.backward import total
 
 def gradient_norm(builder: Builder, gradients: Iterable[Value]) -> Value:
     """Append the Euclidean norm of all gradients together, f32[]. Gradients of 16 bits are squared and summed in 32."""
-    squares = [_square(builder, wide(builder, gradient)) for gradient in gradients]
+    found = (wide(builder, gradient) for gradient in gradients)
+    squares = [builder("sum", builder("square", x), over=x.type.dims) for x in found]
     summed = total(builder, [builder.cast(square, "f32") for square in squares])
     return builder("sqrt", summed, name=GRAD_NORM)
-
-
-def _square(builder: Builder, gradient: Value) -> Value:
-    return builder("sum", builder("square", gradient), over=gradient.type.dims)
 
 
 def wide(builder: Builder, value: Value) -> Value:
@@ -50,28 +47,12 @@ def inlined(builder: Builder, function: Function) -> Value:
     return new[output.value]
 
 
-class Updater:
-    """Appends updates of parameters to the builder's body.
+class ParameterUpdate:
+    """Appends the equations of an update function for one parameter, under its name, for all its slices at once.
 
-    Equations that depend on no parameter, such as a learning-rate schedule, are computed once for all parameters with the same
-    function.
+    common: the values that depend on no parameter, such as a learning rate. They are computed once for all parameters with the
+    same function.
     """
-
-    def __init__(self, builder: Builder) -> None:
-        self.builder = builder
-        self._common: dict[Value, Value] = {}
-
-    def apply(
-        self, function: Function, parameter: Value, gradient: Value
-    ) -> tuple[list[Argument], list[Output]]:
-        """Append the update of one parameter. Return its states as arguments, and the outputs that replace parameter and
-        states.
-        """
-        return _Application(self.builder, function, parameter, self._common).run(gradient)
-
-
-class _Application:
-    """Append the equations of an update function for one parameter, under its name, for all its slices at once."""
 
     def __init__(
         self, builder: Builder, function: Function, parameter: Value, common: dict[Value, Value]
@@ -85,6 +66,7 @@ class _Application:
         self.replaced = {self.like.name: parameter}
 
     def run(self, gradient: Value) -> tuple[list[Argument], list[Output]]:
+        """Return the states as arguments, and the outputs that replace parameter and states."""
         states = []
         given = {"parameter": self.parameter, "input": gradient}
         for argument in self.function.arguments:

@@ -21,13 +21,13 @@ or key. They cannot be left out: 0 times infinity is NaN, and a row that sees no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
-from mtfc.compiler.ir.loops import LOOP
+from mtfc.compiler.ir.loops import make_loop, plain_loop
 from mtfc.compiler.ir.ops.attention import (
     COLUMNS,
     HIGH,
@@ -162,21 +162,6 @@ def like(tree: Tree, values: Iterator[Value]) -> Tree:
     return next(values) if isinstance(tree, Value) else tuple(like(each, values) for each in tree)
 
 
-class Sums(Protocol):
-    """The way in which results for blocks are merged.
-
-    start: the sums of the first results. merged: the sums of two. nothing: sums that change no others. finished: the results.
-    """
-
-    def start(self, b: Builder, results: Sequence[Value]) -> Tree: ...
-
-    def merged(self, b: Builder, x: Tree, y: Tree) -> Tree: ...
-
-    def nothing(self, b: Builder, x: Tree) -> Tree: ...
-
-    def finished(self, b: Builder, x: Tree) -> tuple[Value, ...]: ...
-
-
 @frozen
 class WeightedMeans:
     """Merges results of `attention`: (weighted sum, largest logit, sum of the exponentials of the rest).
@@ -225,6 +210,13 @@ class PlainSums:
 
     def finished(self, b: Builder, x: Tree) -> tuple[Value, ...]:
         return tuple(x)
+
+
+Sums = WeightedMeans | PlainSums
+"""The way in which results for blocks are merged.
+
+start: the sums of the first results. merged: the sums of two. nothing: sums that change no others. finished: the results.
+"""
 
 
 def zeros(b: Builder, x: Value) -> Value:
@@ -322,8 +314,7 @@ class RingBuilder:
         region = Function(hops.name, (*carried, *invariant, number), tuple(inner.body), outputs)
         operands = (*flat(state), *known, numbers)
         results = tuple(Value(b.names.fresh(value.name), value.type) for value in flat(state))
-        attributes: dict[str, Attr] = {"dim": hops, "reverse": False, "checkpoint": False}
-        b.append(Equation(LOOP, operands, results, attributes, (region,), span=b.span, stage=b.stage))
+        b.append(make_loop(b.names, region, operands, plain_loop(hops, b), results))
         return like(state, iter(results))
 
     def _others(self) -> list[Value]:

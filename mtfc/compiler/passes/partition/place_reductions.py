@@ -35,7 +35,7 @@ from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, FlowNetwork, Node
+from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, Arc, Node, minimum_cut
 from mtfc.compiler.analysis.pending_values import may_be_pending
 from mtfc.compiler.analysis.reshard_plans import needed_type
 from mtfc.compiler.ir.builder import Names
@@ -398,7 +398,7 @@ def _largest_first(eqn: Equation, groups: Iterable[OperandGroup]) -> tuple[Opera
 
 @frozen
 class CutSolution:
-    """A minimum cut: its cost in bytes, and the nodes on the source's side. `minimum_cut` says what the nodes mean."""
+    """A minimum cut: its cost in bytes, and the nodes on the source's side. `cheapest_solution` says what the nodes mean."""
 
     cost: float
     side: Set[Node]
@@ -415,7 +415,7 @@ def _best_choice(problem: CutProblem, mesh: Mesh) -> tuple[Choice, CutSolution]:
     cuts = 0
     while stack and (best is None or cuts < MOST_CUTS):
         choice, cuts = stack.pop(), cuts + 1
-        solution = minimum_cut(problem, choice, mesh)
+        solution = cheapest_solution(problem, choice, mesh)
         if best is not None and solution.cost >= best[1].cost:
             continue
         left = [each for each in problem.linear if each.is_open and each.eqn.result not in choice]
@@ -433,7 +433,7 @@ def _best_choice(problem: CutProblem, mesh: Mesh) -> tuple[Choice, CutSolution]:
     return best
 
 
-def minimum_cut(problem: CutProblem, choice: Choice, mesh: Mesh) -> CutSolution:
+def cheapest_solution(problem: CutProblem, choice: Choice, mesh: Mesh) -> CutSolution:
     """Return the cheapest solution in which sums pass as chosen.
 
     A node is on the source's side of the cut for these reasons. (value, "made"): the value is pending when it is computed.
@@ -442,15 +442,7 @@ def minimum_cut(problem: CutProblem, choice: Choice, mesh: Mesh) -> CutSolution:
     arcs = [*_value_arcs(problem, mesh), *_loop_arcs(problem)]
     for each in problem.linear:
         arcs += _linear_arcs(each, choice.get(each.eqn.result) if each.is_open else each.groups[0])
-    network = FlowNetwork()
-    for arc in arcs:
-        network.arc(*arc)
-    side = network.source_side()
-    return CutSolution(sum(size for tail, head, size in arcs if tail in side and head not in side), side)
-
-
-Arc = tuple[Node, Node, float]
-"""Two nodes, and the bytes that a cut between them costs."""
+    return CutSolution(*minimum_cut(arcs))
 
 
 def _value_arcs(problem: CutProblem, mesh: Mesh) -> Iterator[Arc]:

@@ -45,7 +45,7 @@ class PropagateLayouts(Pass):
 
     def run(self, program: Program) -> Program:
         mesh = program.placed_on
-        named = set(program.layout.value_rules) if program.layout else set()
+        named = program.named_values
         return program.map_functions(
             lambda function: LayoutPropagator(
                 mesh, fixed(function, named), axes_pending(function, mesh.names)

@@ -33,7 +33,7 @@ from typing import ClassVar
 
 import attrs
 
-from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, FlowNetwork, Node
+from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, Arc, Node, minimum_cut
 from mtfc.compiler.analysis.pending_values import may_be_pending
 from mtfc.compiler.analysis.reshard_plans import needed_type
 from mtfc.compiler.cost.sizes import Numbers
@@ -80,8 +80,7 @@ class SplitRegions(Pass):
         form = program.layout.forms.regions if self.form == "layout" and program.layout else self.form
         if form not in ("time", "memory"):
             return program
-        named = set(program.layout.value_rules) if program.layout else set()
-        chosen = attrs.evolve(self, form=form)
+        chosen, named = attrs.evolve(self, form=form), program.named_values
         return program.map_functions(lambda function: chosen._split(function, program.placed_on, named))
 
     def _split(self, function: Function, mesh: Mesh, named: set[str]) -> Function:
@@ -163,19 +162,6 @@ def more_split(place: Place, dim: str, axis: str) -> dict[str, Axes]:
     return {**layout, dim: (*layout.get(dim, ()), axis)}
 
 
-Arc = tuple[Node, Node, float]
-"""Two nodes, and the bytes that a cut between them costs."""
-
-
-def _cut(arcs: Iterable[Arc]) -> tuple[float, set[Node]]:
-    """Return the cost of a minimum cut, and the nodes on the source's side."""
-    arcs, network = list(arcs), FlowNetwork()
-    for arc in arcs:
-        network.arc(*arc)
-    side = network.source_side()
-    return sum(size for tail, head, size in arcs if tail in side and head not in side), side
-
-
 class AxisFacts:
     """The facts of one axis, which the networks of all dimensions share.
 
@@ -252,7 +238,7 @@ class RegionNetwork:
             more += (((each, WHOLE), (each, PARTS), INFINITE) for each in self.free)
             more += (((value, WHOLE), SINK, INFINITE) for values in self.beside.values() for value in values)
         while True:
-            cost, side = _cut([*self.arcs, *more])
+            cost, side = minimum_cut([*self.arcs, *more])
             wrong = [
                 eqn
                 for eqn, values in self.beside.items()

@@ -69,8 +69,7 @@ class SpreadAttention(Pass):
         if self.form not in FORMS:
             raise PipelineError(f"`{self.name}{{form}}` is one of {', '.join(FORMS)}, not `{self.form}`")
         dims = NewDims(program.dims)
-        named = frozenset(program.layout.value_rules if program.layout else ())
-        each = AttentionSpreader(program.placed_on, self, dims, named, {})
+        each = AttentionSpreader(program.placed_on, self, dims, program.named_values, {})
         return dims.declared_in(program.map_functions(each.function))
 
 
@@ -139,12 +138,12 @@ class AttentionSpreader:
     mesh: Mesh
     options: SpreadAttention
     dims: NewDims
-    named: frozenset[str]
+    named: set[str]
     chosen: dict[Hashable, tuple[SharedKeys, str]]
 
     def function(self, function: Function) -> Function:
         """Rewrite a function, or the region of a loop."""
-        names, finder = names_of(function), _CaseFinder(function, self.mesh, fixed(function, {*self.named}))
+        names, finder = names_of(function), _CaseFinder(function, self.mesh, fixed(function, self.named))
         body: list[Equation] = []
         done: set[Equation] = set()
         for eqn in function.body:

@@ -29,7 +29,7 @@ import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
-from mtfc.compiler.ir.loops import dim_of, make_loop, pairs, region_of, sliced_type
+from mtfc.compiler.ir.loops import by_role, dim_of, make_loop, pairs, region_of, sliced_type
 from mtfc.compiler.ir.micro_batch_rule import LISTS_OF_DIMS, REDUCED
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.contraction import GROUP, RESULT_DIMS
@@ -236,7 +236,10 @@ class GroupSpreader:
             attributes[key] = (*(() if key == REDUCED else blocks), *rows.renamed(attributes[key]))
         needed = {*rows.renamed(eqn.result.type.dims), *(() if has_trait(eqn, "dot") else blocks)}
         if blocks and not any(needed <= {*value.type.dims} for value in operands):
-            operands = [_with_blocks(build, value, rows.blocks) for value in operands]
+            operands = [
+                x if rows.blocks in x.type.dims else build("broadcast", x, dims=(rows.blocks, *x.type.dims))
+                for x in operands
+            ]
         return build(eqn.op, *operands, **attributes)
 
     def _loop(self, build: Builder, eqn: Equation) -> None:
@@ -270,9 +273,8 @@ class GroupSpreader:
                 outer, dim = self.parts[operand], dim_of(eqn) if argument.role == "sliced" else None
                 inner = _inside(outer, names.fresh(argument.value.name), dim)
                 self.parts[argument.value] = inner
-                part = outer.value, Argument(inner.value, argument.role)
-                found.insert(_end_of(found, argument.role), part)
-        return found
+                found.append((outer.value, Argument(inner.value, argument.role)))
+        return by_role(found)
 
     def _is_whole(self, value: Value) -> bool:
         """Return True if a value has a part with all rows."""
@@ -301,11 +303,6 @@ def _is_alike(eqn: Equation) -> bool:
     return not (rule.index or rule.whole or rule.single or has_trait(eqn, "random", "groups", "rename"))
 
 
-def _end_of(given: Iterable[tuple[Value, Argument]], role: str) -> int:
-    """Return the place behind the arguments of a role."""
-    return max(i + 1 for i, (_, argument) in enumerate(given) if argument.role == role)
-
-
 def _replaced(dims: Iterable[Dim], new: Mapping[Dim, tuple[Dim, ...]]) -> tuple[Dim, ...]:
     return tuple(each for dim in dims for each in new.get(dim, (dim,)))
 
@@ -313,7 +310,3 @@ def _replaced(dims: Iterable[Dim], new: Mapping[Dim, tuple[Dim, ...]]) -> tuple[
 def _renamed(build: Builder, x: Value, new: Mapping[Dim, Dim]) -> Value:
     mapping = tuple((dim, new[dim]) for dim in x.type.dims if dim in new)
     return build("rename", x, mapping=mapping) if mapping else x
-
-
-def _with_blocks(build: Builder, x: Value, blocks: Dim) -> Value:
-    return x if blocks in x.type.dims else build("broadcast", x, dims=(blocks, *x.type.dims))

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from mtfc.compiler.analysis.buffer_kinds import readers_of
 from mtfc.compiler.analysis.dimension_names import (
     DimensionNames,
     Dims,
@@ -26,7 +27,6 @@ from mtfc.compiler.analysis.dimension_names import (
     called,
     computed,
     rule_of,
-    uses_of,
 )
 from mtfc.compiler.cost.effects.halo_exchange import Halo, halos_of
 from mtfc.compiler.cost.effects.memory import (
@@ -256,7 +256,7 @@ def mixed_in(function: Function) -> dict[Equation, Dims]:
 
 def _distributed(function: Function) -> Iterator[tuple[Equation, list[Equation]]]:
     """Yield equations that a `distribute` rule may replace, the last first, with the equations of the same op that use them."""
-    uses = uses_of(function)
+    uses = readers_of(walk(function.body))
     for eqn in reversed(list(walk(function.body))):
         if not eqn.regions and OPS[eqn.op].distribute is not None:
             yield eqn, [user for value in eqn.results for user in uses[value] if user.op == eqn.op]

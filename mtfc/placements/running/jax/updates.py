@@ -28,7 +28,7 @@ from mtfc.compiler.passes.autodiff.loss_scaling import (
     unscaled,
 )
 from mtfc.compiler.passes.autodiff.parameter_averages import averages_of
-from mtfc.compiler.passes.autodiff.update_equations import Updater, inlined, wide
+from mtfc.compiler.passes.autodiff.update_equations import ParameterUpdate, inlined, wide
 
 STEP = "step"
 SHARED = (GRAD_NORM, LOSS_SCALE, GOOD_STEPS, "averaged_steps", STEP)
@@ -71,7 +71,7 @@ def update_function(training: Training, parameter: str, type: TensorType) -> Fun
     good = is_finite(b, norm) if scale is not None else None
     function = update_of(training, parameter)
     update = _shortened(function, of_role(function, "parameter")[0].type.dims, type.dims)
-    states, outputs = Updater(b).apply(update, piece, found[piece])
+    states, outputs = ParameterUpdate(b, update, piece, {}).run(found[piece])
     outputs = kept_unless(b, good, outputs, (piece, *(state.value for state in states)))
     if training.average is not None:
         averages = averages_of(b, training.average, outputs, found)

@@ -1,18 +1,23 @@
 """The TPU compiler, without a TPU: libtpu compiles ahead of time for a topology that is only described.
 
-The compiled text has the cycles that the compiler expects each kernel to take, without collectives (`hlo.cycles`).
+The compiled text has the cycles that the compiler expects each kernel to take, without collectives (`cycles`).
 """
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
 from mtfc.backends.common.devices import Unavailable, import_jax
 from mtfc.backends.common.tpu_flags import FUSION_FLAGS, TPU_VARIABLE, V5E, fusion_flags
+from mtfc.backends.hlo import CALLED, Instruction, computations, iterations, limit
 from mtfc.backends.jax.runtime import lowered
 from mtfc.compiler.ir.core import Program
+
+CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 CLOCKS = {"v2": 700e6, "v3": 940e6, "v4": 1050e6, "v5e": 1500e6, "v5p": 1750e6, "v6e": 1750e6}
 """Generation -> cycles per second.
@@ -80,3 +85,28 @@ def text(executable: Any) -> str:
         raise Unavailable(
             f'{pair}: install the one that it asks for, pip install "jax[tpu]" ({error})'
         ) from error
+
+
+def cycles(hlo: str) -> int:
+    """Return the cycles that the TPU compiler expects one device to compute in one run; loops count once per iteration.
+
+    Collectives count nothing, and neither do kernels without an estimate, such as copies in the background.
+    """
+    known: dict[str, int] = {}
+    limits: dict[str, int] = {}
+    name = ""
+    for name, instructions in computations(hlo):
+        limits |= limit(name, instructions, limits)
+        known[name] = sum(_cycles(instruction, known, limits) for instruction in instructions)
+    return known.get(name, 0)
+
+
+def _cycles(instruction: Instruction, known: Mapping[str, int], limits: Mapping[str, int]) -> int:
+    """Return the cycles of an instruction. The estimate of a kernel includes everything that is fused into it."""
+    if instruction.collective:
+        return 0
+    if instruction.opcode in ("while", "call", "conditional"):
+        inside = sum(known.get(callee, 0) for callee in CALLED.findall(instruction.rest))
+        return inside and inside * iterations(instruction, limits)
+    found = CYCLES.search(instruction.rest)
+    return int(found[1]) if found else 0
