@@ -27,6 +27,7 @@ from mtfc.placements.running.jax.gradients import value_and_grad
 from mtfc.placements.running.jax.pieces import table_text
 from mtfc.placements.running.jax.plan import PLACED, ModulePlan, function_text, outputs_of, seed_of, whole_on
 from mtfc.placements.running.jax.step import StepWriter
+from mtfc.placements.running.jax.sums import summed_gradients
 from mtfc.placements.running.placed_program import PlacedProgram
 
 HEADER = '''\
@@ -163,7 +164,7 @@ def _gradients(plan: ModulePlan) -> str:
     run_.run()
     outputs = {name: whole_on(run_, value) for name, value in outputs_of(plan.step).items()}
     writer = StepWriter(plan, tasks)
-    reduced = writer.reduced([run_])
+    reduced = summed_gradients(tasks, writer.held, [run_])
     for name in plan.differentiated():
         outputs[f"d_{name}"] = writer.assembled(name, reduced)
     doc = "Compute the outputs of a training step, and the gradients of params."
