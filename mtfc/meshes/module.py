@@ -8,7 +8,7 @@ entries of `PARAMETERS`, `STATE`, `INPUTS` and `OUTPUTS` are places: a mesh, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from textwrap import indent
 from typing import ClassVar
 
@@ -64,16 +64,26 @@ NUMPY_FILES = (*numpy.PRELUDE, "../meshes/numpy_prelude.py")
 
 def generate(program: MultiMeshProgram, backend: str) -> str:
     """Return the module's text for a backend, `jax` or `numpy`."""
-    return (_JaxModule if backend == "jax" else _NumpyModule)(program).text()
+    if backend == "jax":
+        return _JaxModule(program, jax.spec, jax.segment).text()
+    return _NumpyModule(program, layout_text, numpy.segment).text()
 
 
 class _Module:
-    """The parts of a module that both backends share. files: those of its prelude."""
+    """The parts of a module that both backends share.
+
+    files: those of its prelude. spec: a layout on a mesh as text. written: the text of a segment.
+    """
 
     files: ClassVar[tuple[str, ...]]
 
-    def __init__(self, multi_mesh: MultiMeshProgram) -> None:
-        self.multi_mesh = multi_mesh
+    def __init__(
+        self,
+        multi_mesh: MultiMeshProgram,
+        spec: Callable[[TensorType], str],
+        written: Callable[[Program], str],
+    ) -> None:
+        self.multi_mesh, self.spec, self.written = multi_mesh, spec, written
 
     @property
     def program(self) -> Program:
@@ -81,25 +91,24 @@ class _Module:
 
     # What backends differ in
 
-    def spec(self, type: TensorType) -> str:
-        """Return a layout on a mesh as text."""
-        raise NotImplementedError
-
     def sent(self, array: str, source: MeshPlace, target: MeshPlace) -> str:
         """Return the text of an array at another place."""
         raise NotImplementedError
 
     def first(self, function: Function) -> list[str]:
         """Return the statements that check the arguments of a function."""
-        raise NotImplementedError
+        given = zip(kinds_of(self.program, function), FORMS[function.name].takes.values(), strict=True)
+        return [f'{name} = taken("{kind}", {name})' for kind, name in given]
 
     def step(self, mesh: Mesh, function: Function) -> str:
         """Return the text of the number of the step on a mesh."""
         raise NotImplementedError
 
     def segment(self, name: str, segment: LoweredSegment) -> str:
-        """Return the definition of a segment."""
-        raise NotImplementedError
+        """Return the definition of a function that makes a segment."""
+        mesh = self.multi_mesh.meshes[segment.part].name
+        body = f'"""Return a function that runs on mesh {mesh}."""\n{self.written(segment.program)}'
+        return f"{self.wrapped(f'def {name}():', body)}\n    return segment\n"
 
     # Text
 
@@ -220,24 +229,18 @@ class _JaxModule(_Module):
         body = "".join(f"        {call},\n" for call in calls)
         yield f'def {name}({signature}):\n    """Return the {what}."""\n    return {{\n{body}    }}\n'
 
-    def spec(self, type: TensorType) -> str:
-        return jax.spec(type)
-
     def sent(self, array: str, source: MeshPlace, target: MeshPlace) -> str:
         return f"send({array}, {self.place(target)})"
 
     def first(self, function: Function) -> list[str]:
-        lines = [f'{name} = taken("{kind}", {name})' for kind, name in _taken(self.program, function)]
-        return [*lines, "steps = everywhere(step)"] if FORMS[function.name].counts else lines
+        return [*super().first(function), *["steps = everywhere(step)"] * FORMS[function.name].counts]
 
     def step(self, mesh: Mesh, function: Function) -> str:
         return f'steps["{mesh.name}"]' if FORMS[function.name].counts else "0"
 
     def segment(self, name: str, segment: LoweredSegment) -> str:
         mesh = self.multi_mesh.meshes[segment.part].name
-        body = f'"""Return a function that runs on mesh {mesh}."""\n{jax.segment(segment.program)}'
-        wrapped = self.wrapped(f'@on("{mesh}")\ndef {name}():', body)
-        return f"{wrapped}\n    return segment\n"
+        return f'@on("{mesh}")\n{super().segment(name, segment)}'
 
 
 class _NumpyModule(_Module):
@@ -282,23 +285,14 @@ class _NumpyModule(_Module):
             doc = "Return the optimizer's state before the first step."
             yield numpy.maker("init_state()", "STATE", doc, states)
 
-    def spec(self, type: TensorType) -> str:
-        return layout_text(type)
-
     def sent(self, array: str, source: MeshPlace, target: MeshPlace) -> str:
         return f"send({array}, ({self.place(source)}), ({self.place(target)}))"
-
-    def first(self, function: Function) -> list[str]:
-        return [f'{name} = taken("{kind}", {name})' for kind, name in _taken(self.program, function)]
 
     def step(self, mesh: Mesh, function: Function) -> str:
         return "step" if FORMS[function.name].counts else "0"
 
     def segment(self, name: str, segment: LoweredSegment) -> str:
-        mesh = self.multi_mesh.meshes[segment.part].name
-        body = f'"""Return a function that runs on mesh {mesh}."""\n{numpy.segment(segment.program)}'
-        wrapped = self.wrapped(f"def {name}():", body)
-        return f"{wrapped}\n    return segment\n\n\n{name} = {name}()\n"
+        return f"{super().segment(name, segment)}\n\n{name} = {name}()\n"
 
 
 class _Calls:
@@ -419,11 +413,6 @@ def _import(row: tuple[str, str]) -> tuple[str, str]:
     if line.startswith("from functools"):
         return "partial(", "from functools import partial"
     return start, f"{line}, NamedSharding" if line.endswith("AxisType, Mesh") else line
-
-
-def _taken(program: Program, function: Function) -> Iterator[tuple[str, str]]:
-    """Yield the kind and the name of each dict that a function takes."""
-    return zip(kinds_of(program, function), FORMS[function.name].takes.values(), strict=True)
 
 
 def _axes(mesh: Mesh) -> str:

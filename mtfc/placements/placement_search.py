@@ -262,13 +262,11 @@ def proven(
     """
     deadline = time.perf_counter() + seconds
     found = best_strategy(within.evaluator, within.choices, result.best, deadline, progress)
-    return PlacementResult(
-        within,
-        found.best,
-        result.baselines,
-        result.evaluated + found.simulated,
-        found.is_optimal or (result.locally_optimal and found.best is result.best),
-        found.is_interrupted,
+    return attrs.evolve(
+        result,
+        best=found.best,
+        evaluated=result.evaluated + found.simulated,
+        locally_optimal=found.is_optimal or (result.locally_optimal and found.best is result.best),
+        is_interrupted=found.is_interrupted,
         proven=found.lower_bound,
-        history=result.history,
     )
