@@ -68,7 +68,10 @@ def part_at(span: Span | None, parts: Sequence[MeshPart]) -> int | None:
             (place, number) for number, part in enumerate(parts) for place in part.places if _has(place, span)
         ]
         if inside:
-            return max(inside, key=lambda each: (_start(each[0]), _reversed_end(each[0])))[1]
+            return max(
+                inside,
+                key=lambda each: (each[0].line, each[0].column, -each[0].end_line, -each[0].end_column),
+            )[1]
         span = span.call
     return None
 
@@ -96,7 +99,7 @@ class _Labelling:
 
     def labels(self) -> MeshLabels:
         self._note_copied()
-        own = {eqn: self._by_place(eqn.span) for eqn in self._placed()}
+        own = {eqn: part_at(eqn.span, self.parts) for eqn in self._placed()}
         readers = self._first_readers(own)
         for argument in self.function.arguments:
             home = self._home(argument, readers)
@@ -119,9 +122,6 @@ class _Labelling:
                 known.update(eqn.results)
         self.copied = known | self.slices.keys()
 
-    def _by_place(self, span: Span | None) -> int | None:
-        return part_at(span, self.parts)
-
     def _first_readers(self, own: Mapping[Equation, int | None]) -> dict[Value, int]:
         """Return the part of the first equation that reads an argument, before the update if there is one."""
         found = dict[Value, int]()
@@ -140,7 +140,7 @@ class _Labelling:
             while "." in owner and owner not in named:
                 owner = owner.rpartition(".")[0]
             return named.get(owner, self.rest)
-        declared = self._by_place(argument.span) if argument.role == "parameter" else None
+        declared = part_at(argument.span, self.parts) if argument.role == "parameter" else None
         return readers.get(argument.value, self.rest) if declared is None else declared
 
     def _label(self, eqn: Equation, own: int | None) -> int:
@@ -173,16 +173,5 @@ class _Labelling:
 def _has(place: Span, span: Span) -> bool:
     """Return True if a place has another place of the same text in it, for the same call."""
     is_same = place.file == span.file and place.call == span.call
-    return is_same and _start(place) <= _start(span) and _end(span) <= _end(place)
-
-
-def _start(span: Span) -> tuple[int, int]:
-    return span.line, span.column
-
-
-def _end(span: Span) -> tuple[int, int]:
-    return span.end_line, span.end_column
-
-
-def _reversed_end(span: Span) -> tuple[int, int]:
-    return -span.end_line, -span.end_column
+    starts = (place.line, place.column) <= (span.line, span.column)
+    return is_same and starts and (span.end_line, span.end_column) <= (place.end_line, place.end_column)

@@ -8,21 +8,21 @@ entries of `PARAMETERS`, `STATE`, `INPUTS` and `OUTPUTS` are places: a mesh, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from textwrap import indent
 from typing import ClassVar
 
 from mtfc.backends.common.emitter import LOCALS, WIDTH, layout_text
 from mtfc.backends.common.forms import FORMS
 from mtfc.backends.common.module import (
-    arguments,
+    argument_tables,
     dict_text,
     imports,
     initial_states,
     initial_value,
     is_wide,
     kinds_of,
-    stacked_inputs,
+    outputs_table,
     summary,
     type_tables,
     value_and_grad,
@@ -30,7 +30,7 @@ from mtfc.backends.common.module import (
 from mtfc.backends.common.prelude import bound_to, definitions, prelude
 from mtfc.backends.jax import backend as jax
 from mtfc.backends.numpy import backend as numpy
-from mtfc.compiler.ir.core import Function, Program, Value
+from mtfc.compiler.ir.core import Function, Output, Program
 from mtfc.compiler.ir.types import Mesh, TensorType
 from mtfc.meshes.multi_mesh_program import LoweredFunction, LoweredSegment, MeshPlace, MultiMeshProgram
 
@@ -64,16 +64,26 @@ NUMPY_FILES = (*numpy.PRELUDE, "../meshes/numpy_prelude.py")
 
 def generate(program: MultiMeshProgram, backend: str) -> str:
     """Return the module's text for a backend, `jax` or `numpy`."""
-    return (_JaxModule if backend == "jax" else _NumpyModule)(program).text()
+    if backend == "jax":
+        return _JaxModule(program, jax.spec, jax.segment).text()
+    return _NumpyModule(program, layout_text, numpy.segment).text()
 
 
 class _Module:
-    """The parts of a module that both backends share. files: those of its prelude."""
+    """The parts of a module that both backends share.
+
+    files: those of its prelude. spec: a layout on a mesh as text. written: the text of a segment.
+    """
 
     files: ClassVar[tuple[str, ...]]
 
-    def __init__(self, multi_mesh: MultiMeshProgram) -> None:
-        self.multi_mesh = multi_mesh
+    def __init__(
+        self,
+        multi_mesh: MultiMeshProgram,
+        spec: Callable[[TensorType], str],
+        written: Callable[[Program], str],
+    ) -> None:
+        self.multi_mesh, self.spec, self.written = multi_mesh, spec, written
 
     @property
     def program(self) -> Program:
@@ -81,25 +91,24 @@ class _Module:
 
     # What backends differ in
 
-    def spec(self, type: TensorType) -> str:
-        """Return a layout on a mesh as text."""
-        raise NotImplementedError
-
     def sent(self, array: str, source: MeshPlace, target: MeshPlace) -> str:
         """Return the text of an array at another place."""
         raise NotImplementedError
 
     def first(self, function: Function) -> list[str]:
         """Return the statements that check the arguments of a function."""
-        raise NotImplementedError
+        given = zip(kinds_of(self.program, function), FORMS[function.name].takes.values(), strict=True)
+        return [f'{name} = taken("{kind}", {name})' for kind, name in given]
 
     def step(self, mesh: Mesh, function: Function) -> str:
         """Return the text of the number of the step on a mesh."""
         raise NotImplementedError
 
     def segment(self, name: str, segment: LoweredSegment) -> str:
-        """Return the definition of a segment."""
-        raise NotImplementedError
+        """Return the definition of a function that makes a segment."""
+        mesh = self.multi_mesh.meshes[segment.part].name
+        body = f'"""Return a function that runs on mesh {mesh}."""\n{self.written(segment.program)}'
+        return f"{self.wrapped(f'def {name}():', body)}\n    return segment\n"
 
     # Text
 
@@ -112,34 +121,25 @@ class _Module:
 
     def tables(self) -> str:
         """Return the tables of places, and of types."""
-        places, program = self.multi_mesh.places, self.program
-        lines = ["# The mesh of each array, and how it is split there.\n"]
-        kinds: list[tuple[str, Iterable[str]]] = [
-            ("PARAMETERS", arguments(program, "parameter")),
-            ("STATE", arguments(program, "state")),
-            ("INPUTS", arguments(program, "input")),
-        ]
-        if stacked := stacked_inputs(program):
-            kinds.append(("BATCHES", stacked))
-        for table, names in kinds:
-            known = self.multi_mesh.batches if table == "BATCHES" else places
-            lines.append(_table(table, [(name, f"({self.place(known[name])})") for name in names]))
-        lines.append("OUTPUTS = {\n")
-        for function in self.multi_mesh.functions:
-            entries = [
-                (output.name, f"({self.place(self.place_of(output.value, function))})")
-                for output in function.cut.function.handed_out
-            ]
-            name = FORMS[function.name].name
-            lines.append(f'    "{name}": {dict_text(entries, indent=4)},\n')
-        return "".join([*lines, "}\n\n", type_tables(program)])
+        multi_mesh = self.multi_mesh
 
-    def place_of(self, value: Value, function: LoweredFunction) -> MeshPlace:
-        """Return the place of a value of a function when it is made."""
-        maker = function.maker(value)
-        if maker is None:
-            return self.multi_mesh.places_for(function.name)[value.name]
-        return function.segments[maker].outputs[value.name]
+        def entry(table: str, name: str, type: TensorType) -> str:
+            known = multi_mesh.batches if table == "BATCHES" else multi_mesh.places
+            return f"({self.place(known[name])}),"
+
+        outputs = (
+            (
+                FORMS[function.name].name,
+                [
+                    (output.name, f"({self.place(multi_mesh.made_at(function, output.value.name)[1])})")
+                    for output in function.cut.function.handed_out
+                ],
+            )
+            for function in multi_mesh.functions
+        )
+        head = "# The mesh of each array, and how it is split there.\n"
+        found = [head, *argument_tables(self.program, entry), outputs_table(outputs)]
+        return "".join([*found, "}\n\n", type_tables(self.program)])
 
     def functions(self) -> Iterator[str]:
         """Yield the segments and the functions that call them."""
@@ -229,24 +229,18 @@ class _JaxModule(_Module):
         body = "".join(f"        {call},\n" for call in calls)
         yield f'def {name}({signature}):\n    """Return the {what}."""\n    return {{\n{body}    }}\n'
 
-    def spec(self, type: TensorType) -> str:
-        return jax.spec(type)
-
     def sent(self, array: str, source: MeshPlace, target: MeshPlace) -> str:
         return f"send({array}, {self.place(target)})"
 
     def first(self, function: Function) -> list[str]:
-        lines = [f'{name} = taken("{kind}", {name})' for kind, name in _taken(self.program, function)]
-        return [*lines, "steps = everywhere(step)"] if FORMS[function.name].counts else lines
+        return [*super().first(function), *["steps = everywhere(step)"] * FORMS[function.name].counts]
 
     def step(self, mesh: Mesh, function: Function) -> str:
         return f'steps["{mesh.name}"]' if FORMS[function.name].counts else "0"
 
     def segment(self, name: str, segment: LoweredSegment) -> str:
         mesh = self.multi_mesh.meshes[segment.part].name
-        body = f'"""Return a function that runs on mesh {mesh}."""\n{jax.segment(segment.program)}'
-        wrapped = self.wrapped(f'@on("{mesh}")\ndef {name}():', body)
-        return f"{wrapped}\n    return segment\n"
+        return f'@on("{mesh}")\n{super().segment(name, segment)}'
 
 
 class _NumpyModule(_Module):
@@ -284,23 +278,14 @@ class _NumpyModule(_Module):
     def initial(self) -> Iterator[str]:
         yield from numpy.initial(self.program)
 
-    def spec(self, type: TensorType) -> str:
-        return layout_text(type)
-
     def sent(self, array: str, source: MeshPlace, target: MeshPlace) -> str:
         return f"send({array}, ({self.place(source)}), ({self.place(target)}))"
-
-    def first(self, function: Function) -> list[str]:
-        return [f'{name} = taken("{kind}", {name})' for kind, name in _taken(self.program, function)]
 
     def step(self, mesh: Mesh, function: Function) -> str:
         return "step" if FORMS[function.name].counts else "0"
 
     def segment(self, name: str, segment: LoweredSegment) -> str:
-        mesh = self.multi_mesh.meshes[segment.part].name
-        body = f'"""Return a function that runs on mesh {mesh}."""\n{numpy.segment(segment.program)}'
-        wrapped = self.wrapped(f"def {name}():", body)
-        return f"{wrapped}\n    return segment\n\n\n{name} = {name}()\n"
+        return f"{super().segment(name, segment)}\n\n{name} = {name}()\n"
 
 
 class _Calls:
@@ -311,8 +296,6 @@ class _Calls:
         self.form = FORMS[function.name]
         self.names = module.multi_mesh.segment_names(function)
         self.arguments = {a.value.name: a for a in function.cut.function.arguments}
-        self.makers = {name: n for n, each in enumerate(function.segments) for name in each.outputs}
-        self.places = module.multi_mesh.places_for(function.name)
         self.readers = self._readers()
         self.sends: list[str] = []
         self.copies: list[tuple[str, MeshPlace, str]] = []
@@ -363,7 +346,7 @@ class _Calls:
         known = (text for key, place, text in self.copies if key == name and place.is_as(wanted))
         if copy := next(known, None):
             return copy
-        found = self._found(name)
+        _, found = self.module.multi_mesh.made_at(self.function, name)
         if found.is_as(wanted):
             return self._held(name)
         sent = self.module.sent(self._held(name, wanted), found, wanted)
@@ -374,17 +357,12 @@ class _Calls:
         self.sends.append(f"{copy} = {sent}")
         return copy
 
-    def _found(self, name: str) -> MeshPlace:
-        """Return the place of a value where it is made."""
-        maker = self.makers.get(name)
-        return self.places[name] if maker is None else self.function.segments[maker].outputs[name]
-
     def _held(self, name: str, sent_to: MeshPlace | None = None) -> str:
         """Return the text of a value where it is made. The last reader takes it out of its dict, so that it can be freed.
 
         sent_to: the place to which the value is sent, where other readers take the copy.
         """
-        maker = self.makers.get(name)
+        maker = self.function.makers.get(name)
         if maker is None:
             return f'{self.form.takes[self.arguments[name].role]}["{name}"]'
         returned = {output.value.name for output in self.function.cut.function.outputs}
@@ -401,24 +379,25 @@ class _Calls:
         for output in self.function.cut.function.outputs:
             key = output.updates or output.name
             group = self.form.gives[roles[output.updates]] if output.updates else "outputs"
-            groups[group].append((key, self._returned(output.name, output.value, output.updates)))
+            groups[group].append((key, self._returned(output)))
         names = {name: f"new_{name}" if name in LOCALS and name != "outputs" else name for name in groups}
         for group, entries in groups.items():
             yield f"{names[group]} = {dict_text(entries, indent=0)}"
         yield f"return {', '.join(names.values())}"
 
-    def _returned(self, name: str, value: Value, updates: str | None) -> str:
+    def _returned(self, output: Output) -> str:
         """Return the text of a result of the function, in its place."""
-        updater = self.function.updater(name)
-        places = self.places
-        if updates is not None and updater is not None:
-            group = "state" if self.arguments[updates].role == "state" else "params"
-            found, text = self.function.segments[updater].updated[updates], f'{group}_{updater}["{updates}"]'
-            target = places[updates]
+        updates, module = output.updates, self.module
+        maker, found = module.multi_mesh.returned_from(self.function, output)
+        if updates is None:
+            return self._held(output.value.name)
+        if self.function.updater(output.name) is None:
+            text = self._held(output.value.name)
         else:
-            found, text = self._found(value.name), self._held(value.name)
-            target = found if updates is None else places[updates]
-        return text if found.is_as(target) else self.module.sent(text, found, target)
+            group = "state" if self.arguments[updates].role == "state" else "params"
+            text = f'{group}_{maker}["{updates}"]'
+        target = module.multi_mesh.places_for(self.function.name)[updates]
+        return text if found.is_as(target) else module.sent(text, found, target)
 
 
 def _import(row: tuple[str, str]) -> tuple[str, str]:
@@ -429,17 +408,7 @@ def _import(row: tuple[str, str]) -> tuple[str, str]:
     return start, f"{line}, NamedSharding" if line.endswith("AxisType, Mesh") else line
 
 
-def _taken(program: Program, function: Function) -> Iterator[tuple[str, str]]:
-    """Yield the kind and the name of each dict that a function takes."""
-    return zip(kinds_of(program, function), FORMS[function.name].takes.values(), strict=True)
-
-
 def _axes(mesh: Mesh) -> str:
     """Return the dict of axes and sizes."""
     entries = ", ".join(f'"{name}": {size}' for name, size in mesh.axes)
     return f"{{{entries}}}"
-
-
-def _table(name: str, entries: list[tuple[str, str]]) -> str:
-    rows = "".join(f'    "{key}": {text},\n' for key, text in entries)
-    return f"{name} = {{\n{rows}}}\n" if rows else f"{name} = {{}}\n"

@@ -102,7 +102,6 @@ def travels(multi_mesh: MultiMeshProgram, function: LoweredFunction) -> Iterator
     """Yield what a function sends, in the order of the segments that read it. Several readers in one place share a copy."""
     places, copies = multi_mesh.places_for(function.name), list[tuple[str, MeshPlace]]()
     spans = _spans(function)
-    makers = {name: n for n, each in enumerate(function.segments) for name in each.outputs}
 
     def travel(
         name: str, wanted: MeshPlace, maker: int | None, found: MeshPlace, reader: int | None
@@ -113,11 +112,10 @@ def travels(multi_mesh: MultiMeshProgram, function: LoweredFunction) -> Iterator
 
     for reader, segment in enumerate(function.segments):
         for argument in segment.function.arguments:
-            name, maker = argument.value.name, makers.get(argument.value.name)
-            wanted = segment.arguments[name]
             if argument.role == "step":
                 continue
-            found = places[name] if maker is None else function.segments[maker].outputs[name]
+            name, wanted = argument.value.name, segment.arguments[argument.value.name]
+            maker, found = multi_mesh.made_at(function, name)
             known = any(key == name and place.is_as(wanted) for key, place in copies)
             if not found.is_as(wanted) and not known:
                 copies.append((name, wanted))
@@ -125,14 +123,9 @@ def travels(multi_mesh: MultiMeshProgram, function: LoweredFunction) -> Iterator
     for output in function.cut.function.outputs:
         if output.updates is None:
             continue
-        maker, name = function.updater(output.name), output.value.name
-        if maker is not None:
-            found = function.segments[maker].updated[output.updates]
-        else:
-            maker = makers.get(name)
-            found = places[name] if maker is None else function.segments[maker].outputs[name]
+        maker, found = multi_mesh.returned_from(function, output)
         if not found.is_as(places[output.updates]):
-            yield travel(name, places[output.updates], maker, found, None)
+            yield travel(output.value.name, places[output.updates], maker, found, None)
 
 
 def _spans(function: LoweredFunction) -> Mapping[str, Span | None]:

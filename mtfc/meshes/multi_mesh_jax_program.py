@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import attrs
 
 from mtfc.backends.common.devices import import_jax
-from mtfc.backends.common.shares import Share
 from mtfc.backends.jax.jax_program import Arrays, JaxProgram, check_batch
 
 
@@ -27,11 +26,6 @@ class MultiMeshJaxProgram(JaxProgram):
         devices = [device for mesh in self.module.BOUND.values() for device in mesh.devices.flat]
         return devices[0].platform != "cpu" or all(mesh.size == 1 for mesh in self.module.BOUND.values())
 
-    @property
-    def share(self) -> Share:
-        """All rows: several meshes are in one process."""
-        return Share()
-
     def place(self, batch: Arrays, kind: str = "inputs") -> dict[str, Any]:
         """Return the batch on the devices of its meshes. Raises `ValueError` for arrays that do not fit."""
         check_batch(batch, self.module.LAYOUTS[kind])
@@ -40,17 +34,11 @@ class MultiMeshJaxProgram(JaxProgram):
             return dict(batch)
         return dict(self.module.shard(dict(batch), self.module.LAYOUTS[kind]))
 
-    def compile_forward(self) -> None:
-        """Compile nothing: this is for several processes."""
-
     @property
     def _replicated(self) -> Any:
         jax = import_jax()
         mesh = self.module.mesh_of(next(iter(self.module.MESHES)))
         return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
-    def _struct(self, kind: str, name: str) -> Any:
-        jax = import_jax()
-        dtype, sizes = self.module.TYPES[kind][name]
-        sharding = self.module.sharding(self.module.LAYOUTS[kind][name])
-        return jax.ShapeDtypeStruct(tuple(sizes.values()), jax.numpy.dtype(dtype), sharding=sharding)
+    def _sharding(self, kind: str, name: str) -> Any:
+        return self.module.sharding(self.module.LAYOUTS[kind][name])

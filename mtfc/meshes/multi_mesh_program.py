@@ -9,7 +9,7 @@ import attrs
 
 from mtfc.backends.common.forms import NAMES
 from mtfc.backends.common.module import STACKED, stacked_inputs
-from mtfc.compiler.ir.core import Equation, Function, Program, Value
+from mtfc.compiler.ir.core import Equation, Function, Output, Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules, TensorType
 from mtfc.compiler.passes.pipeline_loops import LoopPipeliner
 from mtfc.compiler.passes.pipelines import differentiation, partitioning, run
@@ -72,9 +72,10 @@ class LoweredFunction:
     def name(self) -> str:
         return self.cut.function.name
 
-    def maker(self, value: Value) -> int | None:
-        """Return the number of the segment that hands out a value; None for an argument."""
-        return next((i for i, each in enumerate(self.segments) if value.name in each.outputs), None)
+    @cached_property
+    def makers(self) -> Mapping[str, int]:
+        """The number of the segment that hands out a value, by the value's name. Arguments have none."""
+        return {name: number for number, each in enumerate(self.segments) for name in each.outputs}
 
     def updater(self, output: str) -> int | None:
         """Return the number of the segment that replaces an argument by an output of the function; None if no segment does."""
@@ -157,6 +158,20 @@ class MultiMeshProgram:
     def places_for(self, function: str) -> Mapping[str, MeshPlace]:
         """Return the places of the arguments of a function."""
         return {**self.places, **(self.batches if function in STACKED else {})}
+
+    def made_at(self, function: LoweredFunction, name: str) -> tuple[int | None, MeshPlace]:
+        """Return the segment that makes a value of a function, None for an argument, and the place of the value there."""
+        maker = function.makers.get(name)
+        if maker is None:
+            return None, self.places_for(function.name)[name]
+        return maker, function.segments[maker].outputs[name]
+
+    def returned_from(self, function: LoweredFunction, output: Output) -> tuple[int | None, MeshPlace]:
+        """Return the segment that makes an output of a function, and its place there; see `made_at`."""
+        updater = function.updater(output.name)
+        if updater is None or output.updates is None:
+            return self.made_at(function, output.value.name)
+        return updater, function.segments[updater].updated[output.updates]
 
     def _places(
         self, functions: Sequence[LoweredFunction], stacked: Mapping[str, TensorType]

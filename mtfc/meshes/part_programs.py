@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Value
+from mtfc.compiler.ir.core import Argument, Function, Output, Program, Value
+from mtfc.compiler.passes.dce import needed_for
 from mtfc.meshes.mesh_labels import MeshLabels, MeshPart, mesh_labels
 
 
@@ -33,7 +34,7 @@ def _of_part(program: Program, labels: MeshLabels, part: int) -> Program:
     return attrs.evolve(
         program,
         parameters=tuple(each for each in program.parameters if each.name in stored),
-        functions=(Function("forward", tuple(own), _used(body, outputs), tuple(outputs)),),
+        functions=(Function("forward", tuple(own), needed_for(outputs, body), tuple(outputs)),),
         training=None,
     )
 
@@ -45,14 +46,3 @@ def _is_there(argument: Argument, read: set[Value], labels: MeshLabels, part: in
 def _arriving(argument: Argument, labels: MeshLabels, part: int) -> Argument:
     is_stored = labels.homes[argument.value] == part
     return argument if is_stored or argument.role == "input" else attrs.evolve(argument, role="input")
-
-
-def _used(body: Sequence[Equation], outputs: Sequence[Output]) -> tuple[Equation, ...]:
-    """Return the equations that outputs need: a part has no constants that only other parts read."""
-    wanted = {output.value for output in outputs}
-    kept = list[Equation]()
-    for eqn in reversed(body):
-        if wanted.intersection(eqn.results):
-            kept.append(eqn)
-            wanted.update(eqn.operands)
-    return tuple(reversed(kept))

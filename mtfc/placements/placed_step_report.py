@@ -61,47 +61,46 @@ class SimulatedPlacement:
         """The bytes of memory of this device."""
         return int(self.space.evaluator.tasks.room[self.step.fullest])
 
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record."""
-        return _record(self)
-
     def report(self, texts: Mapping[str, str]) -> str:
-        """Return the report; `texts` holds each file's text by name."""
-        return _report(self, texts)
+        """Return the parts of a step's time, and the shares of each device and each line. texts: each file's text by name."""
+        unit = "training step" if self.space.graph.loss is not None else "forward pass"
+        where = devices_text(self.hardware.name, self.space.devices)
+        legend = LEGEND.format(device=self.fullest)
+        lines = [f"{self.title}: one {unit} on {where}", *_summary(self), ""]
+        return "\n".join([*lines, *_by_device(self), "", legend, *_by_line(self, texts)]) + "\n"
+
+    def record(self) -> dict[str, Any]:
+        """Return the keys of a layout's record that make sense for a placement; see `docs/command.md`."""
+        step, total = self.step, self.step.total
+        return {
+            "model": self.model,
+            "target": self.hardware.name,
+            "layout": self.name,
+            "mesh": {},
+            "devices": self.space.devices,
+            "peak_figures": self.hardware.has_peak_figures,
+            "step_seconds": step.seconds,
+            "compute_seconds": total.compute,
+            "communication_seconds": step.communicating,
+            "exposed_communication_seconds": total.exposed,
+            "utilisation": step.utilisation,
+            "links": dict(step.busy),
+            "bytes_sent": total.sent,
+            "memory_per_device": dict(step.memory),
+            "memory_of_device": self.room,
+            "fits": self.fits,
+            "by_device": [
+                {"device": i, **_named(self, i), "compute_seconds": float(seconds), "memory": int(memory)}
+                for i, (seconds, memory) in enumerate(zip(step.computing, step.device_memory, strict=True))
+            ],
+            "lines": lines_json(step.lines.items(), source_file([self.function]), _figures),
+        }
 
     def trace(self) -> dict[str, Any]:
         """Return the timeline: a thread for each device, and for each port."""
         tasks = self.space.evaluator.tasks
         title = f"{self.title} on {self.hardware.name}"
         return trace(tracks(tasks), events(tasks, self.found), title)
-
-
-def _record(each: SimulatedPlacement) -> dict[str, Any]:
-    """Return the keys of a layout's record that make sense for a placement; see `docs/command.md`."""
-    step, total = each.step, each.step.total
-    return {
-        "model": each.model,
-        "target": each.hardware.name,
-        "layout": each.name,
-        "mesh": {},
-        "devices": each.space.devices,
-        "peak_figures": each.hardware.has_peak_figures,
-        "step_seconds": step.seconds,
-        "compute_seconds": total.compute,
-        "communication_seconds": step.communicating,
-        "exposed_communication_seconds": total.exposed,
-        "utilisation": step.utilisation,
-        "links": dict(step.busy),
-        "bytes_sent": total.sent,
-        "memory_per_device": dict(step.memory),
-        "memory_of_device": each.room,
-        "fits": each.fits,
-        "by_device": [
-            {"device": i, **_named(each, i), "compute_seconds": float(seconds), "memory": int(memory)}
-            for i, (seconds, memory) in enumerate(zip(step.computing, step.device_memory, strict=True))
-        ],
-        "lines": lines_json(step.lines.items(), source_file([each.function]), _figures),
-    }
 
 
 def _named(each: SimulatedPlacement, device: int) -> dict[str, str]:
@@ -116,15 +115,6 @@ def _figures(blame: Attribution) -> dict[str, float]:
         "bytes_sent": blame.sent,
         "memory": blame.memory,
     }
-
-
-def _report(each: SimulatedPlacement, sources: Mapping[str, str]) -> str:
-    """Return the parts of a step's time, and the shares of each device and each line; `sources` holds texts of files."""
-    unit = "training step" if each.space.graph.loss is not None else "forward pass"
-    where = devices_text(each.hardware.name, each.space.devices)
-    legend = LEGEND.format(device=each.fullest)
-    lines = [f"{each.title}: one {unit} on {where}", *_summary(each), ""]
-    return "\n".join([*lines, *_by_device(each), "", legend, *_by_line(each, sources)]) + "\n"
 
 
 def _summary(each: SimulatedPlacement) -> list[str]:

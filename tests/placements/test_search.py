@@ -33,13 +33,13 @@ from mtfc.placements.placement_search import (
     placement_space,
     proven,
 )
-from mtfc.placements.running.transfers import holders, replicated_pieces, stored_regions, transfers
 from mtfc.placements.simulator import evaluation
 from mtfc.placements.simulator.evaluation import EvaluatedStrategy
 from mtfc.placements.strategy_bounds import lower_bound
 from mtfc.placements.strategy_tasks import ParameterBundle, ValueUse
 from tests.placements.placement_programs import PROGRAMS, prepared
 from tests.placements.test_simulator import assert_kept
+from tests.placements.transfers import holders, replicated_pieces, stored_regions, transfers
 
 
 @cache

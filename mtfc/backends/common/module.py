@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from types import CodeType, ModuleType
 from typing import Any
@@ -149,16 +149,29 @@ def tables(program: Program, layout: Callable[[TensorType], str]) -> str:
 def layout_tables(program: Program, layout: Callable[[TensorType], str]) -> list[str]:
     """Return `MESH` and the tables of layouts, without the brace at the end."""
     sizes = ", ".join(f'"{name}": {size}' for name, size in program.placed_on.axes)
-    lines = [f"MESH = {{{sizes}}}\n\n# How arrays are split over the mesh, dimension by dimension.\n"]
-    for name, role in (("PARAMETERS", "parameter"), ("STATE", "state"), ("INPUTS", "input")):
-        lines.append(_table(name, arguments(program, role), layout))
+    head = f"MESH = {{{sizes}}}\n\n# How arrays are split over the mesh, dimension by dimension.\n"
+    entries = argument_tables(program, lambda _, __, type: f"{layout(type)},  # {_sizes(type)}")
+    outputs = (
+        (NAMES[function.name], [(each.name, layout(each.value.type)) for each in function.handed_out])
+        for function in program.functions
+    )
+    return [head, *entries, outputs_table(outputs)]
+
+
+def argument_tables(program: Program, entry: Callable[[str, str, TensorType], str]) -> Iterator[str]:
+    """Yield the tables of arguments. `entry` gives the text of one entry from its table, its name and its type."""
+    kinds = {TABLES[kind]: arguments(program, role) for kind, role in KINDS.items()}
     if batches := stacked_inputs(program):
-        lines.append(_table("BATCHES", batches, layout))
-    lines.append("OUTPUTS = {\n")
-    for function in program.functions:
-        entries = ((output.name, layout(output.value.type)) for output in function.handed_out)
-        lines.append(f'    "{NAMES[function.name]}": {dict_text(entries, indent=4)},\n')
-    return lines
+        kinds["BATCHES"] = batches
+    for table, types in kinds.items():
+        rows = "".join(f'    "{name}": {entry(table, name, type)}\n' for name, type in types.items())
+        yield f"{table} = {{\n{rows}}}\n" if rows else f"{table} = {{}}\n"
+
+
+def outputs_table(functions: Iterable[tuple[str, Iterable[tuple[str, str]]]]) -> str:
+    """Return the table of the outputs of functions, without the brace at the end."""
+    rows = (f'    "{name}": {dict_text(entries, indent=4)},\n' for name, entries in functions)
+    return "".join(["OUTPUTS = {\n", *rows])
 
 
 def type_tables(program: Program) -> str:
@@ -185,11 +198,6 @@ def kinds_of(program: Program, function: Function) -> list[str]:
     stacked = function.name in STACKED and stacked_inputs(program)
     kinds = {"parameter": "params", "state": "state", "input": "batches" if stacked else "inputs"}
     return [kinds[role] for role in FORMS[function.name].takes]
-
-
-def _table(name: str, types: Mapping[str, TensorType], layout: Callable[[TensorType], str]) -> str:
-    rows = [f'    "{key}": {layout(type)},  # {_sizes(type)}\n' for key, type in types.items()]
-    return f"{name} = {{\n{''.join(rows)}}}\n" if rows else f"{name} = {{}}\n"
 
 
 def _sizes(type: TensorType) -> str:

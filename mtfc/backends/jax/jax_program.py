@@ -148,6 +148,8 @@ class JaxProgram:
 
     def compile_forward(self) -> None:
         """Compile `forward` for placed arrays before its first call, without a collective of several processes."""
+        if self.several:
+            return  # several programs run in one process
         self.module.forward.lower(self.abstract("params"), self.abstract("inputs")).compile()
 
     def value_and_grad(
@@ -192,7 +194,9 @@ class JaxProgram:
 
     @cached_property
     def share(self) -> Share:
-        """The rows of each input that the devices of this process hold."""
+        """The rows of each input that the devices of this process hold; several programs are in one process."""
+        if self.several:
+            return Share()
         structs = {name: struct for name, struct in self.abstract("inputs").items() if struct.shape}
         slices = {name: [index[0] for index in _indices(struct)] for name, struct in structs.items()}
         return Share.of_slices(slices, {name: struct.shape[0] for name, struct in structs.items()})
@@ -237,8 +241,11 @@ class JaxProgram:
 
     def _struct(self, kind: str, name: str) -> jax.ShapeDtypeStruct:
         dtype, sizes = self.module.TYPES[kind][name]
-        sharding = NamedSharding(self.mesh, self.module.LAYOUTS[kind][name])
+        sharding = self._sharding(kind, name)
         return jax.ShapeDtypeStruct(tuple(sizes.values()), jax.numpy.dtype(dtype), sharding=sharding)
+
+    def _sharding(self, kind: str, name: str) -> Any:
+        return NamedSharding(self.mesh, self.module.LAYOUTS[kind][name])
 
 
 def _indices(struct: Any) -> Any:

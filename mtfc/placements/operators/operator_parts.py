@@ -437,10 +437,6 @@ class OperatorParts:
     def all(self) -> Indices:
         return np.arange(self.count)
 
-    def is_shared(self, value: Value) -> bool:
-        """Return whether several parts have the same piece of a value of this operator."""
-        return any(name not in value.type.names for name, _ in self.degrees)
-
     @cached_property
     def index(self) -> dict[str, Indices]:
         shape = [degree for _, degree in self.degrees]

@@ -10,13 +10,13 @@ Equations of straight-line bodies are made in their order; equations around loop
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
 from mtfc.compiler.diagnostics import CompileError, Diagnostic, Span
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value, walk
+from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import (
     carried,
     dim_of,
@@ -31,6 +31,7 @@ from mtfc.compiler.ir.loops import (
 from mtfc.compiler.ir.opdef import OpError
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import Dim, TensorType
+from mtfc.compiler.passes.dce import needed_for
 
 MOST = 20_000
 """Most equations of a function without loops."""
@@ -72,7 +73,7 @@ def unroll(function: Function) -> Unrolled:
         own = list(handle.slices()) if isinstance(handle, LazyParameter) else [(argument.value, ())]
         arguments += [attrs.evolve(argument, value=value) for value, _ in own]
         slices.update({value.name: (argument.value.name, at) for value, at in own if at})
-    body = _needed(builder.body, outputs)
+    body = needed_for(outputs, builder.body)
     alone = attrs.evolve(function, arguments=tuple(arguments), body=body, outputs=outputs)
     return Unrolled(alone, slices, looped_dims(function))
 
@@ -103,17 +104,6 @@ def _iterations(eqn: Equation) -> int:
 
 def _given(builder: Builder, argument: Argument) -> LazyValue:
     return (LazyParameter if argument.role == "parameter" else LazyArgument)(builder, argument.value)
-
-
-def _needed(body: Sequence[Equation], outputs: Iterable[Output]) -> tuple[Equation, ...]:
-    """Return the equations that the outputs depend on, in order."""
-    needed = {output.value for output in outputs}
-    kept = []
-    for eqn in reversed(body):
-        if needed & set(eqn.results):
-            needed.update(eqn.operands)
-            kept.append(eqn)
-    return tuple(reversed(kept))
 
 
 class LazyValue:

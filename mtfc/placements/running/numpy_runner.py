@@ -1,13 +1,12 @@
 """Execution of a placement strategy on NumPy: every part of an operator on its own device, with transfers between devices.
 
-Each device has its own store, and a part reads only the store of its device. Data of other devices is first moved there, region
-by region, and the moved bytes are counted. The transfers and sums are those in the task graph of the search
-(`transfers.py`).
+The tasks are those of the JAX module (`running/jax/passes.py`), computed at once instead of written. Each variable is an array on
+one device, and a part reads only variables of its device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,16 +14,20 @@ import attrs
 import numpy as np
 
 from mtfc.backends.common import random_numbers
-from mtfc.compiler.ir.core import Equation, Value
+from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.opdef import Shard
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.ops.elementwise import numpy_dtype
+from mtfc.compiler.ir.types import TensorType
 from mtfc.placements.operators.cotangent_flow import CotangentFlow
-from mtfc.placements.operators.operator_graph import Operator, OperatorStep
-from mtfc.placements.operators.operator_parts import Box, OperatorParts, PartFunction
-from mtfc.placements.operators.strategy import Configuration, Strategy
+from mtfc.placements.operators.strategy import Strategy
 from mtfc.placements.operators.unroll_loops import Slices
-from mtfc.placements.running.transfers import holders, replicated_pieces, stored_regions, transfers
+from mtfc.placements.running.jax.parts import ModuleFunctions, Origin, WrittenFunction
+from mtfc.placements.running.jax.passes import PlacedGraph, PlacedRun, whole_of
+from mtfc.placements.running.jax.pieces import StoredPiece, pieces_of
+from mtfc.placements.running.jax.sums import pieces_by_value, summed_gradients
+from mtfc.placements.running.jax.tasks import Ends, HeldPiece, TaskList
 
 Array = Any
 
@@ -56,18 +59,63 @@ def execute(
 
     arrays: the model's inputs and parameters by name. Arrays that loops slice are whole, and so are their gradients.
     """
-    run = _Run(flow, strategy, arrays, arithmetic)
-    for step in flow.graph.steps:
-        run.forward(step)
-    for step in reversed(flow.graph.steps):
-        if flow.gradients[step]:
-            run.backward(step)
+    tasks = ArrayTasks(Names(()), arithmetic=arithmetic)
+    placed = PlacedGraph(flow, strategy, ArrayFunctions(tasks))
+    stored = _stored(placed)
+    by_value = pieces_by_value(stored)
+    loss = flow.graph.loss
+    seed = None if loss is None else partial(tasks.filled, loss.type, 1)
+    run = PlacedRun(placed, tasks, _held(flow, tasks, stored, arrays), seed)
+    run.run()
     gradients: dict[str, Array] = {}
-    for value, array in run.gradients():
-        whole, at = flow.graph.slices.get(value.name, (value.name, ()))
-        _put(gradients.setdefault(whole, arithmetic.numpy.zeros_like(arrays[whole])), at, array)
-    outputs = {output.name: run.whole(output.value) for output in flow.graph.function.outputs}
-    return Executed(outputs, gradients, run.sent)
+    for value in {
+        value: None for step in flow.graph.steps for value in step.arguments if value in flow.gradients[step]
+    }:
+        name = placed.origin(value)[0]
+        gradients.setdefault(name, arithmetic.numpy.zeros_like(arrays[name]))
+    reduced = summed_gradients(tasks, by_value, [run])
+    for name, whole in gradients.items():
+        for piece in stored[name]:
+            if (piece.value.name, piece.device) in reduced:
+                whole[_index(piece)] = tasks.arrays[reduced[piece.value.name, piece.device]]
+    sent = tasks.sent
+    outputs = {
+        output.name: tasks.arrays[run.gathered(output.value, whole_of(output.value), 0, 0)[0]]
+        for output in flow.graph.function.outputs
+    }
+    return Executed(outputs, gradients, sent)
+
+
+def _stored(placed: PlacedGraph) -> dict[str, list[StoredPiece]]:
+    """Return the pieces of each argument: what the parts on a device need of it."""
+    found: dict[str, list[StoredPiece]] = {}
+    for role in dict.fromkeys(argument.role for argument in placed.graph.function.arguments):
+        for value, regions in placed.stored(role).items():
+            name, at = placed.origin(value)
+            found.setdefault(name, []).extend(pieces_of(value, regions, at))
+    return found
+
+
+def _held(
+    flow: CotangentFlow,
+    tasks: ArrayTasks,
+    stored: Mapping[str, Sequence[StoredPiece]],
+    arrays: Mapping[str, Array],
+) -> dict[Value, list[HeldPiece]]:
+    """Put the pieces of arguments on their devices."""
+    given = {argument.value.name: argument.value for argument in flow.graph.function.arguments}
+    found: dict[Value, list[HeldPiece]] = {}
+    for name, piece in ((name, piece) for name, pieces in stored.items() for piece in pieces):
+        value = given[piece.value.name]
+        array = tasks.numpy.asarray(arrays[name])[_index(piece)]
+        variable = tasks.put(array.astype(numpy_dtype(np, value.type.dtype)), piece.device)
+        found.setdefault(value, []).append(HeldPiece(piece.device, piece.ends, variable))
+    return found
+
+
+def _index(piece: StoredPiece) -> tuple[Any, ...]:
+    """Return the index of a piece in its array."""
+    return tuple(each if isinstance(each, int) else slice(*each) for each in piece.index)
 
 
 def of_slice(array: Array, at: Slices) -> Array:
@@ -77,247 +125,93 @@ def of_slice(array: Array, at: Slices) -> Array:
     return array
 
 
-def _put(array: Array, at: Slices, part: Array) -> None:
-    """Write a part of an array, at the place that `of_slice` returns."""
-    where: list[Any] = [slice(None)] * array.ndim
-    axes = list(range(array.ndim))
-    for axis, index in at:
-        where[axes.pop(axis)] = index
-    array[tuple(where)] = part
+@attrs.define(eq=False)
+class ArrayTasks(TaskList):
+    """Tasks that are computed as they are added. functions: name -> part of an operator; arrays: variable -> array."""
+
+    arithmetic: Arithmetic = Arithmetic()
+    functions: dict[str, Callable[..., Sequence[Array]]] = attrs.field(factory=dict)
+    arrays: dict[str, Array] = attrs.field(factory=dict)
+
+    @property
+    def numpy(self) -> Any:
+        return self.arithmetic.numpy
+
+    def put(self, array: Array, device: int) -> str:
+        """Return a new variable with an array on a device."""
+        name = self.given("x", device)
+        self.arrays[name] = array
+        return name
+
+    def filled(self, type: TensorType, value: float, device: int) -> str:
+        """Return a variable with an array of equal numbers on a device."""
+        shape = tuple(dim.size for dim in type.dims)
+        return self.put(self.numpy.full(shape, value, numpy_dtype(np, type.dtype)), device)
+
+    def apply(
+        self, device: int, function: str, given: Sequence[object], wanted: Sequence[str], work: int = 1
+    ) -> list[str]:
+        """Compute a call of a function; its variables are on the device, but for the array that `send` takes."""
+        variables = [each for each in given if isinstance(each, str)]
+        assert function == "send" or all(self.device[each] == device for each in variables)
+        operands = [self.arrays[each] if isinstance(each, str) else each for each in given]
+        compute = self.functions.get(function) or getattr(self, f"_{function}")
+        return [self.put(array, device) for array in compute(*operands)]
+
+    def _send(self, x: Array, device: int) -> list[Array]:
+        return [x.copy()]
+
+    def _cut(self, x: Array, ends: Ends) -> list[Array]:
+        return [x[tuple(slice(*each) for each in ends)]]
+
+    def _assembled(self, shape: tuple[int, ...], places: Sequence[Ends], *pieces: Array) -> list[Array]:
+        whole = self.numpy.zeros(shape, pieces[0].dtype)
+        for ends, piece in zip(places, pieces, strict=True):
+            whole[tuple(slice(*each) for each in ends)] = piece
+        return [whole]
+
+    def _scattered(self, shape: tuple[int, ...], places: Sequence[Ends], *pieces: Array) -> list[Array]:
+        whole = self.numpy.zeros(shape, pieces[0].dtype)
+        for ends, piece in zip(places, pieces, strict=True):
+            whole[tuple(slice(*each) for each in ends)] += piece
+        return [whole]
+
+    def _total(self, first: Array, *others: Array) -> list[Array]:
+        return [sum(others, start=first)]
 
 
-@attrs.frozen(eq=False)
-class _Move:
-    """The region that a holding part and a part that needs it have in common."""
+class ArrayFunctions(ModuleFunctions):
+    """Parts of operators as functions of arrays."""
 
-    source: int
-    target: int
-    region: Box
+    def __init__(self, tasks: ArrayTasks) -> None:
+        super().__init__(None)
+        self.tasks = tasks
 
-
-class _Run:
-    """The stores of the devices: each part's results and their cotangents, and the gradients of parameters by region."""
-
-    def __init__(
-        self, flow: CotangentFlow, strategy: Strategy, arrays: Mapping[str, Array], arithmetic: Arithmetic
-    ) -> None:
-        self.flow, self.graph = flow, flow.graph
-        self.arithmetic, self.numpy = arithmetic, arithmetic.numpy
-        self.arrays: dict[str, Array] = {}
-        for argument in flow.graph.function.arguments:
-            value = argument.value
-            whole, at = flow.graph.slices.get(value.name, (value.name, ()))
-            array = of_slice(self.numpy.asarray(arrays[whole]), at)
-            self.arrays[value.name] = array.astype(numpy_dtype(np, value.type.dtype))
-        operators = zip(self.graph.operators, strategy, strict=True)
-        self.placed: dict[Operator, tuple[OperatorParts, Configuration]] = {
-            operator: (OperatorParts(operator, each.degrees), each) for operator, each in operators
-        }
-        self.made: dict[tuple[Value, int], Array] = {}
-        self.cotangents: dict[tuple[Value, int], Array] = {}
-        self.locals: dict[tuple[OperatorStep, int], tuple[PartFunction, dict[Value, Array]]] = {}
-        self.added: dict[tuple[Value, int], Array] = {}
-        self.sent = 0
-
-    def of(self, step: OperatorStep) -> tuple[OperatorParts, Sequence[int]]:
-        """Return the parts of a step's operator, and their devices."""
-        parts, configuration = self.placed[self.graph.operator_of[step]]
-        return parts, configuration.devices
-
-    def forward(self, step: OperatorStep) -> None:
-        parts, _ = self.of(step)
-        inputs = {value: self._gathered(value, step) for value in step.inputs}
-        for part in range(parts.count):
-            local = self.flow.local(step, parts, parts.place(part))
-            known = {local.values[value]: inputs[value][part] for value in step.inputs}
-            for value in step.arguments:
-                box = parts.box(parts.needs[step].values.get(value, {}), part)
-                known[local.values[value]] = self.arrays[value.name][_slices(value, box)]
-            self._evaluate(local, local.forward, known)
-            self.locals[step, part] = (local, known)
-            self.made |= {(value, part): known[local.values[value]] for value in step.outputs}
-        for value in step.pending:
-            self._sum(value, step, self.made)
-
-    def _gathered(self, value: Value, step: OperatorStep) -> list[Array]:
-        """Return the elements of a value that each part of a step needs, on its device."""
-        parts, devices = self.of(step)
-        maker, givers = self.of(self.graph.makers[value])
-        wanted = [parts.box(parts.needs[step].values.get(value, {}), part) for part in range(parts.count)]
-        found = [self._empty(value, box) for box in wanted]
-        for move in self._moves(value, step):
-            own = maker.box(maker.needs[self.graph.makers[value]].owned(value), move.source)
-            piece = self.made[value, move.source][_slices(value, move.region, own)]
-            piece = self._moved(piece, givers[move.source], devices[move.target])
-            found[move.target][_slices(value, move.region, wanted[move.target])] = piece
-        return found
-
-    def _moves(self, value: Value, step: OperatorStep) -> Iterator[_Move]:
-        parts, devices = self.of(step)
-        made_by = self.graph.makers[value]
-        maker, givers = self.of(made_by)
-        pairs = transfers(value, maker, made_by, parts, step)
-        sources = holders(value, maker, np.array(givers), pairs, np.array(devices))
-        for source, target in zip(sources.tolist(), pairs.targets.tolist(), strict=True):
-            own = maker.box(maker.needs[made_by].owned(value), source)
-            wanted = parts.box(parts.needs[step].values.get(value, {}), target)
-            yield _Move(source, target, _common(value, own, wanted))
-
-    def _moved(self, array: Array, source: int, target: int) -> Array:
-        """Return an array on another device."""
-        if source != target:
-            self.sent += array.size * array.itemsize
-        return array.copy()
-
-    def _sum(self, value: Value, step: OperatorStep, store: dict[tuple[Value, int], Array]) -> None:
-        """Add up the arrays of each part's holders: first on each device, then on the first device, which sends them to all."""
-        parts, devices = self.of(step)
-        for group in parts.groups(value):
-            total: dict[int, Array] = {}
-            for part in group.tolist():
-                here = store[value, part]
-                total[devices[part]] = total[devices[part]] + here if devices[part] in total else here
-            first = min(total)
-            result = total[first]
-            for device in sorted(total.keys() - {first}):
-                result = result + self._moved(total[device], device, first)
-            everywhere = {device: self._moved(result, first, device) for device in total}
-            store |= {(value, part): everywhere[devices[part]] for part in group.tolist()}
-
-    def backward(self, step: OperatorStep) -> None:
-        parts, _ = self.of(step)
-        for value in step.outputs:
-            if value in self.flow.seeds:
-                self._fill(value, step)
-            if value in step.pending and value in self.flow.seeds:
-                self._sum(value, step, self.cotangents)
-        found: list[Mapping[Value, Array]] = []
-        for part in range(parts.count):
-            local, known = self.locals[step, part]
-            known |= {d: self.cotangents[value, part] for value, d in local.cotangents.items()}
-            self._evaluate(local, local.backward, known)
-            found.append({value: known[gradient] for value, gradient in local.gradients.items()})
-        for value in step.inputs:
-            if self.flow.returns(value, step):
-                self._returned(value, step, found)
-        for value in step.arguments:
-            if value in self.flow.gradients[step]:
-                self._kept(value, step, found)
-
-    def _fill(self, value: Value, step: OperatorStep) -> None:
-        """Set cotangents without a contribution to 0. The cotangent of the loss is 1 on one of its holders."""
-        parts, _ = self.of(step)
-        for part in range(parts.count):
-            self.cotangents.setdefault((value, part), self.numpy.zeros_like(self.made[value, part]))
-        if value is self.graph.loss:
-            for group in parts.groups(value):
-                self.cotangents[value, int(group[0])] += 1
-
-    def _returned(self, value: Value, step: OperatorStep, found: Sequence[Mapping[Value, Array]]) -> None:
-        """Add the parts' gradients of an input to the cotangents on the devices that made it."""
-        parts, devices = self.of(step)
-        made_by = self.graph.makers[value]
-        maker, givers = self.of(made_by)
-        for move in self._moves(value, step):
-            wanted = parts.box(parts.needs[step].values.get(value, {}), move.target)
-            piece = found[move.target][value][_slices(value, move.region, wanted)]
-            piece = self._moved(piece, devices[move.target], givers[move.source])
-            key = (value, move.source)
-            total = self.cotangents.setdefault(key, self.numpy.zeros_like(self.made[key]))
-            own = maker.box(maker.needs[made_by].owned(value), move.source)
-            total[_slices(value, move.region, own)] += piece
-
-    def _kept(self, value: Value, step: OperatorStep, found: Sequence[Mapping[Value, Array]]) -> None:
-        """Add the parts' gradients of a parameter to those on their devices."""
-        parts, devices = self.of(step)
-        for part, gradients in enumerate(found):
-            key = (value, devices[part])
-            box = parts.box(parts.needs[step].values.get(value, {}), part)
-            total = self.added.setdefault(key, self.numpy.zeros_like(self.arrays[value.name]))
-            total[_slices(value, box)] += gradients[value]
-
-    def gradients(self) -> Iterator[tuple[Value, Array]]:
-        """Yield the gradient of each parameter, added up among the devices that hold the same part of it."""
-        for parameter, steps in self.graph.parameter_users.items():
-            own = [step for step in steps if parameter in self.flow.gradients[step]]
-            held = {
-                each
-                for step in own
-                for each in stored_regions(parameter, self.of(step)[0], step, self.of(step)[1])
-            }
-            if not held:
-                continue
-            whole = self.numpy.zeros_like(self.arrays[parameter.name])
-            for cell in replicated_pieces(parameter, held):
-                for box in cell.boxes:
-                    where = tuple(slice(*ends) for ends in box)
-                    whole[where] = self._reduced(parameter, where, cell.mask)
-            yield parameter, whole
-
-    def _reduced(self, parameter: Value, where: tuple[slice, ...], mask: int) -> Array:
-        """Return the sum of the gradients of several devices in a region. One device adds them up, and sends the sum to all."""
-        first, *others = [device for device in range(mask.bit_length()) if mask >> device & 1]
-        total = self.added[parameter, first][where]
-        for device in others:
-            total = total + self._moved(self.added[parameter, device][where], device, first)
-        for device in others:
-            self.added[parameter, device][where] = self._moved(total, first, device)
-        return total
-
-    def whole(self, value: Value) -> Array:
-        """Return a whole value. Its transfers are not counted, as a step does not need it."""
-        if value not in self.graph.makers:
-            return self.arrays[value.name]
-        step = self.graph.makers[value]
-        parts, _ = self.of(step)
-        found = self._empty(value, {})
-        for part in range(parts.count):
-            box = parts.box(parts.needs[step].owned(value), part)
-            found[_slices(value, box)] = self.made[value, part]
-        return found
-
-    def _empty(self, value: Value, box: Box) -> Array:
-        """Return an array for a region of a value, whose elements are still to be set."""
-        return self.numpy.zeros(_shape(value, box), numpy_dtype(np, value.type.dtype))
-
-    def _evaluate(
-        self, local: PartFunction, equations: Sequence[Equation], known: dict[Value, Array]
-    ) -> None:
-        """Add the results of a part's equations. Random numbers depend on an element's place in the whole tensor."""
-        for eqn in equations:
-            source, offsets = local.sources.get(eqn, (eqn, {}))
-            shape = tuple(dim.size for dim in eqn.results[0].type.dims)
-            seen = source if "stream" in eqn.attrs else eqn
-            shard = Shard(self.numpy, self.arithmetic.random, seen, shape, partial(_offset, offsets))
-            found = OPS[eqn.op].evaluate(shard, *(known[value] for value in eqn.operands))
-            results = found if len(eqn.results) > 1 else (found,)
-            known.update(zip(eqn.results, map(self.numpy.asarray, results), strict=True))
+    def add(
+        self, function: Function, wanted: str, doc: str, origins: Mapping[Value, Origin] | None = None
+    ) -> WrittenFunction:
+        """Return a function that computes these equations."""
+        name = self._names.fresh(wanted)
+        self.tasks.functions[name] = partial(_evaluated, self.tasks.arithmetic, function, origins or {})
+        return WrittenFunction(name, (), 1, "")
 
 
-def _offset(offsets: Mapping[str, int], dim: str) -> int:
+def _evaluated(
+    arithmetic: Arithmetic, function: Function, origins: Mapping[Value, Origin], *operands: Array
+) -> list[Array]:
+    """Return the outputs of a part. Random numbers depend on an element's place in the whole tensor."""
+    known = dict(zip((argument.value for argument in function.arguments), operands, strict=True))
+    for eqn in function.body:
+        source, first = origins.get(eqn.results[0], (eqn, {}))
+        shape = tuple(dim.size for dim in eqn.results[0].type.dims)
+        seen = source if "stream" in eqn.attrs else eqn
+        shard = Shard(arithmetic.numpy, arithmetic.random, seen, shape, partial(_offset, first))
+        found = OPS[eqn.op].evaluate(shard, *(known[value] for value in eqn.operands))
+        results = found if len(eqn.results) > 1 else (found,)
+        known.update(zip(eqn.results, map(arithmetic.numpy.asarray, results), strict=True))
+    return [known[output.value] for output in function.outputs]
+
+
+def _offset(first: Mapping[str, int], dim: str) -> int:
     """Return the first index of a part along a dimension of the whole tensor."""
-    return offsets.get(dim, 0)
-
-
-def _common(value: Value, one: Box, other: Box) -> Box:
-    """Return the region that two boxes have in common."""
-    found = {}
-    for dim in value.type.dims:
-        (a, b), (c, d) = one.get(dim.name, (0, dim.size)), other.get(dim.name, (0, dim.size))
-        found[dim.name] = (max(a, c), min(b, d))
-    return found
-
-
-def _shape(value: Value, box: Box) -> tuple[int, ...]:
-    ends = (box.get(dim.name, (0, dim.size)) for dim in value.type.dims)
-    return tuple(last - first for first, last in ends)
-
-
-def _slices(value: Value, region: Box, inside: Box | None = None) -> tuple[slice, ...]:
-    """Return the slices of a region in an array of the whole value, or of another region."""
-    found = []
-    for dim in value.type.dims:
-        first, last = region.get(dim.name, (0, dim.size))
-        start = inside.get(dim.name, (0, dim.size))[0] if inside is not None else 0
-        found.append(slice(first - start, last - start))
-    return tuple(found)
+    return first.get(dim, 0)

@@ -12,7 +12,8 @@ from mtfc.compiler.ir.training import GRAD_NORM
 from mtfc.placements.running.jax.passes import PlacedRun, short
 from mtfc.placements.running.jax.pieces import StoredPiece
 from mtfc.placements.running.jax.plan import ModulePlan, outputs_of, whole_on
-from mtfc.placements.running.jax.step import Reduced, StepWriter, zeros
+from mtfc.placements.running.jax.step import StepWriter
+from mtfc.placements.running.jax.sums import Reduced, summed_gradients
 from mtfc.placements.running.jax.updates import clipped_function, unscaled_function
 
 PiecesOfArrays = Mapping[str, Sequence[str]]
@@ -58,7 +59,7 @@ class GradientsWriter(StepWriter):
         self.number_variable()
         runs = self.passes(training, count)
         self.tasks.group = (count, 1)
-        reduced = self.reduced(runs)
+        reduced = summed_gradients(self.tasks, self.held, runs)
         gradients = {
             each: [self._gradient(piece, reduced) for piece in pieces]
             for each, pieces in self._parameters().items()
@@ -80,7 +81,7 @@ class GradientsWriter(StepWriter):
         assert self.plan.training is not None
         variable = reduced.get((piece.value.name, piece.device))
         if variable is None:
-            return zeros(piece)
+            return self.tasks.filled(piece.type, 0, piece.device)
         if self.plan.training.loss_scale is None:
             return variable
         function = unscaled_function(self.plan.training, piece.type)

@@ -11,22 +11,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtfc.backends.common.module import (
+    argument_tables,
     arguments,
     dict_text,
     imports,
     initial_states,
     initial_value,
     is_wide,
+    outputs_table,
     type_tables,
 )
 from mtfc.backends.common.prelude import prelude
 from mtfc.backends.jax.backend import DRAWING, JAX, PRELUDE, RANDOM, dtype_text, in_jax
 from mtfc.backends.jax.backend import IMPORTS as MESH_IMPORTS
 from mtfc.compiler.ir.training import average_of
+from mtfc.compiler.ir.types import TensorType
 from mtfc.placements.running.jax.gradients import value_and_grad
-from mtfc.placements.running.jax.pieces import table_text
 from mtfc.placements.running.jax.plan import PLACED, ModulePlan, function_text, outputs_of, seed_of, whole_on
 from mtfc.placements.running.jax.step import StepWriter
+from mtfc.placements.running.jax.sums import summed_gradients
 from mtfc.placements.running.placed_program import PlacedProgram
 
 HEADER = '''\
@@ -93,13 +96,13 @@ def whole_module(sections: Sequence[str], public: Sequence[str] = ()) -> str:
 
 
 def _tables(plan: ModulePlan) -> str:
-    lines = [f"DEVICES = {plan.devices}\n\n# The device and the region of each piece.\n"]
-    for name, role in (("PARAMETERS", "parameter"), ("INPUTS", "input")):
-        lines.append(table_text(name, {key: plan.pieces[key] for key in arguments(plan.lowered, role)}))
-    lines.append(table_text("STATE", plan.states))
-    if plan.batches:
-        lines.append(table_text("BATCHES", plan.batches))
-    return "".join([*lines, _outputs(plan), type_tables(plan.lowered)])
+    def entry(table: str, name: str, type: TensorType) -> str:
+        pieces = {"STATE": plan.states, "BATCHES": plan.batches}.get(table, plan.pieces)[name]
+        return f"{tuple((piece.device, piece.index) for piece in pieces)},"
+
+    head = f"DEVICES = {plan.devices}\n\n# The device and the region of each piece.\n"
+    found = [head, *argument_tables(plan.lowered, entry), _outputs(plan)]
+    return "".join([*found, "}\n\n", type_tables(plan.lowered)])
 
 
 def _outputs(plan: ModulePlan) -> str:
@@ -109,13 +112,10 @@ def _outputs(plan: ModulePlan) -> str:
         functions["gradients"] = functions["forward"]
     elif plan.trains and plan.placed.of in WITH_STEP:
         functions["train_step"] = plan.lowered.function("step")
-    lines = ["OUTPUTS = {\n"]
-    for name, function in functions.items():
-        entries = [(output.name, "None") for output in function.handed_out]
-        if name == "gradients":
-            entries += [(f"d_{each}", "None") for each in plan.differentiated()]
-        lines.append(f'    "{name}": {dict_text(entries, indent=4)},\n')
-    return "".join([*lines, "}\n\n"])
+    names = {name: [output.name for output in function.handed_out] for name, function in functions.items()}
+    if "gradients" in names:
+        names["gradients"] += [f"d_{each}" for each in plan.differentiated()]
+    return outputs_table((name, [(each, "None") for each in own]) for name, own in names.items())
 
 
 def _initial(plan: ModulePlan) -> list[str]:
@@ -163,7 +163,7 @@ def _gradients(plan: ModulePlan) -> str:
     run_.run()
     outputs = {name: whole_on(run_, value) for name, value in outputs_of(plan.step).items()}
     writer = StepWriter(plan, tasks)
-    reduced = writer.reduced([run_])
+    reduced = summed_gradients(tasks, writer.held, [run_])
     for name in plan.differentiated():
         outputs[f"d_{name}"] = writer.assembled(name, reduced)
     doc = "Compute the outputs of a training step, and the gradients of params."

@@ -129,15 +129,10 @@ def _work(body: Iterable[Equation]) -> int:
 
 @attrs.frozen(eq=False)
 class PassFunctions:
-    """Both passes of a part as functions. `stored` are values of the forward pass that the backward pass reads.
-
-    read: values of the part that the forward pass takes, and that the backward pass takes besides stored values.
-    """
+    """Both passes of a part as functions. The forward pass also returns the values that the backward pass reads."""
 
     forward: Function
     backward: Function | None
-    stored: tuple[Value, ...]
-    read: tuple[Value, ...]
 
 
 def passes_of(local: PartFunction, given: Sequence[Value], made: Sequence[Value], name: str) -> PassFunctions:
@@ -152,12 +147,11 @@ def passes_of(local: PartFunction, given: Sequence[Value], made: Sequence[Value]
     stored = tuple(value for value in needed if value in makers and value not in made)
     used = {value for eqn in local.forward for value in eqn.operands} | {*made}
     forward = _function(name, [v for v in given if v in used], local.forward, (*made, *stored))
-    backward = None
-    read = tuple(value for value in needed if value not in stored)
-    if local.gradients:
-        arguments = (*read, *stored, *local.cotangents.values())
-        backward = _function(name, arguments, (*again, *after), results)
-    return PassFunctions(forward, backward, stored, read)
+    if not local.gradients:
+        return PassFunctions(forward, None)
+    read = (value for value in needed if value not in stored)
+    arguments = (*read, *stored, *local.cotangents.values())
+    return PassFunctions(forward, _function(name, arguments, (*again, *after), results))
 
 
 def _read_again(

@@ -1,8 +1,7 @@
 """The forward and the backward pass of a strategy as tasks: parts of operators on their devices, with transfers between them.
 
-Data and sums are those of the search's task graph, and of `running/numpy_runner.py`: a value goes from the part that computes
-it to the parts that need it, and the cotangent returns the same way. A device that needs the same elements twice receives them
-once.
+Data and sums are those of the search's task graph: a value goes from the part that computes it to the parts that need it, and the
+cotangent returns the same way. A device that needs the same elements twice receives them once.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.ir.core import Value
-from mtfc.compiler.ir.types import ARRAY_DTYPES, ITEM_BYTES
+from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.placements.operators.cotangent_flow import CotangentFlow
 from mtfc.placements.operators.operator_graph import Operator, OperatorStep
 from mtfc.placements.operators.operator_parts import Box, OperatorParts, PartFunction
@@ -221,7 +220,7 @@ class PlacedRun:
             given = {d: self._cotangent(value, step, part) for value, d in own.local.cotangents.items()}
             if not any(given.values()):
                 continue  # nothing that the part computes reaches the loss by this way
-            zeros = {d: name or _zeros(d, device) for d, name in given.items()}
+            zeros = {d: name or self.tasks.filled(d.type, 0, device) for d, name in given.items()}
             operands = [zeros.get(a.value) or known[a.value] for a in own.passes.backward.arguments]
             values = list(own.local.gradients)
             names = self.tasks.call(device, own.backward, operands, [f"d_{short(v)}" for v in values])
@@ -287,11 +286,6 @@ def short(value: Value) -> str:
     name = value.name.rpartition(".")[2]
     found = "".join(each if each.isalnum() and each.isascii() else "_" for each in name).strip("_")
     return found if found[:1].isalpha() else f"x{found}"
-
-
-def _zeros(value: Value, device: int) -> str:
-    shape = tuple(dim.size for dim in value.type.dims)
-    return f'filled({shape}, 0, "{ARRAY_DTYPES[value.type.dtype]}", {device})'
 
 
 def sources_of(held: Sequence[HeldPiece], wanted: Ends, device: int, turn: int) -> list[tuple[int, Ends]]:

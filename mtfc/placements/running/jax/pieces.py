@@ -68,9 +68,3 @@ def cover(regions: Sequence[Ends], whole: Ends) -> bool:
     """Return True if every element of an array is in a region."""
     found = cells({ends: i for i, ends in enumerate(regions)}, whole)
     return sum(volume(cell) for _, cell in found) == volume(whole)
-
-
-def table_text(name: str, pieces: Mapping[str, Sequence[StoredPiece]]) -> str:
-    """Return a table of a module: array -> device and index of each piece."""
-    rows = [f'    "{key}": {tuple((p.device, p.index) for p in each)},\n' for key, each in pieces.items()]
-    return f"{name} = {{\n{''.join(rows)}}}\n" if rows else f"{name} = {{}}\n"

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import attrs
 
 from mtfc.backends.common.devices import import_jax
-from mtfc.backends.common.shares import Share
 from mtfc.backends.jax.jax_program import Arrays, JaxProgram, TrainState, check_batch
 
 
@@ -26,11 +25,6 @@ class PlacedJaxProgram(JaxProgram):
     def overlaps(self) -> bool:
         """True: devices exchange data without collectives, so no two functions under way can block each other."""
         return True
-
-    @property
-    def share(self) -> Share:
-        """All rows: a placement runs in one process."""
-        return Share()
 
     def place(self, batch: Arrays, kind: str = "inputs") -> dict[str, Any]:
         """Return the batch in pieces on their devices. Raises `ValueError` for arrays that do not fit."""
@@ -66,9 +60,6 @@ class PlacedJaxProgram(JaxProgram):
         placed = params if isinstance(params, TrainState) else self.place(params, "params")
         return super().value_and_grad(placed, batch, step, **options)
 
-    def compile_forward(self) -> None:
-        """Compile nothing: this is for several processes."""
-
     def stored(self, state: TrainState) -> TrainState:
         """Return the state with whole arrays on the first device, as checkpoints have it under every layout."""
         optimizer = import_jax().device_put(self.on_host(state.optimizer, "state"), self._replicated)
@@ -93,8 +84,5 @@ class PlacedJaxProgram(JaxProgram):
     def _replicated(self) -> Any:
         return import_jax().sharding.SingleDeviceSharding(self.module.place(0))
 
-    def _struct(self, kind: str, name: str) -> Any:
-        jax = import_jax()
-        dtype, sizes = self.module.TYPES[kind][name]
-        shape = tuple(sizes.values())
-        return jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype), sharding=self._replicated)
+    def _sharding(self, kind: str, name: str) -> Any:
+        return self._replicated

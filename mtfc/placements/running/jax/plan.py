@@ -268,12 +268,12 @@ def seed_of(placed: PlacedGraph, tasks: TaskList, share: float, scale: str | Non
     """
     if placed.graph.loss is None:
         return None
-    dtype = ARRAY_DTYPES[placed.graph.loss.type.dtype]
+    type = placed.graph.loss.type
 
     def seed(device: int) -> str:
         if scale is None:
-            return tasks.add(device, f'filled((), {share!r}, "{dtype}", {device})', [], ["d_loss"])[0]
-        there = tasks.on(scale, device, 4)
+            return tasks.add(device, tasks.filled(type, share, device), [], ["d_loss"])[0]
+        there, dtype = tasks.on(scale, device, 4), ARRAY_DTYPES[type.dtype]
         return tasks.add(device, f'scaled_share({there}, {share!r}, "{dtype}")', [there], ["d_loss"])[0]
 
     return seed

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mtfc.backends.common.module import arguments
 from mtfc.compiler.ir.core import Function, Training, Value
 from mtfc.compiler.ir.training import GRAD_NORM, LEARNING_RATE, LOSS_SCALE
-from mtfc.compiler.ir.types import ARRAY_DTYPES, ITEM_BYTES
-from mtfc.placements.running.jax.passes import PlacedRun, cells, short, sources_of, whole_of
+from mtfc.compiler.ir.types import ITEM_BYTES, scalar
+from mtfc.placements.running.jax.passes import PlacedRun, short, sources_of, whole_of
 from mtfc.placements.running.jax.pieces import StoredPiece, region_type
 from mtfc.placements.running.jax.plan import ModulePlan, outputs_of, seed_of, whole_on
-from mtfc.placements.running.jax.tasks import Ends, HeldPiece, TaskList, common, volume
+from mtfc.placements.running.jax.sums import Reduced, pieces_by_value, summed_gradients
+from mtfc.placements.running.jax.tasks import Ends, HeldPiece, TaskList, volume
 from mtfc.placements.running.jax.updates import (
     STEP,
     needs_norm,
@@ -20,9 +21,6 @@ from mtfc.placements.running.jax.updates import (
     squares_function,
     update_function,
 )
-
-Reduced = Mapping[tuple[str, int], str]
-"""Value and device -> variable with the gradient of the device's piece, summed over all devices that hold it."""
 
 
 class StepWriter:
@@ -36,58 +34,9 @@ class StepWriter:
         self.plan, self.placed = plan, plan.step
         self.tasks = tasks or plan.new_tasks()
         self.first: list[str] = []
-        self.held: dict[str, list[StoredPiece]] = {}
-        for piece in (piece for each in plan.pieces.values() for piece in each):
-            self.held.setdefault(piece.value.name, []).append(piece)
+        self.held = pieces_by_value(plan.pieces)
         self.shared: dict[str, str] = {}
         self.state: dict[tuple[str, int], str] = {}
-
-    # Gradients
-
-    def reduced(self, runs: Sequence[PlacedRun]) -> Reduced:
-        """Add up the gradients of all passes on each device, and then those of the devices that hold the same elements."""
-        own: dict[str, dict[int, list[str]]] = {}
-        for run_ in runs:
-            for (value, device), pieces in run_.gradients.items():
-                wanted = next(each.ends for each in self.held[value.name] if each.device == device)
-                name = self.tasks.joined(device, wanted, pieces, f"d_{short(value)}", adds=True)
-                own.setdefault(value.name, {}).setdefault(device, []).append(name)
-        found: dict[tuple[str, int], str] = {}
-        for number, (value_name, terms) in enumerate(own.items()):
-            base = f"d_{short(self.held[value_name][0].value)}"
-            totals = {device: self._added(device, names, base) for device, names in terms.items()}
-            for device, variable in self._summed(self.held[value_name], totals, number).items():
-                found[value_name, device] = variable
-        return found
-
-    def _added(self, device: int, names: Sequence[str], base: str) -> str:
-        """Return the sum of the gradients of micro-batches, added in their order, so that each can be freed early."""
-        found = names[0]
-        for name in names[1:]:
-            found = self.tasks.total(device, [found, name], base)
-        return found
-
-    def _summed(self, held: Sequence[StoredPiece], own: Mapping[int, str], turn: int) -> dict[int, str]:
-        """Return the sum of a parameter's gradients on each device that holds a piece."""
-        size = ITEM_BYTES[held[0].value.type.dtype]
-        parts: dict[int, list[HeldPiece]] = {piece.device: [] for piece in held}
-        for region in _regions({piece.ends: i for i, piece in enumerate(held)}):
-            holders = [piece for piece in held if common(piece.ends, region) == region]
-            terms = [self.tasks.cut(own[p.device], p.ends, region) for p in holders if p.device in own]
-            if not terms:
-                continue
-            root = holders[turn % len(holders)].device
-            sent = [self.tasks.on(name, root, size * volume(region)) for name in terms]
-            total = self.tasks.total(root, sent, "d_sum")
-            for piece in holders:
-                name = self.tasks.on(total, piece.device, size * volume(region))
-                parts[piece.device].append(HeldPiece(piece.device, region, name))
-        base = f"d_{short(held[0].value)}"
-        return {
-            device: self.tasks.joined(device, piece.ends, parts[device], base, adds=True)
-            for device, piece in ((piece.device, piece) for piece in held)
-            if parts[device]
-        }
 
     def assembled(self, name: str, reduced: Reduced) -> str:
         """Return a variable with the whole gradient of a parameter, on one device."""
@@ -122,7 +71,7 @@ class StepWriter:
         self._state_variables()
         runs = self.passes(training, self.plan.accumulate)
         self.tasks.group = (self.plan.accumulate, 1)
-        reduced = self.reduced(runs)
+        reduced = summed_gradients(self.tasks, self.held, runs)
         if needs_norm(training) or GRAD_NORM in training.report:
             self.shared[GRAD_NORM] = self.norm(training, reduced)
         new_params, new_state = self._updates(training, reduced, runs[-1])
@@ -212,7 +161,7 @@ class StepWriter:
                 (term,) = self.called(function, "squares", piece.device, operands, ["square"])
                 terms.append(self.tasks.on(term, 0, 4))
         if not terms:
-            return self.tasks.add(0, 'filled((), 0, "float32", 0)', [], ["grad_norm"])[0]
+            return self.tasks.add(0, self.tasks.filled(scalar("f32"), 0, 0), [], ["grad_norm"])[0]
         total = self.tasks.total(0, terms, "squares")
         return self.tasks.add(0, f"root({total})", [total], ["grad_norm"])[0]
 
@@ -248,7 +197,9 @@ class StepWriter:
             for i, piece in enumerate(self.plan.pieces[name]):
                 variable = self._variable(piece, name, i, held)
                 if name in changed:
-                    gradient = reduced.get((piece.value.name, piece.device)) or zeros(piece)
+                    gradient = reduced.get((piece.value.name, piece.device)) or self.tasks.filled(
+                        piece.type, 0, piece.device
+                    )
                     variable = self._update(training, name, i, variable, gradient, new_state)
                 own.append(variable)
         if training.loss_scale is not None and training.loss_scale.is_dynamic:
@@ -331,7 +282,7 @@ class StepWriter:
                 found[name] = self.shared[name]
             else:
                 assert training.loss_scale is not None
-                text = f'filled((), {training.loss_scale.start}, "float32", 0)'
+                text = self.tasks.filled(scalar("f32"), training.loss_scale.start, 0)
                 (found[name],) = self.tasks.add(0, text, [], [name])
         return found
 
@@ -340,17 +291,3 @@ class StepWriter:
         device, size = self.tasks.device[names[0]], ITEM_BYTES[value.type.dtype]
         there = [self.tasks.on(each, device, size * volume(whole_of(value))) for each in names]
         return self.tasks.add(device, f"mean({', '.join(there)})", there, [short(value)])[0]
-
-
-def _regions(alike: Mapping[Ends, int]) -> Iterator[Ends]:
-    """Yield regions that do not overlap, and of which each given region consists."""
-    if all(common(a, b) is None for a in alike for b in alike if a != b):
-        yield from alike
-        return
-    marks = dict.fromkeys(alike, 0)
-    yield from dict.fromkeys(cell for ends in alike for _, cell in cells(marks, ends))
-
-
-def zeros(piece: StoredPiece) -> str:
-    """Return the text of an array of zeros like a piece."""
-    return f'filled({piece.shape}, 0, "{ARRAY_DTYPES[piece.value.type.dtype]}", {piece.device})'

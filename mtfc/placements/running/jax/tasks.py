@@ -15,6 +15,7 @@ from math import prod
 import attrs
 
 from mtfc.compiler.ir.builder import Names
+from mtfc.compiler.ir.types import ARRAY_DTYPES, TensorType
 from mtfc.placements.running.jax.parts import PREFIX, WrittenFunction
 
 Ends = tuple[tuple[int, int], ...]
@@ -72,13 +73,24 @@ class TaskList:
         self.tasks.append(PlacedTask(device, line, tuple(reads), tuple(found), work, self.group))
         return found
 
+    def apply(
+        self, device: int, function: str, given: Sequence[object], wanted: Sequence[str], work: int = 1
+    ) -> list[str]:
+        """Add a call of a function. Arguments that are no variables are made where they stand."""
+        reads = [each for each in given if isinstance(each, str) and each in self.device]
+        return self.add(device, f"{function}({', '.join(map(str, given))})", reads, wanted, work)
+
     def call(
         self, device: int, function: WrittenFunction, operands: Sequence[str], wanted: Sequence[str]
     ) -> list[str]:
-        """Call a function on a device. Operands that are no variables are made where they stand."""
-        reads = [each for each in operands if each in self.device]
+        """Call a function of the module on a device."""
         given = [*operands, *(f"at({position}, {device})" for position in function.positions)]
-        return self.add(device, f"{function.name}({', '.join(given)})", reads, wanted, function.work)
+        return self.apply(device, function.name, given, wanted, function.work)
+
+    def filled(self, type: TensorType, value: float, device: int) -> str:
+        """Return the text of an array of equal numbers on a device."""
+        shape = tuple(dim.size for dim in type.dims)
+        return f'filled({shape}, {value}, "{ARRAY_DTYPES[type.dtype]}", {device})'
 
     def on(self, name: str, device: int, size: int) -> str:
         """Return a variable on a device, sent there if it is on another. size: its bytes."""
@@ -88,7 +100,7 @@ class TaskList:
 
         def send() -> str:
             self.sent += size
-            return self.add(device, f"send({name}, {device})", [name], [f"{name}_on_{device}"])[0]
+            return self.apply(device, "send", [name, device], [f"{name}_on_{device}"])[0]
 
         return self._once(("send", name, device), send)
 
@@ -100,7 +112,7 @@ class TaskList:
         device = self.device[name]
         return self._once(
             ("cut", name, inside),
-            lambda: self.add(device, f"cut({name}, {inside})", [name], [f"{name}_cut"])[0],
+            lambda: self.apply(device, "cut", [name, inside], [f"{name}_cut"])[0],
         )
 
     def joined(self, device: int, wanted: Ends, pieces: Sequence[HeldPiece], base: str, adds: bool) -> str:
@@ -112,13 +124,13 @@ class TaskList:
         reads = [each.name for each in pieces]
         function = "scattered" if adds else "assembled"
         key = (function, shape, places, *reads)
-        text = f"{function}({shape}, {places}, {', '.join(reads)})"
-        return self._once(key, lambda: self.add(device, text, reads, [base], volume(wanted))[0])
+        given = [shape, places, *reads]
+        return self._once(key, lambda: self.apply(device, function, given, [base], volume(wanted))[0])
 
     def total(self, device: int, names: Sequence[str], base: str) -> str:
         if len(names) == 1:
             return names[0]
-        return self.add(device, f"total({', '.join(names)})", names, [base])[0]
+        return self.apply(device, "total", names, [base])[0]
 
     def _once(self, key: tuple[object, ...], make: object) -> str:
         if key not in self._known:

@@ -69,7 +69,7 @@ def holders(
     value: Value, made: OperatorParts, devices: Integers, found: Transfers, used: Integers
 ) -> Integers:
     """Return the sending part of each transfer: the holder on the target's device if there is one, else holders take turns."""
-    if not made.is_shared(value):
+    if all(name in value.type.names for name, _ in made.degrees):
         return found.sources
     groups = made.groups(value)
     chosen = np.empty(len(found.sources), np.int64)

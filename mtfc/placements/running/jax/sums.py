@@ -1,0 +1,83 @@
+"""The sums of gradients over passes, and over the devices that hold the same elements of a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from mtfc.compiler.ir.types import ITEM_BYTES
+from mtfc.placements.running.jax.passes import PlacedRun, cells, short
+from mtfc.placements.running.jax.pieces import StoredPiece
+from mtfc.placements.running.jax.tasks import Ends, HeldPiece, TaskList, common, volume
+
+Reduced = Mapping[tuple[str, int], str]
+"""Value and device -> variable with the gradient of the device's piece, summed over all devices that hold it."""
+
+PiecesByValue = Mapping[str, Sequence[StoredPiece]]
+"""Value of the unrolled program -> its pieces."""
+
+
+def pieces_by_value(pieces: Mapping[str, Iterable[StoredPiece]]) -> PiecesByValue:
+    """Return the pieces of each value; those of an array that a loop slices belong to several values."""
+    found: dict[str, list[StoredPiece]] = {}
+    for piece in (piece for each in pieces.values() for piece in each):
+        found.setdefault(piece.value.name, []).append(piece)
+    return found
+
+
+def summed_gradients(tasks: TaskList, held: PiecesByValue, runs: Sequence[PlacedRun]) -> Reduced:
+    """Add up the gradients of all passes on each device, and then those of the devices that hold the same elements."""
+    own: dict[str, dict[int, list[str]]] = {}
+    for run_ in runs:
+        for (value, device), pieces in run_.gradients.items():
+            wanted = next(each.ends for each in held[value.name] if each.device == device)
+            name = tasks.joined(device, wanted, pieces, f"d_{short(value)}", adds=True)
+            own.setdefault(value.name, {}).setdefault(device, []).append(name)
+    found: dict[tuple[str, int], str] = {}
+    for number, (value_name, terms) in enumerate(own.items()):
+        base = f"d_{short(held[value_name][0].value)}"
+        totals = {device: _added(tasks, device, names, base) for device, names in terms.items()}
+        for device, variable in _summed(tasks, held[value_name], totals, number).items():
+            found[value_name, device] = variable
+    return found
+
+
+def _added(tasks: TaskList, device: int, names: Sequence[str], base: str) -> str:
+    """Return the sum of the gradients of micro-batches, added in their order, so that each can be freed early."""
+    found = names[0]
+    for name in names[1:]:
+        found = tasks.total(device, [found, name], base)
+    return found
+
+
+def _summed(
+    tasks: TaskList, held: Sequence[StoredPiece], own: Mapping[int, str], turn: int
+) -> dict[int, str]:
+    """Return the sum of a parameter's gradients on each device that holds a piece."""
+    size = ITEM_BYTES[held[0].value.type.dtype]
+    parts: dict[int, list[HeldPiece]] = {piece.device: [] for piece in held}
+    for region in _regions({piece.ends: i for i, piece in enumerate(held)}):
+        holders = [piece for piece in held if common(piece.ends, region) == region]
+        terms = [tasks.cut(own[p.device], p.ends, region) for p in holders if p.device in own]
+        if not terms:
+            continue
+        root = holders[turn % len(holders)].device
+        sent = [tasks.on(name, root, size * volume(region)) for name in terms]
+        total = tasks.total(root, sent, "d_sum")
+        for piece in holders:
+            name = tasks.on(total, piece.device, size * volume(region))
+            parts[piece.device].append(HeldPiece(piece.device, region, name))
+    base = f"d_{short(held[0].value)}"
+    return {
+        piece.device: tasks.joined(piece.device, piece.ends, parts[piece.device], base, adds=True)
+        for piece in held
+        if parts[piece.device]
+    }
+
+
+def _regions(alike: Mapping[Ends, int]) -> Iterator[Ends]:
+    """Yield regions that do not overlap, and of which each given region consists."""
+    if all(common(a, b) is None for a in alike for b in alike if a != b):
+        yield from alike
+        return
+    marks = dict.fromkeys(alike, 0)
+    yield from dict.fromkeys(cell for ends in alike for _, cell in cells(marks, ends))
