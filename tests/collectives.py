@@ -40,7 +40,7 @@ REASONS = {
     ("once", "forward", "return gather(table, ids, vocab)"): (
         "a processor finds the rows of its own part of the vocabulary, and 0 for others"
     ),
-    ("once", "forward", "shifted = wide - stop_gradient(max(wide, over = vocab))"): (
+    ("once", "forward", "largest = stop_gradient(max(x, over = d))"): (
         "the largest logit, so that exponentials do not overflow"
     ),
     ("once", "forward", "total = sum(exp(shifted), over = vocab)"): (

@@ -277,8 +277,8 @@ class _Resolver:
         yield from self._of(decl.model, self.file.models)
         model = self.file.models.get(decl.model.text)
         values = names_of_body(model.node).values if model and isinstance(model.node, ast.ModelDecl) else {}
-        for name in (*((decl.minimize,) if decl.minimize else ()), *(decl.report or ())):
-            yield from self._of(name, values)
+        for name in (decl.minimize, decl.weigh_by, *(decl.report or ())):
+            yield from self._of(name, values) if isinstance(name, ast.Name) else ()
         given = [each.optimizer for each in decl.groups if isinstance(each, ast.OptimizerFor)]
         for node in (decl.optimizer, *given):
             if isinstance(node, ast.Call):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from mtfc.backends.common.module import arguments
 from mtfc.compiler.ir.core import Function, Training, Value
@@ -51,14 +52,27 @@ class StepWriter:
             for (value, device), pieces in run_.gradients.items():
                 wanted = next(each.ends for each in self.held[value.name] if each.device == device)
                 name = self.tasks.joined(device, wanted, pieces, f"d_{short(value)}", adds=True)
+                if self.is_weighed(len(runs)):
+                    weight = self._weights([run_], device)[0]
+                    name = self.tasks.add(device, f"masked({name}, {weight})", [name, weight], [name])[0]
                 own.setdefault(value.name, {}).setdefault(device, []).append(name)
         found: dict[tuple[str, int], str] = {}
         for number, (value_name, terms) in enumerate(own.items()):
             base = f"d_{short(self.held[value_name][0].value)}"
             totals = {device: self._added(device, names, base) for device, names in terms.items()}
             for device, variable in self._summed(self.held[value_name], totals, number).items():
+                if self.is_weighed(len(runs)):
+                    weights = self._weights(runs, device)
+                    text = f"weighed({variable}, {self.plan.unit!r}, {', '.join(weights)})"
+                    (variable,) = self.tasks.add(device, text, [variable, *weights], [base])
                 found[value_name, device] = variable
         return found
+
+    def _weights(self, runs: Sequence[PlacedRun], device: int, output: str | None = None) -> list[str]:
+        """Return variables on a device with the weights of micro-batches for an output, or else for the loss."""
+        assert self.plan.training is not None
+        name = output or self.plan.training.minimize
+        return [self.tasks.on(self.weight(run_, name), device, 4) for run_ in runs]
 
     def _added(self, device: int, names: Sequence[str], base: str) -> str:
         """Return the sum of the gradients of micro-batches, added in their order, so that each can be freed early."""
@@ -162,11 +176,20 @@ class StepWriter:
             for argument in self.placed.graph.function.arguments:
                 if argument.role == "step":
                     run_.held[argument.value] = self._numbers(micro, count)
-            share = fixed / count
-            run_.seed = seed_of(self.placed, self.tasks, share, self.shared.get(LOSS_SCALE))
+            weight = partial(self.weight, run_, training.minimize) if self.is_weighed(count) else None
+            share = fixed * (self.plan.unit if weight else 1 / count)
+            run_.seed = seed_of(self.placed, self.tasks, share, self.shared.get(LOSS_SCALE), weight)
             run_.run()
             runs.append(run_)
         return runs
+
+    def is_weighed(self, count: int) -> bool:
+        """Return True if several micro-batches have weights."""
+        return count > 1 and bool(self.plan.weights)
+
+    def weight(self, run_: PlacedRun, output: str) -> str:
+        """Return a variable with the weight of a micro-batch for an output."""
+        return whole_on(run_, outputs_of(self.placed)[self.plan.weights[output]])
 
     def _continue(self, before: PlacedRun, run_: PlacedRun) -> None:
         """Take parameters from the pass before, and the states that it has updated."""
@@ -321,8 +344,7 @@ class StepWriter:
         values, found = outputs_of(self.placed), dict[str, str]()
         for name in self.plan.reported():
             if name in values:
-                each = [whole_on(run_, values[name]) for run_ in runs]
-                found[name] = self.mean(each, values[name]) if len(each) > 1 else each[0]
+                found[name] = self.mean(runs, name)
             elif name == LEARNING_RATE:
                 function = rate_function(training)
                 operands = self.scalars([STEP] * len(function.arguments), 0)
@@ -335,11 +357,21 @@ class StepWriter:
                 (found[name],) = self.tasks.add(0, text, [], [name])
         return found
 
-    def mean(self, names: Sequence[str], value: Value) -> str:
-        """Return the mean of an output over micro-batches."""
+    def mean(self, runs: Sequence[PlacedRun], name: str) -> str:
+        """Return the mean of an output over micro-batches; the sum of the output that they are weighed by."""
+        value = outputs_of(self.placed)[name]
+        names = [whole_on(run_, value) for run_ in runs]
+        if len(names) == 1:
+            return names[0]
         device, size = self.tasks.device[names[0]], ITEM_BYTES[value.type.dtype]
         there = [self.tasks.on(each, device, size * volume(whole_of(value))) for each in names]
-        return self.tasks.add(device, f"mean({', '.join(there)})", there, [short(value)])[0]
+        text, weights = f"mean({', '.join(there)})", list[str]()
+        if name == self.plan.weights.get(str(self.plan.training and self.plan.training.minimize)):
+            text = f"total({', '.join(f'widened({each})' for each in there)})"
+        elif name in self.plan.weights:
+            weights = self._weights(runs, device, name)
+            text = f"weighed_mean(({', '.join(there)}), ({', '.join(weights)}))"
+        return self.tasks.add(device, text, [*there, *weights], [short(value)])[0]
 
 
 def _regions(alike: Mapping[Ends, int]) -> Iterator[Ends]:
