@@ -58,6 +58,7 @@ USES: Mapping[Field, SymbolKind | Literal["output"]] = {
     (ast.TrainDecl, "model"): "model",
     (ast.TrainDecl, "minimize"): "output",
     (ast.TrainDecl, "report"): "output",
+    (ast.TrainDecl, "weigh_by"): "output",
     (ast.StateUpdate, "name"): "value",
     (ast.DeviceList, "devices"): "device",
     (ast.DevicesOfKind, "kind"): "device",

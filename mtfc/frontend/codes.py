@@ -115,6 +115,7 @@ CODES = {
     "W606": "updates that vanish in the dtype of the parameters",
     "W607": "copies of statements that could be a loop",
     "W608": "a dimension of an einsum that is kept, and looks contracted",
+    "W609": "micro-batches whose loss is divided by a number of their data",
     "W801": "a primitive of JAX that every processor computes whole",
     "W802": "layers of a JAX function that could be a loop",
     "W803": "a JAX function that closes over a large array",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from mtfc.compiler.ir.core import Equation, Function, Output, Program, Value
+from mtfc.compiler.ir.core import Equation, Function, Output, Program, Training, Value
 from mtfc.compiler.ir.opdef import Trait
 from mtfc.compiler.ir.ops import has_trait
 
@@ -25,13 +25,41 @@ BOUNDED: tuple[Trait, ...] = ("cast", "maximum", "multiply", "add")
 def with_weights(program: Program) -> tuple[Program, dict[str, str]]:
     """Return a program whose `forward` also has an output for each count, and output -> the name of its count."""
     forward = program.function("forward")
+    widened, counted = with_counts(forward)
+    functions = (widened if each is forward else each for each in program.functions)
+    return attrs.evolve(program, functions=tuple(functions)), counted
+
+
+def weights_of(forward: Function, training: Training | None) -> dict[str, str]:
+    """Return output -> the output that weighs it in the mean over micro-batches. `forward` has the counts of `with_counts`."""
+    if training is None or training.weigh_by is None:
+        return {}
+    names = {
+        value: name for name, value in ((each.name, each.value) for each in reversed(forward.handed_out))
+    }
+    counts = {name: names[value] for name, value in counts_of(forward).items() if value in names}
+    found = {name: counts[name] for name in training.report if name in counts and name != training.weigh_by}
+    return {training.minimize: training.weigh_by, **found}
+
+
+def unit_of(forward: Function, training: Training) -> float:
+    """Return a factor for the cotangents of weighed micro-batches, so that 16 bits hold them: their weights can be large numbers.
+
+    It is one by the number of micro-batches, and by the number of elements that the weight is a sum of.
+    """
+    makers = {result: eqn for eqn in forward.body for result in eqn.results}
+    weights = [each.value for each in forward.handed_out if each.name == training.weigh_by]
+    counts = [count for value in weights if (count := _count(value, makers, set()))]
+    return 1 / (training.accumulate * (makers[counts[0]].operands[0].type.size if counts else 1))
+
+
+def with_counts(forward: Function) -> tuple[Function, dict[str, str]]:
+    """Return a function that also has an output for each count, and output -> the name of its count."""
     counts = counts_of(forward)
     names = {value: f"count.{i}" for i, value in enumerate(dict.fromkeys(counts.values()))}
     added = tuple(Output(name, value) for value, name in names.items())
-    others = tuple(each for each in program.functions if each is not forward)
-    widened = attrs.evolve(forward, outputs=(*forward.outputs, *added))
     counted = {name: names[value] for name, value in counts.items()}
-    return attrs.evolve(program, functions=(widened, *others)), counted
+    return attrs.evolve(forward, outputs=(*forward.outputs, *added)), counted
 
 
 def counts_of(forward: Function) -> dict[str, Value]:

@@ -180,8 +180,7 @@ def value_error(value: Number, dtype: str) -> str | None:
     if (type(value) is bool) != (dtype == "bool"):
         return f"{shown(value)} is not a value of {dtype}"
     if dtype in FLOATS:
-        size = 0 if isinstance(value, bool) else abs(value)
-        if OVERFLOW[dtype] <= size != math.inf:
+        if not isinstance(value, bool) and abs(plain(value)) < math.inf and abs(value) >= OVERFLOW[dtype]:
             return f"{shown(value)} is too large for {dtype}"
         wide = is_integer(value) and plain(value) not in INTEGER_RANGE["i32"]
         return f"{shown(value)} has more than 32 bits: write it as a float" if wide else None

@@ -164,7 +164,8 @@ class Training:
 
     A parameter without an update is frozen. `reduce` is the dtype of sums of gradients, if it is not that of the computation.
     `report` names further outputs of the step (see `training.py`). `learning_rate` computes the learning rate of a step, if it is
-    reported. `average` is the share of the parameters' averages that a step keeps, if it keeps averages.
+    reported. `average` is the share of the parameters' averages that a step keeps, if it keeps averages. `weigh_by` names the
+    output that micro-batches are weighed by.
     """
 
     minimize: str
@@ -178,6 +179,7 @@ class Training:
     reduce: str | None = None
     loss_scale: LossScale | None = None
     average: float | None = None
+    weigh_by: str | None = None
 
 
 @frozen(eq=False)

@@ -219,6 +219,7 @@ class _ProgramParser:
         precision, clip, accumulate = (_child(node, rule) for rule in ("precision", "clip", "accumulate"))
         report, rate = _child(node, "report"), _child(self.tree, "rate")
         reduce, scale, average = (_child(node, rule) for rule in ("reduce", "loss_scale", "average"))
+        weigh_by = _child(node, "weigh_by")
         return Training(
             minimize=_first_name(node),
             updates=tuple(self.update(update) for update in _children(self.tree, "update")),
@@ -231,6 +232,7 @@ class _ProgramParser:
             reduce=_first_name(reduce) if reduce else None,
             loss_scale=self.loss_scale(scale) if scale else None,
             average=_number(_tokens(average, "NUMBER")[0]) if average else None,
+            weigh_by=_first_name(weigh_by) if weigh_by else None,
         )
 
     def loss_scale(self, node: Node) -> LossScale:

@@ -221,7 +221,9 @@ class _Printer:
             text += f" clip {number_text(training.clip)}"
         if training.average is not None:
             text += f" average {number_text(training.average)}"
-        return text if training.accumulate == 1 else f"{text} accumulate {training.accumulate}"
+        if training.accumulate != 1:
+            text += f" accumulate {training.accumulate}"
+        return text if training.weigh_by is None else f"{text} weigh_by {name_text(training.weigh_by)}"
 
     def update(self, update: Update) -> Iterator[str]:
         yield from self.function(

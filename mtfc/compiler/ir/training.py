@@ -10,7 +10,9 @@
     }
 
 A reported name stands for the model's output of that name, or else for one of `BUILT_IN`. With several micro-batches a step
-reports the mean of an output. `passes/autodiff/update_equations.py` makes the equations of updates and built-in reports.
+reports the mean of an output, and the sum of the output that micro-batches are weighed by.
+
+`passes/autodiff/update_equations.py` makes the equations of updates and built-in reports.
 """
 
 from __future__ import annotations
@@ -83,6 +85,8 @@ def report_error(training: Training, program: Program) -> str | None:
     unknown = [name for name in training.report if name not in known and name not in BUILT_IN]
     if unknown:
         return f"{unknown[0]} is reported, and is no output of forward"
+    if training.weigh_by is not None and training.weigh_by not in known:
+        return f"micro-batches are weighed by {training.weigh_by}, which is no output of forward"
     if LOSS_SCALE in training.report and LOSS_SCALE not in known and training.loss_scale is None:
         return "the loss scale is reported, and there is none"
     return _rate_error(training, LEARNING_RATE in training.report and LEARNING_RATE not in known)

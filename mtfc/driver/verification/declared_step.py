@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from mtfc.backends.step_definitions import FUNCTIONS, OPTIMIZERS, SCHEDULES, Updated, real
+from mtfc.compiler.analysis.output_weights import with_counts
 from mtfc.compiler.ir.core import Argument, Function
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
@@ -164,18 +165,31 @@ class DeclaredStep:
         }
 
     def passes(self, known: Arrays, number: int, batches: Sequence[Arrays]) -> tuple[Any, Any, Any]:
-        """Return outputs and gradients, the means over the micro-batches, and the model's states after them."""
-        weights = [1 / len(batches)] * len(batches)
-        totals: dict[str, Any] = {}
+        """Return outputs and gradients, the means over the micro-batches, and the model's states after them.
+
+        With `weigh_by`, means are weighed, and the weight itself is added up.
+        """
+        parts: dict[str, list[Any]] = {}
+        counts: dict[str, list[float]] = {}
         states = {name: known[name] for name in self.reference.program.states}
-        for i, (weight, batch) in enumerate(zip(weights, batches, strict=True)):
+        for i, batch in enumerate(batches):
             arguments = {**known, **states, **batch, "the number": number * len(batches) + i}
             found = _called(self._gradients, self.reference, arguments)
-            if states:
+            if states or self._counts:
                 after = _called(self._forward, self.reference, arguments)
+                for name, by in self._counts.items():
+                    counts.setdefault(name, []).append(float(after[by]))
                 states |= {o.updates: after[o.name] for o in self._forward.outputs if o.updates is not None}
             for name, x in found.items():
-                totals[name] = x if len(batches) == 1 else totals.get(name, 0.0) + weight * x
+                parts.setdefault(name, []).append(x)
+        gradients = {f"d_{name}" for name in self.trained}
+        totals = dict[str, Any]()
+        for name, values in parts.items():
+            weights = counts.get(self._reports[0] if name in gradients else name)
+            totals[name] = values[0] if len(values) == 1 else _mean(values, weights)
+        if self._counts and len(batches) > 1:
+            weight = self._counts[self._reports[0]]
+            totals[weight] = sum(parts[weight])
         return totals, {name: totals[f"d_{name}"] for name in self.trained}, states
 
     def unchecked(self) -> Iterator[str]:
@@ -334,7 +348,17 @@ class DeclaredStep:
 
     @cached_property
     def _forward(self) -> Function:
-        return numbered(bound(self.reference.differentiated.function("forward"), training=True))
+        return with_counts(numbered(bound(self.reference.differentiated.function("forward"), training=True)))[
+            0
+        ]
+
+    @cached_property
+    def _counts(self) -> dict[str, str]:
+        """Output -> the output that weighs it, such as a number of tokens."""
+        weight = self.decl.weigh_by
+        if not isinstance(weight, ast.Name):
+            return {}
+        return {**with_counts(self._forward)[1], self._reports[0]: weight.text}
 
     @cached_property
     def _gradients(self) -> Function:
@@ -352,6 +376,12 @@ class DeclaredStep:
         made = {value: eqn for eqn in self._gradients.body for value in eqn.results}
         values = {output.name: output.value for output in self._gradients.outputs}
         return [name for name in self.optimized if not _is_zero(made.get(values[f"d_{name}"]))]
+
+
+def _mean(values: Sequence[Any], weights: Sequence[float] | None) -> Any:
+    """Return the weighed mean of the values of micro-batches. Those of weight 0 count as 0."""
+    weights = weights or [1.0] * len(values)
+    return sum(w * x for w, x in zip(weights, values, strict=True) if w) / (sum(weights) or 1.0)
 
 
 def _is_zero(eqn: Any) -> bool:

@@ -575,6 +575,7 @@ class TrainDecl(Node):
     optimizer: Expr | None
     precision: Precision | None
     accumulate: Expr | None
+    weigh_by: Expr | None
     clip: Expr | None
     average: Expr | None
     report: tuple[Name, ...] | None

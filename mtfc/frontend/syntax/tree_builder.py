@@ -27,7 +27,7 @@ LARGEST_INTEGER = 2**63 - 1
 N = TypeVar("N", bound=ast.Node)
 
 # The entries of a `train` block.
-SETTINGS = ("minimize", "optimizer", "precision", "accumulate", "clip", "average", "report")
+SETTINGS = ("minimize", "optimizer", "precision", "accumulate", "weigh_by", "clip", "average", "report")
 GROUPS = ("optimizer for", "frozen")
 """The entries of a `train` block for some of the parameters."""
 STORED = ("params", "optimizer")

@@ -3,7 +3,7 @@
 The step returns the loss and the values that `report` names (see `ir/training.py`).
 
 With `accumulate = K` the step takes K micro-batches, stacked along a new first dimension of each input, and minimizes the mean of
-their losses: gradients are added up and parameters updated once.
+their losses, weighed by the output `weigh_by` if there is one: gradients are added up and parameters updated once.
 
 Input:   function forward(x, w) -> (y, loss) { ... }        with updates of its parameters
 Output:  the same, and function step(x, w, w.velocity) -> (loss, w updates w, w.velocity updates w.velocity) { ... }
@@ -20,6 +20,7 @@ from typing import ClassVar
 
 import attrs
 
+from mtfc.compiler.analysis.output_weights import unit_of, weights_of, with_counts
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Training, Value, walk
 from mtfc.compiler.ir.ops import has_trait
@@ -48,6 +49,7 @@ from mtfc.compiler.passes.autodiff.loss_scaling import (
     unscaled,
 )
 from mtfc.compiler.passes.autodiff.micro_batches import (
+    inverse,
     over_micro_batches,
     replaced_by,
     stacked,
@@ -193,10 +195,15 @@ def _whole_batch(forward: Function, training: Training, is_step: bool = False) -
 
 
 def _scaled_gradients(
-    builder: Builder, forward: Function, training: Training, scale: Value | None, share: float = 1.0
+    builder: Builder,
+    forward: Function,
+    training: Training,
+    scale: Value | None,
+    share: float = 1.0,
+    weight: Value | None = None,
 ) -> dict[Value, Value]:
-    """Append the gradients of the trained parameters for a share of the loss, with the loss scale as a factor."""
-    start = seed(builder, _minimized(forward, training), training.loss_scale, scale, share)
+    """Append the gradients of the trained parameters for a share of the loss, with loss scale and weight as factors."""
+    start = seed(builder, _minimized(forward, training), training.loss_scale, scale, share, weight)
     seeds = {_minimized(forward, training): start}
     found = backward(builder, forward.body, seeds, _trained(forward, training))
     return with_wide_sums(builder, found, training.reduce, forward.outputs) if training.reduce else found
@@ -209,23 +216,39 @@ def _minimized(forward: Function, training: Training) -> Value:
 def _micro_batches(
     forward: Function, training: Training, micro: Dim, is_step: bool = False
 ) -> Differentiated:
-    """Return the mean outputs and gradients over a loop's micro-batches."""
+    """Return the mean outputs and gradients over a loop's micro-batches.
+
+    With `weigh_by`, the loss and the gradients are weighed by that output, other outputs that are means over a count of the data
+    by their counts, and the sum of the weights is reported.
+    """
+    names = returned_outputs(forward, training)
+    forward = with_counts(forward)[0] if training.weigh_by is not None else forward
+    weights, unit = weights_of(forward, training), unit_of(forward, training)
     arguments = tuple(stacked(argument, micro) for argument in forward.arguments)
     builder = Builder(Names(argument.value.name for argument in arguments), training.span, "backward")
     state = scale_state(builder, training.loss_scale) if is_step else None
 
-    def gradients(inner: Builder, body: Function, scale: Value | None) -> dict[Value, Value]:
-        return _scaled_gradients(inner, body, training, scale, 1 / micro.size)
+    def gradients(
+        inner: Builder, body: Function, scale: Value | None, weight: Value | None
+    ) -> dict[Value, Value]:
+        return _scaled_gradients(inner, body, training, scale, unit, weight)
 
-    names = returned_outputs(forward, training)
     scale = state.scale.value if state else None
-    totals, sums, states = over_micro_batches(builder, forward, arguments, micro, names, gradients, scale)
+    totals, sums, states = over_micro_batches(
+        builder, forward, arguments, micro, names, weights, gradients, scale
+    )
+    shares = {name: inverse(builder, totals[by]) for name, by in weights.items()}
+    if weights:
+        total = totals[str(training.weigh_by)]
+        share = inverse(builder, builder("mul", total, builder.like(unit, total)))
+        sums = {parameter: _times(builder, g, share) for parameter, g in sums.items()}
+        shares[str(training.weigh_by)] = builder.like(1.0, total)
     dtypes = {output.name: output.value.type.dtype for output in forward.outputs}
-    means = [builder("mul", total, builder.like(1 / micro.size, total)) for total in totals]
-    outputs = {
-        name: builder.cast(mean, dtypes[name]) if dtypes[name] in FLOATS else mean
-        for name, mean in zip(names, means, strict=True)
-    }
+    outputs = dict[str, Value]()
+    for name in names:
+        share = shares.get(name) or builder.like(1 / micro.size, totals[name])
+        mean = builder("mul", totals[name], builder.cast(share, totals[name].type.dtype))
+        outputs[name] = builder.cast(mean, dtypes[name]) if dtypes[name] in FLOATS else mean
     return Differentiated(builder, arguments, outputs, sums, states, state)
 
 

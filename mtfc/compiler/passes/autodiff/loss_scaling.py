@@ -60,9 +60,20 @@ def scale_state(builder: Builder, loss_scale: LossScale | None) -> ScaleState | 
 
 
 def seed(
-    builder: Builder, loss: Value, loss_scale: LossScale | None, scale: Value | None, share: float = 1.0
+    builder: Builder,
+    loss: Value,
+    loss_scale: LossScale | None,
+    scale: Value | None,
+    share: float = 1.0,
+    weight: Value | None = None,
 ) -> Value:
-    """Return the cotangent of the loss: `share` times the scale. Without a scale from a state, the first scale counts."""
+    """Return the cotangent of the loss: `share` times the scale. Without a scale from a state, the first scale counts.
+
+    weight: a further factor.
+    """
+    if weight is not None:
+        weighed = builder("mul", seed(builder, weight, loss_scale, scale, share), weight)
+        return builder.cast(weighed, loss.type.dtype)
     if scale is None:
         start = loss_scale.start if loss_scale else 1.0
         return builder("full", dims=(), value=fitted(share * start, loss.type.dtype), dtype=loss.type.dtype)

@@ -1,6 +1,7 @@
 """Micro-batches: a loop over slices of the inputs that runs forward and backward pass.
 
-Only the activations of one slice are alive at a time.
+Only the activations of one slice are alive at a time. An output may be weighed by another one, such as a number of tokens: sums
+of weight times value, divided by the sum of the weights, are what one large batch gives for a mean over these tokens.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
 from mtfc.compiler.passes.autodiff.update_equations import wide
 
-Gradients = Callable[[Builder, Function, "Value | None"], Mapping[Value, Value]]
-"""Appends to the builder the gradients of a function's parameters for a loss scale: parameter -> gradient."""
+Gradients = Callable[[Builder, Function, "Value | None", "Value | None"], Mapping[Value, Value]]
+"""Appends to the builder the gradients of a function's parameters for a loss scale and a weight: parameter -> gradient."""
 
 
 def gathered_anew(eqn: Equation) -> list[Value]:
@@ -58,10 +59,13 @@ def over_micro_batches(
     arguments: tuple[Argument, ...],
     micro: Dim,
     outputs: Sequence[str],
+    weights: Mapping[str, str],
     gradients: Gradients,
     scale: Value | None = None,
-) -> tuple[tuple[Value, ...], dict[Value, Value], dict[str, Value]]:
+) -> tuple[dict[str, Value], dict[Value, Value], dict[str, Value]]:
     """Append the loop; return the sums over micro-batches of the named `outputs` and of each parameter's gradient.
+
+    weights: output -> the output that it is weighed by; gradients have the weight of the first of `outputs`, the loss.
 
     `arguments` are the forward function's, with stacked inputs. The sums are carries, pending or not, so each sum is completed
     once. `scale` is a loss scale that is a state of the step. The states of the model are carries too: each micro-batch updates
@@ -71,15 +75,22 @@ def over_micro_batches(
     inner = Builder(names_of(body), b.span, "backward")
     inner.body = list(body.body)
     scaled = Value(inner.names.fresh(scale.name), scale.type) if scale else None
-    found = gradients(inner, body, scaled)
+    given = {output.name: output.value for output in body.handed_out}
+    numbers = {by: wide(inner, _as_float(inner, given[by])) for by in dict.fromkeys(weights.values())}
+    weight = numbers[weights[outputs[0]]] if weights else None
+    found = gradients(inner, body, scaled, weight)
     outside = dict(zip((a.value for a in body.arguments), (a.value for a in arguments), strict=False))
     outside |= counted
     if scaled and scale:
         body = attrs.evolve(body, arguments=(*body.arguments, Argument(scaled, "parameter")))
         outside[scaled] = scale
     inner.span = b.span
-    values = {output.name: output.value for output in body.outputs}
-    sums = {f"sum_{name}": wide(inner, _as_float(inner, values[name])) for name in outputs}
+    if weight:
+        is_there = _is_there(inner, weight)
+        found = {parameter: inner("mask", is_there, g) for parameter, g in found.items()}
+    added = {name: wide(inner, _as_float(inner, given[name])) for name in outputs} | numbers
+    added |= {name: _weighed(inner, added[name], numbers[by]) for name, by in weights.items()}
+    sums = {f"sum_{name}": value for name, value in added.items()}
     sums |= {f"d_{parameter.name}": g for parameter, g in found.items()}
     states = replaced_by(body)
     region = _region(inner, body, sums, states)
@@ -87,9 +98,25 @@ def over_micro_batches(
     operands = [*starts, *(outside[argument.value] for argument in region.arguments[len(sums) :])]
     loop = make_loop(b.names, region, operands, attrs.evolve(plain_loop(micro, b), stage="backward"))
     b.append(loop)
-    totals, of_gradients = loop.results[: len(outputs)], loop.results[len(outputs) : len(sums)]
-    given = {outside[p]: total for p, total in zip(found, of_gradients, strict=True)}
-    return totals, given, dict(zip(states, loop.results[len(sums) :], strict=True))
+    totals, of_gradients = loop.results[: len(added)], loop.results[len(added) : len(sums)]
+    of_parameters = {outside[p]: total for p, total in zip(found, of_gradients, strict=True)}
+    new = dict(zip(states, loop.results[len(sums) :], strict=True))
+    return dict(zip(added, totals, strict=True)), of_parameters, new
+
+
+def _is_there(b: Builder, weight: Value) -> Value:
+    return b("ne", weight, b.like(0.0, weight))
+
+
+def _weighed(b: Builder, value: Value, weight: Value) -> Value:
+    """Return a value times its weight: 0 for a weight of 0, where the value may be no number."""
+    return b("mask", _is_there(b, weight), b("mul", value, b.cast(weight, value.type.dtype)))
+
+
+def inverse(b: Builder, total: Value) -> Value:
+    """Return one by the sum of all weights; 1 if the sum is 0."""
+    one = b.like(1.0, total)
+    return b("div", one, b("where", _is_there(b, total), total, one))
 
 
 def replaced_by(function: Function) -> dict[str, Value]:

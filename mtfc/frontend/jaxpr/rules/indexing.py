@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mtfc.compiler.ir.core import Value
 from mtfc.compiler.ir.types import FLOATS
-from mtfc.frontend.jaxpr.emitting import JaxprEmitter, dims_of_result
+from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import Axis, axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number
 from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
@@ -263,8 +263,8 @@ def _is_plain_top_k(step: AppliedPrimitive) -> bool:
 def _emit_top_k(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     x, k = step.operands[0], step.params["k"]
     value, dim = emitter.merged(emitter.operand(step, 0), x.axes, len(x.axes) - 1)
-    own = dims_of_result(emitter, step)[-1:] if k > 1 else ()
-    target = own[0] if own else emitter.dims.new("one", 1)
+    own = emitter.dims.of(step.results[0].axes[-1])
+    target = own[0] if len(own) == 1 else emitter.dims.new("chosen" if own else "one", k)
     found = emitter.build.several("top_k", value, names=("values", "indices"), dim=dim, k=target)
     return tuple(emitter.parted(each, target, step.results[0].axes[-1]) for each in found)
 

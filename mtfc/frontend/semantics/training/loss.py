@@ -1,4 +1,7 @@
-"""Check the loss of a `train` block: an output that is a floating-point scalar, and whose gradient reaches a parameter."""
+"""Check the loss of a `train` block: an output that is a floating-point scalar, and whose gradient reaches a parameter.
+
+With micro-batches, a loss that is divided by a number of its own batch needs weights: `weigh_by`, or W609.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from mtfc.compiler.diagnostics import Label, Span
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import pairs, region_of
 from mtfc.compiler.ir.opdef import no_gradient
-from mtfc.compiler.ir.ops import OPS
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.training import of_role
 from mtfc.compiler.ir.training_flag import bound
 from mtfc.compiler.ir.types import FLOATS
@@ -19,8 +22,18 @@ from mtfc.frontend.semantics.training.parameter_groups import ParameterGroups
 from mtfc.frontend.syntax import ast
 
 
-def loss_to_minimize(model: Model, decl: ast.TrainDecl, scope: Scope, groups: ParameterGroups) -> str | None:
-    """Return the name of the output to minimize; None, and an error, if it cannot be minimized."""
+@frozen
+class Minimized:
+    """The name of the output to minimize, and of the output that its micro-batches are weighed by."""
+
+    name: str
+    weigh_by: str | None = None
+
+
+def loss_to_minimize(
+    model: Model, decl: ast.TrainDecl, scope: Scope, groups: ParameterGroups, micro_batches: int
+) -> Minimized | None:
+    """Return what to minimize; None, and an error, if it cannot be minimized."""
     name = decl.minimize
     if name is None:
         help = "add `minimize` and the name of the loss"
@@ -31,7 +44,13 @@ def loss_to_minimize(model: Model, decl: ast.TrainDecl, scope: Scope, groups: Pa
     if name.text in outputs:
         states = model.program.states
         loss = _Loss.of(name, outputs[name.text], forward, states, groups, scope)
-        return name.text if loss.is_good() else None
+        if not loss.is_good():
+            return None
+        if decl.weigh_by is not None:
+            return loss.weighed(decl.weigh_by, model, outputs)
+        if micro_batches > 1:
+            loss.warn_of_counts()
+        return Minimized(name.text)
     if model.complete:
         _report_missing(name, model, outputs, scope)
     return None
@@ -57,13 +76,15 @@ def report_not_returned(name: ast.Name, model: Model, outputs: Iterable[str], sc
 class _Loss:
     """A value to minimize, and the equations of its model.
 
-    definitions: the equation of each value. links: for results of loops and arguments of their regions, the values that these
-    stand for.
+    inputs: those with dimensions. definitions: the equation of each value. links: for results of loops and arguments of their
+    regions, the values that these stand for.
     """
 
     name: ast.Name
     value: Value
+    body: Sequence[Equation]
     parameters: frozenset[Value]
+    inputs: frozenset[Value]
     definitions: Mapping[Value, Equation]
     links: Mapping[Value, Sequence[Value]]
     groups: ParameterGroups
@@ -80,12 +101,13 @@ class _Loss:
         scope: Scope,
     ) -> _Loss:
         parameters = frozenset(v for v in of_role(forward, "parameter") if v.name not in states)
+        inputs = frozenset(v for v in of_role(forward, "input") if v.type.dims)
         equations = tuple(walk(forward.body))
         definitions = {result: eqn for eqn in equations for result in eqn.results}
         links: dict[Value, Sequence[Value]] = {}
         for eqn in equations:
             links |= _links(eqn) if eqn.regions else {}
-        return cls(name, value, parameters, definitions, links, groups, scope)
+        return cls(name, value, forward.body, parameters, inputs, definitions, links, groups, scope)
 
     def is_good(self) -> bool:
         """Return True if the value can be minimized; report an error otherwise."""
@@ -118,7 +140,7 @@ class _Loss:
 
     def _is_influenced(self) -> bool:
         help = None if self.parameters else "the model has none: declare what is trained with `param`"
-        influences = self._reached(lambda eqn: eqn.operands)
+        influences = self._reached(_operands)
         return bool(influences & self.parameters) or self._error(
             "E406", "does not depend on any parameter", self._place(), "it is computed here", help
         )
@@ -143,6 +165,44 @@ class _Loss:
         help = "leave a parameter that it depends on out of `frozen`"
         self.scope.error("E419", message, self.name.span, self.groups.frozen_by, help)
         return False
+
+    def weighed(self, node: ast.Expr, model: Model, outputs: Mapping[str, Value]) -> Minimized | None:
+        """Return the loss with its weight; None, and an error, for a weight that is no number of the data."""
+        if not isinstance(node, ast.Name):
+            help = "write `weigh_by = tokens`, and return `tokens` from the model"
+            self.scope.error("E410", "expected the name of an output to weigh by", node.span, help=help)
+            return None
+        value = outputs.get(node.text)
+        if value is None:
+            if model.complete:
+                _report_missing(node, model, outputs, self.scope)
+            return None
+        dtype, is_trained = (
+            value.type.dtype,
+            not self._reached(_operands, [value]).isdisjoint(self.parameters),
+        )
+        if value.type.dims or dtype == "bool" or is_trained:
+            what = "depends on parameters" if is_trained else f"is {value.type}"
+            message = f"micro-batches are weighed by one number of their data, and `{node.text}` {what}"
+            self.scope.error("E410", message, node.span)
+            return None
+        return Minimized(self.name.text, node.text)
+
+    def warn_of_counts(self) -> None:
+        """Warn if the loss is linear in a quotient whose divisor is one number of the micro-batch."""
+        reached = self._reached(_linear_operands)
+        for eqn in self.body:
+            is_quotient = has_trait(eqn, "divide") and eqn.result in reached
+            if not is_quotient or eqn.operands[1].type.dims:
+                continue
+            made_of = self._reached(_operands, eqn.operands[1:])
+            if made_of.isdisjoint(self.inputs) or not made_of.isdisjoint(self.parameters):
+                continue
+            message = f"`{self.name.text}` is divided by a number of each micro-batch, and their mean is not the mean of all"
+            labels = [Label(eqn.span, "it is divided here")] if eqn.span else []
+            help = "return the divisor, such as a number of tokens, and write `weigh_by = tokens`"
+            self.scope.error("W609", message, self.name.span, labels, help)
+            return
 
     def _reached(
         self, operands: Callable[[Equation], Iterable[Value]], start: Iterable[Value] | None = None
@@ -171,6 +231,15 @@ def _links(eqn: Equation) -> dict[Value, Sequence[Value]]:
         update = updates.get(argument.value.name)
         found[argument.value] = (value,) if update is None else (value, update)
     return found
+
+
+def _operands(eqn: Equation) -> Sequence[Value]:
+    return eqn.operands
+
+
+def _linear_operands(eqn: Equation) -> list[Value]:
+    """Return the operands that the results are linear in."""
+    return [eqn.operands[i] for group in OPS[eqn.op].linear(eqn) for i in group]
 
 
 def differentiable_operands(eqn: Equation) -> tuple[Value, ...]:

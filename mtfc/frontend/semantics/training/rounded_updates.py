@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from math import ceil, log2, sqrt
 
 from mtfc.compiler.diagnostics import Label
-from mtfc.compiler.ir.core import Initializer, Parameter, Update
+from mtfc.compiler.ir.core import Initializer, Parameter, Update, Value
+from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.training import of_role
 from mtfc.frontend.semantics.names.constants import number
 from mtfc.frontend.semantics.names.scope import Scope
@@ -17,6 +19,9 @@ ZERO = {"f16": 2.0**-25, "bf16": 2.0**-134}
 
 NEAR_ONE = {"f16": (1 - 2.0**-12, 1 + 2.0**-11), "bf16": (1 - 2.0**-9, 1 + 2.0**-8)}
 """The least and the largest number that each dtype rounds to one."""
+
+STEPS = (0, 1, 10, 100, 1000, 10_000, 100_000)
+"""The steps at which numbers of schedules are tried."""
 
 SIGNIFICANT = 8
 """The significant bits of a bf16."""
@@ -61,15 +66,35 @@ def _has_rate(optimizer: Optimizer) -> bool:
 
 
 def _lost_numbers(update: Update) -> Iterator[tuple[float, int, str]]:
-    """Yield the constants that their dtype rounds to zero or to one, and are not: each with the rounded number and the dtype."""
+    """Yield the numbers that their dtype rounds to zero or to one, and are not: each with the rounded number and the dtype.
+
+    A number that depends on the step, as a schedule gives it, is lost if it is so at all tried steps.
+    """
+    tried = [_scalars(update, step) for step in STEPS]
     for eqn in update.function.body:
-        for result in eqn.results:
-            value, dtype = eqn.attrs.get("value"), result.type.dtype
-            if not isinstance(value, int | float) or value in (0, 1) or dtype not in ZERO:
-                continue
-            least, largest = NEAR_ONE[dtype]
-            if abs(value) <= ZERO[dtype] or least <= value <= largest:
-                yield float(value), int(least <= value), dtype
+        dtype = eqn.results[0].type.dtype
+        if dtype not in ZERO or not has_trait(eqn, "constant", "cast"):
+            continue
+        least, largest = NEAR_ONE[dtype]
+        found = [value for known in tried if (value := known.get(eqn.results[0], 0)) not in (0, 1)]
+        if found and all(abs(value) <= ZERO[dtype] or least <= value <= largest for value in found):
+            yield found[0], int(least <= found[0]), dtype
+
+
+def _scalars(update: Update, step: int) -> dict[Value, float]:
+    """Return the scalars of an update that depend on the number of the step alone."""
+    known = dict[Value, float]()
+    for eqn in update.function.body:
+        operands = [known[value] for value in eqn.operands if value in known]
+        value, compute = eqn.attrs.get("value"), OPS[eqn.op].number
+        if has_trait(eqn, "step_number"):
+            known[eqn.result] = step
+        elif has_trait(eqn, "constant") and isinstance(value, int | float):
+            known[eqn.result] = float(value)
+        elif operands and len(operands) == len(eqn.operands) and (compute or has_trait(eqn, "cast")):
+            with suppress(ArithmeticError, ValueError):
+                known[eqn.result] = compute(*operands) if compute else operands[0]
+    return known
 
 
 def _warn_of_small_steps(

@@ -50,9 +50,9 @@ def train_models(
 
 def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Model:
     groups = groups_of(model, decl, scope)
-    minimize = loss_to_minimize(model, decl, scope, groups)
     precision = elaborate_precision(decl.precision, scope) if decl.precision else None
     clip, accumulate, average = (_setting(key, getattr(decl, key), scope) for key in SETTINGS)
+    minimized = loss_to_minimize(model, decl, scope, groups, int(accumulate or 1))
     stored = {
         name: type.with_dtype(precision.params if precision else type.dtype)
         for name, type in model.slices.items()
@@ -62,20 +62,21 @@ def _trained(model: Model, decl: ast.TrainDecl, scope: Scope, std: Scope) -> Mod
     entries = _entries(decl, groups, scope, std)
     is_scaled = precision is not None and precision.loss_scale is not None
     report = step_reports(model, decl, entries, is_scaled, scope)
-    if minimize is None or updates is None:
+    if minimized is None or updates is None:
         return model
     training = Training(
-        minimize,
+        minimized.name,
         updates,
         precision.dtypes if precision else None,
         clip,
         int(accumulate or 1),
         decl.span,
-        tuple(name for name in dict.fromkeys((*report.names, *model.watched)) if name != minimize),
+        tuple(name for name in dict.fromkeys((*report.names, *model.watched)) if name != minimized.name),
         report.learning_rate,
         precision.reduce if precision else None,
         precision.loss_scale if precision else None,
         average,
+        minimized.weigh_by,
     )
     return attrs.evolve(model, program=attrs.evolve(model.program, training=training))
 

@@ -11,9 +11,9 @@ from mtfc.backends.common.module import arguments
 from mtfc.compiler.ir.training import GRAD_NORM
 from mtfc.placements.running.jax.passes import PlacedRun, short
 from mtfc.placements.running.jax.pieces import StoredPiece
-from mtfc.placements.running.jax.plan import ModulePlan, outputs_of, whole_on
+from mtfc.placements.running.jax.plan import ModulePlan
 from mtfc.placements.running.jax.step import StepWriter
-from mtfc.placements.running.jax.sums import Reduced, summed_gradients
+from mtfc.placements.running.jax.sums import Reduced
 from mtfc.placements.running.jax.updates import clipped_function, unscaled_function
 
 PiecesOfArrays = Mapping[str, Sequence[str]]
@@ -59,14 +59,12 @@ class GradientsWriter(StepWriter):
         self.number_variable()
         runs = self.passes(training, count)
         self.tasks.group = (count, 1)
-        reduced = summed_gradients(self.tasks, self.held, runs)
+        reduced = self.reduced(runs)
         gradients = {
             each: [self._gradient(piece, reduced) for piece in pieces]
             for each, pieces in self._parameters().items()
         }
-        loss = outputs_of(self.placed)[training.minimize]
-        values = [whole_on(run_, loss) for run_ in runs]
-        outputs = {training.minimize: self.mean(values, loss) if count > 1 else values[0]}
+        outputs = {training.minimize: self.mean(runs, training.minimize)}
         further: dict[str, PiecesOfArrays] = {"gradients": gradients, "states": self._new_states(runs[-1])}
         doc = f"Compute {training.minimize}, the gradients of params, and the model's new state."
         return self.plan.definition(

@@ -10,6 +10,7 @@ import attrs
 from mtfc.backends.common.module import arguments, dict_text
 from mtfc.backends.common.prelude import definitions
 from mtfc.backends.jax.backend import RESERVED
+from mtfc.compiler.analysis.output_weights import unit_of, weights_of, with_weights
 from mtfc.compiler.diagnostics import CompileError, Diagnostic
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Program, Value, source_file
@@ -62,7 +63,11 @@ class ModulePlan:
         self.lowered = run(self.program, differentiation("step"))
         self.trains = self.lowered.has_function("step")
         differentiates = self.training is not None or placed.of == "gradients"
-        self.step = self._graph(_in_training(self.program)) if differentiates else None
+        inside = _in_training(self.program)
+        forward = inside.function("forward")
+        self.weights = weights_of(forward, self.training)
+        self.unit = unit_of(forward, self.training) if self.training else 1.0
+        self.step = self._graph(inside) if differentiates else None
         outside = run(self.program, (MixedPrecision(), BindTraining(), Simplify(), Cse(), Dce()))
         self.forward = self._graph(outside)
         self._refuse_sliced()
@@ -242,6 +247,8 @@ def _in_training(program: Program) -> Program:
     """Return the program of a training step before differentiation, with the updates of the model's states."""
     narrow = run(program, (MixedPrecision(),))
     flagged = narrow.map_functions(lambda function: bound(function, training=True))
+    if program.training is not None and program.training.weigh_by is not None:
+        flagged = with_weights(flagged)[0]
     return run(flagged, (Simplify(), Cse(), Dce()))
 
 
@@ -261,19 +268,30 @@ def whole_on(run_: PlacedRun, value: Value) -> str:
     return run_.gathered(value, whole_of(value), run_.held[value][0].device, 0)[0]
 
 
-def seed_of(placed: PlacedGraph, tasks: TaskList, share: float, scale: str | None = None) -> Seed | None:
+def seed_of(
+    placed: PlacedGraph,
+    tasks: TaskList,
+    share: float,
+    scale: str | None = None,
+    weight: Callable[[], str] | None = None,
+) -> Seed | None:
     """Return the function from a device to a variable with the cotangent of the loss there; None without a loss.
 
-    scale: a variable with a loss scale that changes, or None.
+    scale: a variable with a loss scale that changes, or None. weight: returns one with the weight of the micro-batch.
     """
     if placed.graph.loss is None:
         return None
     type = placed.graph.loss.type
+    dtype = ARRAY_DTYPES[type.dtype]
 
     def seed(device: int) -> str:
+        if weight is not None:
+            given = [tasks.on(each, device, 4) for each in (weight(), scale) if each is not None]
+            text = f'scaled_share({given[1] if scale else 1.0}, {share!r}, "{dtype}", {given[0]})'
+            return tasks.add(device, text, given, ["d_loss"])[0]
         if scale is None:
             return tasks.add(device, tasks.filled(type, share, device), [], ["d_loss"])[0]
-        there, dtype = tasks.on(scale, device, 4), ARRAY_DTYPES[type.dtype]
+        there = tasks.on(scale, device, 4)
         return tasks.add(device, f'scaled_share({there}, {share!r}, "{dtype}")', [there], ["d_loss"])[0]
 
     return seed

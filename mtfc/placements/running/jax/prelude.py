@@ -73,16 +73,42 @@ def total(first, *others):
     return first
 
 
+def widened(x):
+    """Return numbers as floats of 32 bits at least."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 @jax.jit
-def mean(first, *others):
+def mean(*outputs):
     """Return the mean of outputs of several micro-batches, added up in 32 bits at least."""
-    dtype = first.dtype
-    wide = jnp.float32 if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize < 4 else dtype
-    summed = first.astype(wide)
-    for x in others:
-        summed = summed + x.astype(wide)
-    summed = summed * jnp.asarray(1 / (len(others) + 1), wide)
-    return summed.astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else summed
+    summed = total(*(widened(x) for x in outputs)) * (1 / len(outputs))
+    return summed.astype(outputs[0].dtype) if jnp.issubdtype(outputs[0].dtype, jnp.floating) else summed
+
+
+def sum_or_one(weights):
+    """Return the sum of weights of micro-batches; 1 in the place of 0."""
+    summed = total(*(widened(x) for x in weights))
+    return jnp.where(summed != 0, summed, 1)
+
+
+@jax.jit
+def weighed_mean(outputs, weights):
+    """Return the weighed mean of outputs of several micro-batches. An output of weight 0 counts as 0."""
+    terms = [masked(widened(x) * w, w) for x, w in zip(outputs, weights, strict=True)]
+    found = total(*terms) / sum_or_one(weights)
+    return found.astype(outputs[0].dtype) if jnp.issubdtype(outputs[0].dtype, jnp.floating) else found
+
+
+@jax.jit
+def masked(x, weight):
+    """Return a gradient; zeros for a micro-batch of weight 0."""
+    return jnp.where(weight != 0, x, 0)
+
+
+@partial(jax.jit, static_argnums=1)
+def weighed(x, unit, *weights):
+    """Return the sum of the gradients of several micro-batches by the sum of the weights in a unit."""
+    return (widened(x) / (sum_or_one(weights) * unit)).astype(x.dtype)
 
 
 @jax.jit
@@ -91,10 +117,10 @@ def root(x):
     return jnp.sqrt(x)
 
 
-@partial(jax.jit, static_argnums=(1, 2))
-def scaled_share(scale, share, dtype):
-    """Return the share of a loss scale."""
-    return (scale * jnp.float32(share)).astype(dtype)
+@partial(jax.jit, static_argnums=2)
+def scaled_share(scale, share, dtype, weight=1):
+    """Return the share of a loss scale, weighed."""
+    return jnp.asarray(scale * share * weight, dtype)
 
 
 @jax.jit

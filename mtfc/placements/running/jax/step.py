@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from mtfc.backends.common.module import arguments
 from mtfc.compiler.ir.core import Function, Training, Value
@@ -38,6 +39,16 @@ class StepWriter:
         self.shared: dict[str, str] = {}
         self.state: dict[tuple[str, int], str] = {}
 
+    def reduced(self, runs: Sequence[PlacedRun]) -> Reduced:
+        """Return the sums of gradients over passes and devices, weighed if several micro-batches have weights."""
+        weight = self.weight_on if self.is_weighed(len(runs)) else None
+        return summed_gradients(self.tasks, self.held, runs, weight, self.plan.unit)
+
+    def weight_on(self, run_: PlacedRun, device: int, output: str | None = None) -> str:
+        """Return a variable on a device with the weight of a micro-batch for an output, or else for the loss."""
+        assert self.plan.training is not None
+        return self.tasks.on(self.weight(run_, output or self.plan.training.minimize), device, 4)
+
     def assembled(self, name: str, reduced: Reduced) -> str:
         """Return a variable with the whole gradient of a parameter, on one device."""
         pieces = self.plan.pieces[name]
@@ -71,7 +82,7 @@ class StepWriter:
         self._state_variables()
         runs = self.passes(training, self.plan.accumulate)
         self.tasks.group = (self.plan.accumulate, 1)
-        reduced = summed_gradients(self.tasks, self.held, runs)
+        reduced = self.reduced(runs)
         if needs_norm(training) or GRAD_NORM in training.report:
             self.shared[GRAD_NORM] = self.norm(training, reduced)
         new_params, new_state = self._updates(training, reduced, runs[-1])
@@ -111,11 +122,20 @@ class StepWriter:
             for argument in self.placed.graph.function.arguments:
                 if argument.role == "step":
                     run_.held[argument.value] = self._numbers(micro, count)
-            share = fixed / count
-            run_.seed = seed_of(self.placed, self.tasks, share, self.shared.get(LOSS_SCALE))
+            weight = partial(self.weight, run_, training.minimize) if self.is_weighed(count) else None
+            share = fixed * (self.plan.unit if weight else 1 / count)
+            run_.seed = seed_of(self.placed, self.tasks, share, self.shared.get(LOSS_SCALE), weight)
             run_.run()
             runs.append(run_)
         return runs
+
+    def is_weighed(self, count: int) -> bool:
+        """Return True if several micro-batches have weights."""
+        return count > 1 and bool(self.plan.weights)
+
+    def weight(self, run_: PlacedRun, output: str) -> str:
+        """Return a variable with the weight of a micro-batch for an output."""
+        return whole_on(run_, outputs_of(self.placed)[self.plan.weights[output]])
 
     def _continue(self, before: PlacedRun, run_: PlacedRun) -> None:
         """Take parameters from the pass before, and the states that it has updated."""
@@ -272,8 +292,7 @@ class StepWriter:
         values, found = outputs_of(self.placed), dict[str, str]()
         for name in self.plan.reported():
             if name in values:
-                each = [whole_on(run_, values[name]) for run_ in runs]
-                found[name] = self.mean(each, values[name]) if len(each) > 1 else each[0]
+                found[name] = self.mean(runs, name)
             elif name == LEARNING_RATE:
                 function = rate_function(training)
                 operands = self.scalars([STEP] * len(function.arguments), 0)
@@ -286,8 +305,18 @@ class StepWriter:
                 (found[name],) = self.tasks.add(0, text, [], [name])
         return found
 
-    def mean(self, names: Sequence[str], value: Value) -> str:
-        """Return the mean of an output over micro-batches."""
+    def mean(self, runs: Sequence[PlacedRun], name: str) -> str:
+        """Return the mean of an output over micro-batches; the sum of the output that they are weighed by."""
+        value = outputs_of(self.placed)[name]
+        names = [whole_on(run_, value) for run_ in runs]
+        if len(names) == 1:
+            return names[0]
         device, size = self.tasks.device[names[0]], ITEM_BYTES[value.type.dtype]
         there = [self.tasks.on(each, device, size * volume(whole_of(value))) for each in names]
-        return self.tasks.add(device, f"mean({', '.join(there)})", there, [short(value)])[0]
+        text, weights = f"mean({', '.join(there)})", list[str]()
+        if name == self.plan.weights.get(str(self.plan.training and self.plan.training.minimize)):
+            text = f"total({', '.join(f'widened({each})' for each in there)})"
+        elif name in self.plan.weights:
+            weights = [self.weight_on(run_, device, name) for run_ in runs]
+            text = f"weighed_mean(({', '.join(there)}), ({', '.join(weights)}))"
+        return self.tasks.add(device, text, [*there, *weights], [short(value)])[0]

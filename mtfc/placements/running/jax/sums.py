@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from mtfc.compiler.ir.types import ITEM_BYTES
 from mtfc.placements.running.jax.passes import PlacedRun, cells, short
@@ -24,19 +24,35 @@ def pieces_by_value(pieces: Mapping[str, Iterable[StoredPiece]]) -> PiecesByValu
     return found
 
 
-def summed_gradients(tasks: TaskList, held: PiecesByValue, runs: Sequence[PlacedRun]) -> Reduced:
-    """Add up the gradients of all passes on each device, and then those of the devices that hold the same elements."""
+def summed_gradients(
+    tasks: TaskList,
+    held: PiecesByValue,
+    runs: Sequence[PlacedRun],
+    weight: Callable[[PlacedRun, int], str] | None = None,
+    unit: float = 1.0,
+) -> Reduced:
+    """Add up the gradients of all passes on each device, and then those of the devices that hold the same elements.
+
+    weight: pass and device -> variable with the pass's weight, which its gradients have as a factor, times `unit`.
+    """
     own: dict[str, dict[int, list[str]]] = {}
     for run_ in runs:
         for (value, device), pieces in run_.gradients.items():
             wanted = next(each.ends for each in held[value.name] if each.device == device)
             name = tasks.joined(device, wanted, pieces, f"d_{short(value)}", adds=True)
+            if weight:
+                there = weight(run_, device)
+                name = tasks.add(device, f"masked({name}, {there})", [name, there], [name])[0]
             own.setdefault(value.name, {}).setdefault(device, []).append(name)
     found: dict[tuple[str, int], str] = {}
     for number, (value_name, terms) in enumerate(own.items()):
         base = f"d_{short(held[value_name][0].value)}"
         totals = {device: _added(tasks, device, names, base) for device, names in terms.items()}
         for device, variable in _summed(tasks, held[value_name], totals, number).items():
+            if weight:
+                weights = [weight(run_, device) for run_ in runs]
+                text = f"weighed({variable}, {unit!r}, {', '.join(weights)})"
+                (variable,) = tasks.add(device, text, [variable, *weights], [base])
             found[value_name, device] = variable
     return found
 
