@@ -430,7 +430,10 @@ PLACES: tuple[tuple[Fits, Names], ...] = (
         lambda at: at.is_in("train") and len(at.cursor.brackets) == 1 and not at.cursor.statement,
         lambda at: map(_keyword, (*SETTINGS, "frozen")),
     ),
-    (lambda at: at.is_in("train") and {t.text for t in at.cursor.statement[:1]} & {"minimize", "report", "weigh_by"}, Completion.outputs),
+    (
+        lambda at: at.is_in("train") and {t.text for t in at.cursor.statement[:1]} & {"minimize", "report", "weigh_by"},
+        Completion.outputs,
+    ),
     (
         lambda at: at.is_in("train") and len(at.cursor.brackets) == 1 and at.after("=")
         and [t.text for t in at.cursor.statement][:1] == ["optimizer"],

@@ -92,8 +92,8 @@ FAULTS = (
     StepFault(
         "clip by one parameter's norm",
         f"{STEP}/update_equations.py",
-        "for gradient in gradients]",
-        "for gradient in [*gradients][:1]]",
+        "for gradient in gradients)",
+        "for gradient in [*gradients][:1])",
         CLIP,
     ),
     StepFault(
@@ -295,19 +295,25 @@ FAULTS = (
         'builder.constant(1 - share, "f32")',
         AVERAGE,
     ),
-    StepFault("sum of micro-batches", f"{STEP}/differentiate.py", "scale, 1 / micro.size)", "scale)", MICRO),
+    StepFault(
+        "sum of micro-batches",
+        f"{STEP}/differentiate.py",
+        "training, scale, unit, weight)",
+        "training, scale)",
+        MICRO,
+    ),
     StepFault(
         "first micro-batch dropped",
         f"{STEP}/micro_batches.py",
-        "operands = [_zeros(b, argument.value) for",
-        "operands = [b('full', dims=argument.value.type.dims, value=1.0, dtype=argument.value.type.dtype) for",
+        "starts = [b.zeros(argument.value.type) for",
+        "starts = [b('full', dims=argument.value.type.dims, value=1.0, dtype=argument.value.type.dtype) for",
         MICRO,
     ),
     StepFault(
         "sum of losses",
         f"{STEP}/differentiate.py",
-        "builder.like(1 / micro.size, total)",
-        "builder.like(1.0, total)",
+        "builder.like(1 / micro.size, totals[name])",
+        "builder.like(1.0, totals[name])",
         MICRO,
     ),
     StepFault(
@@ -348,15 +354,15 @@ FAULTS = (
     StepFault(
         "scale not halved",
         f"{STEP}/loss_scaling.py",
-        'builder("mul", scale, builder.constant(0.5, "f32"))',
-        "scale",
+        '("maximum", 0.5, SMALLEST)',
+        '("maximum", 1.0, SMALLEST)',
         DYNAMIC,
     ),
     StepFault(
         "scale not doubled",
         f"{STEP}/loss_scaling.py",
-        'builder("mul", scale, builder.constant(2.0, "f32"))',
-        "scale",
+        '("minimum", 2.0, LARGEST)',
+        '("minimum", 1.0, LARGEST)',
         DYNAMIC,
     ),
     StepFault(
@@ -414,8 +420,8 @@ FAULTS = (
     StepFault(
         "clip read wrongly",
         "frontend/semantics/training/train_blocks.py",
-        "value is None or value > 0:\n        return value",
-        "value is None or value > 0:\n        return value and 2 * value",
+        "is_possible(value):\n        return value",
+        "is_possible(value):\n        return value and 2 * value",
         CLIP,
     ),
 )
