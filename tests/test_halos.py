@@ -190,7 +190,7 @@ def test_a_search_prices_pads_of_integers() -> None:
         return lax.pad(x, 0, [(0, 0, 0), (0, 1, 1)]), lax.pad(x > 0, False, [(0, 0, 0), (0, 1, 1)])
 
     for function in (padded, lambda x: lax.associative_scan(jnp.add, x, axis=-1)):
-        assert mtfc.from_jax(function, x).search(devices=8, budget=2.0).found.is_optimal
+        assert mtfc.from_jax(function, x).search(devices=8, budget=30.0).found.is_optimal
 
 
 def test_concat_gathers() -> None:
