@@ -109,9 +109,9 @@ def _show(found: SearchAnswer, options: argparse.Namespace, sources: Sources) ->
     to = report_to(options.output, options.export)
     if options.format == "json":
         extra = {"why_not": answer.record()} if answer else {}
-        print(json.dumps({**found.record(), **extra}, indent=2), file=to)
+        print(json.dumps({**found.result.record(), **extra}, indent=2), file=to)
         return OK
-    print(found.report(), file=to)
+    print(found.result.report(), file=to)
     if answer:
         print(f"\n{answer.report(sources.with_library())}", end="", file=to)
     return OK

@@ -297,7 +297,7 @@ def _searched(
     answer = search(asked, sources, recorder)
     result = answer.result
     assert isinstance(result, LayoutSearchResult)
-    record, found = answer.record(), result.found
+    record, found = result.record(), result.found
     recorder("done", result.seconds_of(result.price), found.lower_bound or None)
     layout = attrs.evolve(found.layout, name=free_name("found", {case.name for case in selection.cases}))
     return LayoutOnMesh(found.mesh, layout), {

@@ -221,7 +221,7 @@ class LayoutSearch:
         options, selection = task.options, task.selection
         asked = None
         if options.why_not is not None:
-            asked = asked_rules(options, task.sources, possible_meshes(options, selection, task.meshes))
+            asked = asked_rules(task, options.why_not, possible_meshes(options, selection, task.meshes))
         finder = finder_of(task)
         given = task.meshes[0] if options.choice.mesh is not None else None
         others = baselines(selection, finder.pricer, task.meshes[0].devices, given, until)

@@ -138,7 +138,7 @@ class MultiMeshSearch:
     def movable(self) -> Sequence[str]:
         """The names of the model's own body whose equations another mesh could compute, but for those that are parts already."""
         program, parts = self.task.selection.program, self.case.declared.parts
-        sections = self.task.selection.scope.reports.sections
+        sections = self.task.selection.module.scope.reports.sections
         declared = {path.text for part in parts for path in part.names}
         own = [name for name in sections if "." not in name and name not in declared]
         found = []

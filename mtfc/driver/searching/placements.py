@@ -48,7 +48,7 @@ def search_placements(task: SearchTask) -> SearchAnswer:
     graph = operators_of(program)  # errors come before loops are compiled
     if options.why_not is not None:
         task.sources.texts["<--why-not>"] = options.why_not
-        asked_configurations(options.why_not, devices, graph, selection.scope, task.machine)
+        asked_configurations(options.why_not, devices, graph, selection.module.scope, task.machine)
     declared = [each for each in selection.placements if _fits(each, devices)]
     given = {each.name: strategy_of(each, graph, Diagnostics()) for each in declared}
     made = partial(placement_space, program, task.machine, devices, operators=graph)
@@ -81,7 +81,7 @@ def _why_not(task: SearchTask, best: PlacementSearchResult) -> WhyNotAnswer | No
     options, graph = task.options, best.space.graph
     if options.why_not is None:
         return None
-    scope, machine = task.selection.scope, task.machine
+    scope, machine = task.selection.module.scope, task.machine
     rules = asked_configurations(options.why_not, best.space.devices, graph, scope, machine)
     within, known = best.space.restricted_to(rules), (best.found.best, *best.found.baselines.values())
     find = partial(forced_search, within, known, settings=_settings(options.chains), progress=silent)

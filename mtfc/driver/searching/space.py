@@ -67,14 +67,6 @@ class SearchAnswer:
     why_not: Callable[[], WhyNotAnswer | None] = unasked
     exported: Callable[[], str] | None = None
 
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record."""
-        return self.result.record()
-
-    def report(self) -> str:
-        """Return the report."""
-        return self.result.report()
-
 
 @attrs.frozen
 class SearchTask:
