@@ -78,8 +78,8 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     check_apart({"-o": options.output, "--export": options.export}, inputs)
     check_writable(options.output, options.export)
     try:
-        with figures_line(".4g", options.budget) as progress:
-            found = search(_options(options), sources, progress, exports=options.export is not None)
+        with figures_line(".4g", options.budget):
+            found = search(_options(options), sources, exports=options.export is not None)
     except NothingFits as error:
         say(f"{options.file}: {error}")
         return ERRORS

@@ -30,7 +30,7 @@ from mtfc.compiler.search.solver.lagrangian import BoundCertificate, Lagrangian,
 from mtfc.compiler.search.solver.local_search import Incumbent
 from mtfc.compiler.search.solver.network_arrays import pack
 from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork
-from mtfc.compiler.search.solver.solve import silent, solve
+from mtfc.compiler.search.solver.solve import solve
 from mtfc.compiler.search.solver.solver_search import SolverSearch, allowance, core, region
 from mtfc.compiler.search.solver.worker import solved
 from tests.harness import AMPLE
@@ -192,7 +192,7 @@ def searched(problem: AssignmentProblem, seconds: float) -> tuple[int, Integers]
     """Return a bound and choices by search alone."""
     network = ReducibleNetwork(problem)
     network.settle_memory()
-    return SolverSearch(network, monotonic() + seconds, silent).run(None)
+    return SolverSearch(network, monotonic() + seconds).run(None)
 
 
 def test_the_search_closes_the_gap_of_a_chain() -> None:

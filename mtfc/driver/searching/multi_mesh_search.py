@@ -15,6 +15,7 @@ from time import monotonic
 
 import attrs
 
+from mtfc.compiler.activity import report_progress
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.core import Program, walk
@@ -177,7 +178,7 @@ class MultiMeshSearch:
         if candidate not in self.prices:
             self.prices[candidate] = self._step(candidate)
             found = self._value(self._least())[1]
-            self.task.progress(f"{len(self.prices)} layouts simulated", found, None)
+            report_progress(f"{len(self.prices)} layouts simulated", found)
         return self._value(candidate)
 
     def _value(self, candidate: Candidate) -> tuple[bool, float]:
