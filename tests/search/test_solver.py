@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from mtfc.compiler.activity import progress_to
 from mtfc.compiler.search import jit as jit_module
 from mtfc.compiler.search.solver import elimination, network_reductions
 from mtfc.compiler.search.solver import exact as exact_solver
@@ -225,15 +226,16 @@ def test_local_search_only_improves() -> None:
 def test_an_interrupted_search_has_the_best_so_far(reports: int) -> None:
     problem, told = chain(300, 5), list[str]()
 
-    def interrupt(doing: str, cost: int | None, bound: int | None) -> None:
+    def interrupt(doing: str, cost: float | None, bound: float | None) -> None:
         told.append(doing)
         if len(told) > reports:
             raise KeyboardInterrupt
 
     network = ReducibleNetwork(problem)
     network.settle_memory()
-    search = SolverSearch(network, monotonic() + AMPLE, interrupt)
-    bound, choices = search.run(None)
+    search = SolverSearch(network, monotonic() + AMPLE)
+    with progress_to(interrupt):
+        bound, choices = search.run(None)
     assert search.is_interrupted
     assert problem.is_feasible(network.restore(choices))
     assert bound <= problem.cost(network.restore(choices))
@@ -312,7 +314,7 @@ before = known()
 assert all(before[name] for name in ("pass_messages", "improve", "reparametrize")), before
 network = ReducibleNetwork(chain(300, 5))
 network.settle_memory()
-SolverSearch(network, monotonic() + 0.5, lambda *told: None).run(None)
+SolverSearch(network, monotonic() + 0.5).run(None)
 assert known() == before
 """
 
