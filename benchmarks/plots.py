@@ -27,6 +27,7 @@ from matplotlib import patches, pyplot
 
 from benchmarks import quality, soap, throughput
 from benchmarks import soybean as experiments
+from mtfc.compiler.activity import progress_to
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import SearchOptions
 from mtfc.driver.searching.search import search
@@ -233,7 +234,8 @@ def told(options: SearchOptions) -> list[tuple[float, float, float]]:
         if best is not None and bound is not None:
             found.append((monotonic() - started, 1e3 * best, 1e3 * bound))
 
-    search(options, Sources(), progress)
+    with progress_to(progress):
+        search(options, Sources())
     return found
 
 

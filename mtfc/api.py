@@ -668,7 +668,7 @@ def search(
     )
     with _showing(sources := Sources()):
         found = searched(asked, sources)
-    return cast("Search", ShownRecord(found.record(), found.report))
+    return cast("Search", ShownRecord(found.result.record(), found.result.report))
 
 
 @contextmanager

@@ -115,7 +115,7 @@ def test_an_interrupt_of_the_bound_leaves_what_was_found(
     found = search(SearchOptions(str(file), Choice(mesh="grid"), "tpu_v2", budget=5.0), Sources())
     assert isinstance(found.result, LayoutSearchResult)
     assert found.result.found.is_interrupted and found.result.found.layout.forms.entries
-    assert "Nothing is proven about layouts with forms." in " ".join(found.report().split())
+    assert "Nothing is proven about layouts with forms." in " ".join(found.result.report().split())
 
 
 def test_a_search_finds_writes_and_explains_forms(tmp_path: Path) -> None:
@@ -123,13 +123,13 @@ def test_a_search_finds_writes_and_explains_forms(tmp_path: Path) -> None:
     file.write_text(MODEL)
     found = search(SearchOptions(str(file), Choice(mesh="grid"), "tpu_v2", budget=20.0), Sources())
     assert isinstance(found.result, LayoutSearchResult)
-    record = found.record()
+    record = found.result.record()
     layout, plain = found.result.found.layout, found.result.found.without_forms
     assert plain is not None and not plain.layout.forms.entries and layout.forms.regions != "never"
     assert record["objective_seconds"] < 0.99 * plain.objective
     assert record["without_forms"]["optimal"] and not record["optimal"]
     assert 0 < record["lower_bound_seconds"] < record["objective_seconds"]
-    assert "No layout with regions on parts is below" in " ".join(found.report().split())
+    assert "No layout with regions on parts is below" in " ".join(found.result.report().split())
     written = load(found.written())
     assert written.layouts[0].layout.forms == layout.forms
     assert json.loads(json.dumps(record))["forms"] == layout.forms.entries
@@ -323,5 +323,7 @@ def test_a_search_that_unrolls_loops_says_so(tmp_path: Path) -> None:
     found = search(options, Sources())
     assert isinstance(found.result, LayoutSearchResult)
     assert found.result.found.layout.forms.unroll > 1 and found.result.found.without_forms is None
-    assert "iterations of a loop in one, the step with overlap takes" in " ".join(found.report().split())
+    assert "iterations of a loop in one, the step with overlap takes" in " ".join(
+        found.result.report().split()
+    )
     assert load(found.written()).layouts[0].layout.forms == found.result.found.layout.forms

@@ -11,14 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, RLock, Thread
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import Any, TextIO, cast
 
 import attrs
 
-from mtfc.compiler.activity import Activities, doing, show_figures, watched
-
-if TYPE_CHECKING:
-    from mtfc.compiler.search.found import Progress
+from mtfc.compiler.activity import Activities, doing, progress_to, show_figures, watched
 
 PATIENCE = 2.0
 """Seconds without output before the line appears."""
@@ -46,8 +43,8 @@ def progress_line(command: str) -> Iterator[None]:
 
 
 @contextmanager
-def figures_line(number: str, seconds: float) -> Iterator[Progress]:
-    """Give a function that shows figures of a search in the format `number`, for example `.4g`, and the rest of its seconds."""
+def figures_line(number: str, seconds: float) -> Iterator[None]:
+    """Show the figures of a search in the format `number`, for example `.4g`, and the rest of its seconds."""
     until = monotonic() + seconds
 
     def report(activity: str, best: float | None, bound: float | None) -> None:
@@ -56,7 +53,8 @@ def figures_line(number: str, seconds: float) -> Iterator[Progress]:
         show_figures(", ".join([activity, *known, f"{max(until - monotonic(), 0.0):.0f} s left"]))
 
     try:
-        yield report
+        with progress_to(report):
+            yield
     finally:
         show_figures(None)
 

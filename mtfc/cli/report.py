@@ -61,5 +61,5 @@ def _page(options: argparse.Namespace, sources: Sources, folder: str | None) -> 
     if folder is not None:
         return run_page(folder)
     asked = options.file, chosen(options), sources, options.target, options.search
-    with figures_line(".4g", options.search or 0.0) as progress:
-        return layouts_page(*asked, progress)
+    with figures_line(".4g", options.search or 0.0):
+        return layouts_page(*asked)

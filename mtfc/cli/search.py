@@ -78,8 +78,8 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
     check_apart({"-o": options.output, "--export": options.export}, inputs)
     check_writable(options.output, options.export)
     try:
-        with figures_line(".4g", options.budget) as progress:
-            found = search(_options(options), sources, progress, exports=options.export is not None)
+        with figures_line(".4g", options.budget):
+            found = search(_options(options), sources, exports=options.export is not None)
     except NothingFits as error:
         say(f"{options.file}: {error}")
         return ERRORS
@@ -109,9 +109,9 @@ def _show(found: SearchAnswer, options: argparse.Namespace, sources: Sources) ->
     to = report_to(options.output, options.export)
     if options.format == "json":
         extra = {"why_not": answer.record()} if answer else {}
-        print(json.dumps({**found.record(), **extra}, indent=2), file=to)
+        print(json.dumps({**found.result.record(), **extra}, indent=2), file=to)
         return OK
-    print(found.report(), file=to)
+    print(found.result.report(), file=to)
     if answer:
         print(f"\n{answer.report(sources.with_library())}", end="", file=to)
     return OK

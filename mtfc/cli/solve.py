@@ -31,7 +31,7 @@ def run(options: argparse.Namespace, sources: Sources) -> int:
 
     check_apart({"-o": options.output}, {"FILE": options.file})
     check_writable(options.output)
-    with figures_line(",", options.time_limit) as progress:
-        record = solve_file(options.file, options.time_limit, progress)
+    with figures_line(",", options.time_limit):
+        record = solve_file(options.file, options.time_limit)
     write_text(options.output, f"{json.dumps(record)}\n")
     return OK

@@ -5,7 +5,7 @@ Code at any depth names its activity. The names are kept only while someone watc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
@@ -69,3 +69,32 @@ def show_figures(text: str | None) -> None:
     found = _WATCHED.get()
     if found is not None:
         found.figures = text
+
+
+# Searches
+
+Progress = Callable[[str, float | None, float | None], None]
+"""Receives the present activity of a search, and the best cost and bound so far where these are known."""
+
+
+def silent(doing: str, cost: float | None, bound: float | None) -> None:
+    """Reports nothing."""
+
+
+PROGRESS: ContextVar[Progress] = ContextVar("progress", default=silent)
+"""The receiver of the progress of searches in this thread."""
+
+
+@contextmanager
+def progress_to(receiver: Progress) -> Iterator[None]:
+    """Report the progress of searches in the block to a receiver."""
+    token = PROGRESS.set(receiver)
+    try:
+        yield
+    finally:
+        PROGRESS.reset(token)
+
+
+def report_progress(doing: str, cost: float | None = None, bound: float | None = None) -> None:
+    """Report the present activity of a search, and the best cost and bound so far where these are known."""
+    PROGRESS.get()(doing, cost, bound)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mtfc.compiler.activity import each_of
+from mtfc.compiler.activity import PROGRESS, Progress, each_of, progress_to
 from mtfc.compiler.analysis.equation_names import names_by_place
 from mtfc.compiler.analysis.provenance import sent_arrays
 from mtfc.compiler.cost.device_graph import Machine
@@ -19,7 +19,6 @@ from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.ir.core import Program, source_file
 from mtfc.compiler.passes.fuse_attention import reasons
-from mtfc.compiler.search.found import Progress, silent
 from mtfc.driver.data.checkpoint_files import CHECKPOINTS, remote_steps, steps_in
 from mtfc.driver.data.files import parsed_json, write_text
 from mtfc.driver.data.remote import RemoteFolder, is_remote
@@ -27,14 +26,7 @@ from mtfc.driver.errors import UsageError, reason_of
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.layout_targets import prepared
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
-from mtfc.driver.loading.selection import (
-    UNDISTRIBUTED,
-    Case,
-    LayoutOnMesh,
-    Selection,
-    say_left_out,
-    select,
-)
+from mtfc.driver.loading.selection import UNDISTRIBUTED, Case, LayoutOnMesh, Selection, say_left_out, select
 from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.loading.target import check_room, machine_of, target_of
 from mtfc.driver.options import SearchOptions
@@ -89,7 +81,6 @@ def layouts_page(
     sources: Sources,
     target: str | None = None,
     search_seconds: float | None = None,
-    progress: Progress = silent,
 ) -> ReportPage:
     """Return the page of a model under every chosen layout, or of placements: see `_placements`.
 
@@ -113,9 +104,7 @@ def layouts_page(
     hardware = _hardware(target, selection.cases, selection, sources)
     found, search = None, None
     if search_seconds is not None:
-        found, search = _searched(
-            file, choice, sources, hardware, selection, search_seconds, target, progress
-        )
+        found, search = _searched(file, choice, sources, hardware, selection, search_seconds, target)
     cases = (*selection.cases, *([found] if found else []))
     layouts = [reported_layout(selection.program, case, hardware) for case in each_of(cases, "layout")]
     return _page(layouts, hardware, sources, _size_expressions(file, choice, sources), search)
@@ -258,12 +247,12 @@ def _hardware(target: str | None, cases: Sequence[Case], selection: Selection, s
 class _Recorder:
     """Keeps the best cost and the bound of a search over time, and reports on."""
 
-    report: Progress
+    outer: Progress
     started: float
     points: list[list[float | None]] = attrs.field(factory=list)
 
     def __call__(self, doing: str, best: float | None, bound: float | None) -> None:
-        self.report(doing, best, bound)
+        self.outer(doing, best, bound)
         point = [round(monotonic() - self.started, 4), best, bound]
         if not self.points or self.points[-1][1:] != point[1:]:
             self.points.append(point)
@@ -277,7 +266,6 @@ def _searched(
     selection: Selection,
     seconds: float,
     target: str | None,
-    progress: Progress,
 ) -> tuple[LayoutOnMesh, dict[str, Any]]:
     """Return the best layout that a search finds, under a name of its own, and the record of the search with its progress."""
     from mtfc.driver.searching.search import search
@@ -285,7 +273,7 @@ def _searched(
     from mtfc.reports.table import free_name
 
     devices = selection.cases[0].mesh.devices
-    recorder = _Recorder(progress, monotonic())
+    recorder = _Recorder(PROGRESS.get(), monotonic())
     declared = hardware.name if hardware.name in selection.hardware else None
     asked = SearchOptions(
         file,
@@ -294,10 +282,11 @@ def _searched(
         devices,
         budget=seconds,
     )
-    answer = search(asked, sources, recorder)
+    with progress_to(recorder):
+        answer = search(asked, sources)
     result = answer.result
     assert isinstance(result, LayoutSearchResult)
-    record, found = answer.record(), result.found
+    record, found = result.record(), result.found
     recorder("done", result.seconds_of(result.price), found.lower_bound or None)
     layout = attrs.evolve(found.layout, name=free_name("found", {case.name for case in selection.cases}))
     return LayoutOnMesh(found.mesh, layout), {

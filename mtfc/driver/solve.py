@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from time import monotonic
 
-from mtfc.compiler.search.found import Progress
 from mtfc.driver.data.files import read_bytes
 from mtfc.driver.errors import FailedRequest
 from mtfc.driver.loading.sources import known_as
@@ -14,7 +13,7 @@ STARTED = 0.3
 """Approximate seconds that Python and the command took to start."""
 
 
-def solve_file(file: str, seconds: float, progress: Progress) -> dict[str, object]:
+def solve_file(file: str, seconds: float) -> dict[str, object]:
     """Return the JSON record of the solution of an instance of the contest's format.
 
     seconds: the time for everything, with the start of the process. Raises `UsageError` if the file cannot be read, and
@@ -31,7 +30,7 @@ def solve_file(file: str, seconds: float, progress: Progress) -> dict[str, objec
     try:
         instance = read(content)
         compiled_in = timing_compilation(compile_loops, "--time-limit")[1]
-        solution = solve(instance, deadline + compiled_in, progress)
+        solution = solve(instance, deadline + compiled_in)
     except MalformedInstance as error:
         raise FailedRequest(f"{known_as(file)}: {error}") from None
     except Infeasible as error:

@@ -16,17 +16,12 @@ from math import inf
 import attrs
 import numpy as np
 
-from mtfc.compiler.search.found import Progress, silent
+from mtfc.compiler.activity import report_progress
 from mtfc.placements.mcmc import PlacementResult
 from mtfc.placements.operators.strategy import Configuration, OperatorConfigurations
 from mtfc.placements.simulator.evaluation import EvaluatedStrategy, StrategyEvaluator
 from mtfc.placements.simulator.full_simulator import ROUNDING
-from mtfc.placements.strategy_bounds import (
-    StrategyBounds,
-    TablesTooLarge,
-    TransferTimes,
-    transfer_times,
-)
+from mtfc.placements.strategy_bounds import StrategyBounds, TablesTooLarge, TransferTimes, transfer_times
 from mtfc.placements.task_graph_builder import Array
 
 
@@ -35,7 +30,6 @@ def best_strategy(
     choices: Sequence[OperatorConfigurations],
     known: EvaluatedStrategy,
     deadline: float = inf,
-    progress: Progress = silent,
 ) -> PlacementResult:
     """Find the best of all strategies; `known` is a strategy to begin with.
 
@@ -44,7 +38,7 @@ def best_strategy(
     lists = [list(each) for each in choices]
     search, is_interrupted = _Search(evaluator, lists, known), False
     try:
-        search.run(transfer_times(evaluator.tasks, lists, deadline), deadline, progress)
+        search.run(transfer_times(evaluator.tasks, lists, deadline), deadline)
     except TablesTooLarge:
         pass
     except KeyboardInterrupt:
@@ -66,7 +60,7 @@ class _Search:
     sets: int = 0
     simulated: int = 0
 
-    def run(self, times: TransferTimes, deadline: float, progress: Progress) -> None:
+    def run(self, times: TransferTimes, deadline: float) -> None:
         """Search until the best is proven or the time is over."""
         bounds, pushed = StrategyBounds(times), 0
         open: list[tuple[float, int, Array]] = [(0.0, 0, times.parts > 0)]
@@ -74,7 +68,7 @@ class _Search:
             self.least = open[0][0]
             if time.perf_counter() > deadline:
                 return
-            progress(f"{self.sets} sets, {self.simulated} strategies", self.best.seconds, self.least)
+            report_progress(f"{self.sets} sets, {self.simulated} strategies", self.best.seconds, self.least)
             for bound, allowed in self._look(bounds, heappop(open)[2]):
                 pushed += 1
                 heappush(open, (bound, -pushed, allowed))

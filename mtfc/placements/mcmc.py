@@ -22,7 +22,8 @@ from random import Random
 
 import attrs
 
-from mtfc.compiler.search.found import NothingFits, Progress, silent
+from mtfc.compiler.activity import report_progress
+from mtfc.compiler.search.found import NothingFits
 from mtfc.placements.operators.strategy import (
     Configuration,
     OperatorConfigurations,
@@ -101,11 +102,10 @@ class McmcSearch:
         evaluator: StrategyEvaluator,
         choices: Sequence[OperatorConfigurations],
         settings: ChainSettings = ChainSettings(),
-        progress: Progress = silent,
         restricted: Collection[int] = (),
     ) -> None:
         self.evaluator, self.choices, self.settings = evaluator, choices, settings
-        self.random, self.progress = Random(settings.seed), progress
+        self.random = Random(settings.seed)
         self.begin = time.perf_counter()
         self.history: list[Improvement] = []
         self.first = evaluator.count
@@ -191,7 +191,7 @@ class McmcSearch:
                 is_over = number == proposals or number - improved > proposals / 2
             if is_over or time.perf_counter() > deadline:
                 break
-            self.progress(f"{self.evaluator.count} strategies", best.seconds, None)
+            report_progress(f"{self.evaluator.count} strategies", best.seconds)
             proposed = self._changed(current, self.propose(), self._limit(current, start))
             if proposed.seconds == inf and current.seconds < inf:
                 continue
@@ -247,7 +247,7 @@ class McmcSearch:
                     return current, False
                 if all(current.strategy[operator] == configuration for operator in changed[at]):
                     continue
-                self.progress(f"{self.evaluator.count} strategies, descending", current.seconds, None)
+                report_progress(f"{self.evaluator.count} strategies, descending", current.seconds)
                 changes = dict.fromkeys(changed[at], configuration)
                 found = self._changed(current, changes, current.seconds)
                 if found.seconds < current.seconds:

@@ -12,7 +12,6 @@ import attrs
 from mtfc.compiler.cost.device_graph import Machine
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.training import updated
-from mtfc.compiler.search.found import Progress, silent
 from mtfc.placements.exhaustive import best_strategy
 from mtfc.placements.mcmc import ChainSettings, McmcSearch, PlacementResult, SearchBudget
 from mtfc.placements.operators.cotangent_flow import cotangent_flow
@@ -142,7 +141,6 @@ def placement_search(
     within: PlacementSpace,
     budget: SearchBudget,
     settings: ChainSettings = ChainSettings(),  # noqa: B008
-    progress: Progress = silent,
     given: Mapping[str, Strategy] = {},
     starts: Collection[str] | None = None,
 ) -> PlacementResult:
@@ -165,7 +163,7 @@ def placement_search(
             if has_time if starts is None else "random" in starts:
                 strategy = random_strategy(within.choices, Random(settings.seed))
                 first.append(within.evaluator.full(strategy))
-            search = McmcSearch(within.evaluator, within.choices, settings, progress)
+            search = McmcSearch(within.evaluator, within.choices, settings)
             search.begin = begin
             left = attrs.evolve(budget, seconds=budget.seconds - (time.perf_counter() - begin))
             found = search.run(first, left)
@@ -193,7 +191,6 @@ def forced_search(
     known: Sequence[EvaluatedStrategy],
     budget: SearchBudget,
     settings: ChainSettings = ChainSettings(),  # noqa: B008
-    progress: Progress = silent,
 ) -> PlacementResult:
     """Search a space with restricted operators, from known strategies in which these operators are changed. Raises like
     `placement_search`.
@@ -205,19 +202,17 @@ def forced_search(
             legal = list(within.choices[operator])
             strategy[operator] = strategy[operator] if strategy[operator] in legal else legal[0]
         starts[tuple(strategy)] = None
-    search = McmcSearch(within.evaluator, within.choices, settings, progress, within.restricted)
+    search = McmcSearch(within.evaluator, within.choices, settings, within.restricted)
     found = search.run([within.evaluator.full(each) for each in starts], budget)
     return attrs.evolve(found, lower_bound=within.lower_bound)
 
 
-def proven(
-    within: PlacementSpace, result: PlacementResult, seconds: float, progress: Progress = silent
-) -> PlacementResult:
+def proven(within: PlacementSpace, result: PlacementResult, seconds: float) -> PlacementResult:
     """Return the result of an exhaustive search of some seconds, which starts from `result`. `KeyboardInterrupt` ends it
     early.
     """
     deadline = time.perf_counter() + seconds
-    found = best_strategy(within.evaluator, within.choices, result.best, deadline, progress)
+    found = best_strategy(within.evaluator, within.choices, result.best, deadline)
     return attrs.evolve(
         result,
         best=found.best,

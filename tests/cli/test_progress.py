@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mtfc.cli.progress import figures_line
-from mtfc.compiler.activity import doing, each_of, watched
+from mtfc.compiler.activity import doing, each_of, report_progress, watched
 
 COMMAND = """
 import sys, time
@@ -162,8 +162,8 @@ def test_activities_are_nested_and_end() -> None:
 
 def test_a_search_shows_figures_and_the_rest_of_its_time() -> None:
     with watched() as found, doing("mtfc search"):
-        with figures_line(".3g", 9.9) as report:
-            report("12 strategies", 0.12345, None)
+        with figures_line(".3g", 9.9):
+            report_progress("12 strategies", 0.12345)
             with doing("cse"):
                 assert str(found) == "12 strategies, best 0.123, 10 s left"
         assert str(found) == "mtfc search"

@@ -11,6 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from mtfc.compiler.activity import progress_to
 from mtfc.compiler.passes.pipelines import preparation, run
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import choose
@@ -109,6 +110,7 @@ def test_an_interrupt_leaves_a_bound() -> None:
             raise KeyboardInterrupt
 
     best = best_strategy(space.evaluator, space.choices, space.data_parallel())
-    found = best_strategy(space.evaluator, space.choices, space.data_parallel(), progress=interrupt)
+    with progress_to(interrupt):
+        found = best_strategy(space.evaluator, space.choices, space.data_parallel())
     assert found.is_interrupted and not best.is_interrupted and len(told) == 3
     assert 0 < found.lower_bound <= best.best.seconds <= found.best.seconds

@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 import pytest
 
+from mtfc.compiler.activity import progress_to
 from mtfc.compiler.cost.event_simulator import makespan, simulate
 from mtfc.compiler.cost.tables.device_links import device_links
 from mtfc.compiler.cost.task_graph import Task, TaskGraph
@@ -441,7 +442,8 @@ def test_an_interrupted_search_has_the_best_so_far(proposals: int) -> None:
         if len(told) > proposals:
             raise KeyboardInterrupt
 
-    found = placement_search(space, SearchBudget(60.0, 200), progress=interrupt)
+    with progress_to(interrupt):
+        found = placement_search(space, SearchBudget(60.0, 200))
     assert found.is_interrupted and not found.locally_optimal
     assert found.best.seconds == min(told)
     assert len(told) == proposals + 1

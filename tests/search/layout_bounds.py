@@ -13,7 +13,7 @@ from mtfc.compiler.cost.hardware import Device, DotShares, Hardware, Link, Rate,
 from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.ir.core import Function, Program
 from mtfc.compiler.ir.types import Layout, Mesh
-from mtfc.compiler.search.found import Found, Objective, Pricing, Progress, silent
+from mtfc.compiler.search.found import Found, Objective, Pricing
 from mtfc.compiler.search.global_layouts.effect_bounds import EffectBounds, MaskRange
 from mtfc.compiler.search.global_layouts.global_search import GlobalSpace
 from mtfc.compiler.search.global_layouts.layout_bound import LayoutBound
@@ -148,12 +148,11 @@ def search(
     until: float,
     objective: Objective = "time",
     known: Iterable[tuple[Mesh, Layout]] = (),
-    progress: Progress = silent,
     **others: Any,
 ) -> Found:
     """Return the best layout of a `GlobalSpace`. others: further fields of the space."""
     space = GlobalSpace(step, forward, meshes, hardware, objective, **others)
-    return space.best(pricing, until, known, progress)
+    return space.best(pricing, until, known)
 
 
 def effects_of(bound: LayoutBound, known: MaskRange) -> Mapping[str, Seconds]:

@@ -10,6 +10,7 @@ import pytest
 
 from mtfc.backends import hlo
 from mtfc.backends.jax import runtime as jax_runtime
+from mtfc.compiler.activity import progress_to
 from mtfc.compiler.cost.hardware import Device, Hardware, Rate
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.cost.topology import COMBINED
@@ -310,7 +311,8 @@ def test_progress_ends_with_the_bound_at_the_best_cost() -> None:
         told.append((best if best is not None else np.inf, bound if bound is not None else 0.0))
 
     forward, until = program.function("forward"), monotonic() + AMPLE
-    found = search(pricer.undistributed(), forward, shapes, TORUS, pricer, until, progress=progress)
+    with progress_to(progress):
+        found = search(pricer.undistributed(), forward, shapes, TORUS, pricer, until)
     costs, bounds = zip(*told, strict=True)
     assert found.is_optimal and told[-1] == (found.objective, found.lower_bound)
     assert sorted(costs, reverse=True) == list(costs) and sorted(bounds) == list(bounds)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from mtfc.backends import hlo
 from mtfc.backends.interpreter import interpret
 from mtfc.backends.jax import runtime as jax_runtime
+from mtfc.compiler.activity import progress_to
 from mtfc.compiler.analysis.reshard_plans import plan
 from mtfc.compiler.cost.equation_layouts import least_dot_seconds
 from mtfc.compiler.cost.hardware import Device, Hardware, Link, Rate
@@ -58,7 +59,7 @@ def search(
     objective: Objective = "time",
     **others: Any,
 ) -> Found:
-    """Return the best layouts of an `EquationSpace`. others: known layouts, and the function that gets the progress."""
+    """Return the best layouts of an `EquationSpace`. others: known layouts."""
     return EquationSpace(step, splittable, meshes, hardware, objective).best(pricing, until, **others)
 
 
@@ -353,7 +354,8 @@ def test_an_interrupted_search_says_so() -> None:
         raise KeyboardInterrupt
 
     asked = prepared(program), set(program.dims), [mesh], hardware, pricing, monotonic() + AMPLE
-    found = search(*asked, known=[(mesh, Layout("known"))], progress=interrupt)
+    with progress_to(interrupt):
+        found = search(*asked, known=[(mesh, Layout("known"))])
     assert found.is_interrupted and found.layout == Layout("found")
     assert not search(*asked, known=[(mesh, Layout("known"))]).is_interrupted
 

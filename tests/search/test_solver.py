@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from mtfc.compiler.activity import progress_to
 from mtfc.compiler.search import jit as jit_module
 from mtfc.compiler.search.solver import elimination, network_reductions
 from mtfc.compiler.search.solver import exact as exact_solver
@@ -30,7 +31,7 @@ from mtfc.compiler.search.solver.lagrangian import BoundCertificate, Lagrangian,
 from mtfc.compiler.search.solver.local_search import Incumbent
 from mtfc.compiler.search.solver.network_arrays import pack
 from mtfc.compiler.search.solver.network_reductions import ReducibleNetwork
-from mtfc.compiler.search.solver.solve import silent, solve
+from mtfc.compiler.search.solver.solve import solve
 from mtfc.compiler.search.solver.solver_search import SolverSearch, allowance, core, region
 from mtfc.compiler.search.solver.worker import solved
 from tests.harness import AMPLE
@@ -192,7 +193,7 @@ def searched(problem: AssignmentProblem, seconds: float) -> tuple[int, Integers]
     """Return a bound and choices by search alone."""
     network = ReducibleNetwork(problem)
     network.settle_memory()
-    return SolverSearch(network, monotonic() + seconds, silent).run(None)
+    return SolverSearch(network, monotonic() + seconds).run(None)
 
 
 def test_the_search_closes_the_gap_of_a_chain() -> None:
@@ -225,15 +226,16 @@ def test_local_search_only_improves() -> None:
 def test_an_interrupted_search_has_the_best_so_far(reports: int) -> None:
     problem, told = chain(300, 5), list[str]()
 
-    def interrupt(doing: str, cost: int | None, bound: int | None) -> None:
+    def interrupt(doing: str, cost: float | None, bound: float | None) -> None:
         told.append(doing)
         if len(told) > reports:
             raise KeyboardInterrupt
 
     network = ReducibleNetwork(problem)
     network.settle_memory()
-    search = SolverSearch(network, monotonic() + AMPLE, interrupt)
-    bound, choices = search.run(None)
+    search = SolverSearch(network, monotonic() + AMPLE)
+    with progress_to(interrupt):
+        bound, choices = search.run(None)
     assert search.is_interrupted
     assert problem.is_feasible(network.restore(choices))
     assert bound <= problem.cost(network.restore(choices))
@@ -312,7 +314,7 @@ before = known()
 assert all(before[name] for name in ("pass_messages", "improve", "reparametrize")), before
 network = ReducibleNetwork(chain(300, 5))
 network.settle_memory()
-SolverSearch(network, monotonic() + 0.5, lambda *told: None).run(None)
+SolverSearch(network, monotonic() + 0.5).run(None)
 assert known() == before
 """
 

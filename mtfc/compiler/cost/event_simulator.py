@@ -8,8 +8,8 @@ These equations define a timeline:
     the tasks of a device are in the order of (ready, id)
 
 They have one solution: edges and the orders of devices both go upward in (ready, id), so the times of a task follow from those of
-tasks with smaller (ready, id). `simulate` finds the solution task by task in this order (Algorithm 1). Searches simulate in
-compiled loops (`placements/simulator`), which give the same numbers to the last bit.
+tasks with smaller (ready, id). `simulate` finds the solution task by task in this order (Algorithm 1). The placement search
+changes graphs, and has a simulator of its own: `placements/simulator/`.
 """
 
 from __future__ import annotations

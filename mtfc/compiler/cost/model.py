@@ -1,6 +1,7 @@
-"""The cost model: each effect on a step states, in one file, its exact cost and a lower bound for all layouts.
+"""The cost model: the effects on a step, and the regimes of a device.
 
-One function prices a placed function on a mesh of a machine. Another returns facts about the undistributed program, as terms and
+The cost of a placed function is exact: the kernels of `effects/roofline.py`, the collectives of `topology.py`, and the bytes of
+`effects/memory.py`. Each effect also has a lower bound for all layouts: facts about the undistributed program, as terms and
 arrays of named dimensions (`lower_bounds.py`). Searches evaluate the facts under many layouts at once, and never ask what kind of
 device they search for. No bound may exceed the exact cost of a layout: `tests/properties/test_cost_bounds.py`.
 

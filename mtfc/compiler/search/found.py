@@ -57,13 +57,6 @@ def value_of(price: Price, objective: Objective) -> float:
 Pricing = Callable[[Mesh, Layout], Price]
 """Compiles the program under a layout, and returns the price of the result."""
 
-Progress = Callable[[str, float | None, float | None], None]
-"""Receives the present activity, and the best cost and bound so far where these are known."""
-
-
-def silent(doing: str, cost: float | None, bound: float | None) -> None:
-    """Reports nothing."""
-
 
 @attrs.frozen
 class Found:
@@ -102,7 +95,6 @@ class PricedLayouts:
     pricing: Pricing
     objective: Objective
     room: float
-    progress: Progress = silent
     limit: float = inf
     best: tuple[Mesh, Layout] | None = None
     least_memory: int | None = None

@@ -195,12 +195,13 @@ def write_atomically(path: str, write: Callable[[IO[bytes]], object]) -> None:
             with target.open("wb") as file:
                 file.write(content.getbuffer())
         else:
-            _replace(target, write)
+            replace_file(target, write)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {reason_of(error)}") from None
 
 
-def _replace(target: Path, write: Callable[[IO[bytes]], object]) -> None:
+def replace_file(target: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Replace the content of a regular or new file, all at once. Raises `OSError`."""
     part = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     file = part.open("xb")
     try:

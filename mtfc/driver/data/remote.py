@@ -116,7 +116,6 @@ class RemoteFolder:
 
     url: str
     system: Any
-    path: str
 
     @classmethod
     def open(cls, url: str) -> RemoteFolder:
@@ -127,30 +126,30 @@ class RemoteFolder:
         if url.rstrip("/").endswith(":"):
             raise UsageError(f"{url} names no place: write a bucket or folder after it")
         with reported(f"cannot use {url}"):
-            return cls(url.rstrip("/"), *_system(url))
+            system, path = _system(url)
+            wrapper = import_package("fsspec.implementations.dirfs", "fsspec", url, "remote").DirFileSystem
+            return cls(url.rstrip("/"), wrapper(path, system))
 
     def names(self, under: str = "") -> list[str]:
         """Return the names of the files in the folder, or in a folder of it, as the file system has them now."""
-        top = self._path(under) if under else self.path
         with reported(f"cannot read {self.url}"):
             self.system.invalidate_cache()
             try:
-                found = self.system.find(top)
+                found = self.system.find(under)
             except FileNotFoundError:
                 return []
-        start = len(self.path) + 1 if self.path else len(self.system.root_marker)
-        return sorted(each[start:] for each in found if not each.endswith("/") and each != self.path)
+        return sorted(each for each in found if each and not each.endswith("/"))
 
     def has(self, name: str) -> bool:
         """Return True if there is a file of that name."""
         with reported(f"cannot read {self.url}/{name}"):
-            return bool(self.system.exists(self._path(name)))
+            return bool(self.system.exists(name))
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a file; None if there is no such file."""
         with reported(f"cannot read {self.url}/{name}"):
             try:
-                return bytes(self.system.cat_file(self._path(name)))
+                return bytes(self.system.cat_file(name))
             except FileNotFoundError:
                 return None
 
@@ -158,43 +157,40 @@ class RemoteFolder:
         """Write a file, or replace it."""
         with reported(f"cannot write {self.url}/{name}"):
             self._make_folders([name])
-            self.system.pipe_file(self._path(name), content)
+            self.system.pipe_file(name, content)
 
     def send(self, files: Mapping[str, Path]) -> None:
         """Copy files of this machine, each to its name."""
         with reported(f"cannot write to {self.url}"):
             self._make_folders(files)
-            self.system.put([str(each) for each in files.values()], [self._path(name) for name in files])
+            self.system.put([str(each) for each in files.values()], list(files))
 
     def fetch(self, names: Collection[str], to: Path) -> None:
         """Copy files to a folder of this machine, under their names."""
         for name in names:
             (to / name).parent.mkdir(parents=True, exist_ok=True)
         with reported(f"cannot read {self.url}"):
-            self.system.get([self._path(name) for name in names], [str(to / name) for name in names])
+            self.system.get(list(names), [str(to / name) for name in names])
 
     def copy(self, name: str, new: str) -> None:
         """Copy a file within the folder."""
         with reported(f"cannot write {self.url}/{new}"):
             self._make_folders([new])
-            self.system.cp_file(self._path(name), self._path(new))
+            self.system.cp_file(name, new)
 
     def remove(self, names: Collection[str]) -> None:
         """Remove files, as far as they are there."""
         with reported(f"cannot remove files of {self.url}"):
             for name in names:
                 try:
-                    self.system.rm_file(self._path(name))
+                    self.system.rm_file(name)
                 except FileNotFoundError:
                     continue
 
-    def _path(self, name: str) -> str:
-        return f"{self.path}/{name}" if self.path else f"{self.system.root_marker}{name}"
-
     def _make_folders(self, names: Collection[str]) -> None:
         """Make the folders of files; object stores have none, and a missing bucket is not ours to make."""
-        if not self.system.async_impl:
-            for folder in {self.system._parent(self._path(name)) for name in names}:
+        if not self.system.fs.async_impl:
+            for folder in {self.system._parent(name) for name in names}:
                 self.system.makedirs(folder, exist_ok=True)
 
 

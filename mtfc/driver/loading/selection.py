@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from mtfc.compiler.cost.device_graph import Machine
     from mtfc.compiler.cost.hardware import Device, Hardware
     from mtfc.frontend.layouts.parts import MultiMeshLayout
-    from mtfc.frontend.semantics.names.scope import Scope
     from mtfc.placements.declarations import DeclaredPlacement
 
 ONE_DEVICE = layout_options.ONE_DEVICE
@@ -143,7 +142,7 @@ class Selection:
     cases: tuple[LayoutOnMesh, ...]
     hardware: Mapping[str, Machine]
     placements: tuple[DeclaredPlacement, ...]
-    scope: Scope
+    module: Module
     multi_mesh: tuple[MultiMeshCase, ...] = ()
 
     @property
@@ -254,13 +253,13 @@ def choose(
     placement = placement_named(choice.layout, module) if or_placement else None
     if placement is not None:
         _check_options(placement, choice)
-        return Selection(program, (), module.hardware, (placement,), module.scope)
+        return Selection(program, (), module.hardware, (placement,), module)
     multi_mesh = _chosen_multi_mesh(module, choice, program.name, every_layout) if or_multi_mesh else None
     if multi_mesh is not None:
         diagnostics.extend(check_multi_mesh([program], [multi_mesh]))
         diagnostics.raise_if_errors()
         case = MultiMeshCase.of(multi_mesh)
-        return Selection(program, (), module.hardware, (), module.scope, (case,))
+        return Selection(program, (), module.hardware, (), module, (case,))
     if not (or_multi_mesh or skip_illegal):
         _refuse_multi_mesh(module, choice, program.name, file)
     return _chosen(program, module, choice, diagnostics, every_layout, skip_illegal)
@@ -340,9 +339,7 @@ def _chosen(
     cases = tuple(attrs.evolve(each, passes=passes, limit=limit) for each in chosen)
     placements = tuple(each for each in module.placements if each.devices == 1 or not is_one)
     multi_mesh = tuple(map(MultiMeshCase.of, _multi_mesh_beside(program, module, choice, diagnostics)))
-    return Selection(
-        program, cases, module.hardware, placements, module.scope, multi_mesh if every_layout else ()
-    )
+    return Selection(program, cases, module.hardware, placements, module, multi_mesh if every_layout else ())
 
 
 def _multi_mesh_beside(

@@ -6,6 +6,7 @@ from time import monotonic
 
 import attrs
 
+from mtfc.compiler.activity import progress_to, silent
 from mtfc.compiler.ir.loops import looped_dims
 from mtfc.compiler.ir.types import Dim, Layout, Mesh, Rules
 from mtfc.compiler.search.global_layouts.global_search import GlobalSpace
@@ -62,7 +63,8 @@ def _model_parallel(
         attrs.evolve(pricer.hardware, device=device),
         fixed=Rules(tuple((dim.name, ()) for dim in whole)),
     )
-    found = space.best(pricer, now + min(SECONDS, SHARE * (until - now)), [(line, Layout("none"))])
+    with progress_to(silent):
+        found = space.best(pricer, now + min(SECONDS, SHARE * (until - now)), [(line, Layout("none"))])
     if found.is_interrupted:
         raise KeyboardInterrupt
     if not found.layout.rules.axes:

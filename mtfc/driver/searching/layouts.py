@@ -16,17 +16,7 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Forms, Layout, Mesh, Rules
 from mtfc.compiler.passes.recompute import limit_on
 from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, forms_of, with_loop_forms
-from mtfc.compiler.search.found import (
-    IN_BYTES,
-    Found,
-    NothingFits,
-    Objective,
-    Pricing,
-    Progress,
-    room_on,
-    silent,
-    value_of,
-)
+from mtfc.compiler.search.found import IN_BYTES, Found, NothingFits, Objective, Pricing, room_on, value_of
 from mtfc.compiler.search.global_layouts.global_search import GlobalSpace
 from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer, of_layers
 from mtfc.driver.errors import say
@@ -68,7 +58,6 @@ class LayoutFinder:
         until: float,
         known: Sequence[tuple[Mesh, Layout]] = (),
         rules: Layout | None = None,
-        progress: Progress = silent,
         with_forms: bool = False,
     ) -> Found:
         """Find the best global layout until a time of `monotonic`. Raises `NothingFits`.
@@ -90,10 +79,8 @@ class LayoutFinder:
             short,
         )
         plain = [*dict.fromkeys((mesh, attrs.evolve(layout, forms=Forms())) for mesh, layout in known)]
-        if with_forms:
-            find = partial(self._with_forms, space, known, plain, progress)
-        else:
-            find = partial(space.best, known=plain, progress=progress)
+        own = partial(space.best, known=plain)
+        find = partial(self._with_forms, space, known, plain) if with_forms else own
         with few_collections():
             if layers is None:
                 found = find(self._exact, until)
@@ -132,7 +119,6 @@ class LayoutFinder:
         space: GlobalSpace,
         known: Sequence[tuple[Mesh, Layout]],
         plain: Sequence[tuple[Mesh, Layout]],
-        progress: Progress,
         pricing: Pricing,
         until: float,
     ) -> Found:
@@ -143,7 +129,7 @@ class LayoutFinder:
         recorded = RecordedPricing(pricing)
         forms = self.forms_search(recorded, until, [each for each in known if each[1].forms.entries])
         try:
-            found = space.best(recorded, until - FORMS_SHARE * (until - monotonic()), plain, progress)
+            found = space.best(recorded, until - FORMS_SHARE * (until - monotonic()), plain)
         except NothingFits:
             if (fitting := forms.fitting()) is not None:
                 return fitting
@@ -182,7 +168,6 @@ class LayoutFinder:
         until: float,
         known: Sequence[tuple[Mesh, Layout]] = (),
         rules: Layout | None = None,
-        progress: Progress = silent,
         best_global: tuple[Mesh, Layout] | None = None,
     ) -> Found:
         """Find the best layouts of single equations until a time of `monotonic`. Arguments and errors are as in `best_global`."""
@@ -190,7 +175,7 @@ class LayoutFinder:
 
         step, dims, fixed = prepared(self.program), set(self.program.dims), (rules or Layout("")).value_rules
         space = EquationSpace(step, dims, meshes, self.pricer.hardware, self.objective, fixed)
-        return space.best(self._exact, until, known, progress, best_global)
+        return space.best(self._exact, until, known, best_global)
 
 
 def _seconds(pricing: Pricing, mesh: Mesh, layout: Layout) -> float:
@@ -221,7 +206,7 @@ class LayoutSearch:
         options, selection = task.options, task.selection
         asked = None
         if options.why_not is not None:
-            asked = asked_rules(options, task.sources, possible_meshes(options, selection, task.meshes))
+            asked = asked_rules(task, options.why_not, possible_meshes(options, selection, task.meshes))
         finder = finder_of(task)
         given = task.meshes[0] if options.choice.mesh is not None else None
         others = baselines(selection, finder.pricer, task.meshes[0].devices, given, until)
@@ -238,9 +223,7 @@ class LayoutSearch:
 
         def best(rules: Layout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
             given = [(mesh, attrs.evolve(x, rules=_joined(x.rules, rules.rules))) for mesh, x in known]
-            return self.finder.best_global(
-                task.meshes, until, given, rules=rules, progress=task.progress, with_forms=with_forms
-            )
+            return self.finder.best_global(task.meshes, until, given, rules=rules, with_forms=with_forms)
 
         if source is None:
             return best(Layout(""), self.known, until)
@@ -363,7 +346,7 @@ def search_per_equation(task: SearchTask) -> SearchAnswer:
     until = search.until + timing_compilation(compile_loops, "--budget")[1]
     find = partial(search.finder.best_per_equation, task.meshes, until)
     if search.finder.objective == "bytes":
-        return search.answer(find(progress=task.progress))
+        return search.answer(find())
     best, now = None, monotonic()
     with suppress(NothingFits):
         start = search.best_global(now + STARTING * (until - now))
@@ -371,7 +354,7 @@ def search_per_equation(task: SearchTask) -> SearchAnswer:
             return search.answer(attrs.evolve(start, lower_bound=0.0))
         best = start.mesh, start.layout
     plain = [each for each in search.known if not each[1].forms.entries]
-    return search.answer(find(plain, None, task.progress, best))
+    return search.answer(find(plain, None, best))
 
 
 def search_cuts(task: SearchTask) -> SearchAnswer:
@@ -381,7 +364,7 @@ def search_cuts(task: SearchTask) -> SearchAnswer:
     search = LayoutSearch.of(task, task.until)
     program = search.finder.program
     step, dims = prepared(program), set(program.dims)
-    return search.answer(k_cuts.search(step, dims, task.meshes[0], search.until, task.progress))
+    return search.answer(k_cuts.search(step, dims, task.meshes[0], search.until))
 
 
 def _joined(rules: Rules, others: Rules) -> Rules:

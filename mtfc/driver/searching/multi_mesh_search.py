@@ -15,6 +15,7 @@ from time import monotonic
 
 import attrs
 
+from mtfc.compiler.activity import report_progress
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.core import Program, walk
@@ -138,7 +139,7 @@ class MultiMeshSearch:
     def movable(self) -> Sequence[str]:
         """The names of the model's own body whose equations another mesh could compute, but for those that are parts already."""
         program, parts = self.task.selection.program, self.case.declared.parts
-        sections = self.task.selection.scope.reports.sections
+        sections = self.task.selection.module.scope.reports.sections
         declared = {path.text for part in parts for path in part.names}
         own = [name for name in sections if "." not in name and name not in declared]
         found = []
@@ -177,7 +178,7 @@ class MultiMeshSearch:
         if candidate not in self.prices:
             self.prices[candidate] = self._step(candidate)
             found = self._value(self._least())[1]
-            self.task.progress(f"{len(self.prices)} layouts simulated", found, None)
+            report_progress(f"{len(self.prices)} layouts simulated", found)
         return self._value(candidate)
 
     def _value(self, candidate: Candidate) -> tuple[bool, float]:

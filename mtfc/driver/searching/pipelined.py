@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from mtfc.compiler.activity import progress_to, report_progress, silent
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import carried, dim_of, region_of
 from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums
@@ -101,7 +102,7 @@ class PipelineSearch:
         for each in candidates:
             yield each
             best = None if tried.best is None else tried.limit
-            self.task.progress(f"{tried.evaluated} pipelines compiled", best, None)
+            report_progress(f"{tried.evaluated} pipelines compiled", best)
             if tried.best is not None and monotonic() > until:
                 return
 
@@ -134,7 +135,8 @@ class PipelineSearch:
         pricer = attrs.evolve(self.finder.pricer, hardware=hardware, recomputes=False, known={}, alike={})
         finder = attrs.evolve(self.finder, pricer=pricer, objective="time", storage=False)
         fixed = Layout("", Rules(((found.loop.name, ()),)))
-        best = finder.best_global(list(whole), until, rules=fixed)
+        with progress_to(silent):
+            best = finder.best_global(list(whole), until, rules=fixed)
         return whole[best.mesh], best.layout.rules
 
     def _pipelines(self, found: StagedLoop, mesh: Mesh, axis: str, rules: Rules) -> Iterator[Layout]:

@@ -9,7 +9,6 @@ from time import monotonic
 from mtfc.backends.common import allocator
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.passes.pipelines import run, simplification
-from mtfc.compiler.search.found import Progress, silent
 from mtfc.driver.errors import UsageError
 from mtfc.driver.options import ChainOptions
 from mtfc.driver.searching.compilation_time import timing_compilation
@@ -48,18 +47,16 @@ def search_placements(task: SearchTask) -> SearchAnswer:
     graph = operators_of(program)  # errors come before loops are compiled
     if options.why_not is not None:
         task.sources.texts["<--why-not>"] = options.why_not
-        asked_configurations(options.why_not, devices, graph, selection.scope, task.machine)
+        asked_configurations(options.why_not, devices, graph, selection.module.scope, task.machine)
     declared = [each for each in selection.placements if _fits(each, devices)]
     given = {each.name: strategy_of(each, graph, Diagnostics()) for each in declared}
     made = partial(placement_space, program, task.machine, devices, operators=graph)
     space, compiled = timing_compilation(made, "--budget")
     space = _within(space, options.chains)
     starts, settings = _starts(options.chains, given), _settings(options.chains)
-    find = partial(
-        placement_search, space, settings=settings, progress=task.progress, given=given, starts=starts
-    )
+    find = partial(placement_search, space, settings=settings, given=given, starts=starts)
     until, proposals = task.until + compiled, options.chains.proposals
-    found = _searched(find, space, until, options.exhaustive, task.progress, proposals)
+    found = _searched(find, space, until, options.exhaustive, proposals)
     name = free_name("found", {each.name for each in selection.placements})
     is_declared = selection.hardware.get(task.machine.name) is task.machine
     seconds, machine = monotonic() - started, task.machine if is_declared else None
@@ -81,10 +78,10 @@ def _why_not(task: SearchTask, best: PlacementSearchResult) -> WhyNotAnswer | No
     options, graph = task.options, best.space.graph
     if options.why_not is None:
         return None
-    scope, machine = task.selection.scope, task.machine
+    scope, machine = task.selection.module.scope, task.machine
     rules = asked_configurations(options.why_not, best.space.devices, graph, scope, machine)
     within, known = best.space.restricted_to(rules), (best.found.best, *best.found.baselines.values())
-    find = partial(forced_search, within, known, settings=_settings(options.chains), progress=silent)
+    find = partial(forced_search, within, known, settings=_settings(options.chains))
     found = _searched(find, within, monotonic() + options.budget, options.exhaustive)
     written = "; ".join(entry_text(graph.operators[i], each) for i, each in sorted(rules.items()))
     return PlacementDifference(written, best, found)
@@ -95,7 +92,6 @@ def _searched(
     space: PlacementSpace,
     until: float,
     exhaustive: bool,
-    progress: Progress = silent,
     proposals: int | None = None,
 ) -> PlacementResult:
     """Return the best strategy of a space, with a proof if the search is exhaustive or strategies are few."""
@@ -104,7 +100,7 @@ def _searched(
     seconds = (until - monotonic()) * (BEFORE_PROOF if exhaustive else 1.0)
     result = find(SearchBudget(seconds, proposals=few if proposals is None else proposals, descent=few))
     if exhaustive and not result.is_interrupted and not result.is_optimal:
-        result = proven(space, result, until - monotonic(), progress)
+        result = proven(space, result, until - monotonic())
     return result
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from mtfc.compiler.search.found import Progress, silent
 from mtfc.driver.errors import UsageError, say
 from mtfc.driver.loading.selection import Selection, say_left_out, select
 from mtfc.driver.loading.sources import Sources
@@ -135,9 +134,7 @@ def check_options(options: SearchOptions, exports: bool = False) -> None:
         raise UsageError("--why-not takes a .mtf file: compare plans of a function of JAX with `mtfc diff`")
 
 
-def search(
-    options: SearchOptions, sources: Sources, progress: Progress = silent, exports: bool = False
-) -> SearchAnswer:
+def search(options: SearchOptions, sources: Sources, exports: bool = False) -> SearchAnswer:
     """Search the space of the options. Raises `NothingFits`, `CompileError` and `UsageError`, and `KeyboardInterrupt`.
 
     An interrupt ends the search with the best result so far; it raises `KeyboardInterrupt` only if nothing was found.
@@ -157,7 +154,7 @@ def search(
     options = attrs.evolve(options, objective=options.objective or space.objectives[0])
     meshes = _meshes(options, space, selection, hardware)
     until = started + options.budget
-    task = SearchTask(options, selection, hardware, meshes, sources, started, until, progress)
+    task = SearchTask(options, selection, hardware, meshes, sources, started, until)
     return space.search(task)
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from mtfc.compiler.ir.types import Mesh
-from mtfc.compiler.search.found import Progress
 from mtfc.driver.loading.selection import Selection
 from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import SearchOptions
@@ -67,14 +66,6 @@ class SearchAnswer:
     why_not: Callable[[], WhyNotAnswer | None] = unasked
     exported: Callable[[], str] | None = None
 
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record."""
-        return self.result.record()
-
-    def report(self) -> str:
-        """Return the report."""
-        return self.result.report()
-
 
 @attrs.frozen
 class SearchTask:
@@ -90,7 +81,6 @@ class SearchTask:
     sources: Sources
     started: float
     until: float
-    progress: Progress
 
     @property
     def hardware(self) -> Hardware:

@@ -7,22 +7,20 @@ from time import monotonic
 
 import attrs
 
-from mtfc.compiler.diagnostics import CompileError, Diagnostics
+from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.search.found import Found, NothingFits
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.layout_targets import layout_targets
-from mtfc.driver.loading.sources import Sources, known_as
-from mtfc.driver.options import SearchOptions
-from mtfc.frontend.elaborate import Module, elaborate
+from mtfc.driver.searching.space import SearchTask
+from mtfc.frontend.elaborate import Module
 from mtfc.frontend.layout_options import parse_layout
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout
 from mtfc.frontend.layouts.layout_text import rules_text
 from mtfc.frontend.layouts.legality import check_layouts
 from mtfc.frontend.layouts.program_index import Tensor
-from mtfc.frontend.syntax.parser import parse
 from mtfc.reports.search_report import LayoutSearchResult
 from mtfc.reports.why_not_report import LayoutDifference, UnfitRules
 
@@ -93,17 +91,12 @@ class AskedRules:
             raise first
 
 
-def asked_rules(options: SearchOptions, sources: Sources, meshes: Sequence[Mesh]) -> AskedRules:
+def asked_rules(task: SearchTask, rules: str, meshes: Sequence[Mesh]) -> AskedRules:
     """Read the rules for the chosen model and a search on the meshes. Raises the errors of `AskedRules.check`."""
-    assert options.why_not is not None
-    choice, file = options.choice, known_as(options.file)
-    sources.texts[ASKED] = options.why_not
-    diagnostics = Diagnostics()
-    tree = parse(sources.texts[file], file, diagnostics)
-    module = elaborate(tree, diagnostics, choice.dims, choice.model, sources.neighbour, choice.settings)
-    diagnostics.raise_if_errors()
-    known = layout_targets(module.programs[0]) if options.space == "tiling" else {}
-    asked = AskedRules(options.why_not, module, options.space, tuple(meshes), known)
+    task.sources.texts[ASKED] = rules
+    module, space = task.selection.module, task.options.space
+    known = layout_targets(module.programs[0]) if space == "tiling" else {}
+    asked = AskedRules(rules, module, space, tuple(meshes), known)
     asked.check()
     return asked
 

@@ -188,6 +188,14 @@ def data_inputs(program: Program) -> tuple[DataInput, ...]:
     )
 
 
+def place_in(starts: Array, number: int) -> tuple[int, int]:
+    """Return the file that has an example or document, and its number there. starts: of the files, and the number of all."""
+    import numpy as np
+
+    file = int(np.searchsorted(starts, number, side="right")) - 1
+    return file, number - int(starts[file])
+
+
 ROUNDS = 6
 
 LEAST_BITS = 8

@@ -42,6 +42,7 @@ from mtfc.driver.training.data_interface import (
     Position,
     PositionedIterator,
     data_inputs,
+    place_in,
 )
 from mtfc.driver.training.example_files import TOKEN_DTYPES, Examples, joined, open_examples, shards
 from mtfc.driver.training.record_files import (
@@ -458,9 +459,8 @@ class Documents:
         """Return the file that has a document, and the number of the document there."""
         import numpy as np
 
-        ends = np.cumsum([file.count for file in self.files])
-        which = int(np.searchsorted(ends, number, side="right"))
-        return self.files[which], number - int(ends[which]) + self.files[which].count
+        which, within = place_in(np.cumsum([0, *(file.count for file in self.files)]), number)
+        return self.files[which], within
 
     def _encoded(self, document: Any, place: str) -> Array:
         import numpy as np

@@ -176,13 +176,6 @@ class DataEvaluation:
         return self.smaller[rows]
 
 
-def evaluation_source(
-    spec: str, program: Program, tokenizer: str | None, whole_documents: bool
-) -> DataSource:
-    """Open data to evaluate on, without using devices. Raises `CompileError`, `UsageError` and `Unavailable`."""
-    return open_source(spec, program, tokenizer=tokenizer, takes_rest=True, whole_documents=whole_documents)
-
-
 def _rest(
     source: FileSource, resizing: Resizing, most: int | None, leads: bool
 ) -> tuple[Forward, Mapping[str, Any]] | None:
@@ -235,7 +228,7 @@ def _evaluated(
         options.params, options.params_partial, options.seed, selection.program, options.averages
     )
     resizing = Resizing(options.file, options.choice, sources, selection)
-    source = evaluation_source(options.data, selection.program, options.tokenizer, options.whole_documents)
+    source = open_source(options.data, selection.program, 1, options.tokenizer, True, options.whole_documents)
     check_documents("--data", source, options.whole_documents)
     if peers.count > 1:  # before the devices are used: they wait for all processes
         fingerprint = program_fingerprint(selection.program)

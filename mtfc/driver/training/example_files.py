@@ -27,7 +27,7 @@ from mtfc.driver.data.array_files import (
 from mtfc.driver.data.fitting import Fitting, shape_text
 from mtfc.driver.data.tokenizers import Tokenizer
 from mtfc.driver.errors import UsageError, say
-from mtfc.driver.training.data_interface import DataInput
+from mtfc.driver.training.data_interface import DataInput, place_in
 from mtfc.driver.training.record_files import ARRAY_RECORD, PARQUET, RECORDS, map_array_records, map_parquet
 
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
@@ -91,20 +91,13 @@ class Examples:
 
     def _place(self, number: int) -> str:
         """Return the place of an example, for a message."""
-        file, row = self._row(number)
+        file, row = place_in(self.starts, number)
         return f"example {row} of {self.paths[file]}"
-
-    def _row(self, number: int) -> tuple[int, int]:
-        """Return the position of an example's file, and its row there."""
-        import numpy as np
-
-        file = int(np.searchsorted(self.starts, number, side="right")) - 1
-        return file, number - int(self.starts[file])
 
     def places(self, numbers: Array) -> str:
         """Return the places of several examples, by file, for a message; of many only the first ones."""
         rows: dict[int, list[int]] = {}
-        for file, row in map(self._row, numbers.tolist()):
+        for file, row in (place_in(self.starts, number) for number in numbers.tolist()):
             rows.setdefault(file, []).append(row)
         shown = [
             f"example{'s' * (len(found) > 1)} {_first(found)} of {self.paths[file]}"

@@ -24,7 +24,7 @@ import attrs
 from mtfc.backends.common.devices import Unavailable
 from mtfc.compiler.diagnostics import nearest
 from mtfc.compiler.ir.core import Program
-from mtfc.driver.data.files import parsed_json
+from mtfc.driver.data.files import parsed_json, replace_file
 from mtfc.driver.data.packages import import_package
 from mtfc.driver.errors import UsageError, reason_of, say
 from mtfc.driver.options import Metric
@@ -143,10 +143,8 @@ def _drop_later_lines(path: Path, after: int, is_own: Callable[[FiguresOfStep], 
         path.rename(aside)
         say(f"{path} had the figures of another run: they are in {aside}")
         return 0
-    part = path.with_name(f".{path.name}.part")
     kept = [line for line, step in zip(lines, steps, strict=True) if step is not None and step <= after]
-    part.write_text("".join(kept), "utf-8")
-    part.replace(path)
+    replace_file(path, lambda file: file.write("".join(kept).encode()))
     return len(lines) - len(kept)
 
 
@@ -356,13 +354,10 @@ class Evaluations:
         """Write the file, in the process that does. Raises `Unavailable` if the disk is full."""
         if self.path is None:
             return
-        part = self.path.with_name(f".{self.path.name}.part")
         finite_means = {each: {k: finite(v) for k, v in of.items()} for each, of in self.found.items()}
         try:
-            part.write_text(json.dumps(finite_means), "utf-8")
-            part.replace(self.path)
+            replace_file(self.path, lambda file: file.write(json.dumps(finite_means).encode()))
         except OSError as error:
-            part.unlink(missing_ok=True)
             raise Unavailable(f"cannot write {self.path}: {reason_of(error)}") from None
 
     @property

@@ -28,7 +28,7 @@ from mtfc.driver.running.nan_search import StepInputs, cause_in_step
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, Saving, kinds, warm_start
 from mtfc.driver.training.data_interface import BatchIterator, DataSource
 from mtfc.driver.training.data_sources import check_documents, open_source
-from mtfc.driver.training.evaluation import DataEvaluation, check_hosts, evaluation_source
+from mtfc.driver.training.evaluation import DataEvaluation, check_hosts
 from mtfc.driver.training.hosts import Peers, watched_peers
 from mtfc.driver.training.loop import Schedule, TrainLoop
 from mtfc.driver.training.metrics import (
@@ -173,7 +173,9 @@ class Trainer:
         source = _source(options, program, accumulate, leads)
         evaluated = None
         if options.eval:
-            evaluated = evaluation_source(options.eval, program, options.tokenizer, options.whole_documents)
+            evaluated = open_source(
+                options.eval, program, 1, options.tokenizer, True, options.whole_documents
+            )
         total, text = _total(options, source), case.source(program, "jax")
         if peers.count > 1:  # before the devices are used: they wait for all processes
             data = {"--data": source, "--eval": evaluated}

@@ -204,7 +204,9 @@ class VerifiedModel:
         def run() -> Iterator[Result]:
             with without_warnings():
                 reference = self.wide or self.reference
-                yield checked_step(reference, file, sources.texts[file], options.choice, self.selection.scope)
+                yield checked_step(
+                    reference, file, sources.texts[file], options.choice, self.selection.module.scope
+                )
 
         return checks.Check(f"training step of {self.name}", run, StepCase(self.name), self._seconds)
 

@@ -20,7 +20,7 @@ elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
@@ -50,7 +50,8 @@ from mtfc.compiler.ir.core import Equation, Function, Role, Value, walk
 from mtfc.compiler.ir.loops import charged_equation, pairs, region_of
 from mtfc.compiler.ir.opdef import no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.types import Mesh
+from mtfc.compiler.ir.rewrite import fresh_copy
+from mtfc.compiler.ir.types import Mesh, TensorType
 from mtfc.compiler.records import frozen
 
 
@@ -130,29 +131,13 @@ def widened(function: Function, device: Device) -> Function:
     """Return the function with the dtypes in which a device keeps what it computes; arguments have their own."""
     if not any(device.widens(value.type.dtype) for eqn in walk(function.body) for value in eqn.results):
         return function
-    return _widened(function, {a.value: a.value for a in function.arguments}, device)
+    given = {argument.value for argument in function.arguments}
 
+    def type_of(value: Value) -> TensorType:
+        is_kept = value in given or not device.widens(value.type.dtype)
+        return value.type if is_kept else value.type.with_dtype("f32")
 
-def _widened(function: Function, new: dict[Value, Value], device: Device) -> Function:
-    """Widen the results of a function. new: its arguments, and then all its values, after the change."""
-
-    def wide(value: Value) -> Value:
-        is_wide = not device.widens(value.type.dtype)
-        new[value] = value if is_wide else attrs.evolve(value, type=value.type.with_dtype("f32"))
-        return new[value]
-
-    body = []
-    for eqn in function.body:
-        regions = tuple(
-            _widened(region, {a.value: wide(a.value) for a in region.arguments}, device)
-            for region in eqn.regions
-        )
-        operands = tuple([new[value] for value in eqn.operands])
-        results = tuple([wide(value) for value in eqn.results])
-        body.append(attrs.evolve(eqn, operands=operands, results=results, regions=regions))
-    arguments = tuple(attrs.evolve(a, value=new[a.value]) for a in function.arguments)
-    outputs = tuple(attrs.evolve(o, value=new[o.value]) for o in function.outputs)
-    return attrs.evolve(function, arguments=arguments, body=tuple(body), outputs=outputs)
+    return fresh_copy(function, type_of)
 
 
 def held(
@@ -243,13 +228,6 @@ def _kept(function: Function, scale: Scale, inside: Inside) -> Iterator[tuple[Sp
 # Lower bounds
 
 
-def memory_bound_on_device(program: CommonProgram) -> MemoryBound:
-    """Return a bound of the memory on the program's device, where kernels of TPUs keep values to themselves."""
-    is_tpu = program.device.mxu_size is not None
-    inside = may_stay_inside(program.function, program.replaced) if is_tpu else ()
-    return memory_bound(program.function, program.names, program.replaced, {*inside})
-
-
 @frozen(cache_hash=True)
 class Splitting:
     """Arrays that may be split over `dims`, and that count only where the dimensions `unless` are whole."""
@@ -276,16 +254,10 @@ class _Lifetime:
     death: int
 
 
-def memory_bound(
-    function: Function,
-    names: DimensionNames,
-    replaced: Mapping[Equation, Dims | None],
-    inside: Set[Value] = frozenset(),
-) -> MemoryBound:
+def memory_bound(program: CommonProgram, on_device: bool = False) -> MemoryBound:
     """Return the bytes of arguments and gradients, and of other values at each point of an undistributed function.
 
-    replaced: equations that a layout may replace, with the dimensions that are split then; None for dots of several operands,
-    which are always replaced. inside: values that may have no buffer, which do not count.
+    on_device: True for the memory of the program's device. Values that kernels of TPUs may keep to themselves do not count there.
 
     While an equation runs, each value made before it and read by it or later is alive in some placement, in a buffer of its own.
     The buffer has at least the bytes that remain if all axes split the value that may (`analysis/dimension_names.py`). For under
@@ -307,6 +279,9 @@ def memory_bound(
       (`_LastUses.multiplied`).
     - Values that differ here may become equal (`equal_in`).
     """
+    function, names, replaced = program.function, program.names, program.replaced
+    has_kernels = on_device and program.device.mxu_size is not None
+    inside = {*may_stay_inside(function, replaced)} if has_kernels else set[Value]()
     unsure = equal_in(function, replaced) | inside
     without = _shared_with_gradients(function) | unsure | merging_in(function)
     always: dict[Dims, int] = {}

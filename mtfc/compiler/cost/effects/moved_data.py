@@ -1,4 +1,4 @@
-"""Data that is made in one placement and used in another: the exact seconds, and the facts that bound them under every layout.
+"""Data that is made in one placement and used in another: the facts that bound its seconds under every layout.
 
 An equation that reduces a dimension runs in the layout of the rules. Every other equation may follow its uses or its operands. So
 somewhere between two equations that reduce, the data must change its placement. An axis that splits the first result, and nothing
@@ -8,11 +8,11 @@ the size that the data has somewhere on the way.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
+from mtfc.compiler.analysis.buffer_kinds import readers_of
 from mtfc.compiler.analysis.dimension_names import (
     OPTIMIZER,
     PARAMS,
@@ -26,6 +26,7 @@ from mtfc.compiler.analysis.dimension_names import (
     called,
     rule_of,
 )
+from mtfc.compiler.cost.lower_bounds import CommonProgram
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import has_trait
@@ -94,20 +95,15 @@ class MovedData:
 Uses = Mapping[Value, list[Equation]]
 
 
-def moved_data(
-    function: Function, names: DimensionNames, is_common: IsCommon, trips: int = 1
-) -> Iterator[MovedData]:
-    """Yield the data of a function and of the loops in it. Carries stay where the rules put them, too."""
-    uses: dict[Value, list[Equation]] = defaultdict(list)
+def moved_data(program: CommonProgram, function: Function, trips: int = 1) -> Iterator[MovedData]:
+    """Yield the data of a program's function and of the loops in it. Carries stay where the rules put them, too."""
     for eqn in function.body:
         if eqn.regions:
-            yield from moved_data(region_of(eqn), names, is_common, trips * dim_of(eqn).size)
-        for value in dict.fromkeys(eqn.operands):
-            uses[value].append(eqn)
+            yield from moved_data(program, region_of(eqn), trips * dim_of(eqn).size)
     carried = frozenset(a.value.name for a in function.arguments if a.role == "carried")
     ends = frozenset(output.value for output in function.outputs if output.updates in carried)
     outputs = frozenset(output.value for output in function.outputs)
-    finder = _PathFinder(names, is_common, uses, outputs, ends, trips)
+    finder = _PathFinder(program.names, program.is_common, readers_of(function.body), outputs, ends, trips)
     yield from (move for a in function.arguments if a.value.name in carried for move in finder.moves(a.value))
     for eqn in function.body:
         if eqn.regions:

@@ -1,4 +1,4 @@
-"""Completing pending sums: the exact seconds in a placed function, and the facts that bound them under every layout.
+"""Completing pending sums: the facts that bound its seconds under every layout.
 
 A dot whose summed dimension is split leaves a pending sum. The sum must be completed before an equation that is not linear, or
 that is split over the same axes itself. So it is completed somewhere along a `SumRoute` through linear equations, at the size
@@ -25,7 +25,7 @@ from mtfc.compiler.analysis.dimension_names import (
     own_dims,
     rule_of,
 )
-from mtfc.compiler.cost.lower_bounds import WholeArray
+from mtfc.compiler.cost.lower_bounds import CommonProgram, WholeArray
 from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.ops import OPS
@@ -70,16 +70,14 @@ class SumRoute:
     needing: tuple[Equation, ...] = ()
 
 
-def sum_routes(
-    function: Function, names: DimensionNames, is_common: IsCommon, are_short: bool = False
-) -> tuple[SumRoute, ...]:
-    """Return a route for each pending sum that some use needs complete. are_short: routes of the fewest stops.
+def sum_routes(program: CommonProgram) -> tuple[SumRoute, ...]:
+    """Return a route for each pending sum that some use needs complete.
 
-    Other routes are those whose smallest array is largest, which bound single sums best. But a sum may then travel through all
-    layers of a step, as the gradients of a residual stream are added.
+    Routes without few stops are those whose smallest array is largest, which bound single sums best. But a sum may then travel
+    through all layers of a step, as the gradients of a residual stream are added.
     """
-    graph = _SumGraph(names, is_common, are_short)
-    graph.function(function)
+    graph = _SumGraph(program.names, program.is_common, program.has_short_routes)
+    graph.function(program.function)
     return tuple(graph.routes())
 
 

@@ -11,13 +11,12 @@ from mtfc.compiler.analysis.dimension_names import (
     OPTIMIZER,
     PARAMS,
     SINGLE,
-    DimensionNames,
     Dims,
     IsCommon,
     computed,
     rule_of,
 )
-from mtfc.compiler.cost.lower_bounds import WholeArray
+from mtfc.compiler.cost.lower_bounds import CommonProgram, WholeArray
 from mtfc.compiler.ir.core import Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME
@@ -38,11 +37,10 @@ class StoredParameter:
     item_bytes: int
 
 
-def stored_parameters(
-    function: Function, names: DimensionNames, is_common: IsCommon
-) -> Iterator[StoredParameter]:
+def stored_parameters(program: CommonProgram) -> Iterator[StoredParameter]:
     """Yield the uses of stored parameters, and the updated parameters that leave the function."""
-    uses, needing = readers_of(walk(function.body)), _needing(function, is_common)
+    function, names = program.function, program.names
+    uses, needing = readers_of(walk(function.body)), _needing(function, program.is_common)
     for argument in (each for each in function.arguments if each.role == "parameter"):
         for use in _uses_of_parameter(argument.value, uses, needing, 1):
             used, dims = computed(names.names[use.value]), use.value.type.names

@@ -17,6 +17,7 @@ from time import monotonic
 import attrs
 import numpy as np
 
+from mtfc.compiler.activity import report_progress
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.tables.collective_tables import Seconds
 from mtfc.compiler.cost.topology import lie_as_one
@@ -29,10 +30,8 @@ from mtfc.compiler.search.found import (
     Price,
     PricedLayouts,
     Pricing,
-    Progress,
     memory_text,
     room_on,
-    silent,
     value_of,
 )
 from mtfc.compiler.search.global_layouts.column_elimination import ColumnElimination, ColumnEliminations
@@ -324,7 +323,7 @@ class BranchAndBound(PricedLayouts):
         """Report the best cost, and the bound of all layouts once every mesh is in the queue."""
         bound = float("inf") if self.waiting else min(self.bound, self.limit)
         known = (each if each < float("inf") else None for each in (self.limit, bound))
-        self.progress(f"{self.evaluated} layouts compiled", *known)
+        report_progress(f"{self.evaluated} layouts compiled", *known)
 
     @property
     def bound(self) -> float:
@@ -467,20 +466,14 @@ class GlobalSpace:
     recomputes: bool = False
     layers: tuple[Sequence[Function], int] | None = None
 
-    def best(
-        self,
-        pricing: Pricing,
-        until: float,
-        known: Iterable[tuple[Mesh, Layout]] = (),
-        progress: Progress = silent,
-    ) -> Found:
+    def best(self, pricing: Pricing, until: float, known: Iterable[tuple[Mesh, Layout]] = ()) -> Found:
         """Return the layout under which the step takes least time or memory, as far as is found `until` then.
 
         known: layouts that are tried first, so that nothing worse is found. Raises `NothingFits`. `KeyboardInterrupt` ends the
         search with the best layout so far; without any, it is raised.
         """
         room = room_on(self.hardware, self.objective)
-        searching = BranchAndBound(pricing, self.objective, room, progress, until=until)
+        searching = BranchAndBound(pricing, self.objective, room, until=until)
         searching.run([*self._branchings(LayoutBound, until, inf)], known)
         if searching.best is None and not searching.is_interrupted:
             raise self._nothing_fits(searching)

@@ -29,14 +29,7 @@ from mtfc.compiler.analysis.dimension_names import (
     rule_of,
 )
 from mtfc.compiler.cost.effects.halo_exchange import Halo, halos_of
-from mtfc.compiler.cost.effects.memory import (
-    MemoryBound,
-    Splitting,
-    equal_in,
-    memory_bound,
-    memory_bound_on_device,
-    merging_in,
-)
+from mtfc.compiler.cost.effects.memory import MemoryBound, Splitting, equal_in, memory_bound, merging_in
 from mtfc.compiler.cost.effects.moved_data import MovedData, moved_data
 from mtfc.compiler.cost.effects.pending_sums import SumRoute, preceding, sum_routes, without_useless_stops
 from mtfc.compiler.cost.effects.roofline import is_binary, kernel_bounds
@@ -134,12 +127,12 @@ class StepFacts:
     @cached_property
     def memory(self) -> MemoryFacts:
         """The bound of the memory without a device."""
-        return self._memory(memory_bound(self.function, self.names, self._replaced))
+        return self._memory(memory_bound(self._program(is_binary)))
 
     @cached_property
     def memory_on_device(self) -> MemoryFacts:
         """The bound of the memory on the device."""
-        return self._memory(memory_bound_on_device(self._program(is_binary)))
+        return self._memory(memory_bound(self._program(is_binary), on_device=True))
 
     def _memory(self, bound: MemoryBound) -> MemoryFacts:
         return MemoryFacts(bound.always, *largest_points(({},) if self.recomputes else bound.points))
@@ -190,22 +183,22 @@ class StepFacts:
 
 
 def _facts(program: CommonProgram) -> Facts:
-    function, names, is_common = program.function, program.names, program.is_common
-    stored = tuple(stored_parameters(function, names, is_common))
-    routes = sum_routes(function, names, is_common, program.has_short_routes)
+    function = program.function
+    stored = tuple(stored_parameters(program))
+    routes = sum_routes(program)
     readers = {stop.value: stop.readers for route in routes for stop in route.stops}
     kernels = tuple(kernel_bounds(program, function, readers))
     completing: dict[Value, list[tuple[Term, Term]]] = defaultdict(list)
     for kernel in kernels:
         for value, other in kernel.completing:
             completing[value].append((kernel.seconds, other))
-    always = all_are_used(function, is_common)
+    always = all_are_used(function, program.is_common)
     return Facts(
         Counter(kernel.seconds for kernel in kernels),
         Counter(kernel.arithmetic for kernel in kernels),
         completing,
         without_useless_stops(routes, completing),
-        tuple(moved_data(function, names, is_common)),
+        tuple(moved_data(program, function)),
         Counter(stored),
         min((each.item_bytes for each in stored), default=0) if always else 0,
         preceding(function, routes),

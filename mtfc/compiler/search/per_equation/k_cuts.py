@@ -15,9 +15,10 @@ from time import monotonic
 import attrs
 import numpy as np
 
+from mtfc.compiler.activity import report_progress
 from mtfc.compiler.ir.core import Function
 from mtfc.compiler.ir.types import Axes, Mesh
-from mtfc.compiler.search.found import Found, NothingFits, Progress, silent
+from mtfc.compiler.search.found import Found, NothingFits
 from mtfc.compiler.search.per_equation.choice_network import (
     ChoiceNode,
     layout_of_choices,
@@ -49,13 +50,7 @@ def prime_factors(number: int) -> list[int]:
     return found[::-1]
 
 
-def k_cuts(
-    function: Function,
-    mesh: Mesh,
-    splittable: Collection[str],
-    until: float,
-    progress: Progress = silent,
-) -> Found:
+def k_cuts(function: Function, mesh: Mesh, splittable: Collection[str], until: float) -> Found:
     """Return the tiling by cuts along the axes of a mesh, in their order. Its value is the bytes that one device sends.
 
     Raises `TimeoutError` if the choices of some cut are not known at `until`, a time of `time.monotonic`, and `NotFound`.
@@ -64,7 +59,7 @@ def k_cuts(
     sent: list[float] = []
     cuts = max(len(mesh.axes), 1)
     for number in range(1, cuts + 1):
-        progress(f"cut {number} of {cuts}", None, None)
+        report_progress(f"cut {number} of {cuts}")
         part = attrs.evolve(mesh, axes=mesh.axes[:number])
         network = counted_network(function, part, splittable, PublishedNetwork, until)
         for node in network.nodes:
@@ -101,9 +96,7 @@ def _only(layout: Collection[tuple[str, Axes]] | Iterator[tuple[str, Axes]], axe
     return tuple(sorted((dim, split) for dim, split in kept.items() if split))
 
 
-def search(
-    step: Function, splittable: Collection[str], mesh: Mesh, until: float, progress: Progress = silent
-) -> Found:
+def search(step: Function, splittable: Collection[str], mesh: Mesh, until: float) -> Found:
     """Return the tiling by k-cuts of `step`, an undistributed function, with a lower bound for all tilings: bytes of one device.
 
     Memory does not count, as in the paper. Raises `NothingFits` if the time ends before all cuts are known, and
@@ -111,7 +104,7 @@ def search(
     """
     started = monotonic()
     try:
-        found = k_cuts(step, mesh, splittable, started + CUTTING * (until - started), progress)
+        found = k_cuts(step, mesh, splittable, started + CUTTING * (until - started))
     except (TimeoutError, NotFound):
         raise NothingFits(
             f"the time ended before all {len(mesh.axes)} cuts were known; a larger --budget or a --mesh with fewer axes may help"
@@ -119,7 +112,7 @@ def search(
     bound, is_interrupted = 0.0, False
     try:
         network = counted_network(step, mesh, splittable, PublishedNetwork, until)
-        best = best_layouts(network, None, until, progress)
+        best = best_layouts(network, None, until)
         bound, is_interrupted = best.lower_bound, best.is_interrupted
     except (TimeoutError, NotFound):
         pass

@@ -14,6 +14,7 @@ from time import monotonic
 import attrs
 import numpy as np
 
+from mtfc.compiler.activity import PROGRESS, progress_to
 from mtfc.compiler.analysis.equation_names import layout_target_names
 from mtfc.compiler.cost.device_models import inside_kernels
 from mtfc.compiler.cost.effects.memory import memory_of
@@ -26,16 +27,7 @@ from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.core import Function, Value
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.passes.partition.layout_rules import without_unit_axes
-from mtfc.compiler.search.found import (
-    Found,
-    NothingFits,
-    Objective,
-    PricedLayouts,
-    Pricing,
-    Progress,
-    memory_text,
-    silent,
-)
+from mtfc.compiler.search.found import Found, NothingFits, Objective, PricedLayouts, Pricing, memory_text
 from mtfc.compiler.search.per_equation.choice_network import (
     ChoiceNetwork,
     layout_of,
@@ -45,11 +37,7 @@ from mtfc.compiler.search.per_equation.choice_network import (
 )
 from mtfc.compiler.search.per_equation.network_builder import NetworkBuilder
 from mtfc.compiler.search.per_equation.sent_bytes import counted_network
-from mtfc.compiler.search.solver.assignment_problem import (
-    AssignmentProblem,
-    Infeasible,
-    NotFound,
-)
+from mtfc.compiler.search.solver.assignment_problem import AssignmentProblem, Infeasible, NotFound
 from mtfc.compiler.search.solver.solve import Solution, solve
 
 RELAXED = 0.6
@@ -124,40 +112,38 @@ def fix(network: ChoiceNetwork, name: str, rules: Rules) -> None:
         raise NothingFits(f"no tiling has the layout that is asked for of `{name}`")
 
 
-def best_layouts(
-    network: ChoiceNetwork, memory: float | None, deadline: float, progress: Progress = silent
-) -> EquationLayouts:
+def best_layouts(network: ChoiceNetwork, memory: float | None, deadline: float) -> EquationLayouts:
     """Return the best layouts that are found before `deadline`, a time of `time.monotonic`, and need at most `memory` bytes.
 
     Raises `Infeasible` if it is proven that there are none, `NotFound` if none were found.
     """
     unit = unit_of(network)
     problem = to_problem(network, unit, memory, network.function.name)
-    found = solve_with_memory(problem, deadline, progress)
+    found = solve_with_memory(problem, deadline)
     layout = layout_of_choices(network, found.choices, "tiling")
     peak = problem.peak(found.choices)
     return EquationLayouts(layout, found.cost / unit, found.lower_bound / unit, peak, found.is_interrupted)
 
 
-def solve_with_memory(problem: AssignmentProblem, deadline: float, progress: Progress = silent) -> Solution:
+def solve_with_memory(problem: AssignmentProblem, deadline: float) -> Solution:
     """Solve a problem, first without its limit on memory.
 
     The problem without the limit is much easier, and its bound also holds with the limit. If the solution fits, it is the best
     with memory, too.
     """
     if problem.limit is None:
-        return solve(problem, deadline, progress)
+        return solve(problem, deadline)
     started = monotonic()
     relaxed = attrs.evolve(problem, limit=None)
     try:
-        found = solve(relaxed, started + RELAXED * (deadline - started), progress)
+        found = solve(relaxed, started + RELAXED * (deadline - started))
     except NotFound:
-        return solve(problem, deadline, progress)
+        return solve(problem, deadline)
     if problem.is_feasible(found.choices):
         return found
     if found.is_interrupted:
         raise KeyboardInterrupt
-    fitting = solve(problem, deadline, progress)
+    fitting = solve(problem, deadline)
     bound = max(found.lower_bound, fitting.lower_bound)
     return attrs.evolve(fitting, lower_bound=bound, seconds=monotonic() - started)
 
@@ -215,7 +201,6 @@ class EquationSpace:
         pricing: Pricing,
         until: float,
         known: Collection[tuple[Mesh, Layout]] = (),
-        progress: Progress = silent,
         best_global: tuple[Mesh, Layout] | None = None,
     ) -> Found:
         """Return the layouts under which the step takes least time within the device's memory.
@@ -237,7 +222,7 @@ class EquationSpace:
         if best_global is not None:
             known = (*known, best_global)
             meshes = [*meshes, *(mesh for mesh in [best_global[0]] if mesh not in meshes)]
-        ask, pricing = partial(self._ask, meshes, until, progress), cache(pricing)
+        ask, pricing = partial(self._ask, meshes, until), cache(pricing)
         answers = [ask(hardware)]
         if answers[0].is_interrupted and not answers[0].found and not known:
             raise KeyboardInterrupt
@@ -261,7 +246,7 @@ class EquationSpace:
             return attrs.evolve(best, refuted=None, lower_bound=0.0)
         return best
 
-    def _ask(self, meshes: Sequence[Mesh], until: float, progress: Progress, hardware: Hardware) -> _Answer:
+    def _ask(self, meshes: Sequence[Mesh], until: float, hardware: Hardware) -> _Answer:
         """Ask the solver for the best layouts on each mesh of a machine."""
         in_bytes, weights = self.objective == "bytes", WEIGHTS[self.objective]
         turns = [(Topology.of(mesh, hardware), each) for mesh in meshes for each in weights]
@@ -274,7 +259,7 @@ class EquationSpace:
             mesh, deadline = topology.mesh, monotonic() + (until - monotonic()) / (len(turns) - number)
             try:
                 network = self._network(topology, each, hardware, until)
-                best = _on(network, mesh, hardware, deadline, progress)
+                best = _on(network, mesh, hardware, deadline)
             except Infeasible:
                 bounds[mesh] = inf
                 continue
@@ -383,16 +368,15 @@ def _optimistic(hardware: Hardware) -> Hardware:
     return attrs.evolve(hardware, device=cheapest(hardware.device), links=tuple(links))
 
 
-def _on(
-    network: ChoiceNetwork, mesh: Mesh, hardware: Hardware, deadline: float, progress: Progress
-) -> EquationLayouts:
-    unit = unit_of(network)
+def _on(network: ChoiceNetwork, mesh: Mesh, hardware: Hardware, deadline: float) -> EquationLayouts:
+    unit, outer = unit_of(network), PROGRESS.get()
 
     def tell(doing: str, cost: float | None, bound: float | None) -> None:
         seconds = [None if each is None else each / unit for each in (cost, bound)]
-        progress(f"mesh {'x'.join(str(size) for _, size in mesh.axes)}: {doing}", *seconds)
+        outer(f"mesh {'x'.join(str(size) for _, size in mesh.axes)}: {doing}", *seconds)
 
-    return best_layouts(network, hardware.device.memory, deadline, tell)
+    with progress_to(tell):
+        return best_layouts(network, hardware.device.memory, deadline)
 
 
 def exported(

@@ -10,7 +10,7 @@ from time import monotonic
 
 import attrs
 
-from mtfc.compiler.search.found import Progress, silent
+from mtfc.compiler.activity import report_progress
 from mtfc.compiler.search.solver.assignment_problem import FORBIDDEN, AssignmentProblem, Infeasible, Integers
 from mtfc.compiler.search.solver.elimination import eliminated
 from mtfc.compiler.search.solver.exact import ExactOutcome
@@ -49,7 +49,7 @@ class Solution:
     is_interrupted: bool = False
 
 
-def solve(problem: AssignmentProblem, deadline: float, progress: Progress = silent) -> Solution:
+def solve(problem: AssignmentProblem, deadline: float) -> Solution:
     """Return the best choice found before `deadline`, a time of `time.monotonic`.
 
     Raises `Infeasible` if it is proven that there is none, `NotFound` if none was found. `KeyboardInterrupt` ends the
@@ -58,10 +58,10 @@ def solve(problem: AssignmentProblem, deadline: float, progress: Progress = sile
     started = monotonic()
     seconds = deadline - started
     until = deadline - min(MARGIN, MARGIN_SHARE * seconds) - SHARE * seconds
-    progress("reducing", None, None)
+    report_progress("reducing")
     network = ReducibleNetwork(problem)
     reduce(network, started + (until - started) / 2)
-    bound, chosen, is_interrupted = _solved(network, until, progress)
+    bound, chosen, is_interrupted = _solved(network, until)
     choices = network.restore(chosen)
     cost = problem.cost(choices)
     assert problem.is_feasible(choices), "a choice does not fit"
@@ -69,14 +69,14 @@ def solve(problem: AssignmentProblem, deadline: float, progress: Progress = sile
     return Solution(cost, max(min(bound, cost), 0), tuple(choices.tolist()), seconds, is_interrupted)
 
 
-def _solved(network: ReducibleNetwork, until: float, progress: Progress) -> tuple[int, Integers, bool]:
+def _solved(network: ReducibleNetwork, until: float) -> tuple[int, Integers, bool]:
     """Return a lower bound, choices for the network's nodes, and whether an interrupt ended the search."""
-    progress("eliminating", None, None)
+    report_progress("eliminating")
     if (outcome := eliminated(network)) is not None:
         return FORBIDDEN, _found(outcome), False
     pairs = _pairs(network)
     if pairs <= DIRECT:
-        progress("solving exactly", None, None)
+        report_progress("solving exactly")
     if pairs <= SMALL:
         outcome = solved(network.copy(), ALONE * (until - monotonic()))
         if _is_proof(outcome):
@@ -90,7 +90,7 @@ def _solved(network: ReducibleNetwork, until: float, progress: Progress) -> tupl
                 return FORBIDDEN, _found(worker.outcome), False
         from mtfc.compiler.search.solver.solver_search import SolverSearch
 
-        search = SolverSearch(network, until, progress)
+        search = SolverSearch(network, until)
         bound, choices = search.run(worker)
         return bound, choices, search.is_interrupted
     finally:

@@ -15,7 +15,7 @@ from time import monotonic
 
 import numpy as np
 
-from mtfc.compiler.search.found import Progress
+from mtfc.compiler.activity import report_progress
 from mtfc.compiler.search.jit import warm_up
 from mtfc.compiler.search.solver.assignment_problem import (
     FORBIDDEN,
@@ -68,8 +68,8 @@ WEAKEST = 0.003
 class SolverSearch:
     """The state of the search on one network, and the task of the second processor."""
 
-    def __init__(self, network: ReducibleNetwork, until: float, progress: Progress) -> None:
-        self.network, self.end, self.until, self.progress = network, until, until, progress
+    def __init__(self, network: ReducibleNetwork, until: float) -> None:
+        self.network, self.end, self.until = network, until, until
         self.arrays = pack(network)
         self.certifying = BOUND_PER_PAIR * len(self.arrays.pair_cost)
         self.until -= RESERVE * self.certifying
@@ -131,7 +131,7 @@ class SolverSearch:
 
     def _report(self, doing: str) -> None:
         known = self.incumbent.choices is not None
-        self.progress(doing, self.cost if known else None, self.bound if self.bound > -FORBIDDEN else None)
+        report_progress(doing, self.cost if known else None, self.bound if self.bound > -FORBIDDEN else None)
 
     def _certify(self) -> BoundCertificate:
         """Update the bound, and reserve time for the last bound."""
