@@ -98,7 +98,6 @@ def case_figures(
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.driver.loading.target import check_room, target_of
     from mtfc.driver.simulate import simulate_layout
-    from mtfc.reports.step_report import fits
 
     choice = Choice(model=model, layout=layout, mesh=None if layout else ONE)
     selection = select(file, choice, sources)
@@ -125,8 +124,8 @@ def case_figures(
         parameters=sum(each.type.size for each in selection.program.parameters if not each.is_state),
         flops=whole(totals.flops),
         sent=whole(totals.sent.bytes),
-        memory=whole(cost.memory.total),
-        fits=fits(cost, hardware),
+        memory=simulated.memory,
+        fits=simulated.fits,
         seconds=step.seconds if step else None,
         peak=bool(hardware.caveat),
         lines=_lines(cost, step.lines if step else {}, sent_arrays(function, case.mesh, case.layout)),

@@ -21,7 +21,7 @@ from mtfc.compiler.cost.effects.roofline import KernelWork, work
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.serial_time import lanes_of
 from mtfc.compiler.cost.sizes import Numbers, whole
-from mtfc.compiler.cost.step_time import COMPUTE, Event
+from mtfc.compiler.cost.step_time import Event
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.cost.volumes import CostTotals, PlacedCost, SentVolume, grouped, layout_cost, total
 from mtfc.compiler.diagnostics import Span
@@ -276,15 +276,12 @@ def place_of(span: Span | None, own: str | None, texts: Texts) -> list[int]:
 
 def _timeline(simulated: SimulatedLayout, texts: Texts) -> dict[str, Any]:
     """Return the rows of the timeline and its bars, in seconds."""
-    step, own = simulated.step, simulated.cost.file
-    lanes = list(dict.fromkeys((COMPUTE, *step.busy, *(event.device for event in step.events))))
-    numbers = {lane: i for i, lane in enumerate(lanes)}
+    lanes, own = simulated.lanes(), simulated.file
     events = [
-        [numbers[each.device], *bar(each, own, texts), each.detail.get("op", "loop")]
-        for each in step.events
-        if each.end > each.start
+        [lanes.index(each.device), *bar(each, own, texts), each.detail.get("op", "loop")]
+        for each in simulated.events()
     ]
-    return {"lanes": lanes, "seconds": step.seconds, "events": events}
+    return {"lanes": lanes, "seconds": simulated.step.seconds, "events": events}
 
 
 def bar(event: Event, own: str | None, texts: Texts) -> list[Any]:
