@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import attrs
 
 from mtfc.compiler.cost.sizes import Amount, FormulaSizes, whole
+from mtfc.compiler.cost.step_time import Seconds
 from mtfc.compiler.cost.symbolic import Formula, formula, ratio
 from mtfc.compiler.cost.volumes import (
     Charge,
@@ -118,13 +119,35 @@ def _stages(cost: PlacedCost) -> list[Stage]:
 
 @attrs.frozen
 class LineCost:
-    """The cost of a line: charges, and bytes that are stored."""
+    """The cost of a line: charges, the bytes that it occupies in memory, the bytes that it stores, and its seconds of a step."""
 
     charges: list[Charge] = attrs.field(factory=list)
+    occupied: list[Amount] = attrs.field(factory=list)
     stored: list[Amount] = attrs.field(factory=list)
+    seconds: list[Seconds] = attrs.field(factory=list)
 
 
-Lines = dict[Line, LineCost]
+Key = TypeVar("Key")
+
+
+def line_costs(
+    cost: PlacedCost,
+    keys: Callable[[Span | None], Iterable[Key]],
+    seconds: Mapping[Span | None, Seconds] | None = None,
+) -> dict[Key, LineCost]:
+    """Return the costs by line. keys: the lines that a place counts for, or other keys."""
+    found: dict[Key, LineCost] = {}
+    entries: dict[str, Iterable[tuple[Span | None, object]]] = {
+        "charges": ((charge.span, charge) for charge in cost.step),
+        "occupied": cost.memory.occupied,
+        "stored": cost.memory.stored,
+        "seconds": (seconds or {}).items(),
+    }
+    for field, amounts in entries.items():
+        for span, amount in amounts:
+            for key in keys(span):
+                getattr(found.setdefault(key, LineCost()), field).append(amount)
+    return found
 
 
 def _by_line(cost: PlacedCost, sources: Mapping[str, str]) -> list[str]:
@@ -145,18 +168,15 @@ def _by_line(cost: PlacedCost, sources: Mapping[str, str]) -> list[str]:
     return fitted(rows)
 
 
-def _lines(cost: PlacedCost) -> dict[Line, Lines]:
+def _lines(cost: PlacedCost) -> dict[Line, dict[Line, LineCost]]:
     """Return all costs by the line of the user's file, and inside by the line of the called function."""
-    found: dict[Line, Lines] = {}
-
-    def at(span: Span | None) -> LineCost:
-        own = line_of(span.inside(cost.file) if span else None)
-        return found.setdefault(own, {}).setdefault(line_of(span), LineCost())
-
-    for charge in cost.step:
-        at(charge.span).charges.append(charge)
-    for span, amount in cost.memory.stored:
-        at(span).stored.append(amount)
+    found: dict[Line, dict[Line, LineCost]] = {}
+    pairs = line_costs(
+        cost, lambda span: [(line_of(span.inside(cost.file) if span else None), line_of(span))]
+    )
+    for (own, line), each in pairs.items():
+        if each.charges or each.stored:
+            found.setdefault(own, {})[line] = each
     return found
 
 
