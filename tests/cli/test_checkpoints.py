@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtfc.driver.data.checkpoint_files import About, newest_checkpoint, read_parameter
+from mtfc.driver.data.checkpoint_files import About, newest_checkpoint, read_array
 from mtfc.driver.errors import ENVIRONMENT, ERRORS, INTERRUPTED, OK, USAGE
 from tests.cli.conftest import Mtfc
 from tests.cli.model import Outcome
@@ -329,7 +329,7 @@ def test_a_full_disk(files: Path, mtfc: Mtfc) -> None:
         assert saved(disk) == sorted(str(step) for step in range(1, last + 1))
         assert last > 1
         place = newest_checkpoint(disk)
-        assert place is not None and read_parameter(place, About.read(place), "w").shape == (4, 128)
+        assert place is not None and read_array(place, About.read(place), "params/w").shape == (4, 128)
     finally:
         subprocess.run(["umount", disk], check=True)
 
@@ -346,7 +346,7 @@ def test_numbers_that_are_not_finite(files: Path, mtfc: Mtfc) -> None:
     last = max(map(int, saved(files / "new")))
     assert f"the last checkpoint is new/checkpoints/{last}" in done.err
     place = newest_checkpoint(files / "new")
-    assert place is not None and np.isfinite(read_parameter(place, About.read(place), "w")).all()
+    assert place is not None and np.isfinite(read_array(place, About.read(place), "params/w")).all()
     early = train(mtfc, "--steps", "50", "--dir", "early", "--save-every", "40")
     assert early.status == ERRORS and "there is no checkpoint yet" in early.err
     nowhere = train(mtfc, "--steps", "50")
@@ -384,7 +384,7 @@ def steps_written(folder: Path) -> list[str]:
 def test_checkpoints_as_parameters(files: Path, mtfc: Mtfc) -> None:
     """`--params` takes a run, its newest checkpoint, or another one; a model with fewer parameters has to say so."""
     place = files / "run" / "checkpoints"
-    w = {step: read_parameter(place / step, About.read(place / step), "w") for step in ("2", "4")}
+    w = {step: read_array(place / step, About.read(place / step), "params/w") for step in ("2", "4")}
     assert not np.array_equal(w["2"], w["4"])
     x = np.ones((8, 4), np.float32)
     np.savez("x.npz", x=x)
@@ -494,4 +494,4 @@ def test_where_to_start_is_told(files: Path, mtfc: Mtfc) -> None:
 
 
 def read_of(place: Path, name: str) -> Any:
-    return read_parameter(place, About.read(place), name)
+    return read_array(place, About.read(place), f"params/{name}")

@@ -15,7 +15,7 @@ import pytest
 
 import mtfc
 from mtfc.api import Compiled
-from mtfc.driver.data.checkpoint_files import About, read_parameter
+from mtfc.driver.data.checkpoint_files import About, read_array
 from mtfc.driver.errors import FailedRequest
 from mtfc.driver.training.checkpoints import Checkpoints, NotFinite, kinds
 
@@ -101,7 +101,7 @@ def test_every_layout_opens_every_checkpoint(precision: str, written: str, tmp_p
             assert host(found) == bits, layout
             wanted = [each.sharding for each in jax.tree.leaves(abstract)]
             assert [each.sharding for each in jax.tree.leaves(found)] == wanted, layout
-    assert read_parameter(tmp_path / "2", About.read(tmp_path / "2"), "w").tobytes() == w
+    assert read_array(tmp_path / "2", About.read(tmp_path / "2"), "params/w").tobytes() == w
 
 
 @pytest.mark.parametrize("layout", ["copies", "fsdp", "both", "alone"])

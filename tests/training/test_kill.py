@@ -20,7 +20,7 @@ import attrs
 import numpy as np
 import pytest
 
-from mtfc.driver.data.checkpoint_files import RECORD, About, newest_checkpoint, read_parameter
+from mtfc.driver.data.checkpoint_files import RECORD, About, newest_checkpoint, read_array
 from tests import xla
 from tests.training.object_store import ROOT
 
@@ -113,7 +113,7 @@ def checkpoint(folder: Path) -> tuple[About, dict[str, bytes]]:
     place = newest_checkpoint(folder)
     assert place is not None
     about = attrs.evolve(About.read(place), unevaluated=None)  # it has times
-    return about, {name: read_parameter(place, about, name).tobytes() for name in ("w", "v")}
+    return about, {name: read_array(place, about, f"params/{name}").tobytes() for name in ("w", "v")}
 
 
 def in_startup(folder: Path, draw: random.Random, running: Callable[[], bool]) -> None:

@@ -150,13 +150,11 @@ def local_parameters(path: str) -> str:
     return str(local_copy(path))
 
 
-def read_parameter(place: Path, about: About, name: str) -> Any:
-    """Return a parameter of a checkpoint as a NumPy array. Raises `Unavailable`, and `ValueError` with the fault."""
-    return read_array(place, about, PARAMETERS + name)
-
-
 def read_array(place: Path, about: About, array_name: str) -> Any:
-    """Return an array of a checkpoint, by its name in the record. Raises as `read_parameter` does."""
+    """Return an array of a checkpoint, by its name in the record, as a NumPy array.
+
+    Raises `Unavailable`, and `ValueError` with the fault.
+    """
     import numpy as np
 
     ocp = orbax()
