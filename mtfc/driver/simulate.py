@@ -109,6 +109,12 @@ def simulate_multi_mesh(
     return SimulatedMeshes.of(multi_mesh_step(case.program(program), hardware), hardware)
 
 
+def simulate_program(program: Program, hardware: Hardware, target: str) -> SimulatedLayout:
+    """Simulate a step of the program of one processor. Raises `CompileError` if the mesh does not fit on the machine (E316)."""
+    check_room(hardware, program.placed_on, target)
+    return simulate_layout(program, hardware)
+
+
 def simulate_layout(
     program: Program, hardware: Hardware, order: tuple[str, ...] = (), servers: int = 0
 ) -> SimulatedLayout:
