@@ -291,12 +291,11 @@ class Compiled:
         """
         from mtfc.compiler.cost.volumes import layout_cost
         from mtfc.driver.cost import case_cost
-        from mtfc.reports.cost_report import costs_json
+        from mtfc.reports.cost_report import layout_json
 
         if not isinstance(self._case, LayoutOnMesh):
             return cast("LayoutCost", case_cost(self._case, self._placed))
-        (entry,) = costs_json([layout_cost(self.program, device=self._case.device)])["layouts"]
-        return cast("LayoutCost", entry)
+        return cast("LayoutCost", layout_json(layout_cost(self.program, device=self._case.device)))
 
     @public
     def simulate(self, target: str | PathLike[str]) -> Step:
@@ -306,8 +305,8 @@ class Compiled:
         machine of the file or of the library, or the path of a .mtf file that declares one. Raises `CompileError` for an unknown
         machine, and for a machine with too few devices.
         """
-        from mtfc.driver.loading.target import check_room, target_of
-        from mtfc.driver.simulate import simulate_case, simulate_layout
+        from mtfc.driver.loading.target import target_of
+        from mtfc.driver.simulate import simulate_case, simulate_program
 
         target, sources = target_option(target), Sources()
         with _showing(sources):
@@ -315,8 +314,7 @@ class Compiled:
                 other = simulate_case(self._case, self._placed, self.machines, target, sources)
                 return cast("Step", other.record())
             hardware = target_of(target, self.machines, sources)
-            check_room(hardware, self.program.placed_on, target)
-        return cast("Step", simulate_layout(self.program, hardware).record())
+            return cast("Step", simulate_program(self.program, hardware, target).record())
 
 
 @attrs.frozen(repr=False)

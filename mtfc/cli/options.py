@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from mtfc.driver.loading.choice import Choice, ProgramSource
-    from mtfc.driver.loading.sources import Result, Sources
+    from mtfc.driver.loading.sources import Reported, Sources
 
 FORMAT = """
   --format text|json     text for people, JSON for programs (default: text)
@@ -102,7 +102,7 @@ def _source(options: argparse.Namespace) -> ProgramSource | None:
     return FunctionSource(options.file, options.args, options.names, options.parameters, not options.no_merge)
 
 
-def show(found: Result, options: argparse.Namespace, sources: Sources, to: TextIO | None = None) -> int:
+def show(found: Reported, options: argparse.Namespace, sources: Sources, to: TextIO | None = None) -> int:
     """Print a result in the form of `--format`, and return the status of success."""
     if options.format == "json":
         import json

@@ -17,7 +17,7 @@ from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.layout_targets import prepared
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.selection import LayoutOnMesh, select
-from mtfc.driver.loading.sources import Result, Sources
+from mtfc.driver.loading.sources import Sources
 from mtfc.meshes.multi_mesh_cost import MultiMeshCost, multi_mesh_cost
 from mtfc.reports.cost_report import heading
 from mtfc.reports.meshes_report import travels_json, travels_text
@@ -33,7 +33,7 @@ from mtfc.reports.provenance_report import (
 from mtfc.reports.recompute_report import Recomputation, recompute_json, recompute_report
 
 
-def explain(file: str, choice: Choice, sources: Sources) -> Result:
+def explain(file: str, choice: Choice, sources: Sources) -> ExplainedLayout | ExplainedMeshes:
     """Explain the chosen layout. Raises `CompileError` and `UsageError`."""
     selection = select(file, choice, sources, or_multi_mesh=True)
     if isinstance(selection.case, MultiMeshCase):

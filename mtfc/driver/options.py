@@ -16,7 +16,7 @@ from mtfc.driver.training.hosts import Hosts
 
 
 @attrs.frozen
-class ModelOptions:
+class FileOptions:
     """The file of a model, and the parts of it that are chosen."""
 
     file: str
@@ -24,7 +24,7 @@ class ModelOptions:
 
 
 @attrs.frozen
-class CompileOptions(ModelOptions):
+class CompileOptions(FileOptions):
     """The options of a compilation. passes: a pipeline as text, in place of the passes that the kind needs.
 
     print_function, print_diff: print only this function after passes, and only the lines that changed. locations: IR text has
@@ -42,7 +42,7 @@ class CompileOptions(ModelOptions):
 
 
 @attrs.frozen
-class RunOptions(ModelOptions):
+class RunOptions(FileOptions):
     """The options of an execution or a training run. `data`, `eval`, `params` and `save` are paths of files of arrays.
 
     backend: None runs layouts on NumPy, and placements on JAX.
@@ -76,7 +76,7 @@ class Metric:
 
 
 @attrs.frozen
-class TrainOptions(ModelOptions):
+class TrainOptions(FileOptions):
     """The options of a training run. None leaves a choice to the data or to the length of the run.
 
     tokenizer: the file of a tokenizer, for text in `data` and `eval`. folder: of checkpoints and `metrics.jsonl`; without it
@@ -185,7 +185,7 @@ class EvalOptions:
 
 
 @attrs.frozen
-class VerifyOptions(ModelOptions):
+class VerifyOptions(FileOptions):
     """The options of a verification. `data` and `params` are paths of files of arrays. backend: None runs both backends.
 
     exact: run the exact check, too. budget: seconds for all checks; None gives each check its own time. step: compare the
@@ -244,7 +244,7 @@ class ChainOptions:
 
 
 @attrs.frozen
-class SearchOptions(ModelOptions):
+class SearchOptions(FileOptions):
     """The options of a search. None leaves a choice to the file or to the machine.
 
     objective: None for the first that the space has. budget: seconds. axes: the most axes of a mesh. why_not: rules, or

@@ -17,7 +17,7 @@ from mtfc.compiler.analysis.provenance import sent_arrays
 from mtfc.compiler.cost.device_graph import Machine
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
-from mtfc.compiler.ir.core import Program, source_file
+from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.fuse_attention import reasons
 from mtfc.driver.data.checkpoint_files import CHECKPOINTS, remote_steps, steps_in
 from mtfc.driver.data.files import parsed_json, write_text
@@ -150,7 +150,8 @@ def _multi_mesh_page(
             check_room(hardware, case.mesh, hardware.name)
     programs = [case.program(selection.program) for case in each_of(cases, "layout")]
     found = [
-        ReportedMeshes(each, SimulatedMeshes(multi_mesh_step(each, hardware), hardware)) for each in programs
+        ReportedMeshes(each, SimulatedMeshes.of(multi_mesh_step(each, hardware), hardware))
+        for each in programs
     ]
     data = meshes_json(found, hardware, sources.texts)
     names = "layouts side by side" if len(cases) > 1 else f"layout {cases[0].name}"
@@ -187,22 +188,15 @@ def _reported_placement(
     placement: DeclaredPlacement, program: Program, hardware: Machine, target: str | None
 ) -> ReportedPlacement:
     """Simulate the step of a placement. Raises `CompileError`."""
-    from mtfc.placements.placed_step import events, span_of, tracks
+    from mtfc.placements.placed_step import span_of
 
     simulated = simulate_placement(placement, program, hardware, target or hardware.name)
-    operators, tasks = simulated.space.graph.operators, simulated.space.evaluator.tasks
+    operators = simulated.space.graph.operators
     drawn = [
         DrawnOperator(operator.name, each.degrees, each.devices)
         for operator, each in zip(operators, simulated.found.strategy, strict=True)
     ]
-    return ReportedPlacement(
-        simulated.record(),
-        drawn,
-        [span_of(each) for each in operators],
-        tracks(tasks),
-        list(events(tasks, simulated.found)),
-        source_file([simulated.function]),
-    )
+    return ReportedPlacement(simulated, drawn, [span_of(each) for each in operators])
 
 
 def reported_layout(program: Program, case: LayoutOnMesh, hardware: Hardware) -> ReportedLayout:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -22,26 +22,18 @@ from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.multi_mesh_case import MultiMeshCase
 from mtfc.driver.loading.placement_case import PlacementCase
 from mtfc.driver.loading.selection import LayoutOnMesh, select
-from mtfc.driver.loading.sources import Result, Sources
+from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import check_room, machine_of, target_of
 from mtfc.driver.searching.compilation_time import timing_compilation
 from mtfc.frontend.hardware_targets import find_machine, library_machines, raise_no_room
 from mtfc.meshes.multi_mesh_step import multi_mesh_step
 from mtfc.reports.meshes_report import SimulatedMeshes
-from mtfc.reports.step_report import SimulatedLayout
+from mtfc.reports.step_report import SimulatedLayout, SimulatedStep
 
 if TYPE_CHECKING:
     from mtfc.placements.declarations import DeclaredPlacement
     from mtfc.placements.placed_step_report import SimulatedPlacement
     from mtfc.placements.running.jax.part_times import MeasuredTimes
-
-
-class SimulatedStep(Result, Protocol):
-    """A simulated step, under a layout or a placement."""
-
-    def trace(self) -> dict[str, Any]:
-        """Return the timeline in Chrome's trace event format."""
-        ...
 
 
 def simulate(
@@ -52,7 +44,7 @@ def simulate(
     place: str | None = None,
     measured: bool = False,
     servers: int = 0,
-) -> SimulatedStep:
+) -> SimulatedStep[Any, Any]:
     """Simulate a step under the chosen layout or placement. Raises `CompileError` and `UsageError`.
 
     place: the mesh axes from the innermost link outwards, with commas between them. measured: see `simulate_placement`. servers:
@@ -114,7 +106,13 @@ def simulate_multi_mesh(
 ) -> SimulatedMeshes:
     """Simulate a step under a layout of several meshes. Raises `CompileError` if devices are missing (E316)."""
     check_room(hardware, case.mesh, target, "the meshes have")
-    return SimulatedMeshes(multi_mesh_step(case.program(program), hardware), hardware)
+    return SimulatedMeshes.of(multi_mesh_step(case.program(program), hardware), hardware)
+
+
+def simulate_program(program: Program, hardware: Hardware, target: str) -> SimulatedLayout:
+    """Simulate a step of the program of one processor. Raises `CompileError` if the mesh does not fit on the machine (E316)."""
+    check_room(hardware, program.placed_on, target)
+    return simulate_layout(program, hardware)
 
 
 def simulate_layout(
@@ -132,7 +130,7 @@ def simulate_layout(
         raise UsageError(
             "--parameter-servers: this layout does not sum gradients over devices before the update"
         )
-    return SimulatedLayout(cost, step, hardware, servers)
+    return SimulatedLayout.of(cost, step, hardware, servers)
 
 
 def _order(text: str | None, mesh: Mesh) -> tuple[str, ...]:
@@ -153,7 +151,6 @@ def simulate_placement(
     Raises `CompileError` if operators differ from those of the placement (E317, E319) or devices are missing (E316).
     """
     from mtfc.placements.declarations import strategy_of
-    from mtfc.placements.placed_step import placed_step
     from mtfc.placements.placed_step_report import SimulatedPlacement
     from mtfc.placements.placement_search import placement_space
 
@@ -168,8 +165,7 @@ def simulate_placement(
         found = space.evaluator.full(strategy_of(placement, space.graph, Diagnostics()))
     if times is not None:
         _check_measured(times)
-    step = placed_step(space.evaluator.tasks, found)
-    return SimulatedPlacement(program.name, placement.name, hardware, space, found, step)
+    return SimulatedPlacement.of(program.name, placement.name, hardware, space, found)
 
 
 def _measured_times(machine: Machine, devices: int) -> MeasuredTimes:

@@ -14,7 +14,7 @@ import attrs
 from mtfc.compiler.analysis.provenance import SentArray, sent_arrays
 from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.step_time import Seconds
-from mtfc.compiler.cost.volumes import Charge, PlacedCost, total
+from mtfc.compiler.cost.volumes import PlacedCost, grouped, total
 from mtfc.compiler.diagnostics import CompileError, Span
 from mtfc.compiler.ir.core import Equation, Function, Program, walk
 from mtfc.compiler.ir.printer import bytes_text
@@ -24,7 +24,7 @@ from mtfc.driver.loading.selection import LayoutOnMesh, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.searching.search import DEFAULT_TARGET
 from mtfc.frontend.layout_options import ONE
-from mtfc.reports.cost_report import transfers
+from mtfc.reports.cost_report import LineCost, line_costs, transfers
 from mtfc.reports.source_lines import Line, chain_of, line_of
 
 
@@ -98,7 +98,6 @@ def case_figures(
     from mtfc.compiler.cost.hardware import Hardware
     from mtfc.driver.loading.target import check_room, target_of
     from mtfc.driver.simulate import simulate_layout
-    from mtfc.reports.step_report import fits
 
     choice = Choice(model=model, layout=layout, mesh=None if layout else ONE)
     selection = select(file, choice, sources)
@@ -125,8 +124,8 @@ def case_figures(
         parameters=sum(each.type.size for each in selection.program.parameters if not each.is_state),
         flops=whole(totals.flops),
         sent=whole(totals.sent.bytes),
-        memory=whole(cost.memory.total),
-        fits=fits(cost, hardware),
+        memory=simulated.memory,
+        fits=simulated.fits,
         seconds=step.seconds if step else None,
         peak=bool(hardware.caveat),
         lines=_lines(cost, step.lines if step else {}, sent_arrays(function, case.mesh, case.layout)),
@@ -142,52 +141,29 @@ def _at(span: Span | None) -> set[Line]:
     return {line_of(each) for each in chain_of(span)}
 
 
-@attrs.frozen
-class _Parts:
-    """The parts of the figures of one line."""
-
-    charges: list[Charge] = attrs.field(factory=list)
-    stored: list[int] = attrs.field(factory=list)
-    seconds: list[Seconds] = attrs.field(factory=list)
-    arrays: list[SentArray] = attrs.field(factory=list)
-
-    def summed(self, file: str | None) -> LineFigures:
-        flops: dict[str, int] = {}
-        for charge in self.charges:
-            if count := whole(charge.flops):
-                flops[charge.stage] = flops.get(charge.stage, 0) + count
-        largest = sorted(self.arrays, key=lambda each: -each.bytes)
-        return LineFigures(
-            flops,
-            tuple(transfers(self.charges)),
-            whole(total(self.charges).sent.bytes),
-            sum(self.stored),
-            sum(self.seconds, start=Seconds()) if self.seconds else None,
-            tuple(dict.fromkeys(chain.from_iterable(_causes(each, file) for each in largest))),
-        )
-
-
 def _lines(
     cost: PlacedCost, seconds: Mapping[Span | None, Seconds], arrays: Sequence[SentArray]
 ) -> dict[Line, LineFigures]:
-    found: dict[Line, _Parts] = {}
-
-    def parts(span: Span | None) -> Iterator[_Parts]:
-        return (found.setdefault(line, _Parts()) for line in _at(span))
-
-    for charge in cost.step:
-        for each in parts(charge.span):
-            each.charges.append(charge)
-    for span, amount in cost.memory.stored:
-        for each in parts(span):
-            each.stored.append(whole(amount))
-    for span, time in seconds.items():
-        for each in parts(span):
-            each.seconds.append(time)
+    sent: dict[Line, list[SentArray]] = {}
     for array in arrays:
-        for each in parts(array.span):
-            each.arrays.append(array)
-    return {line: each.summed(cost.file) for line, each in found.items()}
+        for line in _at(array.span):
+            sent.setdefault(line, []).append(array)
+    found = line_costs(cost, _at, seconds)
+    return {line: _figures(each, sent.get(line, ()), cost.file) for line, each in found.items()}
+
+
+def _figures(found: LineCost, arrays: Sequence[SentArray], file: str | None) -> LineFigures:
+    by_stage = grouped(found.charges, lambda charge: charge.stage)
+    flops = {stage: whole(total(charges).flops) for stage, charges in by_stage.items()}
+    largest = sorted(arrays, key=lambda each: -each.bytes)
+    return LineFigures(
+        {stage: count for stage, count in flops.items() if count},
+        tuple(transfers(found.charges)),
+        whole(total(found.charges).sent.bytes),
+        sum(map(whole, found.stored)),
+        sum(found.seconds, start=Seconds()) if found.seconds else None,
+        tuple(dict.fromkeys(chain.from_iterable(_causes(each, file) for each in largest))),
+    )
 
 
 def _causes(array: SentArray, file: str | None) -> Iterator[str]:

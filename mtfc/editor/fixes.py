@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import TypeVar
 
 import attrs
 
@@ -30,6 +31,7 @@ CALL = re.compile(r"[\w.]+(?:\[[^\]]*\])?\(([A-Za-z_]\w*)\b.*\)")
 WORD = re.compile(r"[A-Za-z_]\w*")
 KEYWORD = re.compile(r"[A-Za-z_]\w*(?= = )")
 RENAMED = re.compile(r"`rename\(\w+, (\w+) -> (\w+)\)`, with `(dim \w+ = \w+)`")
+SIZED = re.compile(r"dim (\w+) = (\d+)")
 SYNTAX = "E0"
 """The first letters of the codes of syntax errors."""
 
@@ -44,6 +46,8 @@ DEFINED = re.compile(r"`(\w+)` is (\w+)\[")
 
 MOST_TRIES = 24
 """Most edits that are tried for one diagnostic."""
+
+D = TypeVar("D", bound=ast.Node)
 
 Check = Callable[[str], Sequence[Diagnostic]]
 """Returns the diagnostics of a text in the place of the buffer's."""
@@ -162,7 +166,14 @@ class _Candidates:
                 yield f"Add `{code}`", (attrs.evolve(end, end_column=place.end_column), f" {code})")
             return
         if code.startswith("return "):
-            yield from (("Return it too", (node.span, code)) for node in self._returns())
+            returns = (
+                node
+                for decl in self._declarations(ast.Node, self.places)
+                if isinstance(decl, ast.ModelDecl | ast.FnDecl)
+                for node in decl.body
+                if isinstance(node, ast.Return)
+            )
+            yield from (("Return it too", (node.span, code)) for node in returns)
             return
         if RULE.fullmatch(code):
             yield from self._rule(code)
@@ -239,12 +250,12 @@ class _Candidates:
         (line, column), (end_line, end_column) = map(self.buffer.place_at, (offset + start, offset + end))
         return Span(place.file, line, column, end_line, end_column)
 
-    def _returns(self) -> Iterator[ast.Return]:
-        for place in self.places:
+    def _declarations(self, kind: type[D], places: Iterable[Span]) -> Iterator[D]:
+        """Yield the declaration of a kind around each place."""
+        for place in places:
             for decl in self.tree.declarations:
-                inside = decl.span.line <= place.line <= decl.span.end_line
-                if isinstance(decl, ast.ModelDecl | ast.FnDecl) and inside:
-                    yield from (each for each in decl.body if isinstance(each, ast.Return))
+                if isinstance(decl, kind) and decl.span.line <= place.line <= decl.span.end_line:
+                    yield decl
 
     def _declare(self, code: str) -> list[Change]:
         """Return the change that adds a declaration, behind the last one of its kind."""
@@ -255,27 +266,22 @@ class _Candidates:
         )
         first = min((decl.span.line for decl in self.tree.declarations), default=1)
         line = last + 1 if last else first
-        if line > len(self.buffer.starts):
-            return [(Span(self.buffer.file, line - 1, 1, line - 1, 1), f"{code}\n")]
+        line -= line > len(self.buffer.starts)
         return [(Span(self.buffer.file, line, 1, line, 1), f"{code}\n")]
 
     def _rule(self, code: str) -> Iterator[tuple[str, Change]]:
         """Yield the edits of layouts at the places that give a dimension a rule."""
         dim = code.partition(":")[0]
-        for decl in self.tree.declarations:
-            if not isinstance(decl, ast.LayoutDecl):
-                continue
-            for place in self.places:
-                if decl.span.line <= place.line <= decl.span.end_line:
-                    own = [rule for rule in decl.rules if rule.dim.text == dim]
-                    if own:
-                        yield f"Write `{code}`", (own[0].span, code)
-                    elif decl.rules:
-                        span = decl.rules[-1].span
-                        end = attrs.evolve(span, line=span.end_line, column=span.end_column)
-                        yield f"Add `{code}`", (end, f", {code}")
-                    else:
-                        yield from self._first_rule(decl, code)
+        for decl in self._declarations(ast.LayoutDecl, self.places):
+            own = [rule for rule in decl.rules if rule.dim.text == dim]
+            if own:
+                yield f"Write `{code}`", (own[0].span, code)
+            elif decl.rules:
+                span = decl.rules[-1].span
+                end = attrs.evolve(span, line=span.end_line, column=span.end_column)
+                yield f"Add `{code}`", (end, f", {code}")
+            else:
+                yield from self._first_rule(decl, code)
 
     def _first_rule(self, decl: ast.LayoutDecl, code: str) -> Iterator[tuple[str, Change]]:
         text = self.buffer.span_text(decl.span)
@@ -285,23 +291,19 @@ class _Candidates:
 
     def _setting(self, code: str) -> Iterator[tuple[str, Change]]:
         """Yield the edit that adds an entry at the end of a `train` block."""
-        for decl in self.tree.declarations:
-            for place in self.places:
-                if isinstance(decl, ast.TrainDecl) and decl.span.line <= place.line <= decl.span.end_line:
-                    line, column = decl.span.end_line, decl.span.end_column - 1
-                    new = f"  {code}\n" if decl.span.end_line > decl.span.line else f"; {code} "
-                    yield f"Add `{code}`", (Span(place.file, line, column, line, column), new)
+        for decl in self._declarations(ast.TrainDecl, self.places):
+            new = f"  {code}\n" if decl.span.end_line > decl.span.line else f"; {code} "
+            yield f"Add `{code}`", (self._end_of(decl), new)
 
     def _padded(self, help: str) -> Iterator[Fix]:
         """Yield the fix that makes a dimension a multiple of the parts that it is split into."""
-        match = MULTIPLE.search(help)
-        for decl in self.tree.declarations if match else ():
-            if not isinstance(decl, ast.DimDecl) or decl.name.span not in self.places:
-                continue
-            if match and isinstance(decl.size, ast.Int):
-                parts = int(match[1])
-                size = -(-decl.size.value // parts) * parts
-                yield Fix(f"Pad `{decl.name.text}` to {size}", ((decl.size.span, str(size)),))
+        for parts in map(int, MULTIPLE.findall(help)[:1]):
+            for decl in self.tree.declarations:
+                if not isinstance(decl, ast.DimDecl) or decl.name.span not in self.places:
+                    continue
+                if isinstance(decl.size, ast.Int):
+                    size = -(-decl.size.value // parts) * parts
+                    yield Fix(f"Pad `{decl.name.text}` to {size}", ((decl.size.span, str(size)),))
 
     def _converted(self, codes: Iterable[str]) -> Iterator[Fix]:
         """Yield casts of the operands, and of the text itself, for help that leaves the dtype open."""
@@ -323,11 +325,10 @@ class _Candidates:
 
     def _resized(self, codes: Iterable[str]) -> Iterator[Fix]:
         """Yield the fix that gives a declared dimension the size that help gives it."""
-        for code in codes:
-            match = re.fullmatch(r"dim (\w+) = (\d+)", code)
-            for decl in self.tree.declarations if match else ():
-                if match and isinstance(decl, ast.DimDecl) and decl.name.text == match[1]:
-                    yield Fix(f"Write `{code}`", ((decl.size.span, match[2]),))
+        for name, size in (match.groups() for code in codes if (match := SIZED.fullmatch(code))):
+            for decl in self.tree.declarations:
+                if isinstance(decl, ast.DimDecl) and decl.name.text == name:
+                    yield Fix(f"Write `dim {name} = {size}`", ((decl.size.span, size),))
 
     def _kept(self, help: str) -> Iterator[Fix]:
         """Yield the fixes that keep one of two rules of a layout, and remove the other."""
@@ -350,15 +351,8 @@ class _Candidates:
 
     def _renamed(self, help: str) -> Iterator[Fix]:
         """Yield the fix that renames a dimension where a model reads its parameters and inputs, and in all that follows."""
-        match = RENAMED.search(help)
-        places = {place.line for place in self.places}
-        for decl in self.tree.declarations if match else ():
-            if (
-                match
-                and isinstance(decl, ast.ModelDecl)
-                and places & {*range(decl.span.line, decl.span.end_line)}
-            ):
-                old, new, code = match.groups()
+        for old, new, code in RENAMED.findall(help)[:1]:
+            for decl in dict.fromkeys(self._declarations(ast.ModelDecl, self.places)):
                 changes = [*self._declare(code), *self._renamed_in(decl, old, new)]
                 yield Fix(f"Rename `{old}` to `{new}` where `{decl.name.text}` computes", tuple(changes))
 
@@ -397,23 +391,20 @@ class _Candidates:
         code = self.diagnostic.code
         if self.diagnostic.severity != "warning":
             return
-        for decl in self.tree.declarations if code in OF_LAYOUTS else ():
-            inside = isinstance(decl, ast.LayoutDecl) and any(
-                decl.span.line <= place.line <= decl.span.end_line for place in self.places[1:]
-            )
-            if inside and decl.span.end_line >= decl.span.line:
-                line, column = decl.span.end_line, decl.span.end_column - 1
-                has_rules = isinstance(decl, ast.LayoutDecl) and (
-                    decl.rules or decl.values or decl.params or decl.allows
-                )
-                new = f", allow {code} " if has_rules else f" allow {code} "
-                span = Span(self.buffer.file, line, column, line, column)
-                yield Fix(f"Allow {code} in this layout", ((self._before_space(span), new),))
+        for decl in self._declarations(ast.LayoutDecl, self.places[1:]) if code in OF_LAYOUTS else ():
+            has_rules = decl.rules or decl.values or decl.params or decl.allows
+            new = f", allow {code} " if has_rules else f" allow {code} "
+            yield Fix(f"Allow {code} in this layout", ((self._before_space(self._end_of(decl)), new),))
         place = self.diagnostic.span
         if place.file == self.buffer.file:
             column = len(self.buffer.line(place.end_line)) + 1
             end = Span(place.file, place.end_line, column, place.end_line, column)
             yield Fix(f"Allow {code} on this line", ((end, f"  # allow {code}"),))
+
+    def _end_of(self, decl: ast.Node) -> Span:
+        """Return the place before the last character of a declaration."""
+        line, column = decl.span.end_line, decl.span.end_column - 1
+        return Span(self.buffer.file, line, column, line, column)
 
     def _before_space(self, span: Span) -> Span:
         """Return an insertion in front of the blanks before it, which it takes the place of."""

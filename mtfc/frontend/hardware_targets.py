@@ -92,12 +92,6 @@ def _uniform(graph: DeviceGraph, part: str | None, target: str) -> Hardware:
     raise CompileError(scope.diagnostics)
 
 
-def hardware_in_file(text: str, file: str) -> Hardware:
-    """Return the only hardware that a file declares, as equal devices. Raises `CompileError` (E313, E340)."""
-    machine = machine_in_file(text, file)
-    return part_of(machine, None, machine.name)
-
-
 def machine_in_file(text: str, file: str) -> Machine:
     """Return the only hardware that a file declares. Raises `CompileError` (E313)."""
     diagnostics = Diagnostics()

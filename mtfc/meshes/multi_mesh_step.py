@@ -13,7 +13,7 @@ import attrs
 
 from mtfc.compiler.cost.event_simulator import makespan, simulate
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.cost.step_time import Event, Lines, Seconds, StepTime, step_time
+from mtfc.compiler.cost.step_time import Event, Lines, Seconds, StepTime, TimedStep, step_time
 from mtfc.compiler.cost.task_graph import Id, Task, TaskGraph
 from mtfc.compiler.cost.topology import Lane, lanes
 from mtfc.compiler.diagnostics import Span
@@ -32,24 +32,17 @@ class TravelTime:
 
 
 @attrs.frozen
-class MultiMeshStep:
+class MultiMeshStep(TimedStep[Seconds]):
     """A simulated step. mesh_seconds, mesh_lines: the seconds of the segments of each mesh, and by line. lines: the sums over all
     meshes, with travels.
     """
 
     cost: MultiMeshCost
-    seconds: float
     mesh_seconds: tuple[float, ...]
     mesh_lines: tuple[Lines, ...]
     travels: tuple[TravelTime, ...]
-    lines: Lines
-    ideal: float
     dtypes: frozenset[str]
     events: tuple[Event, ...]
-
-    @property
-    def utilisation(self) -> float:
-        return self.ideal / self.seconds if self.seconds else 0.0
 
     @property
     def mean_seconds(self) -> Mapping[Span | None, float]:
@@ -85,13 +78,13 @@ def multi_mesh_step(multi_mesh: MultiMeshProgram, hardware: Hardware) -> MultiMe
         for event in timed.events(id, slot.start, graph.tasks[id])
     ]
     return MultiMeshStep(
-        cost,
         makespan(timeline),
+        timed.lines,
+        timed.ideal,
+        cost,
         timed.busy,
         tuple(timed.mesh_lines(part) for part in range(len(multi_mesh.parts))),
         tuple(timed.travels),
-        timed.lines,
-        timed.ideal,
         frozenset[str]().union(*(step.dtypes for step in timed.steps)),
         tuple(events),
     )

@@ -16,7 +16,7 @@ from mtfc.compiler.cost.device_graph import DeviceGraph
 from mtfc.compiler.cost.device_models import fusion_of
 from mtfc.compiler.cost.effects.roofline import work_in
 from mtfc.compiler.cost.hardware import Device
-from mtfc.compiler.cost.step_time import Event
+from mtfc.compiler.cost.step_time import Event, Seconds, TimedStep
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Stage
 from mtfc.placements.operators.cotangent_flow import CotangentFlow
@@ -132,32 +132,29 @@ STAGES: Mapping[BlockKind, Stage] = {
 
 
 @attrs.frozen(eq=False)
-class PlacedStep:
+class PlacedStep(TimedStep[Attribution]):
     """The time, bytes and memory of a step.
 
-    seconds: of the step. lines: attribution by source line, which adds up to the step. computing, device_memory [device]: seconds
+    lines: attribution by source line, which adds up to the step. computing, device_memory [device]: seconds
     of compute, and bytes. fullest: the device whose memory is the fullest, and memory: the kinds of its bytes. communicating:
-    seconds in which anything is sent. busy: for each lane, the seconds of its busiest port. ideal: seconds of the FLOPs if all
-    devices compute at their peak rates.
+    seconds in which anything is sent. busy: for each lane, the seconds of its busiest port.
     """
 
-    seconds: float
-    lines: Mapping[Span | None, Attribution]
     computing: Array
     device_memory: Array
     fullest: int
     memory: Mapping[str, int]
     communicating: float
     busy: Mapping[str, float]
-    ideal: float
 
     @property
     def total(self) -> Attribution:
         return sum(self.lines.values(), start=Attribution())
 
     @property
-    def utilisation(self) -> float:
-        return self.ideal / self.seconds if self.seconds else 0.0
+    def parts(self) -> Seconds:
+        """The seconds of the whole step, as those of other steps."""
+        return Seconds(self.total.compute, self.communicating, self.total.exposed)
 
 
 def placed_step(tasks: StrategyTasks, found: EvaluatedStrategy) -> PlacedStep:

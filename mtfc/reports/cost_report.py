@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import chain, repeat
-from typing import Any, get_args
+from operator import add
+from typing import Any, TypeVar, get_args
 
 import attrs
 
 from mtfc.compiler.cost.sizes import Amount, FormulaSizes, whole
+from mtfc.compiler.cost.step_time import Seconds
 from mtfc.compiler.cost.symbolic import Formula, formula, ratio
 from mtfc.compiler.cost.volumes import (
     Charge,
@@ -32,7 +35,7 @@ from mtfc.compiler.ir.core import Program, Stage
 from mtfc.compiler.ir.ops.collectives import KINDS
 from mtfc.compiler.ir.printer import bytes_text, layout_summary
 from mtfc.compiler.ir.types import Axes
-from mtfc.reports.source_lines import Line, fitted, line_of, place_json, place_text, source_text
+from mtfc.reports.source_lines import fitted, line_of, nested, place_json, place_text, source_text
 from mtfc.reports.table import aligned, count_text, flops_text, wrapped
 
 
@@ -118,13 +121,39 @@ def _stages(cost: PlacedCost) -> list[Stage]:
 
 @attrs.frozen
 class LineCost:
-    """The cost of a line: charges, and bytes that are stored."""
+    """The cost of a line: charges, the bytes that it occupies in memory, the bytes that it stores, and its seconds of a step."""
 
     charges: list[Charge] = attrs.field(factory=list)
+    occupied: list[Amount] = attrs.field(factory=list)
     stored: list[Amount] = attrs.field(factory=list)
+    seconds: list[Seconds] = attrs.field(factory=list)
+
+    def __add__(self, other: LineCost) -> LineCost:
+        pairs = ((getattr(self, name), getattr(other, name)) for name in attrs.fields_dict(LineCost))
+        return LineCost(*(one + two for one, two in pairs))
 
 
-Lines = dict[Line, LineCost]
+Key = TypeVar("Key")
+
+
+def line_costs(
+    cost: PlacedCost,
+    keys: Callable[[Span | None], Iterable[Key]],
+    seconds: Mapping[Span | None, Seconds] | None = None,
+) -> dict[Key, LineCost]:
+    """Return the costs by line. keys: the lines that a place counts for, or other keys."""
+    found: dict[Key, LineCost] = {}
+    entries: dict[str, Iterable[tuple[Span | None, object]]] = {
+        "charges": ((charge.span, charge) for charge in cost.step),
+        "occupied": cost.memory.occupied,
+        "stored": cost.memory.stored,
+        "seconds": (seconds or {}).items(),
+    }
+    for field, amounts in entries.items():
+        for span, amount in amounts:
+            for key in keys(span):
+                getattr(found.setdefault(key, LineCost()), field).append(amount)
+    return found
 
 
 def _by_line(cost: PlacedCost, sources: Mapping[str, str]) -> list[str]:
@@ -135,29 +164,20 @@ def _by_line(cost: PlacedCost, sources: Mapping[str, str]) -> list[str]:
     stages = _stages(cost)
     rows = [["line", "source", *stages, "sent", "stored"]]
     texts = {file: text.splitlines() for file, text in sources.items()}
-    for line, inside in sorted(_lines(cost).items()):
+    places = [
+        (span, each)
+        for span, each in line_costs(cost, lambda span: [span]).items()
+        if each.charges or each.stored
+    ]
+    for line, inside in nested(places, cost.file).items():
         if set(inside) == {line}:
             rows += _line_rows(place_text(line, cost.file), source_text(line, texts), inside[line], stages)
             continue
-        rows.append(_summed(place_text(line, cost.file), source_text(line, texts), inside.values(), stages))
+        whole_line = reduce(add, inside.values())
+        rows.append(_summed(place_text(line, cost.file), source_text(line, texts), whole_line, stages))
         for place, found in sorted(inside.items(), key=lambda item: (item[0] != line, item[0])):
             rows += _line_rows(place_text(place, cost.file), f"  {source_text(place, texts)}", found, stages)
     return fitted(rows)
-
-
-def _lines(cost: PlacedCost) -> dict[Line, Lines]:
-    """Return all costs by the line of the user's file, and inside by the line of the called function."""
-    found: dict[Line, Lines] = {}
-
-    def at(span: Span | None) -> LineCost:
-        own = line_of(span.inside(cost.file) if span else None)
-        return found.setdefault(own, {}).setdefault(line_of(span), LineCost())
-
-    for charge in cost.step:
-        at(charge.span).charges.append(charge)
-    for span, amount in cost.memory.stored:
-        at(span).stored.append(amount)
-    return found
 
 
 def _cells(charges: Iterable[Charge], stages: Sequence[Stage]) -> list[str]:
@@ -176,13 +196,11 @@ def _line_rows(place: str, source: str, found: LineCost, stages: Sequence[Stage]
     return [[place, source, *_cells(found.charges, stages), "", _kept(found.stored)], *sent]
 
 
-def _summed(place: str, source: str, found: Iterable[LineCost], stages: Sequence[Stage]) -> list[str]:
+def _summed(place: str, source: str, found: LineCost, stages: Sequence[Stage]) -> list[str]:
     """Return one row for a line and all lines of the functions that it calls."""
-    parts = list(found)
-    charges = [charge for part in parts for charge in part.charges]
-    sent = total(charges).sent
-    stored = _kept([amount for part in parts for amount in part.stored])
-    return [place, source, *_cells(charges, stages), _bytes(sent.bytes) if sent.bytes else "", stored]
+    sent = total(found.charges).sent
+    sends = _bytes(sent.bytes) if sent.bytes else ""
+    return [place, source, *_cells(found.charges, stages), sends, _kept(found.stored)]
 
 
 def _kept(amounts: Sequence[Amount]) -> str:

@@ -23,7 +23,7 @@ from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.meshes.multi_mesh_cost import MultiMeshCost, Travel
 from mtfc.meshes.multi_mesh_step import MultiMeshStep
-from mtfc.reports.cost_report import transfers
+from mtfc.reports.cost_report import LineCost, line_costs, transfers
 from mtfc.reports.source_lines import Line, fitted, line_of, place_text, source_text
 from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, count_text
@@ -134,29 +134,27 @@ class ComparedLayout:
         """The costs by line of the file; a line has the costs of the functions of other files that it calls."""
         lines: dict[Line, _Found] = {}
 
-        def at(span: Span | None) -> _Found:
-            line = line_of(span.inside(self.cost.file) if span else None)
-            return lines.setdefault(line, _Found([[] for _ in self.costs]))
+        def at(span: Span | None) -> Line:
+            return line_of(span.inside(self.cost.file) if span else None)
+
+        def found(line: Line) -> _Found:
+            return lines.setdefault(line, _Found([LineCost() for _ in self.costs]))
 
         for number, cost in enumerate(self.costs):
-            for charge in cost.step:
-                at(charge.span).charges[number].append(charge)
-            for span, amount in cost.memory.occupied:
-                at(span).memory[number] += whole(amount)
-            for span, amount in cost.memory.stored:
-                at(span).stored[number] += whole(amount)
+            for line, each in line_costs(cost, lambda span: [at(span)]).items():
+                found(line).parts[number] = each
         for travel in self.travels:
-            at(travel.span).travels.append(travel)
+            found(at(travel.span)).travels.append(travel)
         for span, seconds in (self.seconds or {}).items():
-            at(span).figures["time"] += seconds
-        for found in lines.values():
-            sums = list(map(total, found.charges))
-            sent = sum(travel.bytes for travel in found.travels)
-            found.figures.update(
+            found(at(span)).figures["time"] += seconds
+        for own in lines.values():
+            sums = [total(each.charges) for each in own.parts]
+            sent = sum(travel.bytes for travel in own.travels)
+            own.figures.update(
                 FLOPs=self._mean(whole(each.flops) for each in sums),
                 sent=self._mean((whole(each.sent.bytes) for each in sums), sent),
-                memory=self._mean(found.memory[number] for number in range(len(self.costs))),
-                stored=self._mean(found.stored[number] for number in range(len(self.costs))),
+                memory=self._mean(sum(map(whole, each.occupied)) for each in own.parts),
+                stored=self._mean(sum(map(whole, each.stored)) for each in own.parts),
             )
         return lines
 
@@ -164,9 +162,9 @@ class ComparedLayout:
         """Return what a line sends: `2 all_reduce{rows}` -> bytes of a device, and `x from front to back` -> bytes of all."""
         names = [cost.mesh.name for cost in self.costs]
         sent: dict[str, str] = {}
-        for name, charges in zip(names, found.charges, strict=False):
+        for name, part in zip(names, found.parts, strict=False):
             on = f" on {name}" if len(names) > 1 else ""
-            sent |= {f"{kind}{on}": size for kind, size in transfers(charges)}
+            sent |= {f"{kind}{on}": size for kind, size in transfers(part.charges)}
         between: defaultdict[str, int] = defaultdict(int)
         for each in found.travels:
             between[f"{each.value} from {names[each.source.part]} to {names[each.target.part]}"] += each.bytes
@@ -181,11 +179,9 @@ class ComparedLayout:
 
 @attrs.define
 class _Found:
-    """The cost of a line under one layout. charges, memory, stored: those of each mesh, by its number."""
+    """The cost of a line under one layout. parts: the cost on each mesh, by its number."""
 
-    charges: Sequence[list[Charge]] = ()
-    memory: defaultdict[int, int] = attrs.field(factory=lambda: defaultdict(int))
-    stored: defaultdict[int, int] = attrs.field(factory=lambda: defaultdict(int))
+    parts: list[LineCost] = attrs.field(factory=list)
     travels: list[Travel] = attrs.field(factory=list)
     figures: defaultdict[str, float] = attrs.field(factory=lambda: defaultdict(int))
 

@@ -4,21 +4,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
 
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.sizes import whole
+from mtfc.compiler.cost.step_time import Event, Seconds
 from mtfc.compiler.ir.printer import bytes_text
-from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend.layouts.layout_text import PartText, rules_text
 from mtfc.meshes.multi_mesh_cost import MultiMeshCost, Travel
 from mtfc.meshes.multi_mesh_step import MultiMeshStep
 from mtfc.reports.cost_report import layout_json, layout_report
-from mtfc.reports.source_lines import fitted, line_of, line_rows, lines_json, place_text
-from mtfc.reports.step_report import replaced, seconds_json, seconds_text, time_cells, trace
+from mtfc.reports.source_lines import line_of, place_text
+from mtfc.reports.step_report import SimulatedStep, lasting, seconds_text, share_text, time_cells
 from mtfc.reports.table import aligned
 
 
@@ -75,37 +75,28 @@ def travels_json(cost: MultiMeshCost) -> list[dict[str, Any]]:
 
 
 @attrs.frozen(eq=False)
-class SimulatedMeshes:
-    """A step of a program under a layout of several meshes, simulated on a machine."""
+class SimulatedMeshes(SimulatedStep[MultiMeshStep, Hardware]):
+    """A step of a program under a layout of several meshes."""
 
-    step: MultiMeshStep
-    hardware: Hardware
+    heads = ("compute", "communicate", "waits")
+    legend = "computation, communication, and waiting for collectives, on all meshes together"
 
-    @property
-    def title(self) -> str:
-        return f"{self.step.cost.model}, layout {self.step.cost.layout}"
+    @classmethod
+    def of(cls, step: MultiMeshStep, hardware: Hardware) -> SimulatedMeshes:
+        """Return the step of a layout of several meshes."""
+        cost = step.cost
+        devices = sum(each.mesh.devices for each in cost.meshes)
+        memory = max(whole(each.memory.total) for each in cost.meshes)
+        room = int(hardware.device.memory)
+        return cls(step, hardware, cost.model, cost.layout, cost.file, devices, memory, room)
 
-    @property
-    def meshes(self) -> list[Mesh]:
-        return [each.mesh for each in self.step.cost.meshes]
+    def events(self) -> Sequence[Event]:
+        return lasting(self.step.events)
 
-    def record(self) -> dict[str, Any]:
-        """Return the keys of a layout's record that make sense for several meshes; see `docs/command.md`."""
+    def _figures(self) -> dict[str, Any]:
         step, cost = self.step, self.step.cost
-        room = int(self.hardware.device.memory)
-        most = max(whole(each.memory.total) for each in cost.meshes)
         travels = zip(travels_json(cost), step.travels, strict=True)
         return {
-            "model": cost.model,
-            "target": self.hardware.name,
-            "layout": cost.layout,
-            "mesh": {},
-            "devices": sum(mesh.devices for mesh in self.meshes),
-            "peak_figures": self.hardware.has_peak_figures,
-            "step_seconds": step.seconds,
-            "utilisation": step.utilisation,
-            "memory_of_device": room,
-            "fits": most <= room,
             "by_mesh": [
                 {
                     "name": each.mesh.name,
@@ -117,42 +108,30 @@ class SimulatedMeshes:
             ],
             "bytes_between_meshes": cost.between_meshes,
             "travels": [{**record, "link": each.link, "seconds": each.seconds} for record, each in travels],
-            "lines": lines_json(step.lines.items(), cost.file, seconds_json),
         }
 
-    def report(self, texts: Mapping[str, str]) -> str:
-        """Return the report; `texts` holds each file's text by name."""
+    def _summary(self) -> list[str]:
         step, cost = self.step, self.step.cost
         unit = "training step" if cost.trains else "forward pass"
-        meshes = ", ".join(f"{mesh.devices} devices of {mesh.name}" for mesh in self.meshes)
-        legend = "  By line: computation, communication, and waiting for collectives, on all meshes together."
+        meshes = ", ".join(f"{each.mesh.devices} devices of {each.mesh.name}" for each in cost.meshes)
         rows = [["step", seconds_text(step.seconds), f"{step.utilisation:.1%} of the peak FLOP/s"]]
-        notes = [f"  {note}" for note in replaced(step.dtypes, self.hardware)]
-        heads = ["line", "source", "compute", "communicate", "waits"]
-        lines = fitted([heads, *line_rows(step.lines.items(), cost.file, texts, time_cells)])
-        parts = [
-            f"{self.title}: one {unit} on {meshes}, on {self.hardware.name}",
-            *aligned(rows, right={1}),
-            *notes,
-            *self.hardware.caveat,
-            "",
-            *self._by_mesh(),
-            "",
-            *self._by_travel(),
-            "",
-            legend,
-            *lines,
-        ]
-        return "\n".join(parts) + "\n"
+        notes = [f"  {note}" for note in self._rates(step.dtypes)]
+        title = f"{self.title}: one {unit} on {meshes}, on {self.hardware.name}"
+        return [title, *aligned(rows, right={1}), *notes]
+
+    def _tables(self) -> Sequence[list[str]]:
+        return self._by_mesh(), self._by_travel()
+
+    def _cells(self, figure: Seconds) -> Iterator[str]:
+        return time_cells(figure)
 
     def _by_mesh(self) -> list[str]:
-        room = self.hardware.device.memory
         rows = [["mesh", "devices", "busy", "of the step", "memory"]]
         for each, seconds in zip(self.step.cost.meshes, self.step.mesh_seconds, strict=True):
-            share = seconds / self.step.seconds if self.step.seconds else 0.0
             held = whole(each.memory.total)
-            fits = "" if held <= room else f", does NOT fit in {bytes_text(int(room))}"
-            figures = [seconds_text(seconds), f"{share:.1%}", f"{bytes_text(held)}{fits}"]
+            fits = "" if held <= self.room else f", does NOT fit in {bytes_text(self.room)}"
+            share = share_text(seconds, self.step.seconds)
+            figures = [seconds_text(seconds), share, f"{bytes_text(held)}{fits}"]
             rows.append([each.mesh.name, str(each.mesh.devices), *figures])
         return aligned(rows, right=range(1, 5))
 
@@ -167,11 +146,6 @@ class SimulatedMeshes:
                 [own.value, _line(own, self.step.cost.file), each.link, size, seconds_text(each.seconds)]
             )
         return aligned(rows, right={3, 4})
-
-    def trace(self) -> dict[str, Any]:
-        """Return the timeline: threads for each mesh, and one for each pair of meshes."""
-        events = self.step.events
-        return trace((event.device for event in events), events, f"{self.title} on {self.hardware.name}")
 
 
 Ending = Literal["complete", "time", "interrupted"]

@@ -1,16 +1,16 @@
-"""Predicted time of a step under a layout: the report, the JSON record and the timeline of `mtfc simulate`."""
+"""Predicted time of a step: the report, the JSON record and the timeline of `mtfc simulate`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 import attrs
 
+from mtfc.compiler.cost.device_graph import Machine, kinds_of
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.sizes import whole
-from mtfc.compiler.cost.step_time import COMPUTE, Event, Seconds, StepTime
+from mtfc.compiler.cost.step_time import COMPUTE, Event, Seconds, StepTime, TimedStep
 from mtfc.compiler.cost.volumes import PlacedCost
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.reports.cost_report import heading
@@ -19,79 +19,181 @@ from mtfc.reports.table import aligned
 
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
+Step = TypeVar("Step", bound=TimedStep[Any])
+On = TypeVar("On", bound=Machine)
 
-@attrs.frozen
-class SimulatedLayout:
-    """A step of a program under a layout, simulated on a machine."""
 
-    cost: PlacedCost
-    step: StepTime
-    hardware: Hardware
-    servers: int = 0
+@attrs.frozen(eq=False)
+class SimulatedStep(Generic[Step, On]):
+    """A step of a program, simulated on a machine.
+
+    name: of the layout or the placement. file: the user's. memory, room: the bytes that the fullest device needs, and has.
+    heads, legend: the heads of the columns for the figures of a line, and the text above the table.
+    """
+
+    step: Step
+    hardware: On
+    model: str
+    name: str
+    file: str | None
+    devices: int
+    memory: int
+    room: int
+
+    kind: ClassVar[str] = "layout"
+    heads: ClassVar[Sequence[str]]
+    legend: ClassVar[str]
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}, {self.kind} {self.name}"
+
+    @property
+    def fits(self) -> bool:
+        """True if the memory of each device suffices."""
+        return self.memory <= self.room
 
     def record(self) -> dict[str, Any]:
-        """Return the JSON record."""
-        servers = {"parameter_servers": self.servers} if self.servers else {}
-        return {**step_json(self.cost, self.step, self.hardware), **servers}
+        """Return the JSON record; see `docs/command.md`. `lines` are those of the user's file."""
+        return {
+            "model": self.model,
+            "target": self.hardware.name,
+            "layout": self.name,
+            "mesh": {},
+            "devices": self.devices,
+            "peak_figures": self.hardware.has_peak_figures,
+            "step_seconds": self.step.seconds,
+            "utilisation": self.step.utilisation,
+            "memory_of_device": self.room,
+            "fits": self.fits,
+            **self._figures(),
+            "lines": lines_json(self.step.lines.items(), self.file, self._line_json),
+        }
 
     def report(self, texts: Mapping[str, str]) -> str:
-        """Return the report; `texts` holds each file's text by name."""
-        servers = f", with {self.servers} parameter server{'s' * (self.servers > 1)}" if self.servers else ""
-        named = attrs.evolve(self.hardware, name=f"{self.hardware.name}{servers}")
-        return step_report(self.cost, self.step, named, texts)
+        """Return the parts of a step's time, the memory, and each line's share; `texts` holds each file's text by name."""
+        by_line = line_rows(self.step.lines.items(), self.file, texts, self._cells)
+        sections = [
+            [*self._summary(), *self.hardware.caveat],
+            *self._tables(),
+            [f"  By line: {self.legend}.", *fitted([["line", "source", *self.heads], *by_line])],
+        ]
+        return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
     def trace(self) -> dict[str, Any]:
-        """Return the timeline: a thread for computation, and one for each lane of a link."""
-        title = f"{self.cost.model}, layout {self.cost.layout.name} on {self.hardware.name}"
-        return step_trace(self.step, title)
+        """Return the timeline in Chrome's trace event format, which Perfetto opens too: a thread for each lane."""
+        threads = {lane: i for i, lane in enumerate(self.lanes())}
+        named = [_name("process_name", 0, f"{self.title} on {self.hardware.name}")]
+        named += [_name("thread_name", i, lane) for lane, i in threads.items()]
+        shown = [_event(event, threads[event.device]) for event in self.events()]
+        return {"traceEvents": [*named, *shown], "displayTimeUnit": "ms"}
+
+    def lanes(self) -> list[str]:
+        """Return the rows of the timeline."""
+        return list(dict.fromkeys(event.device for event in self.events()))
+
+    def events(self) -> Sequence[Event]:
+        """Return the bars of the timeline that are longer than zero."""
+        raise NotImplementedError
+
+    def _summary(self) -> list[str]:
+        """Return the title, and the figures of the whole step."""
+        raise NotImplementedError
+
+    def _tables(self) -> Sequence[list[str]]:
+        """Return the tables above that of the lines."""
+        return ()
+
+    def _cells(self, figure: Any) -> Iterable[str]:
+        """Return the figures of a line as text."""
+        raise NotImplementedError
+
+    def _figures(self) -> dict[str, Any]:
+        """Return the entries of the record that only this kind of step has."""
+        raise NotImplementedError
+
+    def _line_json(self, figure: Any) -> Mapping[str, Any]:
+        return seconds_json(figure)
+
+    def _parts(
+        self, total: Seconds, notes: Iterable[str], lanes: str, waits: str, more: Iterable[Sequence[str]] = ()
+    ) -> list[str]:
+        """Return the parts of the step's time, and the memory, as a table. lanes, waits: notes about communication."""
+        room = bytes_text(self.room)
+        rows = [
+            ["step", seconds_text(self.step.seconds), f"{self.step.utilisation:.1%} of the peak FLOP/s"],
+            ["computation", seconds_text(total.compute), ", ".join(notes)],
+            ["communication", seconds_text(total.communication), lanes],
+            ["  exposed", seconds_text(total.exposed), waits],
+            *more,
+            ["memory", bytes_text(self.memory), f"of {room}" if self.fits else f"does NOT fit in {room}"],
+        ]
+        return aligned(rows, right={1})
+
+    def _rates(self, dtypes: Iterable[str]) -> list[str]:
+        """Return a note for each dtype without a FLOP rate of its own on the machine."""
+        return [
+            f"{dtype} at the rate of {rated}: {own.name} has none of its own"
+            for own in kinds_of(self.hardware)
+            for dtype in sorted(dtypes)
+            if (rated := own.device.rated(dtype)) != dtype
+        ]
 
 
-# Text
+@attrs.frozen(eq=False)
+class SimulatedLayout(SimulatedStep[StepTime, Hardware]):
+    """A step of a program under a layout. servers: the number of parameter servers."""
+
+    cost: PlacedCost
+    servers: int = 0
+
+    heads = ("compute", "communicate", "waits", "step")
+    legend = "computation, communication, waiting for communication, and the share of the step"
+
+    @classmethod
+    def of(cls, cost: PlacedCost, step: StepTime, hardware: Hardware, servers: int = 0) -> SimulatedLayout:
+        """Return the step of a layout."""
+        names = cost.model, cost.layout.name, cost.file
+        memory, room = whole(cost.memory.total), int(hardware.device.memory)
+        return cls(step, hardware, *names, cost.mesh.devices, memory, room, cost, servers)
+
+    def lanes(self) -> list[str]:
+        return list(dict.fromkeys((COMPUTE, *self.step.busy, *super().lanes())))
+
+    def events(self) -> Sequence[Event]:
+        return lasting(self.step.events)
+
+    def _summary(self) -> list[str]:
+        step, (title, *rules) = self.step, heading(self.cost)
+        servers = f", with {self.servers} parameter server{'s' * (self.servers > 1)}" if self.servers else ""
+        rates, lanes = self._rates(step.dtypes), lanes_text("links in use", step.busy)
+        parts = self._parts(step.total, rates, lanes, "computation waits for it")
+        return [f"{title}, on {self.hardware.name}{servers}", *rules, *parts]
+
+    def _cells(self, figure: Seconds) -> Iterator[str]:
+        yield from time_cells(figure)
+        yield share_text(figure.compute + figure.exposed, self.step.seconds)
+
+    def _figures(self) -> dict[str, Any]:
+        return {
+            "mesh": self.cost.mesh.sizes,
+            **seconds_json(self.step.total),
+            "links": dict(self.step.busy),
+            "memory_per_device": {name: whole(amount) for name, amount in self.cost.memory.parts().items()},
+            **({"parameter_servers": self.servers} if self.servers else {}),
+        }
 
 
-def step_report(cost: PlacedCost, step: StepTime, hardware: Hardware, sources: Mapping[str, str]) -> str:
-    """Return the parts of a step's time, the memory, and each line's share; `sources` holds each file's text by name."""
-    legend = "  By line: computation, communication, waiting for communication, and the share of the step."
-    title, *rules = heading(cost)
-    lines = [f"{title}, on {hardware.name}", *rules, *_summary(cost, step, hardware)]
-    return "\n".join([*lines, "", legend, *_by_line(cost, step, sources)]) + "\n"
+def lasting(events: Iterable[Event]) -> list[Event]:
+    """Return the events that are longer than zero."""
+    return [event for event in events if event.end > event.start]
 
 
-def fits(cost: PlacedCost, hardware: Hardware) -> bool:
-    """True if the memory of a device suffices."""
-    return whole(cost.memory.total) <= hardware.device.memory
-
-
-def _summary(cost: PlacedCost, step: StepTime, hardware: Hardware) -> list[str]:
-    total = step.total
-    links = ", ".join(f"{lane} {seconds_text(seconds)}" for lane, seconds in step.busy.items())
-    held, room = bytes_text(whole(cost.memory.total)), bytes_text(int(hardware.device.memory))
-    rows = [
-        ["step", seconds_text(step.seconds), f"{step.utilisation:.1%} of the peak FLOP/s"],
-        ["computation", seconds_text(total.compute), ", ".join(replaced(step.dtypes, hardware))],
-        ["communication", seconds_text(total.communication), f"links in use: {links}" if links else ""],
-        ["  exposed", seconds_text(total.exposed), "computation waits for it"],
-        ["memory", held, f"of {room}" if fits(cost, hardware) else f"does NOT fit in {room}"],
-    ]
-    return [*aligned(rows, right={1}), *hardware.caveat]
-
-
-def replaced(dtypes: Iterable[str], hardware: Hardware) -> Iterator[str]:
-    """Yield a note for each dtype without a FLOP rate of its own on the machine."""
-    for dtype in sorted(dtypes):
-        if (rated := hardware.device.rated(dtype)) != dtype:
-            yield f"{dtype} at the rate of {rated}: {hardware.name} has none of its own"
-
-
-def _by_line(cost: PlacedCost, step: StepTime, sources: Mapping[str, str]) -> list[str]:
-    heads = ["line", "source", "compute", "communicate", "waits", "step"]
-    cells = partial(_cells, step=step.seconds)
-    return fitted([heads, *line_rows(step.lines.items(), cost.file, sources, cells)])
-
-
-def _cells(found: Seconds, step: float) -> Iterator[str]:
-    yield from time_cells(found)
-    yield f"{(found.compute + found.exposed) / step if step else 0.0:.1%}"
+def lanes_text(head: str, busy: Mapping[str, float]) -> str:
+    """Return the seconds of each lane as text."""
+    return (
+        f"{head}: {', '.join(f'{lane} {seconds_text(each)}' for lane, each in busy.items())}" if busy else ""
+    )
 
 
 def time_cells(found: Seconds) -> Iterator[str]:
@@ -100,34 +202,15 @@ def time_cells(found: Seconds) -> Iterator[str]:
         yield seconds_text(each) if each else ""
 
 
+def share_text(part: float, whole: float) -> str:
+    """Return a share as text: `12.5%`."""
+    return f"{part / whole if whole else 0.0:.1%}"
+
+
 def seconds_text(seconds: float) -> str:
     """Return a time as text: `1.234 ms`."""
     unit, name = next((each for each in UNITS if seconds >= each[0]), UNITS[-1])
     return f"{seconds / unit:.4g} {name}"
-
-
-# JSON
-
-
-def step_json(cost: PlacedCost, step: StepTime, hardware: Hardware) -> dict[str, Any]:
-    """Return seconds and bytes of one processor; `lines` are those of the user's file."""
-    total = step.total
-    return {
-        "model": cost.model,
-        "target": hardware.name,
-        "layout": cost.layout.name,
-        "mesh": cost.mesh.sizes,
-        "devices": cost.mesh.devices,
-        "peak_figures": hardware.has_peak_figures,
-        "step_seconds": step.seconds,
-        **seconds_json(total),
-        "utilisation": step.utilisation,
-        "links": dict(step.busy),
-        "memory_per_device": {name: whole(amount) for name, amount in cost.memory.parts().items()},
-        "memory_of_device": int(hardware.device.memory),
-        "fits": fits(cost, hardware),
-        "lines": lines_json(step.lines.items(), cost.file, seconds_json),
-    }
 
 
 def seconds_json(found: Seconds) -> dict[str, float]:
@@ -137,22 +220,6 @@ def seconds_json(found: Seconds) -> dict[str, float]:
         "communication_seconds": found.communication,
         "exposed_communication_seconds": found.exposed,
     }
-
-
-def step_trace(step: StepTime, title: str) -> dict[str, Any]:
-    """Return the timeline of a step: a thread for computation, and one for each lane of a link."""
-    return trace((COMPUTE, *step.busy, *(event.device for event in step.events)), step.events, title)
-
-
-def trace(devices: Iterable[str], events: Iterable[Event], title: str) -> dict[str, Any]:
-    """Return a timeline in Chrome's trace event format, which Perfetto opens too: a thread for each device."""
-    threads = {device: i for i, device in enumerate(dict.fromkeys(devices))}
-    named = [
-        _name("process_name", 0, title),
-        *(_name("thread_name", i, each) for each, i in threads.items()),
-    ]
-    shown = [_event(event, threads[event.device]) for event in events if event.end > event.start]
-    return {"traceEvents": [*named, *shown], "displayTimeUnit": "ms"}
 
 
 def _name(what: str, thread: int, name: str) -> dict[str, Any]:

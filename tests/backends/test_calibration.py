@@ -18,7 +18,7 @@ from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.ir.ops.collectives import SENDINGS
 from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend.hardware.hardware_text import hardware_text
-from mtfc.frontend.hardware_targets import HARDWARE, hardware_in_file, library_machines
+from mtfc.frontend.hardware_targets import HARDWARE, library_machines, machine_in_file
 
 
 def test_more_work_never_takes_less_time() -> None:
@@ -73,15 +73,15 @@ def test_a_link_that_is_all_latency() -> None:
 
 @pytest.mark.parametrize("name", library_machines())
 def test_hardware_as_text_means_the_same(name: str) -> None:
-    hardware = hardware_in_file((HARDWARE / f"{name}.mtf").read_text("utf-8"), name)
+    hardware = machine_in_file((HARDWARE / f"{name}.mtf").read_text("utf-8"), name)
     text = hardware_text(hardware, "A copy.")
-    again = hardware_in_file(text, name)
+    again = machine_in_file(text, name)
     assert [link.kind for link in again.links] == [link.kind for link in hardware.links]
     assert [link.sizes for link in again.links] == [link.sizes for link in hardware.links]
     assert again.device.mxu_size == hardware.device.mxu_size
     assert (again.device.scratchpad is None) == (hardware.device.scratchpad is None)
     assert again.device.memory == pytest.approx(hardware.device.memory, rel=1e-3)
-    assert again == hardware_in_file(hardware_text(again, ""), name)
+    assert again == machine_in_file(hardware_text(again, ""), name)
 
 
 def test_tables_as_text() -> None:
@@ -92,14 +92,14 @@ def test_tables_as_text() -> None:
         Device({"f32": rate, "bf16": Rate.constant(3e12)}, 16e9, rate, 1e-6, {"exp": 2e9}, 0.25, loop=8e-6),
         (link,),
     )
-    assert hardware_in_file(hardware_text(hardware, "One line.\nAnother."), "t.mtf") == hardware
+    assert machine_in_file(hardware_text(hardware, "One line.\nAnother."), "t.mtf") == hardware
 
 
 def test_numpy_has_one_device() -> None:
     found = with_numpy("here", QUICK)
     assert found.devices == 1
     assert found.device.flops.keys() == {"f32", "f64"}
-    assert hardware_in_file(hardware_text(found, ""), "t.mtf").name == "here"
+    assert machine_in_file(hardware_text(found, ""), "t.mtf").name == "here"
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_virtual_devices_of_jax(measured: Hardware) -> None:
     assert found.device.loop < 1e-2
     assert found.links[0].latency < 1
     assert (found.links[0].kind, found.device.overlap) == ("memory", 0)
-    assert hardware_in_file(hardware_text(found, ""), "t.mtf").name == "here"
+    assert machine_in_file(hardware_text(found, ""), "t.mtf").name == "here"
 
 
 def test_random_numbers_take_longer_than_their_bytes(measured: Hardware) -> None:

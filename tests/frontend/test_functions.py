@@ -328,3 +328,19 @@ def test_functions_of_numbers_are_numbers(expression: str, value: float) -> None
 def test_numbers_without_a_value() -> None:
     for expression in ("log(0)", "sqrt(-1)", "rsqrt(0)", "exp(1e6)", "sqrt(true)", "7 // 0"):
         assert codes(f"model net(x: [io]) {{ y = x + {expression}; return y }}") == ["E209"], expression
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return x + wrong",
+        "y = rename(wrong, io -> hidden); return x",
+        "repeat length while wrong { x = x * x }\n return x",
+        "scan x_t = wrong along length { yield y = x_t }\n return x",
+        "g = gradients(sum(x), [wrong]); return g",
+    ],
+)
+def test_a_function_that_nothing_calls_has_known_names(body: str) -> None:
+    found = check(f"{DIMS}fn f(x: [io]) -> [io] {{ {body} }}", "file.mtf").errors
+    assert any("wrong" in each.message for each in found)
+    assert not codes(f"fn f(x: [io], wrong: [io]) -> [io] {{ {body} }}")

@@ -12,7 +12,7 @@ from mtfc.compiler.ir.types import Mesh
 from mtfc.driver.loading.target import check_room
 from mtfc.frontend.elaborate import Module, elaborate
 from mtfc.frontend.hardware.hardware_text import hardware_text
-from mtfc.frontend.hardware_targets import HARDWARE, find_hardware, hardware_in_file, library_machines
+from mtfc.frontend.hardware_targets import HARDWARE, find_hardware, library_machines, machine_in_file
 from mtfc.frontend.syntax.format import format_source
 from mtfc.frontend.syntax.parser import parse
 
@@ -63,7 +63,7 @@ def test_shares_of_dots() -> None:
     box = module(text).hardware["box"]
     assert box.device.dots == DotShares(short=Rate(((64.0, 0.25), (512.0, 1.0))), summed=Rate.constant(0.5))
     assert box.device.dots.of(64, 1000, 7) == 0.125
-    assert hardware_in_file(hardware_text(box, ""), "t.mtf").device.dots == box.device.dots
+    assert machine_in_file(hardware_text(box, ""), "t.mtf").device.dots == box.device.dots
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_unknown_hardware(name: str) -> None:
 )
 def test_a_file_with_no_hardware_or_several(text: str, says: str) -> None:
     with pytest.raises(CompileError) as error:
-        hardware_in_file(text, "t.mtf")
+        machine_in_file(text, "t.mtf")
     (diagnostic,) = error.value.diagnostics
     assert diagnostic.code == "E313"
     assert says in diagnostic.message
@@ -164,7 +164,7 @@ def test_every_machine_of_the_library(name: str) -> None:
     """Each machine is in a file of its name, in canonical form, with the sources of its figures."""
     text = (HARDWARE / f"{name}.mtf").read_text("utf-8")
     assert format_source(text) == text
-    assert hardware_in_file(text, f"{name}.mtf").name == name
+    assert machine_in_file(text, f"{name}.mtf").name == name
     assert re.search("data sheet|Google Cloud's page|Jouppi|the paper", text)
 
 

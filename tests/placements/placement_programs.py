@@ -8,8 +8,7 @@ import numpy as np
 
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import run, simplification
-from mtfc.placements.operators.unroll_loops import Unrolled
-from mtfc.placements.running.numpy_runner import of_slice
+from mtfc.placements.operators.unroll_loops import Slices, Unrolled
 from tests.harness import load
 
 DENSE = """
@@ -189,6 +188,13 @@ def arguments(name: str) -> dict[str, Any]:
             else (0.5 * random.standard_normal(shape)).astype(np.float32)
         )
     return found
+
+
+def of_slice(array: Any, at: Slices) -> Any:
+    """Return a view of an array after indexing it with several slices in turn."""
+    for axis, index in at:
+        array = array[(*(slice(None),) * axis, index, ...)]
+    return array
 
 
 def sliced(unrolled: Unrolled, arrays: dict[str, Any]) -> dict[str, Any]:

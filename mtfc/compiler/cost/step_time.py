@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Generic, TypeVar
 
 import attrs
 
@@ -83,27 +84,36 @@ class Event:
     detail: Mapping[str, float | str]
 
 
-@frozen
-class StepTime:
-    """The seconds of one execution of a function, in total and by source line, and its timeline.
+Figure = TypeVar("Figure")
 
-    busy: seconds of each lane. ideal: seconds of the FLOPs at the peak rates of the device. dtypes: the dtypes of dots.
-    """
+
+@frozen
+class TimedStep(Generic[Figure]):
+    """The seconds of a step, in total and by source line. ideal: seconds of the FLOPs at the peak rates of the devices."""
 
     seconds: float
-    lines: Lines
-    busy: Mapping[str, float]
+    lines: Mapping[Span | None, Figure]
     ideal: float
+
+    @property
+    def utilisation(self) -> float:
+        return self.ideal / self.seconds if self.seconds else 0.0
+
+
+@frozen
+class StepTime(TimedStep[Seconds]):
+    """The seconds of one execution of a function, and its timeline.
+
+    busy: seconds of each lane. dtypes: the dtypes of dots.
+    """
+
+    busy: Mapping[str, float]
     dtypes: frozenset[str]
     events: tuple[Event, ...]
 
     @property
     def total(self) -> Seconds:
         return sum(self.lines.values(), start=Seconds())
-
-    @property
-    def utilisation(self) -> float:
-        return self.ideal / self.seconds if self.seconds else 0.0
 
 
 def step_time(
@@ -234,7 +244,7 @@ def _summary(items: Sequence[_Item], graph: TaskGraph, timeline: Timeline) -> St
         event for id, slot in timeline.items() for event in _events(items[id[0]], graph.tasks[id], slot.start)
     ]
     dtypes = frozenset[str]().union(*(item.dtypes for item in items))
-    return StepTime(end, lines, busy, sum(item.ideal for item in items), dtypes, tuple(events))
+    return StepTime(end, lines, sum(item.ideal for item in items), busy, dtypes, tuple(events))
 
 
 def _add(lines: dict[Span | None, Seconds], more: Lines) -> None:

@@ -413,9 +413,9 @@ class Plan:
     def cost(self) -> LayoutCost:
         """Return the computation, communication and memory of one device, as `mtfc cost --format json` does."""
         from mtfc.compiler.cost.volumes import layout_cost
-        from mtfc.reports.cost_report import costs_json
+        from mtfc.reports.cost_report import layout_json
 
-        return costs_json([layout_cost(self.program, device=self._device)])["layouts"][0]  # type: ignore[no-any-return]
+        return layout_json(layout_cost(self.program, device=self._device))  # type: ignore[return-value]
 
     def report(self) -> str:
         """Return the cost by line of the user's Python."""
@@ -513,11 +513,9 @@ class Plan:
         return self._simulated(self.hardware, self.hardware.name)["step_seconds"]
 
     def _simulated(self, hardware: Hardware, target: str) -> Step:
-        from mtfc.driver.loading.target import check_room
-        from mtfc.driver.simulate import simulate_layout
+        from mtfc.driver.simulate import simulate_program
 
-        check_room(hardware, self.case.mesh, target)
-        return simulate_layout(self.program, hardware).record()  # type: ignore[return-value]
+        return simulate_program(self.program, hardware, target).record()  # type: ignore[return-value]
 
     @public
     def draw(self, *arrays: str) -> Drawing:

@@ -19,7 +19,7 @@ def known_as(path: str) -> str:
     return STDIN if path == STANDARD else path
 
 
-class Result(Protocol):
+class Reported(Protocol):
     """A result of a command: a record, and a report that shows source lines."""
 
     def record(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Types are known only at a call, so a function that is called is checked there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 from mtfc.compiler.ir.initializers import DISTRIBUTIONS
 from mtfc.compiler.ir.training_flag import TRAINING
@@ -14,6 +14,7 @@ from mtfc.frontend.semantics.calls.builtin_calls import BUILTINS
 from mtfc.frontend.semantics.calls.function_calls import find_function
 from mtfc.frontend.semantics.names.scope import ANY, STEP, Scope
 from mtfc.frontend.semantics.names.unknown_names import unknown_function
+from mtfc.frontend.semantics.names.unused_values import TAKE_VARIABLES, value_names
 from mtfc.frontend.syntax import ast, other_libraries
 from mtfc.frontend.syntax.ast import children, walk
 from mtfc.frontend.syntax.bound_names import variables
@@ -27,6 +28,9 @@ def check_uncalled(decl: ast.FnDecl, scope: Scope) -> None:
     values = {*variables((each.name for each in decl.args), decl.body), TRAINING}
     for node in _expressions(decl):
         _check(node, inside, values)
+    known = {*values, *inside.dims, *WRITTEN_BYTES, ANY}
+    for name in (name for node in decl.body for name in value_names(node) if name.text not in known):
+        inside.unknown("E101", f"unknown value `{name.text}`", name, values)
 
 
 def as_function(decl: ast.OptimizerDecl) -> ast.FnDecl:
@@ -40,8 +44,11 @@ def as_function(decl: ast.OptimizerDecl) -> ast.FnDecl:
 
 def _expressions(node: ast.Node) -> Iterator[ast.Node]:
     """Yield all expressions, types and lists of dimensions in the body of a function, from the outside in."""
+    takes_variables = isinstance(node, ast.Call) and node.function.text in TAKE_VARIABLES
     for child in children(node):
         if isinstance(child, ast.Name | ast.FnArg | ast.Broken):
+            continue
+        if takes_variables and isinstance(child, ast.DimList):
             continue
         yield child
         yield from _expressions(child)
@@ -56,32 +63,8 @@ def _check(node: ast.Node, scope: Scope, values: Collection[str]) -> None:
         for dim in node.dims:
             if not isinstance(dim, ast.Ellipsis):
                 scope.dim(dim)
-    for name in _operands(node):
-        if name.text not in values and name.text not in scope.dims and name.text not in (*WRITTEN_BYTES, ANY):
-            scope.unknown("E101", f"unknown value `{name.text}`", name, values)
 
 
 def _exists(name: ast.Name | ast.Path, scope: Scope) -> bool:
     """Return True if there is a function or an initializer of this name."""
     return find_function(scope, name) is not None or name.text in BUILTINS or name.text in DISTRIBUTIONS
-
-
-OPERANDS: Mapping[type[ast.Node], tuple[str, ...]] = {
-    ast.Unary: ("operand",),
-    ast.Binary: ("left", "right"),
-    ast.Call: ("arguments",),
-    **dict.fromkeys((ast.Keyword, ast.Assign, ast.State, ast.StateUpdate, ast.Yield), ("value",)),
-    **dict.fromkeys((ast.Return, ast.Watch), ("values",)),
-    ast.Tuple: ("items",),
-    **dict.fromkeys((ast.Arrow, ast.SliceBinding), ("source",)),
-    ast.Param: ("init",),
-    ast.DimDecl: ("size",),
-}
-"""Node -> the fields that have expressions."""
-
-
-def _operands(node: ast.Node) -> list[ast.Name]:
-    """Return the plain names that are expressions directly in a node."""
-    fields = (getattr(node, name) for name in OPERANDS.get(type(node), ()))
-    found = [each for field in fields for each in (field if isinstance(field, tuple) else (field,))]
-    return [each for each in found if isinstance(each, ast.Name)]

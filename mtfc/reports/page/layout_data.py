@@ -21,9 +21,9 @@ from mtfc.compiler.cost.effects.roofline import KernelWork, work
 from mtfc.compiler.cost.hardware import Hardware
 from mtfc.compiler.cost.serial_time import lanes_of
 from mtfc.compiler.cost.sizes import Numbers, whole
-from mtfc.compiler.cost.step_time import COMPUTE, Event
+from mtfc.compiler.cost.step_time import Event
 from mtfc.compiler.cost.topology import Topology
-from mtfc.compiler.cost.volumes import CostTotals, PlacedCost, SentVolume, grouped, layout_cost, total
+from mtfc.compiler.cost.volumes import PlacedCost, SentVolume, grouped, layout_cost, total
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Program
 from mtfc.compiler.ir.loops import dim_of, region_of
@@ -33,7 +33,7 @@ from mtfc.compiler.ir.printer import layout_summary
 from mtfc.compiler.ir.types import Dim, Mesh, TensorType
 from mtfc.compiler.passes.fuse_attention import Reason
 from mtfc.reports.array_summary import finite
-from mtfc.reports.cost_report import costs_json
+from mtfc.reports.cost_report import costs_json, line_costs
 from mtfc.reports.page.what_if import formulas_json, sizes_json
 from mtfc.reports.provenance_report import provenance_json, separate_json
 from mtfc.reports.source_lines import Line, chain_of, line_of
@@ -56,10 +56,6 @@ class Texts:
 
     def __call__(self, text: str) -> int:
         return self.numbers.setdefault(text, len(self.numbers))
-
-
-FIGURES = ("flops", "sent", "memory", "stored", "seconds")
-"""Figures of a line: FLOPs, bytes sent, bytes counted in the memory, bytes stored (as `mtfc cost` prints them), seconds."""
 
 
 @attrs.frozen
@@ -170,34 +166,26 @@ def _layout(each: ReportedLayout, cost: PlacedCost, hardware: Hardware, texts: T
 def _by_line(
     each: ReportedLayout, cost: PlacedCost, key: Callable[[Span | None], Line]
 ) -> list[dict[str, Any]]:
-    """Return the figures of each line, with the FLOPs of each stage; a line that costs nothing has no record."""
-    found: dict[Line, dict[str, float]] = {}
+    """Return the figures of each line, with the FLOPs of each stage; a line that costs nothing has no record.
 
-    def add(span: Span | None, name: str, amount: float) -> None:
-        figures = found.setdefault(key(span), dict.fromkeys(FIGURES, 0))
-        figures[name] += amount
-
-    groups = grouped(cost.step, lambda charge: key(charge.span))
-    stages = {line: grouped(charges, lambda charge: charge.stage) for line, charges in groups.items()}
-    for line, charges in groups.items():
-        sums: CostTotals = total(charges)
-        figures = found.setdefault(line, dict.fromkeys(FIGURES, 0))
-        figures |= {"flops": whole(sums.flops), "sent": whole(sums.sent.bytes)}
-        found[line] = figures
-    for span, amount in cost.memory.occupied:
-        add(span, "memory", whole(amount))
-    for span, amount in cost.memory.stored:
-        add(span, "stored", whole(amount))
-    for span, seconds in each.step.step.lines.items() if each.step else ():
-        add(span, "seconds", seconds.compute + seconds.exposed)
+    memory, stored: the bytes that count in the memory, and those that `mtfc cost` prints.
+    """
+    seconds = each.step.step.lines if each.step else {}
     return [
         {
-            "file": line[0],
-            "line": line[1],
-            **figures,
-            "stages": {stage: whole(total(charges).flops) for stage, charges in stages.get(line, {}).items()},
+            "file": file,
+            "line": line,
+            "flops": whole(total(found.charges).flops),
+            "sent": whole(total(found.charges).sent.bytes),
+            "memory": sum(map(whole, found.occupied)),
+            "stored": sum(map(whole, found.stored)),
+            "seconds": sum(seconds.compute + seconds.exposed for seconds in found.seconds),
+            "stages": {
+                stage: whole(total(charges).flops)
+                for stage, charges in grouped(found.charges, lambda charge: charge.stage).items()
+            },
         }
-        for line, figures in sorted(found.items())
+        for (file, line), found in sorted(line_costs(cost, lambda span: [key(span)], seconds).items())
     ]
 
 
@@ -276,15 +264,12 @@ def place_of(span: Span | None, own: str | None, texts: Texts) -> list[int]:
 
 def _timeline(simulated: SimulatedLayout, texts: Texts) -> dict[str, Any]:
     """Return the rows of the timeline and its bars, in seconds."""
-    step, own = simulated.step, simulated.cost.file
-    lanes = list(dict.fromkeys((COMPUTE, *step.busy, *(event.device for event in step.events))))
-    numbers = {lane: i for i, lane in enumerate(lanes)}
+    lanes, own = simulated.lanes(), simulated.file
     events = [
-        [numbers[each.device], *bar(each, own, texts), each.detail.get("op", "loop")]
-        for each in step.events
-        if each.end > each.start
+        [lanes.index(each.device), *bar(each, own, texts), each.detail.get("op", "loop")]
+        for each in simulated.events()
     ]
-    return {"lanes": lanes, "seconds": step.seconds, "events": events}
+    return {"lanes": lanes, "seconds": simulated.step.seconds, "events": events}
 
 
 def bar(event: Event, own: str | None, texts: Texts) -> list[Any]:

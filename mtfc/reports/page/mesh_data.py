@@ -103,12 +103,9 @@ def _arrays(each: ReportedMeshes, part: int, texts: Texts) -> Iterator[list[Any]
 
 def _timeline(simulated: SimulatedMeshes, own: str | None, texts: Texts) -> dict[str, Any]:
     """Return the rows of the timeline and its bars, in seconds."""
-    events = [event for event in simulated.step.events if event.end > event.start]
-    lanes = list(dict.fromkeys(event.device for event in events))
-    numbers = {lane: i for i, lane in enumerate(lanes)}
-    links = {each.link for each in simulated.step.travels}
+    lanes, links = simulated.lanes(), {each.link for each in simulated.step.travels}
     return {
         "lanes": lanes,
-        "between": [numbers[lane] for lane in lanes if lane in links],
-        "events": [[numbers[event.device], *bar(event, own, texts)] for event in events],
+        "between": [i for i, lane in enumerate(lanes) if lane in links],
+        "events": [[lanes.index(each.device), *bar(each, own, texts)] for each in simulated.events()],
     }

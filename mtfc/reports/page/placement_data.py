@@ -12,10 +12,10 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.cost.device_graph import DeviceGraph, Machine
-from mtfc.compiler.cost.step_time import Event
 from mtfc.compiler.diagnostics import Span
 from mtfc.reports.drawing import DrawnOperator
 from mtfc.reports.page.layout_data import Texts, bar, place_of, target_json
+from mtfc.reports.step_report import SimulatedStep
 
 FORMAT = 1
 """The version of the record."""
@@ -26,31 +26,25 @@ MOST_EVENTS = 20_000
 
 @attrs.frozen
 class ReportedPlacement:
-    """A placement of a report. step: the record of `mtfc simulate`. places: the source place of each operator.
+    """A placement of a report: its step, its operators, and the source place of each operator."""
 
-    lanes: the names of devices and ports. events: the tasks of the step. file: the user's file.
-    """
-
-    step: Mapping[str, Any]
+    simulated: SimulatedStep[Any, Any]
     operators: Sequence[DrawnOperator]
     places: Sequence[Span | None]
-    lanes: Sequence[str]
-    events: Sequence[Event]
-    file: str | None
 
 
 def placements_json(
     placements: Sequence[ReportedPlacement], machine: Machine, sources: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the record of a report. sources: each file's text by name."""
-    own, texts = placements[0].file, Texts()
+    own, texts = placements[0].simulated.file, Texts()
     return {
         "format": FORMAT,
         "kind": "placements",
         "target": _graph(machine) if isinstance(machine, DeviceGraph) else target_json(machine),
         "own": own,
         "sources": {file: text for file, text in sources.items() if file == own},
-        "steps": [each.step for each in placements],
+        "steps": [each.simulated.record() for each in placements],
         "placements": [_placement(each, texts) for each in placements],
         "texts": list(texts.numbers),
     }
@@ -63,19 +57,20 @@ def _graph(graph: DeviceGraph) -> dict[str, Any]:
 
 
 def _placement(each: ReportedPlacement, texts: Texts) -> dict[str, Any]:
-    longest = sorted(each.events, key=lambda event: event.start - event.end)[:MOST_EVENTS]
+    events, own = each.simulated.events(), each.simulated.file
+    longest = sorted(events, key=lambda event: event.start - event.end)[:MOST_EVENTS]
     used = {event.device for event in longest}
-    lanes = [name for name in each.lanes if name in used]
+    lanes = [name for name in each.simulated.lanes() if name in used]
     numbers = {name: i for i, name in enumerate(lanes)}
     return {
         "operators": [
-            [operator.name, operator.degrees, operator.devices, place_of(span, each.file, texts)[1]]
+            [operator.name, operator.degrees, operator.devices, place_of(span, own, texts)[1]]
             for operator, span in zip(each.operators, each.places, strict=True)
         ],
         "lanes": lanes,
         "events": [
-            [numbers[event.device], *bar(event, each.file, texts), event.detail["task"]]
+            [numbers[event.device], *bar(event, own, texts), event.detail["task"]]
             for event in sorted(longest, key=lambda event: event.start)
         ],
-        "events_left_out": len(each.events) - len(longest),
+        "events_left_out": len(events) - len(longest),
     }

@@ -165,6 +165,8 @@ def value_names(node: ast.Node) -> Iterator[ast.Name]:
         skipped = (node.function, node.scope, node.shared, *node.bindings)
     elif isinstance(node, ast.Arrow):
         skipped = (node.target,)
+    elif isinstance(node, ast.Repeat | ast.Scan):
+        skipped = (node.dim,)
     elif isinstance(node, ast.Keyword | ast.Param | ast.State | ast.Yield | ast.DimDecl | ast.SliceBinding):
         skipped = (node.name,)
     elif isinstance(node, ast.Assign):
