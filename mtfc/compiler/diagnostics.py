@@ -162,6 +162,13 @@ def _source_order(diagnostic: Diagnostic) -> tuple[str | int, ...]:
     return (*place, diagnostic.code, diagnostic.message)
 
 
+def failure(
+    code: str, message: str, span: Span, help: str | None = None, labels: Iterable[Label] = ()
+) -> CompileError:
+    """Return the exception of a single error."""
+    return CompileError([Diagnostic(code, message, span, tuple(labels), help)])
+
+
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate closest to `name`, regardless of capitals, or None if no candidate is close."""
     from difflib import get_close_matches

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from mtfc.compiler.cost.device_graph import DeviceGraph, Machine
 from mtfc.compiler.cost.hardware import Hardware
-from mtfc.compiler.diagnostics import CompileError, Diagnostics, Label, Span
+from mtfc.compiler.diagnostics import CompileError, Diagnostics, Span, failure
 from mtfc.frontend.elaborate import elaborate
 from mtfc.frontend.semantics.names.scope import Scope
 from mtfc.frontend.semantics.names.standard_library import FOLDER, SHOWN
@@ -59,10 +59,8 @@ def part_of(machine: Machine, part: str | None, target: str) -> Hardware:
     if isinstance(machine, DeviceGraph):
         return _uniform(machine, part, target)
     if part is not None:
-        scope = Scope(Diagnostics())
         message = f"`{machine.name}` has one kind of device and nested links, and no part `{part}`"
-        scope.error("E313", message, _whole(target), help="leave the part out")
-        raise CompileError(scope.diagnostics)
+        raise failure("E313", message, _whole(target), "leave the part out")
     return machine
 
 
@@ -88,8 +86,7 @@ def _uniform(graph: DeviceGraph, part: str | None, target: str) -> Hardware:
     )
     message = f"a layout needs equal devices with nested links, and {what} has {why}"
     help = f"take a placement, or a uniform part of the machine: `{name}:{next(iter(sizes))}`; {listed}"
-    scope.error("E340", message, _whole(target), help=help)
-    raise CompileError(scope.diagnostics)
+    raise failure("E340", message, _whole(target), help)
 
 
 def machine_in_file(text: str, file: str) -> Machine:
@@ -109,16 +106,7 @@ def machine_in_file(text: str, file: str) -> Machine:
 
 def raise_no_room(target: str, message: str, help: str) -> NoReturn:
     """Raise `CompileError` (E316) for a mesh that does not fit on the hardware."""
-    scope = Scope(Diagnostics())
-    scope.error("E316", message, _whole(target), help=help)
-    raise CompileError(scope.diagnostics)
-
-
-def memory_error(message: str, labels: Iterable[Label], help: str) -> CompileError:
-    """Return the error (E321) for a memory limit that is too small."""
-    scope = Scope(Diagnostics())
-    scope.error("E321", message, Span("<--memory>", 1, 1, 1, 2), labels, help)
-    return CompileError(scope.diagnostics)
+    raise failure("E316", message, _whole(target), help)
 
 
 def _whole(target: str) -> Span:

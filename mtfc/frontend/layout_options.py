@@ -6,9 +6,9 @@ out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from mtfc.compiler.diagnostics import CompileError, Diagnostic, Label, Span
+from mtfc.compiler.diagnostics import CompileError, Label, Span, failure
 from mtfc.compiler.ir.types import Mesh
 from mtfc.frontend.layouts.declared_layouts import DeclaredLayout, resolve
 from mtfc.frontend.semantics.names.dims_and_meshes import mesh as declared_mesh
@@ -18,7 +18,6 @@ from mtfc.frontend.syntax.option_text import parse_option
 if TYPE_CHECKING:
     from mtfc.frontend.elaborate import Module
     from mtfc.frontend.layouts.parts import MultiMeshLayout
-    from mtfc.frontend.semantics.names.scope import Scope
     from mtfc.placements.declarations import DeclaredPlacement
 
 GIVEN = "given"
@@ -90,8 +89,7 @@ def parse_layout(
         ):
             if other is not None:
                 place = [Label(other.span, "declared here")]
-                scope.error("E311", f"`{other.name}` is {kind}", name.span, place, help)
-                raise CompileError(scope.diagnostics)
+                raise failure("E311", f"`{other.name}` is {kind}", name.span, help, place)
         groups = (module.layouts, module.multi_mesh, module.placements)
         known = [each.name for group in groups for each in group]
         scope.unknown("E311", f"unknown layout `{name.text}`", name, known)
@@ -101,7 +99,7 @@ def parse_layout(
         help = "declare the layout in the file, and choose it by its name"
         scope.error("E311", "only a layout that a .mtf file declares has parts", part.span, help=help)
     scope.diagnostics.raise_if_errors()
-    found = resolve(decl, mesh or _only_mesh(text, module, scope), scope)
+    found = resolve(decl, mesh or _only_mesh(text, module), scope)
     scope.diagnostics.raise_if_errors()
     return found
 
@@ -118,17 +116,14 @@ def placement_named(name: str | None, module: Module) -> DeclaredPlacement | Non
     return next((each for each in module.placements if each.name == name.strip()), None)
 
 
-def _only_mesh(text: str, module: Module, scope: Scope) -> Mesh:
+def _only_mesh(text: str, module: Module) -> Mesh:
     """Return the only mesh of the file. Raises `CompileError` if the file declares none or several."""
     if len(module.meshes) == 1:
         return next(iter(module.meshes.values()))
     declared = f"the file declares {'several' if module.meshes else 'none'}"
     example = next(iter(module.meshes), '"rows:2;cols:4"')
-    help = f"add the mesh: `--mesh {example}`"
-    scope.error(
-        "E307", f"these rules need a mesh, and {declared}", _whole(text, "<--layout>").span, help=help
-    )
-    raise CompileError(scope.diagnostics)
+    message = f"these rules need a mesh, and {declared}"
+    raise failure("E307", message, _whole(text, "<--layout>").span, f"add the mesh: `--mesh {example}`")
 
 
 def on_mesh(declared: DeclaredLayout, mesh: Mesh, module: Module) -> DeclaredLayout:
@@ -155,29 +150,26 @@ def chosen_layouts(
     if layout is not None:
         found = parse_layout(layout, module, given)
         if model is not None and not found.is_for(model):
-            _not_for(found, model, layout, module)
+            raise _not_for(found, model, layout, module)
         return (found,)
     if given is None or mesh is None:
         return layouts_for(model, module)
     fit = layouts_fitting(given, module, model)
     if module.layouts and not fit:
         span = Span("<--mesh>", 1, 1, 1, 1 + len(mesh))
-        help = "give one with `--layout`"
-        raise CompileError([Diagnostic("E311", "no declared layout fits this mesh", span, help=help)])
+        raise failure("E311", "no declared layout fits this mesh", span, "give one with `--layout`")
     return fit
 
 
-def _not_for(declared: DeclaredLayout, model: str, text: str, module: Module) -> NoReturn:
-    """Raise `CompileError` (E311) for a layout of other models."""
-    scope = module.scope.for_text()
+def _not_for(declared: DeclaredLayout, model: str, text: str, module: Module) -> CompileError:
+    """Return the error (E311) for a layout of other models."""
     others = " and ".join(f"`{name}`" for name in declared.models)
     message = f"layout `{declared.name}` is for model {others}, and not for `{model}`"
     own = [f"`{each.name}`" for each in layouts_for(model, module)]
     help = f"choose the model with `--model {declared.models[0]}`"
     help += f", or a layout for `{model}`: {', '.join(own)}" if own else ""
     labels = [Label(name.span, "it says so here") for name in declared.decl.models[:1]]
-    scope.error("E311", message, _whole(text, "<--layout>").span, labels, help)
-    raise CompileError(scope.diagnostics)
+    return failure("E311", message, _whole(text, "<--layout>").span, help, labels)
 
 
 def layouts_for(model: str | None, module: Module) -> tuple[DeclaredLayout, ...]:

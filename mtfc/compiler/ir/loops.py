@@ -252,6 +252,27 @@ def _types_error(eqn: Equation, region: Function, shown: Callable[[TensorType], 
     return None
 
 
+def with_carries(
+    region: Function, start: set[Value], inside: Callable[[set[Value]], set[Value]]
+) -> set[Value]:
+    """Return the values `inside` gives for arguments, with the carries that later iterations add to these arguments."""
+    while True:
+        found = inside(start)
+        updated = {output.updates for output in region.outputs if output.value in found}
+        more = {a.value for a in carried(region) if a.value.name in updated} - start
+        if not more:
+            return found
+        start = start | more
+
+
+def results_of(eqn: Equation, inside: set[Value]) -> list[Value]:
+    """Return the results of a loop whose values, or whose carries, are among those of the region."""
+    region = region_of(eqn)
+    names = {argument.value.name for argument in carried(region) if argument.value in inside}
+    outputs = zip(eqn.results, region.outputs, strict=True)
+    return [result for result, o in outputs if o.value in inside or o.updates in names]
+
+
 def charged_equation(eqn: Equation, result: Value) -> Equation:
     """Return the equation to which a report charges a result.
 

@@ -1,17 +1,19 @@
 """Parse IR text into a program.
 
-The text names values and dimensions; a program has objects. `_ProgramParser` keeps the dimensions of the program, and `_Scope`
-the values of one function. Each method turns the tree of one rule of the grammar (`mtfc/grammar/ir.lark`) into an object.
+The text names values and dimensions; a program has objects. `_ProgramParser` keeps the dimensions of the program. Each of its
+methods turns the parts of one rule of the grammar (`mtfc/grammar/ir.lark`) into an object. `_Scope` keeps the values of one
+function, and makes it once all of its parts are known: they depend on its header.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+from attrs import evolve
 from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedInput
 
@@ -36,7 +38,12 @@ from mtfc.compiler.ir.loops import malformed
 from mtfc.compiler.ir.printer import implied_layout, shown_layout
 from mtfc.compiler.ir.types import Axes, Dim, Forms, Layout, Mesh, Pipeline, Rules, TensorType
 
-Node = Tree[Token]
+Defined = tuple[Token, TensorType]
+"""The name and the type of a value."""
+Contents = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]
+"""The parts of the arguments, the equations and the outputs of a function. Before some equations stands their stage."""
+Under = Rules | Token | None
+"""A written layout; a token for the word `none`, and None if nothing is written."""
 
 
 class ReadError(Exception):
@@ -55,100 +62,24 @@ def read_program(text: str) -> Program:
         lines = text.splitlines()
         found = f"`{lines[error.line - 1].strip()}`" if 0 < error.line <= len(lines) else "the end"
         raise ReadError(f"cannot read {found} from column {error.column} on", error.line) from None
-    return _ProgramParser(tree).program()
+    return cast("Program", _ProgramParser().parsed(tree))
 
 
 @cache
 def _parser() -> Lark:
     grammar = Path(__file__).parents[2] / "grammar" / "ir.lark"
-    return Lark(grammar.read_text(encoding="utf-8"), parser="lalr", start="program", maybe_placeholders=False)
-
-
-def _children(node: Node, rule: str) -> Iterator[Node]:
-    return (child for child in node.children if isinstance(child, Tree) and child.data == rule)
-
-
-def _child(node: Node, rule: str) -> Node | None:
-    return next(_children(node, rule), None)
-
-
-def _tokens(node: Node, kind: str) -> list[Token]:
-    return [child for child in node.children if isinstance(child, Token) and child.type == kind]
-
-
-def _token(node: Node, kind: str) -> Token | None:
-    return next(iter(_tokens(node, kind)), None)
-
-
-def _string(token: Token) -> str:
-    try:
-        return str(json.loads(token))
-    except ValueError:
-        raise ReadError(f"{token} is no text in quotes", token.line or 1) from None
-
-
-def _name(node: Node) -> str:
-    (token,) = node.children
-    return str(token).strip("`")
-
-
-def _names(node: Node) -> list[str]:
-    return [_name(child) for child in _children(node, "name")]
-
-
-def _first_name(node: Node) -> str:
-    return _names(node)[0]
-
-
-def _number(token: Token) -> int | float:
-    return int(token) if token.lstrip("-").isdigit() else float(token)
-
-
-def _settings(call: Node) -> tuple[tuple[str, float], ...]:
-    return tuple((_first_name(s), _number(_tokens(s, "NUMBER")[0])) for s in _children(call, "setting"))
-
-
-def _rules(node: Node) -> Rules:
-    return Rules(tuple(_rule(rule) for rule in _children(node, "rule")))
-
-
-def _rule(node: Node) -> tuple[str, Axes]:
-    dim, axes = cast("list[Node]", node.children)
-    return _name(dim), tuple(_names(axes))
-
-
-def _section(node: Node | None) -> Rules:
-    rules = _child(node, "rules") if node else None
-    return _rules(rules) if rules else Rules()
-
-
-def _forms(node: Node | None) -> Forms:
-    entries: dict[str, str | float] = {}
-    if node is None:
-        return Forms()
-    for each in _children(node, "form"):
-        key, *words = _names(each)
-        entries[key] = words[0] if words else _number(_tokens(each, "NUMBER")[0])
-    try:
-        return Forms.of(entries)
-    except ValueError as error:
-        tokens = node.scan_values(lambda each: isinstance(each, Token))
-        line = next((each.line for each in tokens if isinstance(each, Token)), None)
-        raise ReadError(f"`{error}` is no entry of `forms`, or has a wrong value", line or 1) from None
-
-
-def _line(equation: Node) -> int:
-    """Return the line on which an equation starts."""
-    return _tokens(next(_children(equation, "defined")), "VALUE")[0].line or 0
+    return Lark(grammar.read_text(encoding="utf-8"), parser="lalr", start="program")
 
 
 class _Scope:
-    """The values of one function by name."""
+    """Turns the parts of one function or region into the function. A region sees only its own arguments."""
 
-    def __init__(self) -> None:
+    def __init__(self, placed: bool) -> None:
+        self.placed = placed
         self._values: dict[str, Value] = {}
 
-    def define(self, name: str, type: TensorType) -> Value:
+    def define(self, token: Token, type: TensorType) -> Value:
+        name = token[1:]
         value = self._values[name] = Value(name, type)
         return value
 
@@ -158,212 +89,208 @@ class _Scope:
             raise ReadError(f"%{name} is not defined", token.line or 0)
         return self._values[name]
 
+    def function(self, name: str, contents: Contents, stage: Stage) -> Function:
+        arguments, body, outputs = contents
+        given, equations = tuple(self.argument(*each) for each in arguments), []
+        for each in body:
+            if isinstance(each, str):
+                stage = cast("Stage", str(each))
+            else:
+                equations.append(self.equation(stage, *each))
+        return Function(name, given, tuple(equations), tuple(self.output(*each) for each in outputs))
+
+    def argument(
+        self, role: Token, defined: Defined, start: Token | None, under: Under, at: Span | None
+    ) -> Argument:
+        value = self.define(*defined)
+        layout = self.layout(under, shown_layout(value.type))
+        return Argument(value, cast("Role", str(role)), at, layout, float(start or 0))
+
+    def output(self, name: str, used: Token, updates: str | None, under: Under) -> Output:
+        value = self.use(used)
+        return Output(name, value, updates, self.layout(under, shown_layout(value.type)))
+
+    def equation(
+        self,
+        stage: Stage,
+        results: Sequence[Defined],
+        op: str,
+        operands: Sequence[Token],
+        attributes: Sequence[tuple[str, Attr]],
+        under: Under,
+        path: str | None,
+        at: Span | None,
+        regions: Sequence[tuple[str, Contents]],
+    ) -> Equation:
+        used, given = tuple(map(self.use, operands)), dict(attributes)
+        inner = tuple(_Scope(self.placed).function(*each, stage) for each in regions)
+        made = tuple(self.define(*each) for each in results)
+        wrong = malformed(op, len(used), given)
+        if wrong is not None:
+            raise ReadError(wrong, results[0][0].line or 0)
+        layout = self.layout(under, implied_layout(op, made[0].type))
+        return Equation(op, used, made, given, inner, at, stage, path, layout)
+
+    def layout(self, written: Under, implied: Mapping[str, Axes]) -> Mapping[str, Axes] | None:
+        """Return the layout that is written, or else the implied one."""
+        if written is None:
+            return implied if self.placed else None
+        return written.by_dim if isinstance(written, Rules) else None
+
 
 class _ProgramParser:
-    """Turns the syntax tree of one program into a program."""
+    """Turns the syntax tree of one program into a program, from the leaves up."""
 
-    def __init__(self, tree: Node) -> None:
-        self.tree = tree
-        sizes = {_first_name(d): int(_tokens(d, "NUMBER")[0]) for d in _children(tree, "dim")}
-        self.dims = {name: Dim(name, size) for name, size in sizes.items()}
-        source = _child(tree, "source")
-        self.file = _string(_tokens(source, "STRING")[0]) if source else None
-        self._types: dict[str, TensorType] = {}
+    def __init__(self) -> None:
+        self._dims: dict[str, Dim] = {}
+        self._file = ""
 
-    def program(self) -> Program:
-        mesh, layout, train = (_child(self.tree, rule) for rule in ("mesh", "layout", "train"))
-        return Program(
-            name=_first_name(self.tree),
-            dims=self.dims,
-            parameters=tuple(self.parameter(node) for node in self._declared()),
-            functions=tuple(self.function(node) for node in _children(self.tree, "function")),
-            training=self.training(train) if train else None,
-            mesh=self.mesh(mesh) if mesh else None,
-            layout=self.program_layout(layout) if layout else None,
-        )
+    def parsed(self, node: Tree[Token]) -> Any:
+        """Return the object of a rule; its name and parts, if no method makes one."""
+        parts = [self.parsed(each) if isinstance(each, Tree) else each for each in node.children]
+        make = getattr(self, node.data, None)
+        return make(*parts) if make else (str(node.data), *parts)
 
-    def _declared(self) -> Iterator[Node]:
-        """Yield the nodes of parameters and states, in order."""
-        return (n for n in self.tree.children if isinstance(n, Tree) and n.data in ("param", "state"))
+    def _items(self, *items: Any) -> tuple[Any, ...]:
+        return items
 
-    def mesh(self, node: Node) -> Mesh:
-        axes = ((_first_name(a), int(_tokens(a, "NUMBER")[0])) for a in _children(node, "mesh_axis"))
-        return Mesh(_first_name(node), tuple(axes))
+    dim_sizes = variables = updates = functions = names = two_names = contents = arguments = outputs = _items
+    body = equation = results = defined = operands = attrs = regions = region = argument = output = _items
+    value_rules = setting = form = axes = dims = mesh_axis = axis_names = attr = mapping = pair = type_dim = (
+        _items
+    )
 
-    def program_layout(self, node: Node) -> Layout:
-        values = tuple((_first_name(v), _section(v)) for v in _children(node, "value_rules"))
-        params, optimizer, blocks = (
-            _section(_child(node, section)) for section in ("params", "optimizer", "blocks")
-        )
-        pipelines = tuple(self.pipeline(each) for each in _children(node, "pipeline"))
-        forms = _forms(_child(node, "forms"))
-        return Layout(_first_name(node), _rules(node), params, optimizer, values, blocks, pipelines, forms)
+    def program(
+        self,
+        name: str,
+        source: None,
+        mesh: Mesh | None,
+        layout: Layout | None,
+        sizes: object,
+        variables: tuple[Parameter, ...],
+        train: Training | None,
+        rate: Function | None,
+        updates: tuple[Update, ...],
+        functions: tuple[Function, ...],
+    ) -> Program:
+        training = train and evolve(train, updates=updates, learning_rate=rate)
+        return Program(name, self._dims, variables, functions, training, mesh, layout)
 
-    def pipeline(self, node: Node) -> Pipeline:
-        loop, batch, *more = _names(node)
-        micro_batches, *chunks = (int(number) for number in _tokens(node, "NUMBER"))
-        if more not in ([], [loop]):
-            raise ReadError(
-                f"the pipeline of `{loop}` names `{more[0]}`", _tokens(node, "NUMBER")[1].line or 1
-            )
-        checkpoint = _token(node, "CHECKPOINT") is not None
-        return Pipeline(loop, batch, micro_batches, checkpoint, *chunks)
+    def name(self, token: Token) -> str:
+        return str(token).strip("`")
 
-    def parameter(self, node: Node) -> Parameter:
-        (call,) = _children(node, "call")
-        init = Initializer(_first_name(call), _settings(call))
-        is_state = node.data == "state"
-        return Parameter(_first_name(node), self.type_of(node), init, self.span(node), is_state)
+    def number(self, token: Token) -> int | float:
+        return int(token) if token.lstrip("-").isdigit() else float(token)
 
-    def training(self, node: Node) -> Training:
-        precision, clip, accumulate = (_child(node, rule) for rule in ("precision", "clip", "accumulate"))
-        report, rate = _child(node, "report"), _child(self.tree, "rate")
-        reduce, scale, average = (_child(node, rule) for rule in ("reduce", "loss_scale", "average"))
-        weigh_by = _child(node, "weigh_by")
-        return Training(
-            minimize=_first_name(node),
-            updates=tuple(self.update(update) for update in _children(self.tree, "update")),
-            precision=cast("tuple[str, str]", tuple(_names(precision))) if precision else None,
-            clip=_number(_tokens(clip, "NUMBER")[0]) if clip else None,
-            accumulate=int(_tokens(accumulate, "NUMBER")[0]) if accumulate else 1,
-            span=self.span(node),
-            report=tuple(_names(report)) if report else (),
-            learning_rate=self.function(rate) if rate else None,
-            reduce=_first_name(reduce) if reduce else None,
-            loss_scale=self.loss_scale(scale) if scale else None,
-            average=_number(_tokens(average, "NUMBER")[0]) if average else None,
-            weigh_by=_first_name(weigh_by) if weigh_by else None,
-        )
+    def whole(self, token: Token) -> int:
+        return int(token)
 
-    def loss_scale(self, node: Node) -> LossScale:
-        return LossScale(_number(_tokens(node, "NUMBER")[0]), _token(node, "DYNAMIC") is not None)
+    def truth(self, token: Token) -> bool:
+        return str(token) == "true"
 
-    def update(self, node: Node) -> Update:
-        *parameters, _ = _names(node)
-        return Update(tuple(parameters), self.function(node))
+    def string(self, token: Token) -> str:
+        try:
+            return str(json.loads(token))
+        except ValueError:
+            raise ReadError(f"{token} is no text in quotes", token.line or 1) from None
 
-    def function(self, node: Node) -> Function:
-        return self.contents(node, _token(node, "PLACED") is not None, "forward")
+    def source(self, file: str) -> None:
+        self._file = file
 
-    def contents(self, node: Node, placed: bool, stage: Stage) -> Function:
-        """Return a function or region, which sees only its own arguments."""
-        scope = _Scope()
-        arguments = tuple(self.argument(a, scope, placed) for a in _children(node, "argument"))
-        (body,) = _children(node, "body")
-        equations = self.body(body, scope, placed, stage)
-        outputs = tuple(self.output(o, scope, placed) for o in _children(node, "output"))
-        return Function(_names(node)[-1], arguments, equations, outputs)
+    def place(self, file: str | None, position: Token) -> Span:
+        line, column, end_line, end_column = map(int, position.replace("-", ":").split(":"))
+        return Span(self._file if file is None else file, line, column, end_line, end_column)
 
-    def argument(self, node: Node, scope: _Scope, placed: bool) -> Argument:
-        value = self.defined(node, scope)[0]
-        role = cast("Role", str(_tokens(node, "ROLE")[0]))
-        layout, start = self.under(node, shown_layout(value.type), placed), _token(node, "NUMBER")
-        return Argument(value, role, self.span(node), layout, float(start or 0))
-
-    def output(self, node: Node, scope: _Scope, placed: bool) -> Output:
-        value = scope.use(_tokens(node, "VALUE")[0])
-        updates = _child(node, "updates")
-        under = self.under(node, shown_layout(value.type), placed)
-        return Output(_first_name(node), value, _first_name(updates) if updates else None, under)
-
-    def body(self, node: Node, scope: _Scope, placed: bool, stage: Stage) -> tuple[Equation, ...]:
-        equations = []
-        for child in cast("list[Node]", node.children):
-            if child.data == "stage":
-                stage = cast("Stage", str(child.children[0]))
-            else:
-                equations.append(self.equation(child, scope, placed, stage))
-        return tuple(equations)
-
-    def equation(self, node: Node, scope: _Scope, placed: bool, stage: Stage) -> Equation:
-        (operands,) = _children(node, "operands")
-        used = tuple(scope.use(token) for token in _tokens(operands, "VALUE"))
-        regions = tuple(self.contents(r, placed, stage) for r in _children(node, "region"))
-        results = self.defined(node, scope)
-        op, path = _first_name(node), _child(node, "path")
-        attributes = dict(self.attr(attr) for attr in _children(node, "attr"))
-        wrong = malformed(op, len(used), attributes)
-        if wrong is not None:
-            raise ReadError(wrong, _line(node))
-        return Equation(
-            op,
-            used,
-            results,
-            attributes,
-            regions,
-            self.span(node),
-            stage,
-            _first_name(path) if path else None,
-            self.under(node, implied_layout(op, results[0].type), placed),
-        )
-
-    def under(self, node: Node, implied: Mapping[str, Axes], placed: bool) -> Mapping[str, Axes] | None:
-        """Return the layout that is written, or else the implied one."""
-        written = _child(node, "under")
-        if written is None:
-            return implied if placed else None
-        return None if _token(written, "NONE") else _section(written).by_dim
-
-    def defined(self, node: Node, scope: _Scope) -> tuple[Value, ...]:
-        nodes = _children(node, "defined")
-        return tuple(scope.define(_tokens(n, "VALUE")[0][1:], self.type_of(n)) for n in nodes)
-
-    def type_of(self, node: Node) -> TensorType:
-        (type,) = _children(node, "type")
-        dims = list(_children(type, "type_dim"))
-        splits = [_child(dim, "axis_names") for dim in dims]
-        pending = _child(type, "pending")
-        reduction = str(pending.children[0]).replace("+", "sum") if pending else "sum"
-        return TensorType(
-            _first_name(type),
-            tuple(self.dim(next(_children(dim, "name"))) for dim in dims),
-            tuple(tuple(_names(axes)) if axes else () for axes in splits),
-            tuple(_names(next(_children(pending, "axis_names")))) if pending else (),
-            reduction,
-        )
-
-    def dim(self, node: Node) -> Dim:
-        name = _name(node)
-        if name not in self.dims:
-            raise ReadError(f"dimension `{name}` is not declared", cast(Token, node.children[0]).line or 0)
-        return self.dims[name]
-
-    def attr(self, node: Node) -> tuple[str, Attr]:
-        name, value = cast("list[Node]", node.children)
-        return _name(name), self.attr_value(value)
-
-    def attr_value(self, node: Node) -> Attr:
-        first = node.children[0] if node.children else ""
-        match node.data:
-            case "number":
-                return _number(cast(Token, first))
-            case "truth":
-                return first == "true"
-            case "string":
-                return _string(cast(Token, first))
-            case "dim_ref":
-                return self.dim(next(_children(node, "name")))
-            case "axis_names":
-                return tuple(_names(node))
-            case "mapping":
-                return tuple(self.pair(pair) for pair in _children(node, "pair"))
-        return tuple(self.dim(name) for name in _children(node, "name"))
-
-    def pair(self, node: Node) -> tuple[Dim, Dim]:
-        old, new = (self.dim(name) for name in _children(node, "name"))
-        return old, new
-
-    def span(self, node: Node) -> Span | None:
-        at = _child(node, "at")
-        if at is None:
-            return None
-        span = None
-        for place in reversed(list(_children(at, "place"))):
-            span = self.place(place, span)
+    def at(self, *places: Span) -> Span:
+        *inner, span = places
+        for place in reversed(inner):
+            span = evolve(place, call=span)
         return span
 
-    def place(self, node: Node, call: Span | None) -> Span:
-        file, (position,) = _token(node, "STRING"), _tokens(node, "POSITION")
-        line, column, end_line, end_column = map(int, position.replace("-", ":").split(":"))
-        name = _string(file) if file else self.file or ""
-        return Span(name, line, column, end_line, end_column, call)
+    # Dimensions, types and layouts
+
+    def dim_size(self, name: str, size: int) -> None:
+        self._dims[name] = Dim(name, size)
+
+    def dim(self, token: Token) -> Dim:
+        name = str(token).strip("`")
+        if name not in self._dims:
+            raise ReadError(f"dimension `{name}` is not declared", token.line or 0)
+        return self._dims[name]
+
+    def type(self, dtype: str, *parts: Any) -> TensorType:
+        *dims, pending = parts
+        splits = tuple(axes or () for _, axes in dims)
+        return TensorType(dtype, tuple(dim for dim, _ in dims), splits, *(pending or ()))
+
+    def pending(self, reduction: Token, axes: Axes) -> tuple[Axes, str]:
+        return axes, str(reduction).replace("+", "sum")
+
+    def mesh(self, name: str, *axes: tuple[str, int]) -> Mesh:
+        return Mesh(name, axes)
+
+    def rule(self, dim: str, axes: Axes) -> tuple[str, Axes]:
+        return str(dim), axes
+
+    def rules(self, *rules: tuple[str, Axes]) -> Rules:
+        return Rules(rules)
+
+    def layout(self, name: str, *parts: Any) -> Layout:
+        *entries, blocks = parts
+        own, params, optimizer, values, pipelines, forms = (
+            tuple(value for name, value in entries if name == kind)
+            for kind in ("own_rule", "params", "optimizer", "values", "pipelines", "forms_entry")
+        )
+        first, second = (next(iter(section), Rules()) for section in (params, optimizer))
+        chosen = next(iter(forms), Forms())
+        return Layout(name, Rules(own), first, second, values, blocks or Rules(), pipelines, chosen)
+
+    def pipeline(
+        self,
+        word: Token,
+        loop: str,
+        checkpoint: Token | None,
+        batch: str,
+        micro_batches: int,
+        again: str | None,
+        chunks: int | None,
+    ) -> Pipeline:
+        if again not in (None, loop):
+            raise ReadError(f"the pipeline of `{loop}` names `{again}`", word.line or 1)
+        chunks = 1 if chunks is None else chunks
+        return Pipeline(loop, batch, micro_batches, checkpoint is not None, chunks)
+
+    def forms(self, word: Token, *entries: tuple[str, str | float]) -> Forms:
+        try:
+            return Forms.of(dict(entries))
+        except ValueError as error:
+            raise ReadError(
+                f"`{error}` is no entry of `forms`, or has a wrong value", word.line or 1
+            ) from None
+
+    # Parameters, training and functions
+
+    def call(self, name: str, *settings: tuple[str, float]) -> Initializer:
+        return Initializer(name, settings)
+
+    def param(self, name: str, type: TensorType, init: Initializer, at: Span | None) -> Parameter:
+        return Parameter(name, type, init, at)
+
+    def state(self, name: str, type: TensorType, init: Initializer, at: Span | None) -> Parameter:
+        return Parameter(name, type, init, at, True)
+
+    def train(self, at: Span | None, minimize: str, *entries: tuple[str, Any] | None) -> Training:
+        return Training(minimize, span=at, **dict(entry for entry in entries if entry))
+
+    def scale(self, dynamic: Token | None, number: float) -> LossScale:
+        return LossScale(number, dynamic is not None)
+
+    def function(self, name: str, placed: Token | None, contents: Contents) -> Function:
+        return _Scope(placed is not None).function(name, contents, "forward")
+
+    rate = function
+
+    def update(
+        self, parameters: tuple[str, ...], name: str, placed: Token | None, contents: Contents
+    ) -> Update:
+        return Update(parameters, self.function(name, placed, contents))

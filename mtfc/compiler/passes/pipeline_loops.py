@@ -42,7 +42,9 @@ from mtfc.compiler.ir.loops import (
     pairs,
     plain_loop,
     region_of,
+    results_of,
     sliced_type,
+    with_carries,
     with_operands,
 )
 from mtfc.compiler.ir.micro_batch_rule import (
@@ -603,15 +605,13 @@ class StageBody:
         return self._closure(region, arguments)
 
     def _closure(self, region: Function, arguments: set[Value]) -> set[Value]:
-        while True:
-            found = set(arguments)
+        def inside(given: set[Value]) -> set[Value]:
+            found = set(given)
             for eqn in region.body:
                 found.update(self._varying_results(eqn, found))
-            updated = {output.updates for output in region.outputs if output.value in found}
-            more = {a.value for a in carried(region) if a.value.name in updated} - arguments
-            if not more:
-                return found
-            arguments = arguments | more
+            return found
+
+        return with_carries(region, arguments, inside)
 
     def _varying_results(self, eqn: Equation, known: set[Value]) -> Iterable[Value]:
         if not eqn.regions:
@@ -620,9 +620,7 @@ class StageBody:
             return eqn.results if varies else ()
         region = region_of(eqn)
         inside = self._closure(region, {a.value for v, a in pairs(eqn) if v in known or a.value in self.sums})
-        names = {argument.value.name for argument in carried(region) if argument.value in inside}
-        outputs = zip(eqn.results, region.outputs, strict=True)
-        return [result for result, o in outputs if o.value in inside or o.updates in names]
+        return results_of(eqn, inside)
 
     def _body(self, b: Builder, region: Function, new: dict[Value, Value], micro: Value) -> None:
         for eqn in region.body:

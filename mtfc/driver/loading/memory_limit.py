@@ -14,7 +14,7 @@ import attrs
 
 from mtfc.compiler.cost.device_graph import Machine
 from mtfc.compiler.cost.sizes import whole
-from mtfc.compiler.diagnostics import CompileError, Label
+from mtfc.compiler.diagnostics import CompileError, Label, Span, failure
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.verifier import Level
@@ -24,7 +24,7 @@ from mtfc.compiler.passes.recompute import MemoryLimitError, Recompute, limit_on
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import target_of
-from mtfc.frontend.hardware_targets import is_path, library_machines, memory_error, split_target
+from mtfc.frontend.hardware_targets import is_path, library_machines, split_target
 
 UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**i for i, p in enumerate("kMGT", 1)}}
 UNITS |= {f"{p}iB": 1024**i for i, p in enumerate("KMGT", 1)}
@@ -94,4 +94,4 @@ def _error(program: Program, error: MemoryLimitError) -> CompileError:
     labels = tuple(Label(span, f"{bytes_text(size)} in this line") for span, size in lines[:SHOWN])
     enough = _rounded_up(least) + (f"@{error.machine}" if error.machine else "")
     help = f"split more dimensions, make `batch` or another dimension smaller, or allow `--memory {enough}`"
-    return memory_error(message, labels, help)
+    return failure("E321", message, Span("<--memory>", 1, 1, 1, 2), help, labels)

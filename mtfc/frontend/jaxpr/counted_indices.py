@@ -16,6 +16,7 @@ import attrs
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.frontend.jaxpr.equations import scan_counts
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Body, Flat, Number, Operand, Var, all_steps
+from mtfc.frontend.jaxpr.index_numbers import data_of, index_numbers, is_indexing
 
 
 def batch_counted_rows(flat: Flat) -> None:
@@ -101,42 +102,38 @@ class _Counts:
 
     def _batched(self, step: AppliedPrimitive) -> list[AppliedPrimitive]:
         """Return the steps in the place of a step."""
-        names = NAMES.get(step.primitive.partition("-")[0].partition("_")[0])
-        if names is None or "dimension_numbers" not in step.params or step.has_keys:
+        if not is_indexing(step):
             return [step]
-        numbers, table, ids = step.params["dimension_numbers"], step.operands[0], step.operands[1]
-        columns = self.columns.get(ids, (ids,))
-        axes = getattr(numbers, names.axes)
+        numbers, table, ids = index_numbers(step), step.operands[0], step.operands[1]
+        columns, axes = self.columns.get(ids, (ids,)), numbers.axes
         if not table.shape or len(columns) != len(axes):
             return [step]
         batch: dict[int, int] = {}  # axis of the table -> axis of the indices
         for d, column in zip(axes, columns, strict=True):
             i = self.axis.get(column)
-            taken = (*batch.values(), *getattr(numbers, names.batch_of_ids))
+            taken = (*batch.values(), *numbers.ids_batch)
             is_whole = i is not None and i not in taken and table.shape[d] == ids.shape[i] > 1
-            if is_whole and d in getattr(numbers, names.gone) and i is not None:
+            if is_whole and d in numbers.gone and i is not None:
                 batch[d] = i
         if len(batch) == len(axes) > 1:
             batch.pop(axes[-1])
         rest = [(d, column) for d, column in zip(axes, columns, strict=True) if d not in batch]
-        pairs = [
-            *zip(numbers.operand_batching_dims, getattr(numbers, names.batch_of_ids), strict=True),
-            *batch.items(),
-        ]
+        pairs = [*numbers.batch.items(), *batch.items()]
         if not batch or not rest:
             return [_moved(step, pairs)] if batch else [step]
         pairs.sort()
-        changed = {
-            names.axes: tuple(d for d, _ in rest),
-            names.gone: tuple(d for d in getattr(numbers, names.gone) if d not in batch),
-            "operand_batching_dims": tuple(d for d, _ in pairs),
-            names.batch_of_ids: tuple(i for _, i in pairs),
-        }
+        changed = (
+            numbers.windows,
+            tuple(d for d in numbers.gone if d not in batch),
+            tuple(d for d, _ in rest),
+            *zip(*pairs, strict=True),
+        )
         joined, before = rest[0][1], list[AppliedPrimitive]()
         if len(rest) > 1:
             before = [self._joined(step, [column for _, column in rest])]
             joined = before[0].results[0]
-        step.params = {**step.params, "dimension_numbers": type(numbers)(**{**_fields(numbers), **changed})}
+        kind = type(step.params["dimension_numbers"])
+        step.params = {**step.params, "dimension_numbers": kind(*changed)}
         step.operands = (table, joined, *step.operands[2:])
         return [*before, step]
 
@@ -155,29 +152,6 @@ def _joins_columns(step: AppliedPrimitive) -> bool:
     return step.primitive == "concatenate" and is_last and all(x.shape[-1] == 1 for x in step.operands)
 
 
-@attrs.frozen
-class _Names:
-    """The fields of dimension numbers: indexed axes, axes that updates lack, and batches of the indices."""
-
-    axes: str
-    gone: str
-    batch_of_ids: str
-
-
-NAMES = {
-    "gather": _Names("start_index_map", "collapsed_slice_dims", "start_indices_batching_dims"),
-    "scatter": _Names(
-        "scatter_dims_to_operand_dims", "inserted_window_dims", "scatter_indices_batching_dims"
-    ),
-}
-FIELDS = ("offset_dims", "update_window_dims", "operand_batching_dims")
-
-
-def _fields(numbers: Any) -> dict[str, Any]:
-    names = {*FIELDS, *(field for each in NAMES.values() for field in attrs.astuple(each))}
-    return {name: getattr(numbers, name) for name in names if hasattr(numbers, name)}
-
-
 def _moved(step: AppliedPrimitive, pairs: Sequence[tuple[int, int]]) -> AppliedPrimitive:
     """Return a step without indices, which count all of one axis: a gather is its table, and a scatter its updates.
 
@@ -185,10 +159,8 @@ def _moved(step: AppliedPrimitive, pairs: Sequence[tuple[int, int]]) -> AppliedP
     """
     import jax
 
-    table, numbers = step.operands[0], step.params["dimension_numbers"]
-    data = step.results[0] if step.primitive == "gather" else step.operands[2]
-    windows = numbers.offset_dims if step.primitive == "gather" else numbers.update_window_dims
-    rows = [j for j in range(len(data.shape)) if j not in windows]
+    table, data = step.operands[0], data_of(step)
+    rows = index_numbers(step).rows(data)
     if data.shape != table.shape or any(rows[i] != axis for axis, i in pairs):
         return step
     lax = jax.lax

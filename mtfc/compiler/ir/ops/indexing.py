@@ -35,10 +35,6 @@ TABLE_DIMS = Attribute("dims", DIMS)
 MOST = Attribute("k", DIM)
 
 
-def _dim(attributes: Attrs) -> Dim:
-    return INDEXED.of(attributes)
-
-
 def _table(eqn: Equation) -> TensorType:
     """Return the type of the tensor that the indices point into."""
     return (eqn.operands[0] if eqn.op == "gather" else eqn.result).type
@@ -57,7 +53,7 @@ def _gathered(table: Sequence[Dim], ids: TensorType, dim: Dim) -> tuple[Dim, ...
 
 def _indices_text(code: Code) -> str:
     """Write the indices into this processor's part, the axis that they point into, and the axes that table and indices share."""
-    table, ids, dim = _table(code.eqn), code.eqn.operands[1].type, _dim(code.eqn.attrs).name
+    table, ids, dim = _table(code.eqn), code.eqn.operands[1].type, INDEXED.of(code.eqn.attrs).name
     offset = code.offset(dim, len(ids.dims))
     axis = {name: i - len(table.dims) for i, name in enumerate(table.names)}
     shared = tuple((axis[name], code.axis(1, name)) for name in table.names if name in ids.names)
@@ -73,7 +69,7 @@ def _places(
     The places are index arrays, one for each dimension of the part, that broadcast against dims `names`. An index into another
     part has place 0.
     """
-    np, dim = shard.np, _dim(shard.eqn.attrs).name
+    np, dim = shard.np, INDEXED.of(shard.eqn.attrs).name
     sizes = dict(zip(_table(shard.eqn).names, shape, strict=True))
     local = align(ids.astype(np.int64) - shard.offset(dim), shard.eqn.operands[1].type.names, names)
     inside = (local >= 0) & (local < sizes[dim])
@@ -86,14 +82,14 @@ def _places(
 
 def _gather_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType]:
     table, ids = types
-    need(table, _dim(attributes))
-    return (TensorType(table.dtype, _gathered(table.dims, ids, _dim(attributes))),)
+    need(table, INDEXED.of(attributes))
+    return (TensorType(table.dtype, _gathered(table.dims, ids, INDEXED.of(attributes))),)
 
 
 def _gather_rule(eqn: Equation) -> LayoutRule:
     """Each element is in one part of the table, and 0 for the others: a sum completes it, or a maximum of truth values."""
     reduction = "max" if eqn.result.type.dtype == "bool" else "sum"
-    return LayoutRule(reduced=(_dim(eqn.attrs),), reduction=reduction)
+    return LayoutRule(reduced=(INDEXED.of(eqn.attrs),), reduction=reduction)
 
 
 def _gather_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value, None]:
@@ -131,8 +127,8 @@ def _scatter_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tens
     """Check that the updates have the dims that `gather` from the result gives, in that order."""
     updates, ids = types
     dims = TABLE_DIMS.of(attributes)
-    need(TensorType(updates.dtype, dims), _dim(attributes))
-    expected = _gathered(dims, ids, _dim(attributes))
+    need(TensorType(updates.dtype, dims), INDEXED.of(attributes))
+    expected = _gathered(dims, ids, INDEXED.of(attributes))
     if updates.dims != expected:
         raise OpError(f"the updates have dimensions {dims_text(updates.dims)}, and not {dims_text(expected)}")
     return (TensorType(check_dtypes((updates,), NUMBERS), dims),)
@@ -182,13 +178,9 @@ SCATTER_ADD = OpDef(
 # top_k
 
 
-def _k(attributes: Attrs) -> Dim:
-    return MOST.of(attributes)
-
-
 def _top_k_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[TensorType, TensorType]:
     (type,) = types
-    dim, k = _dim(attributes), _k(attributes)
+    dim, k = INDEXED.of(attributes), MOST.of(attributes)
     need(type, dim)
     check_dtypes(types, NUMBERS)
     if k.size > dim.size:
@@ -198,7 +190,7 @@ def _top_k_infer(types: Sequence[TensorType], attributes: Attrs) -> tuple[Tensor
 
 
 def _top_k_rule(eqn: Equation) -> LayoutRule:
-    return LayoutRule(index={_dim(eqn.attrs).name: None}, whole=frozenset({_k(eqn.attrs).name}))
+    return LayoutRule(index={INDEXED.of(eqn.attrs).name: None}, whole=frozenset({MOST.of(eqn.attrs).name}))
 
 
 def _top_k_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Value]:
@@ -210,7 +202,7 @@ def _top_k_gradient(b: OpBuilder, e: Equation, g: Sequence[Value]) -> tuple[Valu
 
 def _distribute_top_k(b: BlockRewriter, eqn: Equation) -> tuple[Value, Value] | None:
     """Take the k best of the shards' k best. Among equals, elements of earlier shards come first: their indices are lower."""
-    build, split, k = b.build, b.split(eqn, _dim(eqn.attrs)), _k(eqn.attrs)
+    build, split, k = b.build, b.split(eqn, INDEXED.of(eqn.attrs)), MOST.of(eqn.attrs)
     if split is None or k.size >= split.inner.size:
         return None
     best = b.part(split.dim, k.size)
@@ -229,15 +221,15 @@ def _top_k(shard: Shard, x: Any) -> tuple[Any, Any]:
     NumPy sorts NaN in bf16 wrongly, so 16-bit numbers are widened.
     """
     np, eqn = shard.np, shard.eqn
-    axis = eqn.operands[0].type.names.index(_dim(eqn.attrs).name)
+    axis = eqn.operands[0].type.names.index(INDEXED.of(eqn.attrs).name)
     wide = x.astype(np.float32) if x.dtype.itemsize == 2 else x
     order = np.flip(np.argsort(np.flip(wide, axis), axis, kind="stable"), axis)
-    indices = (x.shape[axis] - 1 - order).take(range(_k(eqn.attrs).size), axis)
+    indices = (x.shape[axis] - 1 - order).take(range(MOST.of(eqn.attrs).size), axis)
     return np.take_along_axis(x, indices, axis), indices.astype(np.int32)
 
 
 def _top_k_text(code: Code) -> str:
-    return f"top_k({code.args[0]}, {_k(code.eqn.attrs).size}, axis={code.axis(0, _dim(code.eqn.attrs).name)})"
+    return f"top_k({code.args[0]}, {MOST.of(code.eqn.attrs).size}, axis={code.axis(0, INDEXED.of(code.eqn.attrs).name)})"
 
 
 TOP_K = OpDef(

@@ -7,7 +7,8 @@ then the lowest index at which it stands. So does `is_argmax`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from mtfc.compiler.ir.attributes import DIM, DIM_SET, DIMS, FLAG, Attribute, Kind
@@ -16,20 +17,15 @@ from mtfc.compiler.ir.opdef import (
     Attrs,
     BlockRewriter,
     Code,
-    Distribute,
     Gradient,
     LayoutRule,
-    Linear,
     OpBuilder,
     OpDef,
     OpError,
     Shard,
-    Text,
-    Trait,
     flops_per_operand,
     linear_in_first,
     no_gradient,
-    not_linear,
 )
 from mtfc.compiler.ir.ops.elementwise import BOOL, NUMBERS, check_dtypes, dims_text
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType
@@ -129,35 +125,25 @@ def _jax_text(function: str) -> Callable[[Code], str]:
     return text
 
 
+of_one = partial(OpDef, arity=(1,), gradient=no_gradient, flops=flops_per_operand, storage="reduced")
+"""Makes an op that reads its one operand, where its own columns do not say otherwise."""
+
+
 def reduction(
     name: str,
-    rule: Callable[[Equation], LayoutRule],
-    gradient: Gradient,
-    doc: str,
     accepted: frozenset[str] = NUMBERS,
-    linear: Linear = not_linear,
-    distribute: Distribute | None = None,
-    traits: Iterable[Trait] = (),
-    jax_differentiated: Text | None = None,
     attribute: Attribute[tuple[Dim, ...]] = OVER,
+    **columns: Any,
 ) -> OpDef:
-    return OpDef(
+    """Return the op of the NumPy function `name`, for operands of the accepted dtypes."""
+    return of_one(
         name=name,
-        arity=(1,),
         attributes=(attribute,),
         infer=_infer(accepted),
-        layout_rule=rule,
-        distribute=distribute,
-        linear=linear,
-        gradient=gradient,
-        flops=flops_per_operand,
-        storage="reduced",
-        traits=frozenset(traits),
         evaluate=_evaluate(name),
         numpy=_numpy_text(name),
         jax=_jax_text(name),
-        jax_differentiated=jax_differentiated,
-        doc=doc,
+        **columns,
     )
 
 
@@ -241,16 +227,12 @@ def _argmax_text(module: str) -> Callable[[Code], str]:
     return lambda code: f"{module}.argmax({code.args[0]}, axis={axes_text(code)}).astype({module}.int32)"
 
 
-ARGMAX = OpDef(
+ARGMAX = of_one(
     name="argmax",
-    arity=(1,),
     attributes=(OVER_ONE,),
     infer=_argmax_infer,
     layout_rule=needs_whole,
     distribute=_distribute_argmax,
-    gradient=no_gradient,
-    flops=flops_per_operand,
-    storage="reduced",
     evaluate=_argmax,
     numpy=_argmax_text("np"),
     jax=_argmax_text("jnp"),
@@ -304,16 +286,12 @@ def _is_argmax_text(code: Code) -> str:
     return f"is_argmax({code.args[0]}, axes={axes})"
 
 
-IS_ARGMAX = OpDef(
+IS_ARGMAX = of_one(
     name="is_argmax",
-    arity=(1,),
     attributes=(OVER_IN_ORDER,),
     infer=_is_argmax_infer,
     layout_rule=_is_argmax_rule,
     distribute=_distribute_is_argmax,
-    gradient=no_gradient,
-    flops=flops_per_operand,
-    storage="reduced",
     traits=frozenset({"is_argmax"}),
     evaluate=_is_argmax,
     numpy=_is_argmax_text,
@@ -379,16 +357,14 @@ def _cumsum_text(code: Code) -> str:
     return f"cumsum({code.args[0]}, axis={code.axis(0, DIM_SUMMED.of(code.eqn.attrs).name)}{options})"
 
 
-CUMSUM = OpDef(
+CUMSUM = of_one(
     name="cumsum",
-    arity=(1,),
     attributes=(DIM_SUMMED, EXCLUSIVE, REVERSE),
     infer=_cumsum_infer,
     layout_rule=_cumsum_rule,
     distribute=_distribute_cumsum,
     linear=linear_in_first,
     gradient=_cumsum_gradient,
-    flops=flops_per_operand,
     storage="kernel",
     evaluate=_cumsum,
     numpy=_cumsum_text,
@@ -398,35 +374,40 @@ CUMSUM = OpDef(
 OPS = (
     reduction(
         "sum",
-        _partial("sum"),
-        _sum_gradient,
-        "Sum over dimensions.",
+        layout_rule=_partial("sum"),
+        gradient=_sum_gradient,
         linear=linear_in_first,
-        traits=("sum",),
+        traits=frozenset({"sum"}),
+        doc="Sum over dimensions.",
     ),
     reduction(
         "max",
-        _partial("max"),
-        _extremum_gradient(lambda b, x: x),
-        "Largest element; the first among equals has the gradient.",
-        jax_differentiated=_jax_extremum("largest"),
-        traits=("extremum", "largest"),
         attribute=OVER_IN_ORDER,
+        layout_rule=_partial("max"),
+        gradient=_extremum_gradient(lambda b, x: x),
+        jax_differentiated=_jax_extremum("largest"),
+        traits=frozenset({"extremum", "largest"}),
+        doc="Largest element; the first among equals has the gradient.",
     ),
     reduction(
         "min",
-        _partial("min"),
-        _extremum_gradient(lambda b, x: b("neg", x)),
-        "Smallest element; the first among equals has the gradient.",
-        jax_differentiated=_jax_extremum("smallest"),
-        traits=("extremum",),
         attribute=OVER_IN_ORDER,
+        layout_rule=_partial("min"),
+        gradient=_extremum_gradient(lambda b, x: b("neg", x)),
+        jax_differentiated=_jax_extremum("smallest"),
+        traits=frozenset({"extremum"}),
+        doc="Smallest element; the first among equals has the gradient.",
     ),
     reduction(
-        "prod", needs_whole, _prod_gradient, "Product over dimensions.", FLOATS, distribute=_distribute_prod
+        "prod",
+        FLOATS,
+        layout_rule=needs_whole,
+        distribute=_distribute_prod,
+        gradient=_prod_gradient,
+        doc="Product over dimensions.",
     ),
-    reduction("any", _partial("max"), no_gradient, "True if any element is true.", BOOL),
-    reduction("all", _partial("min"), no_gradient, "True if all elements are true.", BOOL),
+    reduction("any", BOOL, layout_rule=_partial("max"), doc="True if any element is true."),
+    reduction("all", BOOL, layout_rule=_partial("min"), doc="True if all elements are true."),
     ARGMAX,
     IS_ARGMAX,
     CUMSUM,

@@ -8,10 +8,11 @@ they come from.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Equation, Value
-from mtfc.compiler.ir.loops import pairs, region_of
+from mtfc.compiler.ir.loops import pairs, region_of, results_of, with_carries
 from mtfc.compiler.ir.opdef import no_gradient
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.types import FLOATS
@@ -29,7 +30,7 @@ def active_values(
         stops = not eqn.regions and OPS[eqn.op].gradient is no_gradient
         if stops or not any(value in active for value in eqn.operands):
             continue
-        results = _active_results(eqn, active) if eqn.regions else eqn.results
+        results = results_of(eqn, active_inside(eqn, active)) if eqn.regions else eqn.results
         active.update(value for value in results if value.type.dtype in dtypes)
     return active
 
@@ -37,21 +38,8 @@ def active_values(
 def active_inside(eqn: Equation, active: set[Value]) -> set[Value]:
     """Return the values in a loop's region that depend on a wanted value, also through earlier iterations."""
     region = region_of(eqn)
-    named = {argument.value.name: argument.value for argument in region.arguments}
     going = {a.value for v, a in pairs(eqn) if v in active and v.type.dtype in FLOATS}
-    while True:
-        inside = active_values(region.body, going)
-        more = {named[o.updates] for o in region.outputs if o.updates and o.value in inside} - going
-        if not more:
-            return inside
-        going |= more
-
-
-def _active_results(eqn: Equation, active: set[Value]) -> list[Value]:
-    inside = active_inside(eqn, active)
-    named = {argument.value.name: argument.value for argument in region_of(eqn).arguments}
-    outputs = zip(eqn.results, region_of(eqn).outputs, strict=True)
-    return [v for v, o in outputs if o.value in inside or (o.updates and named[o.updates] in inside)]
+    return with_carries(region, going, partial(active_values, region.body))
 
 
 def total(builder: Builder, contributions: Sequence[Value]) -> Value:

@@ -19,6 +19,7 @@ from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.equations import bound
 from mtfc.frontend.jaxpr.factors import Axis, axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive
+from mtfc.frontend.jaxpr.index_numbers import data_of, index_numbers, is_indexing
 from mtfc.frontend.jaxpr.linking import Linker
 
 
@@ -33,42 +34,23 @@ class SharedAxis:
 
 def shared_axes(step: AppliedPrimitive) -> tuple[SharedAxis, ...]:
     """Return the axes that may be split; none for other primitives."""
-    if step.has_keys or "dimension_numbers" not in step.params:
+    if not is_indexing(step):
         return ()
+    table, ids, numbers, data = step.operands[0], step.operands[1], index_numbers(step), data_of(step)
+    rows = numbers.rows(data)
+    whole = [
+        (k, place)
+        for place, k in zip(numbers.windows, numbers.window(table), strict=True)
+        if data.shape[place] == table.shape[k] and k not in numbers.axes
+    ]
     if step.primitive == "gather":
-        found = _of_gather(step)
-    elif step.primitive.startswith("scatter"):
-        found = _of_scatter(step)
+        batch = {i: k for k, i in numbers.batch.items()}
+        found = [SharedAxis((batch.get(i), i), rows[i]) for i in range(len(ids.shape) - 1)]
+        found += [SharedAxis((k, None), place, is_sliced=True) for k, place in whole]
     else:
-        return ()
+        found = [SharedAxis((k, i, rows[i]), k) for k, i in numbers.batch.items()]
+        found += [SharedAxis((k, None, place), k) for k, place in whole]
     return tuple(each for each in found if step.results[0].shape[each.result] > 1)
-
-
-def _of_gather(step: AppliedPrimitive) -> list[SharedAxis]:
-    (table, ids), numbers = step.operands, step.params["dimension_numbers"]
-    rows = [k for k in range(len(step.results[0].shape)) if k not in numbers.offset_dims]
-    batch = dict(zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True))
-    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    window = [k for k in range(len(table.shape)) if k not in gone]
-    found = [SharedAxis((batch.get(i), i), rows[i]) for i in range(len(ids.shape) - 1)]
-    return found + [
-        SharedAxis((k, None), place, is_sliced=True)
-        for place, k in zip(numbers.offset_dims, window, strict=True)
-        if step.params["slice_sizes"][k] == table.shape[k] and k not in numbers.start_index_map
-    ]
-
-
-def _of_scatter(step: AppliedPrimitive) -> list[SharedAxis]:
-    (table, _, updates), numbers = step.operands, step.params["dimension_numbers"]
-    rows = [k for k in range(len(updates.shape)) if k not in numbers.update_window_dims]
-    batch = zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True)
-    gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    window = [k for k in range(len(table.shape)) if k not in gone]
-    return [SharedAxis((k, i, rows[i]), k) for i, k in batch] + [
-        SharedAxis((k, None, place), k)
-        for place, k in zip(numbers.update_window_dims, window, strict=True)
-        if updates.shape[place] == table.shape[k] and k not in numbers.scatter_dims_to_operand_dims
-    ]
 
 
 def link(linker: Linker, step: AppliedPrimitive, shared: Sequence[SharedAxis]) -> None:

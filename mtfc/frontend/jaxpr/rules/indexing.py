@@ -9,6 +9,7 @@ from mtfc.compiler.ir.types import FLOATS
 from mtfc.frontend.jaxpr.emitting import JaxprEmitter
 from mtfc.frontend.jaxpr.factors import Axis, axis
 from mtfc.frontend.jaxpr.flat import AppliedPrimitive, Number
+from mtfc.frontend.jaxpr.index_numbers import index_numbers
 from mtfc.frontend.jaxpr.linking import Linker, PrimitiveRule
 from mtfc.frontend.jaxpr.rules.elementwise import NUMBERS
 from mtfc.frontend.jaxpr.rules.shapes import StridedPart, all_parted, axes_of_parts, parts_of
@@ -25,23 +26,23 @@ def _mode(step: AppliedPrimitive) -> str:
 
 def _is_lookup(step: AppliedPrimitive) -> bool:
     """Accept indices into one axis that read single positions of it, and whole other axes."""
-    table, ids = step.operands
-    numbers, sizes = step.params["dimension_numbers"], step.params["slice_sizes"]
-    if len(numbers.start_index_map) != 1 or ids.dtype not in INDICES or ids.shape[-1:] != (1,):
+    if not _points_into_one_axis(step):
         return False
-    (j,) = numbers.start_index_map
-    batching = numbers.operand_batching_dims
-    others = all(size == table.shape[k] for k, size in enumerate(sizes) if k != j and k not in batching)
+    table, numbers, sizes = step.operands[0], index_numbers(step), step.params["slice_sizes"]
+    (j,) = numbers.axes
+    others = all(size == table.shape[k] for k, size in enumerate(sizes) if k not in (j, *numbers.table_batch))
     return others and sizes[j] == 1 and table.dtype in NUMBERS
+
+
+def _points_into_one_axis(step: AppliedPrimitive) -> bool:
+    ids = step.operands[1]
+    return len(index_numbers(step).axes) == 1 and ids.dtype in INDICES and ids.shape[-1:] == (1,)
 
 
 def _link_gather(linker: Linker, step: AppliedPrimitive) -> None:
     """The result has the axes of the indices, and those of the table that are read whole."""
-    table, ids = step.operands
-    numbers = step.params["dimension_numbers"]
-    (j,) = numbers.start_index_map
-    batch = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
-    rows = _places_of_rows(step)
+    (table, ids), numbers = step.operands, index_numbers(step)
+    (j,), batch = numbers.axes, numbers.batch
     own = [k for k in range(len(table.shape)) if k != j and k not in batch]
     used = [f for k in own for f in table.axes[k]] + [*table.axes[j]]
     wanted: list[Axis | None] = [None] * len(ids.shape)
@@ -49,24 +50,17 @@ def _link_gather(linker: Linker, step: AppliedPrimitive) -> None:
         wanted[place] = table.axes[k]
     found = linker.fit(step, 1, wanted, used)
     axes: list[Axis] = [()] * len(step.results[0].shape)
-    for place, each in zip(rows, found[:-1], strict=True):
+    for place, each in zip(numbers.rows(step.results[0]), found[:-1], strict=True):
         axes[place] = each
-    kept = [*own] + ([j] if j not in numbers.collapsed_slice_dims else [])
-    for place, k in zip(numbers.offset_dims, sorted(kept), strict=True):
+    for place, k in zip(numbers.windows, numbers.window(table), strict=True):
         axes[place] = table.axes[k] if k != j else ()
     linker.give(step.results[0], tuple(axes))
     linker.space(*axes, table.axes[j])
 
 
-def _places_of_rows(step: AppliedPrimitive) -> list[int]:
-    """Return the axes of the result that run along the indices' own axes."""
-    offsets = step.params["dimension_numbers"].offset_dims
-    return [k for k in range(len(step.results[0].shape)) if k not in offsets]
-
-
 def _emit_gather(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     table, ids = step.operands
-    (j,) = step.params["dimension_numbers"].start_index_map
+    (j,) = index_numbers(step).axes
     build, indices = emitter.build, emitter.operand(step, 1)
     value, dim = emitter.merged(emitter.operand(step, 0), table.axes, j)
     if _mode(step) != "fill_or_drop":  # XLA clamps indices that are promised to be in bounds, too
@@ -90,38 +84,29 @@ def _fill(step: AppliedPrimitive) -> float | int:
 
 def _is_plain_scatter(step: AppliedPrimitive) -> bool:
     """Accept the transpose of a lookup."""
-    table, ids, updates = step.operands
-    numbers = step.params["dimension_numbers"]
-    if len(numbers.scatter_dims_to_operand_dims) != 1 or ids.shape[-1:] != (1,) or ids.dtype not in INDICES:
+    if not _points_into_one_axis(step):
         return False
-    (j,) = numbers.scatter_dims_to_operand_dims
-    window = _window(step)
+    (table, _, updates), numbers = step.operands, index_numbers(step)
+    (j,) = numbers.axes
     whole = all(
         updates.shape[place] == table.shape[k]
-        for place, k in zip(numbers.update_window_dims, window, strict=True)
+        for place, k in zip(numbers.windows, numbers.window(table), strict=True)
     )
-    return whole and j in numbers.inserted_window_dims and _mode(step) != "clip" and table.dtype in NUMBERS
-
-
-def _window(step: AppliedPrimitive) -> list[int]:
-    """Return the axes of the table that updates cover whole."""
-    numbers = step.params["dimension_numbers"]
-    gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    return [k for k in range(len(step.operands[0].shape)) if k not in gone]
+    return whole and j in numbers.gone and _mode(step) != "clip" and table.dtype in NUMBERS
 
 
 def _link_scatter(linker: Linker, step: AppliedPrimitive) -> None:
-    table, ids, updates = step.operands
-    numbers = step.params["dimension_numbers"]
-    (j,) = numbers.scatter_dims_to_operand_dims
-    batch = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
-    wanted: list[Axis | None] = [table.axes[batch[i]] if i in batch else None for i in range(len(ids.shape))]
-    used = [f for k in _window(step) for f in table.axes[k]] + [*table.axes[j]]
+    (table, ids, updates), numbers = step.operands, index_numbers(step)
+    (j,) = numbers.axes
+    wanted: list[Axis | None] = [None] * len(ids.shape)
+    for k, place in numbers.batch.items():
+        wanted[place] = table.axes[k]
+    used = [f for k in numbers.window(table) for f in table.axes[k]] + [*table.axes[j]]
     found = linker.fit(step, 1, wanted, used)
     rows = iter(found[:-1])
-    window = iter(_window(step))
+    window = iter(numbers.window(table))
     targets = [
-        table.axes[next(window)] if place in numbers.update_window_dims else next(rows)
+        table.axes[next(window)] if place in numbers.windows else next(rows)
         for place in range(len(updates.shape))
     ]
     linker.fit(step, 2, targets)
@@ -132,7 +117,7 @@ def _link_scatter(linker: Linker, step: AppliedPrimitive) -> None:
 def _emit_scatter(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
     """Add updates to zeros, and the table to that."""
     build = emitter.build
-    table, (j,) = step.operands[0], step.params["dimension_numbers"].scatter_dims_to_operand_dims
+    table, (j,) = step.operands[0], index_numbers(step).axes
     ids, updates = emitter.operand(step, 1), emitter.operand(step, 2)
     dim = emitter.single(table.axes[j])
     ids = emitter.whole(ids, step.axes(1))
