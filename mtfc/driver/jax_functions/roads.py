@@ -17,7 +17,7 @@ import attrs
 
 from mtfc.backends.exact.jaxprs import without_key
 from mtfc.driver.verification import checks
-from mtfc.driver.verification.results import Result
+from mtfc.driver.verification.results import CheckResult
 
 Arrays = Sequence[Any]
 
@@ -90,7 +90,7 @@ class Road:
 
 
 @attrs.frozen(slots=False)
-class RoadResults(Result):
+class RoadResults(CheckResult):
     """The leaves of the results of a road, which `model` names, for each draw."""
 
     draws: Sequence[Arrays] = ()

@@ -40,9 +40,9 @@ from mtfc.driver.verification.exact_cases import elements, exact_cases
 from mtfc.driver.verification.reference import CaseModules, Reference, in_wide_numbers, jax_gradients
 from mtfc.driver.verification.results import (
     CaseResult,
+    CheckResult,
     ExactCase,
     JaxGradients,
-    Result,
     StepCase,
     Verified,
 )
@@ -58,7 +58,7 @@ MOST_VIRTUAL_DEVICES = 64
 
 
 def verify(
-    options: VerifyOptions, sources: Sources, show: Callable[[Result | str], object] = lambda _: None
+    options: VerifyOptions, sources: Sources, show: Callable[[CheckResult | str], object] = lambda _: None
 ) -> Verified:
     """Compare all cases with the undistributed program. Raises `CompileError`, `UsageError` and `Unavailable`.
 
@@ -66,7 +66,7 @@ def verify(
     """
     if options.all_sizes:
         return verify_all_sizes(options, sources, show)
-    found, known = list[Result](), checks_of(options, sources)
+    found, known = list[CheckResult](), checks_of(options, sources)
     remade = checks.Remade("mtfc.driver.verification.verify:checks_of", (options,))
     has_several = len({check.blank.model for check in known}) > 1
     for result in checks.results(known, remade, options.budget):
@@ -187,7 +187,7 @@ class VerifiedModel:
         """Return the exact check of the gradients, of each layout and of each placement."""
         selection = self.selection
 
-        def run() -> Iterator[Result]:
+        def run() -> Iterator[CheckResult]:
             program, placements = selection.program, _placements(selection)
             with without_warnings():
                 yield from exact_cases(
@@ -201,7 +201,7 @@ class VerifiedModel:
         """Return the comparison of the training step with the `train` block of the file."""
         options, file = self.options, known_as(self.options.file)
 
-        def run() -> Iterator[Result]:
+        def run() -> Iterator[CheckResult]:
             with without_warnings():
                 reference = self.wide or self.reference
                 yield checked_step(reference, file, sources.texts[file], options.choice, self.selection.scope)
@@ -220,7 +220,7 @@ class VerifiedModel:
     def _check(self, case: Case, backend: str) -> checks.Check:
         blank = CaseResult(self.name, case.mesh, case.layout, backend)
 
-        def run() -> Iterator[Result]:
+        def run() -> Iterator[CheckResult]:
             if backend == "jax":
                 self.start_jax()
             with without_warnings():
@@ -228,7 +228,7 @@ class VerifiedModel:
 
         return checks.Check(f"{self.name}: {case.name} on {backend}", run, blank, self._seconds)
 
-    def _jax_gradients(self) -> Iterator[Result]:
+    def _jax_gradients(self) -> Iterator[CheckResult]:
         """Compare the reference's gradients with those of JAX, in f64."""
         self.start_jax()
         with without_warnings(), in_wide_numbers("jax"):
