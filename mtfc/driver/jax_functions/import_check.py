@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from mtfc.backends.exact.check import DRAWS, ExactReference, ExactResult, Tally, evaluated, without_residues
 from mtfc.backends.exact.jaxprs import LONGEST_LOOP, ImportedEvaluation, JaxprOnField
 from mtfc.backends.exact.residues import POISON, ExactArray, NotExact
@@ -40,8 +42,6 @@ def import_case(imported: Imported, seed: int) -> ExactCase:
 
 def given_constants(imported: Imported) -> Mapping[str, Any]:
     """Return the arrays that the function closes over, by the names of arguments."""
-    import numpy as np
-
     return {
         leaf.name: np.asarray(leaf.constant).reshape([dim.size for dim in leaf.flat_dims])
         for leaf in imported.inputs
@@ -90,7 +90,6 @@ def _differences(actual: ExactArray, expected: Any) -> tuple[int, int]:
     """Return the number of elements that differ, and of those that are not judged, as they have no meaning over the field."""
     if not isinstance(expected, ExactArray):
         import jax
-        import numpy as np
 
         return int((actual.values.ravel() != np.asarray(jax.random.key_data(expected)).ravel()).sum()), 0
     if not expected.is_float:

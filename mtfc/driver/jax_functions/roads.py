@@ -14,6 +14,7 @@ from math import prod
 from typing import Any
 
 import attrs
+import numpy as np
 
 from mtfc.backends.exact.jaxprs import without_key
 from mtfc.driver.verification import checks
@@ -72,14 +73,12 @@ class Road:
     def results(self) -> list[Arrays]:
         """Return the leaves of the results for each draw, of NumPy."""
         import jax
-        import numpy as np
 
         function = self.function or self._loaded()
         return [[np.asarray(x) for x in jax.tree.leaves(function(*draw))] for draw in self.draws]
 
     def _loaded(self) -> Callable[..., Any]:
         import jax
-        import numpy as np
 
         exported = pickle.loads(self.text)
         devices = np.array(jax.devices()[: self.devices]).reshape([*self.axes.values()])

@@ -21,6 +21,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import attrs
+import numpy as np
 
 from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.ir.core import Program, walk
@@ -266,8 +267,6 @@ class VerifiedModel:
 
 
 def _in_f64(array: Any) -> Any:
-    import numpy as np
-
     numbers = np.asarray(array)
     return numbers if numbers.dtype.kind in "biu" else numbers.astype(np.float64)
 
