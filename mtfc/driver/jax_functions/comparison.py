@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from mtfc.backends.exact.jaxprs import is_key, without_key
+from mtfc.backends.exact.jaxprs import is_key, with_key, without_key
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.types import ARRAY_DTYPES
 from mtfc.driver.jax_functions.import_check import given_constants, import_case
@@ -393,8 +393,7 @@ def _drawn(leaf: Leaf, random: Any, changed: Callable[[Any], Any]) -> Any:
     import jax
 
     if leaf.key is not None:
-        data = random.integers(0, 2**32, leaf.shape, np.uint32)
-        return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=leaf.key)
+        return with_key(random.integers(0, 2**32, leaf.shape, np.uint32), leaf.key)
     if leaf.dtype == "bool":
         return random.integers(0, 2, leaf.shape).astype(bool)
     if leaf.dtype in INTEGER_RANGE and not leaf.shape:

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from mtfc.backends.exact.jaxprs import without_key
+from mtfc.backends.exact.jaxprs import with_key, without_key
 from mtfc.driver.verification import checks
 from mtfc.driver.verification.results import CheckResult
 
@@ -51,7 +51,7 @@ class Road:
         from jax import export
 
         def flat(*leaves: Any) -> list[Any]:
-            given = [_as_key(x, key) for x, key in zip(leaves, keys, strict=True)]
+            given = [with_key(x, key) for x, key in zip(leaves, keys, strict=True)]
             args, kwargs = jax.tree.unflatten(tree, given)
             return [without_key(x) for x in jax.tree.leaves(function(*args, **kwargs))]
 
@@ -136,12 +136,6 @@ def computed(roads: Sequence[Road], seconds: float, budget: float | None) -> Ite
     yield from checks.results(
         known, checks.Remade("mtfc.driver.jax_functions.roads:_sent", arguments), budget
     )
-
-
-def _as_key(x: Any, key: Any) -> Any:
-    import jax
-
-    return x if key is None else jax.random.wrap_key_data(jax.numpy.asarray(x), impl=key)
 
 
 def on_mesh(mesh: Any) -> AbstractContextManager[Any]:

@@ -27,7 +27,7 @@ from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.mixed_precision import MixedPrecision
 from mtfc.compiler.passes.pipelines import run as run_passes
 from mtfc.driver.data.array_files import Array, Arrays
-from mtfc.driver.data.inputs import Batches, draw_batch, read_batches
+from mtfc.driver.data.inputs import Batches, draw_batch, read_batches, stacked
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, Case, LayoutOnMesh
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import Session, load, loaded, source
@@ -425,7 +425,3 @@ def _initial_state(step: Function) -> dict[str, Any]:
         state.value.name: np.full([dim.size for dim in state.value.type.dims], state.initial)
         for state in states
     }
-
-
-def stacked(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: np.stack([np.array(each[name]) for each in steps]) for name in steps[0]}

@@ -19,6 +19,7 @@ from mtfc.compiler.activity import doing
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.training import updated
 from mtfc.driver.data.array_files import Arrays
+from mtfc.driver.data.inputs import stacked
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.verification.declared_step import FIRST_SCALE, LARGEST_SCALE, PATIENCE, DeclaredStep
 from mtfc.driver.verification.reference import (
@@ -28,7 +29,6 @@ from mtfc.driver.verification.reference import (
     Reference,
     ReferenceRuns,
     reported,
-    stacked,
 )
 from mtfc.driver.verification.results import Comparison, Part, StepCase
 from mtfc.frontend.semantics.names.modules import declarations_of
@@ -97,10 +97,8 @@ class StepCheck:
 
     def compared(self, situation: Situation) -> Mapping[str, Comparison]:
         """Compare one step; the results that agree are left out."""
-        first, known, number = situation.batches[0], situation.known, situation.number
-        batch = first
-        if len(situation.batches) > 1:
-            batch = {name: np.stack([each[name] for each in situation.batches]) for name in first}
+        known, number = situation.known, situation.number
+        batch = stacked(situation.batches)
 
         def run(evaluate: Any) -> Any:
             after, outputs = self.reference.stepped(known, number, batch, evaluate)
