@@ -96,14 +96,6 @@ class PrimeField:
     def cumulative(self, a: Array, axis: int) -> Array:
         return np.cumsum(a, axis=axis) % self.prime
 
-    def product(self, a: Array, axis: int) -> Array:
-        """Multiply along an axis, half by half."""
-        a = np.moveaxis(a, axis, 0)
-        while len(a) > 1:
-            rest = a[2 * (len(a) // 2) :]
-            a = np.concatenate([self.multiply(a[: len(a) // 2], a[len(a) // 2 : 2 * (len(a) // 2)]), rest])
-        return a[0] if len(a) else np.ones(a.shape[1:], np.uint64)
-
     def inverse(self, a: Array) -> Array:
         """Return 1 / a, and 0 for 0.
 
