@@ -64,7 +64,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class ModelOptions(TypedDict, total=False):
+class ModelChoice(TypedDict, total=False):
     """The options that choose a model, its sizes and its mesh."""
 
     model: str | None
@@ -73,7 +73,7 @@ class ModelOptions(TypedDict, total=False):
     set: Mapping[str, object] | None
 
 
-class ProgramOptions(ModelOptions, total=False):
+class ProgramOptions(ModelChoice, total=False):
     """The options that choose a model, and one of its layouts."""
 
     layout: LayoutOption | None
@@ -557,7 +557,7 @@ def explain(path: PathOption, **options: Unpack[LoweringOptions]) -> Explanation
         return cast("Explanation", explained(file_option(path), choice, sources).record())
 
 
-@_taking(ModelOptions)
+@_taking(ModelChoice)
 def diff(
     path: PathOption,
     a: LayoutOption | None = None,
@@ -565,7 +565,7 @@ def diff(
     *,
     memory: MemoryOption | None = None,
     target: PathOption | None = None,
-    **options: Unpack[ModelOptions],
+    **options: Unpack[ModelChoice],
 ) -> Difference:
     """Compare computation, communication and memory of two layouts, by line: the record of `mtfc diff --format json`.
 

@@ -75,6 +75,17 @@ HEAVY = {
     "pygments",
 }
 
+WITH_NUMPY = {
+    "backends",
+    "jax_functions",
+    "meshes",
+    "placements",
+    "search",
+    "tables",
+    "verification",
+}
+"""Packages whose modules import NumPy at their top: they are loaded where arrays are computed."""
+
 WITH_JAX = {"mtfc.backends.jax.jax_program"}
 """Modules that import JAX at their top, because a class of theirs is registered with JAX; others import them late."""
 
@@ -300,7 +311,7 @@ def test_heavy_packages_are_imported_where_they_are_used() -> None:
 
 def heavy_imports(path: Path) -> set[str]:
     """Return the heavy packages that a module imports at its top without being excepted."""
-    with_numpy = not {"backends", "meshes", "placements", "search", "tables"}.isdisjoint(path.parts)
+    with_numpy = not WITH_NUMPY.isdisjoint(path.parts)
     heavy = HEAVY - {"numpy"} if with_numpy else HEAVY
     heavy = heavy - {"jax"} if module_name(path) in WITH_JAX else heavy
     heavy = heavy - {"lsprotocol", "pygls", "pygments"} if "editor" in path.parts else heavy

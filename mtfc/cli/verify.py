@@ -12,7 +12,7 @@ from mtfc.cli.options import LOWERING, PARAMETERS, chosen, program, selection
 from mtfc.driver.errors import ERRORS, OK
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
-from mtfc.driver.verification.results import JaxGradients, Result, Verified
+from mtfc.driver.verification.results import CheckResult, JaxGradients, Verified
 from mtfc.driver.verification.verify import verify
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ RECORDS = (VerifyOptions,)
 
 
 def run(options: argparse.Namespace, sources: Sources) -> int:
-    def show(result: Result | str) -> None:
+    def show(result: CheckResult | str) -> None:
         """Print the lines of a result. Of several models, the name of each comes before its results."""
         if options.format == "text" and not isinstance(result, JaxGradients):
             print(f"{result}:" if isinstance(result, str) else result.text(options.verbose), flush=True)

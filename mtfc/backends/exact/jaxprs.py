@@ -174,6 +174,13 @@ def without_key(x: Any) -> Any:
     return jax.random.key_data(x) if is_key(x) else x
 
 
+def with_key(x: Any, key: Any) -> Any:
+    """Return random keys of an implementation from their data; for None, the value as it is."""
+    import jax
+
+    return x if key is None else jax.random.wrap_key_data(jax.numpy.asarray(x), impl=key)
+
+
 def _is_float(x: Any) -> bool:
     return isinstance(x, ExactArray) and x.is_float
 

@@ -24,6 +24,7 @@ from mtfc.backends.exact.residues import (
     NotExact,
     applied,
     exact,
+    together,
 )
 from mtfc.backends.exact.sums import cumulative, einsum, largest, product, total
 from mtfc.backends.exact.uninterpreted import uninterpreted_call
@@ -39,6 +40,9 @@ REDUCTIONS: dict[str, Callable[[ExactArray, Any, bool], ExactArray]] = {
     "maximum": lambda x, axis, keepdims: largest(x, axis, keepdims),
     "minimum": lambda x, axis, keepdims: largest(x, axis, keepdims, -1),
 }
+
+REDUCING = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
+"""Function of NumPy that reduces -> the elementwise function by which it does; without an axis, it reduces over all."""
 
 
 def _of_dtype(x: ExactArray, dtype: Any) -> ExactArray:
@@ -60,6 +64,10 @@ class Elementwise:
         if self.name not in REDUCTIONS:
             raise NotExact(f"numpy.{self.name}.reduce")
         return _of_dtype(REDUCTIONS[self.name](x, axis, keepdims), dtype)
+
+    def reduce_all(self, x: ExactArray, axis: Any = None, dtype: Any = None) -> ExactArray:
+        """Reduce over some axes, or all."""
+        return self.reduce(x, axis, dtype)
 
     def at(self, table: ExactArray, index: Any, values: ExactArray) -> None:
         """Add values at places that may repeat."""
@@ -94,6 +102,8 @@ class ExactNumpy:
     def __getattr__(self, name: str) -> Any:
         if name in MOVES:
             found: Any = self._move(name)
+        elif name in REDUCING:
+            found = Elementwise(REDUCING[name]).reduce_all
         elif name in APPLIED or isinstance(getattr(np, name), np.ufunc):
             found = Elementwise(name)
         else:
@@ -179,23 +189,10 @@ class ExactNumpy:
     # Several arrays
 
     def concatenate(self, arrays: Sequence[ExactArray], axis: int = 0) -> ExactArray:
-        return self._together(np.concatenate, arrays, axis)
+        return together(np.concatenate, [exact(self.field, x) for x in arrays], axis)
 
     def stack(self, arrays: Sequence[ExactArray], axis: int = 0) -> ExactArray:
-        return self._together(np.stack, arrays, axis)
-
-    def _together(self, function: Any, arrays: Sequence[ExactArray], axis: int) -> ExactArray:
-        parts = [exact(self.field, x) for x in arrays]
-        if any(part.is_residue for part in parts):
-            parts = [part.residues() for part in parts]
-        tangent = None
-        if any(part.tangent is not None for part in parts):
-            tangent = function([residues.tangent_of(part) for part in parts], axis=axis)
-        values = function([part.values for part in parts], axis=axis)
-        shadow = None
-        if any(part.shadow is not None for part in parts):
-            shadow = self._together(function, [part.residues() for part in parts], axis)
-        return ExactArray(self.field, values, parts[0].dtype, parts[0].is_residue, tangent, shadow)
+        return together(np.stack, [exact(self.field, x) for x in arrays], axis)
 
     def take_along_axis(self, x: ExactArray, indices: ExactArray, axis: int) -> ExactArray:
         return x.mapped(lambda v: np.take_along_axis(v, indices.values, axis))
@@ -223,18 +220,6 @@ class ExactNumpy:
         return ExactArray(self.field, np.argsort(x.keys(), axis=axis, kind="stable"), np.int64)
 
     # Reductions
-
-    def sum(self, x: ExactArray, axis: Any = None, dtype: Any = None) -> ExactArray:
-        return _of_dtype(total(x, axis), dtype)
-
-    def prod(self, x: ExactArray, axis: Any = None, dtype: Any = None) -> ExactArray:
-        return _of_dtype(product(x, axis), dtype)
-
-    def max(self, x: ExactArray, axis: Any = None) -> ExactArray:
-        return largest(x, axis, keepdims=False)
-
-    def min(self, x: ExactArray, axis: Any = None) -> ExactArray:
-        return largest(x, axis, keepdims=False, sign=-1)
 
     def any(self, x: ExactArray, axis: Any = None) -> ExactArray:
         return ExactArray(self.field, np.any(x.values, axis=axis), np.bool_)

@@ -96,35 +96,11 @@ class PrimeField:
     def cumulative(self, a: Array, axis: int) -> Array:
         return np.cumsum(a, axis=axis) % self.prime
 
-    def product(self, a: Array, axis: int) -> Array:
-        """Multiply along an axis, half by half."""
-        a = np.moveaxis(a, axis, 0)
-        while len(a) > 1:
-            rest = a[2 * (len(a) // 2) :]
-            a = np.concatenate([self.multiply(a[: len(a) // 2], a[len(a) // 2 : 2 * (len(a) // 2)]), rest])
-        return a[0] if len(a) else np.ones(a.shape[1:], np.uint64)
-
     def inverse(self, a: Array) -> Array:
-        """Return 1 / a, and 0 for 0.
-
-        Invert the product of all elements, and divide it among the elements again, pair by pair.
-        """
-        flat = np.where(a == 0, np.uint64(1), a).ravel()
-        few = [pow(int(x), -1, self.p) for x in flat[:FEW]] if flat.size <= FEW else []
-        found = np.array(few, np.uint64) if few else self._inverses(flat)
-        return np.where(a == 0, np.uint64(0), found.reshape(a.shape))
-
-    def _inverses(self, flat: Array) -> Array:
-        if flat.size == 0:
-            return flat
-        if flat.size == 1:
-            return np.array([pow(int(flat[0]), -1, self.p)], np.uint64)
-        even = flat if flat.size % 2 == 0 else np.append(flat, np.uint64(1))
-        left, right = even[::2], even[1::2]
-        pairs = self._inverses(self.multiply(left, right))
-        found = np.empty(even.size, np.uint64)
-        found[::2], found[1::2] = self.multiply(pairs, right), self.multiply(pairs, left)
-        return found[: flat.size]
+        """Return 1 / a, and 0 for 0: the power p - 2, as Fermat's little theorem says."""
+        if a.size <= FEW:
+            return np.array([pow(int(x), self.p - 2, self.p) for x in a.flat], np.uint64).reshape(a.shape)
+        return self.power(a, np.uint64(self.p - 2))
 
     def real_power(self, a: Array, exponent: Array) -> tuple[Array, Array]:
         """Return a to the power of residues, and where this has a meaning: not for 0 to a negative power.

@@ -319,32 +319,42 @@ def without_specials(x: ExactArray) -> Array:
     return np.where(x.values >= INFINITY, np.uint64(0), x.values) if x.has_special else x.values
 
 
-def _joined(a: ExactArray, b: ExactArray, rule: Callable[[Array, Array], Array]) -> Array | None:
-    """Return the tangent of a sum or difference, or None."""
-    if a.tangent is None and b.tangent is None:
+def joined_tangents(rule: Callable[..., Array], *operands: ExactArray) -> Array | None:
+    """Return what a rule makes of the operands' tangents; None if there are none."""
+    if all(x.tangent is None for x in operands):
         return None
-    return rule(tangent_of(a), tangent_of(b))
+    return rule(*map(tangent_of, operands))
+
+
+def together(function: Any, arrays: Sequence[ExactArray], axis: int = 0) -> ExactArray:
+    """Return arrays that `np.concatenate` or `np.stack` puts together."""
+    parts = [x.residues() for x in arrays] if any(x.is_residue for x in arrays) else arrays
+    tangent = joined_tangents(lambda *tangents: function(tangents, axis=axis), *parts)
+    values = function([part.values for part in parts], axis=axis)
+    shadow = None
+    if any(part.shadow is not None for part in parts):
+        shadow = together(function, [part.residues() for part in parts], axis)
+    like = parts[0]
+    return ExactArray(like.field, values, like.dtype, like.is_residue, tangent, shadow)
 
 
 def _add(a: ExactArray, b: ExactArray) -> ExactArray:
     field = a.field
     found = field.add(without_specials(a), without_specials(b))
     if a.has_special or b.has_special:
-        found = _with_infinities(found, [a.values, b.values])
-    return residue_array(a, found, _joined(a, b, field.add))
+        found = with_infinities(found, np.stack(np.broadcast_arrays(a.values, b.values)), (0,))
+    return residue_array(a, found, joined_tangents(field.add, a, b))
 
 
-def _with_infinities(found: Array, terms: Sequence[Array]) -> Array:
-    """Return a sum whose terms may be special."""
-    shape = np.broadcast_shapes(*(term.shape for term in terms))
-    spread = [np.broadcast_to(term, shape) for term in terms]
-    up = np.any([term == INFINITY for term in spread], axis=0)
-    down = np.any([term == MINUS_INFINITY for term in spread], axis=0)
-    poison = np.any([term == POISON for term in spread], axis=0) | (up & down)
-    return with_specials(found, up, down, poison)
+def with_infinities(found: Array, terms: Array, axes: tuple[int, ...], keepdims: bool = False) -> Array:
+    """Return a sum over axes whose terms may be special."""
+    up, down, poison = (
+        (terms == each).any(axes, keepdims=keepdims) for each in (INFINITY, MINUS_INFINITY, POISON)
+    )
+    return _with_specials(found, up, down, poison | (up & down))
 
 
-def with_specials(found: Array, up: Array, down: Array, poison: Array) -> Array:
+def _with_specials(found: Array, up: Array, down: Array, poison: Array) -> Array:
     found = np.where(up, INFINITY, np.where(down, MINUS_INFINITY, found))
     return np.where(poison, POISON, found)
 
@@ -356,19 +366,21 @@ def negative(x: ExactArray) -> ExactArray:
         return opposite
     found = x.field.negative(without_specials(x))
     if x.has_special:
-        found = with_specials(found, x.values == MINUS_INFINITY, x.values == INFINITY, x.values == POISON)
+        found = _with_specials(found, x.values == MINUS_INFINITY, x.values == INFINITY, x.values == POISON)
     return residue_array(x, found, None if x.tangent is None else x.field.negative(x.tangent))
 
 
 def _multiply(a: ExactArray, b: ExactArray) -> ExactArray:
-    field, left, right = a.field, without_specials(a), without_specials(b)
-    found = field.multiply(left, right)
+    field = a.field
+    found = field.multiply(without_specials(a), without_specials(b))
     if a.has_special or b.has_special:
         found = _times_infinity(found, a, b)
-    tangent = None
-    if a.tangent is not None or b.tangent is not None:
-        tangent = field.add(field.multiply(tangent_of(a), right), field.multiply(left, tangent_of(b)))
-    return residue_array(a, found, tangent)
+    return residue_array(a, found, _tangent_of_product(field.multiply, a, b))
+
+
+def _tangent_of_product(times: Callable[[Array, Array], Array], a: ExactArray, b: ExactArray) -> Array | None:
+    left, right = without_specials(a), without_specials(b)
+    return joined_tangents(lambda s, t: a.field.add(times(s, right), times(left, t)), a, b)
 
 
 def _divide(a: ExactArray, b: ExactArray) -> ExactArray:
@@ -377,10 +389,9 @@ def _divide(a: ExactArray, b: ExactArray) -> ExactArray:
     found = field.multiply(without_specials(a), inverse)
     if a.has_special:
         found = _times_infinity(found, a, b)
-    tangent = None
-    if a.tangent is not None or b.tangent is not None:
-        slope = field.subtract(tangent_of(a), field.multiply(found, tangent_of(b)))
-        tangent = field.multiply(slope, inverse)
+    tangent = joined_tangents(
+        lambda s, t: field.multiply(field.subtract(s, field.multiply(found, t)), inverse), a, b
+    )
     return residue_array(a, np.where((b.values >= INFINITY) | (b.values == 0), POISON, found), tangent)
 
 
@@ -417,7 +428,7 @@ def _dot_of_specials(found: Array, a: ExactArray, b: ExactArray) -> Array:
     signed = np.abs(left) @ np.abs(right) - np.abs(left * left_plain) @ np.abs(right * right_plain)
     excess = left @ right - (left * left_plain) @ (right * right_plain)
     up, down = (signed + excess) / 2 > 0, (signed - excess) / 2 > 0
-    return with_specials(found, up, down, (special > signed) | (up & down))
+    return _with_specials(found, up, down, (special > signed) | (up & down))
 
 
 def has_exact_sums(numbers: Array) -> bool:
@@ -441,14 +452,11 @@ def matmul(a: ExactArray, b: ExactArray) -> ExactArray:
         shadow = matmul(a.residues(), b.residues())
         return ExactArray(a.field, np.asarray(a.values @ b.values), a.dtype, shadow=shadow)
     a, b = a.residues(), b.residues()
-    field, left, right = a.field, without_specials(a), without_specials(b)
-    found = field.matmul(left, right)
+    field = a.field
+    found = field.matmul(without_specials(a), without_specials(b))
     if a.has_special or b.has_special:
         found = _dot_of_specials(found, a, b)
-    tangent = None
-    if a.tangent is not None or b.tangent is not None:
-        tangent = field.add(field.matmul(tangent_of(a), right), field.matmul(left, tangent_of(b)))
-    return residue_array(a, found, tangent)
+    return residue_array(a, found, _tangent_of_product(field.matmul, a, b))
 
 
 def compared(name: str, x: Any, y: Any) -> ExactArray:
@@ -481,9 +489,7 @@ def chosen(condition: Any, x: Any, y: Any) -> ExactArray:
     if a.is_residue != b.is_residue:
         a, b = a.residues(), b.residues()
     where = condition.values if isinstance(condition, ExactArray) else condition
-    tangent = None
-    if a.tangent is not None or b.tangent is not None:
-        tangent = np.where(where, tangent_of(a), tangent_of(b))
+    tangent = joined_tangents(lambda s, t: np.where(where, s, t), a, b)
     shadow = None
     if a.is_float and not a.is_residue:
         shadow = chosen(condition, a.residues(), b.residues())

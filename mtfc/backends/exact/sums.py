@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -10,14 +9,14 @@ import numpy as np
 
 from mtfc.backends.exact.residues import (
     INFINITY,
-    MINUS_INFINITY,
     POISON,
     Array,
     ExactArray,
     has_exact_sums,
+    joined_tangents,
     residue_array,
-    tangent_of,
-    with_specials,
+    together,
+    with_infinities,
     without_specials,
 )
 
@@ -48,11 +47,8 @@ def total(x: ExactArray, axis: Any = None, keepdims: bool = False) -> ExactArray
     x = x.residues()
     found = x.field.total(without_specials(x), axes, keepdims)
     if x.has_special:
-        up, down, poison = (
-            (x.values == each).any(axes, keepdims=keepdims) for each in (INFINITY, MINUS_INFINITY, POISON)
-        )
-        found = with_specials(found, up, down, poison | (up & down))
-    return residue_array(x, found, None if x.tangent is None else x.field.total(x.tangent, axes, keepdims))
+        found = with_infinities(found, x.values, axes, keepdims)
+    return residue_array(x, found, joined_tangents(lambda t: x.field.total(t, axes, keepdims), x))
 
 
 def product(x: ExactArray, axis: Any = None, keepdims: bool = False) -> ExactArray:
@@ -69,17 +65,9 @@ def product(x: ExactArray, axis: Any = None, keepdims: bool = False) -> ExactArr
     while len(x) > 1:
         half = len(x) // 2
         pairs = x[:half] * x[half : 2 * half]
-        x = pairs if len(x) % 2 == 0 else stacked([pairs, x[2 * half :]])
+        x = pairs if len(x) % 2 == 0 else together(np.concatenate, [pairs, x[2 * half :]])
     found = x[0]
     return found.mapped(lambda v: np.expand_dims(v, axes)) if keepdims else found
-
-
-def stacked(parts: Sequence[ExactArray]) -> ExactArray:
-    tangents = None
-    if any(part.tangent is not None for part in parts):
-        tangents = np.concatenate([tangent_of(part) for part in parts])
-    values = np.concatenate([part.values for part in parts])
-    return ExactArray(parts[0].field, values, parts[0].dtype, parts[0].is_residue, tangents)
 
 
 def largest(x: ExactArray, axis: Any, keepdims: bool, sign: int = 1) -> ExactArray:
@@ -106,7 +94,7 @@ def cumulative(x: ExactArray, axis: int) -> ExactArray:
     if x.has_special:
         seen = np.logical_or.accumulate(x.values >= INFINITY, axis=axis)
         found = np.where(seen, POISON, found)
-    return residue_array(x, found, None if x.tangent is None else x.field.cumulative(x.tangent, axis))
+    return residue_array(x, found, joined_tangents(lambda t: x.field.cumulative(t, axis), x))
 
 
 def einsum(subscripts: str, *operands: ExactArray) -> ExactArray:

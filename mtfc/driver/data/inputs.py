@@ -82,12 +82,12 @@ class Batches:
         return array[number * size : (number + 1) * size]
 
 
-def stacked(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
+def stacked(parts: Sequence[Arrays]) -> dict[str, Array]:
     """Return the data of a step: those of its only micro-batch, or the arrays of several ones, stacked."""
     import numpy as np
 
     if len(parts) == 1:
-        return parts[0]
+        return dict(parts[0])
     return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
-from mtfc.backends.exact.jaxprs import is_key, without_key
+from mtfc.backends.exact.jaxprs import is_key, with_key, without_key
 from mtfc.compiler.ir.attributes import INTEGER_RANGE
 from mtfc.compiler.ir.types import ARRAY_DTYPES
 from mtfc.driver.jax_functions.import_check import given_constants, import_case
@@ -202,7 +203,6 @@ def _by_roads(
 ) -> PlanVerification:
     """Compare the results of the roads on some arguments. Without those of the plain function, nothing is compared."""
     import jax
-    import numpy as np
 
     plan.check_arguments(args, kwargs)
     args, kwargs = jax.tree.map(value_of, by_place(plan.function, args, kwargs))
@@ -265,7 +265,6 @@ def narrowest_dtype(plan: Plan) -> str:
 def perturbed(leaves: Sequence[Any], narrowest: str) -> Iterator[list[Any]]:
     """Yield arguments that differ by some roundings of the narrowest dtype."""
     import jax
-    import numpy as np
 
     def rounding(dtype: Any) -> float:
         finfo: Any = jax.numpy.finfo
@@ -290,8 +289,6 @@ def spread_of(expected: Sequence[Any], others: Sequence[Sequence[Any]]) -> list[
     Where a gradient is zero, as that of a key's bias, a step of Adam makes numbers of order 1 from rounding errors. Such numbers
     say nothing about a layout. A number moves at least as far as half of its array do.
     """
-    import numpy as np
-
     spread = [np.zeros(x.shape) for x in expected]
     for found in others:
         for i, (x, y) in enumerate(zip(found, expected, strict=True)):
@@ -309,7 +306,6 @@ def _is_float(x: Any) -> bool:
 
 def _numbers(results: Sequence[Any]) -> list[Any]:
     """Return arrays of NumPy as f64; complex numbers as pairs."""
-    import numpy as np
 
     def wide(x: Any) -> Any:
         return (np.stack([x.real, x.imag]) if np.iscomplexobj(x) else x).astype(np.float64)
@@ -341,7 +337,6 @@ def drawn_arguments(plan: Plan, seed: int, kind: str = "mixed") -> tuple[tuple[A
     The state of an optimizer, an argument that is returned anew beside the first, gets positive numbers, as second moments are.
     """
     import jax
-    import numpy as np
 
     random = np.random.default_rng(seed)
     leaves = [_drawn(leaf, random, KINDS[kind]) for leaf in plan.imported.inputs if leaf.constant is None]
@@ -361,7 +356,6 @@ def with_far_indices(
     So indices out of range are compared, too. A `while` may run as often as an integer says: its program keeps small numbers.
     """
     import jax
-    import numpy as np
 
     random = np.random.default_rng(seed)
     sizes = [1, *(dim.size for dim in plan.imported.program.dims.values())]
@@ -397,11 +391,9 @@ def _is_finite(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
 
 def _drawn(leaf: Leaf, random: Any, changed: Callable[[Any], Any]) -> Any:
     import jax
-    import numpy as np
 
     if leaf.key is not None:
-        data = random.integers(0, 2**32, leaf.shape, np.uint32)
-        return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=leaf.key)
+        return with_key(random.integers(0, 2**32, leaf.shape, np.uint32), leaf.key)
     if leaf.dtype == "bool":
         return random.integers(0, 2, leaf.shape).astype(bool)
     if leaf.dtype in INTEGER_RANGE and not leaf.shape:
@@ -426,8 +418,6 @@ def _compared(
     narrowest: str,
 ) -> list[OutputDifference]:
     """Compare outputs. Errors are shares of the largest number of an output: see `LIMIT`."""
-    import numpy as np
-
     result = []
     for left, right, moves, leaf in zip(found, expected, spread, leaves, strict=True):
         finite = np.isfinite(left) & np.isfinite(right)

@@ -9,14 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mtfc.backends.exact.check import DRAWS, ExactReference, ExactResult, Tally, evaluated, without_residues
-from mtfc.backends.exact.jaxprs import LONGEST_LOOP, ImportedEvaluation, JaxprOnField
+import numpy as np
+
+from mtfc.backends.exact.check import (
+    DRAWS,
+    ExactReference,
+    ExactResult,
+    Tally,
+    evaluated,
+    measured,
+    without_residues,
+)
+from mtfc.backends.exact.jaxprs import LONGEST_LOOP, ImportedEvaluation, JaxprOnField, with_key, without_key
 from mtfc.backends.exact.residues import POISON, ExactArray, NotExact
 from mtfc.compiler.ir.core import walk
 from mtfc.compiler.ir.loops import is_unbounded
 from mtfc.driver.verification.exact_cases import elements, exact_case
 from mtfc.driver.verification.results import ExactCase
-from mtfc.frontend.jaxpr.importing import Imported, Leaf
+from mtfc.frontend.jaxpr.importing import Imported
 
 NAME = "import"
 """The name of the check beside those of layouts."""
@@ -40,8 +50,6 @@ def import_case(imported: Imported, seed: int) -> ExactCase:
 
 def given_constants(imported: Imported) -> Mapping[str, Any]:
     """Return the arrays that the function closes over, by the names of arguments."""
-    import numpy as np
-
     return {
         leaf.name: np.asarray(leaf.constant).reshape([dim.size for dim in leaf.flat_dims])
         for leaf in imported.inputs
@@ -59,7 +67,8 @@ def _compared(imported: Imported, seed: int) -> ExactResult:
     for draw in DRAWS:
         field = reference.field(draw)
         arguments = {a.value.name: reference.drawn(a, field, draw, main.name) for a in main.arguments}
-        given = [_as_in_jax(leaf, arguments[leaf.name]) for leaf in imported.inputs]
+        shaped = ((leaf.key, arguments[leaf.name].reshape(leaf.shape)) for leaf in imported.inputs)
+        given = [x if key is None else with_key(x.values, key) for key, x in shaped]
         constants = [(leaf.constant, x) for leaf, x in zip(imported.inputs, given, strict=True)][number:]
         actual = evaluated(main, arguments, ImportedEvaluation(field))
         unsure = dict(field.counts)
@@ -77,22 +86,10 @@ def _longest(imported: Imported) -> int:
     return LONGEST_LOOP if is_cut else MOST
 
 
-def _as_in_jax(leaf: Leaf, x: ExactArray) -> Any:
-    """Return the value of an argument in the shape that the user's function takes: random keys from their data."""
-    if leaf.key is None:
-        return x.reshape(leaf.shape)
-    import jax
-
-    return jax.random.wrap_key_data(jax.numpy.asarray(x.values.reshape(leaf.shape)), impl=leaf.key)
-
-
 def _differences(actual: ExactArray, expected: Any) -> tuple[int, int]:
     """Return the number of elements that differ, and of those that are not judged, as they have no meaning over the field."""
     if not isinstance(expected, ExactArray):
-        import jax
-        import numpy as np
-
-        return int((actual.values.ravel() != np.asarray(jax.random.key_data(expected)).ravel()).sum()), 0
+        expected = measured(actual.field, np.asarray(without_key(expected)))
     if not expected.is_float:
         return int((actual.values.ravel() != expected.values.ravel()).sum()), 0
     a, b = actual.residues().values.ravel(), expected.residues().values.ravel()

@@ -165,9 +165,6 @@ class ImportedProgram:
         from mtfc.compiler.search.pricer import LayoutPricer
         from mtfc.driver.searching.layouts import LayoutFinder
         from mtfc.driver.searching.search import SPACES
-        from mtfc.frontend.elaborate import elaborate
-        from mtfc.frontend.layout_options import parse_mesh
-        from mtfc.frontend.syntax.parser import parse
 
         started = monotonic()
         one_of("objective", objective, SPACES["rules"].objectives)
@@ -176,10 +173,7 @@ class ImportedProgram:
             raise UsageError(f"`devices` is a whole number from 1 on, and not {devices!r}")
         seconds_option("budget", budget)
         if mesh is not None:
-            given = mesh_option(mesh)
-            assert given is not None
-            module = elaborate(parse("", "<dims>", Diagnostics()), Diagnostics())
-            meshes: Sequence[Mesh] = (parse_mesh(given, module),)
+            meshes: Sequence[Mesh] = (mesh_of(mesh_option(mesh) or ""),)
         else:
             meshes = _meshes(devices or hardware.devices, target)
         pricer = LayoutPricer.of(self.program, hardware, recompute)
@@ -287,6 +281,15 @@ def _of_leading_factors(layout: str, dims: Mapping[str, int]) -> str:
     split = {name.removesuffix("_a") for name in dims if name.endswith("_a")} - {*dims}
     heads = "|".join(map(re.escape, sorted(split)))
     return re.sub(rf"\b({heads})(?=\s*:)", r"\1_a", layout) if split else layout
+
+
+def mesh_of(text: str) -> Mesh:
+    """Return the mesh that a text spells out. Raises `CompileError`."""
+    from mtfc.frontend.elaborate import elaborate
+    from mtfc.frontend.layout_options import parse_mesh
+    from mtfc.frontend.syntax.parser import parse
+
+    return parse_mesh(text, elaborate(parse("", "<dims>", Diagnostics()), Diagnostics()))
 
 
 def _meshes(devices: int | None, target: str) -> tuple[Mesh, ...]:

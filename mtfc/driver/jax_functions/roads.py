@@ -14,10 +14,11 @@ from math import prod
 from typing import Any
 
 import attrs
+import numpy as np
 
-from mtfc.backends.exact.jaxprs import without_key
+from mtfc.backends.exact.jaxprs import with_key, without_key
 from mtfc.driver.verification import checks
-from mtfc.driver.verification.results import Result
+from mtfc.driver.verification.results import CheckResult
 
 Arrays = Sequence[Any]
 
@@ -50,7 +51,7 @@ class Road:
         from jax import export
 
         def flat(*leaves: Any) -> list[Any]:
-            given = [_as_key(x, key) for x, key in zip(leaves, keys, strict=True)]
+            given = [with_key(x, key) for x, key in zip(leaves, keys, strict=True)]
             args, kwargs = jax.tree.unflatten(tree, given)
             return [without_key(x) for x in jax.tree.leaves(function(*args, **kwargs))]
 
@@ -72,14 +73,12 @@ class Road:
     def results(self) -> list[Arrays]:
         """Return the leaves of the results for each draw, of NumPy."""
         import jax
-        import numpy as np
 
         function = self.function or self._loaded()
         return [[np.asarray(x) for x in jax.tree.leaves(function(*draw))] for draw in self.draws]
 
     def _loaded(self) -> Callable[..., Any]:
         import jax
-        import numpy as np
 
         exported = pickle.loads(self.text)
         devices = np.array(jax.devices()[: self.devices]).reshape([*self.axes.values()])
@@ -90,7 +89,7 @@ class Road:
 
 
 @attrs.frozen(slots=False)
-class RoadResults(Result):
+class RoadResults(CheckResult):
     """The leaves of the results of a road, which `model` names, for each draw."""
 
     draws: Sequence[Arrays] = ()
@@ -137,12 +136,6 @@ def computed(roads: Sequence[Road], seconds: float, budget: float | None) -> Ite
     yield from checks.results(
         known, checks.Remade("mtfc.driver.jax_functions.roads:_sent", arguments), budget
     )
-
-
-def _as_key(x: Any, key: Any) -> Any:
-    import jax
-
-    return x if key is None else jax.random.wrap_key_data(jax.numpy.asarray(x), impl=key)
 
 
 def on_mesh(mesh: Any) -> AbstractContextManager[Any]:

@@ -6,19 +6,16 @@ from collections.abc import Callable
 
 import attrs
 
-from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.driver.errors import UsageError
 from mtfc.driver.jax_functions.comparison import PlanVerification, verified
 from mtfc.driver.jax_functions.function_source import FunctionSource
+from mtfc.driver.jax_functions.imported_program import mesh_of
 from mtfc.driver.jax_functions.plan import Plan, read_plan
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.selection import PLAN, select
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.verification.results import ExactCase
-from mtfc.frontend.elaborate import elaborate
-from mtfc.frontend.layout_options import parse_mesh
-from mtfc.frontend.syntax.parser import parse
 
 MOST_DEVICES = 512
 """The most devices of a mesh that programs are compiled for."""
@@ -82,7 +79,7 @@ def _devices(choice: Choice, sources: Sources) -> int:
     """Return the number of devices of the chosen mesh. Raises `CompileError` and `UsageError`."""
     sources.add_choice(choice)
     if choice.mesh is not None:
-        return parse_mesh(choice.mesh, elaborate(parse("", "", Diagnostics()), Diagnostics())).devices
+        return mesh_of(choice.mesh).devices
     if choice.layout is not None and choice.layout.endswith(PLAN):
         return read_plan(choice.layout)[0].mesh.devices
     return 1

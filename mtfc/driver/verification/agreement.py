@@ -13,6 +13,7 @@ from functools import cached_property, reduce
 from typing import Any
 
 import attrs
+import numpy as np
 
 from mtfc.compiler.ir.core import Program, walk
 from mtfc.driver.data.array_files import Array
@@ -58,8 +59,6 @@ class Limits:
 
     def for_array(self, array: Array) -> Limits:
         """Return the limits of an array in a program with these limits."""
-        import numpy as np
-
         dtype = np.asarray(array).dtype
         return Limits() if dtype.kind in "iub" else self.coarser(Limits.of_dtype(dtype))
 
@@ -90,15 +89,11 @@ class Expected:
     @cached_property
     def is_finite(self) -> bool:
         """True if the array holds neither NaN nor infinities."""
-        import numpy as np
-
         return bool(np.isfinite(_numbers(self.plain)).all())
 
     @property
     def has_numbers(self) -> bool:
         """False for an array that is NaN or infinite wholly, and so says nothing of what it is computed from."""
-        import numpy as np
-
         return self.plain.size == 0 or bool(np.isfinite(_numbers(self.plain)).any())
 
     @cached_property
@@ -107,8 +102,6 @@ class Expected:
 
         Where huge numbers differ by half of their size, other orders overflow.
         """
-        import numpy as np
-
         numbers = [_numbers(run) for run in self.runs]
         agree = np.all([_kinds(each) == _kinds(numbers[0]) for each in numbers], axis=0)
         sizes = np.abs(numbers)
@@ -117,8 +110,6 @@ class Expected:
 
     def compared(self, actual: Array) -> Comparison:
         """Compare an array of a layout with this one."""
-        import numpy as np
-
         actual, expected = np.asarray(actual), np.asarray(self.plain)
         if actual.shape != expected.shape:
             return self._refused(f"has shape {actual.shape}, and not {expected.shape}")
@@ -135,8 +126,6 @@ class Expected:
 
     def _misplaced(self, actual: Any) -> int:
         """Return the number of places with another kind of number than in the runs."""
-        import numpy as np
-
         kinds = _kinds(_numbers(self.plain))
         wrong = self._settled & (_kinds(actual) != kinds)
         never = ~np.any([np.isfinite(_numbers(run)) for run in self.runs], axis=0)
@@ -144,8 +133,6 @@ class Expected:
 
     def _counted(self, actual: Any) -> Comparison:
         """Compare integers and truth values, which are equal wherever all runs agree."""
-        import numpy as np
-
         sure = np.all([run == self.plain for run in self.runs], axis=0)
         apart = np.abs(_numbers(actual) - _numbers(self.plain)) * sure
         error = _largest(apart)
@@ -156,21 +143,15 @@ class Expected:
 
 
 def _numbers(array: Array) -> Any:
-    import numpy as np
-
     return np.asarray(array).astype(np.float64)
 
 
 def _kinds(numbers: Any) -> Any:
     """Return 0 for a finite number, 1 for infinity, -1 for minus infinity, 2 for NaN."""
-    import numpy as np
-
     return np.where(np.isnan(numbers), 2, np.isinf(numbers) * np.sign(numbers))
 
 
 def _largest(numbers: Any) -> float:
     """Return the largest finite absolute value; 0 if there is none."""
-    import numpy as np
-
     numbers = np.abs(numbers)
     return float(numbers[np.isfinite(numbers)].max(initial=0.0))

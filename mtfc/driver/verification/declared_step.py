@@ -16,6 +16,7 @@ from inspect import signature
 from typing import Any
 
 import attrs
+import numpy as np
 
 from mtfc.backends.step_definitions import FUNCTIONS, OPTIMIZERS, SCHEDULES, Updated, real
 from mtfc.compiler.analysis.output_weights import with_counts
@@ -120,9 +121,6 @@ class DeclaredStep:
 
     def start(self) -> dict[str, Any]:
         """Return parameters and states before the first step."""
-
-        import numpy as np
-
         zeros = {
             a.value.name: np.zeros([d.size for d in a.value.type.dims], numpy_dtype(np, a.value.type.dtype))
             for a in self._states
@@ -142,9 +140,6 @@ class DeclaredStep:
         self, known: Arrays, number: int, batches: Sequence[Arrays]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return parameters and states after a step, and the values that the step returns. batches: the micro-batches."""
-
-        import numpy as np
-
         outputs, g, states = self.passes(known, number, batches)
         dynamic = self.loss_scale == "dynamic"
         norm = np.sqrt(sum(np.sum(np.square(x)) for x in g.values()))
@@ -280,9 +275,6 @@ class DeclaredStep:
 
     def _updated(self, name: str, known: Arrays, gradient: Any, number: int) -> dict[str, Any]:
         """Return the new parameter and its new states, by their names."""
-
-        import numpy as np
-
         update = numbered(self._update(name))
         (like,) = (a.value for a in update.arguments if a.role == "parameter")
         names = (*STATES, *(a.value.name for a in update.arguments if a.role == "state"))
@@ -396,9 +388,6 @@ def _called(function: Function, reference: Reference, arguments: Arrays) -> Arra
 
 def _each_slice(rule: Callable[..., Updated], p: Any, g: Any, states: Arrays, stacked: int) -> Updated:
     """Update each iteration's slice of a parameter by itself. stacked: the number of loop dimensions in front."""
-
-    import numpy as np
-
     if not stacked:
         return rule(p, g, states)
     slices = [

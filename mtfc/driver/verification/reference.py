@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
 from mtfc.backends.common.devices import setting_kept
 from mtfc.compiler.activity import doing
@@ -26,7 +27,7 @@ from mtfc.compiler.passes.bind_training import BindTraining
 from mtfc.compiler.passes.mixed_precision import MixedPrecision
 from mtfc.compiler.passes.pipelines import run as run_passes
 from mtfc.driver.data.array_files import Array, Arrays
-from mtfc.driver.data.inputs import Batches, draw_batch, read_batches
+from mtfc.driver.data.inputs import Batches, draw_batch, read_batches, stacked
 from mtfc.driver.loading.selection import ONE_DEVICE, UNDISTRIBUTED, Case, LayoutOnMesh
 from mtfc.driver.options import VerifyOptions
 from mtfc.driver.running.execution import Session, load, loaded, source
@@ -315,8 +316,6 @@ def jax_gradients(reference: Reference) -> Mapping[str, Comparison]:
 
     JAX also differentiates iterations after the end of a loop with `while`. Gradients that are not finite for it are left out.
     """
-    import numpy as np
-
     from mtfc.backends.common.devices import import_jax
     from mtfc.compiler.ir.types import FLOATS
 
@@ -421,16 +420,8 @@ def reported(outputs: Arrays) -> Arrays:
 
 
 def _initial_state(step: Function) -> dict[str, Any]:
-    import numpy as np
-
     states = (argument for argument in step.arguments if argument.role == "state")
     return {
         state.value.name: np.full([dim.size for dim in state.value.type.dims], state.initial)
         for state in states
     }
-
-
-def stacked(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    import numpy as np
-
-    return {name: np.stack([np.array(each[name]) for each in steps]) for name in steps[0]}

@@ -28,7 +28,7 @@ NO_NUMBERS = "NOT COMPARED, as all numbers are NaN or infinite, also on other in
 
 
 @attrs.frozen(slots=False)
-class Result:
+class CheckResult:
     """The result of a check of a model. skipped, failed: why there is none; failed, if that is a fault."""
 
     model: str
@@ -77,7 +77,7 @@ class Result:
 
 
 @attrs.frozen(slots=False)
-class ExactCase(Result):
+class ExactCase(CheckResult):
     """The exact comparison of a layout, or of the gradients of the undistributed program.
 
     wrong_gradients: the arguments whose gradients differ from forward mode.
@@ -231,7 +231,7 @@ def worst(comparisons: Sequence[Comparison]) -> Comparison:
 
 
 @attrs.frozen(slots=False)
-class CaseResult(Result):
+class CaseResult(CheckResult):
     """The comparison of a layout on a backend with the undistributed program.
 
     compared: comparisons in the dtypes of the file, or in the dtype that was asked for. wide: the same in f64, if that is another
@@ -338,7 +338,7 @@ def _arrays_json(arrays: Mapping[str, Comparison]) -> dict[str, Any]:
 
 
 @attrs.frozen(slots=False)
-class ArraysCase(Result):
+class ArraysCase(CheckResult):
     """Comparisons of arrays in f64, by name."""
 
     compared: Mapping[str, Comparison] = attrs.field(factory=dict)
@@ -385,14 +385,14 @@ class StepCase(ArraysCase):
 
 # All results
 
-Kind = TypeVar("Kind", bound=Result)
+Kind = TypeVar("Kind", bound=CheckResult)
 
 
 @attrs.frozen
 class Verified:
     """The results of all checks of a file."""
 
-    found: Sequence[Result]
+    found: Sequence[CheckResult]
 
     def of(self, kind: type[Kind]) -> list[Kind]:
         """Return the results of a kind."""
@@ -441,7 +441,7 @@ class Verified:
         return "\n".join([*lines, _agreeing(cases)])
 
 
-def _failing(what: str, results: Sequence[Result]) -> list[str]:
+def _failing(what: str, results: Sequence[CheckResult]) -> list[str]:
     """Return a line with the number of results that are wrong, if there are any."""
     wrong = sum(not each.ok for each in results)
     return [f"{wrong} of {len(results)} {what}"] if wrong else []

@@ -19,6 +19,7 @@ from typing import Any
 from zlib import crc32
 
 import attrs
+import numpy as np
 
 from mtfc.backends.interpreter import meaning
 from mtfc.compiler.ir.opdef import LayoutRule, Shard, no_flops
@@ -53,8 +54,6 @@ class OtherRounding:
         return _flushed(found) if self.flushes else found
 
     def _evaluated(self, shard: Shard, operands: Sequence[Array]) -> Array:
-        import numpy as np
-
         eqn = shard.eqn
         rule = OPS[eqn.op].layout_rule(eqn)
         if adds_terms(shard):
@@ -68,8 +67,6 @@ class OtherRounding:
 
     def _in_blocks(self, shard: Shard, rule: LayoutRule, operands: Sequence[Array]) -> Array:
         """Permute the terms, add up blocks of them, and then the blocks."""
-        import numpy as np
-
         orders = {dim: self._random(dim.name).permutation(dim.size) for dim in rule.reduced}
         longest = max(rule.reduced, key=lambda dim: dim.size)
         count = int(self._random(longest.name, 1).integers(2, BLOCKS + 1))
@@ -84,8 +81,6 @@ class OtherRounding:
 
     def _in_order(self, shard: Shard, terms: Array) -> Array:
         """Add the terms of a sum one after the other, in an order of its own."""
-        import numpy as np
-
         kept, dims = shard.eqn.result.type.names, shard.eqn.operands[0].type.names
         reduced = sorted({*dims} - {*kept})
         moved = np.transpose(terms, [dims.index(name) for name in (*kept, *reduced)])
@@ -95,8 +90,6 @@ class OtherRounding:
 
     def _in_two_parts(self, shard: Shard, dim: Dim, operand: Array) -> Array:
         """Add the results for two halves of the elements, with zeros in the place of the others."""
-        import numpy as np
-
         dims = shard.eqn.operands[0].type.names
         half = self._random(dim.name).permutation(dim.size) < dim.size // 2
         chosen = align(half, (dim.name,), dims)
@@ -106,8 +99,6 @@ class OtherRounding:
 
     def _moved(self, found: Array, is_exact: Array) -> Array:
         """Move last digits by a number of units that depends on the number alone."""
-        import numpy as np
-
         whole = np.uint64(8 * found.dtype.itemsize - 1)
         kind = {2: np.uint16, 4: np.uint32, 8: np.uint64}[found.dtype.itemsize]
         bits = np.ascontiguousarray(found).reshape(found.shape).view(kind)
@@ -123,8 +114,6 @@ class OtherRounding:
         return np.where(fits, moved, bits).astype(kind).view(found.dtype)
 
     def _random(self, name: str, purpose: int = 0) -> Any:
-        import numpy as np
-
         return np.random.default_rng([self.seed, crc32(name.encode()), purpose])
 
 
@@ -140,8 +129,6 @@ class OverflowMarks:
     mark: float
 
     def __call__(self, shard: Shard, *operands: Array) -> Any:
-        import numpy as np
-
         found = meaning(shard, *operands)
         if not _is_float(shard):
             return found
@@ -163,8 +150,6 @@ class InfinityMarks:
     """
 
     def __call__(self, shard: Shard, *operands: Array) -> Any:
-        import numpy as np
-
         found = meaning(shard, *operands)
         if not _is_float(shard) or OPS[shard.eqn.op].flops is no_flops:
             return found
@@ -179,8 +164,6 @@ def _is_float(shard: Shard) -> bool:
 
 def _fits_wider(shard: Shard, operands: Sequence[Array]) -> Array:
     """True where the result of an op is finite in a wider dtype."""
-    import numpy as np
-
     if has_trait(shard.eqn, "cast"):
         return np.isfinite(operands[0])
     wider = {2: np.float32, 4: np.float64, 8: np.longdouble}
@@ -220,8 +203,6 @@ def _rounds(shard: Shard, rule: LayoutRule) -> bool:
 
 def _is_exact(shard: Shard, found: Array, operands: Sequence[Array]) -> Array:
     """True for whole numbers, and for elements that equal an operand but for the sign: they are seldom rounded."""
-    import numpy as np
-
     names = shard.eqn.result.type.names
     numbers = np.abs(_wide(found))
     exact = numbers == np.rint(numbers)
@@ -247,15 +228,11 @@ def _as_sent(shard: Shard, part: Array) -> Array:
 
 def _wide(array: Array) -> Array:
     """Return floats of 16 bits in 32 bits, in which sums accumulate; other arrays as they are."""
-    import numpy as np
-
     is_narrow = array.dtype.itemsize == 2
     return array.astype(np.float32) if is_narrow else array
 
 
 def _magnitudes(array: Array) -> Array:
-    import numpy as np
-
     return array if array.dtype.kind in "iub" else np.where(np.isfinite(array), np.abs(array), 0)
 
 
@@ -264,8 +241,6 @@ def _flushed(array: Array) -> Array:
 
     XLA computes f16 in f32, where all numbers of f16 are normal.
     """
-    import numpy as np
-
     if array.dtype.kind in "iubc":
         return array
     least = 0.0 if array.dtype == np.float16 else float(limits_of(array.dtype).tiny)
@@ -273,14 +248,11 @@ def _flushed(array: Array) -> Array:
 
 
 def _dtype(shard: Shard) -> Any:
-    import numpy as np
-
     return numpy_dtype(np, shard.eqn.result.type.dtype)
 
 
 def limits_of(dtype: Any) -> Any:
     """Return `finfo` of a float dtype, of the IR or of NumPy."""
     import ml_dtypes
-    import numpy as np
 
     return ml_dtypes.finfo(numpy_dtype(np, dtype) if isinstance(dtype, str) else dtype)  # type: ignore[no-untyped-call]

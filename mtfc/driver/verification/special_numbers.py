@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 import attrs
+import numpy as np
 
 from mtfc.backends.exact.check import computed_elements
 from mtfc.compiler.ir.core import Function, Value, walk
@@ -161,8 +162,6 @@ def _all_draws(function: Function, arguments: Arrays, seed: int) -> Iterator[Spe
 
 
 def _changed(array: Array, kind: SpecialKind, entropy: Sequence[int]) -> Array:
-    import numpy as np
-
     array = np.asarray(array)
     flat = array.astype(np.float64).reshape(-1)
     kind.change(flat, np.random.default_rng(entropy), limits_of(array.dtype))
@@ -171,8 +170,6 @@ def _changed(array: Array, kind: SpecialKind, entropy: Sequence[int]) -> Array:
 
 def _out_of_range(array: Array, bound: int, seed: int) -> Array:
     """Write indices below 0, at the bound and beyond it, as far as the dtype has them."""
-    import numpy as np
-
     array = np.array(array)
     limits = np.iinfo(array.dtype)
     numbers = [n for n in (bound, -1, bound + 7, limits.max, limits.min, -bound) if limits.min <= n]

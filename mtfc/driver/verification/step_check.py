@@ -13,11 +13,13 @@ from itertools import product
 from typing import Any
 
 import attrs
+import numpy as np
 
 from mtfc.compiler.activity import doing
 from mtfc.compiler.diagnostics import Diagnostics
 from mtfc.compiler.ir.training import updated
 from mtfc.driver.data.array_files import Arrays
+from mtfc.driver.data.inputs import stacked
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.verification.declared_step import FIRST_SCALE, LARGEST_SCALE, PATIENCE, DeclaredStep
 from mtfc.driver.verification.reference import (
@@ -27,7 +29,6 @@ from mtfc.driver.verification.reference import (
     Reference,
     ReferenceRuns,
     reported,
-    stacked,
 )
 from mtfc.driver.verification.results import Comparison, Part, StepCase
 from mtfc.frontend.semantics.names.modules import declarations_of
@@ -42,9 +43,6 @@ FACTORS = (1e-3, 1e3, 1e-6, 1e6)
 
 def checked_step(reference: Reference, file: str, text: str, choice: Choice, scope: Scope) -> StepCase:
     """Compare the step of a program, in f64, with the `train` block in the text of its file."""
-
-    import numpy as np
-
     name = reference.program.name
     decl = declaration(text, file, choice, name)
     check = StepCheck(DeclaredStep(reference, decl, scope))
@@ -99,13 +97,8 @@ class StepCheck:
 
     def compared(self, situation: Situation) -> Mapping[str, Comparison]:
         """Compare one step; the results that agree are left out."""
-
-        import numpy as np
-
-        first, known, number = situation.batches[0], situation.known, situation.number
-        batch = first
-        if len(situation.batches) > 1:
-            batch = {name: np.stack([each[name] for each in situation.batches]) for name in first}
+        known, number = situation.known, situation.number
+        batch = stacked(situation.batches)
 
         def run(evaluate: Any) -> Any:
             after, outputs = self.reference.stepped(known, number, batch, evaluate)
@@ -134,8 +127,6 @@ class StepCheck:
         return [self.reference.batches[number * count + i] for i in range(count)]
 
     def _norm(self, known: Arrays, batches: Sequence[Arrays]) -> float:
-        import numpy as np
-
         gradients = self.step.passes(known, 0, batches)[1]
         return math.sqrt(sum(np.sum(np.square(x)) for x in gradients.values()))
 
@@ -170,9 +161,6 @@ class StepCheck:
 
 def judged(runs: ReferenceRuns, arrays: Mapping[str, Any]) -> Mapping[str, Comparison]:
     """Compare arrays with those of the step; a name that only one side has is a fault."""
-
-    import numpy as np
-
     expected = runs.expected["training"]
     both = [name for name in arrays if name in expected and arrays[name] is not None]
     typed: list[tuple[Part, str, Any]] = [
@@ -185,7 +173,5 @@ def judged(runs: ReferenceRuns, arrays: Mapping[str, Any]) -> Mapping[str, Compa
 
 
 def _poisoned(array: Any) -> Any:
-    import numpy as np
-
     numbers = np.asarray(array)
     return numbers if numbers.dtype.kind in "biu" else np.full_like(numbers, np.nan)

@@ -21,6 +21,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import attrs
+import numpy as np
 
 from mtfc.backends.registry import BACKENDS
 from mtfc.compiler.ir.core import Program, walk
@@ -40,9 +41,9 @@ from mtfc.driver.verification.exact_cases import elements, exact_cases
 from mtfc.driver.verification.reference import CaseModules, Reference, in_wide_numbers, jax_gradients
 from mtfc.driver.verification.results import (
     CaseResult,
+    CheckResult,
     ExactCase,
     JaxGradients,
-    Result,
     StepCase,
     Verified,
 )
@@ -58,7 +59,7 @@ MOST_VIRTUAL_DEVICES = 64
 
 
 def verify(
-    options: VerifyOptions, sources: Sources, show: Callable[[Result | str], object] = lambda _: None
+    options: VerifyOptions, sources: Sources, show: Callable[[CheckResult | str], object] = lambda _: None
 ) -> Verified:
     """Compare all cases with the undistributed program. Raises `CompileError`, `UsageError` and `Unavailable`.
 
@@ -66,7 +67,7 @@ def verify(
     """
     if options.all_sizes:
         return verify_all_sizes(options, sources, show)
-    found, known = list[Result](), checks_of(options, sources)
+    found, known = list[CheckResult](), checks_of(options, sources)
     remade = checks.Remade("mtfc.driver.verification.verify:checks_of", (options,))
     has_several = len({check.blank.model for check in known}) > 1
     for result in checks.results(known, remade, options.budget):
@@ -187,7 +188,7 @@ class VerifiedModel:
         """Return the exact check of the gradients, of each layout and of each placement."""
         selection = self.selection
 
-        def run() -> Iterator[Result]:
+        def run() -> Iterator[CheckResult]:
             program, placements = selection.program, _placements(selection)
             with without_warnings():
                 yield from exact_cases(
@@ -201,7 +202,7 @@ class VerifiedModel:
         """Return the comparison of the training step with the `train` block of the file."""
         options, file = self.options, known_as(self.options.file)
 
-        def run() -> Iterator[Result]:
+        def run() -> Iterator[CheckResult]:
             with without_warnings():
                 reference = self.wide or self.reference
                 yield checked_step(
@@ -222,7 +223,7 @@ class VerifiedModel:
     def _check(self, case: Case, backend: str) -> checks.Check:
         blank = CaseResult(self.name, case.mesh, case.layout, backend)
 
-        def run() -> Iterator[Result]:
+        def run() -> Iterator[CheckResult]:
             if backend == "jax":
                 self.start_jax()
             with without_warnings():
@@ -230,7 +231,7 @@ class VerifiedModel:
 
         return checks.Check(f"{self.name}: {case.name} on {backend}", run, blank, self._seconds)
 
-    def _jax_gradients(self) -> Iterator[Result]:
+    def _jax_gradients(self) -> Iterator[CheckResult]:
         """Compare the reference's gradients with those of JAX, in f64."""
         self.start_jax()
         with without_warnings(), in_wide_numbers("jax"):
@@ -268,8 +269,6 @@ class VerifiedModel:
 
 
 def _in_f64(array: Any) -> Any:
-    import numpy as np
-
     numbers = np.asarray(array)
     return numbers if numbers.dtype.kind in "biu" else numbers.astype(np.float64)
 
