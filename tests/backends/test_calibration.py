@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from mtfc.backends.calibrate.calibration import QUICK, with_jax, with_numpy
-from mtfc.backends.calibrate.collective_kernels import COLLECTIVES
-from mtfc.backends.calibrate.op_kernels import KERNELS, SHAPES
+from mtfc.backends.calibrate.kernels import COLLECTIVES, KERNELS, SHAPES
 from mtfc.backends.calibrate.rates import beyond, link_of, rising
 from mtfc.compiler.cost.hardware import Device, Hardware, Kind, Link, Rate
 from mtfc.compiler.cost.topology import Topology

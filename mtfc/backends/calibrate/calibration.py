@@ -21,14 +21,13 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
 import attrs
 import numpy as np
 
-from mtfc.backends.calibrate import op_kernels
-from mtfc.backends.calibrate.collective_kernels import COLLECTIVES
 from mtfc.backends.calibrate.rates import (
     NOTABLY,
     Point,
@@ -215,7 +214,7 @@ def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
     device = Device(flops, box.memory(), bandwidth, overhead, ops, overlap, loop=loop, dots=dots)
     links: tuple[Link, ...] = ()
     if len(found) > 1:
-        times = {each: box.collectives(each, effort) for each in COLLECTIVES}
+        times = box.collectives(effort)
         kind: Kind = "memory" if is_cpu else "switch"
         links = (link_of("link", kind, len(found), times),)
     return Hardware(name, device, links)
@@ -335,28 +334,34 @@ class _Devices:
         """Measure elements/s of the ops that take notably longer than reading and writing their bytes."""
         import jax.numpy as jnp
 
+        from mtfc.backends.calibrate import kernels
+
         size = 8 * effort.elements
         notable = NOTABLY * size / bandwidth.at(size)
         start = jnp.linspace(0.1, 0.9, effort.elements, dtype="float32")
 
         def seconds(op: Callable[[Any], Any] | None, name: str) -> float:
-            array = start.reshape(op_kernels.SHAPES.get(name, (-1,)))
+            array = start.reshape(kernels.SHAPES.get(name, (-1,)))
             with doing(f"measuring {name}"):
                 return self._seconds(_of_result(op), array, effort) if op else 0.0
 
         own = {
-            name: (seconds(op, name) - seconds(op_kernels.BESIDES.get(name), name))
-            / op_kernels.TIMES.get(name, 1)
-            for name, op in op_kernels.KERNELS.items()
-            if self.is_cpu or name not in op_kernels.OF_CPUS
+            name: (seconds(op, name) - seconds(kernels.BESIDES.get(name), name)) / kernels.TIMES.get(name, 1)
+            for name, op in kernels.KERNELS.items()
+            if self.is_cpu or name not in kernels.OF_CPUS
         }
         return {name: effort.elements / each for name, each in own.items() if each > notable}
 
-    def collectives(self, kind: str, effort: Effort) -> list[Point]:
-        """Measure (bytes, seconds) of a kind of collective."""
-        return effort.each(kind, effort.messages, lambda size: self.collective(kind, size, effort))
+    def collectives(self, effort: Effort) -> dict[str, list[Point]]:
+        """Measure (bytes, seconds) of each kind of collective."""
+        from mtfc.backends.calibrate.kernels import COLLECTIVES
 
-    def collective(self, kind: str, size: int, effort: Effort) -> Point:
+        return {
+            kind: effort.each(kind, effort.messages, partial(self.collective, kind, run, effort=effort))
+            for kind, run in COLLECTIVES.items()
+        }
+
+    def collective(self, kind: str, run: Callable[[Any, str, int], Any], size: int, effort: Effort) -> Point:
         """Measure a collective of an array of at least `size` bytes, all zeros, whose sums need no scaling."""
         import jax.numpy as jnp
 
@@ -365,7 +370,7 @@ class _Devices:
         is_part = SENDINGS[kind].operand == "part"
         array = jnp.zeros(elements if is_part else elements * members, "float32")
         return 4 * elements * members, self._seconds(
-            lambda one, result: COLLECTIVES[kind](result, "all", members), array, effort
+            lambda one, result: run(result, "all", members), array, effort
         )
 
     def _seconds(
