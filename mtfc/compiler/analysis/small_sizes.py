@@ -191,7 +191,7 @@ class _Classes:
             for group in reshape_groups(eqn.operands[0].type.dims, eqn.result.type.dims)
         ]
         for name in self.marks:
-            part = max(1, self._full(name) // parts[name])
+            part = max(1, self.dims[name].size // parts[name])
             self._raise(name, self.multiple[name] * min(part, max(base, least.get(name, 1))))
 
     def of(self, name: str) -> str:
@@ -211,9 +211,6 @@ class _Classes:
     def _tie(self, source: str, places: tuple[int, int], target: str, stride: int) -> _Tie:
         first, last = (self.marks[self.of(source)].index(place) for place in places)
         return _Tie(self.of(source), first, last, ((stride, target),), 1)
-
-    def _full(self, name: str) -> int:
-        return self.dims[name].size
 
     def _raise(self, name: str, wanted: int, first: int = 0, last: int | None = None) -> bool:
         """Make a dimension longer between two cuts until it has `wanted` elements there. Return False if it cannot."""
@@ -237,21 +234,13 @@ class _Classes:
                 [*map(self._grow_tie, self.ties), *(self._grow_reshape(*each) for each in self.reshapes)]
             ):
                 break
-        if any(not self._holds(tie) for tie in self.ties) or any(
-            self._product(a) != self._product(b) for a, b in self.reshapes
-        ):
-            self._take_all()
-
-    def _take_all(self) -> None:
-        self.lengths = {name: [b - a for a, b in pairwise(marks)] for name, marks in self.marks.items()}
+        sides = [*map(self._sides, self.ties), *(map(self._product, each) for each in self.reshapes)]
+        if any(left != right for left, right in sides):
+            self.lengths = {name: [b - a for a, b in pairwise(marks)] for name, marks in self.marks.items()}
 
     def _sides(self, tie: _Tie) -> tuple[int, int]:
         left = sum(self.lengths[tie.dim][tie.first : tie.last])
         return left, sum(stride * (self.size(name) - 1) for stride, name in tie.terms) + tie.more
-
-    def _holds(self, tie: _Tie) -> bool:
-        left, right = self._sides(tie)
-        return left == right
 
     def _grow_tie(self, tie: _Tie) -> bool:
         left, right = self._sides(tie)

@@ -252,6 +252,11 @@ def _types_error(eqn: Equation, region: Function, shown: Callable[[TensorType], 
     return None
 
 
+def operand_owner(eqn: Equation, value: Value, makers: Mapping[Value, Equation]) -> Equation:
+    """Return the equation to which a report charges an operand of a collective: its maker if the collective has several."""
+    return charged_equation(makers[value], value) if len(eqn.operands) > 1 and value in makers else eqn
+
+
 def charged_equation(eqn: Equation, result: Value) -> Equation:
     """Return the equation to which a report charges a result.
 
