@@ -126,20 +126,15 @@ def memory_of_machine(shares: int) -> float:
 # NumPy
 
 
-def with_numpy(name: str, effort: Effort) -> Hardware:
-    """Measure this machine with the NumPy backend: one device."""
+def with_numpy(devices: int | None, effort: Effort) -> tuple[Hardware, str]:
+    """Measure this machine with the NumPy backend, one device; return also the name of the measuring tool."""
     flops = {dtype: _numpy_products(dtype, effort) for dtype in NUMPY}
     bandwidth = rising(effort.each("sums", effort.sizes, lambda size: _numpy_sum(size, effort)))
     small = np.ones(8, np.float32)
     overhead = seconds_each(_repeated(lambda: np.multiply(small, small, out=small)), effort)
     dots = _numpy_shares(flops["f32"], effort) if effort.shapes else None
     device = Device(flops, memory_of_machine(1), bandwidth, overhead, overlap=0.0, dots=dots)
-    return Hardware(name, device, ())
-
-
-def measured_by_numpy(devices: int | None, effort: Effort) -> tuple[Hardware, str]:
-    """Return this machine as NumPy sees it, and the name of the measuring tool. NumPy has one device."""
-    return with_numpy("here", effort), f"NumPy on {platform.machine()}"
+    return Hardware("here", device, ()), f"NumPy on {platform.machine()}"
 
 
 NUMPY = {"f32": np.float32, "f64": np.float64}
@@ -196,10 +191,13 @@ def _numpy_sum(size: int, effort: Effort) -> Point:
 # JAX
 
 
-def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
-    """Measure this machine with the JAX backend: `count` devices, by default all of JAX. Raises `Unavailable`."""
-    import_jax()
-    found = devices(count) if count is not None else import_jax().devices()
+def with_jax(count: int | None, effort: Effort) -> tuple[Hardware, str]:
+    """Measure this machine with the JAX backend; return also the name of the measuring tool.
+
+    count: the number of devices; None for all of JAX. Raises `Unavailable`.
+    """
+    jax = import_jax()
+    found = devices(count) if count is not None else jax.devices()
     is_cpu = found[0].platform == "cpu"
     effort = effort if is_cpu else effort.larger()
     box, overhead, loop = _Devices.of(found, effort)
@@ -217,14 +215,9 @@ def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
         times = box.collectives(effort)
         kind: Kind = "memory" if is_cpu else "switch"
         links = (link_of("link", kind, len(found), times),)
-    return Hardware(name, device, links)
-
-
-def measured_by_jax(devices: int | None, effort: Effort) -> tuple[Hardware, str]:
-    """Return this machine as JAX sees it, and the name of the measuring tool. Raises `Unavailable`."""
-    hardware, jax = with_jax("here", devices, effort), import_jax()
-    number, kind = hardware.devices or 1, jax.devices()[0].device_kind
-    return hardware, f"JAX {jax.__version__} on {number} device{'s'[: number - 1]} of kind {kind}"
+    number, kind_of_device = len(found), found[0].device_kind
+    tool = f"JAX {jax.__version__} on {number} device{'s'[: number - 1]} of kind {kind_of_device}"
+    return Hardware("here", device, links), tool
 
 
 JAX = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}

@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 
+from mtfc.compiler.analysis.disjoint_sets import DisjointSets
 from mtfc.compiler.ir.core import Equation, Function, Program, walk
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.structure import reshape_groups
@@ -156,12 +157,12 @@ class _Classes:
     def __init__(
         self, dims: Mapping[str, Dim], equations: Sequence[Equation], base: int, shards: Mapping[str, _Shards]
     ) -> None:
-        self.dims, self.parent = dims, {name: name for name in dims}
+        self.dims, self.equal = dims, DisjointSets[str]()
         for eqn in equations:
             if has_trait(eqn, "rename"):
                 given: Mapping[str, Any] = eqn.attrs
                 for old, new in given["mapping"]:
-                    self.parent[self.of(old.name)] = self.of(new.name)
+                    self.equal.join(old.name, new.name)
         self.cuts: dict[str, set[int]] = {self.of(name): {0, dim.size} for name, dim in dims.items()}
         for source, places, _, _ in _all_cuts(equations):
             self.cuts[self.of(source)].update(places)
@@ -196,9 +197,7 @@ class _Classes:
 
     def of(self, name: str) -> str:
         """Return the first of the dimensions of equal size that renames connect."""
-        while self.parent[name] != name:
-            name = self.parent[name]
-        return name
+        return self.equal.first(name)
 
     def size(self, name: str) -> int:
         return sum(self.lengths[self.of(name)])
