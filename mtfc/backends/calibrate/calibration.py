@@ -128,7 +128,10 @@ def memory_of_machine(shares: int) -> float:
 
 def with_numpy(devices: int | None, effort: Effort) -> tuple[Hardware, str]:
     """Measure this machine with the NumPy backend, one device; return also the name of the measuring tool."""
-    flops = {dtype: _numpy_products(dtype, effort) for dtype in NUMPY}
+    flops = {
+        dtype: rising(effort.each(f"dots in {dtype}", effort.sides, partial(_numpy_product, dtype, effort)))
+        for dtype in NUMPY
+    }
     bandwidth = rising(effort.each("sums", effort.sizes, lambda size: _numpy_sum(size, effort)))
     small = np.ones(8, np.float32)
     overhead = seconds_each(_repeated(lambda: np.multiply(small, small, out=small)), effort)
@@ -151,13 +154,7 @@ def _repeated(once: Callable[[], object]) -> Loop:
     return loop
 
 
-def _numpy_products(dtype: str, effort: Effort) -> Rate:
-    return rising(
-        effort.each(f"dots in {dtype}", effort.sides, lambda side: _numpy_product(side, dtype, effort))
-    )
-
-
-def _numpy_product(side: int, dtype: str, effort: Effort) -> Point:
+def _numpy_product(dtype: str, effort: Effort, side: int) -> Point:
     matrix = np.full((side, side), 1 / side, NUMPY[dtype])
     result = np.empty_like(matrix)
     return 2.0 * side**3, seconds_each(_repeated(lambda: np.matmul(matrix, matrix, out=result)), effort)
@@ -221,15 +218,6 @@ def with_jax(count: int | None, effort: Effort) -> tuple[Hardware, str]:
 
 
 JAX = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
-
-
-def _of_result(op: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda one, result: op(result)
-
-
-def _turns(array: Any) -> int:
-    """Return the number of such arrays that take turns."""
-    return max(1, min(TURNS, BYTES_OF_TURNS // int(array.nbytes)))
 
 
 @attrs.frozen
@@ -319,9 +307,8 @@ class _Devices:
         import jax.numpy as jnp
 
         start = jnp.ones(size // 8, "float32")
-        return float(size), self._seconds(
-            lambda one, result: 0.5 * result + 0.5, start, effort, _turns(start)
-        )
+        turns = max(1, min(TURNS, BYTES_OF_TURNS // start.nbytes))
+        return float(size), self._seconds(lambda _, result: 0.5 * result + 0.5, start, effort, turns)
 
     def ops(self, bandwidth: Rate, effort: Effort) -> dict[str, float]:
         """Measure elements/s of the ops that take notably longer than reading and writing their bytes."""
@@ -336,7 +323,7 @@ class _Devices:
         def seconds(op: Callable[[Any], Any] | None, name: str) -> float:
             array = start.reshape(kernels.SHAPES.get(name, (-1,)))
             with doing(f"measuring {name}"):
-                return self._seconds(_of_result(op), array, effort) if op else 0.0
+                return self._seconds(lambda _, result: op(result), array, effort) if op else 0.0
 
         own = {
             name: (seconds(op, name) - seconds(kernels.BESIDES.get(name), name)) / kernels.TIMES.get(name, 1)
