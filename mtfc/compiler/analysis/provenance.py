@@ -268,11 +268,7 @@ class _Tracer:
 
     def _back(self, value: Value, goes_on: Callable[[Value], bool]) -> Iterator[Value]:
         """Yield a value and its origins, as long as `goes_on` holds."""
-
-        def origins(v: Value) -> tuple[Value, ...]:
-            return tuple(each for each in (*self._operands(v), *self.before.get(v, ())) if goes_on(each))
-
-        return _walk(value, origins)
+        return _walk(value, lambda v: filter(goes_on, (*self._operands(v), *self.before.get(v, ()))))
 
     def _copied(self, value: Value) -> Iterator[Value]:
         """Yield a value and the values that it is a copy of, through casts and slices of loops."""
