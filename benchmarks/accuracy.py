@@ -72,7 +72,7 @@ def _measured() -> Iterator[Figure]:
     steps = [stepping(program) for program in programs]
     rounds = []
     for number in range(ROUNDS):
-        hardware = calibration.with_jax("here", DEVICES, calibration.Effort())
+        hardware, _ = calibration.with_jax(DEVICES, calibration.Effort())
         found = [predicted(program, hardware).seconds for program in programs]
         rounds.append([*zip(found, (median_seconds(each, RUNS) for each in steps), strict=True)])
         yield Figure(f"round {number + 1}: mean relative error", mean_error(rounds[-1]), "")

@@ -90,7 +90,7 @@ def figures() -> Iterator[Figure]:
 
 
 def _measured() -> Iterator[Figure]:
-    hardware = calibration.with_jax("here", 1, calibration.Effort())
+    hardware, _ = calibration.with_jax(1, calibration.Effort())
     errors = []
     for case in MEASURED:
         program = case.lowered()

@@ -86,8 +86,11 @@ WITH_NUMPY = {
 }
 """Packages whose modules import NumPy at their top: they are loaded where arrays are computed."""
 
-WITH_JAX = {"mtfc.backends.jax.jax_program"}
-"""Modules that import JAX at their top, because a class of theirs is registered with JAX; others import them late."""
+WITH_JAX = {"mtfc.backends.jax.jax_program", "mtfc.backends.calibrate.kernels"}
+"""Modules that import JAX at their top: all of their functions need JAX, or a class of theirs is registered with it.
+
+Others import these modules late.
+"""
 
 
 def module_name(path: Path) -> str:

@@ -51,6 +51,10 @@ class Shards:
     arrays: tuple[Array, ...]
 
 
+Known = dict[Value, Shards]
+"""The values that are computed so far."""
+
+
 class Observer(Protocol):
     """Sees an execution: every equation with its arrays, and the values that enter and leave loops."""
 
@@ -88,31 +92,13 @@ def interpret(
     type.
     """
     mesh = program.mesh if program.mesh and _is_placed(function) else ONE_PROCESSOR
-    known: dict[Value, Shards] = {}
+    known: Known = {}
     for argument in function.arguments:
         value = argument.value
         array = np.asarray(arguments[value.name]).astype(numpy_dtype(np, value.type.dtype))
         known[value] = distribute(array, value.type, mesh)
-    _execute(function.body, known, mesh, observer, evaluate)
+    _Execution(mesh, observer, evaluate).run(function.body, known)
     return {output.name: assemble(known[output.value]) for output in function.outputs}
-
-
-def _execute(
-    body: Iterable[Equation],
-    known: dict[Value, Shards],
-    mesh: Mesh,
-    observer: Observer | None,
-    evaluate: Evaluation,
-) -> None:
-    """Add the equations' results to `known`."""
-    for eqn in body:
-        if eqn.regions:
-            results = _iterated(eqn, known, mesh, observer, evaluate)
-        else:
-            results = (_moved if _communicates(eqn) else _evaluated)(eqn, known, mesh, evaluate)
-            if observer:
-                observer.computed(eqn, [known[value] for value in eqn.operands], results)
-        known.update(zip(eqn.results, results, strict=True))
 
 
 def distribute(array: Array, type: TensorType, mesh: Mesh) -> Shards:
@@ -186,58 +172,84 @@ def _communicates(eqn: Equation) -> bool:
     )
 
 
-def _moved(
-    eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh, evaluate: Evaluation
-) -> tuple[Shards, ...]:
-    whole = [assemble(known[value]) for value in eqn.operands]
-    found = evaluate(Shard(np, random_numbers, eqn, whole[0].shape, lambda dim: 0), *whole)
-    pairs = zip(found if len(whole) > 1 else (found,), eqn.results, strict=True)
-    return tuple(distribute(array, value.type, mesh) for array, value in pairs)
+@attrs.frozen
+class _Execution:
+    """Executes equations of one function: see `interpret`."""
 
+    mesh: Mesh
+    observer: Observer | None
+    evaluate: Evaluation
 
-def _iterated(
-    eqn: Equation,
-    known: Mapping[Value, Shards],
-    mesh: Mesh,
-    observer: Observer | None,
-    evaluate: Evaluation,
-) -> tuple[Shards, ...]:
-    """Return a loop's results, by executing its region once for each index."""
-    region, dim = region_of(eqn), dim_of(eqn)
-    state = {
-        a.value: _placed(known[v], v.type.split_by(a.layout or {}, a.value.type.pending))
-        for v, a in pairs(eqn)
-    }
-    order = range(maxsize if is_unbounded(eqn) else dim.size)[:: -1 if eqn.attrs["reverse"] else 1]
-    yielded: dict[str, list[Shards]] = {o.name: [] for o in region.outputs if o.updates is None}
-    going = {argument.value.name: argument.value for argument in carried(region)}
-    if observer and not _goes_on(eqn, state):
-        for operand, result in zip(eqn.operands[: len(going)], eqn.results, strict=False):
-            observer.left(operand, result)
-    for index in order:
-        if not _goes_on(eqn, state):
-            break
-        inside = {
-            a.value: _slice(state[a.value], dim, index) if a.role == "sliced" else state[a.value]
-            for a in region.arguments
-        }
-        if observer:
-            _observe_arguments(eqn, index, index == order[0], observer)
-        _execute(region.body, inside, mesh, observer, evaluate)
-        for output, result in zip(region.outputs, eqn.results, strict=True):
-            found = inside[output.value]
-            if output.updates is not None:
-                state[going[output.updates]] = _placed(found, result.type)
+    def run(self, body: Iterable[Equation], known: Known) -> None:
+        """Add the equations' results to `known`."""
+        for eqn in body:
+            if eqn.regions:
+                results = self._iterated(eqn, known)
             else:
-                yielded[output.name].append(_placed(found, sliced_type(result.type, dim)))
-        if observer:
-            _observe_results(eqn, index == order[-1] or not _goes_on(eqn, state), observer)
-    return tuple(
-        state[going[output.updates]]
-        if output.updates is not None
-        else _stack(yielded[output.name], order, result.type, dim, mesh)
-        for output, result in zip(region.outputs, eqn.results, strict=True)
-    )
+                results = (self._moved if _communicates(eqn) else self._evaluated)(eqn, known)
+                if self.observer:
+                    self.observer.computed(eqn, [known[value] for value in eqn.operands], results)
+            known.update(zip(eqn.results, results, strict=True))
+
+    def _moved(self, eqn: Equation, known: Known) -> tuple[Shards, ...]:
+        whole = [assemble(known[value]) for value in eqn.operands]
+        found = self.evaluate(Shard(np, random_numbers, eqn, whole[0].shape, lambda dim: 0), *whole)
+        pairs = zip(found if len(whole) > 1 else (found,), eqn.results, strict=True)
+        return tuple(distribute(array, value.type, self.mesh) for array, value in pairs)
+
+    def _iterated(self, eqn: Equation, known: Known) -> tuple[Shards, ...]:
+        """Return a loop's results, by executing its region once for each index."""
+        region, dim, observer = region_of(eqn), dim_of(eqn), self.observer
+        state = {
+            a.value: _placed(known[v], v.type.split_by(a.layout or {}, a.value.type.pending))
+            for v, a in pairs(eqn)
+        }
+        order = range(maxsize if is_unbounded(eqn) else dim.size)[:: -1 if eqn.attrs["reverse"] else 1]
+        yielded: dict[str, list[Shards]] = {o.name: [] for o in region.outputs if o.updates is None}
+        going = {argument.value.name: argument.value for argument in carried(region)}
+        if observer and not _goes_on(eqn, state):
+            for operand, result in zip(eqn.operands[: len(going)], eqn.results, strict=False):
+                observer.left(operand, result)
+        for index in order:
+            if not _goes_on(eqn, state):
+                break
+            inside = {
+                a.value: _slice(state[a.value], dim, index) if a.role == "sliced" else state[a.value]
+                for a in region.arguments
+            }
+            if observer:
+                _observe_arguments(eqn, index, index == order[0], observer)
+            self.run(region.body, inside)
+            for output, result in zip(region.outputs, eqn.results, strict=True):
+                found = inside[output.value]
+                if output.updates is not None:
+                    state[going[output.updates]] = _placed(found, result.type)
+                else:
+                    yielded[output.name].append(_placed(found, sliced_type(result.type, dim)))
+            if observer:
+                _observe_results(eqn, index == order[-1] or not _goes_on(eqn, state), observer)
+        return tuple(
+            state[going[output.updates]]
+            if output.updates is not None
+            else _stack(yielded[output.name], order, result.type, dim, self.mesh)
+            for output, result in zip(region.outputs, eqn.results, strict=True)
+        )
+
+    def _evaluated(self, eqn: Equation, known: Known) -> tuple[Shards, ...]:
+        mesh, evaluate = self.mesh, self.evaluate
+        types = operand_types(OPS[eqn.op], eqn)
+        operands = [_placed(known[v], type).arrays for v, type in zip(eqn.operands, types, strict=True)]
+        wanted = tuple((v.type.local_shape(mesh), numpy_dtype(np, v.type.local_dtype)) for v in eqn.results)
+        has_terms = holds_terms(eqn)
+        found = []
+        for place, *arrays in zip(processors(mesh), *operands, strict=True):
+            shard = Shard(np, random_numbers, eqn, wanted[0][0], partial(_offset, eqn, place, mesh))
+            results = _with_terms(eqn, arrays, shard, evaluate) if has_terms else evaluate(shard, *arrays)
+            found.append(tuple(map(np.asarray, results if len(eqn.results) > 1 else (results,))))
+            _check_results(eqn, found[-1], wanted)
+        return tuple(
+            Shards(mesh, v.type, tuple(each[i] for each in found)) for i, v in enumerate(eqn.results)
+        )
 
 
 def _goes_on(eqn: Equation, state: Mapping[Value, Shards]) -> bool:
@@ -291,22 +303,6 @@ def _stack(parts: list[Shards], order: range, type: TensorType, dim: Dim, mesh: 
         by_index |= {i: Shards(mesh, each, (blank,) * len(processors(mesh))) for i in order[len(parts) :]}
     slices = zip(*(by_index[i].arrays for i in sorted(by_index)), strict=True)
     return Shards(mesh, type, tuple(np.stack(arrays) for arrays in slices))
-
-
-def _evaluated(
-    eqn: Equation, known: Mapping[Value, Shards], mesh: Mesh, evaluate: Evaluation
-) -> tuple[Shards, ...]:
-    types = operand_types(OPS[eqn.op], eqn)
-    operands = [_placed(known[v], type).arrays for v, type in zip(eqn.operands, types, strict=True)]
-    wanted = tuple((v.type.local_shape(mesh), numpy_dtype(np, v.type.local_dtype)) for v in eqn.results)
-    has_terms = holds_terms(eqn)
-    found = []
-    for place, *arrays in zip(processors(mesh), *operands, strict=True):
-        shard = Shard(np, random_numbers, eqn, wanted[0][0], partial(_offset, eqn, place, mesh))
-        results = _with_terms(eqn, arrays, shard, evaluate) if has_terms else evaluate(shard, *arrays)
-        found.append(tuple(map(np.asarray, results if len(eqn.results) > 1 else (results,))))
-        _check_results(eqn, found[-1], wanted)
-    return tuple(Shards(mesh, v.type, tuple(each[i] for each in found)) for i, v in enumerate(eqn.results))
 
 
 def _offset(eqn: Equation, place: Coordinates, mesh: Mesh, dim: str) -> int:

@@ -59,13 +59,13 @@ BACKENDS: Mapping[str, Backend] = {
         title="a NumPy module that simulates every processor",
         generate=_late("numpy.backend", "generate"),
         load=_late("numpy.backend", "load"),
-        measure=_late("calibrate.calibration", "measured_by_numpy"),
+        measure=_late("calibrate.calibration", "with_numpy"),
     ),
     "jax": Backend(
         title="a JAX module",
         generate=_late("jax.backend", "generate"),
         load=_late("jax.runtime", "load"),
-        measure=_late("calibrate.calibration", "measured_by_jax"),
+        measure=_late("calibrate.calibration", "with_jax"),
         further={
             "stablehlo": TextKind("what JAX hands to XLA", _late("jax.runtime", "stablehlo")),
             "hlo": TextKind("what XLA compiles it to", _late("jax.runtime", "hlo")),

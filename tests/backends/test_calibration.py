@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from mtfc.backends.calibrate.calibration import QUICK, with_jax, with_numpy
-from mtfc.backends.calibrate.collective_kernels import COLLECTIVES
-from mtfc.backends.calibrate.op_kernels import KERNELS, SHAPES
+from mtfc.backends.calibrate.kernels import COLLECTIVES, KERNELS, SHAPES
 from mtfc.backends.calibrate.rates import beyond, link_of, rising
 from mtfc.compiler.cost.hardware import Device, Hardware, Kind, Link, Rate
 from mtfc.compiler.cost.topology import Topology
@@ -96,7 +95,7 @@ def test_tables_as_text() -> None:
 
 
 def test_numpy_has_one_device() -> None:
-    found = with_numpy("here", QUICK)
+    found, _ = with_numpy(None, QUICK)
     assert found.devices == 1
     assert found.device.flops.keys() == {"f32", "f64"}
     assert machine_in_file(hardware_text(found, ""), "t.mtf").name == "here"
@@ -104,7 +103,7 @@ def test_numpy_has_one_device() -> None:
 
 @pytest.fixture(scope="module")
 def measured() -> Hardware:
-    return with_jax("here", 2, QUICK)
+    return with_jax(2, QUICK)[0]
 
 
 def test_virtual_devices_of_jax(measured: Hardware) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtfc.backends.calibrate.collective_kernels import COLLECTIVES as MEASURED
+from mtfc.backends.calibrate.kernels import COLLECTIVES as MEASURED
 from mtfc.backends.numpy import prelude
 from mtfc.backends.registry import BACKENDS, text_kinds
 from mtfc.compiler.ir.ops.collectives import COLLECTIVES, KINDS, SENDINGS

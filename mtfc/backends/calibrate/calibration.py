@@ -21,14 +21,13 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
 import attrs
 import numpy as np
 
-from mtfc.backends.calibrate import op_kernels
-from mtfc.backends.calibrate.collective_kernels import COLLECTIVES
 from mtfc.backends.calibrate.rates import (
     NOTABLY,
     Point,
@@ -127,20 +126,18 @@ def memory_of_machine(shares: int) -> float:
 # NumPy
 
 
-def with_numpy(name: str, effort: Effort) -> Hardware:
-    """Measure this machine with the NumPy backend: one device."""
-    flops = {dtype: _numpy_products(dtype, effort) for dtype in NUMPY}
+def with_numpy(devices: int | None, effort: Effort) -> tuple[Hardware, str]:
+    """Measure this machine with the NumPy backend, one device; return also the name of the measuring tool."""
+    flops = {
+        dtype: rising(effort.each(f"dots in {dtype}", effort.sides, partial(_numpy_product, dtype, effort)))
+        for dtype in NUMPY
+    }
     bandwidth = rising(effort.each("sums", effort.sizes, lambda size: _numpy_sum(size, effort)))
     small = np.ones(8, np.float32)
     overhead = seconds_each(_repeated(lambda: np.multiply(small, small, out=small)), effort)
     dots = _numpy_shares(flops["f32"], effort) if effort.shapes else None
     device = Device(flops, memory_of_machine(1), bandwidth, overhead, overlap=0.0, dots=dots)
-    return Hardware(name, device, ())
-
-
-def measured_by_numpy(devices: int | None, effort: Effort) -> tuple[Hardware, str]:
-    """Return this machine as NumPy sees it, and the name of the measuring tool. NumPy has one device."""
-    return with_numpy("here", effort), f"NumPy on {platform.machine()}"
+    return Hardware("here", device, ()), f"NumPy on {platform.machine()}"
 
 
 NUMPY = {"f32": np.float32, "f64": np.float64}
@@ -157,13 +154,7 @@ def _repeated(once: Callable[[], object]) -> Loop:
     return loop
 
 
-def _numpy_products(dtype: str, effort: Effort) -> Rate:
-    return rising(
-        effort.each(f"dots in {dtype}", effort.sides, lambda side: _numpy_product(side, dtype, effort))
-    )
-
-
-def _numpy_product(side: int, dtype: str, effort: Effort) -> Point:
+def _numpy_product(dtype: str, effort: Effort, side: int) -> Point:
     matrix = np.full((side, side), 1 / side, NUMPY[dtype])
     result = np.empty_like(matrix)
     return 2.0 * side**3, seconds_each(_repeated(lambda: np.matmul(matrix, matrix, out=result)), effort)
@@ -197,10 +188,13 @@ def _numpy_sum(size: int, effort: Effort) -> Point:
 # JAX
 
 
-def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
-    """Measure this machine with the JAX backend: `count` devices, by default all of JAX. Raises `Unavailable`."""
-    import_jax()
-    found = devices(count) if count is not None else import_jax().devices()
+def with_jax(count: int | None, effort: Effort) -> tuple[Hardware, str]:
+    """Measure this machine with the JAX backend; return also the name of the measuring tool.
+
+    count: the number of devices; None for all of JAX. Raises `Unavailable`.
+    """
+    jax = import_jax()
+    found = devices(count) if count is not None else jax.devices()
     is_cpu = found[0].platform == "cpu"
     effort = effort if is_cpu else effort.larger()
     box, overhead, loop = _Devices.of(found, effort)
@@ -215,29 +209,15 @@ def with_jax(name: str, count: int | None, effort: Effort) -> Hardware:
     device = Device(flops, box.memory(), bandwidth, overhead, ops, overlap, loop=loop, dots=dots)
     links: tuple[Link, ...] = ()
     if len(found) > 1:
-        times = {each: box.collectives(each, effort) for each in COLLECTIVES}
+        times = box.collectives(effort)
         kind: Kind = "memory" if is_cpu else "switch"
         links = (link_of("link", kind, len(found), times),)
-    return Hardware(name, device, links)
-
-
-def measured_by_jax(devices: int | None, effort: Effort) -> tuple[Hardware, str]:
-    """Return this machine as JAX sees it, and the name of the measuring tool. Raises `Unavailable`."""
-    hardware, jax = with_jax("here", devices, effort), import_jax()
-    number, kind = hardware.devices or 1, jax.devices()[0].device_kind
-    return hardware, f"JAX {jax.__version__} on {number} device{'s'[: number - 1]} of kind {kind}"
+    number, kind_of_device = len(found), found[0].device_kind
+    tool = f"JAX {jax.__version__} on {number} device{'s'[: number - 1]} of kind {kind_of_device}"
+    return Hardware("here", device, links), tool
 
 
 JAX = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
-
-
-def _of_result(op: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda one, result: op(result)
-
-
-def _turns(array: Any) -> int:
-    """Return the number of such arrays that take turns."""
-    return max(1, min(TURNS, BYTES_OF_TURNS // int(array.nbytes)))
 
 
 @attrs.frozen
@@ -327,36 +307,41 @@ class _Devices:
         import jax.numpy as jnp
 
         start = jnp.ones(size // 8, "float32")
-        return float(size), self._seconds(
-            lambda one, result: 0.5 * result + 0.5, start, effort, _turns(start)
-        )
+        turns = max(1, min(TURNS, BYTES_OF_TURNS // start.nbytes))
+        return float(size), self._seconds(lambda _, result: 0.5 * result + 0.5, start, effort, turns)
 
     def ops(self, bandwidth: Rate, effort: Effort) -> dict[str, float]:
         """Measure elements/s of the ops that take notably longer than reading and writing their bytes."""
         import jax.numpy as jnp
+
+        from mtfc.backends.calibrate import kernels
 
         size = 8 * effort.elements
         notable = NOTABLY * size / bandwidth.at(size)
         start = jnp.linspace(0.1, 0.9, effort.elements, dtype="float32")
 
         def seconds(op: Callable[[Any], Any] | None, name: str) -> float:
-            array = start.reshape(op_kernels.SHAPES.get(name, (-1,)))
+            array = start.reshape(kernels.SHAPES.get(name, (-1,)))
             with doing(f"measuring {name}"):
-                return self._seconds(_of_result(op), array, effort) if op else 0.0
+                return self._seconds(lambda _, result: op(result), array, effort) if op else 0.0
 
         own = {
-            name: (seconds(op, name) - seconds(op_kernels.BESIDES.get(name), name))
-            / op_kernels.TIMES.get(name, 1)
-            for name, op in op_kernels.KERNELS.items()
-            if self.is_cpu or name not in op_kernels.OF_CPUS
+            name: (seconds(op, name) - seconds(kernels.BESIDES.get(name), name)) / kernels.TIMES.get(name, 1)
+            for name, op in kernels.KERNELS.items()
+            if self.is_cpu or name not in kernels.OF_CPUS
         }
         return {name: effort.elements / each for name, each in own.items() if each > notable}
 
-    def collectives(self, kind: str, effort: Effort) -> list[Point]:
-        """Measure (bytes, seconds) of a kind of collective."""
-        return effort.each(kind, effort.messages, lambda size: self.collective(kind, size, effort))
+    def collectives(self, effort: Effort) -> dict[str, list[Point]]:
+        """Measure (bytes, seconds) of each kind of collective."""
+        from mtfc.backends.calibrate.kernels import COLLECTIVES
 
-    def collective(self, kind: str, size: int, effort: Effort) -> Point:
+        return {
+            kind: effort.each(kind, effort.messages, partial(self.collective, kind, run, effort=effort))
+            for kind, run in COLLECTIVES.items()
+        }
+
+    def collective(self, kind: str, run: Callable[[Any, str, int], Any], size: int, effort: Effort) -> Point:
         """Measure a collective of an array of at least `size` bytes, all zeros, whose sums need no scaling."""
         import jax.numpy as jnp
 
@@ -365,7 +350,7 @@ class _Devices:
         is_part = SENDINGS[kind].operand == "part"
         array = jnp.zeros(elements if is_part else elements * members, "float32")
         return 4 * elements * members, self._seconds(
-            lambda one, result: COLLECTIVES[kind](result, "all", members), array, effort
+            lambda one, result: run(result, "all", members), array, effort
         )
 
     def _seconds(

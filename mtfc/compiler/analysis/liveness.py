@@ -99,18 +99,13 @@ def last_uses(function: Function, inside: Inside = nothing_inside) -> dict[Value
 
 def takes_over(eqn: Equation, operand: Value, result: Value, mesh: Mesh) -> bool:
     """Return True if operand and result have the same dimensions, order, splits and size, so that they can share a buffer."""
-    if eqn.regions:
-        return _goes_around(eqn, operand, result)
+    if eqn.regions:  # a final carry takes over the buffer of the same initial carry
+        count = len(carried(region_of(eqn)))
+        return (operand, result) in zip(eqn.operands[:count], eqn.results[:count], strict=True)
     index, before, after = OPS[eqn.op].layout_rule(eqn).index, operand.type, result.type
     along = tuple(index.get(name, name) for name in before.names)
     alike = along == after.names and before.splits == after.splits
     return alike and before.local_bytes(mesh) == after.local_bytes(mesh)
-
-
-def _goes_around(eqn: Equation, operand: Value, result: Value) -> bool:
-    """Return True if the operand is a loop's initial carry and the result the same carry's final value."""
-    count = len(carried(region_of(eqn)))
-    return (operand, result) in zip(eqn.operands[:count], eqn.results[:count], strict=True)
 
 
 def _of_iteration(eqn: Equation, number: int, mesh: Mesh, kernels: KernelArrays) -> list[Buffer]:

@@ -14,7 +14,7 @@ import attrs
 from mtfc.compiler.analysis.equation_names import YIELDED, Place, numbered
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Argument, Equation, Function, Stage, Value
-from mtfc.compiler.ir.loops import ROLES, charged_equation, dim_of, pairs, region_of
+from mtfc.compiler.ir.loops import ROLES, dim_of, operand_owner, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of, collective_of, kind_of, operand_dims
 from mtfc.compiler.ir.types import EVERY, Axes, Dim, Layout, Mesh, Rules
@@ -92,8 +92,7 @@ def _sent(function: Function, mesh: Mesh, tracer: _Tracer, times: int) -> Iterat
             yield from _sent(region_of(eqn), mesh, tracer, times * dim_of(eqn).size)
         elif has_trait(eqn, "sends"):
             for value, result in zip(eqn.operands, eqn.results, strict=True):
-                made_by = tracer.makers.get(value)
-                owner = charged_equation(made_by, value) if len(eqn.operands) > 1 and made_by else eqn
+                owner = operand_owner(eqn, value, tracer.makers)
                 yield SentArray(
                     kind_of(eqn),
                     axes_of(eqn),
@@ -269,11 +268,7 @@ class _Tracer:
 
     def _back(self, value: Value, goes_on: Callable[[Value], bool]) -> Iterator[Value]:
         """Yield a value and its origins, as long as `goes_on` holds."""
-
-        def origins(v: Value) -> tuple[Value, ...]:
-            return tuple(each for each in (*self._operands(v), *self.before.get(v, ())) if goes_on(each))
-
-        return _walk(value, origins)
+        return _walk(value, lambda v: filter(goes_on, (*self._operands(v), *self.before.get(v, ()))))
 
     def _copied(self, value: Value) -> Iterator[Value]:
         """Yield a value and the values that it is a copy of, through casts and slices of loops."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 
+from mtfc.compiler.analysis.disjoint_sets import DisjointSets
 from mtfc.compiler.ir.core import Equation, Function, Program, walk
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.structure import reshape_groups
@@ -156,12 +157,12 @@ class _Classes:
     def __init__(
         self, dims: Mapping[str, Dim], equations: Sequence[Equation], base: int, shards: Mapping[str, _Shards]
     ) -> None:
-        self.dims, self.parent = dims, {name: name for name in dims}
+        self.dims, self.equal = dims, DisjointSets[str]()
         for eqn in equations:
             if has_trait(eqn, "rename"):
                 given: Mapping[str, Any] = eqn.attrs
                 for old, new in given["mapping"]:
-                    self.parent[self.of(old.name)] = self.of(new.name)
+                    self.equal.join(old.name, new.name)
         self.cuts: dict[str, set[int]] = {self.of(name): {0, dim.size} for name, dim in dims.items()}
         for source, places, _, _ in _all_cuts(equations):
             self.cuts[self.of(source)].update(places)
@@ -191,14 +192,12 @@ class _Classes:
             for group in reshape_groups(eqn.operands[0].type.dims, eqn.result.type.dims)
         ]
         for name in self.marks:
-            part = max(1, self._full(name) // parts[name])
+            part = max(1, self.dims[name].size // parts[name])
             self._raise(name, self.multiple[name] * min(part, max(base, least.get(name, 1))))
 
     def of(self, name: str) -> str:
         """Return the first of the dimensions of equal size that renames connect."""
-        while self.parent[name] != name:
-            name = self.parent[name]
-        return name
+        return self.equal.first(name)
 
     def size(self, name: str) -> int:
         return sum(self.lengths[self.of(name)])
@@ -211,9 +210,6 @@ class _Classes:
     def _tie(self, source: str, places: tuple[int, int], target: str, stride: int) -> _Tie:
         first, last = (self.marks[self.of(source)].index(place) for place in places)
         return _Tie(self.of(source), first, last, ((stride, target),), 1)
-
-    def _full(self, name: str) -> int:
-        return self.dims[name].size
 
     def _raise(self, name: str, wanted: int, first: int = 0, last: int | None = None) -> bool:
         """Make a dimension longer between two cuts until it has `wanted` elements there. Return False if it cannot."""
@@ -237,21 +233,13 @@ class _Classes:
                 [*map(self._grow_tie, self.ties), *(self._grow_reshape(*each) for each in self.reshapes)]
             ):
                 break
-        if any(not self._holds(tie) for tie in self.ties) or any(
-            self._product(a) != self._product(b) for a, b in self.reshapes
-        ):
-            self._take_all()
-
-    def _take_all(self) -> None:
-        self.lengths = {name: [b - a for a, b in pairwise(marks)] for name, marks in self.marks.items()}
+        sides = [*map(self._sides, self.ties), *(map(self._product, each) for each in self.reshapes)]
+        if any(left != right for left, right in sides):
+            self.lengths = {name: [b - a for a, b in pairwise(marks)] for name, marks in self.marks.items()}
 
     def _sides(self, tie: _Tie) -> tuple[int, int]:
         left = sum(self.lengths[tie.dim][tie.first : tie.last])
         return left, sum(stride * (self.size(name) - 1) for stride, name in tie.terms) + tie.more
-
-    def _holds(self, tie: _Tie) -> bool:
-        left, right = self._sides(tie)
-        return left == right
 
     def _grow_tie(self, tie: _Tie) -> bool:
         left, right = self._sides(tie)

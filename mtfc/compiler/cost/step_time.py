@@ -34,7 +34,7 @@ from mtfc.compiler.cost.task_graph import Id, Task, TaskGraph, Timeline
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Value
-from mtfc.compiler.ir.loops import charged_equation, dim_of, joined_iterations, unroll_of
+from mtfc.compiler.ir.loops import dim_of, joined_iterations, operand_owner, unroll_of
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.types import Mesh
@@ -196,7 +196,7 @@ class _Simulator:
         occupies = any(crossing.is_memory for crossing in self.topology.crossings(axes_of(eqn)))
         lines: dict[Span | None, Seconds] = {}
         for value, size in zip(eqn.operands, sizes, strict=True):
-            owner = charged_equation(makers[value], value) if len(sizes) > 1 and value in makers else eqn
+            owner = operand_owner(eqn, value, makers)
             share = size / sum(sizes) if sum(sizes) else 0.0
             lines[owner.span] = lines.get(owner.span, Seconds()) + Seconds(communication=whole * share)
         return _Item(eqn, seconds, lines if whole else {}, occupies=occupies, in_turn=in_turn)

@@ -19,7 +19,7 @@ from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.sizes import Amount, Numbers, Scale, bytes_of
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.core import Equation, Function, Program, Stage, Value, source_file, walk
-from mtfc.compiler.ir.loops import charged_equation, dim_of, is_unbounded, region_of
+from mtfc.compiler.ir.loops import dim_of, is_unbounded, operand_owner, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.collectives import SENDINGS, axes_of, kind_of
 from mtfc.compiler.ir.types import Axes, Dim, Layout, Mesh
@@ -192,9 +192,7 @@ def _transfers(eqn: Equation, producers: Mapping[Value, Equation], scale: Scale)
     kind = kind_of(eqn)
     factor = SENDINGS[kind].ring_bytes(scale.group(axes_of(eqn)))
     for i, value in enumerate(eqn.operands):
-        owner = (
-            charged_equation(producers[value], value) if len(eqn.operands) > 1 and value in producers else eqn
-        )
+        owner = operand_owner(eqn, value, producers)
         elements, size = scale.elements(value.type), bytes_of(value.type, scale)
         sent = SentVolume(count=int(i == 0), elements=elements, bytes=size, wire_bytes=size * factor)
         yield Charge(owner.span, owner.stage, kind=kind, axes=axes_of(eqn), sent=sent)

@@ -273,6 +273,11 @@ def results_of(eqn: Equation, inside: set[Value]) -> list[Value]:
     return [result for result, o in outputs if o.value in inside or o.updates in names]
 
 
+def operand_owner(eqn: Equation, value: Value, makers: Mapping[Value, Equation]) -> Equation:
+    """Return the equation to which a report charges an operand of a collective: its maker if the collective has several."""
+    return charged_equation(makers[value], value) if len(eqn.operands) > 1 and value in makers else eqn
+
+
 def charged_equation(eqn: Equation, result: Value) -> Equation:
     """Return the equation to which a report charges a result.
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import attrs
 
 from mtfc.compiler.ir.builder import Names
-from mtfc.compiler.ir.core import Attr, Equation, Function, Value
-from mtfc.compiler.ir.types import TensorType
+from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Value
+from mtfc.compiler.ir.types import Axes, TensorType
 
 
 def names_of(function: Function) -> Names:
@@ -58,6 +58,17 @@ class Substitution:
             o if self[o.value] is o.value else attrs.evolve(o, value=self[o.value]) for o in function.outputs
         )
         return attrs.evolve(function, body=tuple(body), outputs=outputs)
+
+
+def with_layouts(
+    function: Function,
+    layout: Callable[[Argument | Output], Mapping[str, Axes] | None],
+    equation: Callable[[Equation], Equation],
+) -> Function:
+    """Return the function with the layout of each argument and output, and with changed equations."""
+    arguments = tuple(attrs.evolve(each, layout=layout(each)) for each in function.arguments)
+    outputs = tuple(attrs.evolve(each, layout=layout(each)) for each in function.outputs)
+    return Function(function.name, arguments, tuple(map(equation, function.body)), outputs)
 
 
 def fresh_copy(

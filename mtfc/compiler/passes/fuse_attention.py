@@ -630,8 +630,5 @@ class Match:
         )
         if not {*memory}.isdisjoint(left.type.dims) or len(memory) != 1 or memory[0] not in right.type.dims:
             return None
-        return left, right, self._one_sequence(left, right)
-
-    def _one_sequence(self, left: Value, right: Value) -> bool:
         renamed = self.scope.definition(right, "rename")
-        return renamed is not None and renamed.operands[0] == left
+        return left, right, renamed is not None and renamed.operands[0] == left

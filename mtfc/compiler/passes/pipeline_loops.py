@@ -217,24 +217,22 @@ class StageDims:
 
         The chunks, `stages`, `inner` and `micro` come first.
         """
-        flat = self._flat(x.type.dims, is_stacked)
+        flat = self.cut_in_place(x.type.dims, is_stacked)
         front = [dim for dim in (*self._layers, self.micro) if dim in flat]
         cut = build("reshape", x, dims=flat) if flat != x.type.dims else x
         return build.ordered(cut, [*front, *(dim for dim in flat if dim not in front)])
 
     def joined(self, build: Builder, x: Value, dims: tuple[Dim, ...], is_stacked: bool = False) -> Value:
         """Undo `cut`: return `x` with dimensions `dims`."""
-        return build("reshape", build.ordered(x, self._flat(dims, is_stacked)), dims=dims)
-
-    def cut_in_place(self, dims: Sequence[Dim]) -> tuple[Dim, ...]:
-        return self._flat(dims, is_stacked=False)
+        return build("reshape", build.ordered(x, self.cut_in_place(dims, is_stacked)), dims=dims)
 
     @property
     def _layers(self) -> tuple[Dim, ...]:
         """The dimensions that take the place of the layers."""
         return (*([self.rounds.chunks] if self.rounds else []), self.stages, self.inner)
 
-    def _flat(self, dims: Sequence[Dim], is_stacked: bool) -> tuple[Dim, ...]:
+    def cut_in_place(self, dims: Sequence[Dim], is_stacked: bool = False) -> tuple[Dim, ...]:
+        """Return dimensions with [part, micro] in the place of the batch, and with those of the stages if they are stacked."""
         parts: dict[Dim, tuple[Dim, ...]] = {self.batch: (self.part, self.micro)}
         if is_stacked:
             parts[self.layers] = self._layers

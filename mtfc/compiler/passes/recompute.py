@@ -48,7 +48,7 @@ from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program,
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of, result_type, with_operands
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import shown_layout
-from mtfc.compiler.ir.rewrite import fresh_copy, names_of
+from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import Axes, Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.dce import live_only
@@ -377,25 +377,22 @@ class PairRewriter:
         again = {value for eqn in self.cut.again for value in eqn.results}
         replaced = {argument: value for value, argument in self.pair.needed.items() if value in again}
         copies = Copies(self.cut.again, self.region.body, self.inner_names, self._origin)
-        body = list[Equation]()
-        for eqn in self.inner.body:
-            body += copies.of(replaced[value] for value in eqn.operands if value in replaced)
-            operands = tuple(copies.new[replaced[v]] if v in replaced else v for v in eqn.operands)
-            body.append(attrs.evolve(eqn, operands=operands) if operands != eqn.operands else eqn)
-        outputs = list[Output]()
-        for output in self.inner.outputs:
-            body += copies.of([replaced[output.value]] if output.value in replaced else [])
-            value = copies.new[replaced[output.value]] if output.value in replaced else output.value
-            outputs.append(attrs.evolve(output, value=value))
-        return self._loops(body, outputs, replaced)
+        body, new = list[Equation](), Substitution()
 
-    def _loops(
-        self, body: list[Equation], outputs: list[Output], replaced: Mapping[Value, Value]
-    ) -> tuple[Equation, Equation]:
+        def copied(values: Iterable[Value]) -> Iterator[Equation]:
+            read = [value for value in values if value in replaced]
+            yield from copies.of(replaced[value] for value in read)
+            for value in read:
+                new[value] = copies.new[replaced[value]]
+
+        for eqn in self.inner.body:
+            body += copied(eqn.operands)
+            body.append(new.equation(eqn))
+        body += copied(output.value for output in self.inner.outputs)
         region = attrs.evolve(self.region, outputs=tuple(self.outputs))
         forward = attrs.evolve(self.pair.forward, regions=(region,), results=tuple(self.results))
         given = zip(self.operands, self.arguments, strict=True)
-        inner = attrs.evolve(self.inner, body=tuple(body), outputs=tuple(outputs))
+        inner = new.function(self.inner, body)
         kept = [(v, a) for v, a in given if a.value not in replaced]
         return forward, with_operands(self.pair.backward, inner, kept)
 
@@ -546,9 +543,7 @@ class StraightCode:
         for eqn in self.function.body:
             replaced = [v for v in eqn.operands if v in again] if eqn.stage == "backward" else []
             body += copies.of(replaced)
-            new = {value: copies.new[value] for value in replaced}
-            operands = tuple(new.get(value, value) for value in eqn.operands)
-            body.append(attrs.evolve(eqn, operands=operands) if replaced else eqn)
+            body.append(Substitution({v: copies.new[v] for v in replaced}).equation(eqn))
             holder.reached(eqn)
         return attrs.evolve(self.function, body=tuple(body))
 

@@ -20,11 +20,12 @@ Output:  %x_2: f32[batch, d] = cast %x; %a_2 = square %x_2; %b_2: f32[batch] = s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection
 from typing import Literal
 
 import attrs
 
+from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
 from mtfc.compiler.ir.builder import Builder
 from mtfc.compiler.ir.core import Attr, Equation, Function, Value
 from mtfc.compiler.ir.loops import pairs, region_of
@@ -41,7 +42,8 @@ Kind = Literal["term", "statistic", "applied"]
 def with_wide_statistics(function: Function, stored: Collection[Value] = ()) -> Function:
     """Return the function with wide statistics. stored: arguments that are read in their own dtype, not rounded to f16."""
     body = tuple(_loop_widened(eqn, stored) if eqn.regions else eqn for eqn in function.body)
-    return attrs.evolve(function, body=StatisticsWidener(function, body, stored).rewritten())
+    function = attrs.evolve(function, body=body)
+    return attrs.evolve(function, body=StatisticsWidener(function, stored).rewritten())
 
 
 def _loop_widened(eqn: Equation, stored: Collection[Value]) -> Equation:
@@ -67,21 +69,15 @@ def _floats(eqn: Equation) -> list[Value]:
 
 
 class _Kinds:
-    """Decides which values of a body are f32: see the module's docstring.
+    """Decides which values of a function are f32: see the module's docstring.
 
     uses: value -> the equations that read it, and None for each use by an output.
     """
 
-    def __init__(self, body: Sequence[Equation], outputs: Iterable[Value]) -> None:
-        self.body = body
+    def __init__(self, function: Function) -> None:
+        self.body, self.uses = function.body, readers_and_outputs(function)
         self.found: dict[Value, Kind] = {}
-        self.numbers = {eqn.result for eqn in body if has_trait(eqn, "filled")}
-        self.uses: dict[Value, list[Equation | None]] = {}
-        for eqn in body:
-            for value in eqn.operands:
-                self.uses.setdefault(value, []).append(eqn)
-        for value in outputs:
-            self.uses.setdefault(value, []).append(None)
+        self.numbers = {eqn.result for eqn in self.body if has_trait(eqn, "filled")}
 
     def run(self) -> dict[Value, Kind]:
         for eqn in self.body:
@@ -130,7 +126,7 @@ class _Kinds:
         """Follow a bf16 sum, if nothing else reads it, to where it is multiplied by a number."""
         (wide, *_) = [value for value in eqn.operands if value in self.found]
         others = [value for value in eqn.operands if value is not wide]
-        scales = has_trait(eqn, "multiply") and all(value in self.numbers for value in others)
+        scales = has_trait(eqn, "multiply") and bool(others) and self.numbers.issuperset(others)
         alone = len(self.uses[wide]) == 1
         return "statistic" if alone and (scales or has_trait(eqn, "transpose")) else None
 
@@ -158,14 +154,13 @@ class StatisticsWidener:
     wide: value of the body -> the same in f32. numbers, casts: the equations that define numbers, and casts of stored values.
     """
 
-    def __init__(self, function: Function, body: Sequence[Equation], stored: Collection[Value]) -> None:
-        outputs = [output.value for output in function.outputs]
-        self.body, self.stored = body, stored
-        kinds = _Kinds(body, outputs)
+    def __init__(self, function: Function, stored: Collection[Value]) -> None:
+        self.body, self.stored = function.body, stored
+        kinds = _Kinds(function)
         self.kinds, self.uses = kinds.run(), kinds.uses
         self.builder = Builder(names_of(function))
         self.wide: dict[Value, Value] = {}
-        self.defined = {value: eqn for eqn in body for value in eqn.results}
+        self.defined = {value: eqn for eqn in self.body for value in eqn.results}
 
     def rewritten(self) -> tuple[Equation, ...]:
         for eqn in self.body:

@@ -17,6 +17,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from mtfc.compiler.analysis.disjoint_sets import DisjointSets
 from mtfc.compiler.ir.builder import VerifyError
 from mtfc.compiler.ir.core import Attr, Equation, Function, Program, Value
 from mtfc.compiler.ir.ops.calls import FUNCTION
@@ -171,7 +172,7 @@ class _Members:
     def __init__(self, function: Function) -> None:
         self._function = function
         self._arguments = {a.value for a in function.arguments}
-        self._parent: dict[Hashable, Hashable] = {}
+        self._joined = DisjointSets[Hashable]()
         self._makers: dict[Value, Hashable] = {}
 
     def uses_arguments(self, run: Run) -> bool:
@@ -189,7 +190,7 @@ class _Members:
         for root, each in own.items():
             first, last = ((place - shift) // run.period for place in (each[0], each[-1]))
             if first == last and 0 <= first < found.copies:
-                self._join(root, (found, first))
+                self._joined.join(root, (found, first))
         self._makers |= self._made_in(found)
         return found
 
@@ -241,15 +242,10 @@ class _Members:
                         users[value].add(run.copy_of(i))
             for value, copies_of in users.items():
                 if len(copies_of) == 1:
-                    self._join(self._makers[value], (run, *copies_of))
+                    self._joined.join(self._makers[value], (run, *copies_of))
 
     def root_of(self, node: Hashable) -> Hashable:
-        while (above := self._parent.get(node, node)) != node:
-            node = above
-        return node
-
-    def _join(self, a: Hashable, b: Hashable) -> None:
-        self._parent[self.root_of(a)] = self.root_of(b)
+        return self._joined.first(node)
 
 
 def _handed_on(function: Function, run: Run) -> dict[tuple[int, int], tuple[int, int]] | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from mtfc.compiler.analysis.disjoint_sets import DisjointSets
 from mtfc.compiler.analysis.equation_names import LayoutTarget
 from mtfc.compiler.ir.core import Argument, Equation, Function, Value, walk
 from mtfc.compiler.ir.loops import ROLES, pairs, region_of
@@ -139,18 +140,23 @@ def owners(function: Function, layout: Layout) -> Owners:
     """
     if not (layout.params.get(EVERY) or layout.optimizer.get(EVERY) or layout.interleaved):
         return {}
-    groups = _ConnectedValues()
-    updates = [eqn for eqn in walk(function.body) if eqn.stage == "update"]
-    for eqn in updates:
-        groups.join(_tensors(eqn))
+    groups, types = DisjointSets[Value](), dict[Value, list[TensorType]]()
+    updates = (eqn for eqn in walk(function.body) if eqn.stage == "update")
+    things: list[tuple[LayoutTarget, list[Value]]] = [(eqn, list(_tensors(eqn))) for eqn in updates]
+    for _, tensors in things:
+        for value in tensors:
+            groups.join(value, tensors[0])
     parameters = [argument.value for argument in function.arguments if argument.role == "parameter"]
     for value in (*parameters, *_slices(set(parameters), function.body)):
-        groups.types.setdefault(groups.first(value), []).append(value.type)
-    states = [argument for argument in function.arguments if argument.role == "state"]
-    things: list[tuple[LayoutTarget, list[Value]]] = [(eqn, list(_tensors(eqn))) for eqn in updates]
-    things += [(argument, [argument.value]) for argument in states]
-    found = ((thing, groups.owner(tensors)) for thing, tensors in things)
-    return {thing: type for thing, type in found if type is not None}
+        types.setdefault(groups.first(value), []).append(value.type)
+    things += [(argument, [argument.value]) for argument in function.arguments if argument.role == "state"]
+    found: dict[LayoutTarget, TensorType] = {}
+    for thing, tensors in things:
+        names = {name for value in tensors for name in value.type.names}
+        known = types.get(groups.first(tensors[0]), ()) if tensors else ()
+        owner = next((type for type in known if names <= set(type.names)), None)
+        found |= {thing: owner} if owner is not None else {}
+    return found
 
 
 def _slices(parameters: set[Value], body: Iterable[Equation]) -> Iterator[Value]:
@@ -164,30 +170,3 @@ def _slices(parameters: set[Value], body: Iterable[Equation]) -> Iterator[Value]
 
 def _tensors(eqn: Equation) -> Iterator[Value]:
     return (value for value in (*eqn.operands, *eqn.results) if value.type.dims)
-
-
-class _ConnectedValues:
-    """Groups of connected values, each with a first value. `types` has the types of a group's parameters by the first value."""
-
-    def __init__(self) -> None:
-        self.before: dict[Value, Value] = {}
-        self.types: dict[Value, list[TensorType]] = {}
-
-    def first(self, value: Value) -> Value:
-        while (other := self.before.get(value, value)) is not value:
-            self.before[value] = self.before.get(other, other)
-            value = other
-        return value
-
-    def join(self, values: Iterator[Value]) -> None:
-        first = next(values, None)
-        for value in values:
-            assert first is not None
-            self.before[self.first(value)] = self.first(first)
-
-    def owner(self, tensors: list[Value]) -> TensorType | None:
-        """Return the first parameter of the group that has all dimensions of the tensors."""
-        if not tensors:
-            return None
-        names = {name for value in tensors for name in value.type.names}
-        return next((t for t in self.types.get(self.first(tensors[0]), ()) if names <= set(t.names)), None)

@@ -35,6 +35,7 @@ from typing import ClassVar
 
 import attrs
 
+from mtfc.compiler.analysis.disjoint_sets import DisjointSets
 from mtfc.compiler.analysis.mincut import INFINITE, SINK, SOURCE, Arc, Node, minimum_cut
 from mtfc.compiler.analysis.pending_values import may_be_pending
 from mtfc.compiler.analysis.reshard_plans import needed_type
@@ -325,7 +326,7 @@ class CutProblem:
         found: dict[Value, CutProblem] = {}
 
         def part(value: Value) -> CutProblem:
-            root = _root(roots, value)
+            root = roots.first(value)
             if root not in found:
                 found[root] = CutProblem(
                     self.axis,
@@ -349,22 +350,15 @@ class CutProblem:
             part(pair[1]).starts.append(pair)
         return found.values()
 
-    def _roots(self) -> dict[Value, Value]:
-        """Return a forest, as value -> parent, whose trees hold the values that depend on each other."""
-        roots: dict[Value, Value] = {}
+    def _roots(self) -> DisjointSets[Value]:
+        """Return the sets of values that depend on each other."""
+        roots = DisjointSets[Value]()
         pairs = [(v, user) for v, users in self.uses.items() for user in users] + self.linked + self.starts
         pairs += [(v, each.eqn.result) for each in self.linear for v in each.eqn.operands]
         for one, other in pairs:
             if self.can_be_pending(one):
-                roots[_root(roots, one)] = _root(roots, other)
+                roots.join(one, other)
         return roots
-
-
-def _root(roots: dict[Value, Value], value: Value) -> Value:
-    while (above := roots.get(value, value)) != value:
-        roots[value] = roots.get(above, above)
-        value = above
-    return value
 
 
 def cut_problem(function: Function, axis: str, in_loops: float = inf) -> CutProblem:

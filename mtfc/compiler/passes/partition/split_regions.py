@@ -41,6 +41,7 @@ from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program,
 from mtfc.compiler.ir.loops import dim_of, map_regions, pairs, region_of
 from mtfc.compiler.ir.ops import OPS
 from mtfc.compiler.ir.pending_rule import OperandGroup, leaves_sums, own_axes, passing_groups
+from mtfc.compiler.ir.rewrite import with_layouts
 from mtfc.compiler.ir.types import REGIONS, Axes, Dim, Mesh, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.partition.propagate_layouts import fixed
@@ -139,21 +140,15 @@ class RegionCut:
     def applied(self, function: Function) -> Function:
         """Return the function, or a loop's region, with the layouts of the places on parts."""
         carries = {a.value.name for a in function.arguments if a.role == "carried" and a in self.split}
-        outputs = (
-            attrs.evolve(each, layout=self._layout(each, each in self.split or each.updates in carries))
-            for each in function.outputs
-        )
-        arguments = (
-            attrs.evolve(each, layout=self._layout(each, each in self.split)) for each in function.arguments
-        )
-        body = (
-            map_regions(attrs.evolve(each, layout=self._layout(each, each in self.split)), self.applied)
-            for each in function.body
-        )
-        return Function(function.name, tuple(arguments), tuple(body), tuple(outputs))
 
-    def _layout(self, place: Place, is_split: bool) -> Mapping[str, Axes] | None:
-        return more_split(place, self.dim, self.axis) if is_split else place.layout
+        def layout(place: Place) -> Mapping[str, Axes] | None:
+            is_split = place in self.split or (isinstance(place, Output) and place.updates in carries)
+            return more_split(place, self.dim, self.axis) if is_split else place.layout
+
+        def placed(eqn: Equation) -> Equation:
+            return map_regions(attrs.evolve(eqn, layout=layout(eqn)), self.applied)
+
+        return with_layouts(function, layout, placed)
 
 
 def more_split(place: Place, dim: str, axis: str) -> dict[str, Axes]:

@@ -45,7 +45,7 @@ from mtfc.compiler.ir.ops.attention import (
     roles_of,
     row_dims,
 )
-from mtfc.compiler.ir.rewrite import Substitution, names_of
+from mtfc.compiler.ir.rewrite import Substitution, names_of, with_layouts
 from mtfc.compiler.ir.types import Axes, Dim, Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.partition.attention_rings import PlainSums, Ring, RingBuilder, WeightedMeans
@@ -210,10 +210,7 @@ class AttentionSpreader:
             return {name: splits[name] for name in value.type.names if name in splits}
 
         def placed(region: Function) -> Function:
-            arguments = (attrs.evolve(each, layout=layout(each.value)) for each in region.arguments)
-            outputs = (attrs.evolve(each, layout=layout(each.value)) for each in region.outputs)
-            body = (self._placed(each, splits) for each in region.body)
-            return Function(region.name, tuple(arguments), tuple(body), tuple(outputs))
+            return with_layouts(region, lambda each: layout(each.value), lambda x: self._placed(x, splits))
 
         if eqn.regions:
             return attrs.evolve(map_regions(eqn, placed), layout={})

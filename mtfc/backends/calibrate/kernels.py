@@ -1,7 +1,8 @@
-"""Single ops for `calibrate` to measure, as the JAX backend writes them.
+"""Single ops, as the JAX backend writes them, and single collectives for `calibrate` to measure.
 
-Each kernel is a function from an array of numbers between 0 and 1 to an array of the same size, so that kernels can be chained.
-Making the result as large as the operand costs little beside the op itself.
+Each kernel of an op is a function from an array of numbers between 0 and 1 to an array of the same size, so that kernels can be
+chained. So is each kernel of a collective, from a device's array. Making the result as large as the operand costs little beside
+the op itself.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 ROW = 64
 """Elements of a row: of a table, or of the rows that are reduced."""
@@ -22,8 +26,6 @@ BLOCK = (4, 512)
 
 def _elementwise(name: str) -> Callable[[Any], Any]:
     def kernel(x: Any) -> Any:
-        import jax
-
         return 0.3 * getattr(jax.numpy, name)(x)
 
     return kernel
@@ -41,8 +43,6 @@ def _gather(x: Any) -> Any:
 
 
 def _scatter_add(x: Any) -> Any:
-    import jax.numpy as jnp
-
     table, ids = _rows(x)
     return 0.001 * jnp.zeros_like(table).at[ids].add(table).reshape(-1) + 0.1
 
@@ -51,8 +51,6 @@ def _reduced(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a kernel that reduces each row and broadcasts the result."""
 
     def kernel(x: Any) -> Any:
-        import jax.numpy as jnp
-
         table = x.reshape(-1, ROW)
         return (0.01 * jnp.broadcast_to(function(table)[:, None], table.shape) + 0.1).reshape(-1)
 
@@ -60,21 +58,15 @@ def _reduced(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _top_k(table: Any) -> Any:
-    import jax
-
     return jax.lax.top_k(table, 4)[0][:, 3]
 
 
 def _cumsum(x: Any) -> Any:
-    import jax.numpy as jnp
-
     return 0.01 * jnp.cumsum(x.reshape(-1, ROW), axis=1).reshape(-1)
 
 
 def _random(name: str) -> Callable[[Any], Any]:
     def kernel(x: Any) -> Any:
-        import jax
-
         key = jax.random.key((x[0] * 1000).astype("int32"))
         return getattr(jax.random, name)(key, x.shape, x.dtype)
 
@@ -83,9 +75,7 @@ def _random(name: str) -> Callable[[Any], Any]:
 
 def _pooled(image: Any) -> Any:
     """Return the maxima of 2 x 2 neighbours."""
-    import jax
-
-    return jax.lax.reduce_window(image, -jax.numpy.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    return jax.lax.reduce_window(image, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
 def _image(x: Any) -> Any:
@@ -93,14 +83,10 @@ def _image(x: Any) -> Any:
 
 
 def _pool(x: Any) -> Any:
-    import jax.numpy as jnp
-
     return jnp.tile(_pooled(_image(x)).reshape(-1), 4)
 
 
 def _unpool(x: Any) -> Any:
-    import jax
-
     return 0.9 * jax.grad(lambda image: _pooled(image).sum())(_image(x)).reshape(-1) * x
 
 
@@ -109,9 +95,7 @@ def _convolution(x: Any) -> Any:
 
     The windows have as many elements as the images.
     """
-    import jax
-
-    images, filters = x.reshape(-1, 8, 8, 4), jax.numpy.full((2, 2, 4, 16), 1 / 16, x.dtype)
+    images, filters = x.reshape(-1, 8, 8, 4), jnp.full((2, 2, 4, 16), 1 / 16, x.dtype)
     layouts = ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(images, filters, (2, 2), "VALID", dimension_numbers=layouts).reshape(
         -1
@@ -142,15 +126,11 @@ def _ordered(x: Any) -> Any:
 
 def _first(product: str, table: Any) -> Any:
     """Return an element of a dot with a narrow array."""
-    import jax.numpy as jnp
-
     return jnp.einsum(product, jnp.full((NARROW, *BLOCK), 1 / prod(BLOCK), table.dtype), table)[0, 0]
 
 
 def _narrow(x: Any) -> Any:
     """Return the rows of a table, and their dots with a narrow matrix."""
-    import jax.numpy as jnp
-
     table = x.reshape(-1, WIDE)
     return table, table @ jnp.full((WIDE, NARROW), 1 / WIDE, x.dtype)
 
@@ -188,3 +168,43 @@ SHAPES = {"reordered": (-1, *BLOCK)}
 
 OF_CPUS = ("pool", "unpool", "convolution", "einsum", "transposed", "reordered")
 """The kernels that only a CPU needs: a GPU computes them like any dot, or reads shared elements of windows once."""
+
+
+def _all_reduce(array: Any, axis: str, members: int) -> Any:
+    total = jax.lax.psum(array, axis)  # type: ignore[no-untyped-call]
+    return jax.lax.pcast(total, axis, to="varying")
+
+
+def _all_gather(array: Any, axis: str, members: int) -> Any:
+    """Return one of the gathered parts: device i returns the part of device n - 1 - i."""
+    whole = jax.lax.all_gather(array, axis, tiled=True)
+    place = (members - 1 - jax.lax.axis_index(axis)) * len(array)
+    return jax.lax.dynamic_slice(whole, (place,), array.shape)
+
+
+def _reduce_scatter(array: Any, axis: str, members: int) -> Any:
+    """Return the array with the sums written over its first elements."""
+    sums = jax.lax.psum_scatter(array, axis, tiled=True)  # type: ignore[no-untyped-call]
+    return jax.lax.dynamic_update_slice(array, sums, (0,))
+
+
+def _all_to_all(array: Any, axis: str, members: int) -> Any:
+    return jax.lax.all_to_all(array.reshape(members, -1), axis, 0, 0).reshape(-1)  # type: ignore[no-untyped-call]
+
+
+def _permute(array: Any, axis: str, members: int) -> Any:
+    around = [(i, (i + 1) % members) for i in range(members)]
+    return jax.lax.ppermute(array, axis, around)  # type: ignore[no-untyped-call]
+
+
+COLLECTIVES: dict[str, Callable[[Any, str, int], Any]] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "permute": _permute,
+}
+"""Kind of collective -> kernel: (a device's array, the mesh axis, its number of devices) -> array.
+
+A collective without a kernel gets the bandwidth that its link has for all-reduces.
+"""
