@@ -9,7 +9,6 @@ import numpy as np
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.passes.pipelines import run, simplification
 from mtfc.placements.operators.unroll_loops import Unrolled
-from mtfc.placements.running.numpy_runner import of_slice
 from tests.harness import load
 
 DENSE = """
@@ -195,5 +194,7 @@ def sliced(unrolled: Unrolled, arrays: dict[str, Any]) -> dict[str, Any]:
     """Return arguments of the unrolled function from those of the function."""
     found = dict(arrays)
     for name, (whole, at) in unrolled.slices.items():
-        found[name] = of_slice(arrays[whole], at)
+        found[name] = arrays[whole]
+        for axis, index in at:
+            found[name] = found[name].take(index, axis)
     return found

@@ -22,7 +22,6 @@ from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.types import TensorType
 from mtfc.placements.operators.cotangent_flow import CotangentFlow
 from mtfc.placements.operators.strategy import Strategy
-from mtfc.placements.operators.unroll_loops import Slices
 from mtfc.placements.running.jax.parts import ModuleFunctions, Origin, WrittenFunction
 from mtfc.placements.running.jax.passes import PlacedGraph, PlacedRun, whole_of
 from mtfc.placements.running.jax.pieces import StoredPiece, pieces_of
@@ -116,13 +115,6 @@ def _held(
 def _index(piece: StoredPiece) -> tuple[Any, ...]:
     """Return the index of a piece in its array."""
     return tuple(each if isinstance(each, int) else slice(*each) for each in piece.index)
-
-
-def of_slice(array: Array, at: Slices) -> Array:
-    """Return a view of an array after indexing it with several slices in turn."""
-    for axis, index in at:
-        array = array[(*(slice(None),) * axis, index, ...)]
-    return array
 
 
 @attrs.define(eq=False)

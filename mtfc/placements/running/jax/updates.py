@@ -15,6 +15,7 @@ from mtfc.compiler.analysis.buffer_kinds import storage
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Output, Training, Value
 from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.rewrite import fresh_copy
 from mtfc.compiler.ir.training import GRAD_NORM, LEARNING_RATE, of_role, update_of
 from mtfc.compiler.ir.types import Dim, TensorType, scalar
 from mtfc.compiler.passes.autodiff.differentiate import clipped, numbered
@@ -103,25 +104,13 @@ def update_function(training: Training, parameter: str, type: TensorType) -> Fun
 def _shortened(function: Function, whole: Sequence[Dim], dims: Sequence[Dim]) -> Function:
     """Return a function of a parameter for a piece, whose dimensions are shorter. A slice lacks some of the whole dimensions."""
     sizes: dict[str, Dim | None] = {dim.name: None for dim in whole} | {dim.name: dim for dim in dims}
-    new: dict[Value, Value] = {}
 
-    def renewed(value: Value) -> Value:
-        if value not in new:
-            new[value] = Value(value.name, attrs.evolve(value.type, dims=_with(value.type.dims, sizes)))
-        return new[value]
+    def type_of(value: Value) -> TensorType:
+        return attrs.evolve(value.type, dims=_with(value.type.dims, sizes))
 
-    body = tuple(
-        attrs.evolve(
-            eqn,
-            operands=tuple(map(renewed, eqn.operands)),
-            results=tuple(map(renewed, eqn.results)),
-            attrs={key: _with(value, sizes) for key, value in eqn.attrs.items()},
-        )
-        for eqn in function.body
+    return fresh_copy(
+        function, type_of, lambda eqn: {key: _with(value, sizes) for key, value in eqn.attrs.items()}
     )
-    arguments = tuple(attrs.evolve(each, value=renewed(each.value)) for each in function.arguments)
-    outputs = tuple(attrs.evolve(each, value=renewed(each.value)) for each in function.outputs)
-    return attrs.evolve(function, arguments=arguments, body=body, outputs=outputs)
 
 
 def _with(value: Any, sizes: Mapping[str, Dim | None]) -> Any:
