@@ -18,8 +18,7 @@ from mtfc.backends.common.module import (
     argument_tables,
     dict_text,
     imports,
-    initial_states,
-    initial_value,
+    initial_functions,
     is_wide,
     kinds_of,
     outputs_table,
@@ -182,7 +181,7 @@ class _JaxModule(_Module):
         sections = [
             jax.overlap(),
             f"MESHES = {dict_text(meshes, indent=0)}\nBOUND = {{}}\n\n{self.tables()}",
-            *self.initial(),
+            *initial_functions(program, "jnp", jax.dtype_text, self.initial),
             definitions(self.files)["on"],
             *self.functions(),
             *value_and_grad(program, "jnp"),
@@ -201,33 +200,23 @@ class _JaxModule(_Module):
         shared = {*definitions(jax.ATTENTION[:1]).values()}
         return jax.in_jax(source) if source in shared else source
 
-    def initial(self) -> Iterator[str]:
-        """Yield the functions that make the parameters and states of the first step, on each device only its own part."""
-        parameters = [
-            (p.name, initial_value(p, "jnp.full", jax.dtype_text(p.type.dtype)))
-            for p in self.program.parameters
-        ]
-        states = initial_states(self.program, "jnp", jax.dtype_text)
-        yield from self._maker("init", "seed=0", "PARAMETERS", "initial parameters", parameters)
-        if states:
-            yield from self._maker(
-                "init_state", "", "STATE", "optimizer's state before the first step", states
-            )
-
-    def _maker(
-        self, name: str, signature: str, table: str, what: str, entries: list[tuple[str, str]]
-    ) -> Iterator[str]:
-        argument, calls = signature.partition("=")[0], list[str]()
+    def initial(self, signature: str, table: str, doc: str, entries: list[tuple[str, str]]) -> str:
+        """Return functions that make the arrays of the first step, on each device only its own part."""
+        name, _, argument = signature.rstrip(")").partition("(")
+        argument, calls, made = argument.partition("=")[0], list[str](), list[str]()
         for number, mesh in enumerate(self.multi_mesh.meshes):
             own = [each for each in entries if self.multi_mesh.places[each[0]].part == number]
             if own:
-                made = f"{name}_{number}"
-                doc = f'"""Return the {what} on mesh {mesh.name}."""'
-                yield f"def {made}({argument}):\n    {doc}\n    return {dict_text(own, indent=4)}\n"
-                more = f", {argument}" if argument else ""
-                calls.append(f'**made({made}, {table}, "{mesh.name}"{more})')
+                on_mesh = f'"""{doc.removesuffix(".")} on mesh {mesh.name}."""'
+                body = f"    {on_mesh}\n    return {dict_text(own, indent=4)}\n"
+                made.append(f"def {name}_{number}({argument}):\n{body}")
+                given = ", ".join(
+                    [f"{name}_{number}", table, f'"{mesh.name}"', *([argument] if argument else [])]
+                )
+                calls.append(f"**made({given})")
         body = "".join(f"        {call},\n" for call in calls)
-        yield f'def {name}({signature}):\n    """Return the {what}."""\n    return {{\n{body}    }}\n'
+        made.append(f'def {signature}:\n    """{doc}"""\n    return {{\n{body}    }}\n')
+        return "\n\n".join(made)
 
     def sent(self, array: str, source: MeshPlace, target: MeshPlace) -> str:
         return f"send({array}, {self.place(target)})"
@@ -254,7 +243,7 @@ class _NumpyModule(_Module):
         sent = definitions(numpy.PRELUDE)["SENT"]
         sections = [
             f"{self.tables()}\n{numpy.narrowed(self.program)}\n{sent}",
-            *self.initial(),
+            *numpy.initial(self.program),
             *meshes,
             f"MESHES = {dict_text(table, indent=0)}\n",
             *self.functions(),
@@ -274,9 +263,6 @@ class _NumpyModule(_Module):
         inner = "\n\n".join([body, *needed, f"return SimpleNamespace({given})\n"])
         doc = f'    """Return functions for arrays on mesh {mesh.name}."""\n'
         return f"def mesh_{number}():\n{doc}{indent(inner, '    ')}"
-
-    def initial(self) -> Iterator[str]:
-        yield from numpy.initial(self.program)
 
     def sent(self, array: str, source: MeshPlace, target: MeshPlace) -> str:
         return f"send({array}, ({self.place(source)}), ({self.place(target)}))"

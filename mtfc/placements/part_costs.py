@@ -5,19 +5,20 @@ count as the part in the middle, which has neighbours on all sides. For each val
 *table*: the distinct pieces of the value, and the piece that each part has or needs.
 
 Tables follow from single splits, since a region along a dimension depends on the degree of one dimension only. Times and kept
-bytes follow from a `CostTemplate`: the part is written as a function once, and each length in this function is identified as a
-length of the step that depends on one degree. FLOPs and bytes are then products of lengths, and evaluating them takes 0.03 ms,
-where writing the function takes 1 ms. The result is equal to the last bit.
+bytes are computed for many degrees at once: the part is written as a function once, and each length in this function is
+identified as a length of the step that depends on one degree (`PartSizes`). FLOPs and bytes are then arrays. The result is equal
+to the last bit.
 
-There is no template if a length is ambiguous, or if the times of the device are not linear in FLOPs and bytes. Then `part_cost`
-writes the function of each form and asks the roofline. Tests compare the two on all forms.
+If a length is ambiguous, or the times of the device are not linear in FLOPs and bytes, `part_cost` writes the function of each
+form and asks the roofline. Tests compare the two on all forms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, islice, pairwise
+from functools import reduce
+from itertools import chain, islice
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
@@ -53,10 +54,12 @@ def middle(degrees: Sequence[tuple[str, int]]) -> dict[str, int]:
     return {name: degree // 2 for name, degree in degrees}
 
 
-def part_cost(
-    flow: CotangentFlow, device: Device, step: OperatorStep, parts: OperatorParts
-) -> tuple[float, float, int]:
-    """Return the seconds of both passes of the middle part, and the bytes that it keeps, by the roofline of its function."""
+PartCost = tuple[float, float, int]
+"""The seconds of both passes of the middle part, and the bytes that it keeps."""
+
+
+def part_cost(flow: CotangentFlow, device: Device, step: OperatorStep, parts: OperatorParts) -> PartCost:
+    """Return the cost of the middle part by the roofline of its function."""
     local = flow.local(step, parts, middle(parts.degrees))
     function = local.function()
     fusion, seconds = fusion_of(function, ONE, device), {"forward": 0.0, "backward": 0.0}
@@ -124,9 +127,6 @@ class StepForms:
     def _compile(self) -> None:
         for each in chain.from_iterable(islice(self.formulas.values(), 1)):
             piece_tables(each.shape, each.degrees(()), 0)
-            template = each.template(())
-            if template is not None:
-                evaluate_template(template, each.degrees(()))
 
     def _arrays(self) -> PartTables:
         pool = self._pool.array.ravel()
@@ -235,28 +235,6 @@ class PieceShape(NamedTuple):
     ends: Array
 
 
-class CostTemplate(NamedTuple):
-    """The kernels of a part's function, with lengths that depend on degrees.
-
-    by [length]: the operator dimension whose degree decides. lengths [length, degree]. products [product, column]: a
-    coefficient, and lengths to multiply it with; length 0 is 1. kernels [kernel, 4]: 1 if backward, the product of its
-    FLOPs, first moved array, end of moved arrays. moved [array, 2]: range in `bytes` of products, of which the smallest is
-    moved. rates [kernel, 2]: FLOP/s, and seconds of overhead. kept: products that are bytes. bandwidth: bytes/s. exposed:
-    the share of the shorter of computing and moving that the longer does not hide.
-    """
-
-    by: Array
-    lengths: Array
-    products: Array
-    kernels: Array
-    moved: Array
-    bytes: Array
-    rates: Array
-    kept: Array
-    bandwidth: float
-    exposed: float
-
-
 @jit
 def piece_tables(shape: PieceShape, degrees: Array, begin: int) -> Any:
     """Return the tables of a form, and the numbers to append to those that exist."""
@@ -314,41 +292,13 @@ def _bounds(bounds: Array, shape: PieceShape, table: int, degrees: Array, count:
             i += 2
 
 
-@jit
-def evaluate_template(template: CostTemplate, degrees: Array) -> tuple[float, float, int]:
-    """Return the seconds of a part's two passes, and the bytes that it keeps."""
-    lengths, values = np.ones(len(template.by), np.int64), np.empty(len(template.products), np.int64)
-    for i in range(1, len(lengths)):
-        lengths[i] = template.lengths[i, degrees[template.by[i]]]
-    for i in range(len(values)):
-        values[i] = template.products[i, 0]
-        for column in range(1, template.products.shape[1]):
-            values[i] *= lengths[template.products[i, column]]
-    seconds = np.zeros(2)
-    for i in range(len(template.kernels)):
-        stage, flops, first, last = template.kernels[i]
-        size = 0
-        for array in range(first, last):
-            least = values[template.bytes[template.moved[array, 0]]]
-            for each in range(template.moved[array, 0] + 1, template.moved[array, 1]):
-                least = min(least, values[template.bytes[each]])
-            size += least
-        computing, moving = values[flops] / template.rates[i, 0], size / template.bandwidth
-        longer, shorter = max(computing, moving), min(computing, moving)
-        seconds[stage] += longer + template.exposed * shorter + template.rates[i, 1]
-    kept = 0
-    for product in template.kept:
-        kept += values[product]
-    return seconds[0], seconds[1], kept
-
-
 Cuts = frozenset[tuple[int, str]]
 """Uses of values, by number, and dimensions, in which a part uses less than it has."""
 NONE: Cuts = frozenset()
 
 
 class StepFormulas:
-    """The shape and the templates of a step, for all legal degrees."""
+    """The shape of a step, and the costs of its middle part at all legal degrees."""
 
     def __init__(
         self, flow: CotangentFlow, device: Device, choices: OperatorConfigurations, step: OperatorStep
@@ -358,46 +308,50 @@ class StepFormulas:
         self.shape = shape_of(step, self.operator.dims, alone)
         self._cuts = {key: _cuts(step, need, key[1] // 2) for key, need in alone.items()}
         self._lengths = tuple(_lengths(step, alone))
-        self._templates: dict[tuple[Cuts, ...], CostTemplate | None] = {}
-        for degrees in ((), *((each,) for each in alone)):
-            self.template(degrees)
+        self._costs: dict[Degrees, PartCost] = {}
+        self.alike: dict[tuple[Cuts, ...], list[Degrees]] = {}
+        for degrees in choices.degrees if device.has_linear_times else ():
+            self.alike.setdefault(self._cuts_at(degrees), []).append(degrees)
+        for degrees in ((), *((each,) for each in alone)) if device.has_linear_times else ():
+            self.cost(degrees)
 
     def degrees(self, degrees: Sequence[Degree]) -> Array:
         """Return the degrees of all dimensions of the operator."""
         of = dict(degrees)
         return np.array([of.get(dim.name, 1) for dim in self.operator.dims], np.int64)
 
-    def cost(self, degrees: Degrees) -> tuple[float, float, int]:
+    def cost(self, degrees: Degrees) -> PartCost:
         """Return the seconds of both passes of a part, and the bytes that it keeps."""
-        template = self.template(degrees)
-        if template is not None:
-            found: tuple[float, float, int] = evaluate_template(template, self.degrees(degrees))
-            return found
-        return part_cost(self.flow, self.device, self.step, OperatorParts(self.operator, degrees))
+        if degrees not in self._costs:
+            cuts = self._cuts_at(degrees)
+            self._costs |= self._costs_at(self.alike.pop(cuts, []), cuts)
+        if degrees not in self._costs:
+            parts = OperatorParts(self.operator, degrees)
+            self._costs[degrees] = part_cost(self.flow, self.device, self.step, parts)
+        return self._costs[degrees]
 
-    def template(self, degrees: Sequence[Degree]) -> CostTemplate | None:
-        """Return the template for some degrees, or None. Degrees with the same cuts share a template."""
+    def _cuts_at(self, degrees: Degrees) -> tuple[Cuts, ...]:
+        """Return the cuts along each dimension. Parts with the same cuts have the same equations."""
         cuts = {each[0]: self._cuts[each] for each in degrees}
-        key = tuple([cuts.get(dim.name, NONE) for dim in self.operator.dims])
-        if key not in self._templates:
-            self._templates[key] = self._made(key) if self.device.has_linear_times else None
-        return self._templates[key]
+        return tuple([cuts.get(dim.name, NONE) for dim in self.operator.dims])
 
-    def _made(self, key: Sequence[Cuts]) -> CostTemplate | None:
-        """Make the template of all degrees with some cuts. The function is written at large degrees, where lengths differ
-        most.
+    def _costs_at(self, wanted: Sequence[Degrees], key: Sequence[Cuts]) -> dict[Degrees, PartCost]:
+        """Return the costs at some degrees, which have the same cuts; none if a length is ambiguous.
+
+        The function is written at large degrees, where lengths differ most.
         """
         alike: dict[str, list[int]] = {}
         for dim, cuts in zip(self.operator.dims, key, strict=True):
             own = [n for (name, n), each in self._cuts.items() if name == dim.name and each == cuts]
             alike[dim.name] = [*([1] if cuts == NONE else []), *own]
-        for i in range(max(map(len, alike.values()), default=1)):
+        for i in range(max(map(len, alike.values()), default=1) if wanted else 0):
             chosen = {name: found[-1 - i % len(found)] for name, found in alike.items()}
             degrees = tuple((name, degree) for name, degree in chosen.items() if degree > 1)
             local = self.flow.local(self.step, OperatorParts(self.operator, degrees), middle(degrees))
             with suppress(Unclear):
-                return TemplateWriter(self._lengths, alike, chosen).template(local.function(), self.device)
-        return None
+                sizes = PartSizes(self._lengths, alike, chosen, wanted)
+                return dict(zip(wanted, sizes.costs(local.function(), self.device), strict=True))
+        return {}
 
 
 def _cuts(step: OperatorStep, need: StepNeeds, index: int) -> Cuts:
@@ -464,114 +418,69 @@ class Unclear(Exception):
     """A length of the function may be several lengths of the step."""
 
 
-@attrs.frozen
-class LengthProduct:
-    """The product of a number and of lengths, given by their numbers."""
+class PartSizes:
+    """Sizes of the middle part of a step: numbers, or arrays with an element for each of some degrees.
 
-    coefficient: int
-    lengths: tuple[int, ...] = ()
-
-    def __mul__(self, other: LengthProduct | int) -> LengthProduct:
-        if isinstance(other, int):
-            return LengthProduct(self.coefficient * other, self.lengths)
-        return LengthProduct(self.coefficient * other.coefficient, self.lengths + other.lengths)
-
-    __rmul__ = __mul__
-
-
-class TemplateWriter:
-    """Writes the template of a function. `chosen` are the degrees at which the function is written, `alike` all degrees that
-    the template is for.
+    alike: the degrees of each dimension at which parts have the same cuts. chosen: those at which the part's function is written.
+    wanted: those of the sizes.
     """
 
     def __init__(
-        self, lengths: Sequence[PartLength], alike: Mapping[str, Sequence[int]], chosen: Mapping[str, int]
+        self,
+        lengths: Iterable[PartLength],
+        alike: Mapping[str, Sequence[int]],
+        chosen: Mapping[str, int],
+        wanted: Sequence[Degrees],
     ) -> None:
-        self.chosen = chosen
+        self.wanted = [dict(each) for each in wanted]
         self.known: dict[Dim, set[PartLength]] = {}
         for each in lengths:
             own = each.among(alike[each.by]) if each.by is not None else each
             size = dict(own.at)[chosen[own.by] if own.by is not None else 1]
             self.known.setdefault(Dim(each.name, size), set()).add(own)
-        self.lengths: dict[PartLength, int] = {}
-        self.products: dict[LengthProduct, int] = {}
+        self._dims: dict[Dim, Any] = {}
 
-    def dim(self, dim: Dim, axes: Axes) -> LengthProduct:
-        found = self.known.get(dim, set())
-        if len(found) != 1:
-            raise Unclear
-        (length,) = found
-        if length.by is None:
-            return LengthProduct(dim.size)
-        return LengthProduct(1, (self.lengths.setdefault(length, len(self.lengths) + 1),))
+    def dim(self, dim: Dim, axes: Axes) -> Any:
+        """Return the lengths of a dimension of the function. Raises `Unclear`."""
+        if dim not in self._dims:
+            found = self.known.get(dim, set())
+            if len(found) != 1:
+                raise Unclear
+            (length,) = found
+            sizes, by = dict(length.at), length.by
+            self._dims[dim] = (
+                dim.size if by is None else np.array([sizes[each.get(by, 1)] for each in self.wanted])
+            )
+        return self._dims[dim]
 
-    def elements(self, type: TensorType) -> LengthProduct:
-        return prod((self.dim(dim, ()) for dim in type.dims), start=LengthProduct(1))
+    def elements(self, type: TensorType) -> Any:
+        return prod(self.dim(dim, ()) for dim in type.dims)
 
-    def bytes(self, type: TensorType) -> int:
-        return self.product(self.elements(type) * ITEM_BYTES[type.dtype])
+    def bytes(self, type: TensorType) -> Any:
+        return self.elements(type) * ITEM_BYTES[type.dtype]
 
-    def product(self, found: LengthProduct | int) -> int:
-        """Return the number of a product."""
-        return self.products.setdefault(LengthProduct(1) * found, len(self.products))
-
-    def template(self, function: Function, device: Device) -> CostTemplate:
-        """Write the kernels as `roofline.work_in` prices them."""
-        fusion = fusion_of(function, ONE, device)
-        kernels, moved, rates, kept = [], list[list[int]](), [], []
+    def costs(self, function: Function, device: Device) -> list[PartCost]:
+        """Return the costs of a part with this function, as `part_cost` computes them. Raises `Unclear`."""
+        fusion, count = fusion_of(function, ONE, device), len(self.wanted)
+        seconds, kept = {"forward": np.zeros(count), "backward": np.zeros(count)}, np.zeros(count, np.int64)
         for eqn in function.body:
-            is_forward = eqn.stage == "forward"
-            made = [self.bytes(value.type) for value in eqn.results if value in fusion.stored]
-            kept += made if is_forward else []
+            made = sum(self.bytes(value.type) for value in eqn.results if value in fusion.stored)
+            kept += made if eqn.stage == "forward" else 0
             if storage(eqn) in ("view", "made"):
                 continue
-            first = len(moved)
-            moved += [*self._read(eqn, fusion), *([each] for each in made)]
-            flops = self.product(OPS[eqn.op].flops(eqn, self))
-            kernels.append([not is_forward, flops, first, len(moved)])
             dtype = (eqn.operands or eqn.results)[0].type.dtype
-            rates.append([device.rate(dtype).peak, fusion.latency(eqn)])
-        by, lengths = self._arrays()
-        return CostTemplate(
-            by,
-            lengths,
-            self._factors(),
-            rows(kernels, 4),
-            rows(list(pairwise(np.cumsum([0, *map(len, moved)]))), 2),
-            np.array([product for each in moved for product in each], np.int64),
-            np.array(rates).reshape(-1, 2),
-            np.array(kept, np.int64),
-            device.bandwidth.peak,
-            1 - device.overlap,
+            computing = OPS[eqn.op].flops(eqn, self) / device.rate(dtype).peak
+            moving = (sum(self._read(eqn, fusion)) + made) / device.bandwidth.peak
+            longer, shorter = np.maximum(computing, moving), np.minimum(computing, moving)
+            seconds[eqn.stage] += longer + (1 - device.overlap) * shorter + fusion.latency(eqn)
+        return list(
+            zip(seconds["forward"].tolist(), seconds["backward"].tolist(), kept.tolist(), strict=True)
         )
 
-    def _read(self, eqn: Equation, fusion: FusionModel) -> Iterator[list[int]]:
-        """Yield the arrays that may be read for each operand in memory."""
+    def _read(self, eqn: Equation, fusion: FusionModel) -> Iterator[Any]:
+        """Yield the bytes read for each operand in memory: of its views, the smallest is read."""
         for i, value in enumerate(dict.fromkeys(eqn.operands)):
             types = [each.type for each in fusion.views(value)]
             looked_up = [eqn.result.type] if i == 0 and storage(eqn) == "lookup" else []
             if types:
-                yield [self.bytes(each) for each in (*types, *looked_up)]
-
-    def _factors(self) -> Array:
-        """Return coefficient and lengths of each product."""
-        found = np.zeros(
-            (len(self.products), 1 + max((len(each.lengths) for each in self.products), default=0)), np.int64
-        )
-        for row, each in zip(found, self.products, strict=True):
-            row[: 1 + len(each.lengths)] = each.coefficient, *each.lengths
-        return found
-
-    def _arrays(self) -> tuple[Array, Array]:
-        """Return the dimension that each length depends on, and the length at each degree."""
-        names = list(self.chosen)
-        by = np.zeros(len(self.lengths) + 1, np.int64)
-        sizes = np.ones(
-            (len(by), 1 + max((n for each in self.lengths for n, _ in each.at), default=1)), np.int64
-        )
-        for each, number in self.lengths.items():
-            assert each.by is not None
-            by[number] = names.index(each.by)
-            for degree, size in each.at:
-                sizes[number, degree] = size
-        return by, sizes
+                yield reduce(np.minimum, [self.bytes(each) for each in (*types, *looked_up)])

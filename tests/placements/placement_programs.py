@@ -201,5 +201,7 @@ def sliced(unrolled: Unrolled, arrays: dict[str, Any]) -> dict[str, Any]:
     """Return arguments of the unrolled function from those of the function."""
     found = dict(arrays)
     for name, (whole, at) in unrolled.slices.items():
-        found[name] = of_slice(arrays[whole], at)
+        found[name] = arrays[whole]
+        for axis, index in at:
+            found[name] = found[name].take(index, axis)
     return found

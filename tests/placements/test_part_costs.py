@@ -22,8 +22,8 @@ from mtfc.placements.operators.operator_parts import OperatorParts, Region
 from mtfc.placements.operators.strategy import Degrees
 from mtfc.placements.part_costs import (
     PartLength,
+    PartSizes,
     StepForms,
-    TemplateWriter,
     Unclear,
     part_cost,
 )
@@ -124,19 +124,20 @@ def test_networks_are_evaluated_by_formulas_alone(monkeypatch: pytest.MonkeyPatc
 
 def test_a_length_that_may_be_several_is_not_taken_for_one() -> None:
     lengths = [PartLength("h", "h", ((1, 8), (2, 4), (4, 3))), PartLength("h", "h", ((1, 8), (2, 4), (4, 2)))]
-    with pytest.raises(Unclear):
-        TemplateWriter(lengths, {"h": [1, 2, 4]}, {"h": 2}).dim(Dim("h", 4), ())
-    with pytest.raises(Unclear):
-        TemplateWriter(lengths, {"h": [1, 2, 4]}, {"h": 4}).dim(Dim("h", 1), ())
-    clear = TemplateWriter(lengths, {"h": [1, 2, 4]}, {"h": 4}).dim(Dim("h", 3), ())
-    alike = TemplateWriter(lengths, {"h": [1, 2]}, {"h": 2}).dim(Dim("h", 4), ())
-    assert clear.lengths == alike.lengths == (1,)
+    for chosen, size in ((2, 4), (4, 1)):
+        sizes = PartSizes(lengths, {"h": [1, 2, 4]}, {"h": chosen}, [()])
+        with pytest.raises(Unclear):
+            sizes.dim(Dim("h", size), ())
+    clear = PartSizes(lengths, {"h": [1, 2, 4]}, {"h": 4}, [(), (("h", 2),), (("h", 4),)])
+    alike = PartSizes(lengths, {"h": [1, 2]}, {"h": 2}, [(("h", 2),), ()])
+    assert clear.dim(Dim("h", 3), ()).tolist() == [8, 4, 3]
+    assert alike.dim(Dim("h", 4), ()).tolist() == [4, 8]
 
 
 def test_no_formulas_where_rates_depend_on_sizes() -> None:
     space = space_of("dense", "tpu_v2")
     forms = space.evaluator.tasks.forms
-    assert all(each.template(()) is None for (each,) in forms.formulas.values())
+    assert all(not each.alike for (each,) in forms.formulas.values())
     step = space.graph.steps[0]
     form, own = forms.number(step, ()), part_cost(forms.flow, forms.devices[0], step, _parts(space, step, ()))
     assert forms.tables.seconds[form].tolist() == list(own[:2])

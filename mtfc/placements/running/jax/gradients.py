@@ -8,6 +8,7 @@ from textwrap import indent
 import attrs
 
 from mtfc.backends.common.module import arguments
+from mtfc.compiler.ir.core import Training
 from mtfc.compiler.ir.training import GRAD_NORM
 from mtfc.placements.running.jax.passes import PlacedRun, short
 from mtfc.placements.running.jax.pieces import StoredPiece
@@ -61,7 +62,7 @@ class GradientsWriter(StepWriter):
         self.tasks.group = (count, 1)
         reduced = self.reduced(runs)
         gradients = {
-            each: [self._gradient(piece, reduced) for piece in pieces]
+            each: [self._gradient(training, piece, reduced) for piece in pieces]
             for each, pieces in self._parameters().items()
         }
         outputs = {training.minimize: self.mean(runs, training.minimize)}
@@ -74,15 +75,14 @@ class GradientsWriter(StepWriter):
     def _parameters(self) -> Mapping[str, Sequence[StoredPiece]]:
         return {name: self.plan.pieces[name] for name in arguments(self.plan.lowered, "parameter")}
 
-    def _gradient(self, piece: StoredPiece, reduced: Reduced) -> str:
+    def _gradient(self, training: Training, piece: StoredPiece, reduced: Reduced) -> str:
         """Return the gradient of a piece without the loss scale; zeros for a parameter that has none."""
-        assert self.plan.training is not None
         variable = reduced.get((piece.value.name, piece.device))
         if variable is None:
             return self.tasks.filled(piece.type, 0, piece.device)
-        if self.plan.training.loss_scale is None:
+        if training.loss_scale is None:
             return variable
-        function = unscaled_function(self.plan.training, piece.type)
+        function = unscaled_function(training, piece.type)
         return self.called(function, "unscaled", piece.device, [variable], [f"d_{short(piece.value)}"])[0]
 
     def _new_states(self, last: PlacedRun) -> PiecesOfArrays:
@@ -113,10 +113,9 @@ class GradientsWriter(StepWriter):
         self.shared[GRAD_NORM] = self.norm(plain, known)
         for name in changed:
             for number, piece in enumerate(self.plan.pieces[name]):
-                operands = [given[name][number], *self.scalars([GRAD_NORM], piece.device)]
-                function = clipped_function(plain, piece.type)
+                function, old = clipped_function(plain, piece.type), [given[name][number]]
                 wanted = [f"d_{short(piece.value)}"]
-                given[name][number] = self.called(function, "clipped", piece.device, operands, wanted)[0]
+                given[name][number] = self.called(function, "clipped", piece.device, old, wanted)[0]
         doc = "Scale the gradients so that their joint norm is at most the limit."
         return self.plan.definition(
             "clip_gradients", "gradients", doc, self.first, self.tasks, {}, {"clipped": given}

@@ -15,8 +15,7 @@ from mtfc.backends.common.module import (
     arguments,
     dict_text,
     imports,
-    initial_states,
-    initial_value,
+    initial_functions,
     is_wide,
     outputs_table,
     type_tables,
@@ -79,7 +78,8 @@ def generate(placed: PlacedProgram) -> str:
         functions.append(StepWriter(plan).text())
         functions += [_averaged(plan)] if plan.training and plan.training.average is not None else []
         functions += value_and_grad(plan) if placed.of == "module" else []
-    sections = [_tables(plan), BINDING, *_initial(plan), *plan.functions.texts, *functions]
+    initial = initial_functions(plan.lowered, "jnp", dtype_text, _maker)
+    sections = [_tables(plan), BINDING, *initial, *plan.functions.texts, *functions]
     if is_wide(plan.lowered):
         sections.insert(0, 'jax.config.update("jax_enable_x64", True)\n')
     title = f"{plan.program.name} under placement {placed.placement.name} on {plan.devices} devices."
@@ -118,20 +118,10 @@ def _outputs(plan: ModulePlan) -> str:
     return outputs_table((name, [(each, "None") for each in own]) for name, own in names.items())
 
 
-def _initial(plan: ModulePlan) -> list[str]:
-    """Return the functions that make the parameters and the state before the first step."""
-    parameters = plan.program.parameters
-    entries = [(p.name, initial_value(p, "jnp.full", dtype_text(p.type.dtype))) for p in parameters]
-    made = [_maker("init", "seed=0", "PARAMETERS", "Return the initial parameters.", entries)]
-    states = initial_states(plan.lowered, "jnp", dtype_text) if plan.trains else []
-    if states:
-        doc = "Return the optimizer's state before the first step."
-        made.append(_maker("init_state", "", "STATE", doc, states))
-    return made
-
-
-def _maker(name: str, signature: str, pieces: str, doc: str, entries: list[tuple[str, str]]) -> str:
-    argument = signature.partition("=")[0]
+def _maker(signature: str, pieces: str, doc: str, entries: list[tuple[str, str]]) -> str:
+    """Return a function that makes whole arrays on the first device, and cuts them into pieces."""
+    name, _, argument = signature.rstrip(")").partition("(")
+    argument = argument.partition("=")[0]
     return f'''\
 @jax.jit
 def {name}_whole({argument}):
@@ -139,7 +129,7 @@ def {name}_whole({argument}):
     return {dict_text(entries, indent=4)}
 
 
-def {name}({signature}):
+def {signature}:
     """{doc}"""
     with jax.default_device(place(0)):
         return shard({name}_whole({argument}), {pieces})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from mtfc.backends.common.module import arguments
@@ -176,9 +176,7 @@ class StepWriter:
                 piece = known[number]
                 name = self.tasks.cut(piece.name, piece.ends, region)
                 function = squares_function(training, region_type(held[0].value.type, region))
-                scales = [LOSS_SCALE] * (len(function.arguments) > 1)
-                operands = [name, *self.scalars(scales, piece.device)]
-                (term,) = self.called(function, "squares", piece.device, operands, ["square"])
+                (term,) = self.called(function, "squares", piece.device, [name], ["square"])
                 terms.append(self.tasks.on(term, 0, 4))
         if not terms:
             return self.tasks.add(0, self.tasks.filled(scalar("f32"), 0, 0), [], ["grad_norm"])[0]
@@ -186,16 +184,25 @@ class StepWriter:
         return self.tasks.add(0, f"root({total})", [total], ["grad_norm"])[0]
 
     def called(
-        self, function: Function, name: str, device: int, operands: Sequence[str], wanted: Sequence[str]
+        self,
+        function: Function,
+        name: str,
+        device: int,
+        given: Sequence[str],
+        wanted: Sequence[str],
+        states: Mapping[str, str] = {},
     ) -> list[str]:
-        """Add a call of a function of the update."""
+        """Add a call of a function of the update.
+
+        given: its first operands. states: those of the piece, by name. Other operands are scalars that all updates read.
+        """
+        operands = [*given]
+        for argument in function.arguments[len(given) :]:
+            key = STEP if argument.role == "step" else argument.value.name
+            operands.append(states[key] if key in states else self.tasks.on(self.shared[key], device, 4))
         doc = f"Compute {', '.join(output.name for output in function.outputs)}."
         written = self.plan.functions.add(function, name, doc)
         return self.tasks.call(device, written, operands, wanted)
-
-    def scalars(self, names: Iterable[str], device: int) -> list[str]:
-        """Return shared scalars on a device."""
-        return [self.tasks.on(self.shared[name], device, 4) for name in names]
 
     # Updates
 
@@ -230,7 +237,7 @@ class StepWriter:
         """Return the new value of a state; the old one if the loss scale was too large."""
         if training.loss_scale is None or not training.loss_scale.is_dynamic:
             return new.name
-        (norm,) = self.scalars([GRAD_NORM], new.device)
+        norm = self.tasks.on(self.shared[GRAD_NORM], new.device, 4)
         text = f"kept({norm}, {new.name}, {old})"
         return self.tasks.add(new.device, text, [norm, new.name, old], [new.name])[0]
 
@@ -257,16 +264,10 @@ class StepWriter:
         """Add the update of one piece; return the variable of its new value."""
         piece = self.plan.pieces[name][number]
         function = update_function(training, name, piece.type)
-        operands, states = [variable, gradient], list[str]()
-        for argument in function.arguments[2:]:
-            key = argument.value.name
-            if argument.role == "state" and key in new_state and key not in self.shared:
-                states.append(key)
-                operands.append(self.state[key, number])
-            else:
-                operands += self.scalars([STEP if argument.role == "step" else key], piece.device)
+        states = {key: self.state[key, number] for key in new_state if self.plan.owner(key) == name}
         wanted = [short(Value(output.name, piece.type)) for output in function.outputs]
-        results = self.called(function, f"update_{short(piece.value)}", piece.device, operands, wanted)
+        called, given = f"update_{short(piece.value)}", [variable, gradient]
+        results = self.called(function, called, piece.device, given, wanted, states)
         new = variable
         for output, result in zip(function.outputs, results, strict=True):
             if output.updates == name:
@@ -279,9 +280,8 @@ class StepWriter:
 
     def _next_scale(self, training: Training, new_state: dict[str, list[str]]) -> None:
         function = scale_function(training)
-        operands = self.scalars([argument.value.name for argument in function.arguments], 0)
         wanted = [output.name for output in function.outputs]
-        results = self.called(function, "next_scale", 0, operands, wanted)
+        results = self.called(function, "next_scale", 0, [], wanted)
         for output, result in zip(function.outputs, results, strict=True):
             new_state[str(output.updates)][0] = result
 
@@ -294,9 +294,7 @@ class StepWriter:
             if name in values:
                 found[name] = self.mean(runs, name)
             elif name == LEARNING_RATE:
-                function = rate_function(training)
-                operands = self.scalars([STEP] * len(function.arguments), 0)
-                (found[name],) = self.called(function, "learning_rate", 0, operands, [name])
+                (found[name],) = self.called(rate_function(training), "learning_rate", 0, [], [name])
             elif name in self.shared:
                 found[name] = self.shared[name]
             else:

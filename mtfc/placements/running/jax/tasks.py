@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import keyword
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
@@ -162,9 +163,7 @@ def dispatch_order(tasks: Sequence[PlacedTask], devices: int) -> Iterator[Placed
         for maker in {makers[name] for name in task.reads if name in makers}:
             users[maker].append(i)
             waits[i] += 1
-    left: dict[int, int] = {}
-    for task in tasks:
-        left[task.group[0]] = left.get(task.group[0], 0) + 1
+    left = Counter(task.group[0] for task in tasks)
     ready: list[list[tuple[tuple[int, int], int]]] = [[] for _ in range(devices)]
     later: list[tuple[tuple[int, int], int]] = []
     free = [0] * devices
@@ -173,11 +172,8 @@ def dispatch_order(tasks: Sequence[PlacedTask], devices: int) -> Iterator[Placed
 
     def open_up(i: int) -> None:
         task = tasks[i]
-        entry = (task.group, i)
-        if task.group[0] < first + devices:
-            heapq.heappush(ready[task.device], entry)
-        else:
-            heapq.heappush(later, entry)
+        queue = ready[task.device] if task.group[0] < first + devices else later
+        heapq.heappush(queue, (task.group, i))
 
     for i, number in enumerate(waits):
         if not number:

@@ -6,7 +6,7 @@ Adafactor, gets it: each device that uses such a parameter holds it whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -15,11 +15,11 @@ from mtfc.compiler.analysis.buffer_kinds import storage
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Function, Output, Training, Value
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.training import GRAD_NORM, LEARNING_RATE, LOSS_SCALE, of_role, update_of
+from mtfc.compiler.ir.rewrite import fresh_copy
+from mtfc.compiler.ir.training import GRAD_NORM, LEARNING_RATE, of_role, update_of
 from mtfc.compiler.ir.types import Dim, TensorType, scalar
 from mtfc.compiler.passes.autodiff.differentiate import clipped, numbered
 from mtfc.compiler.passes.autodiff.loss_scaling import (
-    GOOD_STEPS,
     ScaleState,
     is_finite,
     kept_unless,
@@ -31,8 +31,6 @@ from mtfc.compiler.passes.autodiff.parameter_averages import averages_of
 from mtfc.compiler.passes.autodiff.update_equations import ParameterUpdate, inlined, wide
 
 STEP = "step"
-SHARED = (GRAD_NORM, LOSS_SCALE, GOOD_STEPS, "averaged_steps", STEP)
-"""Scalars that the updates of all pieces read."""
 
 
 def is_local(training: Training, parameter: str) -> bool:
@@ -52,66 +50,67 @@ def needs_norm(training: Training) -> bool:
     return training.clip is not None or (training.loss_scale is not None and training.loss_scale.is_dynamic)
 
 
+class PieceFunction:
+    """A function of the gradient of a piece, under construction.
+
+    given: the argument with the gradient. gradient: the same without the loss scale. norm: that of all gradients. scale: the
+    states of a loss scale that changes.
+    """
+
+    def __init__(self, training: Training, type: TensorType, parameter: str | None = None) -> None:
+        self.builder = b = Builder(Names([parameter] if parameter else ()), training.span, "update")
+        self.given = self.gradient = Value(b.names.fresh(f"d_{parameter}" if parameter else "gradient"), type)
+        self.scale = scale_state(b, training.loss_scale)
+        self.norm = Value(b.names.fresh(GRAD_NORM), scalar("f32"))
+        if training.loss_scale is not None:
+            given = {self.given: self.given}
+            self.gradient = unscaled(b, given, training.loss_scale, self.scale)[self.given]
+
+    def clipped(self, training: Training) -> Value:
+        """Return the clipped gradient."""
+        if training.clip is None:
+            return self.gradient
+        return clipped(self.builder, {self.given: self.gradient}, self.norm, training.clip)[self.given]
+
+    def function(
+        self, outputs: Iterable[Output], piece: Sequence[Argument] = (), states: Sequence[Argument] = ()
+    ) -> Function:
+        """Return the function. Its last arguments are the scalars of all pieces that it reads."""
+        shared = [Argument(self.norm, "input"), *(self.scale.arguments if self.scale else ())]
+        used = {value for eqn in self.builder.body for value in eqn.operands}
+        arguments = (*piece, Argument(self.given, "input"), *states, *(a for a in shared if a.value in used))
+        return numbered(Function("update", arguments, tuple(self.builder.body), tuple(outputs)))
+
+
 def update_function(training: Training, parameter: str, type: TensorType) -> Function:
     """Return the update of a piece of a parameter.
 
-    Its arguments are the piece, its gradient, the states of the optimizer, and those of `SHARED` that it reads. Outputs update
-    arguments.
+    Its arguments are the piece, its gradient, the states of the optimizer, and scalars. Outputs update arguments.
     """
-    b = Builder(Names((parameter,)), training.span, "update")
-    piece = Value(parameter, type)
-    gradient = Value(b.names.fresh(f"d_{parameter}"), type)
-    scale = scale_state(b, training.loss_scale)
-    norm = Value(b.names.fresh(GRAD_NORM), scalar("f32"))
-    found = {piece: gradient}
-    if training.loss_scale is not None:
-        found = unscaled(b, found, training.loss_scale, scale)
-    if training.clip is not None:
-        found = clipped(b, found, norm, training.clip)
-    good = is_finite(b, norm) if scale is not None else None
+    piece, own = Value(parameter, type), PieceFunction(training, type, parameter)
+    b, gradient = own.builder, own.clipped(training)
+    good = is_finite(b, own.norm) if own.scale is not None else None
     function = update_of(training, parameter)
     update = _shortened(function, of_role(function, "parameter")[0].type.dims, type.dims)
-    states, outputs = ParameterUpdate(b, update, piece, {}).run(found[piece])
+    states, outputs = ParameterUpdate(b, update, piece, {}).run(gradient)
     outputs = kept_unless(b, good, outputs, (piece, *(state.value for state in states)))
     if training.average is not None:
-        averages = averages_of(b, training.average, outputs, found)
+        averages = averages_of(b, training.average, outputs, [piece])
         states += averages.arguments
         outputs += kept_unless(b, good, averages.outputs, [state.value for state in averages.arguments])
-    shared = [Argument(norm, "input"), *(scale.arguments if scale else ())]
-    changed = Function("update", (), tuple(b.body), tuple(outputs))
-    given = (Argument(piece, "parameter"), Argument(gradient, "input"), *states, *shared)
-    return _read(numbered(attrs.evolve(changed, arguments=given)), keep=2 + len(states))
-
-
-def _read(function: Function, keep: int) -> Function:
-    """Drop the arguments after the first ones that no equation reads."""
-    used = {value for eqn in function.body for value in eqn.operands}
-    first, rest = function.arguments[:keep], function.arguments[keep:]
-    return attrs.evolve(function, arguments=(*first, *(each for each in rest if each.value in used)))
+    return own.function(outputs, [Argument(piece, "parameter")], states)
 
 
 def _shortened(function: Function, whole: Sequence[Dim], dims: Sequence[Dim]) -> Function:
     """Return a function of a parameter for a piece, whose dimensions are shorter. A slice lacks some of the whole dimensions."""
     sizes: dict[str, Dim | None] = {dim.name: None for dim in whole} | {dim.name: dim for dim in dims}
-    new: dict[Value, Value] = {}
 
-    def renewed(value: Value) -> Value:
-        if value not in new:
-            new[value] = Value(value.name, attrs.evolve(value.type, dims=_with(value.type.dims, sizes)))
-        return new[value]
+    def type_of(value: Value) -> TensorType:
+        return attrs.evolve(value.type, dims=_with(value.type.dims, sizes))
 
-    body = tuple(
-        attrs.evolve(
-            eqn,
-            operands=tuple(map(renewed, eqn.operands)),
-            results=tuple(map(renewed, eqn.results)),
-            attrs={key: _with(value, sizes) for key, value in eqn.attrs.items()},
-        )
-        for eqn in function.body
+    return fresh_copy(
+        function, type_of, lambda eqn: {key: _with(value, sizes) for key, value in eqn.attrs.items()}
     )
-    arguments = tuple(attrs.evolve(each, value=renewed(each.value)) for each in function.arguments)
-    outputs = tuple(attrs.evolve(each, value=renewed(each.value)) for each in function.outputs)
-    return attrs.evolve(function, arguments=arguments, body=body, outputs=outputs)
 
 
 def _with(value: Any, sizes: Mapping[str, Dim | None]) -> Any:
@@ -124,23 +123,15 @@ def _with(value: Any, sizes: Mapping[str, Dim | None]) -> Any:
 
 
 def unscaled_function(training: Training, type: TensorType) -> Function:
-    """Return the gradient of the loss itself, from a piece of the gradient of the loss times the scale of the first step."""
-    assert training.loss_scale is not None
-    b = Builder(Names(), training.span, "update")
-    gradient = Value(b.names.fresh("gradient"), type)
-    found = unscaled(b, {gradient: gradient}, training.loss_scale, None)[gradient]
-    return Function("unscaled", (Argument(gradient, "input"),), tuple(b.body), (Output("unscaled", found),))
+    """Return the gradient of the loss itself, from a piece of the gradient of the loss times its scale."""
+    own = PieceFunction(training, type)
+    return own.function([Output("unscaled", own.gradient)])
 
 
 def clipped_function(training: Training, type: TensorType) -> Function:
     """Return a clipped piece of a gradient. Its arguments are the piece, and the norm of all gradients."""
-    assert training.clip is not None
-    b = Builder(Names(), training.span, "update")
-    gradient = Value(b.names.fresh("gradient"), type)
-    norm = Value(b.names.fresh(GRAD_NORM), scalar("f32"))
-    found = clipped(b, {gradient: gradient}, norm, training.clip)[gradient]
-    given = (Argument(gradient, "input"), Argument(norm, "input"))
-    return Function("clipped", given, tuple(b.body), (Output("clipped", found),))
+    own = PieceFunction(training, type)
+    return own.function([Output("clipped", own.clipped(training))])
 
 
 def squares_function(training: Training, type: TensorType) -> Function:
@@ -148,23 +139,16 @@ def squares_function(training: Training, type: TensorType) -> Function:
 
     Its arguments are the gradient, and the scale of the loss if it changes.
     """
-    b = Builder(Names(), training.span, "update")
-    gradient = Value(b.names.fresh("gradient"), type)
-    scale = scale_state(b, training.loss_scale)
-    found = {gradient: gradient}
-    if training.loss_scale is not None:
-        found = unscaled(b, found, training.loss_scale, scale)
-    squared = b("square", wide(b, found[gradient]))
-    summed = b.cast(b("sum", squared, over=type.dims) if type.dims else squared, "f32")
-    given = (Argument(gradient, "input"), *(scale.arguments[:1] if scale else ()))
-    return Function("squares", given, tuple(b.body), (Output("squares", summed),))
+    own = PieceFunction(training, type)
+    squared = own.builder("square", wide(own.builder, own.gradient))
+    summed = own.builder("sum", squared, over=type.dims) if type.dims else squared
+    return own.function([Output("squares", own.builder.cast(summed, "f32"))])
 
 
 def scale_function(training: Training) -> Function:
     """Return the update of a loss scale that changes: from the norm of the gradients, the scale, and its good steps."""
     b = Builder(Names(), training.span, "update")
-    norm = Value(b.names.fresh(GRAD_NORM), scalar("f32"))
-    scale = scale_state(b, training.loss_scale)
+    norm, scale = Value(b.names.fresh(GRAD_NORM), scalar("f32")), scale_state(b, training.loss_scale)
     assert isinstance(scale, ScaleState)
     outputs = next_scale(b, is_finite(b, norm), scale)
     given = (Argument(norm, "input"), *scale.arguments)
