@@ -111,7 +111,7 @@ def checked(entries: str) -> StepCase:
     selection = choose(text, FILE, Choice())
     options = VerifyOptions(FILE)
     reference = Reference.of(everything_in(selection.program, "f64"), {}, options)
-    return checked_step(reference, FILE, text, Choice(), selection.scope)
+    return checked_step(reference, FILE, text, Choice(), selection.module.scope)
 
 
 @pytest.mark.parametrize("number", range(DRAWS))
@@ -129,7 +129,7 @@ def declared(entries: str) -> DeclaredStep:
     """Return the step that a block declares, with parameters in f64 as they are drawn in f32."""
     text, selection = train_source(entries), choose(train_source(entries), FILE, Choice())
     reference = Reference.of(everything_in(selection.program, "f64"), {}, VerifyOptions(FILE))
-    return DeclaredStep(reference, declaration(text, FILE, Choice(), "net"), selection.scope)
+    return DeclaredStep(reference, declaration(text, FILE, Choice(), "net"), selection.module.scope)
 
 
 @pytest.mark.parametrize("number", range(DRAWS))
@@ -162,7 +162,7 @@ def test_states_of_the_model_may_have_the_names_of_the_step() -> None:
     text = text.replace("mean(h, over", "mean(averaged_steps, over")
     selection = choose(text, FILE, Choice())
     reference = Reference.of(everything_in(selection.program, "f64"), {}, VerifyOptions(FILE))
-    found = checked_step(reference, FILE, text, Choice(), selection.scope)
+    found = checked_step(reference, FILE, text, Choice(), selection.module.scope)
     assert not found.wrong
     assert "loss_scale_2" in found.compared
 

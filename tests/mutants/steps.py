@@ -450,4 +450,4 @@ def wrong_in(entries: str) -> tuple[str, ...]:
     text = train_source(f"  {entries}")
     selection = choose(text, FILE, Choice())
     reference = Reference.of(everything_in(selection.program, "f64"), {}, VerifyOptions(FILE))
-    return checked_step(reference, FILE, text, Choice(), selection.scope).wrong
+    return checked_step(reference, FILE, text, Choice(), selection.module.scope).wrong

@@ -380,6 +380,7 @@ def _multiply(a: ExactArray, b: ExactArray) -> ExactArray:
 
 def _tangent_of_product(times: Callable[[Array, Array], Array], a: ExactArray, b: ExactArray) -> Array | None:
     left, right = without_specials(a), without_specials(b)
+    _count_infinite_slopes(a, b)
     return joined_tangents(lambda s, t: a.field.add(times(s, right), times(left, t)), a, b)
 
 
@@ -389,10 +390,18 @@ def _divide(a: ExactArray, b: ExactArray) -> ExactArray:
     found = field.multiply(without_specials(a), inverse)
     if a.has_special:
         found = _times_infinity(found, a, b)
+    _count_infinite_slopes(a, b)
     tangent = joined_tangents(
         lambda s, t: field.multiply(field.subtract(s, field.multiply(found, t)), inverse), a, b
     )
     return residue_array(a, np.where((b.values >= INFINITY) | (b.values == 0), POISON, found), tangent)
+
+
+def _count_infinite_slopes(a: ExactArray, b: ExactArray) -> None:
+    """Count factors that are no residues as slopes of the other factor: backward, they are gradients without a meaning."""
+    for x, other in ((a, b), (b, a)):
+        if other.tangent is not None and x.has_special:
+            x.field.count(NO_SLOPE, int((x.values >= INFINITY).sum()))
 
 
 RULES: dict[str, Callable[[ExactArray, ExactArray], ExactArray]] = {
