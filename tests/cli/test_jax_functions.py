@@ -180,8 +180,8 @@ def test_verify_compares_all_roads(mtfc: Mtfc) -> None:
     found = mtfc("verify", *STEP, *LAYOUT)
     assert found.status == 0
     lines = found.out.splitlines()
-    assert [line.split()[0] for line in lines] == ["import", "given", "plan.apply", "plan.step"]
-    assert "elements are equal" in lines[1]
+    assert [line.split()[0] for line in lines] == ["step:", "import", "given", "plan.apply", "plan.step"]
+    assert "elements are equal" in lines[2]
     record = mtfc("verify", *STEP, *LAYOUT, "--no-exact", "--format", "json").json
     assert record["ok"]
     assert {each["road"] for each in record["outputs"]} == {"plan.apply", "plan.step"}

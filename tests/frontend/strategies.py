@@ -251,7 +251,7 @@ def training() -> st.SearchStrategy[ast.TrainDecl]:
     pattern = st.builds(ast.Pattern, here, st.text("abcxyz_.*?[]!-0", max_size=8))
     patterns = tuples(pattern, 1)
     group = st.builds(ast.OptimizerFor, here, patterns, expressions()) | st.builds(ast.Frozen, here, patterns)
-    numbers = [st.none() | expressions()] * 3
+    numbers = [st.none() | expressions()] * 4
     reported = st.none() | tuples(names(), 1)
     return st.builds(ast.TrainDecl, here, names(), *settings, *numbers, reported, tuples(group, 0, 3))
 

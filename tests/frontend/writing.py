@@ -340,7 +340,8 @@ def _(node: ast.PrecisionRule) -> str:
 @source.register
 def _(node: ast.TrainDecl) -> str:
     settings = {
-        key: getattr(node, key) for key in ("optimizer", "precision", "accumulate", "clip", "average")
+        key: getattr(node, key)
+        for key in ("optimizer", "precision", "accumulate", "weigh_by", "clip", "average")
     }
     entries = [f"{key} = {source(value)}" for key, value in settings.items() if value]
     entries += [f"minimize {source(node.minimize)}"] if node.minimize else []

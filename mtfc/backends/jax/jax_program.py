@@ -241,8 +241,11 @@ class JaxProgram:
 
     def _struct(self, kind: str, name: str) -> jax.ShapeDtypeStruct:
         dtype, sizes = self.module.TYPES[kind][name]
-        sharding = NamedSharding(self.mesh, self.module.LAYOUTS[kind][name])
+        sharding = self._sharding(kind, name)
         return jax.ShapeDtypeStruct(tuple(sizes.values()), jax.numpy.dtype(dtype), sharding=sharding)
+
+    def _sharding(self, kind: str, name: str) -> Any:
+        return NamedSharding(self.mesh, self.module.LAYOUTS[kind][name])
 
 
 def _indices(struct: Any) -> Any:
