@@ -362,7 +362,8 @@ def _random(field: PrimeField, shape: tuple[int, ...], *key: Any) -> Any:
 def compared(actual: ExactArray, expected: ExactArray) -> tuple[int, int]:
     """Return the number of elements that differ, and of those that have no meaning on both sides.
 
-    An infinity times a residue that is a small number by chance has a sign, and in another order of the factors has no meaning.
+    An infinity agrees with an element without a meaning. Infinity times a residue has a sign only if the residue is a small
+    number, so the order of factors decides which of the two a program computes.
     """
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return max(1, expected.size), 0

@@ -398,7 +398,10 @@ def _divide(a: ExactArray, b: ExactArray) -> ExactArray:
 
 
 def _count_infinite_slopes(a: ExactArray, b: ExactArray) -> None:
-    """Count factors that are no residues as slopes of the other factor: backward, they are gradients without a meaning."""
+    """Count slopes without a meaning: factors that are infinite or have no meaning, beside a factor with a tangent.
+
+    The gradient of such a product has no meaning at these elements.
+    """
     for x, other in ((a, b), (b, a)):
         if other.tangent is not None and x.has_special:
             x.field.count(NO_SLOPE, int((x.values >= INFINITY).sum()))

@@ -85,7 +85,7 @@ def checks_of(options: VerifyOptions, sources: Sources | None = None) -> Sequenc
     backends = (options.backend,) if options.backend else tuple(BACKENDS)
     cases = [case for each in selections for case in _cases(each)]
     models = [VerifiedModel(each, backends, options, partial(_start_jax, cases)) for each in selections]
-    if options.data or options.params:  # a mistake in these is an error before any check
+    if options.data or options.params:  # report a mistake in these files before any check runs
         Reference.of(models[0].reference_program, models[0].given, options)
     steps = [each.step_check(sources) for each in models if each.selection.program.training]
     if options.step and not steps:
