@@ -63,6 +63,7 @@ LOOKUPS: dict[str, Callable[..., Any]] = {
     "vmap x[i]": lambda x, i: jax.vmap(lambda row, k: row[k], (1, None))(x, i),
     "take": jnp.take,
     "take of rows": lambda x, i: jnp.take(x, i, axis=0),
+    "take of both axes": lambda x, i: jnp.take(jnp.take(x, i, 0, mode="clip"), i, 1, mode="clip"),
     "take_along_axis": lambda x, i: jnp.take_along_axis(x, rows_of(i), 0),
     "get filled": lambda x, i: x.at[i].get(mode="fill", fill_value=7),
     "dynamic_slice": lambda x, i: jnp.stack([lax.dynamic_slice(x, (k, k), (3, 2)) for k in i]),

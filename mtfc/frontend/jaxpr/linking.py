@@ -78,9 +78,11 @@ class Linker:
     ) -> Axes:
         """Let an operand have the wanted axes at this use, and return its axes.
 
-        An axis that is None may be any, but no factor of `used`.
+        An axis that is None may be any, but no factor of `used`, now and when other operands are fitted.
         """
+        used = tuple(used)
         found = self.fitted(step.operands[i].axes, wanted, used)
+        self.space(used, *found)
         pairs = zip(found, step.operands[i].axes, strict=True)
         if any(a != b and leaves(a) != leaves(b) for a, b in pairs):
             step.renamed[i] = found

@@ -33,7 +33,6 @@ def link(linker: Linker, step: AppliedPrimitive) -> None:
     free = [*(a[j] for j in _free(len(left.shape), left_sum, left_batch))]
     free += [b[j] for j in _free(len(right.shape), right_sum, right_batch)]
     linker.give(step.results[0], (*(a[j] for j in left_batch), *free))
-    linker.space(*a, *b)
 
 
 def emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:

@@ -69,7 +69,7 @@ def link(linker: Linker, step: AppliedPrimitive, shared: Sequence[SharedAxis]) -
     if step.primitive != "gather":
         axes = list(first.axes)
     linker.give(step.results[0], tuple(axes))
-    linker.space(*axes, *first.axes, *(a for i in range(1, len(step.operands)) for a in step.axes(i)))
+    linker.space(*axes, *first.axes)
 
 
 def _axis(step: AppliedPrimitive, shared: SharedAxis) -> Axis:

@@ -55,7 +55,6 @@ def _link_gather(linker: Linker, step: AppliedPrimitive) -> None:
     for place, k in zip(numbers.windows, numbers.window(table), strict=True):
         axes[place] = table.axes[k] if k != j else ()
     linker.give(step.results[0], tuple(axes))
-    linker.space(*axes, table.axes[j])
 
 
 def _emit_gather(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
@@ -111,7 +110,6 @@ def _link_scatter(linker: Linker, step: AppliedPrimitive) -> None:
     ]
     linker.fit(step, 2, targets)
     linker.give(step.results[0], table.axes)
-    linker.space(*targets, table.axes[j])
 
 
 def _emit_scatter(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
@@ -201,7 +199,6 @@ def _link_dynamic_update(linker: Linker, step: AppliedPrimitive) -> None:
     used = [f for each in x.axes for f in each]
     linker.fit(step, 1, [None if j in moved else a for j, a in enumerate(x.axes)], used)
     linker.give(step.results[0], x.axes)
-    linker.space(*x.axes, *step.axes(1))
 
 
 def _emit_dynamic_update(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:

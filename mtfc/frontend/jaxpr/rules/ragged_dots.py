@@ -78,7 +78,6 @@ def _link(linker: Linker, step: AppliedPrimitive) -> None:
     free = [x.axes[i] for i in range(len(x.shape)) if i not in (*left, *batches)]
     shared = [x.axes[i] for i in batches]
     linker.give(step.results[0], (*([] if groups else [group]), *shared, *free, *of_y))
-    linker.space(*x.axes, *found, group)
 
 
 def _emit(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:

@@ -189,9 +189,8 @@ def _link_scatter(linker: Linker, step: AppliedPrimitive) -> None:
     _, x = step.operands
     moved = {row[0] for row in _windows(step)}
     used = [f for each in x.axes for f in each]
-    found = linker.fit(step, 0, [None if j in moved else a for j, a in enumerate(x.axes)], used)
+    linker.fit(step, 0, [None if j in moved else a for j, a in enumerate(x.axes)], used)
     linker.give(step.results[0], x.axes)
-    linker.space(*x.axes, *(found[j] for j in moved))
 
 
 def _emit_scatter(emitter: JaxprEmitter, step: AppliedPrimitive) -> Sequence[Value]:
