@@ -130,6 +130,36 @@ def test_slices_and_windows_fit_at_small_sizes(tmp_path: Path, capsys: pytest.Ca
     assert "1026" not in shown
 
 
+COMPUTED = """
+dim table = 64
+dim length = 16
+dim batch = 32
+mesh grid = [rows: 16]
+layout main on grid = { length: rows }
+model m(x: f32[table, batch]) {
+  param w: f32[length] = normal(stddev = 0.5)
+  every = gather(x, 3 * range(length) + 2, table)
+  backwards = gather(x, 15 - range(length), table)
+  loss = sum(every * w) + sum(backwards * w)
+  return loss
+}
+"""
+
+
+def test_computed_indices_stay_in_range() -> None:
+    """Else the rows of a lookup would be zeros at small sizes, and hide faults."""
+    module = load(COMPUTED)
+    (program,), (layout,) = module.programs, module.layouts
+    pair = Pair.of(program, LayoutOnMesh(layout.mesh, layout.layout))
+    for small in pair.small[0]:
+        sizes = {name: dim.size for name, dim in small.lowered.dims.items()}
+        assert 3 * (sizes["length"] - 1) + 2 < sizes["table"] < 32
+    with np.errstate(all="ignore"):
+        outcomes = Counter(pair.outcomes(Random(0)))
+    assert outcomes["caught"]
+    assert not [outcome for outcome in outcomes if ":" in outcome]
+
+
 def test_python_has_the_sizes(tmp_path: Path) -> None:
     file = tmp_path / "scaled.mtf"
     file.write_text(SCALED)

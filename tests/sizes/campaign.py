@@ -29,7 +29,7 @@ from tests.mutants.sites import Fault
 
 MINUTES = float(os.environ.get("SIZES_MINUTES", "10"))
 FIRST = int(os.environ.get("SIZES_FIRST", "0"))
-FAULTS = int(os.environ.get("SIZES_FAULTS", "3"))
+FAULTS = int(os.environ.get("SIZES_FAULTS", "20"))
 """The number of faults that are planted under each layout."""
 
 BOTH = "step+gradients"

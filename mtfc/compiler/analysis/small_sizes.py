@@ -3,14 +3,15 @@
 The equations tie sizes together. A rename ties two equal sizes, a reshape ties products. A slice cuts its source into segments,
 and so do a pad and a concatenation: each segment becomes short, but none vanishes and none appears. So two slices that meet still
 meet, and the numbers of a slice follow from the segments. A window ties its source to its output. A split dimension is a multiple
-of its mesh axes.
+of its mesh axes. Indices that are computed from positions stay in the range of what they index.
 
 All sizes start small and grow until every tie holds. No size grows above the size in the program, where every tie holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from math import gcd, isclose, lcm, prod
@@ -19,7 +20,7 @@ from typing import Any
 import attrs
 
 from mtfc.compiler.analysis.disjoint_sets import DisjointSets
-from mtfc.compiler.ir.core import Equation, Function, Program, walk
+from mtfc.compiler.ir.core import Equation, Function, Program, Value, walk
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.structure import reshape_groups
 from mtfc.compiler.ir.ops.windows import geometry
@@ -180,6 +181,11 @@ class _Classes:
             ]
             for name, marks in self.marks.items()
         }
+        self.reaches = [
+            each
+            for each in _reaches(equations)
+            if _needed(each, lambda name: dims[name].size) <= dims[each[0]].size
+        ]
         self.ties = [self._tie(*each) for each in _all_cuts(equations)]
         self.ties += [
             _Tie(self.of(source), 0, len(self.marks[self.of(source)]) - 1, terms, more)
@@ -229,9 +235,12 @@ class _Classes:
     def grow(self) -> None:
         """Grow sizes until all ties hold; take the sizes of the program if that does not end."""
         for _ in range(MOST_ROUNDS):
-            if not any(
-                [*map(self._grow_tie, self.ties), *(self._grow_reshape(*each) for each in self.reshapes)]
-            ):
+            growths = (
+                *map(self._grow_tie, self.ties),
+                *(self._grow_reshape(*each) for each in self.reshapes),
+                *map(self._grow_reach, self.reaches),
+            )
+            if not any(growths):
                 break
         sides = [*map(self._sides, self.ties), *(map(self._product, each) for each in self.reshapes)]
         if any(left != right for left, right in sides):
@@ -250,6 +259,10 @@ class _Classes:
                 if self._raise(self.of(name), self.size(name) - (right - left) // stride):
                     return True
         return False
+
+    def _grow_reach(self, reach: Terms) -> bool:
+        needed = _needed(reach, self.size)
+        return self.size(reach[0]) < needed and self._raise(self.of(reach[0]), needed)
 
     def _product(self, names: Iterable[str]) -> int:
         return prod(map(self.size, names))
@@ -288,7 +301,51 @@ def _all_cuts(equations: Iterable[Equation]) -> Iterator[Cut]:
                 start += part.size
 
 
-def _windows(equations: Iterable[Equation]) -> Iterator[tuple[str, tuple[tuple[int, str], ...], int]]:
+Terms = tuple[str, tuple[tuple[int, str], ...], int]
+"""A dimension, and the number of elements in it: factor * (size of another - 1) for each term, and some more."""
+
+
+def _needed(reach: Terms, size: Callable[[str], int]) -> int:
+    return sum(factor * (size(name) - 1) for factor, name in reach[1]) + reach[2]
+
+
+def _reaches(equations: Sequence[Equation]) -> Iterator[Terms]:
+    """Yield each dimension that is indexed by sums of positions times factors, and the elements that these indices reach."""
+    made = {value: eqn for eqn in equations for value in eqn.results}
+    for eqn in equations:
+        if has_trait(eqn, "indexes") and (found := _affine(eqn.operands[-1], made)):
+            given: Mapping[str, Any] = eqn.attrs
+            terms = tuple((factor, name) for name, factor in found.items() if name and factor > 0)
+            yield given["dim"].name, terms, found[""] + 1
+
+
+def _affine(value: Value, made: Mapping[Value, Equation]) -> Counter[str] | None:
+    """Return dimension -> the factor of its position in an integer, and "" -> a small number added; None for other integers."""
+    eqn = made.get(value)
+    if eqn is None:
+        return None
+    given: Mapping[str, Any] = eqn.attrs
+    if has_trait(eqn, "indices"):
+        return Counter({given["dim"].name: 1, "": 0})
+    if has_trait(eqn, "filled"):
+        is_small = type(given["value"]) is int and abs(given["value"]) <= LITERAL
+        return Counter({"": given["value"]}) if is_small else None
+    if has_trait(eqn, "transpose", "broadcast", "rename"):
+        return _affine(eqn.operands[0], made)
+    if not has_trait(eqn, "add", "subtract", "multiply"):
+        return None
+    left, right = (_affine(each, made) for each in eqn.operands)
+    if left is None or right is None:
+        return None
+    if has_trait(eqn, "multiply"):
+        left, right = (left, right) if len(right) == 1 else (right, left)
+        return Counter({name: n * right[""] for name, n in left.items()}) if len(right) == 1 else None
+    if has_trait(eqn, "subtract"):
+        right = Counter({name: -n for name, n in right.items()})
+    return Counter({name: left[name] + right[name] for name in {**left, **right}})
+
+
+def _windows(equations: Iterable[Equation]) -> Iterator[Terms]:
     for eqn in equations:
         if has_trait(eqn, "window") or has_trait(eqn, "fold"):
             g = geometry(eqn.attrs)
