@@ -151,7 +151,7 @@ def test_computed_indices_stay_in_range() -> None:
     module = load(COMPUTED)
     (program,), (layout,) = module.programs, module.layouts
     pair = Pair.of(program, LayoutOnMesh(layout.mesh, layout.layout))
-    for small in pair.small[0]:
+    for small in pair.small:
         sizes = {name: dim.size for name, dim in small.lowered.dims.items()}
         assert 3 * (sizes["length"] - 1) + 2 < sizes["table"] < 32
     with np.errstate(all="ignore"):

@@ -3,7 +3,7 @@
 The equations tie sizes together. A rename ties two equal sizes, a reshape ties products. A slice cuts its source into segments,
 and so do a pad and a concatenation: each segment becomes short, but none vanishes and none appears. So two slices that meet still
 meet, and the numbers of a slice follow from the segments. A window ties its source to its output. A split dimension is a multiple
-of its mesh axes. Indices that are computed from positions stay in the range of what they index.
+of its mesh axes. Indices that are computed from positions stay in the range of what they index, as far as they do at the program's sizes.
 
 All sizes start small and grow until every tie holds. No size grows above the size in the program, where every tie holds.
 """
@@ -11,7 +11,7 @@ All sizes start small and grow until every tie holds. No size grows above the si
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from math import gcd, isclose, lcm, prod
@@ -181,11 +181,7 @@ class _Classes:
             ]
             for name, marks in self.marks.items()
         }
-        self.reaches = [
-            each
-            for each in _reaches(equations)
-            if _needed(each, lambda name: dims[name].size) <= dims[each[0]].size
-        ]
+        self.reaches = [*_reaches(equations)]
         self.ties = [self._tie(*each) for each in _all_cuts(equations)]
         self.ties += [
             _Tie(self.of(source), 0, len(self.marks[self.of(source)]) - 1, terms, more)
@@ -261,8 +257,9 @@ class _Classes:
         return False
 
     def _grow_reach(self, reach: Terms) -> bool:
-        needed = _needed(reach, self.size)
-        return self.size(reach[0]) < needed and self._raise(self.of(reach[0]), needed)
+        name, terms, more = reach
+        needed = sum(factor * (self.size(other) - 1) for factor, other in terms) + more
+        return self.size(name) < needed and self._raise(self.of(name), needed)
 
     def _product(self, names: Iterable[str]) -> int:
         return prod(map(self.size, names))
@@ -303,10 +300,6 @@ def _all_cuts(equations: Iterable[Equation]) -> Iterator[Cut]:
 
 Terms = tuple[str, tuple[tuple[int, str], ...], int]
 """A dimension, and the number of elements in it: factor * (size of another - 1) for each term, and some more."""
-
-
-def _needed(reach: Terms, size: Callable[[str], int]) -> int:
-    return sum(factor * (size(name) - 1) for factor, name in reach[1]) + reach[2]
 
 
 def _reaches(equations: Sequence[Equation]) -> Iterator[Terms]:
