@@ -629,7 +629,7 @@ def search(
     target: PathOption | None = None,
     devices: int | None = None,
     axes_names: Sequence[str] | None = None,
-    space: str = "rules",
+    space: str = "plan",
     objective: str | None = None,
     budget: float = 60.0,
     exhaustive: bool = False,

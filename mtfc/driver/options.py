@@ -255,7 +255,7 @@ class SearchOptions(FileOptions):
     devices: int | None = None
     axes: int | None = None
     axes_names: Sequence[str] | None = None
-    space: str = "rules"
+    space: str = "plan"
     storage: bool = False
     recompute: bool = False
     objective: str | None = None

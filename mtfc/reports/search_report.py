@@ -60,13 +60,13 @@ class LayoutSearchResult:
     seconds: float
 
     def seconds_of(self, price: Price) -> float:
-        """Return the seconds of a step, with overlap only if that is the objective."""
+        """Return the seconds of a step, without overlap if that is the objective."""
         return value_of(price, "time" if self.objective in IN_BYTES else self.objective)
 
     @cached_property
     def price(self) -> Price:
-        """The price of the result, with the seconds with overlap."""
-        return self.pricer.with_overlap(self.found.mesh, self.found.layout)
+        """The price of the result."""
+        return self.pricer(self.found.mesh, self.found.layout)
 
     @property
     def is_recomputed(self) -> bool:
@@ -79,7 +79,7 @@ class LayoutSearchResult:
     @property
     def compared(self) -> dict[str, Price]:
         """The prices of the layouts to compare with."""
-        return {name: self.pricer.with_overlap(*each) for name, each in self.others.items()}
+        return {name: self.pricer(*each) for name, each in self.others.items()}
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record. With memory or sent bytes as the objective, the bound is in bytes."""
@@ -111,9 +111,9 @@ class LayoutSearchResult:
             "memory_per_device": _memory(price, self),
             "recomputed": self.is_recomputed,
             "baselines": {name: self.seconds_of(each) for name, each in self.compared.items()},
-            "overlapping_seconds": price.overlapping,
+            "overlapping_seconds": price.seconds,
             "nothing_split": why_whole(self),
-            "overlapping_baselines": {name: each.overlapping for name, each in self.compared.items()},
+            "overlapping_baselines": {name: each.seconds for name, each in self.compared.items()},
             **plain,
             **cuts,
         }
@@ -129,15 +129,26 @@ class LayoutSearchResult:
             f"  {line}" for line in (mesh_text(found.mesh) + layout_text(shown, found.mesh)).splitlines()
         ]
         sends = ["sends"] if self.objective == "bytes" else []
-        heads = ["layout", "mesh", "a step", "computes", "communicates", *sends, "memory", "of the best"]
-        rows = [[*heads, "overlapping"], _row(name, found.mesh, self.price, self)]
+        serial = ["without overlap"] if self.objective == "serial" else []
+        heads = [
+            "layout",
+            "mesh",
+            "a step",
+            "computes",
+            "communicates",
+            *serial,
+            *sends,
+            "memory",
+            "of the best",
+        ]
+        rows = [heads, _row(name, found.mesh, self.price, self)]
         if (plain := found.without_forms) is not None:
-            price = self.pricer.with_overlap(plain.mesh, plain.layout)
+            price = self.pricer(plain.mesh, plain.layout)
             rows.append(_row("without forms", plain.mesh, price, self))
         rows += [_row(name, self.others[name][0], each, self) for name, each in self.compared.items()]
         notes = [
-            f"Memory is that of one device, which has {bytes_text(int(hardware.device.memory))}. {COMPARED[self.objective]}"
-            " In the last column, communication overlaps with independent computation."
+            f"Memory is that of one device, which has {bytes_text(int(hardware.device.memory))}. In a step, communication "
+            f"overlaps with independent computation. {COMPARED[self.objective]}"
         ]
         if self.is_recomputed:
             notes.append(
@@ -166,8 +177,8 @@ def _without_forms(plain: Found, in_seconds: bool) -> dict[str, Any]:
 
 
 COMPARED: Mapping[Objective, str] = {
-    "time": "Steps are compared without overlap.",
-    "overlap": "Steps are compared with overlap.",
+    "time": "",
+    "serial": "Layouts are compared by the time without overlap.",
     "memory": "Layouts are compared by their memory.",
     "bytes": "The search divides all work that can be divided, and counts the bytes of each use of a tensor; compiled programs "
     "share copies. Layouts are compared by the bytes that a device then sends.",
@@ -238,11 +249,11 @@ def _loop_forms(result: LayoutSearchResult) -> str:
     """Return what sums after loops and unrolled loops save, or an empty text where the layout has neither."""
     found = result.found
     forms = found.layout.forms
-    if forms == forms.without_loop_forms or result.objective != "time":
+    if forms == forms.without_loop_forms or result.objective != "serial":
         return ""
     plain = attrs.evolve(found.layout, forms=forms.without_loop_forms)
-    before = result.pricer.with_overlap(found.mesh, plain).overlapping
-    less = 100 * (1 - over(result.price.overlapping, before))
+    before = result.pricer(found.mesh, plain).seconds
+    less = 100 * (1 - over(result.price.seconds, before))
     parts = ["sums after loops"] if forms.sums == "after" else []
     parts += [f"{forms.unroll} iterations of a loop in one"] if forms.unroll > 1 else []
     return f" With {' and '.join(parts)}, the step with overlap takes {less:.2g}% less."
@@ -251,6 +262,8 @@ def _loop_forms(result: LayoutSearchResult) -> str:
 def _proven(result: LayoutSearchResult) -> str:
     found, unit = result.found, _bytes if result.objective in IN_BYTES else seconds_text
     tried = f"{found.evaluated} layouts were compiled." if found.evaluated != 1 else "1 layout was compiled."
+    if found.without_pipelines is not None:
+        return f"{_with_pipelines(found, unit)} {tried}"
     if result.space == "pipelines":
         return f"The best of the pipelines that were compiled; nothing is proven about others. {tried}"
     if result.space == "forms":
@@ -273,6 +286,20 @@ def _proven(result: LayoutSearchResult) -> str:
     ended = "Interrupted. " if found.is_interrupted else ""
     bound = f"{ended}No layout in the space `{result.space}` is below {unit(found.lower_bound)}"
     return f"{bound}, so this is at most {at_most(over(found.objective, found.lower_bound))}. {tried}"
+
+
+def _with_pipelines(found: Found, unit: Callable[[float], str]) -> str:
+    """Return what is proven about plans without a pipeline, and about all plans."""
+    ended, bound = "Interrupted. " if found.is_interrupted else "", found.without_pipelines
+    if not bound:
+        return f"{ended}Nothing is proven about plans; a larger --budget proves more."
+    if found.layout.pipelines:
+        return f"{ended}The best of the pipelines that were compiled; no plan without a pipeline is below {unit(bound)}."
+    if found.objective <= bound:
+        return f"{ended}Proven to be the best plan without a pipeline; no pipeline was found that is better."
+    ratio = at_most(over(found.objective, bound))
+    text = f"No plan without a pipeline is below {unit(bound)}, so this is at most {ratio} of these"
+    return f"{ended}{text}; no pipeline was found that is better."
 
 
 def _of_forms(result: LayoutSearchResult, unit: Callable[[float], str]) -> str:
@@ -361,6 +388,7 @@ def _row(name: str, mesh: Mesh, price: Price, result: LayoutSearchResult) -> lis
     shape = "x".join(str(size) for _, size in mesh.axes)
     times = (price.seconds, price.compute, price.communication)
     sends = [_bytes(price.sent)] if result.objective == "bytes" else []
+    serial = [seconds_text(price.serial)] if result.objective == "serial" else []
     memory = bytes_text(_memory(price, result))
     if price.tiled > result.pricer.hardware.device.memory:
         memory = f"{bytes_text(price.tiled)}, too much"
@@ -369,10 +397,10 @@ def _row(name: str, mesh: Mesh, price: Price, result: LayoutSearchResult) -> lis
         name,
         shape,
         *map(seconds_text, times),
+        *serial,
         *sends,
         memory,
         f"{ratio:.2f}",
-        seconds_text(price.overlapping),
     ]
 
 

@@ -81,7 +81,7 @@ class LayoutDifference:
     def priced(self) -> tuple[ComparedLayout, ComparedLayout]:
         """The costs of both layouts; lines have the seconds by which layouts were compared."""
         program, hardware = self.best.program, self.best.pricer.hardware
-        overlaps = self.best.objective == "overlap"
+        overlaps = self.best.objective != "serial"
         one, other = (
             ComparedLayout.of(lower(program, found.mesh, found.layout), hardware, overlaps)
             for found in (self.best.found, self.found)
@@ -95,7 +95,7 @@ class LayoutDifference:
 
     def record(self) -> dict[str, Any]:
         """Return the price of the best layout with the rules, and the difference in the form of `mtfc diff`."""
-        price = self.best.pricer.with_overlap(self.found.mesh, self.found.layout)
+        price = self.best.pricer(self.found.mesh, self.found.layout)
         return {
             "rules": rules_text(self.rules),
             "mesh": self.found.mesh.sizes,
@@ -110,7 +110,7 @@ class LayoutDifference:
     def report(self, texts: Mapping[str, str]) -> str:
         """Return the cost of the rules, and the lines whose costs differ; `texts` holds each file's text by name."""
         best, found = self.best, self.found
-        price = best.pricer.with_overlap(found.mesh, found.layout)
+        price = best.pricer(found.mesh, found.layout)
         more = over(value_of(price, best.objective), value_of(best.price, best.objective)) - 1
         known = "the best layout with it" if found.is_optimal else "the best layout with it that was found"
         if found.mesh != best.found.mesh:

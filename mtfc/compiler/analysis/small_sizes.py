@@ -3,7 +3,8 @@
 The equations tie sizes together. A rename ties two equal sizes, a reshape ties products. A slice cuts its source into segments,
 and so do a pad and a concatenation: each segment becomes short, but none vanishes and none appears. So two slices that meet still
 meet, and the numbers of a slice follow from the segments. A window ties its source to its output. A split dimension is a multiple
-of its mesh axes. Indices that are computed from positions stay in the range of what they index, as far as they do at the program's sizes.
+of its mesh axes. Indices that are computed from positions stay in the range of what they index,
+as far as they do at the program's sizes.
 
 All sizes start small and grow until every tie holds. No size grows above the size in the program, where every tie holds.
 """

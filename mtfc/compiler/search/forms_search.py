@@ -5,7 +5,7 @@ A search finds layouts without forms. Then the forms of the best of them are pri
 not fit into the memory: on parts they may. So the bound of a search is for layouts without forms. For layouts with regions on
 parts another bound is found by `bound_with_regions`. It does not hold for joined dots, nor for forms of groups.
 
-Unrolled loops, and sums after loops, change only what is sent beside what. So they are tried last, by the time with overlap.
+Unrolled loops, and sums after loops, change only what is sent beside what. So they are tried last.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ LEAST_OVERLAP = 1e-2
 """The part of the step with overlap that sums after loops must save, and unrolled loops each time that the program doubles."""
 
 
-def with_loop_forms(found: Found, with_overlap: Pricing, objective: Objective, memory: float) -> Found:
-    """Return the found layout with the forms of loops that shorten the step with overlap, if they fit in memory."""
-    plain, best = found, with_overlap(found.mesh, found.layout).overlapping
+def with_loop_forms(found: Found, pricing: Pricing, objective: Objective, memory: float) -> Found:
+    """Return the found layout with the forms of loops that shorten the step, if they fit in memory."""
+    plain, best = found, pricing(found.mesh, found.layout).seconds
     try:
         for steps in ([{"sums": "after"}], [{"unroll": number} for number in UNROLLED]):
             for step in steps:
                 layout = attrs.evolve(found.layout, forms=attrs.evolve(found.layout.forms, **step))
-                price = with_overlap(found.mesh, layout)
-                if price.tiled > memory or price.overlapping >= (1 - LEAST_OVERLAP) * best:
+                price = pricing(found.mesh, layout)
+                if price.tiled > memory or price.seconds >= (1 - LEAST_OVERLAP) * best:
                     break
-                best, value = price.overlapping, value_of(price, objective)
+                best, value = price.seconds, value_of(price, objective)
                 bound = min(found.lower_bound, value)
                 found = attrs.evolve(found, layout=layout, objective=value, lower_bound=bound)
     except KeyboardInterrupt:
         found = attrs.evolve(found, is_interrupted=True)
-    if objective == "overlap" and found.layout != plain.layout:
+    if objective == "time" and found.layout != plain.layout:
         return attrs.evolve(found, lower_bound=0.0, without_forms=plain.without_forms or plain)
     return found
 

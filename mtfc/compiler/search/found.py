@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 class Price:
     """The price of a step for one processor: seconds of computing, seconds of communicating, bytes of memory.
 
-    `seconds` is the time without overlap. tiled: bytes as the machine stores them. sent: bytes that the processor
-    sends. overlapping: seconds of the step if communication overlaps with independent computation; infinite unless it was asked
-    for.
+    seconds: of the simulated step, in which communication overlaps with independent computation. tiled: bytes as the machine
+    stores them. sent: bytes that the processor sends.
     """
 
     compute: float
@@ -29,19 +28,22 @@ class Price:
     memory: int
     tiled: int
     sent: int
-    overlapping: float = inf
+    seconds: float
 
     @property
-    def seconds(self) -> float:
+    def serial(self) -> float:
+        """The seconds without overlap."""
         return self.compute + self.communication
 
 
-Objective = Literal["time", "overlap", "memory", "bytes"]
-"""The measure to minimize: seconds without overlap, seconds with overlap, bytes of memory, or bytes that a processor sends."""
+Objective = Literal["time", "serial", "memory", "bytes"]
+"""The measure to minimize: seconds of the simulated step, seconds without overlap, bytes of memory, or bytes that a processor
+sends.
+"""
 
 VALUES: Mapping[Objective, Callable[[Price], float]] = {
     "time": lambda price: price.seconds,
-    "overlap": lambda price: price.overlapping,
+    "serial": lambda price: price.serial,
     "memory": lambda price: price.memory,
     "bytes": lambda price: price.sent,
 }
@@ -65,6 +67,7 @@ class Found:
     evaluated: the number of layouts that were compiled and priced. is_interrupted: True if `KeyboardInterrupt` ended the search.
     refuted: a layout whose price is below its bound. That is an error of the cost model, and nothing is proven then.
     without_forms: for a layout with forms, the result of the search for layouts without, which has the bound for these.
+    without_pipelines: the bound of all plans without a pipeline; None if pipelines were not searched.
     runner_up: the next best of the layouts that were priced with forms, which splits something else; None if none fits.
     cuts: bytes that all devices send together after each cut, for a tiling by k-cuts.
     """
@@ -77,6 +80,7 @@ class Found:
     is_interrupted: bool = False
     refuted: Layout | None = None
     without_forms: Found | None = None
+    without_pipelines: float | None = None
     runner_up: tuple[Mesh, Layout] | None = None
     cuts: tuple[float, ...] = ()
 

@@ -35,7 +35,7 @@ class LayoutPricer:
     """Prices one function of a differentiated program on one machine: a training step, or a forward pass.
 
     model: the program before it was differentiated, for layouts with pipelines; None if there are none. recomputes: True if the
-    backward pass computes values again where the memory does not suffice. known: prices with overlap, by layout; these layouts
+    backward pass computes values again where the memory does not suffice. known: prices by layout; these layouts
     are not compiled again. alike: prices by the text of the program whose equations have layouts. Many layouts lead to the same
     program, as elementwise equations follow their uses.
     """
@@ -45,7 +45,7 @@ class LayoutPricer:
     recomputes: bool = False
     model: Program | None = None
     known: dict[tuple[Mesh, Layout], Price] = attrs.field(factory=dict)
-    alike: dict[tuple[bytes, int, str, bool], Price] = attrs.field(factory=dict)
+    alike: dict[tuple[bytes, int, str], Price] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, program: Program, hardware: Hardware, recomputes: bool = False) -> LayoutPricer:
@@ -73,27 +73,17 @@ class LayoutPricer:
             program = each.run(program)
         return program
 
-    def pricing(self, objective: Objective) -> Pricing:
-        """Return the pricing for an objective; steps are simulated only if overlap counts."""
-        return self.with_overlap if objective == "overlap" else self
-
-    def with_overlap(self, mesh: Mesh, layout: Layout) -> Price:
-        """Return the price with the seconds of a step with overlap, as `mtfc simulate` predicts them."""
-        if (mesh, layout) not in self.known:
-            self.known[mesh, layout] = self._priced(mesh, layout, overlaps=True)
-        return self.known[mesh, layout]
-
     def __call__(self, mesh: Mesh, layout: Layout) -> Price:
-        return self.known.get((mesh, layout)) or self._priced(mesh, layout, overlaps=False)
-
-    def _priced(self, mesh: Mesh, layout: Layout, overlaps: bool) -> Price:
-        placed = self._placed(mesh, layout)
-        named = Layout("", values=layout.values)
-        text = print_program(attrs.evolve(placed, layout=named))
-        key = blake2b(text.encode()).digest(), layout.forms.unroll, layout.forms.sums, overlaps
-        if key not in self.alike:
-            self.alike[key] = self._price(self._lowered(placed), mesh, overlaps)
-        return self.alike[key]
+        """Return the price of a layout; the seconds are those that `mtfc simulate` predicts."""
+        if (mesh, layout) not in self.known:
+            placed = self._placed(mesh, layout)
+            named = Layout("", values=layout.values)
+            text = print_program(attrs.evolve(placed, layout=named))
+            key = blake2b(text.encode()).digest(), layout.forms.unroll, layout.forms.sums
+            if key not in self.alike:
+                self.alike[key] = self._price(self._lowered(placed), mesh)
+            self.known[mesh, layout] = self.alike[key]
+        return self.known[mesh, layout]
 
     def _lowered(self, placed: Program) -> Function:
         passes = spmd_lowering()
@@ -104,17 +94,14 @@ class LayoutPricer:
         (function,) = placed.functions
         return function
 
-    def _price(self, function: Function, mesh: Mesh, overlaps: bool) -> Price:
-        seconds = seconds_of(function, Topology.of(mesh, self.hardware), self.hardware.device)
+    def _price(self, function: Function, mesh: Mesh) -> Price:
+        serial = seconds_of(function, Topology.of(mesh, self.hardware), self.hardware.device)
         device = self.hardware.device
         memory = memory_of(function, mesh, Numbers(mesh)).total
         tiled = memory if device.stores_plainly else expected_memory(function, mesh, device).total
         assert isinstance(memory, int) and isinstance(tiled, int), "sizes are numbers"
         sent = whole(total(charges(function, Numbers(mesh))).sent.wire_bytes)
-        price = Price(*seconds, memory, tiled, sent)
-        if not overlaps:
-            return price
-        return attrs.evolve(price, overlapping=step_time(function, mesh, self.hardware).seconds)
+        return Price(*serial, memory, tiled, sent, step_time(function, mesh, self.hardware).seconds)
 
 
 def _differentiated(program: Program) -> Program:
@@ -152,14 +139,13 @@ class LayersPricer:
 
     def pricing(self, objective: Objective) -> Pricing:
         """Return the pricing for an objective."""
-        shorter, longer = self.shorter.pricing(objective), self.longer.pricing(objective)
 
         def plain(mesh: Mesh, layout: Layout) -> Price:
-            return _extrapolated(shorter(mesh, layout), longer(mesh, layout), self.number)
+            return _extrapolated(self.shorter(mesh, layout), self.longer(mesh, layout), self.number)
 
-        if self.recomputing is None:
+        whole = self.recomputing
+        if whole is None:
             return plain
-        whole = self.recomputing.pricing(objective)
         if objective == "memory":
             return whole
         best = inf

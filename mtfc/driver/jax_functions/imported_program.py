@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from mtfc.driver.loading.choice import BestLayout
     from mtfc.frontend.jaxpr.work import Work
 
-Objective = Literal["time", "overlap", "memory"]
+Objective = Literal["time", "serial", "memory"]
 
 
 @attrs.frozen
@@ -167,7 +167,7 @@ class ImportedProgram:
         from mtfc.driver.searching.search import SPACES
 
         started = monotonic()
-        one_of("objective", objective, SPACES["rules"].objectives)
+        one_of("objective", objective, SPACES["plan"].objectives)
         hardware = machine(target)
         if devices is not None and (type(devices) is not int or devices < 1):
             raise UsageError(f"`devices` is a whole number from 1 on, and not {devices!r}")

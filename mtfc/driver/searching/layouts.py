@@ -19,10 +19,10 @@ from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, form
 from mtfc.compiler.search.found import IN_BYTES, Found, NothingFits, Objective, Pricing, room_on, value_of
 from mtfc.compiler.search.global_layouts.global_search import GlobalSpace
 from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer, of_layers
+from mtfc.compiler.search.usual_layouts import joined, products, usual_layouts
 from mtfc.driver.errors import say
 from mtfc.driver.loading.layout_targets import layout_targets, prepared
 from mtfc.driver.loading.sources import known_as
-from mtfc.driver.searching.baselines import baselines
 from mtfc.driver.searching.compilation_time import timing_compilation
 from mtfc.driver.searching.meshes import possible_meshes, under_names, without_idle_axes
 from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
@@ -51,6 +51,11 @@ class LayoutFinder:
     pricer: LayoutPricer
     objective: Objective
     storage: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """True if the program has a training step."""
+        return self.program.training is not None
 
     def best_global(
         self,
@@ -83,16 +88,12 @@ class LayoutFinder:
         find = partial(self._with_forms, space, known, plain) if with_forms else own
         with few_collections():
             if layers is None:
-                found = find(self._exact, until)
+                found = find(self.pricer, until)
             else:
                 unsplit = rules or Layout("")
                 some = [*plain, *((mesh, unsplit) for mesh in meshes)][:2]
                 found = self._by_layers(find, layers, until, some)
         return self.with_loop_forms(found) if with_forms else found
-
-    @property
-    def _exact(self) -> Pricing:
-        return self.pricer.pricing(self.objective)
 
     def _by_layers(
         self,
@@ -108,9 +109,9 @@ class LayoutFinder:
         pricing = layers.pricing(self.objective)
         compiling = EXACT * min(_seconds(pricing, *each) for each in some) / layers.share
         best = find(pricing, until - compiling)
-        price = self._exact(best.mesh, best.layout)
+        price = self.pricer(best.mesh, best.layout)
         if price.tiled > room_on(self.pricer.hardware, self.objective):
-            return find(self._exact, until)
+            return find(self.pricer, until)
         value = value_of(price, self.objective)
         return attrs.evolve(best, objective=value, lower_bound=min(best.lower_bound, value), refuted=None)
 
@@ -145,13 +146,13 @@ class LayoutFinder:
         return attrs.evolve(best, runner_up=forms.runner_up(best))
 
     def with_loop_forms(self, found: Found) -> Found:
-        """Return the found layout with the forms of loops that shorten the step with overlap, if the time of a step counts."""
+        """Return the found layout with the forms of loops that shorten the step, if its time counts."""
         (function,) = self.pricer.program.functions
         has_loops = any(eqn.regions for eqn in function.body)
         if not has_loops or found.is_interrupted or self.objective in IN_BYTES:
             return found
         memory = self.pricer.hardware.device.memory
-        return with_loop_forms(found, self.pricer.with_overlap, self.objective, memory)
+        return with_loop_forms(found, self.pricer, self.objective, memory)
 
     def forms_search(
         self, recorded: RecordedPricing, until: float, given: Sequence[tuple[Mesh, Layout]] = ()
@@ -175,7 +176,7 @@ class LayoutFinder:
 
         step, dims, fixed = prepared(self.program), set(self.program.dims), (rules or Layout("")).value_rules
         space = EquationSpace(step, dims, meshes, self.pricer.hardware, self.objective, fixed)
-        return space.best(self._exact, until, known, best_global)
+        return space.best(self.pricer, until, known, best_global)
 
 
 def _seconds(pricing: Pricing, mesh: Mesh, layout: Layout) -> float:
@@ -189,8 +190,7 @@ def _seconds(pricing: Pricing, mesh: Mesh, layout: Layout) -> float:
 class LayoutSearch:
     """A search for layouts, ready to begin.
 
-    others: the layouts to compare with. known: layouts to start from. until: the deadline, which leaves time to price the result:
-    as long as the slowest baseline took. asked: the rules of `--why-not`.
+    others: the layouts to compare with. known: layouts to start from. until: the deadline. asked: the rules of `--why-not`.
     """
 
     task: SearchTask
@@ -202,27 +202,25 @@ class LayoutSearch:
 
     @classmethod
     def of(cls, task: SearchTask, until: float) -> LayoutSearch:
-        """Price the baselines. Wrong rules of `--why-not` raise an error before."""
+        """Price the layouts to compare with. Wrong rules of `--why-not` raise an error before."""
         options, selection = task.options, task.selection
         asked = None
         if options.why_not is not None:
             asked = asked_rules(task, options.why_not, possible_meshes(options, selection, task.meshes))
         finder = finder_of(task)
-        given = task.meshes[0] if options.choice.mesh is not None else None
-        others = baselines(selection, finder.pricer, task.meshes[0].devices, given, until)
-        known = tuple(each for each in others.values() if not each[1].pipelines)
+        others = _compared(task, finder)
+        known = [each for each in others.values() if not each[1].pipelines]
+        known += products(finder.program.function("forward"), task.meshes, finder.trains)
         if options.axes_names is not None:
-            known = tuple(under_names(known, task.meshes))
-        with_overlap = finder.pricer.with_overlap
-        longest = max((_seconds(with_overlap, *each) for each in others.values()), default=0.0)
-        return cls(task, finder, others, known, until - longest, asked)
+            known = [*under_names(known, task.meshes)]
+        return cls(task, finder, others, known, until, asked)
 
     def best_global(self, until: float, with_forms: bool = False) -> Found:
         """Find the best global layout; for a function of JAX the best whose plan meets no known fault. Raises `NothingFits`."""
         task, source = self.task, self.task.options.choice.source
 
         def best(rules: Layout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
-            given = [(mesh, attrs.evolve(x, rules=_joined(x.rules, rules.rules))) for mesh, x in known]
+            given = [(mesh, attrs.evolve(x, rules=joined(x.rules, rules.rules))) for mesh, x in known]
             return self.finder.best_global(task.meshes, until, given, rules=rules, with_forms=with_forms)
 
         if source is None:
@@ -250,12 +248,12 @@ class LayoutSearch:
         )
         return SearchAnswer(
             result,
-            partial(self._written, found),
+            partial(self._written, result),
             partial(self._why_not, result),
             partial(self._exported, found.mesh),
         )
 
-    def _written(self, found: Found) -> str:
+    def _written(self, result: LayoutSearchResult) -> str:
         """Return the text of the file with the found layout, which allows the warnings that the check has about it.
 
         For a function of JAX, return the text of a plan.
@@ -263,9 +261,9 @@ class LayoutSearch:
         from mtfc.frontend.check import check
         from mtfc.frontend.layouts.allowed_warnings import OF_LAYOUTS
 
-        options, sources = self.task.options, self.task.sources
+        options, sources, found = self.task.options, self.task.sources, result.found
         if options.choice.source is not None:
-            limit = limit_on(self.task.hardware) if options.recompute else None
+            limit = limit_on(self.task.hardware) if result.is_recomputed else None
             return options.choice.source.plan_text(found.mesh, found.layout, limit)
         text, declared = self.task.text, {case.mesh for case in self.task.selection.cases}
         name, model = declared_name(text, found.layout.name), options.choice.model
@@ -297,11 +295,38 @@ class LayoutSearch:
         return best_with_rules(self.asked, result, seconds, find, least)
 
 
+def _compared(task: SearchTask, finder: LayoutFinder) -> dict[str, tuple[Mesh, Layout]]:
+    """Return the layouts to compare with, by name: those of the file, and the usual ones under names that the file leaves free.
+
+    The usual ones are on the given mesh, or on a mesh of a single axis. The better one of two for model parallelism has its name.
+    A usual layout with the price of one of the file is left out.
+    """
+    devices = task.meshes[0].devices
+    declared = {
+        case.name: (case.mesh, case.layout) for case in task.selection.cases if case.mesh.devices == devices
+    }
+    if devices == 1:
+        return declared
+    line = task.meshes[0] if task.options.choice.mesh is not None else Mesh("line", (("all", devices),))
+    usual = usual_layouts(finder.program.function("forward"), line, finder.trains)
+    if (other := usual.pop("model_parallel_2", None)) is not None:
+        two = usual["model_parallel"], attrs.evolve(other, name="model_parallel")
+        usual["model_parallel"] = min(
+            two, key=lambda each: value_of(finder.pricer(line, each), finder.objective)
+        )
+    prices = [finder.pricer(*each) for each in declared.values()]
+    others = {
+        name: (line, layout) for name, layout in usual.items() if finder.pricer(line, layout) not in prices
+    }
+    return {**others, **declared}
+
+
 def finder_of(task: SearchTask) -> LayoutFinder:
     """Return the finder of the task's program."""
     options, program = task.options, task.selection.program
-    pricer = LayoutPricer.of(program, task.hardware, options.recompute)
-    return LayoutFinder(program, pricer, cast("Objective", options.objective), options.storage)
+    is_plan = options.space == "plan"
+    pricer = LayoutPricer.of(program, task.hardware, options.recompute or is_plan)
+    return LayoutFinder(program, pricer, cast("Objective", options.objective), options.storage or is_plan)
 
 
 def search_global_layouts(task: SearchTask) -> SearchAnswer:
@@ -318,7 +343,7 @@ def search_forms(task: SearchTask) -> SearchAnswer:
     finder, case, room = finder_of(task), task.selection.cases[0], task.hardware.device.memory
     given = [(case.mesh, case.layout)] if case.layout.forms.entries else []
     plain = attrs.evolve(case.layout, name="found", forms=Forms())
-    recorded = RecordedPricing(finder.pricer.pricing(finder.objective))
+    recorded = RecordedPricing(finder.pricer)
     price = recorded(case.mesh, plain)
     forms = finder.forms_search(recorded, task.until, given)
     found: Found | None = Found(case.mesh, plain, value_of(price, finder.objective), 0.0, 1)
@@ -365,7 +390,3 @@ def search_cuts(task: SearchTask) -> SearchAnswer:
     program = search.finder.program
     step, dims = prepared(program), set(program.dims)
     return search.answer(k_cuts.search(step, dims, task.meshes[0], search.until))
-
-
-def _joined(rules: Rules, others: Rules) -> Rules:
-    return Rules((*rules.axes, *(each for each in others.axes if each[0] not in rules.by_dim)))

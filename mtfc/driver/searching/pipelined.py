@@ -1,39 +1,33 @@
 """The search for pipelines: a loop over layers runs in stages, and each stage has one rule for each other dimension.
 
-For each number of stages, the best global layout of a stage's devices is searched without regard to memory: it splits the work of
-a stage. Then each number of micro-batches is compiled and priced with it, with and without `checkpoint`, and with one chunk of
-layers on each stage or several. In the last part of the time the forms of the best pipelines are priced. The stages lie on the
-outermost axis of the mesh, whose links are the slowest: they send the least.
+For each number of stages, the usual rules for the other axes are compiled and priced: data parallelism, model parallelism, and
+their product. Then one entry of the best pipeline changes at a time: the number of micro-batches, `checkpoint`, the chunks of
+layers on each stage, the storage of the optimizer's state. At the end the forms of the best pipelines are priced. The stages lie
+on the outermost axis of the mesh, whose links are the slowest: they send the least.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
-from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Any
 
 import attrs
 
-from mtfc.compiler.activity import progress_to, report_progress, silent
+from mtfc.compiler.activity import report_progress
 from mtfc.compiler.ir.core import Equation, Function
 from mtfc.compiler.ir.loops import carried, dim_of, region_of
 from mtfc.compiler.ir.micro_batch_rule import MixedMicroBatches, loop_sums
-from mtfc.compiler.ir.types import Dim, Layout, Mesh, Pipeline, Rules
+from mtfc.compiler.ir.types import EVERY, Dim, Layout, Mesh, Pipeline, Rules
 from mtfc.compiler.search.forms_search import RecordedPricing
-from mtfc.compiler.search.found import Found, NothingFits, PricedLayouts, memory_text
-from mtfc.driver.searching.layouts import FORMS_SHARE, LayoutFinder, LayoutSearch
-from mtfc.driver.searching.space import SearchAnswer, SearchTask
+from mtfc.compiler.search.found import Found, NothingFits, PricedLayouts, memory_text, value_of
+from mtfc.compiler.search.usual_layouts import products, usual_layouts
+from mtfc.driver.searching.layouts import FORMS_SHARE, LayoutFinder
+from mtfc.driver.searching.space import SearchTask
 
-if TYPE_CHECKING:
-    from mtfc.compiler.cost.hardware import Hardware
-
-STAGES = 2 / 3
-"""The part of the time in which layouts of the stages are searched."""
-
-ROUNDS = (1, 2, 4, 8)
-"""The numbers of micro-batches that are tried, in numbers of stages."""
+ROUNDS = (4, 2, 1, 8)
+"""The numbers of micro-batches that are tried, in numbers of stages; pipelines start with the first that the sizes allow."""
 
 CHUNKS = (1, 2, 4)
 """The numbers of chunks of layers on each stage that are tried."""
@@ -68,89 +62,129 @@ def _can_be_cut(eqn: Equation, batch: Dim) -> bool:
     return True
 
 
+Fits = tuple[float, float]
+"""Bytes beyond the memory, and the value of the objective: the order in which pipelines are compared."""
+
+
 @attrs.frozen
 class PipelineSearch:
-    """A search for pipelines. until: its end, a time of `monotonic`."""
+    """A search for pipelines. loops: those that can run as a pipeline."""
 
     task: SearchTask
     finder: LayoutFinder
-    until: float
+    loops: Sequence[StagedLoop]
 
-    def best(self) -> Found:
-        """Return the best pipeline that is found. Raises `NothingFits`, and `KeyboardInterrupt` if nothing was found."""
-        loops = list(pipelined_loops(self.finder.program.function("forward")))
-        if not loops:
-            raise NothingFits("no `repeat` of the model can run as a pipeline")
-        pricing = RecordedPricing(self.finder.pricer.pricing(self.finder.objective))
-        tried = PricedLayouts(pricing, self.finder.objective, self._hardware.device.memory)
-        tried.offer_all(self._until_found(tried, self._candidates(loops)))
-        if tried.best is None and tried.least_memory is None and not tried.is_interrupted:
+    def best(self, until: float, best_layout: tuple[Mesh, Layout] | None = None) -> Found:
+        """Return the best pipeline that is found until a time of `monotonic`. Raises `NothingFits`, and `KeyboardInterrupt`.
+
+        best_layout: the best layout without a pipeline. It raises `KeyboardInterrupt` only if nothing was found.
+        """
+        pricing = RecordedPricing(self.finder.pricer)
+        tried = PricedLayouts(pricing, self.finder.objective, self.finder.pricer.hardware.device.memory)
+        trying = until - FORMS_SHARE * (until - monotonic())
+        try:
+            self._try(tried, [*self._starts(best_layout)], trying)
+        except KeyboardInterrupt:
+            tried.is_interrupted = True
+        if tried.least_memory is None and not tried.is_interrupted:
             raise NothingFits(
                 "no axis of a mesh divides the layers into stages, or the batch into micro-batches"
             )
         if tried.best is None and not tried.is_interrupted:
             seen = memory_text(tried.room, tried.least_memory)
             raise NothingFits(f"no pipeline was found whose memory suffices: {seen}")
-        best = self.finder.forms_search(pricing, self.until).improved(tried.found())
+        best = self.finder.forms_search(pricing, until).improved(tried.found())
         return self.finder.with_loop_forms(attrs.evolve(best, without_forms=None))
 
-    def _until_found(
-        self, tried: PricedLayouts, candidates: Iterable[tuple[Mesh, Layout]]
-    ) -> Iterator[tuple[Mesh, Layout]]:
-        """Yield candidates, after some time only until one fits, and report each that was compiled."""
-        until = self.until - FORMS_SHARE * (self.until - monotonic())
-        for each in candidates:
-            yield each
-            best = None if tried.best is None else tried.limit
-            report_progress(f"{tried.evaluated} pipelines compiled", best)
-            if tried.best is not None and monotonic() > until:
+    def _try(self, tried: PricedLayouts, starts: Sequence[tuple[Mesh, Layout]], until: float) -> None:
+        """Price pipelines, and change one entry of the best at a time, until no change is better or the time is over."""
+        known: dict[tuple[Mesh, Layout], Fits] = {}
+
+        def fits(mesh: Mesh, layout: Layout) -> Fits:
+            if (mesh, layout) not in known:
+                price = tried.offer(mesh, layout)
+                known[mesh, layout] = max(0.0, price.tiled - tried.room), value_of(price, tried.objective)
+                report_progress(
+                    f"{tried.evaluated} pipelines compiled", *[tried.limit] * (tried.best is not None)
+                )
+            return known[mesh, layout]
+
+        for each in starts:
+            if tried.best is None or monotonic() < until:
+                fits(*each)
+        best = min(known, key=known.__getitem__, default=None)
+        while best is not None:
+            before = best
+            for each in self._changed(*best):
+                if monotonic() > until:
+                    return
+                best = min(best, each, key=lambda one: fits(*one))
+            if best == before:
                 return
 
-    @property
-    def _hardware(self) -> Hardware:
-        return self.finder.pricer.hardware
-
-    def _candidates(self, loops: Sequence[StagedLoop]) -> Iterator[tuple[Mesh, Layout]]:
-        """Yield pipelines, for each number of stages those that follow from the best layout of a stage."""
+    def _starts(self, best_layout: tuple[Mesh, Layout] | None) -> Iterator[tuple[Mesh, Layout]]:
+        """Yield pipelines with the usual rules on the axes beside that of the stages, and with those of the best layout."""
         given = self.task.options.choice.mesh is not None
-        for found in loops:
-            stages: dict[tuple[str, int], list[Mesh]] = {}
-            for mesh in self.task.meshes:
-                for axis, size in mesh.axes if given else mesh.axes[:1]:
-                    if size > 1 and found.loop.size % size == 0:
-                        stages.setdefault((axis, size), []).append(mesh)
-            seconds = STAGES * (self.until - monotonic()) / max(1, len(stages)) / len(loops)
-            for (axis, _), meshes in stages.items():
-                mesh, rules = self._stage(found, axis, meshes, monotonic() + seconds)
-                yield from ((mesh, layout) for layout in self._pipelines(found, mesh, axis, rules))
+        for found, mesh in product(self.loops, self.task.meshes):
+            for axis, size in mesh.axes if given else mesh.axes[:1]:
+                if size == 1 or found.loop.size % size:
+                    continue
+                for rules in self._rules(_without(mesh, axis)):
+                    yield from self._first(found, mesh, axis, rules)
+                if best_layout is not None and best_layout[0] == mesh:
+                    own = (
+                        (dim, tuple(x for x in axes if x != axis)) for dim, axes in best_layout[1].rules.axes
+                    )
+                    yield from self._first(found, mesh, axis, Rules(tuple(own)))
 
-    def _stage(
-        self, found: StagedLoop, axis: str, meshes: Sequence[Mesh], until: float
-    ) -> tuple[Mesh, Rules]:
-        """Return the mesh, and the best rules for its axes beside that of the stages."""
-        whole = {_without(mesh, axis): mesh for mesh in meshes if len(mesh.axes) > 1}
-        if not whole:
-            return meshes[0], Rules()
-        hardware = attrs.evolve(self._hardware, device=attrs.evolve(self._hardware.device, memory=inf))
-        pricer = attrs.evolve(self.finder.pricer, hardware=hardware, recomputes=False, known={}, alike={})
-        finder = attrs.evolve(self.finder, pricer=pricer, objective="time", storage=False)
-        fixed = Layout("", Rules(((found.loop.name, ()),)))
-        with progress_to(silent):
-            best = finder.best_global(list(whole), until, rules=fixed)
-        return whole[best.mesh], best.layout.rules
+    def _rules(self, mesh: Mesh) -> Iterator[Rules]:
+        """Yield the usual rules on the mesh of a stage: data and model parallelism, and their product."""
+        forward = self.finder.program.function("forward")
+        if not mesh.axes:
+            yield Rules()
+        elif len(mesh.axes) == 1:
+            yield from (
+                each.rules for each in usual_layouts(forward, mesh, trains=False).values() if each.rules.axes
+            )
+        else:
+            yield from (layout.rules for _, layout in products(forward, [mesh], trains=False))
 
-    def _pipelines(self, found: StagedLoop, mesh: Mesh, axis: str, rules: Rules) -> Iterator[Layout]:
-        """Yield pipelines along an axis. Where it can, the axis splits the batch outside of the loop."""
-        loop, batch, inner, stages = found.loop, found.batch, rules.get(found.batch.name), mesh.sizes[axis]
+    def _first(self, found: StagedLoop, mesh: Mesh, axis: str, rules: Rules) -> Iterator[tuple[Mesh, Layout]]:
+        """Yield the pipeline with the first possible number of micro-batches."""
+        for rounds in ROUNDS:
+            pipeline = Pipeline(found.loop.name, found.batch.name, rounds * mesh.sizes[axis], False, 1)
+            if self._is_possible(mesh, rules, pipeline, axis):
+                yield mesh, self._layout(found, mesh, axis, rules, pipeline)
+                return
+
+    def _layout(self, found: StagedLoop, mesh: Mesh, axis: str, rules: Rules, pipeline: Pipeline) -> Layout:
+        """Return the layout of a pipeline. Where it can, the axis of the stages splits the batch outside of the loop."""
+        inner = rules.get(found.batch.name)
         outer = (*inner, axis) if self._may_split(found, mesh.size((*inner, axis))) else inner
         split = {name: axes for name, axes in rules.axes if axes}
-        whole = Rules(tuple({loop.name: (axis,), **split, **({batch.name: outer} if outer else {})}.items()))
-        for chunks, rounds, checkpoint in product(CHUNKS, ROUNDS, (False, True)):
-            number = rounds * stages
-            is_even = batch.size % number == 0 and batch.size // number % mesh.size(inner) == 0
-            if is_even and loop.size % (stages * chunks) == 0:
-                pipeline = Pipeline(loop.name, batch.name, number, checkpoint, chunks)
-                yield Layout("found", whole, pipelines=(pipeline,))
+        every = {found.loop.name: (axis,), **split, **({found.batch.name: outer} if outer else {})}
+        return Layout("found", Rules(tuple(every.items())), pipelines=(pipeline,))
+
+    def _is_possible(self, mesh: Mesh, rules: Rules, pipeline: Pipeline, axis: str) -> bool:
+        dims, inner = self.finder.program.dims, [x for x in rules.get(pipeline.batch) if x != axis]
+        micro, rest = divmod(dims[pipeline.batch].size, pipeline.micro_batches)
+        stages = mesh.sizes[axis] * pipeline.chunks
+        return not rest and micro % mesh.size(inner) == 0 and dims[pipeline.loop].size % stages == 0
+
+    def _changed(self, mesh: Mesh, layout: Layout) -> Iterator[tuple[Mesh, Layout]]:
+        """Yield the pipelines that differ in one entry: micro-batches, recomputation, chunks, or the storage of the optimizer."""
+        (pipeline,) = layout.pipelines
+        (axis,) = layout.rules.get(pipeline.loop)
+        stages, beside = mesh.sizes[axis], layout.rules.get(pipeline.batch)
+        changed: list[dict[str, Any]] = [{"micro_batches": rounds * stages} for rounds in ROUNDS]
+        changed += [{"checkpoint": not pipeline.checkpoint}, *({"chunks": number} for number in CHUNKS)]
+        for each in changed:
+            other = attrs.evolve(pipeline, **each)
+            if other != pipeline and self._is_possible(mesh, layout.rules, other, axis):
+                yield mesh, attrs.evolve(layout, pipelines=(other,))
+        data = tuple(x for x in beside if x != axis)
+        if data and self.finder.trains and not layout.optimizer.axes:
+            yield mesh, attrs.evolve(layout, optimizer=Rules(((EVERY, data),)))
 
     def _may_split(self, found: StagedLoop, parts: int) -> bool:
         """Return True if the batch is divisible, and no tensor outside of loops has both the loop's dimension and the batch."""
@@ -158,12 +192,6 @@ class PipelineSearch:
         values = (*(a.value for a in forward.arguments), *(v for eqn in forward.body for v in eqn.results))
         both = {found.loop, found.batch}
         return found.batch.size % parts == 0 and not any(both <= {*value.type.dims} for value in values)
-
-
-def search_pipelines(task: SearchTask) -> SearchAnswer:
-    """Search for the best pipeline. Raises `NothingFits`, `CompileError` and `UsageError`."""
-    search = LayoutSearch.of(task, task.until)
-    return search.answer(PipelineSearch(task, search.finder, search.until).best())
 
 
 def _without(mesh: Mesh, axis: str) -> Mesh:

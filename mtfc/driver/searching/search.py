@@ -27,25 +27,32 @@ SPACES: Mapping[str, SearchedSpace] = {
     space.name: space
     for space in (
         SearchedSpace(
+            "plan",
+            "rules, storage, recomputation, pipelines and forms together",
+            "plan.search_plan",
+            ("time", "serial", "memory"),
+            frozenset({"storage", "recompute"}),
+        ),
+        SearchedSpace(
             "rules",
             "one rule for each dimension",
             "layouts.search_global_layouts",
-            ("time", "overlap", "memory"),
+            ("time", "serial", "memory"),
             frozenset({"storage", "recompute"}),
         ),
         SearchedSpace(
             "forms",
             "the forms of one layout, whose rules stay",
             "layouts.search_forms",
-            ("time", "overlap", "memory"),
+            ("time", "serial", "memory"),
             frozenset({"layout", "recompute"}),
             is_declared=True,
         ),
         SearchedSpace(
             "pipelines",
             "a pipeline of layers, with one rule for each other dimension",
-            "pipelined.search_pipelines",
-            ("time", "overlap"),
+            "plan.search_pipelines",
+            ("time", "serial"),
             frozenset({"recompute"}),
         ),
         SearchedSpace(
@@ -59,7 +66,7 @@ SPACES: Mapping[str, SearchedSpace] = {
             "tiling",
             "a layout for each equation",
             "layouts.search_per_equation",
-            ("time", "overlap", "bytes"),
+            ("serial", "time", "bytes"),
             frozenset({"export"}),
         ),
         SearchedSpace(
@@ -91,6 +98,7 @@ REASONS = {
 """Reasons why an option belongs to a single space."""
 
 OBJECTIVES = {
+    "plan": "a layout that splits nothing sends nothing; the spaces `tiling` and `kcuts` divide all work",
     "rules": "a layout that splits nothing sends nothing; the spaces `tiling` and `kcuts` divide all work",
     "forms": "forms send other bytes, but are chosen for their time or memory",
     "pipelines": "the space `pipelines` has the least time for its objective",

@@ -102,6 +102,7 @@ def asked_rules(task: SearchTask, rules: str, meshes: Sequence[Mesh]) -> AskedRu
 
 
 EXAMPLES: Mapping[str, str] = {
+    "plan": "rules for dimensions, such as `batch: rows`, without sections such as `params`",
     "rules": "rules for dimensions, such as `batch: rows`, without sections such as `params`",
     "tiling": "rules for single equations, such as `value forward.h: { batch: rows }`",
 }
@@ -129,7 +130,7 @@ def best_with_rules(
             if find_least is None:
                 return UnfitRules(rules, f"{error}.")
             least = find_least(meshes, monotonic() + seconds / 2, (), rules)
-            price = best.pricer.with_overlap(least.mesh, least.layout)
+            price = best.pricer(least.mesh, least.layout)
             room = best.pricer.hardware.device.memory
             if price.tiled > room:
                 return UnfitRules(rules, _too_much(least, price.tiled, int(room)), price.tiled)

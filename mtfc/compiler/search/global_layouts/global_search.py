@@ -502,7 +502,7 @@ class GlobalSpace:
         for mesh in self.meshes:
             if monotonic() > latest:
                 return
-            bound = kind(space, facts, mesh, self.hardware, self.objective == "overlap")
+            bound = kind(space, facts, mesh, self.hardware, self.objective == "time")
             usual = eliminations if monotonic() < eliminating else None
             yield Branching.on(bound, len(self.meshes) > 1, self.objective, usual)
 

@@ -155,9 +155,9 @@ AXES = 2
 
 
 WEIGHTS: Mapping[Objective, tuple[Weights, ...]] = {
-    "time": (Weights(),),
+    "serial": (Weights(),),
     "bytes": (Weights(),),
-    "overlap": (Weights(), Weights(gradients=0.0), Weights(communication=0.02)),
+    "time": (Weights(), Weights(gradients=0.0), Weights(communication=0.02)),
 }
 """The weights for the solver. No weights describe communication that overlaps, so the search compares the solutions for all of
 these weights.
@@ -268,7 +268,7 @@ class EquationSpace:
             except KeyboardInterrupt:
                 is_interrupted = True
                 break
-            at_once = topology.at_once if self.objective == "overlap" else 0
+            at_once = topology.at_once if self.objective == "time" else 0
             bounds[mesh] = max(bounds[mesh], best.lower_bound / (1 + each.communication * at_once))
             found.append((best, mesh))
             is_interrupted = best.is_interrupted
@@ -318,7 +318,7 @@ class EquationSpace:
         value, cost = tried.limit, costs.get(tried.best)
         shown = value
         if cost is not None and (
-            in_bytes or (self.objective == "time" and isclose(value, cost, rel_tol=SMALL, abs_tol=ROUNDING))
+            in_bytes or (self.objective == "serial" and isclose(value, cost, rel_tol=SMALL, abs_tol=ROUNDING))
         ):
             shown = cost
         found = tried.found(min(bound, shown))
@@ -327,7 +327,7 @@ class EquationSpace:
 
     def _promising(self, answer: _Answer) -> Sequence[tuple[EquationLayouts, Mesh]]:
         """Return the solutions that are worth compiling."""
-        if self.objective == "overlap":
+        if self.objective == "time":
             return answer.found
         return sorted(answer.found, key=lambda each: each[0].cost)[:1]
 
