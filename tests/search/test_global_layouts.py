@@ -196,7 +196,7 @@ def test_a_search_that_is_stopped_at_once_has_what_was_known() -> None:
     step, forward = pricer.undistributed(), program.function("forward")
     found = search(step, forward, list(meshes(8, 3)), TORUS, pricer, monotonic(), known=known)
     assert not found.is_optimal
-    assert found.lower_bound <= found.objective == pricer(*known[0]).seconds
+    assert found.lower_bound <= found.objective == pricer(*known[0]).serial
 
 
 def test_without_time_nothing_is_split() -> None:
@@ -206,7 +206,7 @@ def test_without_time_nothing_is_split() -> None:
     step, forward = pricer.undistributed(), program.function("forward")
     found = search(step, forward, list(meshes(8, 3)), TORUS, pricer, monotonic())
     assert found.evaluated == 1 and not found.is_optimal
-    assert found.objective == pricer(Mesh("line", (("all", 8),)), Layout("none")).seconds
+    assert found.objective == pricer(Mesh("line", (("all", 8),)), Layout("none")).serial
 
 
 @pytest.mark.parametrize("compiled", range(1, 12))
@@ -281,7 +281,7 @@ def test_a_bound_has_as_much_as_time_allows() -> None:
         assert (seconds(known, until=monotonic() + AMPLE) == seconds(known)).all()
 
 
-@pytest.mark.parametrize("objective", ["time", "overlap", "memory"])
+@pytest.mark.parametrize("objective", ["serial", "time", "memory"])
 @pytest.mark.parametrize(
     ("name", "hardware"), [("two_layer", SLOW_LINKS), ("two_layer", TORUS), ("digits", TORUS)]
 )
@@ -290,7 +290,7 @@ def test_the_optimum_is_that_of_all_layouts(name: str, hardware: Hardware, objec
     program = example(name)
     pricer, forward = LayoutPricer.of(program, hardware), program.function("forward")
     shapes = list(meshes(8, 2))
-    step, pricing, until = pricer.undistributed(), pricer.pricing(objective), monotonic() + AMPLE
+    step, pricing, until = pricer.undistributed(), pricer, monotonic() + AMPLE
     found = search(step, forward, shapes, hardware, pricing, until, objective)
     space = space_of(forward)
     every = [

@@ -216,7 +216,8 @@ def kernel_bounds(
             slices = [a.value for v, a in pairs(eqn) if a.role == "sliced" and v in stays]
             inner = trips * dim_of(eqn).size
             yield from kernel_bounds(program, region_of(eqn), sums, inner, slices)
-            yield bound(_KernelParts(moved=tuple(_cleared(eqn, reads))))
+            iterations = dim_of(eqn).size * device.loop
+            yield bound(_KernelParts(moved=tuple(_cleared(eqn, reads)), overhead=iterations))
         elif OPS[eqn.op].storage not in ("view", "made"):
             operands = {value: reads.operand(eqn, value) for value in dict.fromkeys(eqn.operands)}
             each = _parts_of(eqn, operands, reads)
@@ -261,6 +262,9 @@ def _parts_of(eqn: Equation, operands: Mapping[Value, Term | None], reads: _Read
         copied=tuple(reads.copied(eqn)),
     )
 
+
+NOWHERE = ""
+"""The name of no dimension: an array is unmoved only if the dimension beside it is whole."""
 
 RING = 0.5
 """The share of the FLOPs of masked attention that remains where a ring leaves out all hidden blocks."""
@@ -356,24 +360,22 @@ class _Reads:
         return Least(self.arrays(eqn, seen[value], REGISTERS))
 
     def copied(self, eqn: Equation) -> Iterator[Term]:
-        """Yield the seconds of copying a loop's slice of an argument for a dot, on CPUs and GPUs (`fusion.py`).
+        """Yield the seconds of copying a loop's slice for a dot, and a dot's result for a stack, on CPUs and GPUs (`fusion.py`).
 
         Every layout copies at least the shard of a slice, unless the slice is resharded for the dot. The loop leaves a slice
-        placed as the argument is stored (assign-layouts). The dot reduces a dimension, so it stays where the rules put it
-        (propagate-layouts). Slices that the loop computes may follow other uses, and do not count.
+        of an argument placed as the argument is stored (assign-layouts). The dot reduces a dimension, so it stays where the rules
+        put it (propagate-layouts). A result is resharded before it is stacked if a dimension that the dot sums over is split.
         """
+        rule = rule_of(eqn)
         for value in self.fusion.copied(eqn) if eqn.stage != "update" else ():
-            if value not in self.slices:
-                continue
-            names = tuple((name, name.removeprefix(PARAMS)) for name in sorted(self.names.own[value]))
+            known = self.names.own if value in self.slices else self.names.names
+            names = tuple((name, name.removeprefix(PARAMS)) for name in sorted(known[value]))
+            if value in eqn.results:
+                names = tuple((called(eqn, dim.name), NOWHERE) for dim in rule.reduced)
             seconds = 2 * self.tiled(value).amount / self.fusion.device.bandwidth.peak
-            copy = Total(
-                (
-                    ShardedAmount(seconds, frozenset(own for _, own in names)),
-                    ShardedAmount(self.fusion.device.overhead),
-                )
-            )
-            yield Unmoved(copy, names, own_dims(eqn, rule_of(eqn)))
+            split = frozenset(name.removeprefix(PARAMS) for name in known[value])
+            copy = Total((ShardedAmount(seconds, split), ShardedAmount(self.fusion.device.overhead)))
+            yield Unmoved(copy, names, own_dims(eqn, rule))
 
     def arrays(
         self, eqn: Equation, views: Sequence[Value], dtype: str | None = None
