@@ -112,7 +112,7 @@ def test_an_interrupt_of_the_bound_leaves_what_was_found(
     monkeypatch.setattr(global_search.GlobalSpace, "bound_with_regions", interrupted)
     file = tmp_path / "lm.mtf"
     file.write_text(MODEL)
-    found = search(SearchOptions(str(file), Choice(mesh="grid"), "tpu_v2", budget=5.0), Sources())
+    found = search(SearchOptions(str(file), Choice(mesh="grid"), "tpu_v2", space="rules", objective="serial", budget=5.0), Sources())
     assert isinstance(found.result, LayoutSearchResult)
     assert found.result.found.is_interrupted and found.result.found.layout.forms.entries
     assert "Nothing is proven about layouts with forms." in " ".join(found.result.report().split())
@@ -121,7 +121,7 @@ def test_an_interrupt_of_the_bound_leaves_what_was_found(
 def test_a_search_finds_writes_and_explains_forms(tmp_path: Path) -> None:
     file = tmp_path / "lm.mtf"
     file.write_text(MODEL)
-    found = search(SearchOptions(str(file), Choice(mesh="grid"), "tpu_v2", budget=20.0), Sources())
+    found = search(SearchOptions(str(file), Choice(mesh="grid"), "tpu_v2", space="rules", objective="serial", budget=20.0), Sources())
     assert isinstance(found.result, LayoutSearchResult)
     record = found.result.record()
     layout, plain = found.result.found.layout, found.result.found.without_forms
@@ -217,26 +217,26 @@ def test_jax_differentiates_an_unrolled_forward() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overlapping", "memory", "objective", "number"),
+    ("steps", "memory", "objective", "number"),
     [
+        ((10.0, 9.0, 8.0), 100, "serial", 4),
+        ((10.0, 9.0, 8.95), 100, "serial", 2),
+        ((10.0, 9.95, 5.0), 100, "serial", 1),
+        ((10.0, 9.0, 8.0), 2, "serial", 2),
         ((10.0, 9.0, 8.0), 100, "time", 4),
-        ((10.0, 9.0, 8.95), 100, "time", 2),
-        ((10.0, 9.95, 5.0), 100, "time", 1),
-        ((10.0, 9.0, 8.0), 2, "time", 2),
-        ((10.0, 9.0, 8.0), 100, "overlap", 4),
     ],
 )
 def test_a_search_unrolls_loops_that_shorten_the_step_and_fit(
-    overlapping: tuple[float, ...], memory: int, objective: Any, number: int
+    steps: tuple[float, ...], memory: int, objective: Any, number: int
 ) -> None:
     def price(mesh: Any, layout: Layout) -> Price:
         unroll = layout.forms.unroll
-        return Price(7.0, 1.0, unroll, unroll, 0, overlapping[(1, 2, 4).index(unroll)])
+        return Price(7.0, 1.0, unroll, unroll, 0, steps[(1, 2, 4).index(unroll)])
 
-    plain = Found(Mesh("m", (("a", 2),)), Layout("found"), 8.0 if objective == "time" else 10.0, 3.0, 1)
+    plain = Found(Mesh("m", (("a", 2),)), Layout("found"), 8.0 if objective == "serial" else 10.0, 3.0, 1)
     found = with_loop_forms(plain, price, objective, memory)
     assert found.layout.forms.unroll == number
-    if objective == "time":
+    if objective == "serial":
         assert (found.objective, found.lower_bound, found.without_forms) == (8.0, 3.0, None)
     else:
         assert (found.objective, found.lower_bound, found.without_forms) == (8.0, 0.0, plain)
@@ -251,7 +251,7 @@ def test_a_search_puts_sums_after_loops_that_wait_for_them() -> None:
         return Price(7.0, 0.5 if forms.sums == "after" else 1.0, 1, 1, 0, step)
 
     plain = Found(Mesh("m", (("a", 2),)), Layout("found"), 8.0, 8.0, 1)
-    found = with_loop_forms(plain, price, "time", 100)
+    found = with_loop_forms(plain, price, "serial", 100)
     assert found.layout.forms == Forms(unroll=2, sums="after")
     assert (found.objective, found.lower_bound, found.is_optimal) == (7.5, 7.5, True)
 
@@ -319,7 +319,7 @@ def test_a_search_that_unrolls_loops_says_so(tmp_path: Path) -> None:
     file = tmp_path / "deep.mtf"
     text = DEEP.replace("batch = 16", "batch = 16384")
     file.write_text(text.replace("io = 16", "io = 4096").replace("hidden = 32", "hidden = 8192"))
-    options = SearchOptions(str(file), Choice(mesh="line"), "tpu_v5p", budget=4.0, storage=True)
+    options = SearchOptions(str(file), Choice(mesh="line"), "tpu_v5p", objective="serial", budget=4.0)
     found = search(options, Sources())
     assert isinstance(found.result, LayoutSearchResult)
     assert found.result.found.layout.forms.unroll > 1 and found.result.found.without_forms is None

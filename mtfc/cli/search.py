@@ -1,4 +1,4 @@
-"""`mtfc search`: find the best layout or placement for a machine, and print it with its proof."""
+"""`mtfc search`: find the best plan for a machine, and print it with its proof."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from mtfc.driver.searching.space import SearchAnswer
 
 EXAMPLES = """\
 examples:
-  mtfc search model.mtf --target tpu_v2                     find the best mesh and layout for all its processors
-  mtfc search model.mtf --target h100 --devices 64 -o best.mtf
+  mtfc search model.mtf --target h100 --devices 64 -o best.mtf      find the best plan, and write it
+  mtfc search model.mtf --target tpu_v2                     for all processors of a machine
   mtfc search model.mtf --mesh "rows:16;cols:32" --target tpu_v2
-  mtfc search model.mtf --target p2_8xlarge --objective memory
   mtfc search model.mtf --target tpu_v2 --axes-names data,model
   mtfc search model.mtf --mesh grid --why-not "batch:rows"  also print the cost of this rule, by line
   mtfc search train:step --args train:example --target h100 --devices 8 -o plan.json    search a plan of a function of JAX
@@ -32,32 +31,35 @@ examples:
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 --exhaustive
   mtfc search model.mtf --space soap --target p100_cluster --devices 4 --why-not "h: { batch: 4 }; y: {} on [0]"
 
-OUT.mtf is FILE with the sizes of --dim and the result, called `found`. A layout is the first of OUT.mtf, so
-`mtfc compile OUT.mtf` takes it. A placement is the last, and `mtfc verify OUT.mtf` runs it.
+A plan is a mesh, a layout, the storage of parameters and of the optimizer's state, recomputation, a pipeline and forms. The best
+one has the shortest step, as `mtfc simulate` predicts it, and fits into the memory. OUT.mtf is FILE with the sizes of --dim and
+the result, called `found`. A layout is the first of OUT.mtf, so `mtfc compile OUT.mtf` takes it. A placement is the last, and
+`mtfc verify OUT.mtf` runs it.
 """
 
 
 OPTIONS = f"""{program()}
-  --space {"|".join(SPACES)}    {"; ".join(f"{name}: {space.summary}" for name, space in SPACES.items())} (default: rules)
-  --storage              also search the sections params and optimizer of a layout: the storage of parameters and optimizer state
-  --recompute            let the backward pass compute values again under layouts that would not fit into memory, as --memory HW
-                         does
-  --objective time|overlap|memory|bytes    minimize the time within memory, without overlap (time) or with it (overlap), the
-                         memory, or the bytes that a device sends if no work is repeated (bytes) (default: time, with --space
-                         kcuts bytes)
+  --objective time|serial|memory|bytes    minimize the simulated step (time), its time without overlap (serial), the memory, or
+                         the bytes that a device sends if no work is repeated (bytes) (default: time)
   --budget SECONDS       time limit of the search (default: 60)
-  --exhaustive           prove that the result is the best of all, on few devices; with --space soap
   --why-not RULES        also compare the result with the best layout that has these rules, by line
   -o, --output OUT.mtf   write FILE with the result
-  --export OUT.json      write the question to `mtfc solve` about the mesh of the result; with --space tiling
 {FORMAT}
 choice of the processors:
   --devices N            number of devices, for meshes of any shape
   --mesh NAME|SHAPE      a declared mesh, or a shape; `one` is a single device
-  --layout NAME|RULES    with --space forms: a declared layout, or rules (default: the first layout that FILE declares)
   --target HW            the machine (default: the first that FILE declares, else {DEFAULT_TARGET})
   --axes N               most axes of a mesh (default: 3)
   --axes-names A,B       names of the axes, the outermost first; a mesh has at most as many axes (default: x,y,z)
+
+for experts, one part of the space or the spaces of papers:
+  --space {"|".join(SPACES)}    {"; ".join(f"{name}: {space.summary}" for name, space in SPACES.items())} (default: plan)
+  --storage              with --space rules: also search the sections params and optimizer of a layout
+  --recompute            with --space rules, forms and pipelines: let the backward pass compute values again under layouts that
+                         would not fit into memory, as --memory HW does
+  --layout NAME|RULES    with --space forms: a declared layout, or rules (default: the first layout that FILE declares)
+  --exhaustive           with --space soap: prove that the result is the best of all, on few devices
+  --export OUT.json      with --space tiling: write the question to `mtfc solve` about the mesh of the result
 
 with --space soap:
   --dimensions S,O,A,P   kinds of parallelism: samples, operators on different devices, attributes, parameters (default: all)

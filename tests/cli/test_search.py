@@ -28,10 +28,10 @@ from tests.search.test_global_layouts_exhaustive import STACK
 
 def test_json(mtfc: Mtfc) -> None:
     found = mtfc("search", "model.mtf", "--devices", "4", "--target", "tpu_v2", "--format", "json").json
-    assert (found["space"], found["target"], found["devices"]) == ("rules", "tpu_v2", 4)
+    assert (found["space"], found["target"], found["devices"]) == ("plan", "tpu_v2", 4)
     assert found["optimal"] and found["lower_bound_seconds"] == found["objective_seconds"]
     assert all(found["objective_seconds"] <= seconds for seconds in found["baselines"].values())
-    assert found["objective_seconds"] == found["compute_seconds"] + found["communication_seconds"]
+    assert found["objective_seconds"] <= found["compute_seconds"] + found["communication_seconds"]
     assert found["evaluated"] > 0 and found["search_seconds"] > 0
     assert set(found["baselines"]) >= {"data_parallel"}
 
@@ -96,10 +96,10 @@ def test_nothing_fits(mtfc: Mtfc, space: str, message: str) -> None:
 def test_values_are_computed_again_where_nothing_else_fits(mtfc: Mtfc) -> None:
     """The machine is the limit of `--memory`, too; the file that the search writes fits with it."""
     Path("own.mtf").write_text(BOX.replace("memory: 100", "memory: 80e3") + STACK)
-    assert mtfc("search", "own.mtf").status == 1
-    run = mtfc("search", "own.mtf", "--recompute", "-o", "found.mtf")
+    assert mtfc("search", "own.mtf", "--space", "rules").status == 1
+    run = mtfc("search", "own.mtf", "-o", "found.mtf")
     assert "note: this layout fits with `--memory box`" in run.out
-    assert mtfc("search", "own.mtf", "--recompute", "--format", "json").json["recomputed"] is True
+    assert mtfc("search", "own.mtf", "--format", "json").json["recomputed"] is True
     plain, limited = (
         mtfc("cost", "found.mtf", "--layout", "found", *more, "--format", "json").json["layouts"][0]
         for more in ((), ("--memory", "box"))
@@ -146,7 +146,7 @@ def test_pipelines_are_found_written_and_priced_as_they_run(mtfc: Mtfc) -> None:
     assert simulated["compute_seconds"] == pytest.approx(found["compute_seconds"])
     again = mtfc("search", "found.mtf", "--target", "p100_cluster", "--devices", "4", "--format", "json").json
     assert again["baselines"]["found"] == found["objective_seconds"]
-    assert again["optimal"] and "pipeline" not in again["layout"]
+    assert again["objective_seconds"] <= found["objective_seconds"]
 
 
 def test_searches_for_pipelines_that_cannot_be(mtfc: Mtfc) -> None:
@@ -177,15 +177,15 @@ def test_a_mesh_that_is_too_large(mtfc: Mtfc) -> None:
     assert "E316" in run.err
 
 
-@pytest.mark.parametrize("space", ["rules", "tiling"])
-def test_steps_in_which_communication_overlaps(mtfc: Mtfc, space: str) -> None:
+@pytest.mark.parametrize("space", ["plan", "rules", "tiling"])
+def test_steps_with_and_without_overlap(mtfc: Mtfc, space: str) -> None:
     options = ("search", "model.mtf", "--mesh", "line", "--target", "tpu_v2", "--space", space)
-    found = mtfc(*options, "--objective", "overlap", "--format", "json").json
-    assert found["objective"] == "overlap"
+    found = mtfc(*options, "--objective", "time", "--format", "json").json
     assert found["lower_bound_seconds"] <= found["objective_seconds"] == found["overlapping_seconds"]
     assert found["baselines"] == found["overlapping_baselines"]
-    assert found["objective_seconds"] <= mtfc(*options, "--format", "json").json["overlapping_seconds"]
-    assert "compared with overlap" in mtfc(*options, "--objective", "overlap").out
+    serial = mtfc(*options, "--objective", "serial", "--format", "json").json
+    assert serial["objective_seconds"] >= serial["overlapping_seconds"] >= found["objective_seconds"]
+    assert "without overlap" in mtfc(*options, "--objective", "serial").out
 
 
 def test_why_not(mtfc: Mtfc) -> None:
@@ -328,7 +328,7 @@ def test_a_layout_that_fits_only_with_forms(mtfc: Mtfc) -> None:
         (("--devices", "4"), "`--space forms` takes the mesh of a declared layout: no --devices"),
         (("--why-not", "batch: data"), "takes the mesh of a declared layout: no --why-not"),
         (("--objective", "bytes"), "are chosen for their time or memory"),
-        (("--storage",), "--storage takes --space rules"),
+        (("--storage",), "--storage takes --space plan"),
         (("--layout", "other"), "unknown layout `other`"),
     ],
 )
@@ -394,7 +394,7 @@ def test_tilings_start_from_the_best_global_layout(mtfc: Mtfc) -> None:
         "--format",
         "json",
     )
-    best = mtfc(*asked).json
+    best = mtfc(*asked, "--space", "rules", "--objective", "serial").json
     tiling = mtfc(*asked, "--space", "tiling").json
     assert best["objective_seconds"] == tiling["objective_seconds"]
     assert tiling["lower_bound_seconds"] < tiling["objective_seconds"]
@@ -492,9 +492,9 @@ def test_only_tilings_are_exported(mtfc: Mtfc) -> None:
         (("-o", ""), "argument -o/--output: expected a value, and not an empty text"),
         (("--why-not", ""), "argument --why-not: expected a value, and not an empty text"),
         (("--space", "tiling", "--export", ""), "argument --export: expected a value"),
-        (("--space", "tiling", "--storage"), "--storage takes --space rules"),
-        (("--space", "soap", "--storage"), "--storage takes --space rules"),
-        (("--space", "tiling", "--recompute"), "--recompute takes --space rules"),
+        (("--space", "tiling", "--storage"), "--storage takes --space plan"),
+        (("--space", "soap", "--storage"), "--storage takes --space plan"),
+        (("--space", "tiling", "--recompute"), "--recompute takes --space plan"),
     ],
 )
 def test_no_option_is_passed_over(mtfc: Mtfc, options: tuple[str, ...], message: str) -> None:
@@ -812,9 +812,10 @@ def test_why_nothing_is_split(mtfc: Mtfc, space: str) -> None:
 def test_why_nothing_is_split_where_it_could_be(mtfc: Mtfc) -> None:
     """The small model takes less time undistributed than with any communication."""
     asked = ("search", "model.mtf", "--devices", "3", "--target", "h100")
-    found = mtfc(*asked, "--format", "json").json
+    serial = (*asked, "--objective", "serial")
+    found = mtfc(*serial, "--format", "json").json
     assert found["layout"] == "" and found["nothing_split"]
-    assert f"note: nothing is split: {found['nothing_split']}" in " ".join(mtfc(*asked).out.split())
+    assert f"note: nothing is split: {found['nothing_split']}" in " ".join(mtfc(*serial).out.split())
     split = mtfc(*asked, "--objective", "memory", "--format", "json").json
     assert split["layout"] and split["nothing_split"] is None
     one = mtfc("search", "model.mtf", "--mesh", "one", "--format", "json").json
