@@ -287,13 +287,23 @@ class WithoutForms(MeshLayout):
     optimal: bool
 
 
+class Alternative(MeshLayout):
+    """The best plan of another kind than the one that a search found."""
+
+    step_seconds: float
+    compute_seconds: float
+    memory_per_device: int
+
+
 class Search(MeshLayout):
     """`mtfc.search`: the best layout on a machine, or with `space="soap"` the best placement, whose mesh is empty.
 
     layout: rules, or the placement's declaration. optimal: True if nothing in the space is better. lower_bound_seconds: no
     layout of the space takes less. baselines: the seconds of the layouts to compare with. Optional keys belong to layouts
-    alone, or to placements alone. forms: the entries of the layout's section `forms`. without_forms: for a layout with forms,
-    the best layout without them and its bound; the other bound is then that of layouts with regions on parts.
+    alone, or to placements alone. utilisation: the share of the peak FLOP/s. memory: bytes of a device by kind. links: seconds
+    of each link. alternatives: the best plans of other kinds, the best first. forms: the entries of the layout's section
+    `forms`. without_forms: for a layout with forms, the best layout without them and its bound; the other bound is then that
+    of layouts with regions on parts.
     """
 
     space: str
@@ -323,4 +333,10 @@ class Search(MeshLayout):
     history: NotRequired[list[dict[str, float]]]
     overlapping_seconds: NotRequired[float]
     nothing_split: NotRequired[str | None]
+    utilisation: NotRequired[float]
+    examples_per_second: NotRequired[float]
+    tokens_per_second: NotRequired[float]
+    memory: NotRequired[dict[str, int]]
+    links: NotRequired[dict[str, float]]
+    alternatives: NotRequired[list[Alternative]]
     overlapping_baselines: NotRequired[dict[str, float]]

@@ -20,6 +20,7 @@ from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.layouts.layout_text import layout_text, mesh_text, rules_text
 from mtfc.placements.declarations import placement_text
 from mtfc.reports.array_summary import finite
+from mtfc.reports.plan_figures import PlanFigures, comparison, others
 from mtfc.reports.step_report import seconds_text
 from mtfc.reports.table import aligned, devices_text, free_name, wrapped
 
@@ -81,6 +82,19 @@ class LayoutSearchResult:
         """The prices of the layouts to compare with."""
         return {name: self.pricer(*each) for name, each in self.others.items()}
 
+    @cached_property
+    def figures(self) -> PlanFigures:
+        """The figures of the result."""
+        return PlanFigures(self.program, self.pricer, self.found.mesh, self.found.layout)
+
+    @property
+    def alternatives(self) -> list[tuple[Mesh, Layout, Price]]:
+        """The best plans of other kinds among those that were priced exactly, if time is the objective."""
+        if self.objective in IN_BYTES:
+            return []
+        found, room = (self.found.mesh, self.found.layout), self.pricer.hardware.device.memory
+        return [*others(self.program, self.pricer.known, found, room)]
+
     def record(self) -> dict[str, Any]:
         """Return the JSON record. With memory or sent bytes as the objective, the bound is in bytes."""
         found, price = self.found, self.price
@@ -114,6 +128,17 @@ class LayoutSearchResult:
             "overlapping_seconds": price.seconds,
             "nothing_split": why_whole(self),
             "overlapping_baselines": {name: each.seconds for name, each in self.compared.items()},
+            **self.figures.record(),
+            "alternatives": [
+                {
+                    "mesh": mesh.sizes,
+                    "layout": rules_text(layout),
+                    "step_seconds": price.seconds,
+                    "compute_seconds": price.compute,
+                    "memory_per_device": price.tiled,
+                }
+                for mesh, layout, price in self.alternatives
+            ],
             **plain,
             **cuts,
         }
@@ -157,6 +182,8 @@ class LayoutSearchResult:
         if (reason := why_whole(self)) is not None:
             notes.append(f"note: nothing is split: {reason}")
         proof = f"{_proven(self)}{_loop_forms(self)}"
+        kinds = [comparison(*each, self.price) for each in self.alternatives]
+        notes = [self.figures.text(), *["The best plans of other kinds:"] * bool(kinds), *kinds, *notes]
         wrapped_notes = [line for note in notes for line in wrapped(note.split(), 2)]
         return _report(
             [heading, *declared, *left_out], proof, rows, 2, ["", *wrapped_notes, *hardware.caveat]
@@ -409,7 +436,7 @@ def _report(
 ) -> str:
     """Return the result as text, with its proof, a table whose first `left` columns are text, and notes."""
     table = aligned(rows, right=range(left, len(rows[0])))
-    return "\n".join([*shown, "", *wrapped(proof.split(), 2), "", *table, *notes])
+    return "\n".join([shown[0], *wrapped(proof.split(), 2), "", *shown[1:], "", *table, *notes])
 
 
 # Placements

@@ -1,0 +1,132 @@
+"""What a plan brings: its rates, its memory by kind, the links that it uses, and the best plans of other kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import attrs
+
+from mtfc.compiler.cost.device_models import expected_memory
+from mtfc.compiler.cost.sizes import whole
+from mtfc.compiler.cost.step_time import StepTime, step_time
+from mtfc.compiler.ir.core import Function, Program
+from mtfc.compiler.ir.printer import bytes_text
+from mtfc.compiler.ir.types import Layout, Mesh
+from mtfc.compiler.search.found import Price
+from mtfc.compiler.search.pricer import LayoutPricer
+from mtfc.compiler.search.usual_layouts import batch_dims
+from mtfc.frontend.layouts.layout_text import rules_text
+from mtfc.reports.step_report import lanes_text, seconds_text
+
+KINDS = 4
+"""The most plans of other kinds that are shown."""
+
+TITLES = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "activations_peak": "activations",
+}
+"""The parts of the memory by the names of reports."""
+
+
+@attrs.frozen(slots=False, eq=False)
+class PlanFigures:
+    """The figures of one plan of a program on a machine."""
+
+    program: Program
+    pricer: LayoutPricer
+    mesh: Mesh
+    layout: Layout
+
+    @cached_property
+    def function(self) -> Function:
+        """One processor's program."""
+        return self.pricer.lowered(self.mesh, self.layout)
+
+    @cached_property
+    def step(self) -> StepTime:
+        """The simulated step."""
+        return step_time(self.function, self.mesh, self.pricer.hardware)
+
+    @cached_property
+    def memory(self) -> dict[str, int]:
+        """The bytes of a device by kind."""
+        found = expected_memory(self.function, self.mesh, self.pricer.hardware.device)
+        return {name: whole(amount) for name, amount in found.parts().items()}
+
+    @cached_property
+    def batch(self) -> dict[str, int]:
+        """The examples of a step, and its tokens if the first input has indices of two dimensions or more."""
+        forward, training = self.program.function("forward"), self.program.training
+        times = training.accumulate if training is not None else 1
+        first = next((a.value.type for a in forward.arguments if a.role == "input"), None)
+        found = {}
+        if batch := batch_dims(forward):
+            found["examples"] = times * batch[0].size
+        if first is not None and first.dtype in ("i32", "u32") and len(first.dims) > 1:
+            found["tokens"] = times * prod(dim.size for dim in first.dims)
+        return found
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        seconds = self.step.seconds
+        return {
+            "utilisation": self.step.utilisation,
+            **{f"{name}_per_second": number / seconds for name, number in self.batch.items() if seconds},
+            "memory": self.memory,
+            "links": dict(self.step.busy),
+        }
+
+    def text(self) -> str:
+        """Return the figures as sentences."""
+        seconds = self.step.seconds
+        rates = [f"{number / seconds:,.0f} {name}/s" for name, number in self.batch.items() if seconds]
+        reached = ", ".join([f"{self.step.utilisation:.1%} of the peak FLOP/s", *rates])
+        kinds = [
+            f"{title} {bytes_text(self.memory[name])}" for name, title in TITLES.items() if self.memory[name]
+        ]
+        limit = bytes_text(int(self.pricer.hardware.device.memory))
+        links = lanes_text("Links in use", self.step.busy)
+        parts = [
+            f"Found: {reached}.",
+            f"Memory of {limit}: {', '.join(kinds)}." if kinds else "",
+            f"{links}." if links else "",
+        ]
+        return " ".join(filter(None, parts))
+
+
+def kind_of(program: Program, layout: Layout) -> tuple[bool, ...]:
+    """Return whether a layout splits the batch, other dimensions, stored parameters, stored state, and layers in stages."""
+    batch = {dim.name for dim in batch_dims(program.function("forward"))}
+    split = {name for name, axes in layout.rules.axes if axes}
+    stored = [any(axes for _, axes in rules.axes) for rules in (layout.params, layout.optimizer)]
+    return not batch.isdisjoint(split), not split <= batch, stored[0], any(stored), bool(layout.pipelines)
+
+
+def others(
+    program: Program, prices: Mapping[tuple[Mesh, Layout], Price], found: tuple[Mesh, Layout], room: float
+) -> Iterator[tuple[Mesh, Layout, Price]]:
+    """Yield the best priced plans that fit and differ in kind from the found plan and from each other, the best first."""
+    seen = {kind_of(program, found[1])}
+    fitting = [(price, *plan) for plan, price in prices.items() if price.tiled <= room]
+    for price, mesh, layout in sorted(fitting, key=lambda each: each[0].seconds):
+        kind = kind_of(program, layout)
+        if kind not in seen and len(seen) <= KINDS:
+            seen.add(kind)
+            yield mesh, layout, price
+
+
+def comparison(mesh: Mesh, layout: Layout, price: Price, best: Price) -> str:
+    """Return a plan of another kind, and why it lost."""
+    waits = [each.seconds - each.compute for each in (price, best)]
+    computes = _more("computes", price.compute - best.compute)
+    split = f"{{ {rules_text(layout)} }} on [{mesh.axes_text}]"
+    return f"{seconds_text(price.seconds)}: {split} {computes}, {_more('waits', waits[0] - waits[1])}"
+
+
+def _more(verb: str, seconds: float) -> str:
+    return f"{verb} for {seconds_text(abs(seconds))} {'more' if seconds >= 0 else 'less'}"
