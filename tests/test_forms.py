@@ -112,7 +112,12 @@ def test_an_interrupt_of_the_bound_leaves_what_was_found(
     monkeypatch.setattr(global_search.GlobalSpace, "bound_with_regions", interrupted)
     file = tmp_path / "lm.mtf"
     file.write_text(MODEL)
-    found = search(SearchOptions(str(file), Choice(mesh="grid"), "tpu_v2", space="rules", objective="serial", budget=5.0), Sources())
+    found = search(
+        SearchOptions(
+            str(file), Choice(mesh="grid"), "tpu_v2", space="rules", objective="serial", budget=5.0
+        ),
+        Sources(),
+    )
     assert isinstance(found.result, LayoutSearchResult)
     assert found.result.found.is_interrupted and found.result.found.layout.forms.entries
     assert "Nothing is proven about layouts with forms." in " ".join(found.result.report().split())
@@ -121,7 +126,12 @@ def test_an_interrupt_of_the_bound_leaves_what_was_found(
 def test_a_search_finds_writes_and_explains_forms(tmp_path: Path) -> None:
     file = tmp_path / "lm.mtf"
     file.write_text(MODEL)
-    found = search(SearchOptions(str(file), Choice(mesh="grid"), "tpu_v2", space="rules", objective="serial", budget=20.0), Sources())
+    found = search(
+        SearchOptions(
+            str(file), Choice(mesh="grid"), "tpu_v2", space="rules", objective="serial", budget=20.0
+        ),
+        Sources(),
+    )
     assert isinstance(found.result, LayoutSearchResult)
     record = found.result.record()
     layout, plain = found.result.found.layout, found.result.found.without_forms

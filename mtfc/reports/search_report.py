@@ -179,6 +179,11 @@ class LayoutSearchResult:
             notes.append(
                 f"note: this layout fits with `--memory {hardware.name}`, which computes values again"
             )
+        training = self.program.training
+        if training is not None and training.accumulate > 1:
+            notes.append(
+                f"note: a step has {training.accumulate} micro-batches, `accumulate = {training.accumulate}`"
+            )
         if (reason := why_whole(self)) is not None:
             notes.append(f"note: nothing is split: {reason}")
         proof = f"{_proven(self)}{_loop_forms(self)}"

@@ -109,6 +109,34 @@ def test_values_are_computed_again_where_nothing_else_fits(mtfc: Mtfc) -> None:
     assert wrong.status == 2 and wrong.err.startswith("mtfc: --memory: `box` has one kind of device")
 
 
+def test_micro_batches_are_found_where_nothing_else_fits(mtfc: Mtfc) -> None:
+    """The batch of the step stays the same: 1,024 examples. The file that the search writes has both numbers."""
+    Path("own.mtf").write_text(BOX.replace("memory: 100", "memory: 12e3") + STACK)
+    asked = ("search", "own.mtf", "--devices", "4")
+    found = mtfc(*asked, "-o", "found.mtf")
+    assert found.status == 0 and "micro-batches, `accumulate = " in found.out
+    written = Path("found.mtf").read_text()
+    (batch,), (number,) = (
+        re.findall(r"dim batch = (\d+)", written),
+        re.findall(r"accumulate = (\d+)", written),
+    )
+    assert int(batch) * int(number) == 1024 and int(number) > 1
+    (cost,) = mtfc("cost", "found.mtf", "--layout", "found", "--memory", "box", "--format", "json").json[
+        "layouts"
+    ]
+    assert cost["memory_per_device"]["total"] <= 12_000
+    again = mtfc("search", "found.mtf", "--devices", "4", "--format", "json").json
+    assert again["objective_seconds"] == pytest.approx(
+        mtfc(*asked, "--format", "json").json["objective_seconds"]
+    )
+
+
+def test_nothing_fits_names_the_nearest_layout(mtfc: Mtfc) -> None:
+    Path("own.mtf").write_text(BOX.replace("memory: 100", "memory: 1e3") + STACK)
+    found = mtfc("search", "own.mtf", "--devices", "4")
+    assert found.status == 1 and "the nearest is {" in found.err and "more devices" in found.err
+
+
 LAYERS = """
 dim layers = 8
 dim batch = 64

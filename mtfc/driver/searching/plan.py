@@ -8,24 +8,90 @@ the report compares it with.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from time import monotonic
 
 import attrs
 
 from mtfc.compiler.cost.equation_layouts import least_dot_seconds
+from mtfc.compiler.diagnostics import CompileError
 from mtfc.compiler.search.found import IN_BYTES, Found, NothingFits, room_on, value_of
+from mtfc.compiler.search.usual_layouts import batch_dims
+from mtfc.driver.loading.selection import select
 from mtfc.driver.searching.layouts import LayoutSearch
 from mtfc.driver.searching.pipelined import PipelineSearch, StagedLoop, pipelined_loops
 from mtfc.driver.searching.space import SearchAnswer, SearchTask
+from mtfc.frontend.layouts.layout_text import rules_text
 
 PIPELINES = 0.4
 """The part of the time in which pipelines are priced."""
 
 
 def search_plan(task: SearchTask) -> SearchAnswer:
-    """Search for the best plan. Raises `NothingFits`, `CompileError` and `UsageError`."""
+    """Search for the best plan. Raises `NothingFits`, `CompileError` and `UsageError`.
+
+    If no usual layout fits, or the file has micro-batches, the batch is cut into other numbers of micro-batches, too. The search
+    goes on with the number whose best usual layout is the fastest.
+    """
     search = LayoutSearch.of(task, task.until)
-    loops = _loops(search)
+    best, accumulate = _usual(search), _accumulate(search)
+    if accumulate > 1 or best == inf:
+        for other in _micro_batched(task, accumulate):
+            found = LayoutSearch.of(other, task.until)
+            if (seconds := _usual(found)) < best:
+                search, best = found, seconds
+            elif best < inf:
+                break
+    try:
+        return _searched(search)
+    except NothingFits as error:
+        raise NothingFits(f"{error}{_nearest(search)}") from None
+
+
+def _nearest(search: LayoutSearch) -> str:
+    """Return the priced layout that needs the least memory, and what would need less."""
+    prices = search.finder.pricer.known
+    mesh, layout = min(prices, key=lambda each: prices[each].tiled)
+    rules = f"{{ {rules_text(layout)} }} on [{mesh.axes_text}]"
+    return f"; the nearest is {rules}, and a smaller batch, more devices or a machine with more memory would help"
+
+
+def _accumulate(search: LayoutSearch) -> int:
+    training = search.finder.program.training
+    return 1 if training is None else training.accumulate
+
+
+def _usual(search: LayoutSearch) -> float:
+    """Return the value of the best usual layout that fits; infinite if none does."""
+    finder, room = search.finder, room_on(search.finder.pricer.hardware, search.finder.objective)
+    prices = (finder.pricer(*each) for each in (*search.others.values(), *search.known))
+    return min((value_of(each, finder.objective) for each in prices if each.tiled <= room), default=inf)
+
+
+def _micro_batched(task: SearchTask, accumulate: int) -> Iterator[SearchTask]:
+    """Yield the same search with 1, 2, 4 ... micro-batches. Models with state, and functions of JAX, keep theirs."""
+    program, options = task.selection.program, task.options
+    batch = batch_dims(program.function("forward"))[:1]
+    is_fixed = program.training is None or bool(program.states) or options.choice.source is not None
+    if is_fixed or not batch or options.objective in IN_BYTES:
+        return
+    whole = batch[0].size * accumulate
+    numbers = [2**i for i in range(whole.bit_length()) if whole % 2**i == 0]
+    for number in (each for each in numbers if each != accumulate):
+        dims = {**options.choice.dims, batch[0].name: whole // number}
+        own = [each for each in options.choice.settings if not each.startswith("accumulate")]
+        choice = attrs.evolve(options.choice, dims=dims, settings=(*own, f"accumulate={number}"))
+        asked = attrs.evolve(options, choice=choice)
+        try:
+            selection = select(options.file, choice, task.sources, every_layout=True, skip_illegal=True)
+        except CompileError:
+            continue
+        yield attrs.evolve(task, options=asked, selection=selection, accumulate=number)
+
+
+def _searched(search: LayoutSearch) -> SearchAnswer:
+    """Search for the best plan with the micro-batches of the search."""
+    task, loops = search.task, _loops(search)
     if not loops:
         return search.answer(search.best_global(search.until, with_forms=True))
     now = monotonic()

@@ -12,7 +12,7 @@ from mtfc.compiler.ir.types import Mesh
 from mtfc.driver.loading.selection import Selection
 from mtfc.driver.loading.sources import Sources, known_as
 from mtfc.driver.options import SearchOptions
-from mtfc.driver.searching.written import resized
+from mtfc.driver.searching.written import accumulated, resized
 
 if TYPE_CHECKING:
     from mtfc.compiler.cost.device_graph import Machine
@@ -71,7 +71,7 @@ class SearchAnswer:
 class SearchTask:
     """The request of a search: the selected program, the machine, the candidate meshes and the deadline.
 
-    started, until: times of `time.monotonic`.
+    started, until: times of `time.monotonic`. accumulate: the number of micro-batches, if it is not that of the file.
     """
 
     options: SearchOptions
@@ -81,6 +81,7 @@ class SearchTask:
     sources: Sources
     started: float
     until: float
+    accumulate: int | None = None
 
     @property
     def hardware(self) -> Hardware:
@@ -92,8 +93,13 @@ class SearchTask:
 
     @property
     def text(self) -> str:
-        """The text of the file with the sizes of `--dim`."""
-        return resized(self.sources.texts[known_as(self.options.file)], self.options.choice.dims)
+        """The text of the file with the sizes of `--dim`, and the number of micro-batches of the search."""
+        text = resized(self.sources.texts[known_as(self.options.file)], self.options.choice.dims)
+        return (
+            text
+            if self.accumulate is None
+            else accumulated(text, self.selection.program.name, self.accumulate)
+        )
 
 
 @attrs.frozen

@@ -27,6 +27,25 @@ def resized(text: str, sizes: Mapping[str, int]) -> str:
     return "".join(lines)
 
 
+def accumulated(text: str, model: str, number: int) -> str:
+    """Return the text of a file in which the training of a model accumulates a number of micro-batches."""
+    found = parse(text, "", Diagnostics()).declarations
+    train = next(each for each in found if isinstance(each, ast.TrainDecl) and each.model.text == model)
+    lines = text.splitlines(keepends=True)
+    if train.accumulate is not None:
+        span = train.accumulate.span
+        row, before, after = span.line - 1, span.column - 1, span.end_column - 1
+        lines[row] = f"{lines[row][:before]}{number}{lines[row][after:]}"
+    else:
+        row, column = train.span.end_line - 1, train.span.end_column - 2
+        before, after = lines[row][:column], lines[row][column:]
+        added = (
+            f"; accumulate = {number} " if before.strip() else f"{before}  accumulate = {number}\n{before}"
+        )
+        lines[row] = f"{before.rstrip()}{added}{after}"
+    return "".join(lines)
+
+
 def declared_name(text: str, name: str) -> str:
     """Return the name of the found layout in the file: `name`, with a number if the name is taken."""
     return free_name(name, _named(parse(text, "", Diagnostics())))
