@@ -72,10 +72,7 @@ class LayoutSearchResult:
     @property
     def is_recomputed(self) -> bool:
         """True if the result fits only if the backward pass computes values again."""
-        if not self.pricer.recomputes:
-            return False
-        keeping = attrs.evolve(self.pricer, recomputes=False, known={}, alike={})
-        return keeping(self.found.mesh, self.found.layout).tiled > self.pricer.hardware.device.memory
+        return self.pricer.must_recompute(self.found.mesh, self.found.layout)
 
     @property
     def compared(self) -> dict[str, Price]:

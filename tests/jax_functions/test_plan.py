@@ -371,7 +371,7 @@ def test_search_finds_a_plan_and_its_bound(tmp_path: Path) -> None:
     program = mtfc.from_jax(function, *args)
     plan = program.search(8, "h100", budget=20)
     assert plan.found is not None
-    assert plan.found.lower_bound == plan.found.objective
+    assert 0.5 * plan.found.objective < plan.found.lower_bound <= plan.found.objective
     assert plan.case.mesh.devices == 8
     assert plan.predicted_step == plan.simulate("h100")["step_seconds"]
     with pytest.raises(ValueError, match="budget=-1"):

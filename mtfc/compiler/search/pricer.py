@@ -85,6 +85,13 @@ class LayoutPricer:
             self.known[mesh, layout] = self.alike[key]
         return self.known[mesh, layout]
 
+    def must_recompute(self, mesh: Mesh, layout: Layout) -> bool:
+        """Return True if a layout fits only where the backward pass computes values again."""
+        if not self.recomputes:
+            return False
+        keeping = attrs.evolve(self, recomputes=False, known={}, alike={})
+        return keeping(mesh, layout).tiled > self.hardware.device.memory
+
     def _lowered(self, placed: Program) -> Function:
         passes = spmd_lowering()
         if self.recomputes:

@@ -103,6 +103,13 @@ def usual_layouts(forward: Function, line: Mesh, trains: bool) -> dict[str, Layo
     return found
 
 
+def starting_layouts(forward: Function, meshes: Sequence[Mesh], trains: bool) -> list[tuple[Mesh, Layout]]:
+    """Return the usual layouts on meshes of one axis, or on a single mesh, and products on those of two axes."""
+    lines = [mesh for mesh in meshes if len(mesh.axes) == 1] or meshes[:1]
+    usual = [(line, each) for line in lines for each in usual_layouts(forward, line, trains).values()]
+    return [*usual, *products(forward, meshes, trains)]
+
+
 def products(forward: Function, meshes: Sequence[Mesh], trains: bool) -> Iterator[tuple[Mesh, Layout]]:
     """Yield products of data and model parallelism on meshes of two axes, also with parameters stored over the data axis."""
     batch = batch_dims(forward)

@@ -140,9 +140,6 @@ class FunctionSource:
             say(f"plan.apply has a known fault: {each}")
         return found
 
-    def baselines(self, meshes: Sequence[Mesh]) -> Sequence[tuple[Mesh, Layout]]:
-        return self.imported.baselines(meshes)
-
     @property
     def texts(self) -> Mapping[str, str]:
         """The texts of the Python files that equations and the errors of an import point into."""

@@ -15,7 +15,7 @@ from mtfc.backends.common.devices import import_jax
 from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.garbage import few_collections
 from mtfc.compiler.ir.core import Program
-from mtfc.compiler.ir.types import EVERY, Layout, Mesh, Rules
+from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.driver.data.files import readable_texts
 from mtfc.driver.errors import UsageError, in_python, public
 from mtfc.driver.jax_functions.plan import Plan, fingerprint, machine, read_plan
@@ -150,19 +150,20 @@ class ImportedProgram:
         mesh: MeshOption | None = None,
         budget: float = 60.0,
         objective: Objective = "time",
-        storage: bool = False,
-        recompute: bool = False,
+        storage: bool = True,
+        recompute: bool = True,
     ) -> Plan:
         """Return the best plan on a machine that a search of some seconds finds. `plan.found` has the bound.
 
         devices: how many, else all of the machine. mesh: its axes with their sizes, else all shapes of up to three axes are
-        searched. storage: True to choose also how the model and the optimizer's state are stored, as FSDP and ZeRO do. recompute:
-        True if `plan.step` may compute values again in the backward pass, under layouts that would not fit. Raises `NothingFits`
-        if no layout fits into the memory.
+        searched. storage: False to store the model and the optimizer's state as they are computed with, and not as FSDP and ZeRO
+        do. recompute: False if `plan.step` may not compute values again in the backward pass, under layouts that would not fit.
+        Raises `NothingFits` if no layout fits into the memory.
         """
         from mtfc.compiler.passes.recompute import limit_on
         from mtfc.compiler.search.found import NothingFits
         from mtfc.compiler.search.pricer import LayoutPricer
+        from mtfc.compiler.search.usual_layouts import joined, starting_layouts
         from mtfc.driver.searching.layouts import LayoutFinder
         from mtfc.driver.searching.search import SPACES
 
@@ -179,15 +180,20 @@ class ImportedProgram:
         pricer = LayoutPricer.of(self.program, hardware, recompute)
         finder = LayoutFinder(self.program, pricer, objective, storage)
         try:
-            known, until = self.baselines(meshes), started + budget
+            known, until = (
+                starting_layouts(self.program.function("forward"), meshes, finder.trains),
+                started + budget,
+            )
 
             def best(whole: Layout, known: Sequence[tuple[Mesh, Layout]], until: float) -> Found:
-                return finder.best_global(meshes, until, known, whole, with_forms=True)
+                given = [(on, attrs.evolve(x, rules=joined(x.rules, whole.rules))) for on, x in known]
+                return finder.best_global(meshes, until, given, whole, with_forms=True)
 
             found = self.without_faults(best, known, until)
         except NothingFits as error:
             raise NothingFits(in_python(str(error))) from None
-        layout, limit = attrs.evolve(found.layout, name="plan"), limit_on(hardware) if recompute else None
+        layout = attrs.evolve(found.layout, name="plan")
+        limit = limit_on(hardware) if pricer.must_recompute(found.mesh, found.layout) else None
         used = found.mesh if mesh is not None else without_idle_axes(found.mesh, layout)
         return Plan(self.imported, LayoutOnMesh(used, layout, limit=limit), self.function, found, hardware)
 
@@ -223,22 +229,6 @@ class ImportedProgram:
         """Return rules that leave dimensions whole which no argument has: they are parts that rules have made."""
         others = [name for name in self.program.dims if name not in self.dims]
         return Layout("", Rules(tuple((name, ()) for name in others)))
-
-    def baselines(self, meshes: Sequence[Mesh]) -> list[tuple[Mesh, Layout]]:
-        """Return data parallelism, ZeRO and FSDP, from which the search starts: its result is never worse."""
-        leaves = (leaf for leaf in self.imported.inputs if leaf.role == "input" and leaf.constant is None)
-        firsts = dict.fromkeys(dims[0] for leaf in leaves for dims in leaf.dims[:1] if dims)
-        found = []
-        for mesh in (mesh for mesh in meshes if len(mesh.axes) == 1):
-            axes = mesh.names
-            split = tuple((dim.name, axes) for dim in firsts if dim.size % mesh.devices == 0)
-            rules, stored = Rules((*split, *self.unsplit().rules.axes)), Rules(((EVERY, axes),))
-            found += [
-                (mesh, Layout("data", rules)),
-                (mesh, Layout("zero", rules, optimizer=stored)),
-                (mesh, Layout("fsdp", rules, params=stored, optimizer=stored)),
-            ]
-        return found if self.imported.main.name == "step" else found[::3]
 
     @public
     def load(self, path: str) -> Plan:

@@ -45,10 +45,6 @@ class ProgramSource(Protocol):
         """Return the best layout that meets no known fault of XLA, if there is one. Raises `NothingFits`."""
         ...
 
-    def baselines(self, meshes: Sequence[Mesh]) -> Sequence[tuple[Mesh, Layout]]:
-        """Return layouts from which a search starts."""
-        ...
-
     @property
     def texts(self) -> Mapping[str, str]:
         """The texts of the files that spans point into, by name."""

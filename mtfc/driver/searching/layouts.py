@@ -55,7 +55,7 @@ class LayoutFinder:
     @property
     def trains(self) -> bool:
         """True if the program has a training step."""
-        return self.program.training is not None
+        return self.program.training is not None or self.program.has_function("step")
 
     def best_global(
         self,
@@ -225,7 +225,7 @@ class LayoutSearch:
 
         if source is None:
             return best(Layout(""), self.known, until)
-        found = source.without_faults(best, [*self.known, *source.baselines(task.meshes)], until)
+        found = source.without_faults(best, self.known, until)
         if task.options.choice.mesh is not None:
             return found
         mesh = without_idle_axes(found.mesh, found.layout)

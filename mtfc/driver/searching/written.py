@@ -34,8 +34,8 @@ def accumulated(text: str, model: str, number: int) -> str:
     lines = text.splitlines(keepends=True)
     if train.accumulate is not None:
         span = train.accumulate.span
-        row, before, after = span.line - 1, span.column - 1, span.end_column - 1
-        lines[row] = f"{lines[row][:before]}{number}{lines[row][after:]}"
+        row = span.line - 1
+        lines[row] = f"{lines[row][: span.column - 1]}{number}{lines[row][span.end_column - 1 :]}"
     else:
         row, column = train.span.end_line - 1, train.span.end_column - 2
         before, after = lines[row][:column], lines[row][column:]
