@@ -16,6 +16,7 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import Layout, Mesh
 from mtfc.compiler.search.found import IN_BYTES, Found, Objective, Price, value_of
 from mtfc.compiler.search.global_layouts.layout_space import space_of
+from mtfc.compiler.search.idle_axes import idle_axes, idle_note
 from mtfc.compiler.search.pricer import LayoutPricer
 from mtfc.frontend.layouts.layout_text import layout_text, mesh_text, rules_text
 from mtfc.placements.declarations import placement_text
@@ -181,6 +182,8 @@ class LayoutSearchResult:
             notes.append(
                 f"note: a step has {training.accumulate} micro-batches, `accumulate = {training.accumulate}`"
             )
+        if not is_whole(found.layout):
+            notes += [f"note: {each}" for each in idle_note(idle_axes(found.mesh, found.layout))]
         if (reason := why_whole(self)) is not None:
             notes.append(f"note: nothing is split: {reason}")
         proof = f"{_proven(self)}{_loop_forms(self)}"

@@ -16,6 +16,7 @@ from mtfc.compiler.diagnostics import CompileError, Diagnostics
 from mtfc.compiler.garbage import few_collections
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout, Mesh, Rules
+from mtfc.compiler.search.idle_axes import without_idle_axes
 from mtfc.driver.data.files import readable_texts
 from mtfc.driver.errors import UsageError, in_python, public
 from mtfc.driver.jax_functions.plan import Plan, fingerprint, machine, read_plan
@@ -24,7 +25,6 @@ from mtfc.driver.loading.layout_targets import layout_targets
 from mtfc.driver.loading.memory_limit import limit_of
 from mtfc.driver.loading.selection import ONE_DEVICE, LayoutOnMesh
 from mtfc.driver.loading.sources import Sources
-from mtfc.driver.searching.meshes import without_idle_axes
 from mtfc.driver.values import (
     LayoutOption,
     MemoryOption,

@@ -14,6 +14,7 @@ from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, Forms, Layout, Mesh, Rules, TensorType
 from mtfc.compiler.passes.recompute import Recompute
+from mtfc.compiler.search.idle_axes import idle_axes, idle_note
 from mtfc.driver.data.files import parsed_json, read_bytes, readable_texts, write_text
 from mtfc.driver.errors import UsageError, public
 from mtfc.driver.jax_functions.packed_program import PackedProgram
@@ -28,7 +29,6 @@ from mtfc.driver.jax_functions.shardings import (
 )
 from mtfc.driver.jax_functions.xla_faults import MetFault, met_faults, warn_of
 from mtfc.driver.loading.selection import LayoutOnMesh
-from mtfc.driver.searching.meshes import idle_axes, idle_note
 from mtfc.frontend.jaxpr.importing import Imported, Leaf
 from mtfc.frontend.jaxpr.tracing import by_place, value_of
 

@@ -18,13 +18,14 @@ from mtfc.compiler.passes.recompute import limit_on
 from mtfc.compiler.search.forms_search import FormsSearch, RecordedPricing, forms_of, with_loop_forms
 from mtfc.compiler.search.found import IN_BYTES, Found, NothingFits, Objective, Pricing, room_on, value_of
 from mtfc.compiler.search.global_layouts.global_search import GlobalSpace
+from mtfc.compiler.search.idle_axes import without_idle_axes
 from mtfc.compiler.search.pricer import LayersPricer, LayoutPricer, of_layers
 from mtfc.compiler.search.usual_layouts import joined, products, usual_layouts
 from mtfc.driver.errors import say
 from mtfc.driver.loading.layout_targets import layout_targets, prepared
 from mtfc.driver.loading.sources import known_as
 from mtfc.driver.searching.compilation_time import timing_compilation
-from mtfc.driver.searching.meshes import possible_meshes, under_names, without_idle_axes
+from mtfc.driver.searching.meshes import possible_meshes, under_names
 from mtfc.driver.searching.space import SearchAnswer, SearchTask, WhyNotAnswer
 from mtfc.driver.searching.why_not import AskedRules, asked_rules, best_with_rules
 from mtfc.driver.searching.written import declared_name, insert_layout

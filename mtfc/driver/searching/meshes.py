@@ -10,7 +10,7 @@ import attrs
 
 from mtfc.compiler.cost.device_graph import MOST_PLACED, DeviceGraph, Machine
 from mtfc.compiler.cost.topology import Topology
-from mtfc.compiler.ir.types import Axes, Layout, Mesh, Rules
+from mtfc.compiler.ir.types import Layout, Mesh, Rules
 from mtfc.compiler.search.global_layouts.layout_space import AXES
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.selection import Selection
@@ -209,26 +209,3 @@ def _check_given(options: SearchOptions, space: SearchedSpace, mesh: Mesh) -> No
         raise UsageError(
             f"--mesh {options.choice.mesh} has {len(mesh.axes)} axes; at most {len(AXES)} are searched"
         )
-
-
-def idle_axes(mesh: Mesh, layout: Layout) -> Axes:
-    """Return the mesh axes that no rule of a layout uses."""
-    every = (layout.rules, layout.params, layout.optimizer, *(rules for _, rules in layout.values))
-    used = {axis for rules in every for _, axes in rules.axes for axis in axes}
-    return tuple(name for name, size in mesh.axes if size > 1 and name not in used)
-
-
-def without_idle_axes(mesh: Mesh, layout: Layout) -> Mesh:
-    """Return a mesh without the axes that no rule of a layout uses; the same mesh if no rule uses any."""
-    idle = idle_axes(mesh, layout)
-    axes = tuple(each for each in mesh.axes if each[0] not in idle)
-    return attrs.evolve(mesh, axes=axes) if idle and axes else mesh
-
-
-def idle_note(axes: Axes) -> list[str]:
-    """Return a sentence about mesh axes that no rule uses, if there are any."""
-    if not axes:
-        return []
-    return [
-        f"no rule uses {', '.join(axes)}: devices along it compute the same, and a mesh without it needs fewer devices"
-    ]

@@ -1,0 +1,30 @@
+"""Mesh axes that no rule of a layout uses: devices along them compute the same."""
+
+from __future__ import annotations
+
+import attrs
+
+from mtfc.compiler.ir.types import Axes, Layout, Mesh
+
+
+def idle_axes(mesh: Mesh, layout: Layout) -> Axes:
+    """Return the mesh axes that no rule of a layout uses."""
+    every = (layout.rules, layout.params, layout.optimizer, *(rules for _, rules in layout.values))
+    used = {axis for rules in every for _, axes in rules.axes for axis in axes}
+    return tuple(name for name, size in mesh.axes if size > 1 and name not in used)
+
+
+def without_idle_axes(mesh: Mesh, layout: Layout) -> Mesh:
+    """Return a mesh without the axes that no rule of a layout uses; the same mesh if no rule uses any."""
+    idle = idle_axes(mesh, layout)
+    axes = tuple(each for each in mesh.axes if each[0] not in idle)
+    return attrs.evolve(mesh, axes=axes) if idle and axes else mesh
+
+
+def idle_note(axes: Axes) -> list[str]:
+    """Return a sentence about mesh axes that no rule uses, if there are any."""
+    if not axes:
+        return []
+    return [
+        f"no rule uses {', '.join(axes)}: devices along it compute the same, and a mesh without it needs fewer devices"
+    ]
