@@ -102,6 +102,7 @@ class Device:
     moving their bytes. Elements are counted in the largest array read or written; of a table only the elements that indices point
     at count. overlap: how much of the shorter of computing and moving the longer one hides: 1 if a kernel loads while it
     computes. loop: seconds of an iteration besides its kernels. dots: the shares of `flops` that dots reach by their shapes.
+    attention: FLOP/s of a GPU's kernels for attention, `forward` and `backward`, by the keys of one device; without kernels none.
 
     TPUs only: mxu_size is the number of rows and of columns of a matrix unit. scratchpad is the memory on the chip.
     """
@@ -115,12 +116,18 @@ class Device:
     mxu_size: int | None = None
     loop: float = 0.0
     dots: DotShares | None = None
+    attention: Mapping[str, Rate] = attrs.field(factory=dict)
     scratchpad: Scratchpad | None = None
 
     @property
     def vmem(self) -> Scratchpad | None:
         """The scratchpad of a TPU; None for other devices."""
         return self.scratchpad if self.mxu_size is not None else None
+
+    @property
+    def attending(self) -> str | None:
+        """The platform whose kernels compute attention: TPUs with a scratchpad, and GPUs with rates of `attention`."""
+        return "tpu" if self.vmem is not None else "gpu" if self.attention else None
 
     @property
     def weightless(self) -> Device:
@@ -130,7 +137,7 @@ class Device:
     @property
     def has_linear_times(self) -> bool:
         """True if the time of a kernel is proportional to its FLOPs and to its bytes."""
-        return self.mxu_size is None and not self.ops and self.has_constant_rates
+        return self.mxu_size is None and not (self.ops or self.attention) and self.has_constant_rates
 
     @property
     def has_constant_rates(self) -> bool:
@@ -155,8 +162,12 @@ class Device:
         return self.mxu_size is None and not self.reorders_operands and not widens
 
     def rated(self, dtype: str) -> str:
-        """Return the dtype whose rate counts for a dtype: the dtype itself, else f32, else the slowest dtype."""
-        given = [each for each in (dtype, "f32") if each in self.flops]
+        """Return the dtype whose rate counts for a dtype: the dtype itself, else f32, else the slowest dtype.
+
+        Floats of 8 bits have the rate of `f8`, else that of 16 bits, to which XLA converts them.
+        """
+        own = ("f8", *SHORT_FLOATS) if dtype.startswith("f8") else (dtype,)
+        given = [each for each in (*own, "f32") if each in self.flops]
         return given[0] if given else min(self.flops, key=lambda each: self.flops[each].peak)
 
     def rate(self, dtype: str) -> Rate:

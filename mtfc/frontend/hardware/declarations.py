@@ -216,8 +216,11 @@ def _point(entry: ast.HardwareFigure, scope: Scope) -> tuple[float, float] | Non
 
 
 def _flops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
+    def is_dtype(name: ast.Name) -> bool:
+        return name.text == "f8" or scope.dtype(name) is not None
+
     return _table(
-        figure, "FLOP/s by dtype, such as `{ f32: 20e12, bf16: 300e12 }`", scope.dtype, _rate, scope
+        figure, "FLOP/s by dtype, such as `{ f32: 20e12, bf16: 300e12 }`", is_dtype, _rate, scope
     )
 
 
@@ -275,6 +278,14 @@ def _dots(figure: ast.HardwareFigure, scope: Scope) -> DotShares | None:
     return None if found is None else DotShares(**found)
 
 
+def _attention(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
+    if not isinstance(figure.value, ast.HardwareFigures):
+        wrong_figure(figure, "FLOP/s of both passes, such as `{ forward: 180e12, backward: 160e12 }`", scope)
+        return None
+    known = dict.fromkeys(("forward", "backward"), _rate)
+    return entries_of(figure.value.entries, known, known, "the entry `attention`", figure, scope)
+
+
 def _shares(figure: ast.HardwareFigure, scope: Scope) -> Rate | None:
     """Read a share, or a table of shares by size."""
     rate = _rate(figure, scope)
@@ -301,6 +312,7 @@ DEVICE: Mapping[str, Read] = {
     "ops": _ops,
     "overlap": _share,
     "dots": _dots,
+    "attention": _attention,
     "matrix": whole_figure,
     "scratchpad": _scratchpad,
 }

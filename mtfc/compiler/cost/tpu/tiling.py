@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Set
 from itertools import pairwise, permutations
 from math import prod
 
-from mtfc.compiler.analysis.dot_operand_layout import dot_roles, is_dot
+from mtfc.compiler.analysis.dot_operand_layout import dot_roles
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Equation
@@ -120,10 +120,8 @@ def _tiled(type: TensorType, mesh: Mesh, pixels: Set[Dim]) -> tuple[int, int]:
 def mxu_schedules(eqn: Equation, mesh: Mesh, side: int) -> list[tuple[float, float]]:
     """Return (passing rows, loading) for a dot whose first factor the MXU holds, and for one whose second it holds.
 
-    Both are times over the time of the FLOPs. Equations that are no dots have the FLOPs alone.
+    Both are times over the time of the FLOPs.
     """
-    if not is_dot(eqn):
-        return [(1.0, 0.0)]
     one, other, summed = (_local_size(dims, eqn, mesh) for dims in dot_roles(eqn))
     flops = one * other * summed
     taken = (_schedule(one, other, summed, side), _schedule(other, one, summed, side))
