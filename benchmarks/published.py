@@ -13,7 +13,7 @@ Sources, by the first letter of a run:
 - G1 to G6: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv:2205.05198, table 5 and
   figure 1; their values stand in calculon-ai/calculon, calculon/llm/validation.py.
 - G17, G18: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md. G17 is eager PyTorch, G18 is compiled. The GPUs are
-  H100 with 96 GB of HBM2e at 2.4 TB/s and 500 W.
+  H100 with 96 GB of HBM2e at 2.4 TB/s and 500 W (`hbm2e`). Selective recomputation there repeats every second product, too.
 - G40: "The Llama 3 Herd of Models", arXiv:2407.21783, table 4: 430 TFLOP/s of a device.
 
 Megatron stores 16-bit parameters besides their 32-bit copies, and dropout masks; these plans do not. Llama 3 405B has 126 layers
@@ -32,13 +32,44 @@ from tempfile import TemporaryDirectory
 import attrs
 
 from benchmarks.figures import Figure
+from mtfc.compiler.cost.hardware import Hardware, Rate
 from mtfc.driver.loading.choice import Choice
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.simulate import simulate
+from mtfc.frontend.hardware.hardware_text import hardware_text
+from mtfc.frontend.hardware_targets import find_hardware
 
 GIB = 2**30
 MEAN_ERROR, MOST_ERROR, MEMORY_ERROR = 0.1, 0.2, 0.1
 """The aims: the mean and the largest error of step times, and the mean error of memory."""
+
+
+HBM2E = "h100_hbm2e"
+
+
+def hbm2e() -> Hardware:
+    """Return the node of the library's H100 with HBM2e and 500 W.
+
+    The data sheets have 756 TFLOP/s in bf16 for 350 W (PCIe) and 989 for 700 W (SXM); between them the rates are taken to be
+    linear. Kernels reach the same share of the memory's 2.4 TB/s as on the library's H100.
+    """
+    h100 = find_hardware("h100", {})
+    share = (756 + (989 - 756) * (500 - 350) / (700 - 350)) / 989
+
+    def slower(rates: Mapping[str, Rate]) -> dict[str, Rate]:
+        return {
+            key: Rate(tuple((size, share * each) for size, each in rate.points))
+            for key, rate in rates.items()
+        }
+
+    device = attrs.evolve(
+        h100.device,
+        flops=slower(h100.device.flops),
+        attention=slower(h100.device.attention),
+        memory=96 * GIB,
+        bandwidth=Rate.constant(h100.device.bandwidth.peak * 2.4 / 3.35),
+    )
+    return attrs.evolve(h100, name=HBM2E, device=device)
 
 
 @attrs.frozen
@@ -124,7 +155,7 @@ def _megatron(
 
 
 def _titan(id: str, seconds: float, gib: float) -> Run:
-    return Run(id, "h100", "llama3-8b", 8192, 16, {"data": 8}, "bf16", "selective", seconds, gib)
+    return Run(id, HBM2E, "llama3-8b", 8192, 16, {"data": 8}, "bf16", "selective", seconds, gib)
 
 
 RUNS = (
@@ -226,21 +257,23 @@ def plan_text(run: Run) -> str:
         "d_ff": shape.inner,
         "layers": shape.layers,
     }
-    body = LLAMA if shape.is_gated else GPT
+    body, checkpoint = LLAMA if shape.is_gated else GPT, " checkpoint" if _checkpoints(run) else ""
     lines = [f"import {name}" for name in ("attention", "losses", "nn", "transformer")]
     lines += [*(f"dim {name} = {size}" for name, size in sizes.items()), "dim memory = length"]
     lines.append(f"mesh grid = [{', '.join(f'{axis}: {size}' for axis, size in run.mesh.items())}]")
     lines.append(f"layout published on grid = {{ {', '.join(_rules(run))} }}")
     lines.append("" if shape.is_gated else GPT_LAYER)
-    lines.append(f"model decoder(tokens: i32[batch, length]) {{{body.format(checkpoint=_checkpoint(run))}")
+    lines.append(f"model decoder(tokens: i32[batch, length]) {{{body.format(checkpoint=checkpoint)}")
     lines.append("  loss = losses.softmax_cross_entropy(logits, tokens)\n  return loss\n}")
     lines.append("train decoder {\n  minimize loss\n  optimizer = adamw(learning_rate = 1e-4)")
     lines.append(f"  precision = {{ params: f32, compute: {run.dtype} }}\n  clip = 1.0\n}}\n")
-    return "\n".join(lines)
+    hardware = hardware_text(hbm2e(), "") if run.machine == HBM2E else ""
+    return "\n".join([*lines, hardware])
 
 
-def _checkpoint(run: Run) -> str:
-    return " checkpoint" if run.recomputed == "full" else ""
+def _checkpoints(run: Run) -> bool:
+    """True for full recomputation in a pipeline, where the loop over layers lies in the loop over ticks."""
+    return run.recomputed == "full" and bool(run.micro_batches)
 
 
 def _rules(run: Run) -> Iterator[str]:
@@ -278,12 +311,9 @@ def predicted(run: Run, folder: Path) -> Prediction:
     """Return the prediction for a run, whose plan is written to a folder."""
     path = folder / f"{run.id}.mtf"
     path.write_text(plan_text(run), encoding="utf-8")
-    found = simulate(str(path), Choice(memory=_limit(run)), run.machine, Sources())
+    word = None if run.recomputed == "none" or run.micro_batches else run.recomputed
+    found = simulate(str(path), Choice(memory=word), run.machine, Sources())
     return Prediction(run, found.step.seconds, found.memory)
-
-
-def _limit(run: Run) -> str | None:
-    return None
 
 
 def figures() -> Iterator[Figure]:

@@ -68,6 +68,11 @@ class DotShares:
     long: Rate | None = None
     summed: Rate | None = None
 
+    @property
+    def peak(self) -> float:
+        """The share of the dots that reach the most."""
+        return prod(share.peak for share in (self.short, self.long, self.summed) if share is not None)
+
     def of(self, rows: int, columns: int, summed: int) -> float:
         """Return the share of a dot."""
         sides = ((self.short, min(rows, columns)), (self.long, max(rows, columns)), (self.summed, summed))

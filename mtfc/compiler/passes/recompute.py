@@ -15,6 +15,8 @@ Copies of equations of a function would all need each other at once: the first e
 forward pass. So the forward pass is cut into stretches where few bytes cross, and what crosses is kept. The operands of copies
 stand behind `after`, or XLA would find that copies equal their originals.
 
+A word in place of a limit names what the loops keep (`KEPT`). Code outside of loops then stays as it is.
+
 A loop with `checkpoint` stays as it is: it recomputes all that it can. What `jax.checkpoint` computes again stands behind `after`
 already, which waits for nothing: there it gets the array to wait for, with or without a memory limit.
 
@@ -44,7 +46,7 @@ from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.builder import Names
-from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Role, Value
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Role, Value, walk
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of, result_type, with_operands
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import shown_layout
@@ -52,7 +54,7 @@ from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import Axes, Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.dce import live_only
-from mtfc.compiler.passes.pass_base import IN_PYTHON, Pass
+from mtfc.compiler.passes.pass_base import IN_PYTHON, Pass, PipelineError
 from mtfc.compiler.records import define, frozen
 
 TYPICAL = Hardware(
@@ -85,11 +87,23 @@ class MemoryLimitError(Exception):
         return sorted(found.items(), key=lambda each: -each[1])
 
 
+KEPT: Mapping[str, Callable[[Equation], bool]] = {
+    "full": lambda eqn: True,
+    "minimal": lambda eqn: not has_trait(eqn, "dot"),
+    "selective": lambda eqn: not has_trait(eqn, "dot", "attention"),
+}
+"""Word -> whether an equation of a loop may run again.
+
+full: of each iteration only what enters it is kept. minimal: also the results of dots, as in MaxText's policies. selective: also
+those of attention, whose weights a kernel computes again, as in Megatron-LM.
+"""
+
+
 @frozen
 class Recompute(Pass):
     """memory: the bytes of a processor; 0 for no limit. must_fit: False to come as near to the limit as possible.
 
-    hardware: the machine whose rates count; None for a typical one.
+    hardware: the machine whose rates count; None for a typical one. keep: a word of `KEPT` in place of a limit, or nothing.
     """
 
     name: ClassVar[str] = "recompute"
@@ -97,12 +111,23 @@ class Recompute(Pass):
     memory: int = 0
     must_fit: bool = True
     hardware: Hardware | None = attrs.field(default=None, metadata=IN_PYTHON)
+    keep: str = ""
+
+    @property
+    def wanted(self) -> int | str:
+        """The bytes of the limit, or the word."""
+        return self.keep or self.memory
 
     def run(self, program: Program) -> Program:
         program = program.map_functions(lambda function: _waiting(function, program.placed_on))
-        if not self.memory:
+        if not self.wanted:
             return program
         prices = Prices(program.placed_on, self.hardware or TYPICAL)
+        if self.keep:
+            if self.keep not in KEPT:
+                raise PipelineError(f"`recompute{{keep}}` is one of {', '.join(KEPT)}, not `{self.keep}`")
+            rule, rewriter = KeepingRule(RATES[1], may_run_again=KEPT[self.keep]), Rewriter(prices)
+            return program.map_functions(lambda function: rewriter.plan(function, rule).function)
         main = "step" if program.has_function("step") else "forward"
         return program.map_functions(lambda function: self._limited(function, prices, function.name == main))
 
@@ -165,11 +190,13 @@ class KeepingRule:
     """The numbers that decide which values are kept.
 
     rate: seconds that a byte is worth. stretches: the number of parts of a forward pass that are recomputed one by one.
+    may_run_again: tells the equations of loops that may run again, if not all may; no others then do.
     """
 
     rate: float
     stretches: int = 1
     forced: frozenset[Value] = frozenset()
+    may_run_again: Callable[[Equation], bool] | None = None
 
 
 @define
@@ -465,7 +492,10 @@ class Rewriter:
             is_no_slice = dim in value.type.dims or value.type.pending
             return inf if is_no_slice else dim.size * self.prices.bytes(value)
 
-        seconds = {eqn: each * dim.size for eqn, each in self.prices.seconds(region).items()}
+        may, prices = choice.may_run_again or KEPT["full"], self.prices.seconds(region)
+        seconds = {
+            eqn: each * dim.size if all(map(may, walk([eqn]))) else inf for eqn, each in prices.items()
+        }
         found = cut(region.body, pair.needed, free, bytes, seconds, choice.rate)
         plan.seconds += times * sum(seconds[eqn] for eqn in found.again)
         used = {value for eqn in found.again for value in eqn.operands} | set(pair.needed)
@@ -476,7 +506,7 @@ class Rewriter:
         """Copy equations of the function itself, but no loops."""
         code = StraightCode(function)
         needed = code.needed()
-        if not needed:
+        if not needed or choice.may_run_again is not None:
             return function
         free = code.fixed | set(code.crossing(choice.stretches, self.prices)) | choice.forced
         seconds = self.prices.seconds(function)

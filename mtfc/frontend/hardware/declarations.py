@@ -219,9 +219,7 @@ def _flops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
     def is_dtype(name: ast.Name) -> bool:
         return name.text == "f8" or scope.dtype(name) is not None
 
-    return _table(
-        figure, "FLOP/s by dtype, such as `{ f32: 20e12, bf16: 300e12 }`", is_dtype, _rate, scope
-    )
+    return _table(figure, "FLOP/s by dtype, such as `{ f32: 20e12, bf16: 300e12 }`", is_dtype, _rate, scope)
 
 
 def _ops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, float] | None:

@@ -283,6 +283,8 @@ def _parts_of(eqn: Equation, operands: Mapping[Value, Term | None], reads: _Read
 def _peak(eqn: Equation, device: Device) -> float:
     """Return the highest FLOP/s that an equation may reach."""
     peak = device.rate((eqn.operands or eqn.results)[0].type.dtype).peak
+    if device.dots is not None and has_trait(eqn, "dot") and len(eqn.operands) == 2:
+        return peak * device.dots.peak
     return max(peak, attention_rate(eqn, device).peak) if device.attention and is_attention(eqn) else peak
 
 
