@@ -54,7 +54,7 @@ from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import Axes, Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.dce import live_only
-from mtfc.compiler.passes.pass_base import IN_PYTHON, Pass, PipelineError
+from mtfc.compiler.passes.pass_base import IN_PYTHON, Pass, one_of
 from mtfc.compiler.records import define, frozen
 
 TYPICAL = Hardware(
@@ -111,7 +111,7 @@ class Recompute(Pass):
     memory: int = 0
     must_fit: bool = True
     hardware: Hardware | None = attrs.field(default=None, metadata=IN_PYTHON)
-    keep: str = ""
+    keep: str = attrs.field(default="", validator=one_of(("", *KEPT)))
 
     @property
     def wanted(self) -> int | str:
@@ -124,8 +124,6 @@ class Recompute(Pass):
             return program
         prices = Prices(program.placed_on, self.hardware or TYPICAL)
         if self.keep:
-            if self.keep not in KEPT:
-                raise PipelineError(f"`recompute{{keep}}` is one of {', '.join(KEPT)}, not `{self.keep}`")
             rule, rewriter = KeepingRule(RATES[1], may_run_again=KEPT[self.keep]), Rewriter(prices)
             return program.map_functions(lambda function: rewriter.plan(function, rule).function)
         main = "step" if program.has_function("step") else "forward"
