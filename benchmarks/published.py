@@ -13,7 +13,7 @@ Sources, by the first letter of a run:
 - G1 to G6: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv:2205.05198, table 5 and
   figure 1; their values stand in calculon-ai/calculon, calculon/llm/validation.py.
 - G17, G18: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md. G17 is eager PyTorch, G18 is compiled. The GPUs are
-  H100 with 96 GB of HBM2e at 2.4 TB/s and 500 W (`hbm2e`). Selective recomputation there repeats every second product, too.
+  H100 with 96 GB of HBM2e at 2.4 TB/s and 500 W (`hbm2e`). Their selective recomputation keeps every second product.
 - G40: "The Llama 3 Herd of Models", arXiv:2407.21783, table 4: 430 TFLOP/s of a device.
 
 Megatron stores 16-bit parameters besides their 32-bit copies, and dropout masks; these plans do not. Llama 3 405B has 126 layers
@@ -155,7 +155,7 @@ def _megatron(
 
 
 def _titan(id: str, seconds: float, gib: float) -> Run:
-    return Run(id, HBM2E, "llama3-8b", 8192, 16, {"data": 8}, "bf16", "selective", seconds, gib)
+    return Run(id, HBM2E, "llama3-8b", 8192, 16, {"data": 8}, "bf16", "alternate", seconds, gib)
 
 
 RUNS = (

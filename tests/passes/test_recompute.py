@@ -143,7 +143,14 @@ def test_less_memory_takes_more_flops(source: str) -> None:
 
 @pytest.mark.parametrize(
     ("source", "memory"),
-    [(LOOP, None), (BLOCKS, None), (LOOP, "full"), (LOOP, "minimal"), (LOOP, "selective")],
+    [
+        (LOOP, None),
+        (BLOCKS, None),
+        (LOOP, "full"),
+        (LOOP, "minimal"),
+        (LOOP, "selective"),
+        (LOOP, "alternate"),
+    ],
 )
 def test_steps_keep_their_bits(source: str, memory: str | None) -> None:
     results = [_after_two_steps(compiled(source, limit)) for limit in (None, memory or least(source))]
@@ -156,7 +163,7 @@ LONG = LOOP.replace("length   = 16", "length   = 1024").replace("dim batch    = 
 
 
 def test_words_say_what_a_loop_keeps() -> None:
-    """`full` repeats all, `minimal` no dots, and `selective` neither dots nor attention."""
+    """`full` repeats all, `alternate` half of the dots, `minimal` no dots, and `selective` neither dots nor attention."""
     found = {word: compiled(LONG, word or None) for word in ("", "selective", "minimal", "full")}
     sizes, work = ([count(each) for each in found.values()] for count in (total, flops))
     assert sizes == sorted(set(sizes), reverse=True) and work == sorted(set(work))
@@ -166,6 +173,9 @@ def test_words_say_what_a_loop_keeps() -> None:
     )
     assert dots[:3] == [0, 0, 0] and dots[3] > 0
     assert attended == [0, 0, 1, 1]
+    half = compiled(LONG, "alternate")
+    assert 0 < _repeated(half, "dot") - _repeated(found[""], "dot") < dots[3]
+    assert _repeated(half, "attention") == _repeated(found[""], "attention")
 
 
 def _repeated(program: mtfc.Compiled, trait: str) -> int:
@@ -178,7 +188,7 @@ def test_a_word_leaves_code_outside_of_loops() -> None:
 
 @pytest.mark.parametrize("word", ["Full", "all", "full@h100", "minimal,selective"])
 def test_unknown_words(word: str) -> None:
-    with pytest.raises(ValueError, match="or one of full, minimal, selective"):
+    with pytest.raises(ValueError, match="or one of full, minimal, selective, alternate"):
         compiled(LOOP, word)
 
 
@@ -188,7 +198,7 @@ def test_a_pass_takes_a_word(tmp_path: Path) -> None:
         compiled(LOOP, None, passes="default{recompute.keep=minimal}"),
     )
     assert total(by_option) == total(by_pass) < total(compiled(LOOP, None))
-    with pytest.raises(ValueError, match="one of full, minimal, selective, not `most`"):
+    with pytest.raises(ValueError, match="one of full, minimal, selective, alternate, not `most`"):
         compiled(LOOP, None, passes="default{recompute.keep=most}")
 
 

@@ -20,6 +20,7 @@ from mtfc.compiler.records import frozen
 Kind = Literal["switch", "ring", "torus", "memory"]
 KINDS: tuple[Kind, ...] = ("switch", "ring", "torus", "memory")
 NEIGHBOURING: tuple[Kind, ...] = ("ring", "torus")
+PASSES = ("forward", "backward")
 KERNELS = ("pool", "unpool", "convolution", "transposed", "reordered", "clear", "round")
 """Kernels with rates of their own.
 
@@ -107,7 +108,8 @@ class Device:
     moving their bytes. Elements are counted in the largest array read or written; of a table only the elements that indices point
     at count. overlap: how much of the shorter of computing and moving the longer one hides: 1 if a kernel loads while it
     computes. loop: seconds of an iteration besides its kernels. dots: the shares of `flops` that dots reach by their shapes.
-    attention: FLOP/s of a GPU's kernels for attention, `forward` and `backward`, by the keys of one device; without kernels none.
+    attention: FLOP/s of a GPU's kernels for attention by `PASSES`, each by the keys of one device; nothing without kernels.
+    A pass that is left out has the rate of the other.
 
     TPUs only: mxu_size is the number of rows and of columns of a matrix unit. scratchpad is the memory on the chip.
     """

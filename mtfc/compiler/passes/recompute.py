@@ -48,6 +48,7 @@ from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.builder import Names
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Role, Value, walk
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of, result_type, with_operands
+from mtfc.compiler.ir.opdef import Trait
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
@@ -87,15 +88,21 @@ class MemoryLimitError(Exception):
         return sorted(found.items(), key=lambda each: -each[1])
 
 
-KEPT: Mapping[str, Callable[[Equation], bool]] = {
-    "full": lambda eqn: True,
-    "minimal": lambda eqn: not has_trait(eqn, "dot"),
-    "selective": lambda eqn: not has_trait(eqn, "dot", "attention"),
-}
-"""Word -> whether an equation of a loop may run again.
+def _with(body: Sequence[Equation], *traits: Trait) -> list[Equation]:
+    """Return the equations with one of the traits, and the loops that have such equations."""
+    return [eqn for eqn in body if any(has_trait(each, *traits) for each in walk((eqn,)))]
 
-full: of each iteration only what enters it is kept. minimal: also the results of dots, as in MaxText's policies. selective: also
-those of attention, whose weights a kernel computes again, as in Megatron-LM.
+
+KEPT: Mapping[str, Callable[[Sequence[Equation]], Sequence[Equation]]] = {
+    "full": lambda body: (),
+    "minimal": lambda body: _with(body, "dot"),
+    "selective": lambda body: _with(body, "dot", "attention"),
+    "alternate": lambda body: (*_with(body, "dot")[::2], *_with(body, "attention")),
+}
+"""Word -> the equations of a loop's body that do not run again.
+
+full: none, so that only what enters an iteration is kept. minimal: dots, as by MaxText's policy. selective: dots and attention,
+whose weights a kernel computes again, as by Megatron-LM. alternate: every second dot and attention, as by torchtitan.
 """
 
 
@@ -124,7 +131,7 @@ class Recompute(Pass):
             return program
         prices = Prices(program.placed_on, self.hardware or TYPICAL)
         if self.keep:
-            rule, rewriter = KeepingRule(RATES[1], may_run_again=KEPT[self.keep]), Rewriter(prices)
+            rule, rewriter = KeepingRule(RATES[1], keep=self.keep), Rewriter(prices)
             return program.map_functions(lambda function: rewriter.plan(function, rule).function)
         main = "step" if program.has_function("step") else "forward"
         return program.map_functions(lambda function: self._limited(function, prices, function.name == main))
@@ -188,13 +195,13 @@ class KeepingRule:
     """The numbers that decide which values are kept.
 
     rate: seconds that a byte is worth. stretches: the number of parts of a forward pass that are recomputed one by one.
-    may_run_again: tells the equations of loops that may run again, if not all may; no others then do.
+    keep: a word of `KEPT`; then nothing outside of loops runs again.
     """
 
     rate: float
     stretches: int = 1
     forced: frozenset[Value] = frozenset()
-    may_run_again: Callable[[Equation], bool] | None = None
+    keep: str = ""
 
 
 @define
@@ -490,10 +497,8 @@ class Rewriter:
             is_no_slice = dim in value.type.dims or value.type.pending
             return inf if is_no_slice else dim.size * self.prices.bytes(value)
 
-        may, prices = choice.may_run_again or KEPT["full"], self.prices.seconds(region)
-        seconds = {
-            eqn: each * dim.size if all(map(may, walk([eqn]))) else inf for eqn, each in prices.items()
-        }
+        seconds = {eqn: each * dim.size for eqn, each in self.prices.seconds(region).items()}
+        seconds |= dict.fromkeys(KEPT[choice.keep or "full"](region.body), inf)
         found = cut(region.body, pair.needed, free, bytes, seconds, choice.rate)
         plan.seconds += times * sum(seconds[eqn] for eqn in found.again)
         used = {value for eqn in found.again for value in eqn.operands} | set(pair.needed)
@@ -504,7 +509,7 @@ class Rewriter:
         """Copy equations of the function itself, but no loops."""
         code = StraightCode(function)
         needed = code.needed()
-        if not needed or choice.may_run_again is not None:
+        if not needed or choice.keep:
             return function
         free = code.fixed | set(code.crossing(choice.stretches, self.prices)) | choice.forced
         seconds = self.prices.seconds(function)

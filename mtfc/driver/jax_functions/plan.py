@@ -620,7 +620,7 @@ def case_of(record: Mapping[str, Any]) -> LayoutOnMesh:
     mesh = Mesh("mesh", tuple((str(name), int(size)) for name, size in record["mesh"].items()))
     stored = rules(layout["params"]), rules(layout.get("optimizer", {}))
     memory = record.get("memory")
-    keep, size = (memory, 0) if memory in KEPT else ("", int(memory or 0))
+    keep, size = (str(memory), 0) if memory in KEPT else ("", int(memory or 0))
     limit = Recompute(size, hardware=_machine_named(record.get("machine")), keep=keep) if memory else None
     forms = Forms.of(layout.get("forms", {}))
     return LayoutOnMesh(

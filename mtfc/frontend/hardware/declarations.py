@@ -13,6 +13,7 @@ from mtfc.compiler.cost.hardware import (
     KERNELS,
     KINDS,
     NEIGHBOURING,
+    PASSES,
     Device,
     DotShares,
     Hardware,
@@ -233,6 +234,13 @@ def _collectives(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | 
     return _table(figure, "bytes/s by collective, such as `{ all_to_all: 5e9 }`", is_known, _rate, scope)
 
 
+def _attention(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
+    is_known = _known("pass", PASSES, listing(PASSES), scope)
+    return _table(
+        figure, "FLOP/s by pass, such as `{ forward: 180e12, backward: 160e12 }`", is_known, _rate, scope
+    )
+
+
 def _known(what: str, names: Sequence[str], help: str | None, scope: Scope) -> Callable[[ast.Name], bool]:
     """Return a function that tests whether a name is one of `names`, and reports an error otherwise."""
 
@@ -274,14 +282,6 @@ def _dots(figure: ast.HardwareFigure, scope: Scope) -> DotShares | None:
         return None
     found = entries_of(figure.value.entries, DOTS, (), "the entry `dots`", figure, scope)
     return None if found is None else DotShares(**found)
-
-
-def _attention(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
-    if not isinstance(figure.value, ast.HardwareFigures):
-        wrong_figure(figure, "FLOP/s of both passes, such as `{ forward: 180e12, backward: 160e12 }`", scope)
-        return None
-    known = dict.fromkeys(("forward", "backward"), _rate)
-    return entries_of(figure.value.entries, known, known, "the entry `attention`", figure, scope)
 
 
 def _shares(figure: ast.HardwareFigure, scope: Scope) -> Rate | None:

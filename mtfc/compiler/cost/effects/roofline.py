@@ -34,7 +34,7 @@ from mtfc.compiler.analysis.dimension_names import (
 from mtfc.compiler.analysis.dot_operand_layout import copied_elements, transposed_elements
 from mtfc.compiler.cost.device_models import fusion_of, fusion_of_program
 from mtfc.compiler.cost.fusion import FusionModel
-from mtfc.compiler.cost.hardware import Device, Rate
+from mtfc.compiler.cost.hardware import PASSES, Device, Rate
 from mtfc.compiler.cost.lower_bounds import (
     CommonProgram,
     Least,
@@ -51,7 +51,7 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.ops.attention import HIGH, LOW, MEMORY, row_dims
+from mtfc.compiler.ir.ops.attention import HIGH, LOW, MEMORY
 from mtfc.compiler.ir.types import Mesh, TensorType
 from mtfc.compiler.records import frozen
 
@@ -142,14 +142,15 @@ def _reached(placed: Equation, flops: float, fusion: FusionModel) -> float:
         keys = prod(
             _local_sizes(placed.operands[1].type, fusion.mesh)[dim.name] for dim in MEMORY.of(placed.attrs)
         )
-        return attention_rate(placed, device).at(keys)
+        return _attention_rate(placed, device).at(keys)
     dtype = (placed.operands or placed.results)[0].type.dtype
     return device.rate(dtype).at(flops) * dot_share(placed, device, fusion.mesh)
 
 
-def attention_rate(eqn: Equation, device: Device) -> Rate:
+def _attention_rate(eqn: Equation, device: Device) -> Rate:
     """Return the FLOP/s of a kernel for attention, by the number of keys."""
-    return device.attention["forward" if has_trait(eqn, "attention") else "backward"]
+    own = PASSES if has_trait(eqn, "attention") else PASSES[::-1]
+    return next(device.attention[each] for each in own if each in device.attention)
 
 
 def dot_share(placed: Equation, device: Device, mesh: Mesh) -> float:
@@ -285,14 +286,11 @@ def _peak(eqn: Equation, device: Device) -> float:
     peak = device.rate((eqn.operands or eqn.results)[0].type.dtype).peak
     if device.dots is not None and has_trait(eqn, "dot") and len(eqn.operands) == 2:
         return peak * device.dots.peak
-    return max(peak, attention_rate(eqn, device).peak) if device.attention and is_attention(eqn) else peak
+    return max(peak, _attention_rate(eqn, device).peak) if device.attention and is_attention(eqn) else peak
 
 
 RING = 0.5
 """The share of the FLOPs of masked attention that remains where a ring leaves out all hidden blocks."""
-
-OWN_BLOCK = 0.25
-"""The share of the FLOPs with a device's own block of keys that remains beside `RING` if no kernel skips the hidden quarter."""
 
 
 def _left_of(eqn: Equation, reads: _Reads) -> _KernelParts:
@@ -304,13 +302,8 @@ def _left_of(eqn: Equation, reads: _Reads) -> _KernelParts:
     seconds = flops * shared_dots(eqn, device.attending) / _peak(eqn, device)
     names = (iteration(eqn, rule_of(eqn), value) | reads.names.names[value] for value in eqn.operands)
     dims = frozenset[str]().union(*names, own_dims(eqn, rule_of(eqn)))
-    if LOW.name not in eqn.attrs and HIGH.name not in eqn.attrs:
-        return _KernelParts(ShardedAmount(seconds, dims))
-    if device.attending:
-        return _KernelParts(ShardedAmount(RING * seconds, dims))
-    rows = frozenset(called(eqn, dim.name) for dim in row_dims(eqn))
-    own = ShardedAmount(OWN_BLOCK * seconds, dims, again=rows)
-    return _KernelParts(ShardedAmount(RING * seconds, dims), loads=(own,))
+    is_masked = LOW.name in eqn.attrs or HIGH.name in eqn.attrs
+    return _KernelParts(ShardedAmount(RING * seconds if is_masked else seconds, dims))
 
 
 def _completing(
