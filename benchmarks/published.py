@@ -325,6 +325,8 @@ def figures() -> Iterator[Figure]:
             yield from _beside(each)
     errors = [abs(each.error) for each in found]
     yield Figure("mean error of the step time", fmean(errors), "", MEAN_ERROR)
+    alone = [abs(each.error) for each in found if not each.run.micro_batches]
+    yield Figure("mean error of the step time without pipelines", fmean(alone), "", MEAN_ERROR)
     yield Figure("largest error of the step time", max(errors), "", MOST_ERROR)
     memory = [abs(each.bytes / GIB / each.run.gib - 1) for each in found if each.run.gib is not None]
     yield Figure("mean error of memory", fmean(memory), "", MEMORY_ERROR)
