@@ -94,7 +94,7 @@ def recomputation(program: Program, case: LayoutOnMesh, lowered: Program) -> Rec
     without = attrs.evolve(case, limit=None).lower(program)
     before, after = (layout_cost(each, device=case.device) for each in (without, lowered))
     machine = case.limit.hardware.name if case.limit.hardware else None
-    return Recomputation(case.limit.wanted, machine, before, after)
+    return Recomputation(case.limit.memory, machine, before, after)
 
 
 @attrs.frozen

@@ -192,16 +192,6 @@ def test_unknown_words(word: str) -> None:
         compiled(LOOP, word)
 
 
-def test_a_pass_takes_a_word(tmp_path: Path) -> None:
-    by_option, by_pass = (
-        compiled(LOOP, "minimal"),
-        compiled(LOOP, None, passes="default{recompute.keep=minimal}"),
-    )
-    assert total(by_option) == total(by_pass) < total(compiled(LOOP, None))
-    with pytest.raises(ValueError, match="one of full, minimal, selective, alternate, not `most`"):
-        compiled(LOOP, None, passes="default{recompute.keep=most}")
-
-
 def test_explanations_name_the_word(tmp_path: Path) -> None:
     path = tmp_path / "model.mtf"
     path.write_text(LOOP)

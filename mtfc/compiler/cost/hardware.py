@@ -144,7 +144,7 @@ class Device:
     @property
     def has_linear_times(self) -> bool:
         """True if the time of a kernel is proportional to its FLOPs and to its bytes."""
-        return self.mxu_size is None and not (self.ops or self.attention) and self.has_constant_rates
+        return self.mxu_size is None and not self.ops and self.has_constant_rates
 
     @property
     def has_constant_rates(self) -> bool:

@@ -70,8 +70,7 @@ def one_of(words: Iterable[str]) -> Callable[[Pass, attrs.Attribute[str], str], 
 
     def check(own: Pass, option: attrs.Attribute[str], text: str) -> None:
         if text not in words:
-            listed = ", ".join(filter(None, words))
-            raise PipelineError(f"`{own.name}{{{option.name}}}` is one of {listed}, not `{text}`")
+            raise PipelineError(f"`{own.name}{{{option.name}}}` is one of {', '.join(words)}, not `{text}`")
 
     return check
 

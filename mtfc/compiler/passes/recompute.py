@@ -55,7 +55,7 @@ from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import Axes, Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.dce import live_only
-from mtfc.compiler.passes.pass_base import IN_PYTHON, Pass, one_of
+from mtfc.compiler.passes.pass_base import IN_PYTHON, Pass
 from mtfc.compiler.records import define, frozen
 
 TYPICAL = Hardware(
@@ -108,41 +108,36 @@ whose weights a kernel computes again, as by Megatron-LM. alternate: every secon
 
 @frozen
 class Recompute(Pass):
-    """memory: the bytes of a processor; 0 for no limit. must_fit: False to come as near to the limit as possible.
-
-    hardware: the machine whose rates count; None for a typical one. keep: a word of `KEPT` in place of a limit, or nothing.
+    """memory: the bytes of a processor, 0 for no limit; or a word of `KEPT`. must_fit: False to come as near to the limit as
+    possible. hardware: the machine whose rates count; None for a typical one.
     """
 
     name: ClassVar[str] = "recompute"
     takes: ClassVar[tuple[Level, ...]] = ("lowered",)
-    memory: int = 0
+    memory: int | str = 0
     must_fit: bool = True
     hardware: Hardware | None = attrs.field(default=None, metadata=IN_PYTHON)
-    keep: str = attrs.field(default="", validator=one_of(("", *KEPT)))
-
-    @property
-    def wanted(self) -> int | str:
-        """The bytes of the limit, or the word."""
-        return self.keep or self.memory
 
     def run(self, program: Program) -> Program:
         program = program.map_functions(lambda function: _waiting(function, program.placed_on))
-        if not self.wanted:
+        limit = self.memory
+        if not limit:
             return program
         prices = Prices(program.placed_on, self.hardware or TYPICAL)
-        if self.keep:
-            rule, rewriter = KeepingRule(RATES[1], keep=self.keep), Rewriter(prices)
+        if isinstance(limit, str):
+            rule, rewriter = KeepingRule(RATES[1], keep=limit), Rewriter(prices)
             return program.map_functions(lambda function: rewriter.plan(function, rule).function)
         main = "step" if program.has_function("step") else "forward"
-        return program.map_functions(lambda function: self._limited(function, prices, function.name == main))
 
-    def _limited(self, function: Function, prices: Prices, is_main: bool) -> Function:
-        """Return the function within the limit. Functions beside the step come as near as they can."""
-        found = within(function, self.memory, prices)
-        if is_main and self.must_fit and prices.total(found) > self.memory:
-            machine = self.hardware.name if self.hardware else None
-            raise MemoryLimitError(function.name, self.memory, prices.memory(found), machine)
-        return found
+        def limited(function: Function) -> Function:
+            """Return the function within the limit. Functions beside the step come as near as they can."""
+            found = within(function, limit, prices)
+            if function.name == main and self.must_fit and prices.total(found) > limit:
+                machine = self.hardware.name if self.hardware else None
+                raise MemoryLimitError(function.name, limit, prices.memory(found), machine)
+            return found
+
+        return program.map_functions(limited)
 
 
 def limit_on(hardware: Hardware, must_fit: bool = True) -> Recompute:

@@ -558,7 +558,7 @@ class Plan:
             "format": FORMAT,
             "program": fingerprint(self.imported.program),
             "mesh": self.case.mesh.sizes,
-            "memory": self.case.limit.wanted if self.case.limit else None,
+            "memory": self.case.limit.memory if self.case.limit else None,
             "machine": _machine_name(self.case.limit),
             "layout": {
                 "rules": _record(layout.rules),
@@ -620,8 +620,8 @@ def case_of(record: Mapping[str, Any]) -> LayoutOnMesh:
     mesh = Mesh("mesh", tuple((str(name), int(size)) for name, size in record["mesh"].items()))
     stored = rules(layout["params"]), rules(layout.get("optimizer", {}))
     memory = record.get("memory")
-    keep, size = (str(memory), 0) if memory in KEPT else ("", int(memory or 0))
-    limit = Recompute(size, hardware=_machine_named(record.get("machine")), keep=keep) if memory else None
+    wanted = str(memory) if memory in KEPT else int(memory or 0)
+    limit = Recompute(wanted, hardware=_machine_named(record.get("machine"))) if memory else None
     forms = Forms.of(layout.get("forms", {}))
     return LayoutOnMesh(
         mesh, Layout("plan", rules(layout["rules"]), *stored, values, forms=forms), limit=limit

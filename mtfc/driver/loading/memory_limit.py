@@ -42,7 +42,7 @@ def limit_of(memory: str | None, declared: Mapping[str, Machine]) -> Recompute |
     if memory is None:
         return None
     if memory.strip() in KEPT:
-        return Recompute(keep=memory.strip())
+        return Recompute(memory.strip())
     size, at, machine = memory.rpartition("@")
     machine = machine.strip()
     is_machine = is_path(machine) or split_target(machine)[0] in (*declared, *library_machines())

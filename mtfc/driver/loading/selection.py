@@ -190,7 +190,7 @@ def _from_source(
         mesh, layout, limit = source.planned(name)
         mesh, layout = attrs.evolve(mesh, name="plan_mesh"), attrs.evolve(layout, name="plan")
         text += mesh_text(mesh) + layout_text(layout, mesh)
-        memory = choice.memory or (str(limit.wanted) if limit else None)
+        memory = choice.memory or (str(limit.memory) if limit else None)
         choice = attrs.evolve(choice, layout=layout.name, memory=memory)
     sources.texts[name] = text
     diagnostics = Diagnostics()
