@@ -217,10 +217,8 @@ def _point(entry: ast.HardwareFigure, scope: Scope) -> tuple[float, float] | Non
 
 
 def _flops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
-    def is_dtype(name: ast.Name) -> bool:
-        return name.text == "f8" or scope.dtype(name) is not None
-
-    return _table(figure, "FLOP/s by dtype, such as `{ f32: 20e12, bf16: 300e12 }`", is_dtype, _rate, scope)
+    expected = "FLOP/s by dtype, such as `{ f32: 20e12, bf16: 300e12 }`"
+    return _table(figure, expected, lambda name: name.text == "f8" or scope.dtype(name), _rate, scope)
 
 
 def _ops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, float] | None:
@@ -236,9 +234,8 @@ def _collectives(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | 
 
 def _attention(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
     is_known = _known("pass", PASSES, listing(PASSES), scope)
-    return _table(
-        figure, "FLOP/s by pass, such as `{ forward: 180e12, backward: 160e12 }`", is_known, _rate, scope
-    )
+    expected = "FLOP/s by pass, such as `{ forward: 180e12, backward: 160e12 }`"
+    return _table(figure, expected, is_known, _rate, scope)
 
 
 def _known(what: str, names: Sequence[str], help: str | None, scope: Scope) -> Callable[[ast.Name], bool]:

@@ -31,7 +31,12 @@ from mtfc.compiler.analysis.dimension_names import (
     pairs_of,
     rule_of,
 )
-from mtfc.compiler.analysis.dot_operand_layout import copied_elements, transposed_elements
+from mtfc.compiler.analysis.dot_operand_layout import (
+    copied_elements,
+    is_dot,
+    role_sizes,
+    transposed_elements,
+)
 from mtfc.compiler.cost.device_models import fusion_of, fusion_of_program
 from mtfc.compiler.cost.fusion import FusionModel
 from mtfc.compiler.cost.hardware import PASSES, Device, Rate
@@ -52,7 +57,7 @@ from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.attention import HIGH, LOW, MEMORY
-from mtfc.compiler.ir.types import Mesh, TensorType
+from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.records import frozen
 
 REARRANGED = {"transposed": transposed_elements, "reordered": copied_elements}
@@ -139,9 +144,9 @@ def _reached(placed: Equation, flops: float, fusion: FusionModel) -> float:
     """Return the FLOP/s that a placed equation reaches."""
     device = fusion.device
     if device.attention and fusion.attended(placed) is not None:
-        keys = prod(
-            _local_sizes(placed.operands[1].type, fusion.mesh)[dim.name] for dim in MEMORY.of(placed.attrs)
-        )
+        k, memory = placed.operands[1].type, MEMORY.of(placed.attrs)
+        sizes = zip(k.dims, k.local_shape(fusion.mesh), strict=True)
+        keys = prod(size for dim, size in sizes if dim in memory)
         return _attention_rate(placed, device).at(keys)
     dtype = (placed.operands or placed.results)[0].type.dtype
     return device.rate(dtype).at(flops) * dot_share(placed, device, fusion.mesh)
@@ -155,18 +160,7 @@ def _attention_rate(eqn: Equation, device: Device) -> Rate:
 
 def dot_share(placed: Equation, device: Device, mesh: Mesh) -> float:
     """Return the share of the device's rate that a placed equation reaches: less than 1 for dots of some shapes."""
-    if device.dots is None or not has_trait(placed, "dot") or len(placed.operands) != 2:
-        return 1.0
-    first, second = (_local_sizes(value.type, mesh) for value in placed.operands)
-    result = placed.result.type.names
-    sizes = {**first, **second}
-    rows = prod(size for name, size in first.items() if name in result and name not in second)
-    columns = prod(size for name, size in second.items() if name in result and name not in first)
-    return device.dots.of(rows, columns, prod(size for name, size in sizes.items() if name not in result))
-
-
-def _local_sizes(type: TensorType, mesh: Mesh) -> dict[str, int]:
-    return dict(zip(type.names, type.local_shape(mesh), strict=True))
+    return 1.0 if device.dots is None or not is_dot(placed) else device.dots.of(*role_sizes(placed, mesh))
 
 
 # Lower bounds
@@ -284,7 +278,7 @@ def _parts_of(eqn: Equation, operands: Mapping[Value, Term | None], reads: _Read
 def _peak(eqn: Equation, device: Device) -> float:
     """Return the highest FLOP/s that an equation may reach."""
     peak = device.rate((eqn.operands or eqn.results)[0].type.dtype).peak
-    if device.dots is not None and has_trait(eqn, "dot") and len(eqn.operands) == 2:
+    if device.dots is not None and is_dot(eqn):
         return peak * device.dots.peak
     return max(peak, _attention_rate(eqn, device).peak) if device.attention and is_attention(eqn) else peak
 
