@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mtfc
-from benchmarks import peer_jax, peer_moe, shared_cores, soybean, throughput
+from benchmarks import peer_jax, peer_moe, published, shared_cores, soybean, throughput
 from benchmarks.programs import dense_chain
 from benchmarks.shared_cores import Call, CallTime, Recorder, processor_seconds, step_seconds
 from tests.harness import lowered
@@ -118,3 +118,61 @@ def test_one_parameter_server_takes_the_gradients_of_all_devices() -> None:
     waits = soybean.step_time(data, mesh, hardware).total.exposed
     served = soybean.with_server(program, mesh, hardware).total.exposed
     assert served / waits == pytest.approx((8 + 8) / (2 * 7 / 4), rel=0.01)
+
+
+DEVICES = {
+    "T1": 256,
+    "T2": 256,
+    "T3": 256,
+    "T5": 64,
+    "T6": 64,
+    "T7": 128,
+    "T8": 512,
+    "G1": 8,
+    "G2": 8,
+    "G3": 64,
+    "G4": 64,
+    "G5": 280,
+    "G6": 280,
+    "G17": 8,
+    "G18": 8,
+    "G40": 8192,
+}
+BILLIONS = {
+    "megatron-22b": 22,
+    "mega-175b": 175,
+    "mega-530b": 530,
+    "llama3-8b": 8.03,
+    "llama3-405b": 405,
+    "maxtext-16b": 16,
+    "maxtext-32b": 32.6,
+    "maxtext-64b": 65,
+    "maxtext-128b": 128,
+    "maxtext-256b": 256,
+}
+"""The published numbers of devices and parameters."""
+
+
+@pytest.mark.parametrize("run", published.RUNS, ids=lambda run: run.id)
+def test_plans_of_published_runs(run: published.Run, tmp_path: Path) -> None:
+    """Each plan has the published model and devices. Without a pipeline the step time is at most a quarter off."""
+    found = published.predicted(run, tmp_path)
+    source = (tmp_path / f"{run.id}.mtf").read_text()
+    program = mtfc.compile_text(source, layout="published").program
+    assert program.placed_on.devices == DEVICES[run.id]
+    parameters = sum(a.value.type.size for a in program.function("step").arguments if a.role == "parameter")
+    assert parameters == pytest.approx(BILLIONS[run.model] * 1e9, rel=0.05)
+    assert found.bytes > 0
+    if not run.micro_batches and run.id != "G17":
+        assert abs(found.error) < 0.25
+
+
+def test_pairs_in_the_wrong_order() -> None:
+    runs = [run for run in published.RUNS if run.model == "megatron-22b"]
+
+    def wrong(*seconds: float) -> int:
+        return published.wrong_pairs(
+            [published.Prediction(*each, 1) for each in zip(runs, seconds, strict=True)]
+        )
+
+    assert [wrong(1.4, 1.1), wrong(1.1, 1.4), wrong(1.0, 1.0)] == [0, 1, 0]

@@ -18,7 +18,7 @@ SOURCE = "\n  FILE  a .mtf file; - is standard input\n"
 
 MEMORY = """
   --memory SIZE|HW|SIZE@HW    the memory of a device, such as 80GiB, or a machine: the backward pass computes values again that
-                         would not fit
+                         would not fit; or what loops keep for it: full, minimal, selective or alternate
 """
 
 PASSES = """

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from mtfc.backends.jax.attention_kernels import refusals
+from mtfc.compiler.analysis.attention_forms import refusals
 from mtfc.compiler.analysis.equation_names import names_by_place
 from mtfc.compiler.analysis.provenance import SentArray, sent_arrays
 from mtfc.compiler.cost.volumes import PlacedCost, layout_cost

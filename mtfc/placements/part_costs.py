@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import attrs
 import numpy as np
 
+from mtfc.compiler.analysis.attention_forms import is_attention
 from mtfc.compiler.analysis.buffer_kinds import storage
 from mtfc.compiler.cost.device_models import fusion_of
 from mtfc.compiler.cost.effects.roofline import work_in
@@ -468,6 +469,8 @@ class PartSizes:
             kept += made if eqn.stage == "forward" else 0
             if storage(eqn) in ("view", "made"):
                 continue
+            if device.attending and is_attention(eqn):
+                raise Unclear
             dtype = (eqn.operands or eqn.results)[0].type.dtype
             computing = OPS[eqn.op].flops(eqn, self) / device.rate(dtype).peak
             moving = (sum(self._read(eqn, fusion)) + made) / device.bandwidth.peak

@@ -52,7 +52,7 @@ def machines_text(machines: Mapping[str, Machine]) -> str:
             devices, between = ["any number" if machine.devices is None else str(machine.devices)], " in "
         links = between.join(link.name for link in machine.links)
         for number, (own, count) in enumerate(zip(kinds_of(machine), devices, strict=True)):
-            fastest, rate = max(own.device.flops.items(), key=lambda item: item[1].peak)
+            fastest, rate = max(own.device.flops.items(), key=lambda item: (item[0] != "f8", item[1].peak))
             speed, memory = f"{count_text(int(rate.peak))} in {fastest}", bytes_text(int(own.device.memory))
             rows.append([name if not number else "", count, speed, memory, links if not number else ""])
     return "\n".join(aligned(rows, indent="")) + "\n"

@@ -34,9 +34,9 @@ class KeptLine:
 
 @attrs.frozen
 class Recomputation:
-    """A step without and with a memory limit of `limit` bytes, under one layout. machine: the one whose memory counts."""
+    """A step without and with a memory limit, under one layout: bytes, or a word. machine: the one whose memory counts."""
 
-    limit: int
+    limit: int | str
     machine: str | None
     without: PlacedCost
     within: PlacedCost
@@ -67,7 +67,8 @@ def recompute_report(found: Recomputation, sources: Mapping[str, str]) -> str:
     """Return what the limit keeps and what is computed again, by line; `sources` holds each file's text by name."""
     before, after = (bytes_text(whole(each.memory.total)) for each in (found.without, found.within))
     on = f" on {found.machine}" if found.machine else ""
-    limit, total = f"  Memory limit {bytes_text(found.limit)}{on}:", found.total
+    limit = f"limit {bytes_text(found.limit)}" if isinstance(found.limit, int) else f"by `{found.limit}`"
+    limit, total = f"  Memory {limit}{on}:", found.total
     if not (total.saved or total.flops or total.sent):
         return f"{limit} the step takes {before}, so nothing is computed again.\n"
     more = [flops_text(total.flops)] + ([f"{bytes_text(total.sent)} sent"] if total.sent else [])

@@ -16,7 +16,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from mtfc.backends.interpreter import interpret
 from mtfc.backends.jax import backend as jax_backend
 from mtfc.backends.jax import runtime as jax_runtime
-from mtfc.backends.jax.attention_kernels import refusals
+from mtfc.compiler.analysis.attention_forms import refusals
 from mtfc.compiler.ir.core import Program
 from mtfc.compiler.ir.types import Layout
 from mtfc.compiler.passes.autodiff.differentiate import Differentiate

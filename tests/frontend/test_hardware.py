@@ -83,6 +83,41 @@ def test_shares_that_cannot_be(wrong: str, says: str) -> None:
     assert any(says in f"{each.code} {each.message}" for each in error.value.diagnostics)
 
 
+ATTENDING = "attention: { forward: { 1024: 1e12, 4096: 2e12 }, backward: 1e12 }"
+
+
+def test_rates_of_attention() -> None:
+    """A GPU has kernels for attention if it has their rates."""
+    (box,) = module(BOX.replace("matrix: 128", ATTENDING)).hardware.values()
+    assert isinstance(box, Hardware)
+    assert box.device.attention["forward"].peak == 2e12
+    assert machine_in_file(hardware_text(box, ""), "t.mtf").device.attention == box.device.attention
+    assert (box.device.attending, find_hardware("v100", {}).device.attending) == ("gpu", None)
+    assert find_hardware("tpu_v5p", {}).device.attending == "tpu"
+    assert find_hardware("tpu_v2", {}).device.attending is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("attention: 1e12", "E315: `attention` takes FLOP/s by pass"),
+        ("attention: {}", "E315: `attention` takes FLOP/s by pass"),
+        ("attention: { forward: 1e12, backward: 1e12, sideways: 1 }", "no pass is called `sideways`"),
+        ("attention: { forward: 0, backward: 1e12 }", "E315"),
+    ],
+)
+def test_rates_of_attention_that_cannot_be(wrong: str, says: str) -> None:
+    with pytest.raises(CompileError) as error:
+        module(BOX.replace("matrix: 128", wrong))
+    assert says in str(error.value)
+
+
+def test_floats_of_8_bits_have_a_rate_of_their_own() -> None:
+    h100, a100 = (find_hardware(name, {}).device for name in ("h100", "a100"))
+    assert h100.rate("f8e4m3fn") is h100.rate("f8e5m2") is h100.flops["f8"]
+    assert a100.rate("f8e4m3fn") is a100.flops["bf16"], "XLA converts them to 16 bits"
+
+
 def test_an_op_that_does_not_exist() -> None:
     with pytest.raises(CompileError, match="E012") as error:
         module(BOX.replace("gather", "gathers"))
@@ -188,7 +223,8 @@ def test_peaks_of_whole_pods(name: str, petaflops: float) -> None:
 
 def test_the_library_is_complete() -> None:
     wanted = (
-        "p100_cluster k80_cluster p2_8xlarge tpu_v2 tpu_v3 tpu_v4 tpu_v5e tpu_v5p tpu_v6e v100 a100 h100 h200"
+        "p100_cluster k80_cluster p2_8xlarge tpu_v2 tpu_v3 tpu_v4 tpu_v5e tpu_v5p tpu_v6e tpu_v7x"
+        " v100 a100 h100 h200 b200 gb200"
     )
     assert set(library_machines()) == set(wanted.split())
     sizes = {name: find_hardware(name, {}).devices for name in library_machines()}
@@ -198,7 +234,7 @@ def test_the_library_is_complete() -> None:
 
 def test_which_machines_have_peak_figures_only() -> None:
     peak = {name for name in library_machines() if find_hardware(name, {}).has_peak_figures}
-    assert peak == {"a100", "v100", "k80_cluster", "p100_cluster", "p2_8xlarge"}
+    assert peak == {"v100", "k80_cluster", "p100_cluster", "p2_8xlarge"}
     for name in library_machines():
         text = (HARDWARE / f"{name}.mtf").read_text("utf-8")
         assert ("these are peak figures" in text) == (name in peak), "its comment says so"

@@ -181,6 +181,9 @@ def test_steps_of_loops_keep_to_a_memory_limit(tmp_path: Path) -> None:
     assert program.verify(plan, *args).ok
     plan.save(str(tmp_path / "plan.json"))
     assert program.load(str(tmp_path / "plan.json")).memory == plan.memory
+    by_word = program.plan({"batch": "data"}, {"data": 2}, memory="full")
+    by_word.save(str(tmp_path / "word.json"))
+    assert program.load(str(tmp_path / "word.json")).memory == by_word.memory < plain.memory
     on_machine = program.plan({"batch": "data"}, {"data": 2}, memory="93kB@tpu_v5p")
     on_machine.save(str(tmp_path / "machine.json"))
     assert program.load(str(tmp_path / "machine.json")).case.limit == on_machine.case.limit

@@ -141,12 +141,62 @@ def test_less_memory_takes_more_flops(source: str) -> None:
     assert before > flops(whole)
 
 
-@pytest.mark.parametrize("source", [LOOP, BLOCKS])
-def test_steps_keep_their_bits(source: str) -> None:
-    results = [_after_two_steps(compiled(source, limit)) for limit in (None, least(source))]
+@pytest.mark.parametrize(
+    ("source", "memory"),
+    [
+        (LOOP, None),
+        (BLOCKS, None),
+        (LOOP, "full"),
+        (LOOP, "minimal"),
+        (LOOP, "selective"),
+        (LOOP, "alternate"),
+    ],
+)
+def test_steps_keep_their_bits(source: str, memory: str | None) -> None:
+    results = [_after_two_steps(compiled(source, limit)) for limit in (None, memory or least(source))]
     assert results[0].keys() == results[1].keys()
     for name, array in results[0].items():
         assert np.array_equal(array, results[1][name]), name
+
+
+LONG = LOOP.replace("length   = 16", "length   = 1024").replace("dim batch    = 8", "dim batch    = 4")
+
+
+def test_words_say_what_a_loop_keeps() -> None:
+    """`full` repeats all, `alternate` half of the dots, `minimal` no dots, and `selective` neither dots nor attention."""
+    found = {word: compiled(LONG, word or None) for word in ("", "selective", "minimal", "full")}
+    sizes, work = ([count(each) for each in found.values()] for count in (total, flops))
+    assert sizes == sorted(set(sizes), reverse=True) and work == sorted(set(work))
+    dots, attended = (
+        [_repeated(each, trait) - _repeated(found[""], trait) for each in found.values()]
+        for trait in ("dot", "attention")
+    )
+    assert dots[:3] == [0, 0, 0] and dots[3] > 0
+    assert attended == [0, 0, 1, 1]
+    half = compiled(LONG, "alternate")
+    assert 0 < _repeated(half, "dot") - _repeated(found[""], "dot") < dots[3]
+    assert _repeated(half, "attention") == _repeated(found[""], "attention")
+
+
+def _repeated(program: mtfc.Compiled, trait: str) -> int:
+    return sum(has_trait(eqn, trait) for eqn in walk(program.program.function("step").body))
+
+
+def test_a_word_leaves_code_outside_of_loops() -> None:
+    assert flops(compiled(BLOCKS, "full")) == flops(compiled(BLOCKS, None))
+
+
+@pytest.mark.parametrize("word", ["Full", "all", "full@h100", "minimal,selective"])
+def test_unknown_words(word: str) -> None:
+    with pytest.raises(ValueError, match="or one of full, minimal, selective, alternate"):
+        compiled(LOOP, word)
+
+
+def test_explanations_name_the_word(tmp_path: Path) -> None:
+    path = tmp_path / "model.mtf"
+    path.write_text(LOOP)
+    found = mtfc.explain(path, memory="minimal")["recomputation"]
+    assert found["limit"] == "minimal" and found["memory_within"] < found["memory_without"]
 
 
 def _after_two_steps(program: mtfc.Compiled) -> dict[str, Any]:

@@ -24,10 +24,11 @@ BATCH, LENGTH, HEADS, SIZE = 4, 1024, 4, 8
 MESH = Mesh("mesh", (("x", 4), ("y", 2)))
 
 
-def imported(is_causal: bool, groups: int) -> ImportedProgram:
+def imported(is_causal: bool, groups: int, dtype: Any = jnp.float32) -> ImportedProgram:
     """Import a gradient step of an attention layer; `groups` heads of queries share each head of keys."""
 
     def loss(p: Any, x: Any) -> Any:
+        p, x = jax.tree.map(lambda each: each.astype(dtype), (p, x))
         q = (x @ p["q"]).reshape(BATCH, LENGTH, HEADS // groups, groups, SIZE)
         k, v = ((x @ p[name]).reshape(BATCH, LENGTH, HEADS // groups, SIZE) for name in "kv")
         logits = jnp.einsum("blkgd,bmkd->bkglm", q, k)
@@ -60,10 +61,21 @@ def rows_of(space: LayoutSpace) -> Rows:
     return rows
 
 
-@pytest.mark.parametrize(("is_causal", "groups"), [(True, 1), (True, 4), (False, 1)])
-@pytest.mark.parametrize("hardware", [machine("h100"), SLOW_LINKS], ids=lambda each: each.name)
-def test_no_layout_costs_less_than_its_bound(is_causal: bool, groups: int, hardware: Any) -> None:
-    program = imported(is_causal, groups)
+@pytest.mark.parametrize(
+    ("is_causal", "groups", "dtype"),
+    [
+        (True, 1, jnp.float32),
+        (True, 4, jnp.float32),
+        (False, 1, jnp.float32),
+        (True, 1, jnp.bfloat16),
+        (False, 4, jnp.bfloat16),
+    ],
+)
+@pytest.mark.parametrize(
+    "hardware", [machine("h100"), machine("tpu_v5p"), SLOW_LINKS], ids=lambda each: each.name
+)
+def test_no_layout_costs_less_than_its_bound(is_causal: bool, groups: int, dtype: Any, hardware: Any) -> None:
+    program = imported(is_causal, groups, dtype)
     space = space_of(program.imported.main, program.unsplit().rules)
     check_rows(program.program, MESH, hardware, space, rows_of(space))
 

@@ -20,7 +20,7 @@ from math import prod
 
 from mtfc.compiler.ir.core import Equation, Value
 from mtfc.compiler.ir.ops import has_trait
-from mtfc.compiler.ir.types import Dim, Mesh
+from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.records import frozen
 
 WORTH = 2
@@ -31,22 +31,22 @@ Dims = tuple[tuple[str, int], ...]
 
 
 def is_dot(eqn: Equation) -> bool:
-    """Return True for an einsum that sums over a dimension and has a dimension that only one of its two operands has."""
-    if not has_trait(eqn, "dot") or len(eqn.operands) != 2:
-        return False
-    one, other, summed = dot_roles(eqn)
-    return bool((one or other) and summed)
-
-
-def dot_roles(eqn: Equation) -> tuple[list[Dim], list[Dim], list[Dim]]:
-    """Return the dimensions that only the first operand keeps, that only the second keeps, and that are summed.
+    """Return True for an einsum that sums over a dimension and has a dimension that only one of its two operands has.
 
     Dimensions of size 1 are left out.
     """
-    (a, b), made = (set(value.type.dims) for value in eqn.operands), set(eqn.result.type.dims)
-    sets = ((a & made) - b, (b & made) - a, (a & b) - made)
-    one, other, summed = ([dim for dim in each if dim.size > 1] for each in sets)
-    return one, other, summed
+    if not has_trait(eqn, "dot") or len(eqn.operands) != 2:
+        return False
+    types = (value.type for value in (*eqn.operands, eqn.result))
+    return _Dot(*(tuple((dim.name, dim.size) for dim in type.dims) for type in types)).dense.is_dot
+
+
+def role_sizes(eqn: Equation, mesh: Mesh) -> tuple[int, int, int]:
+    """Return the elements of one processor along the dimensions that only the first operand of a dot keeps, along those that
+    only the second keeps, and along those that are summed.
+    """
+    dot = _Dot(*(_dims(value, mesh) for value in (*eqn.operands, eqn.result)))
+    return _size(dot.firsts), _size(dot.others), _size(dot.summed)
 
 
 def transposed_elements(eqn: Equation, mesh: Mesh) -> int:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from mtfc.compiler.analysis.attention_forms import computed_share, is_attention
 from mtfc.compiler.analysis.buffer_kinds import folded, readers_of, sources, storage
 from mtfc.compiler.analysis.dot_operand_layout import is_dot
 from mtfc.compiler.cost.hardware import Device
@@ -167,7 +168,12 @@ class FusionModel:
 
     def mxu_schedules(self, eqn: Equation) -> list[tuple[float, float]]:
         """Return the ways to compute an equation: its time and the time to load a factor, over the time of its FLOPs."""
-        return [(1.0, 0.0)]
+        return [(self.attended(eqn) or 1.0, 0.0)]
+
+    def attended(self, eqn: Equation) -> float | None:
+        """Return the share of attention's FLOPs that a kernel computes; None where there is no kernel."""
+        platform = self.device.attending
+        return computed_share(eqn, self.mesh, platform) if platform and is_attention(eqn) else None
 
     def mxu_padding(self, eqn: Equation) -> float:
         """Return the time of an equation in its best schedule over the time of its FLOPs."""

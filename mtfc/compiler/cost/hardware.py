@@ -20,6 +20,7 @@ from mtfc.compiler.records import frozen
 Kind = Literal["switch", "ring", "torus", "memory"]
 KINDS: tuple[Kind, ...] = ("switch", "ring", "torus", "memory")
 NEIGHBOURING: tuple[Kind, ...] = ("ring", "torus")
+PASSES = ("forward", "backward")
 KERNELS = ("pool", "unpool", "convolution", "transposed", "reordered", "clear", "round")
 """Kernels with rates of their own.
 
@@ -68,6 +69,11 @@ class DotShares:
     long: Rate | None = None
     summed: Rate | None = None
 
+    @property
+    def peak(self) -> float:
+        """The share of the dots that reach the most."""
+        return prod(share.peak for share in (self.short, self.long, self.summed) if share is not None)
+
     def of(self, rows: int, columns: int, summed: int) -> float:
         """Return the share of a dot."""
         sides = ((self.short, min(rows, columns)), (self.long, max(rows, columns)), (self.summed, summed))
@@ -102,6 +108,8 @@ class Device:
     moving their bytes. Elements are counted in the largest array read or written; of a table only the elements that indices point
     at count. overlap: how much of the shorter of computing and moving the longer one hides: 1 if a kernel loads while it
     computes. loop: seconds of an iteration besides its kernels. dots: the shares of `flops` that dots reach by their shapes.
+    attention: FLOP/s of a GPU's kernels for attention by `PASSES`, each by the keys of one device; nothing without kernels.
+    A pass that is left out has the rate of the other.
 
     TPUs only: mxu_size is the number of rows and of columns of a matrix unit. scratchpad is the memory on the chip.
     """
@@ -115,12 +123,18 @@ class Device:
     mxu_size: int | None = None
     loop: float = 0.0
     dots: DotShares | None = None
+    attention: Mapping[str, Rate] = attrs.field(factory=dict)
     scratchpad: Scratchpad | None = None
 
     @property
     def vmem(self) -> Scratchpad | None:
         """The scratchpad of a TPU; None for other devices."""
         return self.scratchpad if self.mxu_size is not None else None
+
+    @property
+    def attending(self) -> str | None:
+        """The platform whose kernels compute attention: TPUs with a scratchpad, and GPUs with rates of `attention`."""
+        return "tpu" if self.vmem is not None else "gpu" if self.attention else None
 
     @property
     def weightless(self) -> Device:
@@ -155,8 +169,12 @@ class Device:
         return self.mxu_size is None and not self.reorders_operands and not widens
 
     def rated(self, dtype: str) -> str:
-        """Return the dtype whose rate counts for a dtype: the dtype itself, else f32, else the slowest dtype."""
-        given = [each for each in (dtype, "f32") if each in self.flops]
+        """Return the dtype whose rate counts for a dtype: the dtype itself, else f32, else the slowest dtype.
+
+        Floats of 8 bits have the rate of `f8`, else that of 16 bits, to which XLA converts them.
+        """
+        own = ("f8", *SHORT_FLOATS) if dtype.startswith("f8") else (dtype,)
+        given = [each for each in (*own, "f32") if each in self.flops]
         return given[0] if given else min(self.flops, key=lambda each: self.flops[each].peak)
 
     def rate(self, dtype: str) -> Rate:

@@ -24,15 +24,11 @@ from mtfc.compiler.records import frozen
 
 @frozen(cache_hash=True)
 class ShardedAmount:
-    """An amount that is split over `dims`, and over each pair of `alike` if both of its dimensions are split alike.
-
-    again: dimensions over which the shard is split once more.
-    """
+    """An amount that is split over `dims`, and over each pair of `alike` if both of its dimensions are split alike."""
 
     amount: float
     dims: Dims = frozenset()
     alike: Pairs = frozenset()
-    again: Dims = frozenset()
 
 
 @frozen(cache_hash=True)

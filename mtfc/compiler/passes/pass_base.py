@@ -6,6 +6,7 @@ such as `differentiate,combine-collectives{max_bytes=0}`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import attrs
@@ -62,6 +63,16 @@ class Pass:
                 raise PipelineError(f"pass `{self.name}` has no option `{name}` (it has: {known})")
         values = {name: _read(self.name, name, text, fields[name].default) for name, text in options.items()}
         return attrs.evolve(self, **values)
+
+
+def one_of(words: Iterable[str]) -> Callable[[Pass, attrs.Attribute[str], str], None]:
+    """Return a check that an option is one of some words, which raises `PipelineError`."""
+
+    def check(own: Pass, option: attrs.Attribute[str], text: str) -> None:
+        if text not in words:
+            raise PipelineError(f"`{own.name}{{{option.name}}}` is one of {', '.join(words)}, not `{text}`")
+
+    return check
 
 
 IN_PYTHON = {"in_python": True}

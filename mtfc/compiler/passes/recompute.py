@@ -15,6 +15,8 @@ Copies of equations of a function would all need each other at once: the first e
 forward pass. So the forward pass is cut into stretches where few bytes cross, and what crosses is kept. The operands of copies
 stand behind `after`, or XLA would find that copies equal their originals.
 
+A word in place of a limit names what the loops keep (`KEPT`). Code outside of loops then stays as it is.
+
 A loop with `checkpoint` stays as it is: it recomputes all that it can. What `jax.checkpoint` computes again stands behind `after`
 already, which waits for nothing: there it gets the array to wait for, with or without a memory limit.
 
@@ -44,8 +46,9 @@ from mtfc.compiler.cost.sizes import whole
 from mtfc.compiler.cost.topology import Topology
 from mtfc.compiler.diagnostics import Span
 from mtfc.compiler.ir.builder import Names
-from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Role, Value
+from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Program, Role, Value, walk
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of, result_type, with_operands
+from mtfc.compiler.ir.opdef import Trait
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.printer import shown_layout
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
@@ -85,34 +88,56 @@ class MemoryLimitError(Exception):
         return sorted(found.items(), key=lambda each: -each[1])
 
 
+def _with(body: Sequence[Equation], *traits: Trait) -> list[Equation]:
+    """Return the equations with one of the traits, and the loops that have such equations."""
+    return [eqn for eqn in body if any(has_trait(each, *traits) for each in walk((eqn,)))]
+
+
+KEPT: Mapping[str, Callable[[Sequence[Equation]], Sequence[Equation]]] = {
+    "full": lambda body: (),
+    "minimal": lambda body: _with(body, "dot"),
+    "selective": lambda body: _with(body, "dot", "attention"),
+    "alternate": lambda body: (*_with(body, "dot")[::2], *_with(body, "attention")),
+}
+"""Word -> the equations of a loop's body that do not run again.
+
+full: none, so that only what enters an iteration is kept. minimal: dots, as by MaxText's policy. selective: dots and attention,
+whose weights a kernel computes again, as by Megatron-LM. alternate: every second dot and attention, as by torchtitan.
+"""
+
+
 @frozen
 class Recompute(Pass):
-    """memory: the bytes of a processor; 0 for no limit. must_fit: False to come as near to the limit as possible.
-
-    hardware: the machine whose rates count; None for a typical one.
+    """memory: the bytes of a processor, 0 for no limit; or a word of `KEPT`. must_fit: False to come as near to the limit as
+    possible. hardware: the machine whose rates count; None for a typical one.
     """
 
     name: ClassVar[str] = "recompute"
     takes: ClassVar[tuple[Level, ...]] = ("lowered",)
-    memory: int = 0
+    memory: int | str = 0
     must_fit: bool = True
     hardware: Hardware | None = attrs.field(default=None, metadata=IN_PYTHON)
 
     def run(self, program: Program) -> Program:
         program = program.map_functions(lambda function: _waiting(function, program.placed_on))
-        if not self.memory:
+        limit = self.memory
+        if not limit:
             return program
         prices = Prices(program.placed_on, self.hardware or TYPICAL)
+        if isinstance(limit, str):
+            rule, rewriter = KeepingRule(RATES[1], keep=limit), Rewriter(prices)
+            return program.map_functions(lambda function: rewriter.plan(function, rule).function)
         main = "step" if program.has_function("step") else "forward"
-        return program.map_functions(lambda function: self._limited(function, prices, function.name == main))
 
-    def _limited(self, function: Function, prices: Prices, is_main: bool) -> Function:
-        """Return the function within the limit. Functions beside the step come as near as they can."""
-        found = within(function, self.memory, prices)
-        if is_main and self.must_fit and prices.total(found) > self.memory:
-            machine = self.hardware.name if self.hardware else None
-            raise MemoryLimitError(function.name, self.memory, prices.memory(found), machine)
-        return found
+        def limited(function: Function) -> Function:
+            """Return the function within the limit. Functions beside the step come as near as they can."""
+            found = within(function, limit, prices)
+            if function.name == main and self.must_fit and prices.total(found) > limit:
+                machine = self.hardware.name if self.hardware else None
+                raise MemoryLimitError(function.name, limit, prices.memory(found), machine)
+            return found
+
+        return program.map_functions(limited)
 
 
 def limit_on(hardware: Hardware, must_fit: bool = True) -> Recompute:
@@ -165,11 +190,13 @@ class KeepingRule:
     """The numbers that decide which values are kept.
 
     rate: seconds that a byte is worth. stretches: the number of parts of a forward pass that are recomputed one by one.
+    keep: a word of `KEPT`; then nothing outside of loops runs again.
     """
 
     rate: float
     stretches: int = 1
     forced: frozenset[Value] = frozenset()
+    keep: str = ""
 
 
 @define
@@ -466,6 +493,7 @@ class Rewriter:
             return inf if is_no_slice else dim.size * self.prices.bytes(value)
 
         seconds = {eqn: each * dim.size for eqn, each in self.prices.seconds(region).items()}
+        seconds |= dict.fromkeys(KEPT[choice.keep or "full"](region.body), inf)
         found = cut(region.body, pair.needed, free, bytes, seconds, choice.rate)
         plan.seconds += times * sum(seconds[eqn] for eqn in found.again)
         used = {value for eqn in found.again for value in eqn.operands} | set(pair.needed)
@@ -476,7 +504,7 @@ class Rewriter:
         """Copy equations of the function itself, but no loops."""
         code = StraightCode(function)
         needed = code.needed()
-        if not needed:
+        if not needed or choice.keep:
             return function
         free = code.fixed | set(code.crossing(choice.stretches, self.prices)) | choice.forced
         seconds = self.prices.seconds(function)

@@ -13,7 +13,7 @@ import attrs
 from mtfc.compiler.ir.core import Function, Program, walk
 from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.types import ARRAY_DTYPES, Axes, Forms, Layout, Mesh, Rules, TensorType
-from mtfc.compiler.passes.recompute import Recompute
+from mtfc.compiler.passes.recompute import KEPT, Recompute
 from mtfc.compiler.search.idle_axes import idle_axes, idle_note
 from mtfc.driver.data.files import parsed_json, read_bytes, readable_texts, write_text
 from mtfc.driver.errors import UsageError, public
@@ -620,7 +620,8 @@ def case_of(record: Mapping[str, Any]) -> LayoutOnMesh:
     mesh = Mesh("mesh", tuple((str(name), int(size)) for name, size in record["mesh"].items()))
     stored = rules(layout["params"]), rules(layout.get("optimizer", {}))
     memory = record.get("memory")
-    limit = Recompute(int(memory), hardware=_machine_named(record.get("machine"))) if memory else None
+    wanted = str(memory) if memory in KEPT else int(memory or 0)
+    limit = Recompute(wanted, hardware=_machine_named(record.get("machine"))) if memory else None
     forms = Forms.of(layout.get("forms", {}))
     return LayoutOnMesh(
         mesh, Layout("plan", rules(layout["rules"]), *stored, values, forms=forms), limit=limit

@@ -1,7 +1,8 @@
 """Read a memory limit, run passes under it, and say what fills the memory where no choice of kept values fits.
 
 A limit is a size, the memory of a machine, or a size on a machine: `80GiB`, `h100`, `40GiB@h100`. The machine decides what takes
-memory and what it costs to compute again. A size alone counts memory as `mtfc cost` does.
+memory and what it costs to compute again. A size alone counts memory as `mtfc cost` does. A word such as `full` says what is kept
+in place of a limit.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from mtfc.compiler.ir.printer import bytes_text
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.passes.pipelines import Observer, run
-from mtfc.compiler.passes.recompute import MemoryLimitError, Recompute, limit_on
+from mtfc.compiler.passes.recompute import KEPT, MemoryLimitError, Recompute, limit_on
 from mtfc.driver.errors import UsageError
 from mtfc.driver.loading.sources import Sources
 from mtfc.driver.loading.target import target_of
@@ -40,6 +41,8 @@ def limit_of(memory: str | None, declared: Mapping[str, Machine]) -> Recompute |
     """
     if memory is None:
         return None
+    if memory.strip() in KEPT:
+        return Recompute(memory.strip())
     size, at, machine = memory.rpartition("@")
     machine = machine.strip()
     is_machine = is_path(machine) or split_target(machine)[0] in (*declared, *library_machines())
@@ -53,7 +56,7 @@ def limit_of(memory: str | None, declared: Mapping[str, Machine]) -> Recompute |
         said = [text for text in (wrong.message, wrong.help) if text]
         raise UsageError(f"--memory: {'; '.join(said)}") from None
     except ValueError as error:
-        raise UsageError(f"--memory: {error}, or a machine such as h100") from None
+        raise UsageError(f"--memory: {error}, a machine such as h100, or one of {', '.join(KEPT)}") from None
 
 
 def bytes_in(text: str) -> int:

@@ -13,6 +13,7 @@ from mtfc.compiler.cost.hardware import (
     KERNELS,
     KINDS,
     NEIGHBOURING,
+    PASSES,
     Device,
     DotShares,
     Hardware,
@@ -216,9 +217,8 @@ def _point(entry: ast.HardwareFigure, scope: Scope) -> tuple[float, float] | Non
 
 
 def _flops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
-    return _table(
-        figure, "FLOP/s by dtype, such as `{ f32: 20e12, bf16: 300e12 }`", scope.dtype, _rate, scope
-    )
+    expected = "FLOP/s by dtype, such as `{ f32: 20e12, bf16: 300e12 }`"
+    return _table(figure, expected, lambda name: name.text == "f8" or scope.dtype(name), _rate, scope)
 
 
 def _ops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, float] | None:
@@ -230,6 +230,12 @@ def _ops(figure: ast.HardwareFigure, scope: Scope) -> dict[str, float] | None:
 def _collectives(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
     is_known = _known("collective", COLLECTIVES, listing(COLLECTIVES), scope)
     return _table(figure, "bytes/s by collective, such as `{ all_to_all: 5e9 }`", is_known, _rate, scope)
+
+
+def _attention(figure: ast.HardwareFigure, scope: Scope) -> dict[str, Rate] | None:
+    is_known = _known("pass", PASSES, listing(PASSES), scope)
+    expected = "FLOP/s by pass, such as `{ forward: 180e12, backward: 160e12 }`"
+    return _table(figure, expected, is_known, _rate, scope)
 
 
 def _known(what: str, names: Sequence[str], help: str | None, scope: Scope) -> Callable[[ast.Name], bool]:
@@ -301,6 +307,7 @@ DEVICE: Mapping[str, Read] = {
     "ops": _ops,
     "overlap": _share,
     "dots": _dots,
+    "attention": _attention,
     "matrix": whole_figure,
     "scratchpad": _scratchpad,
 }

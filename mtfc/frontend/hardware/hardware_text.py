@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import attrs
 
-from mtfc.compiler.cost.hardware import DotShares, Hardware, Link, Rate, Scratchpad
+from mtfc.compiler.cost.hardware import Hardware, Link, Rate, Scratchpad
 from mtfc.frontend.hardware.declarations import FIELDS
 from mtfc.frontend.syntax.format import format_source
 
@@ -14,16 +14,16 @@ from mtfc.frontend.syntax.format import format_source
 def hardware_text(hardware: Hardware, comment: str) -> str:
     """Return a file in canonical form that declares the hardware, with figures rounded to four digits."""
     device = hardware.device
-    flops = "".join(f"{dtype}: {_rate(rate)}\n" for dtype, rate in device.flops.items())
     ops = "".join(f"{name}: {_number(rate)}\n" for name, rate in device.ops.items())
     lines = [
         *(f"# {line}".rstrip() for line in comment.splitlines()),
         f"hardware {hardware.name} = {{",
-        f"device: {{\nflops: {{\n{flops}}}\nmemory: {_number(device.memory)}",
+        f"device: {{\n{_rates('flops', device.flops)}\nmemory: {_number(device.memory)}",
         f"bandwidth: {_rate(device.bandwidth)}\noverhead: {_number(device.overhead)}",
         *([f"loop: {_number(device.loop)}"] if device.loop else []),
         *([f"overlap: {_number(device.overlap)}"] if device.overlap < 1 else []),
-        *([_dots(device.dots)] if device.dots else []),
+        *([_rates("dots", attrs.asdict(device.dots, recurse=False))] if device.dots else []),
+        *([_rates("attention", device.attention)] if device.attention else []),
         *([f"matrix: {device.mxu_size}"] if device.mxu_size else []),
         *([_scratchpad(device.scratchpad)] if device.scratchpad else []),
         f"ops: {{\n{ops}}}\n}}" if ops else "}",
@@ -33,9 +33,9 @@ def hardware_text(hardware: Hardware, comment: str) -> str:
     return format_source("\n".join(lines) + "\n")
 
 
-def _dots(dots: DotShares) -> str:
-    entries = attrs.asdict(dots, recurse=False, filter=lambda _, share: share is not None)
-    return "dots: {\n" + "".join(f"{side}: {_rate(share)}\n" for side, share in entries.items()) + "}"
+def _rates(entry: str, rates: Mapping[str, Rate | None]) -> str:
+    given = (f"{key}: {_rate(rate)}\n" for key, rate in rates.items() if rate is not None)
+    return f"{entry}: {{\n{''.join(given)}}}"
 
 
 def _scratchpad(scratchpad: Scratchpad) -> str:
@@ -60,8 +60,7 @@ def _figures(link: Link) -> Iterator[str]:
     if link.wraps is not None:
         yield f"wraps: {link.wraps}"
     if link.collectives:
-        rates = "".join(f"{kind}: {_rate(rate)}\n" for kind, rate in link.collectives.items())
-        yield f"collectives: {{\n{rates}}}"
+        yield _rates("collectives", link.collectives)
 
 
 def _rate(rate: Rate) -> str:

@@ -16,6 +16,7 @@ from math import inf, prod
 
 import attrs
 
+from mtfc.compiler.analysis.attention_forms import is_attention, least_share, shared_dots
 from mtfc.compiler.analysis.buffer_kinds import storage
 from mtfc.compiler.analysis.dimension_names import (
     PARAMS,
@@ -30,10 +31,15 @@ from mtfc.compiler.analysis.dimension_names import (
     pairs_of,
     rule_of,
 )
-from mtfc.compiler.analysis.dot_operand_layout import copied_elements, transposed_elements
+from mtfc.compiler.analysis.dot_operand_layout import (
+    copied_elements,
+    is_dot,
+    role_sizes,
+    transposed_elements,
+)
 from mtfc.compiler.cost.device_models import fusion_of, fusion_of_program
 from mtfc.compiler.cost.fusion import FusionModel
-from mtfc.compiler.cost.hardware import Device
+from mtfc.compiler.cost.hardware import PASSES, Device, Rate
 from mtfc.compiler.cost.lower_bounds import (
     CommonProgram,
     Least,
@@ -50,8 +56,8 @@ from mtfc.compiler.ir.core import Equation, Function, Value
 from mtfc.compiler.ir.loops import dim_of, pairs, region_of
 from mtfc.compiler.ir.opdef import BY_NAME, no_flops
 from mtfc.compiler.ir.ops import OPS, has_trait
-from mtfc.compiler.ir.ops.attention import HIGH, LOW, row_dims
-from mtfc.compiler.ir.types import Mesh, TensorType
+from mtfc.compiler.ir.ops.attention import HIGH, LOW, MEMORY
+from mtfc.compiler.ir.types import Mesh
 from mtfc.compiler.records import frozen
 
 REARRANGED = {"transposed": transposed_elements, "reordered": copied_elements}
@@ -90,7 +96,7 @@ def _work(eqn: Equation, fusion: FusionModel) -> KernelWork:
     copied = [fusion.bytes(value.type) for value in fusion.copied(eqn)]
     seconds = kernel_seconds(eqn, eqn, flops * fusion.mxu_padding(eqn), size, fusion)
     copying = sum(copy_seconds(each, fusion.device) for each in copied)
-    return KernelWork(flops, size + 2 * sum(copied), seconds + copying)
+    return KernelWork(int(flops * (fusion.attended(eqn) or 1)), size + 2 * sum(copied), seconds + copying)
 
 
 def computation_of(function: Function, mesh: Mesh, device: Device) -> float:
@@ -122,9 +128,8 @@ def kernel_seconds(eqn: Equation, placed: Equation, flops: float, size: int, fus
 
     flops: its FLOPs with padding. size: the bytes that it moves. placed: the equation with the types of its placement.
     """
-    device, dtype = fusion.device, (eqn.operands or eqn.results)[0].type.dtype
-    reached = device.rate(dtype).at(flops) * dot_share(placed, device, fusion.mesh)
-    computing, moving = flops / reached, fusion.memory_seconds(eqn, size)
+    device = fusion.device
+    computing, moving = flops / _reached(placed, flops, fusion), fusion.memory_seconds(eqn, size)
     seconds = max(computing, moving) + (1 - device.overlap) * min(computing, moving)
     kernel = fusion.kernel(eqn)
     if rate := device.ops.get(kernel):
@@ -135,20 +140,27 @@ def kernel_seconds(eqn: Equation, placed: Equation, flops: float, size: int, fus
     return seconds + fusion.latency(eqn)
 
 
+def _reached(placed: Equation, flops: float, fusion: FusionModel) -> float:
+    """Return the FLOP/s that a placed equation reaches."""
+    device = fusion.device
+    if device.attention and fusion.attended(placed) is not None:
+        k, memory = placed.operands[1].type, MEMORY.of(placed.attrs)
+        sizes = zip(k.dims, k.local_shape(fusion.mesh), strict=True)
+        keys = prod(size for dim, size in sizes if dim in memory)
+        return _attention_rate(placed, device).at(keys)
+    dtype = (placed.operands or placed.results)[0].type.dtype
+    return device.rate(dtype).at(flops) * dot_share(placed, device, fusion.mesh)
+
+
+def _attention_rate(eqn: Equation, device: Device) -> Rate:
+    """Return the FLOP/s of a kernel for attention, by the number of keys."""
+    own = PASSES if has_trait(eqn, "attention") else PASSES[::-1]
+    return next(device.attention[each] for each in own if each in device.attention)
+
+
 def dot_share(placed: Equation, device: Device, mesh: Mesh) -> float:
     """Return the share of the device's rate that a placed equation reaches: less than 1 for dots of some shapes."""
-    if device.dots is None or not has_trait(placed, "dot") or len(placed.operands) != 2:
-        return 1.0
-    first, second = (_local_sizes(value.type, mesh) for value in placed.operands)
-    result = placed.result.type.names
-    sizes = {**first, **second}
-    rows = prod(size for name, size in first.items() if name in result and name not in second)
-    columns = prod(size for name, size in second.items() if name in result and name not in first)
-    return device.dots.of(rows, columns, prod(size for name, size in sizes.items() if name not in result))
-
-
-def _local_sizes(type: TensorType, mesh: Mesh) -> dict[str, int]:
-    return dict(zip(type.names, type.local_shape(mesh), strict=True))
+    return 1.0 if device.dots is None or not is_dot(placed) else device.dots.of(*role_sizes(placed, mesh))
 
 
 # Lower bounds
@@ -245,9 +257,10 @@ def _parts_of(eqn: Equation, operands: Mapping[Value, Term | None], reads: _Read
     fusion, device = reads.fusion, reads.fusion.device
     stored = [value for value in eqn.results if value in fusion.stored and value not in fusion.ends]
     is_kernel = bool(stored) or not fusion.near.isdisjoint(eqn.results)
-    dtype = (eqn.operands or eqn.results)[0].type.dtype
-    computed = OPS[eqn.op].flops(eqn, Numbers(SINGLE)) / device.rate(dtype).peak
+    computed = OPS[eqn.op].flops(eqn, Numbers(SINGLE)) / _peak(eqn, device)
     rows, loads = zip(*fusion.mxu_schedules(eqn), strict=True)
+    if device.attending and is_attention(eqn):
+        rows = (least_share(eqn, device.attending),)
     loaded = zip(loads, eqn.operands, strict=False) if any(loads) else ()
     seconds = max(computed * min(rows), largest(eqn, SINGLE) / _fastest(eqn, device))
     written = (reads.tiled(value) for value in stored)
@@ -263,29 +276,32 @@ def _parts_of(eqn: Equation, operands: Mapping[Value, Term | None], reads: _Read
     )
 
 
+def _peak(eqn: Equation, device: Device) -> float:
+    """Return the highest FLOP/s that an equation may reach."""
+    peak = device.rate((eqn.operands or eqn.results)[0].type.dtype).peak
+    if device.dots is not None and is_dot(eqn):
+        return peak * device.dots.peak
+    return max(peak, _attention_rate(eqn, device).peak) if device.attention and is_attention(eqn) else peak
+
+
 NOWHERE = ""
 """The name of no dimension: an array is unmoved only if the dimension beside it is whole."""
 
 RING = 0.5
 """The share of the FLOPs of masked attention that remains where a ring leaves out all hidden blocks."""
 
-OWN_BLOCK = 0.25
-"""The share of the FLOPs with a device's own block of keys that remains beside `RING`: a quarter of this block is hidden."""
-
 
 def _left_of(eqn: Equation, reads: _Reads) -> _KernelParts:
     """Return the arithmetic that surely remains of an equation which is replaced."""
-    if not has_trait(eqn, "attention", "attention_gradient"):
+    if not is_attention(eqn):
         return _KernelParts()
     flops = OPS[eqn.op].flops(eqn, Numbers(SINGLE))
-    seconds = flops / reads.fusion.device.rate(eqn.operands[0].type.dtype).peak
+    device = reads.fusion.device
+    seconds = flops * shared_dots(eqn, device.attending) / _peak(eqn, device)
     names = (iteration(eqn, rule_of(eqn), value) | reads.names.names[value] for value in eqn.operands)
     dims = frozenset[str]().union(*names, own_dims(eqn, rule_of(eqn)))
-    if LOW.name not in eqn.attrs and HIGH.name not in eqn.attrs:
-        return _KernelParts(ShardedAmount(seconds, dims))
-    rows = frozenset(called(eqn, dim.name) for dim in row_dims(eqn))
-    own = ShardedAmount(OWN_BLOCK * seconds, dims, again=rows)
-    return _KernelParts(ShardedAmount(RING * seconds, dims), loads=(own,))
+    is_masked = LOW.name in eqn.attrs or HIGH.name in eqn.attrs
+    return _KernelParts(ShardedAmount(RING * seconds if is_masked else seconds, dims))
 
 
 def _completing(

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Set
 from itertools import pairwise, permutations
 from math import prod
 
-from mtfc.compiler.analysis.dot_operand_layout import dot_roles, is_dot
+from mtfc.compiler.analysis.dot_operand_layout import role_sizes
 from mtfc.compiler.cost.hardware import Device
 from mtfc.compiler.cost.sizes import Numbers
 from mtfc.compiler.ir.core import Equation
@@ -120,11 +120,9 @@ def _tiled(type: TensorType, mesh: Mesh, pixels: Set[Dim]) -> tuple[int, int]:
 def mxu_schedules(eqn: Equation, mesh: Mesh, side: int) -> list[tuple[float, float]]:
     """Return (passing rows, loading) for a dot whose first factor the MXU holds, and for one whose second it holds.
 
-    Both are times over the time of the FLOPs. Equations that are no dots have the FLOPs alone.
+    Both are times over the time of the FLOPs.
     """
-    if not is_dot(eqn):
-        return [(1.0, 0.0)]
-    one, other, summed = (_local_size(dims, eqn, mesh) for dims in dot_roles(eqn))
+    one, other, summed = role_sizes(eqn, mesh)
     flops = one * other * summed
     taken = (_schedule(one, other, summed, side), _schedule(other, one, summed, side))
     return [(passing / flops, loading / flops) for passing, loading in taken]
@@ -135,16 +133,6 @@ def _schedule(columns: int, rows: int, summed: int, side: int) -> tuple[int, int
     passing = round_up(rows, ROWS) * round_up(columns, side) * round_up(summed, side)
     loading = min(round_up(columns, side) * summed, columns * round_up(summed, side)) * side
     return passing, loading
-
-
-def _local_size(dims: Iterable[Dim], eqn: Equation, mesh: Mesh) -> int:
-    """Return the elements along several dimensions of a dot on one processor."""
-    axes = {
-        dim: each
-        for value in eqn.operands
-        for dim, each in zip(value.type.dims, value.type.splits, strict=True)
-    }
-    return prod(dim.size // mesh.size(axes[dim]) for dim in dims)
 
 
 def round_up(size: int, multiple: int) -> int:

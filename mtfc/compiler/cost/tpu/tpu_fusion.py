@@ -131,7 +131,8 @@ class TpuFusion(FusionModel):
     # Seconds
 
     def mxu_schedules(self, eqn: Equation) -> list[tuple[float, float]]:
-        assert self.device.mxu_size is not None
+        if not is_dot(eqn) or self.device.mxu_size is None:
+            return super().mxu_schedules(eqn)
         return mxu_schedules(eqn, self.mesh, self.device.mxu_size)
 
     def loop_costs(self, function: Function) -> Mapping[Equation, tuple[int, float]]:

@@ -45,7 +45,7 @@ from mtfc.compiler.ir.rewrite import with_layouts
 from mtfc.compiler.ir.types import REGIONS, Axes, Dim, Mesh, TensorType
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.partition.propagate_layouts import fixed
-from mtfc.compiler.passes.pass_base import Pass, PipelineError
+from mtfc.compiler.passes.pass_base import Pass, one_of
 from mtfc.compiler.records import frozen
 
 FORMS = ("layout", *REGIONS)
@@ -69,15 +69,13 @@ Place = Equation | Argument | Output
 class SplitRegions(Pass):
     name: ClassVar[str] = "split-regions"
     takes: ClassVar[tuple[Level, ...]] = ("assigned",)
-    form: str = "layout"
+    form: str = attrs.field(default="layout", validator=one_of(FORMS))
     balance: int = 4096
     traffic: int = 5
     start: int = 1 << 15
     least: int = 1 << 20
 
     def run(self, program: Program) -> Program:
-        if self.form not in FORMS:
-            raise PipelineError(f"`{self.name}{{form}}` is one of {', '.join(FORMS)}, not `{self.form}`")
         form = program.layout.forms.regions if self.form == "layout" and program.layout else self.form
         if form not in ("time", "memory"):
             return program

@@ -11,7 +11,8 @@ keys. There are three forms:
 
 With `form=auto` the pass takes the form that takes the least time, and of equally fast ones the form with the least memory. Its
 times are those of a device that computes `balance` FLOPs while it sends a byte: of the bytes that each form sends, and of its
-FLOPs. A ring sends while it computes, so the longer of both counts; and it leaves out half of the products under a causal mask.
+FLOPs. A ring sends while it computes, so the longer of both counts. Under a causal mask a ring leaves out half of the products,
+and so do the kernels for whole sequences of some heads.
 Blocks with less than `least` keys are too short for a ring. The gradients take the form of their attention.
 
 Input:   %y, .. = attention %q, %k, %v ..  layout {length: a}                  with %k, %v renamed from [length{a}, ..]
@@ -50,7 +51,7 @@ from mtfc.compiler.ir.types import Axes, Dim, Mesh
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.partition.attention_rings import PlainSums, Ring, RingBuilder, WeightedMeans
 from mtfc.compiler.passes.partition.propagate_layouts import fixed
-from mtfc.compiler.passes.pass_base import Pass, PipelineError
+from mtfc.compiler.passes.pass_base import Pass, one_of
 from mtfc.compiler.passes.spatial.position_blocks import NewDims
 from mtfc.compiler.records import frozen
 
@@ -61,13 +62,11 @@ FORMS = ("auto", "gather", "ring", "heads")
 class SpreadAttention(Pass):
     name: ClassVar[str] = "spread-attention"
     takes: ClassVar[tuple[Level, ...]] = ("assigned",)
-    form: str = "auto"
+    form: str = attrs.field(default="auto", validator=one_of(FORMS))
     balance: int = 4096
     least: int = 128
 
     def run(self, program: Program) -> Program:
-        if self.form not in FORMS:
-            raise PipelineError(f"`{self.name}{{form}}` is one of {', '.join(FORMS)}, not `{self.form}`")
         dims = NewDims(program.dims)
         each = AttentionSpreader(program.placed_on, self, dims, program.named_values, {})
         return dims.declared_in(program.map_functions(each.function))
@@ -124,7 +123,8 @@ def form_costs(eqn: Equation, case: SharedKeys, mesh: Mesh, balance: int) -> dic
         exchanging = balance * everything / 2 if is_causal else 0.0
         costs["ring"] = FormCost(max(sending, computing) + exchanging, 2 * keys)
     if case.heads is not None:
-        costs["heads"] = FormCost(balance * everything * (shards - 1) / shards + flops, everything)
+        seen = 0.5 if is_causal else 1.0
+        costs["heads"] = FormCost(balance * everything * (shards - 1) / shards + seen * flops, everything)
     return costs
 
 

@@ -133,12 +133,12 @@ class EffectBounds:
 
     def _term(self, term: Term) -> Seconds:
         match term:
-            case ShardedAmount(amount, dims, alike, again):
+            case ShardedAmount(amount, dims, alike):
                 split = self.high(dims)
                 for pair in alike:
                     split = split | self._both(*pair)
                 shard: Seconds = (amount / self.setting.degrees)[split]
-                return shard / self.setting.degrees[self.high(again)] if again else shard
+                return shard
             case Least(terms):
                 return reduce(np.minimum, map(self._term, terms))
             case Most(terms):
