@@ -13,6 +13,7 @@ from mtfc.compiler.cost.volumes import SentVolume, layout_cost, total
 from mtfc.compiler.ir.core import Equation, Function, walk
 from mtfc.compiler.ir.loops import dim_of
 from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops.elementwise import numpy_dtype
 from mtfc.compiler.ir.parser import read_program
 from mtfc.compiler.ir.printer import print_program
 from mtfc.driver.loading.selection import LayoutOnMesh
@@ -336,3 +337,66 @@ model generate(prompt: i32[batch, length], given: i32[batch]) {
 def test_a_pipeline_generates_text() -> None:
     """Each token goes through the stages; keys and values stay on the stage of their layer."""
     assert all_are_exact(load(GENERATION))
+
+
+SUMS = """
+dim layers = 4
+dim batch = 8
+dim d = 4
+mesh grid = [stages: 2]
+layout piped on grid = { layers: stages, pipeline layers: { batch: 8 }, allow W601 }
+model net(x: [batch, d], weight: [batch, d]) {
+  h = x
+  param shared: [d] = zeros()
+  repeat layers {
+    param own: [d] = zeros()
+    h = h + own + shared
+    yield squares = sum(weight * weight -> [d])
+  }
+  loss = mean(h * weight)
+  return loss, squares
+}
+train net {
+  minimize loss
+  optimizer = sgd(learning_rate = 1.0)
+  precision = { params: f32, compute: bf16 }
+}
+"""
+"""The gradient of `own` is the mean of `weight` over the batch, by `d`; no term of it needs rounding."""
+
+
+@pytest.mark.parametrize("batch", [8, 64, 512])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("", ""),
+        ("8 }", "8, layers: 2 }"),
+        ("layers:", "layers checkpoint:"),
+        ("bf16 }", "bf16, reduce: f32 }"),
+        ("bf16", "f16"),
+        ("minimize", "accumulate = 2\n  minimize"),
+        ("params: f32", "params: bf16"),
+    ],
+    ids=["plain", "interleaved", "checkpoint", "reduce", "f16", "accumulate", "stored in 16 bits"],
+)
+def test_micro_batches_are_added_in_32_bits(change: tuple[str, str], batch: int) -> None:
+    """In 16 bits a sum of 512 terms stops to grow. One rounding of the whole sum is allowed where it is stored in 16 bits."""
+    head, tail = SUMS.split("pipeline ")
+    source = f"{head}pipeline {tail.replace(*change, 1)}"
+    program = lowered(source.replace("batch = 8", f"batch = {batch}").replace("batch: 8", f"batch: {batch}"))
+    step, forward = program.function("step"), program.function("forward")
+    batches = (2, batch) if "accumulate" in source else (batch,)
+    weight = np.random.default_rng(0).integers(1, 9, (*batches, 4)) / 4
+    stored = {a.value.name: a.value.type for a in step.arguments if a.role == "parameter"}
+    arrays = {
+        name: np.zeros([d.size for d in t.dims], numpy_dtype(np, t.dtype)) for name, t in stored.items()
+    }
+    arrays |= {"x": np.zeros_like(weight, np.float32), "weight": weight.astype(np.float32)}
+    found = call(numpy_module(program), step, arrays)
+    rounding = 0 if stored["shared"].dtype == "f32" else 2.0**-8
+    gradient = np.tile(weight.reshape(-1, 4).mean(axis=0) / 4, (4, 1))
+    np.testing.assert_allclose(-found["layers.own"].astype(float), gradient, rtol=rounding)
+    np.testing.assert_allclose(-found["shared"].astype(float), gradient.sum(axis=0), rtol=rounding)
+    if len(batches) == 1:
+        squares = call(numpy_module(program), forward, arrays)["squares"].astype(float)
+        np.testing.assert_allclose(squares, np.tile((weight**2).sum(axis=0), (4, 1)), rtol=2.0**-8)

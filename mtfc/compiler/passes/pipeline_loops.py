@@ -35,6 +35,7 @@ import attrs
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Program, Value
 from mtfc.compiler.ir.loops import (
+    TICKS,
     carried,
     dim_of,
     make_loop,
@@ -542,7 +543,7 @@ class TickLoop:
             Output(held.name, new or held, held.name) for held, new in self.carries.items()
         ] + self.yields
         arguments = tuple(argument for _, argument in given)
-        region = Function(self.dims.ticks.name, arguments, tuple(self.inner.body), tuple(outputs))
+        region = Function(TICKS, arguments, tuple(self.inner.body), tuple(outputs))
         loop = make_loop(self.outer.names, region, [value for value, _ in given], like)
         self.outer.append(loop)
         self.results = dict(zip((o.name for o in outputs), loop.results, strict=True))

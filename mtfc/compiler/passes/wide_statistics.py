@@ -14,6 +14,8 @@ values are f32.
 A bf16 number has the range of f32. There only squares and products under a sum are f32, and the sum itself until it is multiplied
 by a number. The cast to bf16 that follows has the attribute `sums`: processors send terms of 16 bits.
 
+A pipeline adds up the terms of micro-batches. Such a carry is f32, too, and is rounded after the loop.
+
 Input:   %a: f16[batch, d] = square %x; %b: f16[batch] = sum %a; %c: f16[batch] = mul %b, %n; %y: f16[batch, d] = mul %x, %c
 Output:  %x_2: f32[batch, d] = cast %x; %a_2 = square %x_2; %b_2: f32[batch] = sum %a_2; ...; %y: f16[batch, d] = cast %y_2
 """
@@ -26,12 +28,12 @@ from typing import Literal
 import attrs
 
 from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
-from mtfc.compiler.ir.builder import Builder
+from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Attr, Equation, Function, Value
-from mtfc.compiler.ir.loops import pairs, region_of
+from mtfc.compiler.ir.loops import carried, is_over_ticks, make_loop, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
-from mtfc.compiler.ir.rewrite import names_of
+from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES
 
 WIDE = "f32"
@@ -41,14 +43,41 @@ Kind = Literal["term", "statistic", "applied"]
 
 def with_wide_statistics(function: Function, stored: Collection[Value] = ()) -> Function:
     """Return the function with wide statistics. stored: arguments that are read in their own dtype, not rounded to f16."""
-    body = tuple(_loop_widened(eqn, stored) if eqn.regions else eqn for eqn in function.body)
-    function = attrs.evolve(function, body=body)
+    names, body = names_of(function), list[Equation]()
+    for eqn in function.body:
+        changed = _loop_widened(eqn, stored) if eqn.regions else eqn
+        body += _with_wide_carries(changed, names) if is_over_ticks(eqn) else [changed]
+    function = attrs.evolve(function, body=tuple(body))
     return attrs.evolve(function, body=StatisticsWidener(function, stored).rewritten())
 
 
 def _loop_widened(eqn: Equation, stored: Collection[Value]) -> Equation:
     inside = {a.value for v, a in pairs(eqn) if v in stored and a.role != "carried"}
     return attrs.evolve(eqn, regions=(with_wide_statistics(region_of(eqn), inside),))
+
+
+def _with_wide_carries(eqn: Equation, names: Names) -> list[Equation]:
+    """Return a pipeline's loop with f32 carries for sums of 16-bit terms, between casts of these carries."""
+    region, outer, wide = region_of(eqn), Builder(names, eqn.span, eqn.stage), Substitution()
+    inner, uses = Builder(names_of(region)), readers_and_outputs(region)
+    carries = {argument.value for argument in carried(region) if is_narrow(argument.value)}
+    for each in region.body:
+        inner.span, inner.stage = each.span, each.stage
+        held = next((v for v in each.operands if v in carries and uses[v] == [each]), None)
+        if held is None or not has_trait(each, "add") or uses[each.result] != [None]:
+            inner.append(each)
+            continue
+        wide[held] = attrs.evolve(held, type=held.type.with_dtype(WIDE))
+        terms = (wide[v] if v is held else inner.cast(v, WIDE) for v in each.operands)
+        wide[each.result] = inner("add", *terms, name=each.result.name)
+    arguments = tuple(attrs.evolve(a, value=wide[a.value]) for a in region.arguments)
+    operands = [outer.cast(v, a.value.type.dtype) for v, a in zip(eqn.operands, arguments, strict=True)]
+    region = wide.function(attrs.evolve(region, arguments=arguments), inner.body)
+    loop = make_loop(names, region, operands, eqn)
+    outer.append(loop)
+    rounded = zip(loop.results, eqn.results, strict=True)
+    again = Substitution({outer.cast(new, old.type.dtype): old for new, old in rounded})
+    return [again.equation(each) for each in outer.body]
 
 
 def is_narrow(value: Value) -> bool:

@@ -56,7 +56,7 @@ from mtfc.compiler.passes.autodiff.micro_batches import (
     with_micro_dim,
 )
 from mtfc.compiler.passes.autodiff.parameter_averages import averages_of
-from mtfc.compiler.passes.autodiff.update_equations import ParameterUpdate, gradient_norm, inlined, wide
+from mtfc.compiler.passes.autodiff.update_equations import ParameterUpdate, gradient_norm, inlined
 from mtfc.compiler.passes.autodiff.wide_sums import with_wide_sums
 from mtfc.compiler.passes.pass_base import Pass
 from mtfc.compiler.records import frozen
@@ -163,7 +163,7 @@ def clipped(
 
 def _times(builder: Builder, gradient: Value, scale: Value) -> Value:
     """Multiply a gradient by an f32 scale, which may be too small for f16; round the product once."""
-    product = wide(builder, gradient)
+    product = builder.wide(gradient)
     return builder.cast(builder("mul", product, builder.cast(scale, product.type.dtype)), gradient.type.dtype)
 
 
@@ -206,7 +206,7 @@ def _scaled_gradients(
     start = seed(builder, _minimized(forward, training), training.loss_scale, scale, share, weight)
     seeds = {_minimized(forward, training): start}
     found = backward(builder, forward.body, seeds, _trained(forward, training))
-    return with_wide_sums(builder, found, training.reduce, forward.outputs) if training.reduce else found
+    return with_wide_sums(builder, found, training.reduce, forward.outputs)
 
 
 def _minimized(forward: Function, training: Training) -> Value:

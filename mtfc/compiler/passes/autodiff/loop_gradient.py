@@ -8,6 +8,8 @@ over the iterations. It yields the cotangents of sliced operands. The backward b
   windows of a convolution, casts to a wider dtype, values that equal another one, and the layers that a pipeline's stage reads.
 - All other values are residuals: the forward loop yields them, and the backward loop slices them.
 
+Sums over the micro-batches of a pipeline are carried in f32, and rounded once at the end.
+
 With `checkpoint` the only residuals are the carries and the results of attention; everything else is recomputed.
 
 Residuals are stacked along the loop's dimension. A value that already has this dimension is renamed before it is yielded.
@@ -31,6 +33,7 @@ from mtfc.compiler.ir.loops import (
     carried,
     dim_of,
     has_condition,
+    is_over_ticks,
     is_unbounded,
     make_loop,
     map_regions,
@@ -266,7 +269,10 @@ def _leave_out(body: LoopBody) -> None:
 
 @frozen
 class Carry:
-    """A carry of the backward loop: initial value, argument, updated value, and the forward argument whose cotangent it is."""
+    """A carry of the backward loop: initial value, argument, updated value, and the forward argument whose cotangent it is.
+
+    The argument of a sum may be wider than its cotangent.
+    """
 
     start: Value
     value: Value
@@ -278,11 +284,12 @@ class Carry:
 class BackwardLoop:
     """Collects the arguments and outputs of the backward loop; `outer` builds around the loop, `inner` inside it.
 
-    given: operands that are no carries, with their arguments.
+    given: operands that are no carries, with their arguments. adds_micro_batches: True for the loop of a pipeline.
     """
 
     outer: Builder
     inner: Builder
+    adds_micro_batches: bool
     carries: list[Carry] = attrs.field(factory=list)
     given: list[tuple[Value, Argument]] = attrs.field(factory=list)
     yields: list[tuple[Output, Argument]] = attrs.field(factory=list)
@@ -294,8 +301,10 @@ class BackwardLoop:
         self.carries.append(Carry(start, seed, after, owner))
 
     def sum(self, owner: Argument, grad: Value) -> None:
-        """Carry the sum of an invariant argument's cotangents over all iterations."""
-        value = Value(self.inner.names.fresh(f"d_{owner.value.name}"), owner.value.type)
+        """Carry the sum of an invariant argument's cotangents over all iterations; over micro-batches in f32 at least."""
+        grad = self.inner.wide(grad) if self.adds_micro_batches else grad
+        type = owner.value.type.with_dtype(grad.type.dtype)
+        value = Value(self.inner.names.fresh(f"d_{owner.value.name}"), type)
         after = self.inner.ordered(self.inner("add", value, grad), value.type.dims)
         self.carries.append(Carry(self.outer.zeros(value.type), value, after, owner))
 
@@ -396,7 +405,7 @@ def pull_back(
     extended = _extended(builder, eqn, body, residuals)
 
     body.builder.span, body.builder.body = eqn.span, [*again, *body.backward]
-    loop = BackwardLoop(builder, body.builder)
+    loop = BackwardLoop(builder, body.builder, is_over_ticks(eqn))
     _connect(loop, eqn, body, given)
     stacks = zip(extended.results[len(eqn.results) :], residuals.yielded, strict=True)
     loop.given += [*residuals.given, *((stack, Argument(o.value, "sliced")) for stack, o in stacks)]
@@ -405,6 +414,5 @@ def pull_back(
     )
     made = loop.append(region.name, like)
     operands = {argument.value: operand for operand, argument in pairs(eqn)}
-    return [
-        (operands[owner.value], result) for owner, result in zip(loop.owners(), made.results, strict=True)
-    ]
+    owners = zip(loop.owners(), made.results, strict=True)
+    return [(operands[owner.value], builder.cast(x, owner.value.type.dtype)) for owner, x in owners]

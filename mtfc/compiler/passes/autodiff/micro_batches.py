@@ -24,7 +24,6 @@ from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
 from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
-from mtfc.compiler.passes.autodiff.update_equations import wide
 
 Gradients = Callable[[Builder, Function, "Value | None", "Value | None"], Mapping[Value, Value]]
 """Appends to the builder the gradients of a function's parameters for a loss scale and a weight: parameter -> gradient."""
@@ -76,7 +75,7 @@ def over_micro_batches(
     inner.body = list(body.body)
     scaled = Value(inner.names.fresh(scale.name), scale.type) if scale else None
     given = {output.name: output.value for output in body.handed_out}
-    numbers = {by: wide(inner, _as_float(inner, given[by])) for by in dict.fromkeys(weights.values())}
+    numbers = {by: inner.wide(_as_float(inner, given[by])) for by in dict.fromkeys(weights.values())}
     weight = numbers[weights[outputs[0]]] if weights else None
     found = gradients(inner, body, scaled, weight)
     outside = dict(zip((a.value for a in body.arguments), (a.value for a in arguments), strict=False))
@@ -88,7 +87,7 @@ def over_micro_batches(
     if weight:
         is_there = _is_there(inner, weight)
         found = {parameter: inner("mask", is_there, g) for parameter, g in found.items()}
-    added = {name: wide(inner, _as_float(inner, given[name])) for name in outputs} | numbers
+    added = {name: inner.wide(_as_float(inner, given[name])) for name in outputs} | numbers
     added |= {name: _weighed(inner, added[name], numbers[by]) for name, by in weights.items()}
     sums = {f"sum_{name}": value for name, value in added.items()}
     sums |= {f"d_{parameter.name}": g for parameter, g in found.items()}
