@@ -33,7 +33,7 @@ from typing import ClassVar
 import attrs
 
 from mtfc.compiler.ir.builder import Builder, Names
-from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Program, Value
+from mtfc.compiler.ir.core import Argument, Attr, Equation, Function, Output, Program, Role, Value
 from mtfc.compiler.ir.loops import (
     TICKS,
     carried,
@@ -144,6 +144,7 @@ class LoopPipeliner:
             self.new.get(f"{batch.name}.turns", stages),
             self.new.get(f"{dim.name}.steps", number * chunks),
             self.new.get(f"{dim.name}.chunk", 1),
+            self.new.get(f"{dim.name}.held", dim.size // stages),
         )
 
 
@@ -152,7 +153,7 @@ class Rounds:
     """The dimensions of the schedule of an interleaved pipeline.
 
     micro is cut into [rounds, turns]. A stage computes in steps = [rounds, chunks, turns], one after the other. one: a dimension
-    for one of the chunks.
+    for one of the chunks. held: the layers of a stage, [chunks, inner].
     """
 
     rounds: Dim
@@ -160,6 +161,7 @@ class Rounds:
     turns: Dim
     steps: Dim
     one: Dim
+    held: Dim
 
     def in_steps(self, build: Builder, number: Value) -> Value:
         """Return the value at each step of a number with some of the dimensions of the schedule."""
@@ -219,7 +221,7 @@ class StageDims:
         The chunks, `stages`, `inner` and `micro` come first.
         """
         flat = self.cut_in_place(x.type.dims, is_stacked)
-        front = [dim for dim in (*self._layers, self.micro) if dim in flat]
+        front = [dim for dim in (*self.layers_cut, self.micro) if dim in flat]
         cut = build("reshape", x, dims=flat) if flat != x.type.dims else x
         return build.ordered(cut, [*front, *(dim for dim in flat if dim not in front)])
 
@@ -228,7 +230,7 @@ class StageDims:
         return build("reshape", build.ordered(x, self.cut_in_place(dims, is_stacked)), dims=dims)
 
     @property
-    def _layers(self) -> tuple[Dim, ...]:
+    def layers_cut(self) -> tuple[Dim, ...]:
         """The dimensions that take the place of the layers."""
         return (*([self.rounds.chunks] if self.rounds else []), self.stages, self.inner)
 
@@ -236,7 +238,7 @@ class StageDims:
         """Return dimensions with [part, micro] in the place of the batch, and with those of the stages if they are stacked."""
         parts: dict[Dim, tuple[Dim, ...]] = {self.batch: (self.part, self.micro)}
         if is_stacked:
-            parts[self.layers] = self._layers
+            parts[self.layers] = self.layers_cut
         return tuple(each for dim in dims for each in parts.get(dim, (dim,)))
 
 
@@ -271,7 +273,7 @@ class PipelinedLoop:
         tick = ticks.tick()
         body = StageBody(self.dims, self.sums)
         given = [self._given(ticks, tick, operand, argument) for operand, argument in pairs(eqn)]
-        made = body.loop(ticks.inner, eqn, given, tick.micro, self.dims.inner)
+        made = body.loop(ticks.inner, eqn, given, tick.micro, self.dims.inner, tick)
         results = [_with_stages(ticks.inner, each, self.dims.stages) for each in made]
         updated = {argument.value.name: argument for argument in carried(region_of(eqn))}
         found = [
@@ -309,15 +311,20 @@ class PipelinedLoop:
         inner, dims = ticks.inner, self.dims
         if argument.role == "carried":
             return self._entering(ticks, tick, operand, argument)
-        cut = dims.cut(ticks.outer, operand, is_stacked=argument.role == "sliced")
+        has_batch, is_stacked = dims.batch in operand.type.dims, argument.role == "sliced"
+        cut = dims.cut(ticks.outer, operand, is_stacked)
+        if is_stacked and not has_batch and dims.rounds is not None:
+            rest = [dim for dim in cut.type.dims if dim not in dims.layers_cut]
+            ordered = ticks.outer.ordered(cut, (dims.stages, dims.rounds.chunks, dims.inner, *rest))
+            cut = ticks.outer("reshape", ordered, dims=(dims.stages, dims.rounds.held, *rest))
         value = ticks.shared(operand.name, cut)
-        if argument.role == "sliced" and dims.rounds is not None and tick.chunk is not None:
+        if is_stacked and has_batch and dims.rounds is not None and tick.chunk is not None:
             value = _with_stages(
                 inner, inner("gather", value, tick.chunk, dim=dims.rounds.chunks), dims.stages
             )
-        if dims.batch in operand.type.dims:
+        if has_batch:
             return _with_stages(inner, inner("gather", value, tick.micro, dim=dims.micro), dims.stages)
-        if operand.type.dtype not in FLOATS:
+        if is_stacked or operand.type.dtype not in FLOATS:
             return value
         return inner("mask_gradient", _with_stages(inner, value, dims.stages), tick.active)
 
@@ -399,20 +406,24 @@ class PipelinedLoop:
 
     def _same_or_sum(self, ticks: TickLoop, tick: Tick, result: Value, output: Output) -> ResultOf:
         """Keep what the first micro-batch yields, or add up the terms of all micro-batches."""
-        inner, dims, counts = ticks.inner, self.dims, tick.active
-        if output.value not in self.sums:
+        inner, dims, counts, is_sum = ticks.inner, self.dims, tick.active, output.value in self.sums
+        if not is_sum:
             counts = inner("eq", tick.micro, inner.constant(0, "i32"))
         if dims.rounds is not None and tick.chunk is not None:
             chunks = dims.rounds.chunks
-            result = inner("broadcast", result, dims=(chunks, *result.type.dims))
-            both = TensorType("i32", (chunks, dims.stages))
-            number = inner.broadcast(inner("range", dim=chunks), both)
-            counts = inner("and", inner("eq", number, tick.chunk), counts)
-        held = ticks.carried(output.name, result.type)
-        if output.value in self.sums:
-            new = inner("add", held, inner("mask", counts, result))
+            type = TensorType(result.type.dtype, (chunks, *result.type.dims))
+            held = ticks.carried(output.name, type)
+            if is_sum:
+                new = inner("add_at", held, inner("mask", counts, result), tick.chunk, dim=chunks)
+            else:
+                both = TensorType("i32", (chunks, dims.stages))
+                number = inner.broadcast(inner("range", dim=chunks), both)
+                counts = inner("and", inner("eq", number, tick.chunk), counts)
+                new = inner("where", counts, inner.broadcast(result, type), held)
         else:
-            new = inner("where", counts, result, held)
+            held = ticks.carried(output.name, result.type)
+            masked = inner("mask", counts, result) if is_sum else None
+            new = inner("add", held, masked) if masked else inner("where", counts, result, held)
         ticks.update(held, new)
         total = ticks.last(held)
         dimensions = (dims.layers, *output.value.type.dims)
@@ -556,30 +567,69 @@ class StageBody:
     dims: StageDims
     sums: set[Value]
 
-    def loop(self, b: Builder, eqn: Equation, given: Sequence[Value], micro: Value, dim: Dim) -> list[Value]:
-        """Append a loop along `dim` with the operands `given`, and return its results: `stages` comes first where it occurs."""
+    def loop(
+        self,
+        b: Builder,
+        eqn: Equation,
+        given: Sequence[Value],
+        micro: Value,
+        dim: Dim,
+        tick: Tick | None = None,
+    ) -> list[Value]:
+        """Append a loop along `dim` with the operands `given`, and return its results: `stages` comes first where it occurs.
+
+        tick: of the loop over the layers of a stage, which reads them from stacks.
+        """
         region, stages = region_of(eqn), self.dims.stages
         varying = self._varying(region, given)
-        operands, arguments, new = [], [], dict[Value, Value]()
+        arguments, new = [], dict[Value, Value]()
         inner = Builder(Names(), eqn.span, eqn.stage)
         for argument, operand in zip(region.arguments, given, strict=True):
             if argument.role == "carried" and argument.value in varying:
                 operand = _with_stages(b, operand, stages)
-            type = sliced_type(operand.type, dim) if argument.role == "sliced" else operand.type
+            role = argument.role if dim in operand.type.dims or argument.role == "carried" else "invariant"
+            type = sliced_type(operand.type, dim) if role == "sliced" else operand.type
             new[argument.value] = Value(inner.names.fresh(argument.value.name), type)
-            operands.append(operand)
-            arguments.append(attrs.evolve(argument, value=new[argument.value]))
+            arguments.append((operand, attrs.evolve(argument, value=new[argument.value], role=role)))
         number = Value(inner.names.fresh(micro.name), micro.type)
-        place = next((i for i, each in enumerate(arguments) if each.role == "sliced"), len(arguments))
-        arguments.insert(place, Argument(number, "invariant"))
-        operands.insert(place, micro)
+        arguments.append((micro, Argument(number, "invariant")))
+        if tick is not None:
+            arguments += self._read_layers(b, inner, region, new, tick)
         self._body(inner, region, new, number)
         outputs = [self._output(inner, region, new, number, output) for output in region.outputs]
-        changed = Function(dim.name, tuple(arguments), tuple(inner.body), tuple(outputs))
+        changed = Function(dim.name, (), tuple(inner.body), tuple(outputs))
         like = attrs.evolve(eqn, attrs={**eqn.attrs, "dim": dim})
-        loop = make_loop(b.names, changed, operands, like)
+        loop = with_operands(make_loop(b.names, changed, (), like), changed, arguments)
         b.append(loop)
         return [_with_stages(b, each, stages) if stages in each.type.dims else each for each in loop.results]
+
+    def _read_layers(
+        self, b: Builder, inner: Builder, region: Function, new: dict[Value, Value], tick: Tick
+    ) -> list[tuple[Value, Argument]]:
+        """Read the layers of each stage, at its chunk. An idle stage gives them no gradient.
+
+        Return the operands and arguments of what the loop needs for this. new: argument -> stack or slice; then -> layer.
+        """
+        stages, given = self.dims.stages, list[tuple[Value, Argument]]()
+
+        def argument(operand: Value, role: Role) -> Value:
+            type = sliced_type(operand.type, self.dims.inner) if role == "sliced" else operand.type
+            given.append((operand, Argument(Value(inner.names.fresh(operand.name), type), role)))
+            return given[-1][1].value
+
+        active, place = argument(tick.active, "invariant"), None
+        if tick.chunk is not None:
+            first = b("mul", tick.chunk, b.constant(self.dims.inner.size, "i32"))
+            number = argument(b("range", dim=self.dims.inner), "sliced")
+            place = inner("add", argument(first, "invariant"), number)
+        for value in (a.value for a in region.arguments if a.role == "sliced"):
+            if self.dims.batch in value.type.dims:
+                continue
+            if self.dims.rounds is not None and place is not None:
+                new[value] = inner("gather", new[value], place, dim=self.dims.rounds.held)
+            if value.type.dtype in FLOATS:
+                new[value] = inner("mask_gradient", _with_stages(inner, new[value], stages), active)
+        return given
 
     def _output(
         self, b: Builder, region: Function, new: Mapping[Value, Value], micro: Value, output: Output

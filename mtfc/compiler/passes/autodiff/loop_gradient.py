@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import enlarged
+from mtfc.compiler.analysis.buffer_kinds import enlarged, readers_and_outputs
 from mtfc.compiler.ir.builder import Builder, Names, VerifyError
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, walk
 from mtfc.compiler.ir.loops import (
@@ -39,11 +39,13 @@ from mtfc.compiler.ir.loops import (
     map_regions,
     pairs,
     region_of,
+    sliced_type,
 )
 from mtfc.compiler.ir.ops import has_trait
+from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.printer import equation_text
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
-from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType, scalar
 from mtfc.compiler.records import define, frozen
 
 
@@ -284,11 +286,14 @@ class Carry:
 class BackwardLoop:
     """Collects the arguments and outputs of the backward loop; `outer` builds around the loop, `inner` inside it.
 
-    given: operands that are no carries, with their arguments. adds_micro_batches: True for the loop of a pipeline.
+    given: operands that are no carries, with their arguments. in_stage: True for the loop over the layers of a pipeline's stage.
+    adds_micro_batches: True for this loop, and for the one over ticks.
     """
 
     outer: Builder
     inner: Builder
+    dim: Dim
+    in_stage: bool
     adds_micro_batches: bool
     carries: list[Carry] = attrs.field(factory=list)
     given: list[tuple[Value, Argument]] = attrs.field(factory=list)
@@ -302,11 +307,26 @@ class BackwardLoop:
 
     def sum(self, owner: Argument, grad: Value) -> None:
         """Carry the sum of an invariant argument's cotangents over all iterations; over micro-batches in f32 at least."""
-        grad = self.inner.wide(grad) if self.adds_micro_batches else grad
-        type = owner.value.type.with_dtype(grad.type.dtype)
-        value = Value(self.inner.names.fresh(f"d_{owner.value.name}"), type)
-        after = self.inner.ordered(self.inner("add", value, grad), value.type.dims)
+        value = self._total(owner, owner.value.type)
+        after = self.inner.ordered(added(self.inner, value, grad), value.type.dims)
         self.carries.append(Carry(self.outer.zeros(value.type), value, after, owner))
+
+    def slices(self, owner: Argument, grad: Value, stack: TensorType) -> None:
+        """Hand out the cotangents of slices as a stack; in a pipeline add them to the stack of all micro-batches."""
+        if not self.in_stage:
+            self.yields.append((Output(self.inner.names.fresh(f"d_{owner.value.name}"), grad), owner))
+            return
+        value = self._total(owner, stack)
+        number = Value(self.inner.names.fresh("number"), scalar("i32"))
+        self.given.append((self.outer("range", dim=self.dim), Argument(number, "sliced")))
+        grad = self.inner.ordered(grad, sliced_type(stack, self.dim).dims)
+        after = self.inner("add_at", value, self.inner.cast(grad, value.type.dtype), number, dim=self.dim)
+        self.carries.append(Carry(self.outer.zeros(value.type), value, after, owner))
+
+    def _total(self, owner: Argument, type: TensorType) -> Value:
+        is_narrow = ITEM_BYTES[type.dtype] < ITEM_BYTES["f32"]
+        wide = type.with_dtype("f32") if self.adds_micro_batches and is_narrow else type
+        return Value(self.inner.names.fresh(f"d_{owner.value.name}"), wide)
 
     def append(self, name: str, like: Equation) -> Equation:
         """Append the loop and return it."""
@@ -324,6 +344,52 @@ class BackwardLoop:
         return [*(carry.owner for carry in self.carries), *(owner for _, owner in self.yields)]
 
 
+def added(build: Builder, total: Value, term: Value) -> Value:
+    """Return the sum of a carried total and a term in the dtype of the total.
+
+    The total is changed in place if the term has elements at some indices, or is the sum of an inner loop, which then starts at
+    the total.
+    """
+    makers = {value: eqn for eqn in build.body for value in eqn.results}
+    maker = makers.get(term)
+    if maker is not None and has_trait(maker, "cast") and maker.operands[0].type.dtype == total.type.dtype:
+        return added(build, total, maker.operands[0])
+    if maker is not None and maker.regions and _is_sum_from_zeros(maker, term, total, makers):
+        operands = list(maker.operands)
+        operands[maker.results.index(term)] = total
+        build.replace(maker, attrs.evolve(maker, operands=tuple(operands)))
+        return term
+    if maker is not None and has_trait(maker, "scatter") and term.type.dims == total.type.dims:
+        updates, ids = maker.operands
+        if {*ids.type.dims} <= {*total.type.dims}:
+            wide = build.cast(updates, total.type.dtype)
+            return build("add_at", total, wide, ids, dim=maker.attrs["dim"])
+    return build("add", total, build.cast(term, total.type.dtype))
+
+
+def _is_sum_from_zeros(loop: Equation, result: Value, like: Value, makers: Mapping[Value, Equation]) -> bool:
+    """Return True if a result of a loop is a carry that starts as zeros like a value, and to which each iteration only adds."""
+    region = region_of(loop)
+    number = loop.results.index(result)
+    if number >= len(carried(region)):
+        return False
+    start, held, after = loop.operands[number], region.arguments[number].value, region.outputs[number].value
+    uses = readers_and_outputs(region)
+    (adding, *others) = uses.get(held, [None])
+    zeros = makers.get(start)
+    return (
+        zeros is not None
+        and has_trait(zeros, "filled")
+        and VALUE.of(zeros.attrs) == 0
+        and start.type == like.type
+        and adding is not None
+        and not others
+        and has_trait(adding, "add", "in_place")
+        and (adding.result, adding.operands[0]) == (after, held)
+        and uses[after] == [None]
+    )
+
+
 def _connect(loop: BackwardLoop, eqn: Equation, body: LoopBody, totals: Mapping[str, Value | None]) -> None:
     """Add the cotangents that enter and leave the backward loop."""
     updated = {argument.value.name: argument for argument in carried(body.region)}
@@ -338,12 +404,13 @@ def _connect(loop: BackwardLoop, eqn: Equation, body: LoopBody, totals: Mapping[
         assert total is not None, "a yielded output has a seed because its stack has a cotangent"
         stack = loop.outer.ordered(total, (dim_of(eqn), *seed.type.dims))
         loop.given.append((stack, Argument(seed, "sliced")))
+    operands = {argument.value: operand for operand, argument in pairs(eqn)}
     for argument in body.region.arguments:
         grad = body.grads.get(argument.value)
         if grad is not None and argument.role == "invariant":
             loop.sum(argument, grad)
         elif grad is not None and argument.role == "sliced":
-            loop.yields.append((Output(loop.inner.names.fresh(f"d_{argument.value.name}"), grad), argument))
+            loop.slices(argument, grad, operands[argument.value].type)
 
 
 def _extended(builder: Builder, eqn: Equation, body: LoopBody, residuals: Residuals) -> Equation:
@@ -405,7 +472,9 @@ def pull_back(
     extended = _extended(builder, eqn, body, residuals)
 
     body.builder.span, body.builder.body = eqn.span, [*again, *body.backward]
-    loop = BackwardLoop(builder, body.builder, is_over_ticks(eqn))
+    masks = any(has_trait(each, "mask_gradient") for each in region.body)
+    in_stage, adds = masks and not is_over_ticks(eqn), masks or is_over_ticks(eqn)
+    loop = BackwardLoop(builder, body.builder, dim_of(eqn), in_stage, adds)
     _connect(loop, eqn, body, given)
     stacks = zip(extended.results[len(eqn.results) :], residuals.yielded, strict=True)
     loop.given += [*residuals.given, *((stack, Argument(o.value, "sliced")) for stack, o in stacks)]
