@@ -30,11 +30,12 @@ import attrs
 from mtfc.compiler.analysis.buffer_kinds import readers_and_outputs
 from mtfc.compiler.ir.builder import Builder, Names
 from mtfc.compiler.ir.core import Attr, Equation, Function, Value
-from mtfc.compiler.ir.loops import carried, is_over_ticks, make_loop, pairs, region_of
+from mtfc.compiler.ir.loops import is_over_ticks, pairs, region_of
 from mtfc.compiler.ir.ops import OPS, has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.rewrite import Substitution, names_of
 from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES
+from mtfc.compiler.passes.autodiff.wide_sums import SumWidener
 
 WIDE = "f32"
 
@@ -58,26 +59,12 @@ def _loop_widened(eqn: Equation, stored: Collection[Value]) -> Equation:
 
 def _with_wide_carries(eqn: Equation, names: Names) -> list[Equation]:
     """Return a pipeline's loop with f32 carries for sums of 16-bit terms, between casts of these carries."""
-    region, outer, wide = region_of(eqn), Builder(names, eqn.span, eqn.stage), Substitution()
-    inner, uses = Builder(names_of(region)), readers_and_outputs(region)
-    carries = {argument.value for argument in carried(region) if is_narrow(argument.value)}
-    for each in region.body:
-        inner.span, inner.stage = each.span, each.stage
-        held = next((v for v in each.operands if v in carries and uses[v] == [each]), None)
-        if held is None or not has_trait(each, "add") or uses[each.result] != [None]:
-            inner.append(each)
-            continue
-        wide[held] = attrs.evolve(held, type=held.type.with_dtype(WIDE))
-        terms = (wide[v] if v is held else inner.cast(v, WIDE) for v in each.operands)
-        wide[each.result] = inner("add", *terms, name=each.result.name)
-    arguments = tuple(attrs.evolve(a, value=wide[a.value]) for a in region.arguments)
-    operands = [outer.cast(v, a.value.type.dtype) for v, a in zip(eqn.operands, arguments, strict=True)]
-    region = wide.function(attrs.evolve(region, arguments=arguments), inner.body)
-    loop = make_loop(names, region, operands, eqn)
-    outer.append(loop)
-    rounded = zip(loop.results, eqn.results, strict=True)
-    again = Substitution({outer.cast(new, old.type.dtype): old for new, old in rounded})
-    return [again.equation(each) for each in outer.body]
+    widener, outputs = SumWidener(names, [eqn], eqn.results, WIDE), region_of(eqn).outputs
+    carries = [v for v, o in zip(eqn.results, outputs, strict=True) if o.updates is not None and is_narrow(v)]
+    widener.run(v for v in carries if widener.can_widen(region_of(eqn), outputs[eqn.results.index(v)]))
+    rounded = Builder(names, eqn.span, eqn.stage)
+    wide = {rounded.cast(new, old.type.dtype): old for old, new in widener.asked.items() if old in carries}
+    return [*widener.body, *map(Substitution(wide).equation, rounded.body)]
 
 
 def is_narrow(value: Value) -> bool:

@@ -20,11 +20,12 @@ A loop with `while` first becomes a loop that runs all iterations and keeps its 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
-from mtfc.compiler.analysis.buffer_kinds import enlarged, readers_and_outputs
+from mtfc.compiler.analysis.buffer_kinds import enlarged, readers_and_outputs, readers_of
 from mtfc.compiler.ir.builder import Builder, Names, VerifyError
 from mtfc.compiler.ir.core import Argument, Equation, Function, Output, Value, walk
 from mtfc.compiler.ir.loops import (
@@ -45,7 +46,7 @@ from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.creation import VALUE
 from mtfc.compiler.ir.printer import equation_text
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
-from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, TensorType, scalar
+from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES, Dim, scalar
 from mtfc.compiler.records import define, frozen
 
 
@@ -305,28 +306,24 @@ class BackwardLoop:
         start = self.outer.ordered(total, seed.type.dims) if total else self.outer.zeros(seed.type)
         self.carries.append(Carry(start, seed, after, owner))
 
-    def sum(self, owner: Argument, grad: Value) -> None:
-        """Carry the sum of an invariant argument's cotangents over all iterations; over micro-batches in f32 at least."""
-        value = self._total(owner, owner.value.type)
-        after = self.inner.ordered(added(self.inner, value, grad), value.type.dims)
-        self.carries.append(Carry(self.outer.zeros(value.type), value, after, owner))
+    def sum(self, owner: Argument, operand: Value, grad: Value, is_alone: bool) -> None:
+        """Carry the sum of an argument's cotangents over all iterations; over micro-batches in f32 at least.
 
-    def slices(self, owner: Argument, grad: Value, stack: TensorType) -> None:
-        """Hand out the cotangents of slices as a stack; in a pipeline add them to the stack of all micro-batches."""
-        if not self.in_stage:
-            self.yields.append((Output(self.inner.names.fresh(f"d_{owner.value.name}"), grad), owner))
-            return
-        value = self._total(owner, stack)
-        number = Value(self.inner.names.fresh("number"), scalar("i32"))
-        self.given.append((self.outer("range", dim=self.dim), Argument(number, "sliced")))
-        grad = self.inner.ordered(grad, sliced_type(stack, self.dim).dims)
-        after = self.inner("add_at", value, self.inner.cast(grad, value.type.dtype), number, dim=self.dim)
-        self.carries.append(Carry(self.outer.zeros(value.type), value, after, owner))
-
-    def _total(self, owner: Argument, type: TensorType) -> Value:
-        is_narrow = ITEM_BYTES[type.dtype] < ITEM_BYTES["f32"]
-        wide = type.with_dtype("f32") if self.adds_micro_batches and is_narrow else type
-        return Value(self.inner.names.fresh(f"d_{owner.value.name}"), wide)
+        The cotangents of a sliced argument are added to their slices of the sum. is_alone: True if `grad` has no other use.
+        """
+        inner, is_narrow = self.inner, ITEM_BYTES[operand.type.dtype] < ITEM_BYTES["f32"]
+        wide = "f32" if self.adds_micro_batches and is_narrow else operand.type.dtype
+        total = Value(inner.names.fresh(f"d_{owner.value.name}"), operand.type.unsplit().with_dtype(wide))
+        if owner.role == "sliced":
+            number = Value(inner.names.fresh("number"), scalar("i32"))
+            self.given.append((self.outer("range", dim=self.dim), Argument(number, "sliced")))
+            grad = inner.cast(inner.ordered(grad, sliced_type(total.type, self.dim).dims), wide)
+            after = inner("add_at", total, grad, number, dim=self.dim)
+        else:
+            after = added(inner, total, grad) if is_alone else inner("add", total, inner.cast(grad, wide))
+        self.carries.append(
+            Carry(self.outer.zeros(total.type), total, inner.ordered(after, total.type.dims), owner)
+        )
 
     def append(self, name: str, like: Equation) -> Equation:
         """Append the loop and return it."""
@@ -345,49 +342,48 @@ class BackwardLoop:
 
 
 def added(build: Builder, total: Value, term: Value) -> Value:
-    """Return the sum of a carried total and a term in the dtype of the total.
+    """Return the sum of a carried total and a term without other uses, in the dtype of the total.
 
     The total is changed in place if the term has elements at some indices, or is the sum of an inner loop, which then starts at
     the total.
     """
-    makers = {value: eqn for eqn in build.body for value in eqn.results}
-    maker = makers.get(term)
-    if maker is not None and has_trait(maker, "cast") and maker.operands[0].type.dtype == total.type.dtype:
-        return added(build, total, maker.operands[0])
-    if maker is not None and maker.regions and _is_sum_from_zeros(maker, term, total, makers):
-        operands = list(maker.operands)
-        operands[maker.results.index(term)] = total
-        build.replace(maker, attrs.evolve(maker, operands=tuple(operands)))
-        return term
+    makers, readers = {v: eqn for eqn in build.body for v in eqn.results}, readers_of(build.body)
+    maker, dtype = makers.get(term), total.type.dtype
+    if maker is not None and has_trait(maker, "cast") and maker.operands[0].type.dtype == dtype:
+        term, maker = maker.operands[0], makers.get(maker.operands[0])
+    if maker is not None and maker.regions and len(readers[term]) < 2:
+        number = maker.results.index(term)
+        start = maker.operands[number] if _is_sum(maker, number) else term
+        if start.type == total.type and _is_zero(makers.get(start)):
+            operands = (*maker.operands[:number], total, *maker.operands[number + 1 :])
+            build.replace(maker, attrs.evolve(maker, operands=operands))
+            return term
     if maker is not None and has_trait(maker, "scatter") and term.type.dims == total.type.dims:
         updates, ids = maker.operands
         if {*ids.type.dims} <= {*total.type.dims}:
-            wide = build.cast(updates, total.type.dtype)
-            return build("add_at", total, wide, ids, dim=maker.attrs["dim"])
-    return build("add", total, build.cast(term, total.type.dtype))
+            return build("add_at", total, build.cast(updates, dtype), ids, dim=maker.attrs["dim"])
+    return build("add", total, build.cast(term, dtype))
 
 
-def _is_sum_from_zeros(loop: Equation, result: Value, like: Value, makers: Mapping[Value, Equation]) -> bool:
-    """Return True if a result of a loop is a carry that starts as zeros like a value, and to which each iteration only adds."""
+def _is_zero(eqn: Equation | None) -> bool:
+    return eqn is not None and has_trait(eqn, "filled") and VALUE.of(eqn.attrs) == 0
+
+
+def _is_sum(loop: Equation, number: int) -> bool:
+    """Return True if a result of a loop is a carry to which each iteration only adds a term."""
     region = region_of(loop)
-    number = loop.results.index(result)
     if number >= len(carried(region)):
         return False
-    start, held, after = loop.operands[number], region.arguments[number].value, region.outputs[number].value
-    uses = readers_and_outputs(region)
-    (adding, *others) = uses.get(held, [None])
-    zeros = makers.get(start)
-    return (
-        zeros is not None
-        and has_trait(zeros, "filled")
-        and VALUE.of(zeros.attrs) == 0
-        and start.type == like.type
-        and adding is not None
-        and not others
-        and has_trait(adding, "add", "in_place")
-        and (adding.result, adding.operands[0]) == (after, held)
-        and uses[after] == [None]
+    held, after, uses = (
+        region.arguments[number].value,
+        region.outputs[number].value,
+        readers_and_outputs(region),
     )
+    (adding, *others) = uses.get(held, [None])
+    if adding is None or others or not has_trait(adding, "add", "in_place"):
+        return False
+    is_sum = adding.operands[0] == held and adding.operands.count(held) == 1
+    return is_sum and adding.results == (after,) and uses[after] == [None]
 
 
 def _connect(loop: BackwardLoop, eqn: Equation, body: LoopBody, totals: Mapping[str, Value | None]) -> None:
@@ -404,13 +400,15 @@ def _connect(loop: BackwardLoop, eqn: Equation, body: LoopBody, totals: Mapping[
         assert total is not None, "a yielded output has a seed because its stack has a cotangent"
         stack = loop.outer.ordered(total, (dim_of(eqn), *seed.type.dims))
         loop.given.append((stack, Argument(seed, "sliced")))
-    operands = {argument.value: operand for operand, argument in pairs(eqn)}
-    for argument in body.region.arguments:
+    grads = Counter(body.grads.values())
+    for operand, argument in pairs(eqn):
         grad = body.grads.get(argument.value)
-        if grad is not None and argument.role == "invariant":
-            loop.sum(argument, grad)
+        if grad is not None and (
+            argument.role == "invariant" or (argument.role == "sliced" and loop.in_stage)
+        ):
+            loop.sum(argument, operand, grad, grads[grad] == 1)
         elif grad is not None and argument.role == "sliced":
-            loop.slices(argument, grad, operands[argument.value].type)
+            loop.yields.append((Output(loop.inner.names.fresh(f"d_{argument.value.name}"), grad), argument))
 
 
 def _extended(builder: Builder, eqn: Equation, body: LoopBody, residuals: Residuals) -> Equation:
@@ -472,9 +470,8 @@ def pull_back(
     extended = _extended(builder, eqn, body, residuals)
 
     body.builder.span, body.builder.body = eqn.span, [*again, *body.backward]
-    masks = any(has_trait(each, "mask_gradient") for each in region.body)
-    in_stage, adds = masks and not is_over_ticks(eqn), masks or is_over_ticks(eqn)
-    loop = BackwardLoop(builder, body.builder, dim_of(eqn), in_stage, adds)
+    in_stage = not is_over_ticks(eqn) and any(has_trait(each, "mask_gradient") for each in region.body)
+    loop = BackwardLoop(builder, body.builder, dim_of(eqn), in_stage, in_stage or is_over_ticks(eqn))
     _connect(loop, eqn, body, given)
     stacks = zip(extended.results[len(eqn.results) :], residuals.yielded, strict=True)
     loop.given += [*residuals.given, *((stack, Argument(o.value, "sliced")) for stack, o in stacks)]
