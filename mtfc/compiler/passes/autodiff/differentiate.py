@@ -214,7 +214,11 @@ def _minimized(forward: Function, training: Training) -> Value:
 
 
 def _micro_batches(
-    forward: Function, training: Training, micro: Dim, is_step: bool = False
+    forward: Function,
+    training: Training,
+    micro: Dim,
+    interleaved: Collection[str],
+    is_step: bool = False,
 ) -> Differentiated:
     """Return the mean outputs and gradients over a loop's micro-batches.
 
@@ -235,7 +239,7 @@ def _micro_batches(
 
     scale = state.scale.value if state else None
     totals, sums, states = over_micro_batches(
-        builder, forward, arguments, micro, names, weights, gradients, scale
+        builder, forward, arguments, micro, names, weights, gradients, scale, interleaved
     )
     shares = {name: inverse(builder, totals[by]) for name, by in weights.items()}
     if weights:
@@ -252,7 +256,9 @@ def _micro_batches(
     return Differentiated(builder, arguments, outputs, sums, states, state)
 
 
-def gradient_functions(program: Program, training: Training, micro: Dim | None) -> Iterator[Function]:
+def gradient_functions(
+    program: Program, training: Training, micro: Dim | None, interleaved: Collection[str]
+) -> Iterator[Function]:
     """Yield the parts of a step that compute loss and gradients, so that another optimizer can replace the file's.
 
     `batch_gradients` is for one batch, `step_gradients` for several micro-batches, and `clip_gradients` scales the gradients of
@@ -262,7 +268,7 @@ def gradient_functions(program: Program, training: Training, micro: Dim | None) 
     forward = bound(program.function("forward"), training=True)
     yield _gradients("batch_gradients", _whole_batch(forward, training), training, program.states)
     if micro is not None:
-        found = _micro_batches(forward, training, micro)
+        found = _micro_batches(forward, training, micro, interleaved)
         yield _gradients("step_gradients", found, training, program.states)
     if training.clip is not None:
         yield _clipping(forward, training, training.clip, program.states)
@@ -353,11 +359,12 @@ def with_step(program: Program, training: Training, with_gradients: bool = False
     forward, micro = bound(program.function("forward"), training=True), None
     if training.accumulate > 1:
         program, micro = with_micro_dim(program, training.accumulate)
-    more = tuple(gradient_functions(program, training, micro)) if with_gradients else ()
+    interleaved = program.layout.interleaved if program.layout else ()
+    more = tuple(gradient_functions(program, training, micro, interleaved)) if with_gradients else ()
     found = (
         _whole_batch(forward, training, is_step=True)
         if micro is None
-        else _micro_batches(forward, training, micro, is_step=True)
+        else _micro_batches(forward, training, micro, interleaved, is_step=True)
     )
     builder, scale = found.builder, found.scale
     names = _named_gradients(builder.body, found.gradients)

@@ -347,11 +347,14 @@ def added(build: Builder, total: Value, term: Value) -> Value:
     The total is changed in place if the term has elements at some indices, or is the sum of an inner loop, which then starts at
     the total.
     """
-    makers, readers = {v: eqn for eqn in build.body for v in eqn.results}, readers_of(build.body)
+    makers = {v: eqn for eqn in build.body for v in eqn.results}
     maker, dtype = makers.get(term), total.type.dtype
+    if term in readers_of(build.body):
+        return build("add", total, build.cast(term, dtype))
     if maker is not None and has_trait(maker, "cast") and maker.operands[0].type.dtype == dtype:
+        build.body.remove(maker)
         term, maker = maker.operands[0], makers.get(maker.operands[0])
-    if maker is not None and maker.regions and len(readers[term]) < 2:
+    if maker is not None and maker.regions and term not in readers_of(build.body):
         number = maker.results.index(term)
         start = maker.operands[number] if _is_sum(maker, number) else term
         if start.type == total.type and _is_zero(makers.get(start)):
@@ -370,7 +373,7 @@ def _is_zero(eqn: Equation | None) -> bool:
 
 
 def _is_sum(loop: Equation, number: int) -> bool:
-    """Return True if a result of a loop is a carry to which each iteration only adds a term."""
+    """Return True if a result of a loop is a carry to which each iteration only adds terms."""
     region = region_of(loop)
     if number >= len(carried(region)):
         return False
@@ -380,10 +383,12 @@ def _is_sum(loop: Equation, number: int) -> bool:
         readers_and_outputs(region),
     )
     (adding, *others) = uses.get(held, [None])
-    if adding is None or others or not has_trait(adding, "add", "in_place"):
+    if adding is None or others or adding.operands.count(held) > 1 or uses[after] != [None]:
         return False
-    is_sum = adding.operands[0] == held and adding.operands.count(held) == 1
-    return is_sum and adding.results == (after,) and uses[after] == [None]
+    if adding.regions:
+        place = adding.operands.index(held)
+        return adding.results[place : place + 1] == (after,) and _is_sum(adding, place)
+    return has_trait(adding, "add", "in_place") and adding.operands[0] == held and adding.results == (after,)
 
 
 def _connect(loop: BackwardLoop, eqn: Equation, body: LoopBody, totals: Mapping[str, Value | None]) -> None:
