@@ -145,8 +145,8 @@ def gradients_function(program: Program) -> Function:
     wanted = [value for value in arguments if value.name not in program.states]
     gradients = backward(builder, forward.body, _seeds(builder, forward, program.training), wanted)
     for value in wanted:
-        if value not in gradients:
-            gradients[value] = builder.zeros(value.type)
+        found = gradients.get(value)
+        gradients[value] = builder.cast(found, value.type.dtype) if found else builder.zeros(value.type)
     outputs = [Output(f"d_{value.name}", gradients[value]) for value in wanted]
     function = Function("gradients", forward.arguments, tuple(builder.body), (*forward.handed_out, *outputs))
     return rename_values(function, _named_gradients(builder.body, gradients))
@@ -206,7 +206,8 @@ def _scaled_gradients(
     start = seed(builder, _minimized(forward, training), training.loss_scale, scale, share, weight)
     seeds = {_minimized(forward, training): start}
     found = backward(builder, forward.body, seeds, _trained(forward, training))
-    return with_wide_sums(builder, found, training.reduce, forward.outputs)
+    found = {value: builder.cast(gradient, value.type.dtype) for value, gradient in found.items()}
+    return with_wide_sums(builder, found, training.reduce, forward.outputs) if training.reduce else found
 
 
 def _minimized(forward: Function, training: Training) -> Value:

@@ -8,7 +8,7 @@ over the iterations. It yields the cotangents of sliced operands. The backward b
   windows of a convolution, casts to a wider dtype, values that equal another one, and the layers that a pipeline's stage reads.
 - All other values are residuals: the forward loop yields them, and the backward loop slices them.
 
-Sums over the micro-batches of a pipeline are carried in f32, and rounded once at the end.
+Sums over the micro-batches of a pipeline are carried in f32.
 
 With `checkpoint` the only residuals are the carries and the results of attention; everything else is recomputed.
 
@@ -303,6 +303,7 @@ class BackwardLoop:
     def cotangent(self, owner: Argument, seed: Value, total: Value | None, grad: Value | None) -> None:
         """Carry the cotangent of a forward carry: each iteration maps the one after it to the one before it."""
         after = self.inner.ordered(grad, seed.type.dims) if grad else self.inner.zeros(seed.type)
+        after = self.inner.cast(after, seed.type.dtype)
         start = self.outer.ordered(total, seed.type.dims) if total else self.outer.zeros(seed.type)
         self.carries.append(Carry(start, seed, after, owner))
 
@@ -349,11 +350,6 @@ def added(build: Builder, total: Value, term: Value) -> Value:
     """
     makers = {v: eqn for eqn in build.body for v in eqn.results}
     maker, dtype = makers.get(term), total.type.dtype
-    if term in readers_of(build.body):
-        return build("add", total, build.cast(term, dtype))
-    if maker is not None and has_trait(maker, "cast") and maker.operands[0].type.dtype == dtype:
-        build.body.remove(maker)
-        term, maker = maker.operands[0], makers.get(maker.operands[0])
     if maker is not None and maker.regions and term not in readers_of(build.body):
         number = maker.results.index(term)
         start = maker.operands[number] if _is_sum(maker, number) else term
@@ -413,6 +409,7 @@ def _connect(loop: BackwardLoop, eqn: Equation, body: LoopBody, totals: Mapping[
         ):
             loop.sum(argument, operand, grad, grads[grad] == 1)
         elif grad is not None and argument.role == "sliced":
+            grad = loop.inner.cast(grad, argument.value.type.dtype)
             loop.yields.append((Output(loop.inner.names.fresh(f"d_{argument.value.name}"), grad), argument))
 
 
@@ -485,5 +482,6 @@ def pull_back(
     )
     made = loop.append(region.name, like)
     operands = {argument.value: operand for operand, argument in pairs(eqn)}
-    owners = zip(loop.owners(), made.results, strict=True)
-    return [(operands[owner.value], builder.cast(x, owner.value.type.dtype)) for owner, x in owners]
+    return [
+        (operands[owner.value], result) for owner, result in zip(loop.owners(), made.results, strict=True)
+    ]

@@ -8,8 +8,6 @@ f32:
 - the sum that a loop carries over its iterations, for a parameter that all iterations share;
 - the sum over processors. Each cast has the attribute `sums`, by which `place-reductions` completes pending sums after the cast.
 
-Without `reduce`, a sum that is wide already stays so: the sum of a pipeline's micro-batches is not rounded on its way.
-
 A dot still rounds its result to bf16 on each processor, after it has accumulated in 32 bits.
 
 Input:   %a: bf16[io] = sum %x; %b: bf16[io] = einsum ...; %c: bf16[io] = add %a, %b; %d_w: f32[io] = cast %c
@@ -32,15 +30,12 @@ from mtfc.compiler.ir.types import FLOATS, ITEM_BYTES
 
 
 def with_wide_sums(
-    builder: Builder, gradients: Mapping[Value, Value], dtype: str | None, outputs: Iterable[Output]
+    builder: Builder, gradients: Mapping[Value, Value], dtype: str, outputs: Iterable[Output]
 ) -> dict[Value, Value]:
-    """Change the builder's body, and return the gradients in it. `outputs` are the further results of the body.
-
-    Without a `dtype`, only sums that are f32 already stay in f32.
-    """
+    """Change the builder's body, and return the gradients in it. `outputs` are the further results of the body."""
     used = [*(output.value for output in outputs), *gradients.values()]
-    rewriter = SumWidener(builder.names, builder.body, used, dtype or "f32")
-    new = rewriter.run(gradients.values() if dtype else filter(rewriter.was_wide, gradients.values()))
+    rewriter = SumWidener(builder.names, builder.body, used, dtype)
+    new = rewriter.run(gradients.values())
     builder.body[:] = rewriter.body
     return {parameter: new[gradient] for parameter, gradient in gradients.items()}
 
@@ -84,19 +79,6 @@ class SumWidener:
         casts = [self._cast(old, new, None) for old, new in self.asked.items() if old not in defined]
         self.body = [self.new.equation(eqn) for eqn in (*casts, *reversed(made))]
         return self.new
-
-    def was_wide(self, value: Value) -> bool:
-        """Return True if a wide value is another wide one, rounded on the way, with its elements elsewhere."""
-        makers = {each: eqn for eqn in self.body for each in eqn.results}
-        casts = list[str]()
-        while (eqn := makers.get(value)) is not None and self.uses[value] == 1 and len(eqn.operands) == 1:
-            (source,) = eqn.operands
-            if has_trait(eqn, "cast"):
-                casts.append(source.type.dtype)
-            elif not _is_linear(eqn):
-                break
-            value = source
-        return self.dtype in casts[1:]
 
     def _reach(self, values: Iterable[Value]) -> None:
         """Note values that are to be sums in the wide dtype."""
