@@ -468,7 +468,7 @@ def of_sizes(source: str, **sizes: int) -> str:
 @pytest.mark.parametrize("number", [4, 8, 32])
 @pytest.mark.parametrize("chunks", [1, 2, 4])
 def test_the_bubble_takes_as_long_as_its_formula_says(chunks: int, number: int) -> None:
-    """Of the time without a bubble, stages are idle for (stages - 1) / (micro-batches * chunks), and at most 5 % of this more."""
+    """Stages are idle for (stages - 1) / (micro-batches * chunks) of the time without a bubble, and at most 5 % of this more."""
     device = Device(flops={"f32": Rate.constant(1e12)}, memory=1e12, bandwidth=Rate.constant(1e16))
     sizes = {"batch": 131072, "d": 2048, "e": 2048}
     piped = of_sizes(MATRICES, **sizes, layers=16, stages=4).replace(

@@ -22,6 +22,7 @@ from mtfc.compiler.ir.opdef import (
     OpDef,
     OpError,
     Shard,
+    Sizes,
     flops_per_operand,
     linear_in_first,
     no_flops,
@@ -202,6 +203,11 @@ def _add_at(shard: Shard, table: Any, updates: Any, ids: Any) -> Any:
     return (table.astype(sums.dtype) + sums).astype(table.dtype)
 
 
+def flops_per_update(eqn: Equation, sizes: Sizes) -> Any:
+    """Return one FLOP for each element that is added."""
+    return sizes.elements(eqn.operands[1].type)
+
+
 ADD_AT = OpDef(
     name="add_at",
     arity=(3,),
@@ -210,7 +216,7 @@ ADD_AT = OpDef(
     layout_rule=lambda eqn: LayoutRule(),
     linear=lambda eqn: ((0, 1),),
     gradient=_add_at_gradient,
-    flops=lambda eqn, sizes: sizes.elements(eqn.operands[1].type),
+    flops=flops_per_update,
     storage="reduced",
     traits=frozenset({"indexes", "scatter", "in_place"}),
     evaluate=_add_at,
