@@ -505,3 +505,13 @@ def test_memory_is_what_xla_allocates(change: tuple[str, str]) -> None:
     predicted = whole(memory_on(program.function("step"), program.placed_on, CPU).total)
     allocated_bytes = allocated(jax_runtime.lowered(program, "step").compile())
     assert predicted == pytest.approx(allocated_bytes, rel=0.1)
+
+
+def test_sums_of_stored_gradients_are_not_gathered() -> None:
+    """Each of the 4 micro-batches gathers a parameter, and scatters its gradient."""
+    source = MATRICES.replace("[stages: 2]", "[stages: 2, data: 2]").replace(
+        "minimize", "accumulate = 4; minimize"
+    )
+    program = lowered(source.replace("pipeline layers", "batch: data, params: { *: data }, pipeline layers"))
+    sent = total(layout_cost(program).step).collectives
+    assert (sent["all_gather"].count, sent["reduce_scatter"].count) == (4, 4)

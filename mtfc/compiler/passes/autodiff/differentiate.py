@@ -34,7 +34,7 @@ from mtfc.compiler.ir.training import (
     updated,
 )
 from mtfc.compiler.ir.training_flag import bound
-from mtfc.compiler.ir.types import FLOATS, Dim, scalar
+from mtfc.compiler.ir.types import FLOATS, Dim, Layout, scalar
 from mtfc.compiler.ir.verifier import Level
 from mtfc.compiler.passes.autodiff.backward import backward
 from mtfc.compiler.passes.autodiff.loop_gradient import with_constant_unbounded_loops
@@ -218,7 +218,7 @@ def _micro_batches(
     forward: Function,
     training: Training,
     micro: Dim,
-    interleaved: Collection[str],
+    layout: Layout,
     is_step: bool = False,
 ) -> Differentiated:
     """Return the mean outputs and gradients over a loop's micro-batches.
@@ -240,7 +240,7 @@ def _micro_batches(
 
     scale = state.scale.value if state else None
     totals, sums, states = over_micro_batches(
-        builder, forward, arguments, micro, names, weights, gradients, scale, interleaved
+        builder, forward, arguments, micro, names, weights, gradients, layout, scale
     )
     shares = {name: inverse(builder, totals[by]) for name, by in weights.items()}
     if weights:
@@ -258,7 +258,7 @@ def _micro_batches(
 
 
 def gradient_functions(
-    program: Program, training: Training, micro: Dim | None, interleaved: Collection[str]
+    program: Program, training: Training, micro: Dim | None, layout: Layout
 ) -> Iterator[Function]:
     """Yield the parts of a step that compute loss and gradients, so that another optimizer can replace the file's.
 
@@ -269,7 +269,7 @@ def gradient_functions(
     forward = bound(program.function("forward"), training=True)
     yield _gradients("batch_gradients", _whole_batch(forward, training), training, program.states)
     if micro is not None:
-        found = _micro_batches(forward, training, micro, interleaved)
+        found = _micro_batches(forward, training, micro, layout)
         yield _gradients("step_gradients", found, training, program.states)
     if training.clip is not None:
         yield _clipping(forward, training, training.clip, program.states)
@@ -360,12 +360,12 @@ def with_step(program: Program, training: Training, with_gradients: bool = False
     forward, micro = bound(program.function("forward"), training=True), None
     if training.accumulate > 1:
         program, micro = with_micro_dim(program, training.accumulate)
-    interleaved = program.layout.interleaved if program.layout else ()
-    more = tuple(gradient_functions(program, training, micro, interleaved)) if with_gradients else ()
+    layout = program.layout or Layout("none")
+    more = tuple(gradient_functions(program, training, micro, layout)) if with_gradients else ()
     found = (
         _whole_batch(forward, training, is_step=True)
         if micro is None
-        else _micro_batches(forward, training, micro, interleaved, is_step=True)
+        else _micro_batches(forward, training, micro, layout, is_step=True)
     )
     builder, scale = found.builder, found.scale
     names = _named_gradients(builder.body, found.gradients)

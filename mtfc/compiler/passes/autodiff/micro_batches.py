@@ -30,7 +30,7 @@ from mtfc.compiler.ir.loops import (
 from mtfc.compiler.ir.ops import has_trait
 from mtfc.compiler.ir.ops.collectives import axes_of
 from mtfc.compiler.ir.rewrite import Substitution, fresh_copy, names_of
-from mtfc.compiler.ir.types import FLOATS, Dim, TensorType, scalar
+from mtfc.compiler.ir.types import FLOATS, Dim, Layout, Rules, TensorType, scalar
 from mtfc.compiler.passes.autodiff.loop_gradient import added
 
 Gradients = Callable[[Builder, Function, "Value | None", "Value | None"], Mapping[Value, Value]]
@@ -68,8 +68,8 @@ def over_micro_batches(
     outputs: Sequence[str],
     weights: Mapping[str, str],
     gradients: Gradients,
+    layout: Layout,
     scale: Value | None = None,
-    interleaved: Collection[str] = (),
 ) -> tuple[dict[str, Value], dict[Value, Value], dict[str, Value]]:
     """Append the loop; return the sums over micro-batches of the named `outputs` and of each parameter's gradient.
 
@@ -78,8 +78,6 @@ def over_micro_batches(
     `arguments` are the forward function's, with stacked inputs. The sums are carries, pending or not, so each sum is completed
     once. `scale` is a loss scale that is a state of the step. The states of the model are carries too: each micro-batch updates
     what the one before left. Their last values are the third result, by name.
-
-    interleaved: the dimensions of the layers of interleaved pipelines.
     """
     body, counted = _counted(b, fresh_copy(forward), micro)
     inner = Builder(names_of(body), b.span, "backward")
@@ -106,10 +104,10 @@ def over_micro_batches(
     for name, value in sums.items():
         sums[name], view = _before_views(inner.body, value)
         views.append(view)
-    region = _region(inner, body, sums, states)
+    region = _region(inner, body, sums, states, layout.params == Rules())
     starts = [b.zeros(argument.value.type) for argument in region.arguments[: len(sums)]]
     operands = [*starts, *(outside[argument.value] for argument in region.arguments[len(sums) :])]
-    region, operands = _with_layers_of_stages(b, region, operands, interleaved)
+    region, operands = _with_layers_of_stages(b, region, operands, layout.interleaved)
     loop = make_loop(b.names, region, operands, attrs.evolve(plain_loop(micro, b), stage="backward"))
     b.append(loop)
     found_sums = [_viewed(b, total, view) for total, view in zip(loop.results, views, strict=False)]
@@ -212,17 +210,25 @@ def _as_float(b: Builder, value: Value) -> Value:
 
 
 def _region(
-    inner: Builder, body: Function, sums: Mapping[str, Value], states: Mapping[str, Value]
+    inner: Builder,
+    body: Function,
+    sums: Mapping[str, Value],
+    states: Mapping[str, Value],
+    is_stored_whole: bool,
 ) -> Function:
     """Return the region of one micro-batch.
 
     It carries the sum of each value of `sums` under the value's name there, and the states with their new values.
+
+    is_stored_whole: False if parameters, and so the sums of their gradients, are stored in parts that no pipeline computes with.
     """
     arguments, outputs, uses = [], [], Counter(sums.values())
+    staged = {v for eqn in inner.body if is_stored_whole and is_over_ticks(eqn) for v in eqn.results}
     for name, value in sums.items():
         total = Value(inner.names.fresh(name), value.type)
         arguments.append(Argument(total, "carried"))
-        new = added(inner, total, value) if uses[value] == 1 else inner("add", total, value)
+        starts = uses[value] == 1 and value in staged
+        new = added(inner, total, value) if starts else inner("add", total, value)
         outputs.append(Output(total.name, new, total.name))
     given = {a.value.name: a for a in body.arguments if a.role == "parameter"}
     arguments += [attrs.evolve(given[name], role="carried") for name in states]
